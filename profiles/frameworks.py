@@ -402,7 +402,18 @@ def _with_stated(facts: FrameworkFacts, stated: tuple[tuple[str, type, Any], ...
         else:
             changed[name] = _checked(name, value, getattr(facts, name))
     found = replace(facts, **changed)
-    _refuse_contradictions(found, options)
+    wrong = [*_exchange_contradictions(found), *_module_contradictions(found)]
+    faults = [
+        FieldError(
+            pointer=f"/workload/framework_options/{name}",
+            message=f"{str(options[name])[:40]} contradicts {against}",
+            allowed=instead,
+        )
+        for name, holds, against, instead in wrong
+        if holds and name in options
+    ]
+    if faults:
+        raise InvalidProblemError(faults)
     return found
 
 
@@ -415,21 +426,6 @@ def _agreeing(options: Mapping[str, str | int | float | bool], name: str, captur
             allowed="one of the two options",
         )
     return scope if "cuda_graph" in options else captured
-
-
-def _refuse_contradictions(facts: FrameworkFacts, options: Mapping[str, object]) -> None:
-    wrong = [*_exchange_contradictions(facts), *_module_contradictions(facts)]
-    found = [
-        FieldError(
-            pointer=f"/workload/framework_options/{name}",
-            message=f"{str(options[name])[:40]} contradicts {against}",
-            allowed=instead,
-        )
-        for name, holds, against, instead in wrong
-        if holds and name in options
-    ]
-    if found:
-        raise InvalidProblemError(found)
 
 
 # An option, whether it contradicts, what, and what would not.

@@ -10,7 +10,7 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,6 @@ from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
     Checked,
     DiffusionSpec,
-    Exclusion,
     IndexerSpec,
     LocalAttention,
     MlaSpec,
@@ -170,9 +169,7 @@ class ModelSpec(Checked):
     source: str = ""
     display_name: str = ""
 
-    def exclusions(self) -> Iterable[Exclusion]:
-        """Yield the fields that contradict others."""
-        return exclusions_of(self)
+    exclusions = exclusions_of
 
     @cached_property
     def mlp_activation(self) -> Activation:

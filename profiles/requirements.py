@@ -108,8 +108,8 @@ def requirements_of(
 
 def _joined(group: tuple[str, Iterable[Requirement]]) -> Requirement:
     some = list(dict.fromkeys(group[1]))
-    newest = max(map(_release, some))
-    kept = [one for one in some if _release(one) == newest]
+    newest = max(_numbers(one.minimum) for one in some)
+    kept = [one for one in some if _numbers(one.minimum) == newest]
     return replace(
         kept[0],
         why="; ".join(one.why for one in kept),
@@ -140,10 +140,6 @@ def unallowed(
         return ()
     found = requirements_of(launcher, facts, model, offloads=offloads)
     return missing_from_stock(one for one in found if not {*one.switches} <= {*allow})
-
-
-def _release(requirement: Requirement) -> tuple[int, ...]:
-    return _numbers(requirement.minimum)
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -159,7 +159,10 @@ class MeasuredProfile:
         raw["sessions"] = [asdict(session) for session in self.sessions]
         raw["completed"] = list(self.completed)
         raw["skipped"] = [asdict(one) for one in self.skipped]
-        raw["measurements"] = [_measurement_to_json(one) for one in self.measurements]
+        raw["measurements"] = [
+            {**_without_none(asdict(one)), "timing": _without_none(asdict(one.timing))}
+            for one in self.measurements
+        ]
         return raw
 
 
@@ -179,12 +182,6 @@ def write_measured_profile(path: Path, profile: MeasuredProfile) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _measurement_to_json(one: Measurement) -> dict[str, object]:
-    raw = _without_none(asdict(one))
-    raw["timing"] = _without_none(asdict(one.timing))
-    return raw
 
 
 def _without_none(raw: dict[str, object]) -> dict[str, object]:

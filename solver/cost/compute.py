@@ -153,7 +153,12 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
     if model.mla is None:
         kv = np.maximum(model.num_kv_heads / t, 1.0) * model.kv_width
         q, out = heads * model.head_dim / t, heads * model.v_head_dim / t
-        further = attention_gemms(ctx.paired) if ctx.paired else _context_gemms(ctx)
+        further = attention_gemms(ctx.paired) if ctx.paired else list[Gemm]()
+        if model.crossing and model.diffusion:
+            read = ctx.micro_batch * model.diffusion.context_tokens
+            width = heads * model.head_dim / t
+            further = [Gemm(m=tokens, n=width, k=h), Gemm(m=read, n=2.0 * width, k=h)]
+            further.append(Gemm(m=tokens, n=h, k=width))
         return [Gemm(m=tokens, n=q + kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=out), *further]
     mla = model.mla
     qk = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) / t
@@ -170,15 +175,6 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
         *_indexer_gemms(ctx, mla.q_lora_rank),
         Gemm(m=tokens, n=h, k=heads * mla.v_head_dim / t),
     ]
-
-
-def _context_gemms(ctx: Context) -> list[Gemm]:
-    model, diffusion = ctx.model, ctx.model.diffusion
-    if model.crossing is None or diffusion is None:
-        return []
-    h, width = model.hidden_size, model.num_attention_heads * model.head_dim / ctx.t
-    read = Gemm(m=ctx.micro_batch * diffusion.context_tokens, n=2.0 * width, k=h)
-    return [Gemm(m=ctx.tokens, n=width, k=h), read, Gemm(m=ctx.tokens, n=h, k=width)]
 
 
 def _latent_share(ctx: Context) -> FloatArray | float:
@@ -238,7 +234,11 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bo
         m[index, :2], m[index, 2:] = g.m, g.n
         n[index, 0], n[index, 1:] = g.n, g.k
         k[index, 0], k[index, 1], k[index, 2:] = g.k, g.n, g.m
-        flops[index] = rate * (_grouped_share(ctx, g) if g.grouped else 1.0)
+        flops[index] = rate
+        if g.grouped:  # but for a rank's only expert it needs that many rows more to reach half its rate
+            half = g.m + operators.gemm_m0
+            share = ctx.constants.grouped_gemm * half / (half + operators.grouped_m0)
+            flops[index] *= np.where(np.asarray(g.count) > 1.0, share, 1.0)
         outputs, inputs = _filled(g.n, tile), _filled(g.k, tile)
         flops[index, 0] *= outputs
         flops[index, 1] *= inputs
@@ -260,16 +260,6 @@ def _filled(side: FloatArray | float, tile: float) -> FloatArray | float:
     if isinstance(side, float) and not side % tile:
         return 1.0
     return np.where(np.asarray(side) > tile, side / (np.ceil(side / tile) * tile), 1.0)
-
-
-def _grouped_share(ctx: Context, gemm: Gemm) -> FloatArray:
-    """Return a grouped product's rate over a plain one's; a rank's only expert is a plain product.
-
-    It needs ``grouped_m0`` rows more than a plain one to reach half its rate.
-    """
-    half = gemm.m + ctx.operators.gemm_m0
-    share = ctx.constants.grouped_gemm * half / (half + ctx.operators.grouped_m0)
-    return np.where(np.asarray(gemm.count) > 1.0, share, 1.0)
 
 
 def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
@@ -332,10 +322,13 @@ def _core_attention(ctx: Context) -> PassSeconds:
     Without flash attention the whole square of scores is computed and moved through memory several
     times (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).
     """
-    model = ctx.model
+    model, index_s = ctx.model, np.zeros_like(ctx.t)
+    if model.chooser:  # scores of an indexer, whole on every rank (arXiv:2512.02556, 2.1)
+        rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
+        index_s = ctx.tokens * model.index_flops_per_token(ctx.seq_length) / rate
     if ctx.facts.flash:
         forward = flash_s(ctx) if ctx.operators.tables else _formula_flash_s(ctx)
-        forward = model.num_attentions * forward + _index_s(ctx)
+        forward = model.num_attentions * forward + index_s
         return PassSeconds(forward=forward, backward=forward * ctx.operators.attention_backward)
     scores = model.num_attentions * ctx.tokens * model.num_attention_heads / ctx.t * ctx.seq_length
     width = model.head_dim + model.v_head_dim
@@ -344,14 +337,8 @@ def _core_attention(ctx: Context) -> PassSeconds:
         multiply = multiply / _MISALIGNED
     single = np.where(ctx.eager_softmax, 2.0, 1.0)  # scale, mask, softmax and dropout as separate kernels
     move = single * scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
-    multiply = multiply + _index_s(ctx)
+    multiply = multiply + index_s
     return PassSeconds(forward=multiply + move, backward=2.0 * multiply + 1.5 * move)
-
-
-def _index_s(ctx: Context) -> FloatArray:
-    """Return an indexer's forward seconds of scores, whole on every rank (arXiv:2512.02556, 2.1)."""
-    rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
-    return np.asarray(ctx.tokens * ctx.model.index_flops_per_token(ctx.seq_length) / rate)
 
 
 def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:

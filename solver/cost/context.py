@@ -23,6 +23,7 @@ from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimiz
 from meshwright.profiles.profile import Constants, Profile
 from meshwright.solver.configuration import (
     ALL_TO_ALL,
+    MAX_SIZE,
     OFFLOAD,
     RANK_ORDERS,
     RECOMPUTE,
@@ -111,23 +112,13 @@ def _distances(columns: Columns, order: IntArray | int) -> tuple[IntArray, IntAr
     return block, tp * np.where(_DATA_BEFORE_CONTEXT[order], dp, near)
 
 
-def same_ranks(columns: Columns, order: IntArray | int, other: IntArray | int) -> BoolArray:
-    """Return the rows with every rank at the same place in both orders, shape (n,)."""
-    return _alike(columns, order, other, int(columns.num_gpus.max(initial=1)))
-
-
-def same_links(
-    columns: Columns, order: IntArray | int, other: IntArray | int, island_gpus: int
+def same_ranks(
+    columns: Columns, order: IntArray | int, other: IntArray | int, most: int = MAX_SIZE
 ) -> BoolArray:
-    """Return the rows with collectives over the same links in both orders, shape (n,).
+    """Return the rows with every rank at the same place in both orders, shape (n,).
 
-    Beyond ``island_gpus`` all distances are equal: each rank is alone on its island either way.
+    Distances beyond ``most`` count as equal.
     """
-    return np.asarray(_alike(columns, order, other, island_gpus) | (columns.num_gpus <= island_gpus))
-
-
-def _alike(columns: Columns, order: IntArray | int, other: IntArray | int, most: int) -> BoolArray:
-    """Return the rows with distances that are equal in both orders, up to ``most``; shape (n,)."""
     alike = np.ones(len(columns), dtype=np.bool_)
     for one, two, size in zip(
         _distances(columns, order),
@@ -137,6 +128,16 @@ def _alike(columns: Columns, order: IntArray | int, other: IntArray | int, most:
     ):
         alike &= (size == 1) | (np.minimum(one, most) == np.minimum(two, most))
     return alike
+
+
+def same_links(
+    columns: Columns, order: IntArray | int, other: IntArray | int, island_gpus: int
+) -> BoolArray:
+    """Return the rows with collectives over the same links in both orders, shape (n,).
+
+    Beyond ``island_gpus`` all distances are equal: each rank is alone on its island either way.
+    """
+    return np.asarray(same_ranks(columns, order, other, island_gpus) | (columns.num_gpus <= island_gpus))
 
 
 # What leaves the GPU under each word of the offload column.

@@ -172,7 +172,9 @@ def _weight_bytes(ctx: Context, sharing: FloatArray, read: float, *, matrices: b
     Megatron-Core's own linear layers).
     """
     stage, torch = ctx.columns.zero_stage, ctx.sharding.in_torch_pipeline
-    gathered = np.where(torch, 2.0 * (ctx.sharding.share_gathered if matrices else 1.0), 0.0)
+    gathered = np.where(torch, 2.0, 0.0)
+    if matrices and torch.any():
+        gathered = gathered * ctx.sharding.share_gathered
     stored = ctx.facts.weight_bytes - (2.0 - _shard_bytes(ctx, read))
     shard = stored / sharing * np.where(ctx.offloads_weights, 0.0, 1.0) + gathered
     shard = shard + np.where(ctx.has_secondary_shards, 2.0 / ctx.facts.secondary_shard_size, 0.0)

@@ -12,7 +12,7 @@ The numbers are relative to the whole cluster, so that they stay of the size of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -176,9 +176,12 @@ def outlooks_of(
     problem: Problem, profile: Profile, some: Sequence[Configuration], predictions: Sequence[Prediction]
 ) -> list[Outlook]:
     """Return the runs that configurations make; their busy seconds are priced side by side."""
-    steps_s = [one.step_time_s for one in predictions]
-    energies = _energies_j(problem, profile, some, steps_s)
-    return [_outlook(problem, *one) for one in zip(some, steps_s, energies, strict=True)]
+    found = list[Outlook]()
+    for one, predicted in zip(evaluate(problem, profile, some), predictions, strict=True):
+        joules = one.energy_j(predicted.step_time_s)  # of all GPUs; None where no power is known
+        each_j = None if joules is None else joules / problem.tokens_of(one.config)
+        found.append(_outlook(problem, one.config, predicted.step_time_s, each_j))
+    return found
 
 
 def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: float | None) -> Outlook:
@@ -206,15 +209,6 @@ def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: f
         cost=cost,
         co2_kg=co2_kg,
     )
-
-
-def _energies_j(
-    problem: Problem, profile: Profile, some: Sequence[Configuration], steps_s: Sequence[float]
-) -> Iterator[float | None]:
-    """Return the GPUs' joules for each token of every configuration; None where no power is known."""
-    for one, step_s in zip(evaluate(problem, profile, some), steps_s, strict=True):
-        joules = one.energy_j(step_s)
-        yield None if joules is None else joules / problem.tokens_of(one.config)
 
 
 def natural_objective(

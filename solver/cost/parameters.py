@@ -267,7 +267,7 @@ def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
     return gemms
 
 
-def _held_precision(ctx: Context) -> BasePrecision:
+def held_precision(ctx: Context) -> BasePrecision:
     """Return the precision that a rank holds weights in which products read in 2 bytes.
 
     Autocast reads trained ones of fp32, unless the optimizer updates weights in bf16.
@@ -287,7 +287,7 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     Those of 4 and 8 bits a rank keeps whole: only layouts without tensor parallelism and ZeRO-3 have them.
     Autocast casts those in fp32 where nothing is gathered; FSDP casts where it gathers.
     """
-    precision, layers = _held_precision(ctx), quantized_layers(ctx.model, kind)
+    precision, layers = held_precision(ctx), quantized_layers(ctx.model, kind)
     number: FloatArray | float = 0.0
     if precision == "fp32":
         dense = sum(layer.inputs * layer.outputs for layer in layers if not layer.experts)
@@ -313,7 +313,7 @@ _CONVERTED_BYTES = {
 def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes moved to make a layer's weights bf16, in each forward and backward pass."""
     weights = _converted_weights(ctx, kind)
-    forward, backward = _CONVERTED_BYTES.get(_held_precision(ctx), (0.0, 0.0))
+    forward, backward = _CONVERTED_BYTES.get(held_precision(ctx), (0.0, 0.0))
     return forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
 
 
@@ -324,7 +324,7 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
     where gradients of twice their bytes come.
     """
     zero = np.zeros_like(ctx.t)
-    if _held_precision(ctx) != "fp32":
+    if held_precision(ctx) != "fp32":
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (_converts(ctx) & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
     head = weigh * _vocabulary_matrix(ctx) / ctx.t

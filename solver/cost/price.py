@@ -70,6 +70,7 @@ from meshwright.solver.cost.parameters import (
     adapter_gemms,
     converted_bytes,
     embedding_weights,
+    held_precision,
     layer_weights,
     normalized_head_weights,
     output_weights,
@@ -157,7 +158,8 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     if ctx.frozen:
         pieces.append(gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16"))
         pieces.append(_moved_s(ctx, adapter_bytes(ctx, kind)))
-    pieces.append(_moved_s(ctx, converted_bytes(ctx, kind)))
+    if held_precision(ctx) != "bf16":
+        pieces.append(_moved_s(ctx, converted_bytes(ctx, kind)))
     compute = total(*pieces, accumulation(ctx, trained.dense + trained.routed))
     # blocks: attention, the MLP or the shared experts; routed ones have a tensor parallelism of their own
     moe = ctx.model.moe
@@ -376,7 +378,7 @@ def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
     """Price the head: one prediction, and one with a ``layer`` and a projection for each extra token."""
     depth = ctx.model.num_mtp_layers
     compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
-    further = [(compute + _projection_seconds(ctx), tensor)] * depth
+    further = [(compute + _projection_seconds(ctx), tensor)] * depth if depth else []
     return _end_price(
         ctx, compute, tensor, own=output_weights(ctx), layers=[layer] * depth, part="head",
         further=further, floor_s=head_floor_s(ctx),

@@ -47,7 +47,8 @@ def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:
     products. A selective scan has no products for tensor cores: it takes as long as its exponentials, or
     its bytes.
     """
-    clocks = _clocks_per_s(ctx)
+    fp32 = ctx.gpu.peak_flops.get("fp32", ctx.gpu.peak_bf16_flops * _FP32_OF_BF16)
+    clocks = fp32 / _FP32_BEFORE_HOPPER.get(ctx.gpu.architecture, _FP32)  # of all multiprocessors
     tensor = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention
     work = 2.0 * ctx.tokens * mixer.scan_products() / ctx.t
     moved = 2.0 * ctx.tokens * mixer.scan_elements() / ctx.t / ctx.hbm_bytes_per_s
@@ -60,12 +61,6 @@ def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:
     if mixer.kind in ("gated_delta_net", "kimi_delta_attention"):
         forward = forward + ctx.seq_length / ctx.c / mixer.chunk * _STATE_STEP_S
     return PassSeconds(forward=forward, backward=_BACKWARD * forward)
-
-
-def _clocks_per_s(ctx: Context) -> float:
-    """Return the clocks that all multiprocessors of a GPU have in a second, from its fp32 peak."""
-    fp32 = ctx.gpu.peak_flops.get("fp32", ctx.gpu.peak_bf16_flops * _FP32_OF_BF16)
-    return fp32 / _FP32_BEFORE_HOPPER.get(ctx.gpu.architecture, _FP32)
 
 
 def projected_width(ctx: Context, mixer: MixerSpec) -> FloatArray:

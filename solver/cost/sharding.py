@@ -120,14 +120,16 @@ class Sharding:
         """
         c, torch = self.columns, self.in_torch_pipeline
         stage, m, v = c.zero_stage, np.maximum(c.num_microbatches, 1), c.virtual_pipeline_size * 1.0
+        sharded = stage == SHARD_WEIGHTS
+        dropped = (stage == SHARD_GRADIENTS) & self.facts.reshards_after_backward
+        if not torch.any():
+            return (sharded | dropped).astype(np.float64), sharded.astype(np.float64)
         groups = np.maximum(c.num_microbatches // c.pipeline_parallel_size, 1)  # pass all chunks in turn
         more = np.where(c.pipeline_schedule == _WEIGHTS_APART, 5.0, 7.0)
         apart = 2.0 * groups * (v - _ACTIVE_CHUNKS) + more
         fetches = np.where(self._pass_together, 2.0 * v - 3.0, apart)
-        sharded = stage == SHARD_WEIGHTS
         again = np.where(sharded, 1.0, (np.where(v > _ACTIVE_CHUNKS, fetches / v, 1.0) - 1.0) / m)
         first = _ALL_FORWARD_FIRST[c.pipeline_schedule] | ~sharded
-        dropped = (stage == SHARD_GRADIENTS) & self.facts.reshards_after_backward
         forward = np.where(torch, again * first, np.where(sharded | dropped, 1.0, 0.0))
         backward = np.where(torch, again * ~first, np.where(sharded, 1.0, 0.0))
         return forward, backward
@@ -150,7 +152,7 @@ class Sharding:
         distributed/pipelining/schedules.py:3296 ``warmup_n3``), and few micro-batches have no more.
         """
         c, here = self.columns, self.in_torch_pipeline
-        every = here & self._one_after_the_other
+        every = here & self._one_after_the_other if here.any() else here
         few = np.maximum(c.pipeline_parallel_size - c.num_microbatches + 1, 0)
         some = np.where(here & (c.pipeline_schedule == _V), few, 0)
         return {

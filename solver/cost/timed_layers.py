@@ -49,8 +49,12 @@ def beyond_price(ctx: Context, part: Part, own: PassSeconds) -> PassSeconds:
         ):
             seconds[rows] = along(timed, curve, ctx.micro_batch[rows]) - price[rows]
             if ratios and others.any():
+                # timed over priced seconds at as many tokens a rank, interpolated on a logarithmic scale;
+                # beyond the smallest and the largest micro-batch their own value holds
                 sizes = [one.micro_batch_size for one in ratios]
-                seconds[others] = price[others] * (_over_price(ctx, layers, sizes, over)[others] - 1.0)
+                sequences = ctx.micro_batch * ctx.seq_length / ctx.c / layers.seq_length
+                ratio = np.exp(np.interp(np.log(sequences), np.log(sizes), np.log(over)))
+                seconds[others] = price[others] * (ratio[others] - 1.0)
     return PassSeconds(forward=forward, backward=backward)
 
 
@@ -114,17 +118,6 @@ def along(seconds: Sequence[float], curve: Sequence[LayerTime], micro_batch: Flo
     slope = (y[-1] - y[-2]) / (x[-1] - x[-2]) if len(x) > 1 else y[0] / x[0]
     inside = np.interp(micro_batch, x, y) * np.minimum(micro_batch / x[0], 1.0)
     return np.asarray(inside + slope * np.maximum(micro_batch - x[-1], 0.0))
-
-
-def _over_price(
-    ctx: Context, layers: MeasuredLayers, sizes: Sequence[int], over: Sequence[float]
-) -> FloatArray:
-    """Return timed over priced seconds at each row's tokens a rank, shape (n,), on a logarithmic scale.
-
-    Between timed micro-batches by logarithms; beyond the smallest and the largest their own value holds.
-    """
-    sequences = ctx.micro_batch * ctx.seq_length / ctx.c / layers.seq_length
-    return np.asarray(np.exp(np.interp(np.log(sequences), np.log(sizes), np.log(over))))
 
 
 def _layers(ctx: Context, part: Part) -> MeasuredLayers | None:

@@ -42,17 +42,13 @@ def _counted(profile: Profile) -> dict[str, str]:
 
 
 def catalog_spreads() -> dict[str, dict[str, float]]:
-    """Return the catalog's spreads by what they belong to."""
-    return catalog_file(SPREADS_FILE)  # type: ignore[no-any-return]
+    """Return the catalog's spreads by what they belong to.
 
-
-def doubts() -> Mapping[str, float]:
-    """Return the standard deviations, log, that add to a stack's own spread, as squares.
-
-    Those of ``SHARES`` are weighted by the share. Constants that no run of the stack shows have one of
-    their own, named ``unidentified_…``; so have experts where no run has any.
+    ``uncalibrated`` are the standard deviations, log, that add to a stack's own spread, as squares. Those
+    of ``SHARES`` are weighted by the share. Constants that no run of the stack shows have one of their
+    own, named ``unidentified_…``; so have experts where no run has any.
     """
-    return catalog_spreads()["uncalibrated"]
+    return catalog_file(SPREADS_FILE)  # type: ignore[no-any-return]
 
 
 def log_time_sigma(
@@ -77,7 +73,10 @@ def log_time_sigma(
     shares = shares_of(problem, columns, splits, profile, replayed_layers, moved=moved)
     if profile.residual is not None:
         return profile.residual.sigma(features(problem, columns), shares["launch"])
-    known, variance = doubts(), np.full(len(columns), _common_variance(problem, profile))
+    known, variance = (
+        catalog_spreads()["uncalibrated"],
+        np.full(len(columns), _common_variance(problem, profile)),
+    )
     for name, share in shares.items():
         doubt = f"unidentified_{name}" if SHARES[name] in profile.unidentified else name
         variance += (known[doubt] * share) ** 2
@@ -102,7 +101,7 @@ def between(problem: Problem) -> float:
 
 def _common_variance(problem: Problem, profile: Profile) -> float:
     """Return the variance of every configuration, whatever it depends on: by stack, model and GPU."""
-    known = doubts()
+    known = catalog_spreads()["uncalibrated"]
     experts = known["unidentified_experts" if OF_EXPERTS in profile.unidentified else "experts"]
     unmeasured = 0.0 if profile.gpu_operators.measured else known["unmeasured_gpu"]
     borrowed = architectures_log_spread() if profile.borrowed else 0.0

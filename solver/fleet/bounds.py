@@ -21,7 +21,7 @@ from graphlib import TopologicalSorter
 
 import numpy as np
 
-from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.configuration import FloatArray, IntArray
 from meshwright.solver.fleet.problem import (
     Durations,
     Fleet,
@@ -140,7 +140,8 @@ def _lateness(fleet: Fleet, minutes: Durations, heads: dict[str, int], best: Sco
             break
         if stale == _PATIENCE:
             step, stale, prices = step * 0.6, 0, best_prices
-        chosen = _first_of_each(each <= least[job_of], job_of)
+        ties = np.flatnonzero(each <= least[job_of])
+        chosen = ties[np.unique(job_of[ties], return_index=True)[1]]  # the first of each job
         slope = _used(starts, chosen, edges, len(nodes)) - (nodes * width)[:, None]
         norm = float((slope * slope).sum())
         if norm <= 0.0:
@@ -159,11 +160,6 @@ def _at(sums: FloatArray, kind: IntArray, place: FloatArray) -> FloatArray:
     left = np.minimum(place.astype(np.int64), sums.shape[1] - 2)
     low = sums[kind, left]
     return np.asarray(low + (place - left) * (sums[kind, left + 1] - low))
-
-
-def _first_of_each(is_least: BoolArray, job_of: IntArray) -> IntArray:
-    at = np.flatnonzero(is_least)
-    return np.asarray(at[np.unique(job_of[at], return_index=True)[1]])
 
 
 def _used(starts: _Starts, chosen: IntArray, edges: FloatArray, kinds: int) -> FloatArray:

@@ -16,7 +16,7 @@ from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import (
     OF_EXPERTS,
     SHARES,
-    doubts,
+    catalog_spreads,
     extrapolated,
     log_time_sigma,
     moved_prices,
@@ -63,7 +63,7 @@ def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launc
     assert "floor_s" not in told.unidentified
     unidentified = replace(told, unidentified=("floor_s",))
     sigmas = [log_time_sigma(problem, columns, splits, known)[0] for known in (told, unidentified)]
-    share, known = shares(TINY)["launch"], doubts()
+    share, known = shares(TINY)["launch"], catalog_spreads()["uncalibrated"]
     added = (known["unidentified_launch"] ** 2 - known["launch"] ** 2) * share**2
     assert sigmas[1] ** 2 - sigmas[0] ** 2 == pytest.approx(added)
     assert known["unidentified_launch"] > 2.0 * known["launch"]
@@ -79,7 +79,7 @@ def test_experts_under_a_framework_whose_runs_had_none_have_a_wider_band() -> No
         return [float(log_time_sigma(problem, columns, splits, known)[0]) ** 2 for known in both]
 
     identified, unidentified = squares(a_moe_model())
-    known = doubts()
+    known = catalog_spreads()["uncalibrated"]
     assert unidentified - identified == pytest.approx(
         known["unidentified_experts"] ** 2 - known["experts"] ** 2
     )
@@ -116,7 +116,7 @@ def test_a_gpu_that_nobody_measured_widens_the_band_by_its_own_doubt() -> None:
     def without_shares(problem: Problem) -> float:
         """The variance apart from what hangs on launches and network, which GEMMs of another speed move."""
         profile = default_profile(problem.cluster, "megatron-lm")
-        plain, known = a_configuration(), doubts()
+        plain, known = a_configuration(), catalog_spreads()["uncalibrated"]
         shares = shares_of(problem, Columns.of([plain]), np.array([plain.stage_layers]), profile)
         unidentified = {name: SHARES[name] in profile.unidentified for name in shares}
         hung = [
@@ -126,7 +126,7 @@ def test_a_gpu_that_nobody_measured_widens_the_band_by_its_own_doubt() -> None:
         return sigma(problem, plain) ** 2 - float(sum(hung))
 
     added = without_shares(unmeasured) - without_shares(a_problem())
-    assert added == pytest.approx(doubts()["unmeasured_gpu"] ** 2)
+    assert added == pytest.approx(catalog_spreads()["uncalibrated"]["unmeasured_gpu"] ** 2)
 
 
 def test_the_slower_the_network_the_larger_its_share() -> None:
