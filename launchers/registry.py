@@ -106,10 +106,9 @@ def _release(launcher: str, version: str | None) -> str:
     release = ".".join(version.split(".")[:2])
     if release not in known:
         judged = ", ".join(dict.fromkeys(one.version for one in judged_versions(launcher)))
-        message = f"{launcher} {version} is not known" if known else f"{launcher} has one kind of files"
         raise InvalidProblemError.of(
             "/launcher_version",
-            message,
+            f"{launcher} {version} is not known" if known else f"{launcher} has one kind of files",
             allowed=", ".join(known) or f"leave it out; its files were read by {judged or 'no version'}",
         )
     return release

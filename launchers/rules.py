@@ -107,8 +107,12 @@ def values_are_known(target: Target) -> Iterator[FieldError]:
     chunks = config.pipeline_parallel_size * config.virtual_pipeline_size
     held, wanted = sum(config.stage_layers), target.model.num_layers
     if len(config.stage_layers) != chunks:
-        message = f"{len(config.stage_layers)} entries for pp * vpp = {chunks} chunks"
-        yield fault("stage_layers", message, allowed=f"{chunks} entries", nearest=f"{chunks} entries")
+        yield fault(
+            "stage_layers",
+            f"{len(config.stage_layers)} entries for pp * vpp = {chunks} chunks",
+            allowed=f"{chunks} entries",
+            nearest=f"{chunks} entries",
+        )
     if held != wanted:
         yield fault("stage_layers", f"{held} layers for a model of {wanted}", nearest=f"a sum of {wanted}")
     yield from _uncounted(target)
@@ -180,8 +184,12 @@ def runs_under(launcher: str) -> Rule:
         problem = replace(target.problem, launcher=launcher, options=options)
         yield from problem_faults(problem, able)
         if target.config.stage_recompute_layers and not able.recompute_per_stage:
-            message = "one number of layers is recomputed on every stage"
-            yield fault("stage_recompute_layers", message, allowed="[]", nearest="[]")
+            yield fault(
+                "stage_recompute_layers",
+                "one number of layers is recomputed on every stage",
+                allowed="[]",
+                nearest="[]",
+            )
         yield from _stage_faults(able, target)
         yield from _inner_output_faults(able, target)
         row = Columns.of([target.config])

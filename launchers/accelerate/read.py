@@ -87,8 +87,12 @@ def checkpoints(fields: Fields, name: str, *, beside: bool) -> bool:
     """
     own = fields.flag(name)
     if own and beside:
-        why = f"true, and so is {CHECKPOINTING}: transformers' Trainer starts with one of them alone"
-        fields.fault(name, why, allowed=f"false, or {CHECKPOINTING}: false", nearest="false")
+        fields.fault(
+            name,
+            f"true, and so is {CHECKPOINTING}: transformers' Trainer starts with one of them alone",
+            allowed=f"false, or {CHECKPOINTING}: false",
+            nearest="false",
+        )
     return own
 
 
@@ -439,8 +443,12 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
         return tp, cp, divided(world, tp * cp, field="num_processes", what="tp × cp"), 1
     shard, replicas = shard or 1, replicas or 1
     if tp > 1 and replicas > 1 and shard == 1:
-        why = "tensor ranks next to replicas that share nothing: accelerate refuses them"
-        fields.fault(f"{MESH}tp_size", why, allowed="1, or dp_shard_size 2 and more", nearest="1")
+        fields.fault(
+            f"{MESH}tp_size",
+            "tensor ranks next to replicas that share nothing: accelerate refuses them",
+            allowed="1, or dp_shard_size 2 and more",
+            nearest="1",
+        )
     if tp * cp * shard * replicas != world:
         fields.fault(
             "num_processes",

@@ -230,8 +230,12 @@ def _is_quantised(fields: Fields, kind: str) -> bool:
         fields.fault("adapter", "qlora needs load_in_4bit", allowed="load_in_4bit: true, or lora")
     elif other and own:
         right = next(name for name, switch in _QUANTISED.items() if switch == other)
-        message = f"next to adapter {kind} Axolotl 0.19 does not look at it, older ones do"
-        fields.fault(other, message, allowed=f"false, or adapter: {right}", nearest="false")
+        fields.fault(
+            other,
+            f"next to adapter {kind} Axolotl 0.19 does not look at it, older ones do",
+            allowed=f"false, or adapter: {right}",
+            nearest="false",
+        )
     elif other:
         fields.fault(other, "Axolotl refuses it without an adapter", allowed="false", nearest="false")
     return bool(own) and not other and fields.flag(own)
@@ -253,8 +257,12 @@ def _recomputes(fields: Fields) -> bool:
     """Return whether layers recompute; values other than true and false keep their inputs on the host."""
     said = str(fields.raw("gradient_checkpointing") or "false").lower()
     if said not in ("true", "false"):
-        why = f"{shown(said)}: activations on the host are not priced under Axolotl"
-        fields.fault("gradient_checkpointing", why, allowed="true, false", nearest="true")
+        fields.fault(
+            "gradient_checkpointing",
+            f"{shown(said)}: activations on the host are not priced under Axolotl",
+            allowed="true, false",
+            nearest="true",
+        )
     return said == "true"
 
 
@@ -323,8 +331,12 @@ def _precision(fields: Fields) -> str:
     if not half and not fields.flag("bfloat16"):
         fields.fault("bf16", "neither bf16 nor fp16 is on: training in fp32 is not priced", allowed="true")
     if half and fields.word("adapter", "") not in _ADAPTERS:
-        why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
-        fields.fault("fp16", why, allowed="false, or an adapter", nearest="false")
+        fields.fault(
+            "fp16",
+            "weights in fp16 alone are not trained: their gradients cannot be unscaled",
+            allowed="false, or an adapter",
+            nearest="false",
+        )
     return "fp16" if half else "bf16"
 
 
@@ -380,8 +392,12 @@ def _take_fsdp1(fields: Fields) -> None:
     """Note how FSDP1 is priced, or record a fault for differences from accelerate's FSDP2."""
     adapters = fields.word("adapter", "") in _ADAPTERS
     if adapters or _version(fields) != 1:
-        message = f"{_version(fields)} is not priced under Axolotl" + (" with adapters" if adapters else "")
-        fields.fault("fsdp_version", message, allowed="2", nearest="2")
+        fields.fault(
+            "fsdp_version",
+            f"{_version(fields)} is not priced under Axolotl" + (" with adapters" if adapters else ""),
+            allowed="2",
+            nearest="2",
+        )
     stated = "is 1" if fields.has("fsdp_version") else "is not given, 1 before Axolotl 0.21 and 2 since"
     fields.note(f"fsdp_version {stated}: priced as accelerate's FSDP2")
     for word in _strategies(fields):
@@ -392,8 +408,12 @@ def _take_fsdp1(fields: Fields) -> None:
     runs = "shard_grad_op" if _keeps_gathered(fields) else "full_shard"
     said = str(fields.raw(f"{_FSDP}sharding_strategy") or runs)
     if said.lower() != runs:
-        message = f"{shown(said)} reaches no FSDP: Axolotl hands on what fsdp lists, here {runs}"
-        fields.fault(f"{_FSDP}sharding_strategy", message, allowed=runs.upper(), nearest=runs.upper())
+        fields.fault(
+            f"{_FSDP}sharding_strategy",
+            f"{shown(said)} reaches no FSDP: Axolotl hands on what fsdp lists, here {runs}",
+            allowed=runs.upper(),
+            nearest=runs.upper(),
+        )
     if not fields.flag(_RESHARDS, default=True):
         fields.fault(_RESHARDS, "is FSDP2's alone", allowed="true, or shard_grad_op in fsdp")
 

@@ -309,9 +309,12 @@ def _zenflow(fields: Fields, configuration: Configuration) -> Options:
     steps, share = fields.number(interval, 4.0), fields.number(f"{_ZENFLOW}.topk_ratio", 0.1)
     most = OPTION_NUMBERS["cpu_update_interval"][1]
     if steps != int(steps) or not 1 < steps <= most:
-        nearest = f"{min(max(round(steps), 2), most):g}"
-        message = f"{steps:g} is not an interval that is priced"
-        fields.fault(interval, message, allowed=f"whole numbers from 2 to {most:g}", nearest=nearest)
+        fields.fault(
+            interval,
+            f"{steps:g} is not an interval that is priced",
+            allowed=f"whole numbers from 2 to {most:g}",
+            nearest=f"{min(max(round(steps), 2), most):g}",
+        )
     return {"cpu_update_interval": steps, "selected_gradient_share": share}
 
 

@@ -144,8 +144,7 @@ def _values(words: Sequence[Word], script: str) -> dict[str, LocatedValue]:
     found = dict[str, LocatedValue]()
     for word in words:
         name, equals, text = word.text.lstrip("+").partition("=")
-        is_value = equals or name.startswith("~")
-        if not is_value or name.startswith(("-", "hydra.")) or name == "action":
+        if not (equals or name.startswith("~")) or name.startswith(("-", "hydra.")) or name == "action":
             continue
         where = f"line {word.line} of {shown(script)}: {shown(word.text)}"
         if not name.startswith(("experiment.", "train.")):
@@ -296,8 +295,7 @@ def _meshes(values: Document) -> list[_StatedMesh]:
     ]
     if any(0 in (one.tp, one.cp, one.ep, one.dp, one.pp) for one in found):
         raise refused(f"line {line}: {_MESHES} has a size of 0", allowed="1 or more")
-    unlike = {(one.cp, one.ep, one.dp) for one in found}
-    if len(unlike) > 1:
+    if len({(one.cp, one.ep, one.dp) for one in found}) > 1:
         raise refused(
             f"line {line}: meshes of unlike cp, ep or dp are not priced",
             allowed="one cp, ep and dp for all",
@@ -330,9 +328,11 @@ def _take_meshes(given: Given, values: Document, meshes: Sequence[_StatedMesh]) 
         given.values.pop(f"--{name}", None)
         given.take(f"--{name}", Value((str(size),), line), called=_MESHES)
     if _SPLIT in values:
-        split = _whole_numbers(values, _SPLIT)
-        text = layout(split)
-        given.take("--pipeline-model-parallel-layout", Value((text,), values[_SPLIT].line), called=_SPLIT)
+        given.take(
+            "--pipeline-model-parallel-layout",
+            Value((layout(_whole_numbers(values, _SPLIT)),), values[_SPLIT].line),
+            called=_SPLIT,
+        )
 
 
 def _take_width(given: Given, values: Document) -> None:
@@ -343,12 +343,18 @@ def _take_width(given: Given, values: Document) -> None:
         return
     times: object = 1 if factor is None or factor.value is None else factor.value
     if not (isinstance(unit.value, int) and unit.value >= 1):
-        message = f"line {unit.line}: {shown(text_of(unit.value))} is not a width"
-        given.refuse("multiple_of", message, allowed="1 or more")
+        given.refuse(
+            "multiple_of",
+            f"line {unit.line}: {shown(text_of(unit.value))} is not a width",
+            allowed="1 or more",
+        )
         return
     if not (isinstance(times, int | float) and 0 < times < _LARGEST_FACTOR):
-        message = f"line {factor.line if factor else 0}: {shown(text_of(times))} is not a factor"
-        given.refuse("hidden_dim_multiplier", message, allowed=f"more than 0, less than {_LARGEST_FACTOR}")
+        given.refuse(
+            "hidden_dim_multiplier",
+            f"line {factor.line if factor else 0}: {shown(text_of(times))} is not a factor",
+            allowed=f"more than 0, less than {_LARGEST_FACTOR}",
+        )
         return
     width = int(int(4 * given.integer("hidden-size", 0) * 2 / 3) * times)
     text = str(-(-width // unit.value) * unit.value)

@@ -197,8 +197,7 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     if run.launcher != "llama-factory-accelerate":
         return run
     kernel = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
-    kernels = ranks.kernel_option(kernel, "llama-factory-accelerate")
-    options = {**run.workload.framework_options, **kernels}
+    options = {**run.workload.framework_options, **ranks.kernel_option(kernel, "llama-factory-accelerate")}
     return replace(run, workload=replace(run.workload, framework_options=options))
 
 

@@ -246,8 +246,12 @@ def _check(fields: Fields, mesh: _Axes, model: ModelSpec, shards: int) -> None:
         )
     strategy = fields.choice("context_parallel_strategy")
     if sizes["context"] > 1 and strategy != "ring":
-        message = f"{strategy} of context ranks is not priced"
-        fields.fault("context_parallel_strategy", message, allowed="ring", nearest="ring")
+        fields.fault(
+            "context_parallel_strategy",
+            f"{strategy} of context ranks is not priced",
+            allowed="ring",
+            nearest="ring",
+        )
 
 
 def _repeats(fields: Fields, model: ModelSpec, pp: int) -> int:
@@ -414,8 +418,12 @@ def _agreed(fields: Fields, model: ModelSpec, over: Collection[str]) -> ModelSpe
         if stated in (None, own):
             continue
         if name in over:
-            message = f"{stated}, but {model.title} has {own}"
-            fields.fault(name, message, allowed="--model with the model of these sizes", nearest=str(own))
+            fields.fault(
+                name,
+                f"{stated}, but {model.title} has {own}",
+                allowed="--model with the model of these sizes",
+                nearest=str(own),
+            )
         else:
             fields.note(f"{name} {stated} does nothing next to model_name: {model.title} has {own}")
     fields.stop()

@@ -209,8 +209,12 @@ def _of_checkpoint(given: Given) -> ModelSpec | None:
                 where = f"line {value.line}: {FROM_CHECKPOINT}"
                 given.note(f"{where}: the checkpoint is {model.title}'s by its path")
                 return model
-    message = "cannot be read: the model's flags come from a checkpoint"
-    given.fault_of(FROM_CHECKPOINT, value, message, allowed="--model with what the checkpoint holds")
+    given.fault_of(
+        FROM_CHECKPOINT,
+        value,
+        "cannot be read: the model's flags come from a checkpoint",
+        allowed="--model with what the checkpoint holds",
+    )
     given.stop()
     return None
 

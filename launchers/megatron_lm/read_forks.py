@@ -44,8 +44,12 @@ def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplat
     with_deepspeed = f"--{DEEPSPEED}" in given.others
     first = given.others.get("--batch-size")
     if first is not None and (given.has("micro-batch-size") or given.has("global-batch-size")):
-        why = "Megatron-LM refuses it since it has --micro-batch-size and --global-batch-size"
-        given.fault_of("--batch-size", first, why, allowed="one of them")
+        given.fault_of(
+            "--batch-size",
+            first,
+            "Megatron-LM refuses it since it has --micro-batch-size and --global-batch-size",
+            allowed="one of them",
+        )
     _respell(given)
     _agree_on_padding(given)
     take_4_bits(given)
@@ -86,17 +90,25 @@ def require_known(given: Given, program: str) -> None:
     base = program.rpartition("/")[2][:64]
     if strange and not any(given.has(name) for name in _SIZES):
         line, names = next(iter(strange.values())).line, ", ".join([*strange][:4])
-        message = f"line {line}: takes {names}, which Megatron-LM does not, and no size of a language model"
-        allowed = f"a command with {', '.join(f'--{one}' for one in _SIZES)}"
-        raise InvalidProblemError.of(base, message, allowed=allowed)
+        raise InvalidProblemError.of(
+            base,
+            f"line {line}: takes {names}, which Megatron-LM does not, and no size of a language model",
+            allowed=f"a command with {', '.join(f'--{one}' for one in _SIZES)}",
+        )
     for called, value in strange.items():
-        message = f"line {value.line}: is a fork's own, or another program's: what it changes is not known"
-        given.refuse(called, message, allowed=passing(called))
+        given.refuse(
+            called,
+            f"line {value.line}: is a fork's own, or another program's: what it changes is not known",
+            allowed=passing(called),
+        )
     family = _GATED.search(program)
     said = any(given.has(name) for name in ("swiglu", "quick-geglu")) or FROM_CHECKPOINT in given.others
     if family is not None and not said:
-        message = f"is a {family[0]} by its name, but --swiglu is not set: it builds its layers itself"
-        given.refuse(program[:64], message, allowed="--model with the model that it builds")
+        given.refuse(
+            program[:64],
+            f"is a {family[0]} by its name, but --swiglu is not set: it builds its layers itself",
+            allowed="--model with the model that it builds",
+        )
 
 
 def _respell(given: Given) -> None:
@@ -157,14 +169,20 @@ def _experts(given: Given) -> None:
     if all(text == "1" for text in said.texts):
         return
     if given.other("mlp-type") not in ("", "standard"):
-        message = "cannot be read: an MLP next to its experts is not priced"
-        given.fault_of("--mlp-type", given.others["--mlp-type"], message, allowed="standard")
+        given.fault_of(
+            "--mlp-type",
+            given.others["--mlp-type"],
+            "cannot be read: an MLP next to its experts is not priced",
+            allowed="standard",
+        )
         return
     if given.integer("tensor-model-parallel-size", 1) > 1:
-        message = (
-            "cannot be read: DeepSpeed's experts next to tensor ranks, which repeat them, are not priced"
+        given.fault_of(
+            "--num-experts",
+            said,
+            "cannot be read: DeepSpeed's experts next to tensor ranks, which repeat them, are not priced",
+            allowed="--tensor-model-parallel-size 1",
         )
-        given.fault_of("--num-experts", said, message, allowed="--tensor-model-parallel-size 1")
         return
     text = {name: value.texts[0] if value and value.texts else "" for name, value in own.items()}
     every, num_layers = _count(text["expert-interval"], 2), given.integer("num-layers", 0)
@@ -219,11 +237,19 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, FilledTempl
         why, step = why_unknown(name.split(UNKNOWN)[1])
         given.fault_of(flag, given.others[flag], why, allowed=step)
     elif found is None and not said and name:
-        message = f"{shown(base)} is not next to the file, and --zero-stage is not set either"
-        given.fault_of(flag, given.others[flag], message, allowed="that file too, or its folder")
+        given.fault_of(
+            flag,
+            given.others[flag],
+            f"{shown(base)} is not next to the file, and --zero-stage is not set either",
+            allowed="that file too, or its folder",
+        )
     elif text is None and "--cpu-optimizer" in given.others:
-        message = f"the states are placed by {shown(plain)}, which is not next to the file"
-        given.fault_of("--cpu-optimizer", given.others["--cpu-optimizer"], message, allowed="that file too")
+        given.fault_of(
+            "--cpu-optimizer",
+            given.others["--cpu-optimizer"],
+            f"the states are placed by {shown(plain)}, which is not next to the file",
+            allowed="that file too",
+        )
     elif found is None:
         given.note(
             f"ZeRO stage {said or 0}: of --zero-stage, {plain[:60] or 'a configuration'} is not next to it"
@@ -262,8 +288,11 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
     match = None if values else _STAGE.search(text)
     found = str(stage.value) if stage is not None else match[1] if match else "0"
     if stage is not None and found not in DEEPSPEED_STAGES:
-        message = f"line {stage.line} of {shown(name)}: {shown(found)} is not a ZeRO stage"
-        given.refuse("zero_optimization.stage", message, allowed=", ".join(DEEPSPEED_STAGES))
+        given.refuse(
+            "zero_optimization.stage",
+            f"line {stage.line} of {shown(name)}: {shown(found)} is not a ZeRO stage",
+            allowed=", ".join(DEEPSPEED_STAGES),
+        )
     if found in DEEPSPEED_STAGES and values:
         fields = Fields(name, values, programs=("deepspeed",))
         given.others[OFFLOAD] = Value((read_offload(fields, int(found)),), 0)
@@ -297,9 +326,10 @@ def _agree(given: Given, fields: Fields) -> None:
     for name, other in (("bf16", "fp16"), ("fp16", "bf16")):
         if fields.flag(f"{name}.enabled", default=False) and given.has(other):
             flag = given.values[f"--{other}"]
-            allowed = f"--{name}, or {other} in both"
             fields.fault(
-                f"{name}.enabled", f"but --{other} on line {flag.line} of the script", allowed=allowed
+                f"{name}.enabled",
+                f"but --{other} on line {flag.line} of the script",
+                allowed=f"--{name}, or {other} in both",
             )
 
 

@@ -155,9 +155,12 @@ def first_larger(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]
         InvalidProblemError: more chunks than layers; ``field`` sets the chunks.
     """
     if not 1 <= chunks <= num_layers:
-        message = f"{chunks} stages for {num_layers} layers"
-        nearest = str(min(max(chunks, 1), num_layers))
-        raise InvalidProblemError.of(field, message, allowed=f"1 to {num_layers}", nearest=nearest)
+        raise InvalidProblemError.of(
+            field,
+            f"{chunks} stages for {num_layers} layers",
+            allowed=f"1 to {num_layers}",
+            nearest=str(min(max(chunks, 1), num_layers)),
+        )
     least, more = divmod(num_layers, chunks)
     return tuple(least + (place < more) for place in range(chunks))
 
@@ -342,8 +345,9 @@ class Fields:
             return None
         if number is None or not low <= number <= most:
             nearest = None if number is None else str(min(max(number, low), most))
-            message = f"{_words(value)} is not a whole number in range"
-            self.fault(name, message, allowed=allowed, nearest=nearest)
+            self.fault(
+                name, f"{_words(value)} is not a whole number in range", allowed=allowed, nearest=nearest
+            )
             return None if number is None or row.most is None else min(max(number, low), most)
         return number
 
@@ -497,8 +501,9 @@ class Fields:
                 default = False if row.default is None and row.type == "bool" else row.default
                 usual = None if default is None else str(default).lower()
                 values = dict.fromkeys(one for one in (usual, *row.unless) if one is not None)
-                allowed = ", ".join(values) or None
-                self.fault(name, f"cannot be read: {row.why}", allowed=allowed, nearest=usual)
+                self.fault(
+                    name, f"cannot be read: {row.why}", allowed=", ".join(values) or None, nearest=usual
+                )
 
     def _refuse_sections(self, known: FlagNames) -> None:
         """Record a fault for each value that is on in a refused section, instead of for the section."""
@@ -563,8 +568,7 @@ class Fields:
                 self.fault(name, f"{_words(found.value)} is not {_KIND_NAMES[kind]}")
 
     def _refuse_plain_sections(self) -> None:
-        sections = {name.rpartition(".")[0] for name in self._taken if "." in name}
-        for name in sorted(sections - self._taken):
+        for name in sorted({name.rpartition(".")[0] for name in self._taken if "." in name} - self._taken):
             value = self.raw(name) if name in self._values else None
             if value not in (None, {}):
                 self.fault(name, f"{_words(value)} is not a section", allowed="names with values under it")

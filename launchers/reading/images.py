@@ -45,10 +45,9 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
     tower, workload, frozen = found.model.tower, found.workload, settings.frozen
     if tower is None:
         if settings.stated:
-            message = f"the files limit images, and {found.model.title} has no vision tower"
             raise InvalidProblemError.of(
                 settings.limit,
-                message,
+                f"the files limit images, and {found.model.title} has no vision tower",
                 allowed=f"the config with its vision_config (--model), or --ignore {settings.limit}",
             )
         return found

@@ -367,8 +367,12 @@ def _expert_ranks(
                 fields.note(f"{one} does nothing: the model has no experts")
         return 1, 1
     if ranks > 1 and split not in (1, mesh.tp):
-        message = f"{split} is neither 1 nor tensor_parallel_degree, with expert_parallel_degree {ranks}"
-        fields.fault(tensor_name, message, allowed=f"1 or {mesh.tp}", nearest=str(mesh.tp))
+        fields.fault(
+            tensor_name,
+            f"{split} is neither 1 nor tensor_parallel_degree, with expert_parallel_degree {ranks}",
+            allowed=f"1 or {mesh.tp}",
+            nearest=str(mesh.tp),
+        )
     if mesh.shard * mesh.cp * mesh.tp % (ranks * split) or model.moe.num_experts % ranks:
         fields.fault(name, f"{ranks} does not divide the shards, or {model.moe.num_experts} experts")
     return ranks, mesh.tp if ranks == 1 else split

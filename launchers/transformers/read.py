@@ -449,8 +449,12 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     nearest = "false" if own is None else None
     config, name = found.configuration, f"{optimizer}-layerwise" if by_layer else optimizer
     if config.zero_stage > 0 or found.launcher == "deepspeed":
-        why = "GaLore decomposes whole gradients, and is not priced with DeepSpeed or FSDP"
-        fields.fault(galore, why, allowed="plain replicas, or another optimizer", nearest=nearest)
+        fields.fault(
+            galore,
+            "GaLore decomposes whole gradients, and is not priced with DeepSpeed or FSDP",
+            allowed="plain replicas, or another optimizer",
+            nearest=nearest,
+        )
     if by_layer and (config.num_gpus > 1 or config.num_microbatches > 1):
         fields.fault(
             layers,

@@ -177,8 +177,11 @@ def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> 
         if (unknown := unknown_in(text)) is not None:
             raise InvalidProblemError([unknown_fault(name, unknown, 0)])
     if said.get(_MESH_OF_ACCELERATE, "false") not in ("false", "0", ""):
-        message = "a mesh that variables of the environment state is not read"
-        raise InvalidProblemError.of(_MESH_OF_ACCELERATE, message, allowed="accelerate's YAML")
+        raise InvalidProblemError.of(
+            _MESH_OF_ACCELERATE,
+            "a mesh that variables of the environment state is not read",
+            allowed="accelerate's YAML",
+        )
     found = {}
     precision = said.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision in ("bf16", "fp16") and not any(name in values for name in ("bf16", "fp16")):
@@ -219,8 +222,11 @@ def _by_deepspeed(fields: Fields, known: Known, overrides: Overrides) -> LaunchF
         return _of_deepspeeds(inside, key, overrides)
     name = fields.raw(key)
     if name is True and not fields.has("zero_stage"):
-        allowed = "a file of DeepSpeed's, or --zero_stage of a script that makes its own"
-        fields.fault(key, "needs a value", allowed=allowed)
+        fields.fault(
+            key,
+            "needs a value",
+            allowed="a file of DeepSpeed's, or --zero_stage of a script that makes its own",
+        )
         fields.stop()
     fields.take("zero_stage")  # the script writes it into the file
     if name is True:  # the script makes the configuration (DeepSpeed-Chat)
@@ -272,12 +278,10 @@ def _of_deepspeeds(values: Mapping[str, LocatedValue], base: str, overrides: Ove
 
 def engines_precision(fields: Fields, beside: Source) -> str:
     """Return the type that DeepSpeed's file turns on without the trainer's arguments; empty for none."""
-    name = fields.raw(_OF_THE_ENGINE)
-    base = str(name or "").replace("\\", "/").rsplit("/", 1)[-1]
+    base = str(fields.raw(_OF_THE_ENGINE) or "").replace("\\", "/").rsplit("/", 1)[-1]
     text = beside.other(base) if base.endswith(".json") else None
     own = looks_like_document(Source(name=base, text=text)) if text else {}
-    on = (key.partition(".")[0] for key in _FILLED if key in own and own[key].value is True)
-    return next(on, "")
+    return next((key.partition(".")[0] for key in _FILLED if key in own and own[key].value is True), "")
 
 
 def _built_in(fields: Fields, key: str, base: str) -> dict[str, LocatedValue]:
@@ -328,8 +332,12 @@ def _require_same(
         value = fields.raw(key)
         if _NAMES[key] not in over and value not in (None, "auto") and str(value) != str(said):
             word = str(said).lower()
-            message = f"{shown(str(value).lower())} in {shown(base)}, but {word} by the trainer's arguments"
-            fields.fault(key, message, allowed=f"auto, {word}", nearest=word)
+            fields.fault(
+                key,
+                f"{shown(str(value).lower())} in {shown(base)}, but {word} by the trainer's arguments",
+                allowed=f"auto, {word}",
+                nearest=word,
+            )
     fields.stop()
 
 
@@ -420,20 +428,27 @@ def require_gpus_of_their_own(
     nodes = world.num_nodes or _known_count(mesh, "num_machines") or 1
     each = world.gpus_per_node or (ranks // nodes if ranks else 1)
     if gpus and each > gpus:
-        message = f"{gpus} GPUs are visible to {each} processes: torch finds no GPU for some"
-        fields.fault("CUDA_VISIBLE_DEVICES", message, allowed=f"{each} GPUs, or {gpus} processes")
+        fields.fault(
+            "CUDA_VISIBLE_DEVICES",
+            f"{gpus} GPUs are visible to {each} processes: torch finds no GPU for some",
+            allowed=f"{each} GPUs, or {gpus} processes",
+        )
     alone = ranks in (None, 1) and world.gpus_per_node is None and not _has(command, _STARTERS)
     sharded = fields.raw("fsdp") or re.search(r"zero_?3|stage_?3", str(fields.raw("deepspeed") or ""))
     if command.program.startswith("swift"):
         if gpus // each > 1 and not sharded and not (each == 1 and world.num_nodes):
             why = f"a process holds the model over {gpus // each} of them (device_map), which is not priced"
-            message = f"{each} on {gpus} visible GPUs: {why}"
-            fields.fault("NPROC_PER_NODE", message, allowed=f"NPROC_PER_NODE={gpus}")
+            fields.fault(
+                "NPROC_PER_NODE", f"{each} on {gpus} visible GPUs: {why}", allowed=f"NPROC_PER_NODE={gpus}"
+            )
     elif alone and not command.program.startswith("llamafactory") and not fields.raw("deepspeed"):
         if gpus > 1:
             why = f"python starts one process on {gpus} visible GPUs (torch's DataParallel)"
-            allowed = f"torchrun --nproc_per_node {gpus}, or one GPU"
-            fields.fault("CUDA_VISIBLE_DEVICES", f"{why}, which is not priced", allowed=allowed)
+            fields.fault(
+                "CUDA_VISIBLE_DEVICES",
+                f"{why}, which is not priced",
+                allowed=f"torchrun --nproc_per_node {gpus}, or one GPU",
+            )
         elif not gpus:
             fields.note(
                 "python starts one process, which takes all GPUs that it sees (torch's DataParallel): "
@@ -475,8 +490,11 @@ def kernel_of(fields: Fields, launcher: str, configuration: Configuration) -> Op
 
 def kernel_option(found: str, launcher: str) -> Options:
     """Return the option of a named attention kernel; empty if it is the default of the price."""
-    usual = framework_facts(framework_of(launcher)).attention_kernel
-    return {} if found in ("", usual) else {"attention_kernel": found}
+    return (
+        {}
+        if found in ("", framework_facts(framework_of(launcher)).attention_kernel)
+        else {"attention_kernel": found}
+    )
 
 
 _LIGER = (

@@ -63,8 +63,12 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if not (fields.flag("packing") or fields.has("pad_to_multiple_of")):
         fields.note(trainer.PADDED.format(_LENGTH))
     if fields.has("model_name") and not fields.has(_MODEL):
-        why = "is not one of TRL's names, and its parser stops there: the file is another program's"
-        fields.fault("model_name", why, allowed=_MODEL, nearest=_MODEL)
+        fields.fault(
+            "model_name",
+            "is not one of TRL's names, and its parser stops there: the file is another program's",
+            allowed=_MODEL,
+            nearest=_MODEL,
+        )
     take_model(fields, known, _MODEL)
     given, length = _sft_arguments(fields, known, over)
     adapters, base = _peft(fields), base_of(fields, nested=False)
@@ -171,8 +175,12 @@ def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
     name = next((name for name in ("dtype", "torch_dtype") if fields.has(name)), "dtype")
     said = fields.word(name, "float32", allowed=flags_of("trl")["dtype"].choices)
     if said == "float16" and precision == "fp16" and not frozen:
-        why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
-        fields.fault(name, why, allowed="float32, bfloat16, or an adapter", nearest="float32")
+        fields.fault(
+            name,
+            "weights in fp16 alone are not trained: their gradients cannot be unscaled",
+            allowed="float32, bfloat16, or an adapter",
+            nearest="float32",
+        )
     return said
 
 

@@ -38,8 +38,9 @@ def model_from_diffusers(config: Mapping[str, object], *, name: str) -> ModelSpe
     """
     stated = str(config.get(CLASS))[:60]
     if stated not in _CLASSES:
-        why = f"{stated} is not a class that is planned; planned: {', '.join(_CLASSES)}"
-        raise UnsupportedModelError.field(CLASS, why)
+        raise UnsupportedModelError.field(
+            CLASS, f"{stated} is not a class that is planned; planned: {', '.join(_CLASSES)}"
+        )
     defaults, build = _CLASSES[stated]
     reader = FieldReader({**defaults, **config}, "/model")
     facts = build(reader)

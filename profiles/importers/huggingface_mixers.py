@@ -41,8 +41,11 @@ def _stated(reader: FieldReader, num_layers: int) -> list[int] | None:
     wrong = [kind for kind in kinds if kind not in (_ATTENDS, _MIXES)]
     if len(kinds) != num_layers or wrong:
         found = f"{str(wrong[0])[:40]} is not a kind" if wrong else f"{len(kinds)} kinds"
-        why = f"{found}: must be a list of num_hidden_layers = {num_layers} kinds"
-        reader.fault("layer_types", why, allowed=allowed)
+        reader.fault(
+            "layer_types",
+            f"{found}: must be a list of num_hidden_layers = {num_layers} kinds",
+            allowed=allowed,
+        )
         return []
     return [layer for layer, kind in enumerate(kinds) if kind == _ATTENDS]
 
@@ -122,8 +125,10 @@ def kimi_linear_config(config: dict[str, object]) -> dict[str, object]:
     if found.get("layer_types") is None and (attending is not None or mixing is not None):
         attending, others = (one if isinstance(one, list) else [] for one in (attending, mixing))
         if sorted((*attending, *others), key=str) != sorted(range(1, layers + 1), key=str):
-            why = f"full_attn_layers and kda_layers must name each layer once, counted from 1 to {layers}"
-            raise InvalidProblemError.of(f"/model/{_OF_KIMI}", why)
+            raise InvalidProblemError.of(
+                f"/model/{_OF_KIMI}",
+                f"full_attn_layers and kda_layers must name each layer once, counted from 1 to {layers}",
+            )
         found["layer_types"] = [_ATTENDS if one + 1 in attending else _MIXES for one in range(layers)]
     if found.get("layer_types") is None:
         found["layer_types"] = [_ATTENDS if one and one % 4 == 0 else _MIXES for one in range(layers)]
@@ -165,8 +170,9 @@ def bailing_hybrid_config(config: dict[str, object]) -> dict[str, object]:
     group, first = found.pop("layer_group_size", None), found.pop("first_k_dense_replace", None)
     for key, value, low in (("layer_group_size", group, 1), ("first_k_dense_replace", first, 0)):
         if type(value) is not int or value < low:
-            why = f"{shown(str(value))} is not a whole number"
-            raise InvalidProblemError.of(f"/model/{key}", why, allowed=f"{low} or more")
+            raise InvalidProblemError.of(
+                f"/model/{key}", f"{shown(str(value))} is not a whole number", allowed=f"{low} or more"
+            )
     if found.get("layer_types") is None:
         kinds = [_ATTENDS if (layer + 1) % cast("int", group) == 0 else _MIXES for layer in range(layers)]
         found["layer_types"] = kinds
@@ -198,9 +204,11 @@ def minimax_config(config: dict[str, object]) -> dict[str, object]:
         isinstance(listed, list) and len(listed) == layers and all(one in (0, 1) for one in listed)
     ):
         many = f"{len(listed)} kinds" if isinstance(listed, list) else shown(str(listed))
-        why = f"{many}: must be a list of num_hidden_layers = {layers} kinds"
-        allowed = "1 (attention), 0 (lightning attention)"
-        raise InvalidProblemError.of("/model/attn_type_list", why, allowed=allowed)
+        raise InvalidProblemError.of(
+            "/model/attn_type_list",
+            f"{many}: must be a list of num_hidden_layers = {layers} kinds",
+            allowed="1 (attention), 0 (lightning attention)",
+        )
     if found.get("layer_types") is None:
         kinds = [int(layer % 2 == 0) for layer in whole] if listed is None else listed
         found["layer_types"] = [_ATTENDS if one else _MIXES for one in kinds]
@@ -240,8 +248,11 @@ def lfm2_config(config: dict[str, object]) -> dict[str, object]:
     if listed is not None and not (
         isinstance(listed, list) and all(type(one) is int and 0 <= one < layers for one in listed)
     ):
-        why = f"{shown(str(listed))} is not a list of layers"
-        raise InvalidProblemError.of("/model/full_attn_idxs", why, allowed=f"0 to {layers - 1}")
+        raise InvalidProblemError.of(
+            "/model/full_attn_idxs",
+            f"{shown(str(listed))} is not a list of layers",
+            allowed=f"0 to {layers - 1}",
+        )
     if found.get("layer_types") is None:
         attending = range(layers) if listed is None else listed
         found["layer_types"] = [_ATTENDS if layer in attending else "conv" for layer in range(layers)]
@@ -330,16 +341,18 @@ def falcon_h1(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSp
         _size(reader, "mamba_expand", "convolution"),
     )
     inner = _size(reader, "mamba_d_ssm", "num_heads", expand * hidden_size)
-    stated = reader.value("mamba_d_head")
     width = (
         max(1, inner // heads)
-        if stated in (None, "auto")
+        if reader.value("mamba_d_head") in (None, "auto")
         else _size(reader, "mamba_d_head", "value_head_dim")
     )
     if heads * width != inner:
         near = str(inner // width) if inner % width == 0 else None
-        why = f"{heads} heads of {width} are not mamba_d_ssm = {inner}"
-        reader.fault("mamba_n_heads", why, **({"nearest": near} if near else {}))
+        reader.fault(
+            "mamba_n_heads",
+            f"{heads} heads of {width} are not mamba_d_ssm = {inner}",
+            **({"nearest": near} if near else {}),
+        )
     read, written = (reader.flag(key, default=False) for key in ("mamba_proj_bias", "projectors_bias"))
     sizes: dict[str, Any] = {
         "num_heads": heads,
@@ -414,13 +427,18 @@ def nemotron_h_config(config: dict[str, object]) -> dict[str, object]:
     kinds = [_OTHER_NAMES.get(str(kind), kind) for kind in kinds]
     wrong = [str(kind)[:40] for kind in kinds if kind not in _LETTERS]
     if wrong or not kinds:
-        allowed = ", ".join(f"{letter} ({kind})" for letter, kind in _KINDS.items())
-        why = f"{wrong[0]!r} is not a kind of layer" if wrong else "states no layers"
-        raise InvalidProblemError.of(f"/model/{name}", why, allowed=allowed)
+        raise InvalidProblemError.of(
+            f"/model/{name}",
+            f"{wrong[0]!r} is not a kind of layer" if wrong else "states no layers",
+            allowed=", ".join(f"{letter} ({kind})" for letter, kind in _KINDS.items()),
+        )
     stated = found.get("num_hidden_layers")
     if stated is not None and stated != len(kinds):
-        why = f"{len(kinds)} layers, but num_hidden_layers = {str(stated)[:20]}"
-        raise InvalidProblemError.of(f"/model/{name}", why, allowed="a kind for each layer")
+        raise InvalidProblemError.of(
+            f"/model/{name}",
+            f"{len(kinds)} layers, but num_hidden_layers = {str(stated)[:20]}",
+            allowed="a kind for each layer",
+        )
     own = {"num_hidden_layers": len(kinds), "hidden_act": found.pop("mlp_hidden_act", "relu2")}
     return {**found, **own, _BLOCKS: kinds}
 
@@ -428,9 +446,12 @@ def nemotron_h_config(config: dict[str, object]) -> dict[str, object]:
 def _block(reader: FieldReader, heads: str, head_dim: str, state: str) -> MixerSpec:
     found, groups = _size(reader, heads, "num_heads"), _size(reader, "n_groups", "num_key_heads")
     if found % groups:
-        near = next(one for one in range(groups, 0, -1) if found % one == 0)
-        why = f"{groups} does not divide {heads} = {found}"
-        reader.fault("n_groups", why, allowed=f"a divisor of {heads}", nearest=str(near))
+        reader.fault(
+            "n_groups",
+            f"{groups} does not divide {heads} = {found}",
+            allowed=f"a divisor of {heads}",
+            nearest=str(next(one for one in range(groups, 0, -1) if found % one == 0)),
+        )
     sizes: dict[str, Any] = {
         "num_heads": found,
         "num_key_heads": groups,
@@ -469,8 +490,12 @@ def mamba_2_config(config: dict[str, object]) -> dict[str, object]:
     stated, expand, hidden = found.pop(_INNER, None), found.get("expand"), found.get("hidden_size")
     inner = expand * hidden if type(expand) is int and type(hidden) is int else 0
     if stated is not None and inner > 0 and stated != inner:
-        why = f"{str(stated)[:20]} is not expand * hidden_size, which the class builds"
-        raise InvalidProblemError.of(f"/model/{_INNER}", why, allowed=str(inner), nearest=str(inner))
+        raise InvalidProblemError.of(
+            f"/model/{_INNER}",
+            f"{str(stated)[:20]} is not expand * hidden_size, which the class builds",
+            allowed=str(inner),
+            nearest=str(inner),
+        )
     return found
 
 
@@ -501,5 +526,4 @@ def selective_scans_alone(reader: FieldReader, facts: Mapping[str, object]) -> d
     """Return the layers of Mamba and Falcon Mamba, each a selective scan and nothing else."""
     mixer = _selective_scan(reader, cast("int", facts["hidden_size"]), _MAMBA)
     mixer = replace(mixer, num_heads=cast("int", facts["num_attention_heads"]))
-    pattern = "M" * cast("int", facts["num_layers"])
-    return {"layer_pattern": pattern, "mixer": mixer, "no_rotary_every": 1}
+    return {"layer_pattern": "M" * cast("int", facts["num_layers"]), "mixer": mixer, "no_rotary_every": 1}
