@@ -238,12 +238,11 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         return
     copies = config.replicating_ranks // config.zero_shard_size
     share = float(work.framework_options.get("optimizer_offload_fraction", 1.0))
-    costs = default_profile(problem.cluster, problem.priced_as)
-    states = min(12.0, costs.framework.optimizer_bytes)
+    framework = default_profile(problem.cluster, problem.priced_as).framework
     needed = {"": 0, "nvme": 0}
     for part in config.offload.split("+"):
         name, _, drive = part.partition("@")
-        each = {"optimizer": states * share, "parameters": 2}.get(name, 0)
+        each = {"optimizer": min(12.0, framework.optimizer_bytes) * share, "parameters": 2}.get(name, 0)
         needed[drive] += round(each * problem.model.num_parameters() * copies)
     hosts = [host_of(group) for group in problem.cluster.groups]
     rooms = {"": min(host.memory_bytes for host in hosts), "nvme": min(host.nvme_bytes for host in hosts)}

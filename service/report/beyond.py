@@ -8,7 +8,6 @@ from rich.text import Text
 
 from meshwright.profiles.figures import percent, tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.service.report.ranking import changes_of
 from meshwright.solver.answer import (
     OBJECTIVE_NAMES,
@@ -36,13 +35,13 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
     if answer.baseline is not None:
         lines.append(baseline_words(answer.baseline, len(answer.ranking)))
     lines += deciding_words(answer.plans)
-    texts = [wrapped(line, width, indent=2, hang=2) for line in lines]
+    texts = [figures.wrapped(line, width, indent=2, hang=2) for line in lines]
     return [*texts, *(_front(answer.pareto, width) if answer.pareto else [])]
 
 
 def _front(front: ParetoFront, width: int) -> list[Text]:
     """Return the points of the front, fastest first, with bars of their memory."""
-    lines = [wrapped(f"Step time and peak memory: {front.claim}.", width, indent=2, hang=2)]
+    lines = [figures.wrapped(f"Step time and peak memory: {front.claim}.", width, indent=2, hang=2)]
     words = _front_words(front)
     heaviest = max((point.plan.prediction.peak_memory_bytes for point in front.points), default=1)
     for point, said in zip(front.points, words, strict=True):
@@ -50,7 +49,9 @@ def _front(front: ParetoFront, width: int) -> list[Text]:
         bar = "█" * max(round(_BAR * seen.peak_memory_bytes / heaviest), 1)
         cells = f"{figures.seconds(seen.step_time_s):>8} {figures.gib(seen.peak_memory_bytes):>6} GiB "
         cells += f"{bar:<{_BAR}} " if width >= _BARS_FROM else ""
-        lines.append(wrapped(tied(cells) + pieces(said, "·"), width, indent=4, hang=len(cells)))
+        lines.append(
+            figures.wrapped(tied(cells) + figures.pieces(said, "·"), width, indent=4, hang=len(cells))
+        )
     return lines
 
 

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from meshwright.profiles.figures import tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, signed, words, wrapped
 from meshwright.solver.answer import Comparison, Prediction, Step
 from meshwright.solver.configuration import Configuration
 
@@ -55,14 +54,17 @@ def render_comparison(
         ),
         Text(),
     ]
-    lines += [wrapped(_step(step, first.step_time_s), width, indent=2, hang=4) for step in comparison.steps]
+    lines += [
+        figures.wrapped(_step(step, first.step_time_s), width, indent=2, hang=4)
+        for step in comparison.steps
+    ]
     if not comparison.steps:
-        lines.append(wrapped("the same configuration", width, indent=2))
+        lines.append(figures.wrapped("the same configuration", width, indent=2))
     falls = (comparison.first_waterfall_s, comparison.second_waterfall_s)
     lines.append(Text())
     for name, fall, side in zip(names, falls, (first, second), strict=True):
-        text = pieces(figures.times(fall, side.step_time_s), "│")
-        lines.append(wrapped(tied(f"{name:<{label}}") + text, width, hang=label))
+        text = figures.pieces(figures.times(fall, side.step_time_s), "│")
+        lines.append(figures.wrapped(tied(f"{name:<{label}}") + text, width, hang=label))
     return Group(*lines)
 
 
@@ -73,7 +75,7 @@ def _ranked(ranked: ComparedObjective, names: tuple[str, str], width: int) -> Te
         tied(f"{name} {value:.4g} {ranked.unit}") for name, value in zip(names, ranked.values, strict=True)
     )
     share = tied(f"{(second / first - 1.0) * 100:+.1f} %".replace("-", "−"))
-    return wrapped(f"ranked by {ranked.name}: {values}, {share}; their steps:", width)
+    return figures.wrapped(f"ranked by {ranked.name}: {values}, {share}; their steps:", width)
 
 
 def _side(
@@ -87,20 +89,20 @@ def _side(
 ) -> Text:
     """Return ``yours   tp 8 · pp 8 · mbs 2   43.9 s ±4 %   31.4 of 79.6 GiB (0)``."""
     parts = [
-        pieces(figures.configuration_words(configuration), "·"),
+        figures.pieces(figures.configuration_words(configuration), "·"),
         tied(figures.step_time(prediction)),
         tied(figures.peak_memory(prediction)),
         tied(more),
     ]
     text = "   ".join(part for part in parts if part)
-    return wrapped(tied(f"{name:<{label}}") + text, width, hang=label, style="bold")
+    return figures.wrapped(tied(f"{name:<{label}}") + text, width, hang=label, style="bold")
 
 
 def _step(step: Step, whole_s: float) -> str:
     """Return ``−8.1 s recompute off (recompute −9.0, bubble +0.9 s)``, and which steps do not fit."""
-    line = tied(f"{signed(step.step_change_s, whole_s):>8}  {step.change}")
+    line = tied(f"{figures.signed(step.step_change_s, whole_s):>8}  {step.change}")
     terms = sorted(step.terms_s.items(), key=lambda item: -abs(item[1]))[:_SHOWN_TERMS]
-    shown = [f"{words(name)} {signed(value, whole_s)}" for name, value in terms
+    shown = [f"{figures.words(name)} {figures.signed(value, whole_s)}" for name, value in terms
              if abs(value) >= _NOTICEABLE * whole_s]  # fmt: skip
     causes = f"  ({', '.join(shown)})" if shown else ""
     remarks = [] if step.fits else ["does not fit by itself"]
@@ -110,7 +112,9 @@ def _step(step: Step, whole_s: float) -> str:
 
 def reading_lines(notes: Sequence[str], unread: Sequence[str], *, width: int) -> RenderableType:
     """Return what a launch command leaves to defaults, and what of it was not understood."""
-    lines = [wrapped(f"what really runs: {note}", width, indent=2) for note in notes]
+    lines = [figures.wrapped(f"what really runs: {note}", width, indent=2) for note in notes]
     if unread:
-        lines.append(wrapped(f"not understood, and not priced: {', '.join(unread)}", width, indent=2))
+        lines.append(
+            figures.wrapped(f"not understood, and not priced: {', '.join(unread)}", width, indent=2)
+        )
     return Group(*lines)

@@ -14,7 +14,6 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import Bars, memory_bars, waterfall_bars
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
 from meshwright.service.report.charts.timeline import TimelineChart, timeline_chart
-from meshwright.service.report.formatting import built_words, sentence_case, with_questions
 from meshwright.service.report.rank_map import RankMap, rank_map
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
@@ -118,7 +117,7 @@ def prediction_document(
         title=title_of(problem),
         question=question_of(problem),
         plan=_view(plan, problem, details, MOST_PASSES),
-        breaks=tuple(map(sentence_case, breaks)),
+        breaks=tuple(map(figures.sentence_case, breaks)),
         warnings=tuple(problem.cluster.warnings),
     )
 
@@ -160,7 +159,7 @@ def document_of(
         title=title_of(problem),
         question=question_of(problem),
         verdict=verdict_of(answer, problem),
-        built=built_words(answer.plans, verdicts),
+        built=figures.built_words(answer.plans, verdicts),
         standings=standings,
         pareto=pareto_scatter(answer, first) if len(answer.plans) > 1 or answer.pareto else None,
         plans=tuple(views),
@@ -168,7 +167,9 @@ def document_of(
         comparison=comparison_of(answer, first),
         what_if=what_if,
         provenance=facts_of(answer, problem, digest=digest),
-        warnings=tuple(map(with_questions, dict.fromkeys((*answer.warnings, *problem.cluster.warnings)))),
+        warnings=tuple(
+            map(figures.with_questions, dict.fromkeys((*answer.warnings, *problem.cluster.warnings)))
+        ),
         problem_json=problem_json,
     )
 
@@ -193,7 +194,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
         limits=limits,
         launcher=details.launcher,
         files=tuple(details.files.items()),
-        file_notes=tuple(map(sentence_case, details.file_notes)),
+        file_notes=tuple(map(figures.sentence_case, details.file_notes)),
         note=details.note,
     )
 

@@ -375,8 +375,7 @@ def wrapped(text: str, width: int, *, indent: int = 0, hang: int = _HANG, style:
 
     Breaks at blanks, never in a ``tied`` piece unless it alone is too long for a line.
     """
-    room = max(width - indent - _LEAST_ROOM, 0)
-    after = " " * (indent + min(hang, room))
+    after = " " * (indent + min(hang, max(width - indent - _LEAST_ROOM, 0)))
     lines = textwrap.wrap(
         text,
         max(width, 1),

@@ -11,7 +11,6 @@ from rich.text import Text
 from meshwright.profiles.documents import shown
 from meshwright.profiles.figures import tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.solver.answer import Plan
 
 if TYPE_CHECKING:
@@ -50,17 +49,17 @@ def measured_lines(measured: Sequence[TimedPrediction], plans: Sequence[Plan], w
         return []
     lines = [
         Text(),
-        wrapped("measured runs of this question, predicted with this profile:", width, indent=2),
+        figures.wrapped("measured runs of this question, predicted with this profile:", width, indent=2),
     ]
     for one in measured[:MOST_ROWS]:
         times = f"measured {figures.seconds(one.measured_s)}"
         times += f", predicted {figures.seconds(one.prediction.step_time_s)}"
-        words = pieces(figures.configuration_words(one.configuration), "·")
+        words = figures.pieces(figures.configuration_words(one.configuration), "·")
         text = f"{shown(one.name)}: {words}: {tied(times)}, {tied(_place(one, plans))}"
-        lines.append(wrapped(text, width, indent=4, hang=2))
+        lines.append(figures.wrapped(text, width, indent=4, hang=2))
     more = len(measured) - MOST_ROWS
     if more > 0:
-        lines.append(wrapped(f"and {more} more (--json has all)", width, indent=4))
+        lines.append(figures.wrapped(f"and {more} more (--json has all)", width, indent=4))
     return lines
 
 

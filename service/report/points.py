@@ -14,7 +14,6 @@ from rich.text import Text
 
 from meshwright.profiles.figures import percent
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.solver.configuration import Configuration, configuration_from_json
 
 Row = Mapping[str, Any]
@@ -37,7 +36,7 @@ def render_points(answer: Mapping[str, Any], *, width: int) -> RenderableType:
     plans: list[Text] = []
     if sum(max(map(cell_len, column)) + _GUTTER for column in zip(heads, *cells, strict=True)) > width:
         plans = [
-            wrapped(f"{_values(row)}: {pieces(words, '·')}", width, indent=2, hang=4)
+            figures.wrapped(f"{_values(row)}: {figures.pieces(words, '·')}", width, indent=2, hang=4)
             for row, (*_, words) in zip(rows, cells, strict=True)
             if words
         ]
@@ -54,7 +53,7 @@ def render_points(answer: Mapping[str, Any], *, width: int) -> RenderableType:
         table,
         *([Text(), *plans] if plans else []),
         Text(),
-        *(wrapped(note, width, indent=2) for note in notes),
+        *(figures.wrapped(note, width, indent=2) for note in notes),
     )
 
 
@@ -105,4 +104,4 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     if answer["gap"] is not None:
         words += f" · gap {percent(answer['gap'])}"
     effort = f"{figures.count(answer['explored'])} configurations · {figures.seconds(answer['elapsed_s'])}"
-    return pieces(f"{words} · {effort}", "·")
+    return figures.pieces(f"{words} · {effort}", "·")

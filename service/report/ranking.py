@@ -12,7 +12,6 @@ from rich.text import Text
 
 from meshwright.profiles.figures import percent, tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.solver.answer import Plan, ranked_plans
 from meshwright.solver.configuration import mesh_of
 
@@ -214,9 +213,9 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
         last = max(columns, key=lambda column: column.leaves)
         if not last.leaves:
             differing, equal = _differing(plans), equal_to_first(plans)
-            lines = [wrapped(_line(plan, differing, equal), width, hang=3) for plan in plans]
+            lines = [figures.wrapped(_line(plan, differing, equal), width, hang=3) for plan in plans]
             notes = [*ranking_notes(plans), *switch_notes(plans)]
-            return Group(*lines, *(wrapped(note, width, indent=2) for note in notes))
+            return Group(*lines, *(figures.wrapped(note, width, indent=2) for note in notes))
         columns.remove(last)
         left_out += [last.title.rstrip("*")] * bool(last.title)
     has_mfu = any(column.title == _MFU for column in columns)
@@ -226,7 +225,7 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
     notes += switch_notes(plans)
     if left_out:
         notes.append(f"(no room for {', '.join(left_out)}; --json has all)")
-    return Group(_table(columns, plans), *(wrapped(note, width, indent=2) for note in notes))
+    return Group(_table(columns, plans), *(figures.wrapped(note, width, indent=2) for note in notes))
 
 
 def _width(columns: Sequence[Column], plans: Sequence[Plan]) -> int:
@@ -247,7 +246,7 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
 
 def _line(plan: Plan, differing: Sequence[Column], equal: frozenset[int]) -> str:
     others = [f"{column.title} {column.cell(plan)}" for column in differing]
-    words = pieces(" · ".join([figures.configuration_words(plan.config), *others]), "·")
+    words = figures.pieces(" · ".join([figures.configuration_words(plan.config), *others]), "·")
     cells = (_step(plan, equal), figures.peak_memory(plan.prediction), *_needs(plan))
     number = f"{plan.rank}. " if plan.rank else ""
     return f"{number}{words}: {', '.join(map(tied, cells))}"

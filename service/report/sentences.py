@@ -14,7 +14,6 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.figures import percent, seconds_like, tied
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.report import formatting
-from meshwright.service.report.formatting import signed, words, wrapped
 from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.explain.sentences import limit_sentence, limit_words, time_sentence
@@ -41,13 +40,13 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
     lines += [f"binds: {limit_words(limit, step_s)}" for limit in why.limits]
     if plan.odds is not None:
         lines.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
-    return [wrapped(line, width, indent=2) for line in lines]
+    return [formatting.wrapped(line, width, indent=2) for line in lines]
 
 
 def group_lines(uses: Sequence[GroupUse], step_s: float, width: int) -> list[Text]:
     """Return each node group's stages, their limit, their waiting, and what one more node would bring."""
     return [
-        wrapped(f"{one.group}: {'; '.join(_group_words(one, step_s))}", width, indent=2, hang=2)
+        formatting.wrapped(f"{one.group}: {'; '.join(_group_words(one, step_s))}", width, indent=2, hang=2)
         for one in uses
     ]
 
@@ -61,7 +60,7 @@ def _group_words(one: GroupUse, step_s: float) -> Iterator[str]:
         compute, waits = map(formatting.seconds, (one.compute_s, one.waits_s))
         yield f"its busiest stage computes for {tied(compute)} of the step and waits for {tied(waits)}"
     if one.layer_more_s is not None:
-        yield f"one more layer there: {tied(signed(one.layer_more_s, step_s))}"
+        yield f"one more layer there: {tied(formatting.signed(one.layer_more_s, step_s))}"
     elif one.stages:
         yield f"memory: {percent(one.memory_share)} in use, so that no further layer fits"
     more = one.one_more_node
@@ -71,7 +70,7 @@ def _group_words(one: GroupUse, step_s: float) -> Iterator[str]:
         yield f"one more node: no faster plan{' under our cost model' if more.proved else ' was found'}"
     else:
         step = formatting.seconds(more.step_time_s)
-        yield f"one more node: {tied(signed(-more.saves_s, step_s))}, a step of {tied(step)}"
+        yield f"one more node: {tied(formatting.signed(-more.saves_s, step_s))}, a step of {tied(step)}"
 
 
 def searched_words(problem: Problem) -> str:
@@ -121,7 +120,7 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     if answer.objective_gap:
         least = tied(formatting.risk(answer.objective_gap))
         words.append(f"the least closed-form objective is proved to within {least}")
-    return [wrapped(f"Proof: {'; '.join(words)}.", width, indent=2)] if words else []
+    return [formatting.wrapped(f"Proof: {'; '.join(words)}.", width, indent=2)] if words else []
 
 
 def certificate_words(answer: Answer) -> str:
@@ -156,11 +155,14 @@ def spent_s(why: Why) -> dict[str, float]:
 
 def _loss(loss: Loss, step_s: float) -> str:
     """Return ``Costs: bubble 0.58 s (10 %). Lower by …. vpp 5 takes 0.11 s off it; the step: +0.46 s``."""
-    size = tied(f"{words(loss.term)} {seconds_like(abs(loss.seconds), step_s)} ({percent(loss.share)})")
+    size = tied(
+        f"{formatting.words(loss.term)} {seconds_like(abs(loss.seconds), step_s)} ({percent(loss.share)})"
+    )
     line = f"costs: {size}" + (f"; lower: {loss.lowered_by}" if loss.lowered_by else "")
     if loss.change is None or loss.saves_s is None or loss.step_change_s is None:
         return line
-    effect = f"{signed(-loss.saves_s, step_s)} of it, {signed(loss.step_change_s, step_s)} of the step"
+    saved, change = (formatting.signed(one, step_s) for one in (-loss.saves_s, loss.step_change_s))
+    effect = f"{saved} of it, {change} of the step"
     return f"{line}. {tied(loss.change)}: {tied(effect)}"
 
 
@@ -168,7 +170,7 @@ def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:
     """Return which plans to run next, and what choosing after them is expected to gain."""
     runs = ", ".join(tied(f"#{plan.rank} ({plan.plan_id[:4]}, {gain * 100:.2f} %)") for plan, gain in worth)
     line = f"Measure next: {runs}: expected gain in step time by choosing after each run"
-    return wrapped(line, width, indent=2)
+    return formatting.wrapped(line, width, indent=2)
 
 
 def remedy_words(remedy: Remedy) -> tuple[str, str]:
@@ -181,4 +183,4 @@ def remedy_words(remedy: Remedy) -> tuple[str, str]:
 def sentences(best: Plan, width: int) -> list[Text]:
     """Return where the time of a plan goes and what binds; nothing where it has no reasons."""
     lines = [] if best.why is None else [time_sentence(best.why), limit_sentence(best.why)]
-    return [wrapped(line, width, indent=2) for line in lines]
+    return [formatting.wrapped(line, width, indent=2) for line in lines]

@@ -7,7 +7,6 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import wrapped
 from meshwright.service.report.question import header
 from meshwright.solver.answer import ShapeAdvice
 from meshwright.solver.problem import Problem
@@ -19,12 +18,12 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
     """Return the asked shape's plan, then the shapes that save time, best first."""
     own = f"as asked: {figures.seconds(advice.prediction.step_time_s)} in "
     own += figures.configuration_words(advice.config)
-    lines: list[RenderableType] = [header(problem, width), wrapped(own, width, indent=2), Text()]
+    lines: list[RenderableType] = [header(problem, width), figures.wrapped(own, width, indent=2), Text()]
     left_out = "; ".join(advice.not_searched)
     unsaid = [f"not known, too many configurations to search them all: {left_out}"] if left_out else []
     if not advice.shapes:
         notes = ["no nearby shape is faster for its size", *unsaid]
-        return Group(*lines, *(wrapped(note, width, indent=2) for note in notes))
+        return Group(*lines, *(figures.wrapped(note, width, indent=2) for note in notes))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("change", "parameters", "step", "saves*", "in place", "tp", "why"):
         table.add_column(title, overflow="fold", no_wrap=title not in ("change", "why"))
@@ -44,7 +43,7 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
         "Quality is not predicted: a shape is offered for its speed alone.",
         *unsaid,
     ]
-    return Group(*lines, table, *(wrapped(note, width, indent=2) for note in notes))
+    return Group(*lines, table, *(figures.wrapped(note, width, indent=2) for note in notes))
 
 
 def _share(gain: float) -> str:

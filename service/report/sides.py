@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from meshwright.profiles.units import GIB
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 from meshwright.solver.answer import Answer, Prediction
 from meshwright.solver.configuration import Configuration
 
@@ -170,18 +169,18 @@ def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
     ]
     time, memory, how = "Where the time goes", "Memory of the heaviest stage", "Configuration"
     rows += [
-        Quantity(key=f"t.{name}", label=words(name), hint=hint, unit="s", part=time)
-        for name, hint in TIME_TERMS.items()
+        Quantity(key=f"t.{name}", label=figures.words(name), hint=hint, unit="s", part=time)
+        for name, hint in figures.TIME_TERMS.items()
     ]
     rows += [
-        Quantity(key=f"m.{name}", label=words(name), hint=hint, unit="GiB", part=memory)
-        for name, hint in MEMORY_TERMS.items()
+        Quantity(key=f"m.{name}", label=figures.words(name), hint=hint, unit="GiB", part=memory)
+        for name, hint in figures.MEMORY_TERMS.items()
     ]
     rows += [
         Quantity(
             key=f"c.{name}",
-            label=_LABELS.get(name, words(name)),
-            hint=COLUMNS.get(figures.SHORT_NAMES.get(name, ""), ""),
+            label=_LABELS.get(name, figures.words(name)),
+            hint=figures.COLUMNS.get(figures.SHORT_NAMES.get(name, ""), ""),
             unit="",
             part=how,
         )

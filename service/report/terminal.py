@@ -17,7 +17,6 @@ from meshwright.profiles.figures import tied
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import beyond_lines
-from meshwright.service.report.formatting import pieces, with_options, with_ties, wrapped
 from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking
@@ -53,8 +52,8 @@ def render_answer(
     if answer.status == "infeasible":
         return Group(*_infeasible(answer, problem, width))
     style = "green" if answer.is_optimal else "yellow" if answer.plans else "red"
-    certainty = with_ties(answer.certainty) + _gpus(answer, problem)
-    parts: list[RenderableType] = [header(problem, width), wrapped(certainty, width, style=style)]
+    certainty = figures.with_ties(answer.certainty) + _gpus(answer, problem)
+    parts: list[RenderableType] = [header(problem, width), figures.wrapped(certainty, width, style=style)]
     if answer.plans:
         best = answer.plans[0]
         unbuilt = unbuilt_words(best, problem)
@@ -67,11 +66,11 @@ def render_answer(
             *_causes(best, width, of=" (best)"),
             Text(),
             *sentences(best, width),
-            *([wrapped(unbuilt, width, indent=2)] if unbuilt else []),
+            *([figures.wrapped(unbuilt, width, indent=2)] if unbuilt else []),
             *beyond_lines(answer, width),
         ]
     parts += [Text(), *_provenance(answer, problem, width)]
-    return Group(*parts, wrapped(_next(answer, problem), width, indent=2))
+    return Group(*parts, figures.wrapped(_next(answer, problem), width, indent=2))
 
 
 def render_prediction(
@@ -96,8 +95,7 @@ def render_prediction(
         warnings.append(
             f"out-of-memory probability is {figures.risk(risk)}; the limit is {figures.risk(limit)}"
         )
-    shown = render_plan(plan, problem, width=width, profile=profile)
-    return Group(shown, *_warnings(warnings, width))
+    return Group(render_plan(plan, problem, width=width, profile=profile), *_warnings(warnings, width))
 
 
 def render_plan(
@@ -119,7 +117,7 @@ def render_plan(
         *group_lines(groups, plan.prediction.step_time_s, width),
         *([] if answer is None else proof_lines(answer, problem, width)),
         Text(),
-        wrapped(f"Profile: {clean(profile)}.", width, indent=2),
+        figures.wrapped(f"Profile: {clean(profile)}.", width, indent=2),
         *_outside(plan.prediction, width),
     )
 
@@ -168,19 +166,23 @@ def _causes(plan: Plan, width: int, *, of: str = "", fall: bool = False) -> list
     label = max(map(len, rows)) + 3
     lines = {name: f"{name:<{label}}" for name in rows}
     return [
-        wrapped(tied(lines[name]) + pieces(value, "│"), width, indent=2, hang=label)
+        figures.wrapped(tied(lines[name]) + figures.pieces(value, "│"), width, indent=2, hang=label)
         for name, value in rows.items()
     ]
 
 
 def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
-    skipped = [wrapped(one, width, indent=4, hang=2) for one in skipped_words(answer)]
+    skipped = [figures.wrapped(one, width, indent=4, hang=2) for one in skipped_words(answer)]
     kept_free = answer.notes.get("kept_free")  # answers of older releases have none
     return [
-        *([wrapped("Launchers without a plan:", width, indent=2), *skipped] if skipped else []),
-        wrapped(f"Searched: {searched_line(answer, problem)}", width, indent=2),
-        wrapped(f"Profile: {profile_words(answer, problem)}.", width, indent=2),
-        *([wrapped(f"Memory kept free: {kept_free}.", width, indent=2)] if kept_free is not None else []),
+        *([figures.wrapped("Launchers without a plan:", width, indent=2), *skipped] if skipped else []),
+        figures.wrapped(f"Searched: {searched_line(answer, problem)}", width, indent=2),
+        figures.wrapped(f"Profile: {profile_words(answer, problem)}.", width, indent=2),
+        *(
+            [figures.wrapped(f"Memory kept free: {kept_free}.", width, indent=2)]
+            if kept_free is not None
+            else []
+        ),
         *(_outside(answer.plans[0].prediction, width) if answer.plans else []),
         *_warnings(answer.warnings, width),
     ]
@@ -188,7 +190,7 @@ def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
 
 def searched_line(answer: Answer, problem: Problem) -> str:
     """Return what was searched, how much of it is legal, and how long that took."""
-    legal = with_ties(f"{figures.count(answer.legal)} configurations are legal")
+    legal = figures.with_ties(f"{figures.count(answer.legal)} configurations are legal")
     return f"{searched_words(problem)}; {legal}; {tied(f'{answer.elapsed_s:.1f} s')}."
 
 
@@ -201,12 +203,12 @@ def _outside(prediction: Prediction, width: int) -> list[Text]:
     if not prediction.extrapolated:
         return []
     line = f"Outside the measured range: {', '.join(prediction.extrapolated)}."
-    return [wrapped(line, width, indent=2, style="yellow")]
+    return [figures.wrapped(line, width, indent=2, style="yellow")]
 
 
 def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
-    said = (f"warning: {with_options(clean(one))}" for one in warnings)
-    return [wrapped(one, width, indent=2, style="yellow") for one in said]
+    said = (f"warning: {figures.with_options(clean(one))}" for one in warnings)
+    return [figures.wrapped(one, width, indent=2, style="yellow") for one in said]
 
 
 def profile_words(answer: Answer, problem: Problem) -> str:
@@ -249,7 +251,7 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     total = problem.cluster.num_gpus
     used = answer.num_gpus_used or total
     part = "" if used == total else f" with {used} of {total} GPUs"
-    head = f"infeasible: {model} on {cluster}{part}. {with_ties(answer.certainty)}"
+    head = f"infeasible: {model} on {cluster}{part}. {figures.with_ties(answer.certainty)}"
     found = answer.infeasible or Infeasibility(reasons=())
     lines = [f"nearest: {_shortfall(found.nearest)}"] if found.nearest else []
     lines += [f"because: {reason}" for reason in found.reasons]
@@ -261,9 +263,12 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     elif found.changes:
         lines.append(f"smallest changes that fit: {' · or '.join(found.changes)}")
     return [
-        wrapped(head, width, style="bold red"),
-        *(wrapped(line, width, indent=2) for line in lines),
-        *(wrapped(with_ties(": ".join(remedy_words(one))), width, indent=6) for one in found.remedies),
+        figures.wrapped(head, width, style="bold red"),
+        *(figures.wrapped(line, width, indent=2) for line in lines),
+        *(
+            figures.wrapped(figures.with_ties(": ".join(remedy_words(one))), width, indent=6)
+            for one in found.remedies
+        ),
         *_provenance(answer, problem, width),
     ]
 

@@ -8,7 +8,6 @@ from typing import Literal
 from meshwright.profiles.figures import percent, seconds_like
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import StackedBar, memory_bar, step_bar
-from meshwright.service.report.formatting import COLUMNS, sentence_case, words
 from meshwright.service.report.question import clean, question_words
 from meshwright.service.report.sentences import (
     odds_words,
@@ -16,7 +15,7 @@ from meshwright.service.report.sentences import (
 )
 from meshwright.service.report.terminal import profile_words, searched_line, skipped_words
 from meshwright.service.verify.limits import unbuilt_words
-from meshwright.solver.answer import Answer, Plan, Prediction, Shortfall
+from meshwright.solver.answer import Answer, Plan, Shortfall
 from meshwright.solver.explain.sentences import limit_words
 from meshwright.solver.problem import Problem
 
@@ -124,32 +123,21 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
 
 def _ranked(plan: Plan) -> Verdict:
     """Return a plan that is not the first: what it takes, without the claims that are the first's."""
-    notes = _odds(plan, "it", "its ranking")
+    notes, seen = list[str](), plan.prediction
+    if plan.odds is not None and plan.odds.regret_p90 != 0.0:
+        notes = [f"{odds_words(plan.odds, 'it', 'its ranking')}."]
     if not plan.ranked:
         lacking = " and ".join(plan.needs)
         notes = [f"It is not ranked: it needs {lacking}, which a stock installation lacks."]
     return Verdict(
         kind="open",
         badge=f"rank {plan.rank}" if plan.ranked else "not ranked",
-        sentence=f"{figures.configuration_words(plan.config)}: {_takes(plan.prediction)}",
+        sentence=f"{figures.configuration_words(plan.config)}: a step takes {figures.step_time(seen)}, "
+        f"{percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
+        f"{figures.gib(seen.memory_limit_bytes)} GiB of a GPU's memory.",
         certainty="",
         notes=tuple(notes),
     )
-
-
-def _takes(seen: Prediction) -> str:
-    return (
-        f"a step takes {figures.step_time(seen)}, {percent(seen.mfu)} MFU, "
-        f"{figures.gib(seen.peak_memory_bytes)} of {figures.gib(seen.memory_limit_bytes)} GiB "
-        "of a GPU's memory."
-    )
-
-
-def _odds(plan: Plan, subject: str, rivals: str) -> list[str]:
-    """Return how likely the plan is the fastest listed, given the error band; nothing without rivals."""
-    if plan.odds is None or plan.odds.regret_p90 == 0.0:
-        return []
-    return [f"{odds_words(plan.odds, subject, rivals)}."]
 
 
 def _infeasible(answer: Answer, problem: Problem) -> Verdict:
@@ -204,11 +192,11 @@ def card_of(plan: Plan) -> Card:
                 hint="one optimizer step, with its 80 % interval",
             ),
             Fact(label="Peak memory", value=of, hint="of the heaviest stage, of what a GPU has"),
-            Fact(label="MFU", value=percent(seen.mfu), hint=COLUMNS["MFU"]),
+            Fact(label="MFU", value=percent(seen.mfu), hint=figures.COLUMNS["MFU"]),
             Fact(
                 label="Tokens/s/GPU",
                 value=figures.count(round(seen.tokens_per_s_per_gpu)),
-                hint=COLUMNS["tokens/s/GPU"],
+                hint=figures.COLUMNS["tokens/s/GPU"],
             ),
         ),
         step=step_bar(plan),
@@ -225,7 +213,7 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
     losses = []
     for loss in why.losses:
         cost, share = seconds_like(loss.seconds, step_s), percent(loss.share)
-        head = f"{sentence_case(words(loss.term))}: {cost} ({share} of the step)"
+        head = f"{figures.sentence_case(figures.words(loss.term))}: {cost} ({share} of the step)"
         body = f"Lower with: {loss.lowered_by}." if loss.lowered_by else ""
         if loss.change is not None and loss.saves_s is not None and loss.step_change_s is not None:
             saved, change = (seconds_like(abs(one), step_s) for one in (loss.saves_s, loss.step_change_s))

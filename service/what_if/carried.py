@@ -70,8 +70,7 @@ def carried_over(
         config = scaled(one.configuration, asked.problem, changed.problem)
         if config is not None:
             carried[replace(one, configuration=config)] = None
-    priced = _priced(changed, list(carried))
-    for found in sorted(priced, key=lambda one: -one.rate):
+    for found in sorted(_priced(changed, list(carried)), key=lambda one: -one.rate):
         own = found.candidate.asks(changed)
         if not list(violations(own.problem, own.profile, found.candidate.configuration)):
             return found

@@ -78,8 +78,7 @@ class Pairs:
             return one.outcome if one else self.now
         if self.watch.interrupted():
             return "late"
-        both = _BESIDE[subject](row.change.question)
-        for change in both:
+        for change in _BESIDE[subject](row.change.question):
             if change.factor == column.change.factor:
                 single = [
                     one.outcome.candidate for one in (row, column) if isinstance(one.outcome, WhatIfPlan)

@@ -380,7 +380,7 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
             roughness=rough,
             shared=(shared["dense"], shared["experts"]),
         ),
-        _Quantity(widths=TIME_WIDTHS, prior=TIME_PROCESS, name="time"),
+        "time",
     )
     return replace(part, findings=(*_in_milliseconds(measured - exact), *part.findings))
 
@@ -423,12 +423,7 @@ def _memory_part(observations: Sequence[Observation | None], profile_of: Profile
             roughness=np.ones(len(known)),
             shared=(sigma, sigma),
         ),
-        _Quantity(
-            widths=MEMORY_WIDTHS,
-            prior=MEMORY_PROCESS,
-            name="memory",
-            words=("larger in memory", "smaller in memory"),
-        ),
+        "memory",
     )
 
 
@@ -467,24 +462,21 @@ def memory_observation(one: Observation, blind: Prediction | None) -> Observatio
     return replace(judged, peak_memory_bytes=float(limit), memory_kind="exhausted", memory_rank="worst")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Quantity:
-    widths: Mapping[str, float]
-    prior: Process
-    name: str  # time, memory
-    words: tuple[str, str] = ("slower", "faster")  # of a run that the others contradict
+# Prior widths and process of each quantity, and how a run that the others contradict differs from them.
+_QUANTITIES: Mapping[str, tuple[Mapping[str, float], Process, tuple[str, str]]] = {
+    "time": (TIME_WIDTHS, TIME_PROCESS, ("slower", "faster")),
+    "memory": (MEMORY_WIDTHS, MEMORY_PROCESS, ("larger in memory", "smaller in memory")),
+}
 
 
 def _part(
-    observed: Sequence[Observation], profile: Profile, evaluate: Evaluate, runs: Runs, quantity: _Quantity
+    observed: Sequence[Observation], profile: Profile, evaluate: Evaluate, runs: Runs, quantity: str
 ) -> _Part:
-    widths = quantity.widths
-    found = fit(
-        evaluate, runs, widths=widths, box=Box.of(profile.constants, tuple(widths)), prior=quantity.prior
-    )
-    left = left_over(found, quantity.name)
+    widths, prior, words = _QUANTITIES[quantity]
+    found = fit(evaluate, runs, widths=widths, box=Box.of(profile.constants, tuple(widths)), prior=prior)
+    left = left_over(found, quantity)
     offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
-    findings = contradictions(observed, runs.features, left.leave_one_out, words=quantity.words)
+    findings = contradictions(observed, runs.features, left.leave_one_out, words=words)
     findings += constants_at_bounds(profile.constants, offsets, widths)
     return _Part(
         offsets=offsets,

@@ -213,8 +213,7 @@ def _stages_of(batch: Batch, names: Sequence[str], offsets: FloatArray) -> tuple
         columns,
         replace(batch.profile, constants=with_offsets(batch.profile.constants, names, offsets, n)),
     )
-    layout = LayerLayout.of(batch.problem.model)
-    stages = assemble(prices, columns, layout, batch.splits[rows])
+    stages = assemble(prices, columns, LayerLayout.of(batch.problem.model), batch.splits[rows])
     return objective_s(prices, columns, stages), stages
 
 

@@ -39,30 +39,21 @@ from meshwright.solver.splits import even_split, launcher_split
 _MESH = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One change with its effects."""
-
-    words: str  # ``tp 4``, ``recompute off``
-    configuration: Configuration
-
-
-def moves_of(problem: Problem, configuration: Configuration, changed: int = 0) -> list[Move]:
-    """Return every single change that leaves a layer in every chunk, each result once.
+def moves_of(problem: Problem, configuration: Configuration, changed: int = 0) -> dict[Configuration, str]:
+    """Return every single change that leaves a layer in every chunk: its result, and it in words.
 
     Of unlike replicas class ``changed`` is changed; its share of the batch stays.
     """
     own = configuration.classes[changed]
     share = own.global_batch_size if configuration.replicas else None
-    seen, found = {configuration}, list[Move]()
+    found = dict[Configuration, str]()
     for words, raw in _changes(problem, own):
         settled = settle(problem, raw, share)
         if settled is None:
             continue
         moved = settled if own is configuration else configuration.with_class(changed, settled)
-        if moved not in seen:
-            seen.add(moved)
-            found.append(Move(words=words, configuration=moved))
+        if moved != configuration:
+            found.setdefault(moved, words)
     return found
 
 
@@ -173,7 +164,8 @@ def _recomputing(c: Configuration, layers: int) -> Configuration:
 class Alternative:
     """One move, judged."""
 
-    move: Move
+    words: str  # ``tp 4``, ``recompute off``
+    configuration: Configuration
     step_s: float  # closed form, for the whole global batch
     start_s: float  # of the plan it starts from
     waterfall_s: dict[str, float]
@@ -192,18 +184,19 @@ def alternatives_of(
     """Return the judged moves of every configuration, in the order of the configurations."""
     starts = evaluate(problem, profile, configurations)
     moves = [moves_of(problem, one.config, one.slowest) for one in starts]
-    found = evaluate(problem, profile, [move.configuration for some in moves for move in some])
+    found = evaluate(problem, profile, [changed for some in moves for changed in some])
     moved = iter(zip(found, waterfalls(problem, found), strict=True))
     judge, judged = RuleJudge(problem), list[list[Alternative]]()
     for some, start, start_fall in zip(moves, starts, waterfalls(problem, starts), strict=True):
         judged.append([])
-        for move in some:
+        for changed, words in some.items():
             now, fall = next(moved)
             short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(now.short_bytes()))
             heaviest, broken = now.stages[-stage], judge.broken(now)
             terms = heaviest.memory_bytes()
             one = Alternative(
-                move=move,
+                words=words,
+                configuration=changed,
                 step_s=now.objective_s * judge.batch / now.config.global_batch_size,
                 start_s=start.objective_s,
                 waterfall_s=fall,

@@ -154,10 +154,8 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
     if profile.residual is not None:
         own = [features(_of_plan(problem, plan), Columns.of([plan.config])) for plan in plans]
         return profile.residual.covariance(np.concatenate(own))
-    candidates = _candidates(problem, profile, plans)
-    together = candidates.covariance(np.arange(len(plans)))
-    spread = np.sqrt(np.diag(together))
-    scales = np.array([log_sigma(plan) for plan in plans]) / spread
+    together = _candidates(problem, profile, plans).covariance(np.arange(len(plans)))
+    scales = np.array([log_sigma(plan) for plan in plans]) / np.sqrt(np.diag(together))
     # All plans of a problem err by the same factor on their cluster: it takes its part of each plan's
     # spread, and leaves their order alone. Plans on unlike node groups have no such factor.
     variances = np.diag(together) * scales**2

@@ -405,8 +405,7 @@ def _without_plan(limits: ProblemLimits, names: Sequence[str]) -> tuple[str, ...
     """Return one set: limits are dropped while it is proved that no plan appears."""
     kept = list(names)
     for name in names:
-        left = frozenset(kept) - {name}
-        if limits.leave_a_plan(left) is False:
+        if limits.leave_a_plan(frozenset(kept) - {name}) is False:
             kept.remove(name)
     return tuple(kept)
 

@@ -22,6 +22,7 @@ from meshwright.solver.explain.alternatives import settle
 from meshwright.solver.explain.remedies import fastest
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
+from meshwright.solver.splits import divisors
 
 _VOCABULARY_UNIT = 128  # times the largest tp of a node: what launchers pad to
 _WIDTH_UNITS = (128, 256, 512, 1024)  # tiles of a GEMM, alone and for each rank of a node
@@ -90,7 +91,13 @@ def _priced(
         gain=1.0 - prediction.step_time_s / used / price,
         gain_in_place=_in_place(there, profile, best[0], price),
         config=config,
-        tensor_parallel_sizes=_tensor_sizes(model, problem.cluster.groups[0].island_gpus),
+        tensor_parallel_sizes=tuple(
+            tp
+            for tp in divisors(problem.cluster.groups[0].island_gpus)
+            if all(heads % tp == 0 for heads in model.split_heads)
+            and model.ffn_hidden_size % tp == 0
+            and all(heads % tp == 0 or tp % heads == 0 for heads in model.kv_head_counts)
+        ),
     )
 
 
@@ -104,23 +111,11 @@ def _in_place(problem: Problem, profile: Profile, layout: Configuration, price: 
     return 1.0 - step / problem.model.num_active_parameters() / price
 
 
-def _tensor_sizes(model: ModelSpec, island: int) -> tuple[int, ...]:
-    return tuple(
-        tp
-        for tp in range(1, island + 1)
-        if island % tp == 0
-        and all(heads % tp == 0 for heads in model.split_heads)
-        and model.ffn_hidden_size % tp == 0
-        and all(heads % tp == 0 or tp % heads == 0 for heads in model.kv_head_counts)
-    )
-
-
 def nearby(model: ModelSpec, island: int) -> Iterator[tuple[str, str, ModelSpec]]:
     """Yield shapes one change away: the change, its purpose, and the model."""
     seen = {model}
     for change, why, fields in (
-        *_vocabularies(model, island),
-        *_widths(model, island),
+        *_sizes(model, island),
         *_heads(model),
         *_layers(model),
         *_experts(model, island),
@@ -147,18 +142,17 @@ def _multiples(value: int, units: Sequence[int]) -> list[tuple[int, int]]:
     return sorted(found.items())
 
 
-def _vocabularies(model: ModelSpec, island: int) -> Iterator[Change]:
-    for size, unit in _multiples(model.vocab_size, (_VOCABULARY_UNIT, _VOCABULARY_UNIT * island)):
-        if size > model.vocab_size:  # tokens cannot be taken away
-            why = f"a multiple of {unit}: no padding, whole tiles"
-            yield f"vocabulary {model.vocab_size} → {size}", why, {"vocab_size": size}
-
-
-def _widths(model: ModelSpec, island: int) -> Iterator[Change]:
-    units = (*_WIDTH_UNITS, *(unit * island for unit in _WIDTH_UNITS))
-    for size, unit in _multiples(model.ffn_hidden_size, sorted(units)):
-        why = f"a multiple of {unit}: whole tiles up to tp {island}"
-        yield f"feed-forward {model.ffn_hidden_size} → {size}", why, {"ffn_hidden_size": size}
+def _sizes(model: ModelSpec, island: int) -> Iterator[Change]:
+    padded = (_VOCABULARY_UNIT, _VOCABULARY_UNIT * island)
+    tiles = sorted((*_WIDTH_UNITS, *(unit * island for unit in _WIDTH_UNITS)))
+    for what, name, units, why in (
+        ("vocabulary", "vocab_size", padded, "no padding, whole tiles"),
+        ("feed-forward", "ffn_hidden_size", tiles, f"whole tiles up to tp {island}"),
+    ):
+        now = getattr(model, name)
+        for size, unit in _multiples(now, units):
+            if size > now or name != "vocab_size":  # tokens cannot be taken away
+                yield f"{what} {now} → {size}", f"a multiple of {unit}: {why}", {name: size}
 
 
 def _heads(model: ModelSpec) -> Iterator[Change]:

@@ -45,7 +45,7 @@ class ChangeToTry:
     @classmethod
     def of(cls, problem: Problem, judged: Alternative) -> ChangeToTry:
         """Return the change that a judged move makes."""
-        return cls(words=judged.move.words, problem=problem, configuration=judged.move.configuration)
+        return cls(words=judged.words, problem=problem, configuration=judged.configuration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class _AdviceStart:
             one
             for one in self.moves
             if one.is_feasible
-            and one.move.configuration.global_batch_size == batch
-            and sign * (getattr(one.move.configuration, name) - getattr(own, name)) > 0
-            and all(getattr(one.move.configuration, field) == getattr(own, field) for field in keep)
+            and one.configuration.global_batch_size == batch
+            and sign * (getattr(one.configuration, name) - getattr(own, name)) > 0
+            and all(getattr(one.configuration, field) == getattr(own, field) for field in keep)
         ]
         if not able:
             return []
         best = min(able, key=lambda one: one.waterfall_s[self.term])
-        return [ChangeToTry(words=words, problem=self.problem, configuration=best.move.configuration)]
+        return [ChangeToTry(words=words, problem=self.problem, configuration=best.configuration)]
 
     def option(self, words: str, name: str, value: str | bool = True) -> list[ChangeToTry]:
         """Change a fact of the software; empty if it is so already, or another fact conflicts."""

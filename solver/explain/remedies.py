@@ -170,8 +170,7 @@ def _states(problem: Problem) -> tuple[str, Problem] | None:
 
 
 def _offloaded(problem: Problem) -> tuple[str, Problem] | None:
-    able = launcher_capabilities(problem.launcher).offload
-    if "offload" in problem.options.allow or len(able) == 1:
+    if "offload" in problem.options.allow or len(launcher_capabilities(problem.launcher).offload) == 1:
         return None
     options = replace(problem.options, allow=(*problem.options.allow, "offload"))
     return "offload to the host", replace(problem, options=options)
@@ -382,8 +381,7 @@ def _is_refuted(problem: Problem, profile: Profile) -> bool:
     light = replace(problem, options=replace(problem.options, pin=pin))
     if is_too_large(light, wide=True):
         return False
-    rows = enumerate_space(light, legal_only=True, wide=True).rows
-    return none_fits(problem, profile, rows)
+    return none_fits(problem, profile, enumerate_space(light, legal_only=True, wide=True).rows)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -189,8 +189,7 @@ def annealed(asked: OrderProblem, *, seed: int, effort: float) -> list[Indices]:
         nodes[taken], led[taken] = changed[taken], new_led[taken]
         better = new_whole < best_cost
         best[better], best_cost[better] = changed[better], new_whole[better]
-    ranked = np.argsort(best_cost, kind="stable")
-    different = {tuple(best[at].tolist()): best[at] for at in ranked}
+    different = {tuple(best[at].tolist()): best[at] for at in np.argsort(best_cost, kind="stable")}
     return list(different.values())[:_PRICED]
 
 
@@ -250,8 +249,7 @@ def _staircase(one: _Need, other: _Need, alone: Mapping[str, float]) -> Iterator
     picked = np.unique(np.linspace(0, len(high) - 1, min(len(high), _THRESHOLDS)).round().astype(int))
     low, last = float(high[0]), np.inf
     for at in picked.tolist():
-        allowed = float(high[at])
-        least = other.least(partial(one.joins, other, allowed))
+        least = other.least(partial(one.joins, other, float(high[at])))
         if least < last:  # else a faster pace of one has the same of the other
             yield low, least
         low, last = float(high[min(at + 1, len(high) - 1)]), min(last, least)

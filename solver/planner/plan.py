@@ -104,8 +104,7 @@ def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
         return _left(problem, profile, answer, kept)
     from meshwright.solver.planner.no_plan import placed_too_late  # noqa: PLC0415 - no plan in time
 
-    soonest = min(answer.plans, key=lambda plan: plan.days)
-    late = placed_too_late(problem, profile, soonest, watch)
+    late = placed_too_late(problem, profile, min(answer.plans, key=lambda plan: plan.days), watch)
     outcomes: tuple[Status, Status] = ("infeasible", "unknown")
     proved = answer.status == "optimal" and _least_days(problem, answer) > allowed
     return replace(
@@ -218,8 +217,7 @@ def _ordered(problem: Problem, profile: Profile, plans: Sequence[Plan], watch: W
     for plan in found[: problem.options.top_k]:
         own = plan
         if plan.hosts is not None and plan.hosts.bound_step_time_s < least_s:  # it may be the fastest
-            again = _on_nodes(problem, profile, plan, watch, 1.0)
-            own = min(plan, again, key=_step_s)
+            own = min(plan, _on_nodes(problem, profile, plan, watch, 1.0), key=_step_s)
         best.append(own)
         least_s = min(least_s, _step_s(own))
     return [replace(plan, rank=rank) for rank, plan in enumerate(sorted(best, key=_step_s), 1)]
@@ -317,8 +315,8 @@ def _of_variants(
     if answer.plans and packaged:
         answer = _with_packaged(problem, answer, answered, packaged, watch)
     answer = replace(answer, plans=with_needs(problem, answer.plans))
-    unlike = overlap_warnings(problem, answer.plans)
-    return _of_model(problem, replace(answer, warnings=(*answer.warnings, *unlike)))
+    warnings = (*answer.warnings, *overlap_warnings(problem, answer.plans))
+    return _of_model(problem, replace(answer, warnings=warnings))
 
 
 def _answered(

@@ -306,8 +306,7 @@ def _products(problem: Problem) -> IntArray:
     for axis, sizes in (("tensor", tensor), ("context", context), ("pipeline", stages), ("data", data)):
         within = _within_limits(problem, f"{axis}_parallel_size", sizes)
         able = _with_chunkings(problem, rules, within) if axis == "pipeline" else within
-        kept = np.array(able, dtype=np.int64)
-        products = np.unique(np.multiply.outer(products, kept))
+        products = np.unique(np.multiply.outer(products, np.array(able, dtype=np.int64)))
     return products
 
 

@@ -673,8 +673,7 @@ def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[tuple[str
 def standing_alone(problem: Problem) -> list[Problem]:
     """Return the problem with splits that may give embedding and head stages of their own."""
     options, able = problem.options, launcher_capabilities(problem.launcher)
-    asked = STANDALONE_STAGES in options.allow and able.standalone_stages
-    if not asked or options.stage_layers:
+    if STANDALONE_STAGES not in options.allow or not able.standalone_stages or options.stage_layers:
         return []
     several = (*options.constraints, "pipeline_parallel_size > 1")
     return [replace(problem, options=replace(options, standalone_stages=True, constraints=several))]

@@ -40,10 +40,7 @@ from meshwright.solver.splits import Prescribed
 
 def without_limits(problem: Problem, names: Sequence[str]) -> Problem:
     """Return the problem without those of its own limits, named as its rules are."""
-    given = [rule.name for rule in request_rules(problem)]
-    kept = [name not in names for name in given]
-    options = problem.options
-    parts = iter(kept)
+    options, parts = problem.options, iter([rule.name not in names for rule in request_rules(problem)])
     pin = {name: value for name, value in sorted(options.pin.items()) if next(parts)}
     forbid = {name: values for name, values in sorted(options.forbid.items()) if next(parts)}
     bounds = {name: ends for name, ends in sorted(options.bounds.items()) if next(parts)}

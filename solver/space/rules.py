@@ -182,8 +182,7 @@ def _too_large(
         rows = c.take(index)
         if not every:
             rows = replace(rows, offload=WITHOUT_ACTIVATIONS[rows.offload])
-        aside = _OF_ORDER if every else _OF_STEPS
-        broken[index] = _outside(problem, rows, aside).host > share
+        broken[index] = _outside(problem, rows, _OF_ORDER if every else _OF_STEPS).host > share
     return broken
 
 

@@ -73,9 +73,9 @@ def term_s(start: Start, term: str) -> float:
 def changed_s(start: Start, words: str) -> list[float]:
     """Steps of the changes that are called so."""
     problem, profile, configuration = start
-    moves = [move for move in moves_of(problem, configuration) if move.words == words]
+    moves = [moved for moved, called in moves_of(problem, configuration).items() if called == words]
     assert moves, words
-    return [step_s(problem, profile, move.configuration) for move in moves]
+    return [step_s(problem, profile, moved) for moved in moves]
 
 
 def size(name: str, sign: int) -> Callable[[Start], Iterator[Start]]:
@@ -83,9 +83,9 @@ def size(name: str, sign: int) -> Callable[[Start], Iterator[Start]]:
 
     def tried(start: Start) -> Iterator[Start]:
         problem, profile, own = start
-        for move in moves_of(problem, own):
-            if sign * (getattr(move.configuration, name) - getattr(own, name)) > 0:
-                yield problem, profile, move.configuration
+        for moved in moves_of(problem, own):
+            if sign * (getattr(moved, name) - getattr(own, name)) > 0:
+                yield problem, profile, moved
 
     return tried
 

@@ -13,7 +13,6 @@ from math import exp
 from meshwright.profiles.figures import scale_of, seconds_like
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.palette import MEMORY_COLORS, TIME_COLORS
-from meshwright.service.report.formatting import MEMORY_TERMS, TIME_TERMS, sentence_case, words
 from meshwright.solver.answer import Plan, Prediction, StagePrediction
 
 WIDTH = 1000  # units of a whole bar
@@ -99,7 +98,7 @@ def memory_bar(
         limit_bytes: of the GPU.
         limit_words: name of the limit's mark in the legend.
     """
-    shown = {name: float(memory_bytes[name]) for name in MEMORY_TERMS if memory_bytes.get(name)}
+    shown = {name: float(memory_bytes[name]) for name in figures.MEMORY_TERMS if memory_bytes.get(name)}
     texts = {name: f"{figures.gib(size)} GiB" for name, size in shown.items()}
     unit = (WIDTH - _EDGE) / max(limit_bytes, sum(shown.values()))
     bar = _stacked(title, shown, texts, unit, MEMORY_COLORS)
@@ -113,12 +112,12 @@ def _stacked(
     unit: float,
     colors: Mapping[str, str],
 ) -> StackedBar:
-    hints = MEMORY_TERMS if colors is MEMORY_COLORS else TIME_TERMS
+    hints = figures.MEMORY_TERMS if colors is MEMORY_COLORS else figures.TIME_TERMS
     return StackedBar(
         title=title,
         segments=_segments(values, texts, unit, colors),
         legend=tuple(
-            LegendEntry(name=words(name), figure=texts[name], color=colors[name], hint=hints[name])
+            LegendEntry(name=figures.words(name), figure=texts[name], color=colors[name], hint=hints[name])
             for name in values
         ),
     )
@@ -130,7 +129,7 @@ def _segments(
     """Return a segment for each term, laid end to end."""
     found, at = [], 0.0
     for name, value in values.items():
-        label, width = f"{words(name)} {texts[name]}", round(max(value * unit, 0.0), 1)
+        label, width = f"{figures.words(name)} {texts[name]}", round(max(value * unit, 0.0), 1)
         found.append(Segment(term=name, label=label, at=round(at, 1), width=width, color=colors[name]))
         at += value * unit
     return tuple(found)
@@ -157,7 +156,9 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
     peaks = [stage.peak_memory_bytes for stage in prediction.stages]
     unit = WIDTH / (1.03 * max(*limits, max(peaks) * band))
     terms = [
-        name for name in MEMORY_TERMS if any(stage.memory_bytes.get(name) for stage in prediction.stages)
+        name
+        for name in figures.MEMORY_TERMS
+        if any(stage.memory_bytes.get(name) for stage in prediction.stages)
     ]
     rows = [
         _stage(stage, terms, unit, limit=limit, band=band if log_memory_sigma else None)
@@ -166,7 +167,9 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
     heaviest = prediction.stages[prediction.heaviest_stage]
     return Bars(
         rows=tuple(rows),
-        legend=tuple((MEMORY_COLORS[name], words(name), MEMORY_TERMS[name]) for name in terms),
+        legend=tuple(
+            (MEMORY_COLORS[name], figures.words(name), figures.MEMORY_TERMS[name]) for name in terms
+        ),
         summary=f"Stage {heaviest.stage} is the heaviest: {figures.gib(heaviest.peak_memory_bytes)} of "
         f"{figures.gib(prediction.memory_limit_bytes)} GiB; the risk of running out is "
         f"{figures.risk(prediction.out_of_memory_probability)}.",
@@ -231,15 +234,15 @@ def waterfall_bars(terms_s: Mapping[str, float], step_s: float) -> Bars:
 def _term(name: str, value_s: float, step_s: float, place: tuple[float, float], kind: str) -> Bar:
     figure = _like(value_s, step_s)
     segment = Segment(
-        term=kind, label=f"{words(name)} {figure}", at=round(place[0], 1), width=round(place[1], 1)
+        term=kind, label=f"{figures.words(name)} {figure}", at=round(place[0], 1), width=round(place[1], 1)
     )
     return Bar(
-        name=words(name),
+        name=figures.words(name),
         note="",
         segments=(segment,),
         figure=figure,
         share=f"{100 * value_s / step_s:.1f} %".replace("-", "−"),
-        hint=TIME_TERMS.get(name, ""),
+        hint=figures.TIME_TERMS.get(name, ""),
     )
 
 
@@ -252,9 +255,9 @@ def _like(value_s: float, step_s: float) -> str:
 def _fall_summary(shown: Mapping[str, float], step_s: float) -> str:
     first, *others = shown
     ideal = seconds_like(shown[first], step_s)
-    said = f"{sentence_case(words(first))} takes {ideal} of {figures.seconds(step_s)}"
+    said = f"{figures.sentence_case(figures.words(first))} takes {ideal} of {figures.seconds(step_s)}"
     lost = sorted((name for name in others if shown[name] > 0), key=lambda name: -shown[name])[:2]
     if not lost:
         return f"{said}."
-    named = " and ".join(f"{words(name)} ({seconds_like(shown[name], step_s)})" for name in lost)
+    named = " and ".join(f"{figures.words(name)} ({seconds_like(shown[name], step_s)})" for name in lost)
     return f"{said}; most of the rest is {named}."

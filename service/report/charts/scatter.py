@@ -283,8 +283,7 @@ def _overlap(one: _Box, other: _Box) -> bool:
 def roofline_scatter(roof: Roofline) -> Scatter:
     """Return operators by intensity and rate, under memory bandwidth and peak."""
     ridge = roof.peak_flops / roof.bytes_per_s
-    intensities = [point.intensity for point in roof.points]
-    x = log_axis([*intensities, ridge / 4], _LEFT, _RIGHT)
+    x = log_axis([*(point.intensity for point in roof.points), ridge / 4], _LEFT, _RIGHT)
     rates = [point.rate_flops / TERA for point in roof.points]
     peak = roof.peak_flops / TERA
     y = log_axis([*rates, min(x.low * roof.bytes_per_s / TERA, peak)], _BOTTOM, _TOP)

@@ -8,7 +8,6 @@ import numpy as np
 
 from meshwright.profiles.figures import percent, seconds_like
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import words
 from meshwright.solver.answer import KINDS, RankTimeline, Timeline, window
 from meshwright.solver.configuration import FloatArray
 
@@ -110,11 +109,12 @@ def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
         for short, full in zip(seen.timeline.ranks, timeline.ranks, strict=True)
     ]
     kinds = {stroke.kind for row in rows for stroke in row.strokes}
-    names = [*KINDS, *_NAMES]
     return TimelineChart(
         title=timeline.title,
         rows=tuple(rows),
-        legend=tuple((name, _NAMES.get(name, words(name))) for name in names if name in kinds),
+        legend=tuple(
+            (name, _NAMES.get(name, figures.words(name))) for name in (*KINDS, *_NAMES) if name in kinds
+        ),
         marks=places.marks(),
         gap=places.gap,
         note=_note(timeline, seen.gap_s),

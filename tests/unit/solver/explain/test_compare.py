@@ -87,7 +87,7 @@ def pairs(draw: st.DrawFn) -> tuple[Problem, Configuration, Configuration]:
     for _ in range(2):
         now = start
         for _ in range(draw(st.integers(0, 3))):
-            now = draw(st.sampled_from(moves_of(problem, now))).configuration
+            now = draw(st.sampled_from([*moves_of(problem, now)]))
         ends.append(now)
     return problem, ends[0], ends[1]
 

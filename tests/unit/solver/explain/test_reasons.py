@@ -68,9 +68,9 @@ def test_a_change_that_is_offered_is_legal_fits_and_has_the_price_that_is_told()
         assert plan.why is not None
         for loss in plan.why.losses:
             if loss.change is not None:
-                move = next(one for one in moves if one.move.words == loss.change and one.is_feasible)
-                assert list(violations(problem, profile, move.move.configuration)) == []
-                step = predict(problem, profile, move.move.configuration).step_time_s
+                move = next(one for one in moves if one.words == loss.change and one.is_feasible)
+                assert list(violations(problem, profile, move.configuration)) == []
+                step = predict(problem, profile, move.configuration).step_time_s
                 assert loss.step_change_s == pytest.approx(step - plan.prediction.step_time_s)
                 assert loss.saves_s is not None
                 assert loss.saves_s > 0
@@ -221,7 +221,7 @@ def test_changes_of_stages_that_recompute_unlike_numbers_of_layers_name_a_number
     config = settled_on_groups(problem.cluster, raw, 24)
     assert (config.stage_recompute_layers, config.recompute_layers) == ((3, 1), 3)
     (found,) = alternatives_of(problem, profile, [config])
-    counts = {one.move.words: one.move.configuration for one in found}
+    counts = {one.words: one.configuration for one in found}
     assert predict(problem, profile, counts["one more stage on fast"]).step_time_s > 0.0
     # 5 layers of which 3 are recomputed become 3 with 2 and 2 with 1; without a stage 3 + 1 of 8 are.
     assert counts["one more stage on fast"].stage_recompute_layers == (2, 1, 1)

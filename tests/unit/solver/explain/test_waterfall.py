@@ -53,7 +53,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Configuration]:
     now = settle(problem, replace(START, virtual_pipeline_size=4, stage_layers=()))
     assert now is not None
     for _ in range(draw(st.integers(0, 4))):
-        now = draw(st.sampled_from(moves_of(problem, now))).configuration
+        now = draw(st.sampled_from([*moves_of(problem, now)]))
     return problem, replace(now, offload=draw(st.sampled_from(("none", "activations", "optimizer"))))
 
 
