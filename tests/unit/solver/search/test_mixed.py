@@ -26,6 +26,7 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting
+from meshwright.solver.search.mixed.limits import limited
 from meshwright.solver.search.mixed.lines import _orders
 from meshwright.solver.search.mixed.model import RowOutcome, solve
 from meshwright.solver.search.mixed.patterns import patterns_of
@@ -474,6 +475,15 @@ def test_rows_that_wait_together_are_halved_at_the_times_of_every_one_of_them() 
             assert set(patterns_of(frontier.rows, row, most_us).slowest_us.tolist()) <= halved_at
 
 
+def test_a_division_by_nothing_keeps_no_constraint() -> None:
+    for text, able in (
+        ("stages('slow') == 0", True),
+        ("stages('slow') == 0 and 8 // stages('slow') >= 0", False),
+    ):
+        problem = a_mixed_problem((FAST, SLOW_GROUP), constraints=(text,))
+        assert limited(mixed_rows(problem)).allowed[:, 2:].any() == able
+
+
 def test_the_relaxation_proves_that_there_are_too_few_gpus_for_so_many_stages() -> None:
     groups = (a_group(gpus=2), a_group(speed=0.5, gpus=2, slug="slow"))  # four stages at most
     rows = mixed_rows(a_mixed_problem(groups, num_layers=6))
@@ -507,13 +517,21 @@ def test_a_plan_whose_patterns_are_quicker_than_the_least_time_still_waits() -> 
 
 
 @pytest.mark.parametrize(
-    ("layers", "gpus", "memory_gib"), [(5, 2, 79.0), (6, 3, 5.0), (5, 2, 4.0), (5, 2, 3.5)]
+    ("layers", "gpus", "speed", "memory_gib", "pin"),
+    [
+        (5, 2, 0.5, 79.0, {}),
+        (6, 3, 0.5, 5.0, {}),
+        (5, 2, 0.5, 4.0, {}),
+        (5, 2, 0.5, 3.5, {}),
+        (8, 3, 0.9, 79.0, {"pipeline_parallel_size": 4}),  # a stage between the ends is the slowest
+    ],
 )
 def test_cp_sat_finds_the_least_closed_form_of_all_placements_of_a_row(
-    layers: int, gpus: int, memory_gib: float
+    layers: int, gpus: int, speed: float, memory_gib: float, pin: dict[str, object]
 ) -> None:
-    slow = a_group(speed=0.5, gpus=gpus, memory_gib=memory_gib, slug="slow")
-    problem = a_mixed_problem((a_group(gpus=gpus, memory_gib=memory_gib), slow), num_layers=layers)
+    slow = a_group(speed=speed, gpus=gpus, memory_gib=memory_gib, slug="slow")
+    groups = (a_group(gpus=gpus, memory_gib=memory_gib), slow)
+    problem = a_mixed_problem(groups, num_layers=layers, pin=pin)
     rows = mixed_rows(problem)
     row = int(np.argmax(rows.most_stages))
     every = evaluate(problem, default_profile(problem.cluster, "none"), placed(rows, row))

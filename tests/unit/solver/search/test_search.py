@@ -15,12 +15,15 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import Problem, Progress, with_batch
 from meshwright.solver.search.answers import AnswerInputs, Proof
 from meshwright.solver.search.certify.judge import Certificate
 from meshwright.solver.search.frontier import NO_RIVALS, Frontier, Interrupt, Rivals
 from meshwright.solver.search.priced_space import priced_space
+from meshwright.solver.search.proof import rivals_of
 from meshwright.solver.search.search import _improved, _prove, search
+from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from meshwright.solver.space.factored import rows_of
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_moe_model, a_problem
@@ -173,6 +176,21 @@ def test_a_proof_that_is_cut_short_says_how_far_the_closed_form_may_be_from_the_
     own = frontier.solved[frontier.ranked[0].row].objective_s
     least = own * (1.0 - (whole.objective_excess or 0.0))
     assert own * (1.0 - cut.objective_gap) <= least * (1 + 1e-9)
+
+
+def test_the_row_of_least_closed_form_is_the_first_rival_of_the_first_plan() -> None:
+    problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16)
+    profile = default_profile(problem.cluster, problem.launcher)
+    frontier = Frontier.of(priced_space(problem, profile, searched_space(problem, legal_only=True).rows), 1)
+    frontier.run(lambda _: False)
+    limit_s = 1.2 * frontier.solved[frontier.ranked[0].row].objective_s
+    rivals, left_s = rivals_of(frontier, limit_s, Watch(time_limit_s=30.0))
+    rows = frontier.rows.take(np.arange(len(frontier.rows)))
+    fitting = {row: split for row, split in enumerate(best_splits(rows)) if split is not None}
+    some = rows.take(list(fitting))
+    least_s = objective_s(some.prices, some.columns, some.stages(list(fitting.values()))).min()
+    assert rivals[0].objective_s == pytest.approx(least_s)
+    assert left_s == np.inf
 
 
 def test_a_search_that_is_behind_anothers_plan_is_bounded_no_further_than_that_and_rightly() -> None:
