@@ -74,6 +74,7 @@ MEGATRON_LM = Path(__file__).parents[3] / "fixtures" / "megatron_lm_flags.txt"
         ("zero_optimmization.stage", "zero_optimization.stage"),  # one too many
         ("per_device_train_batchsize", "per_device_train_batch_size"),
         ("pipelin_model_paralel_size", "pipeline_model_parallel_size"),  # in two words
+        ("tensor_model_perallal_size", "tensor_model_parallel_size"),  # two in a word of eight letters
     ],
 )
 def test_a_slip_leads_to_the_name_that_was_meant(name: str, known: str) -> None:

@@ -31,14 +31,13 @@ def test_a_file_that_config_names_stands_behind_what_the_command_says() -> None:
     assert found.workload.framework_options["norm_fused"] is True
 
 
-def test_trls_command_counts_before_its_file() -> None:
-    run = "trl sft --config sft.yaml --per_device_train_batch_size 5\n"
+def test_trls_command_counts_before_its_file_and_no_other_file_counts() -> None:
+    run = "python check.py old.yaml\ntrl sft --config sft.yaml --per_device_train_batch_size 5\n"
     text = (
         f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 1\ndtype: bfloat16\n"
     )
-    found = read_launch_files(
-        Source(name="a.sh", text=run, files={"a.sh": run, "sft.yaml": text}), Overrides(num_gpus=2)
-    )
+    files = {"a.sh": run, "sft.yaml": text, "old.yaml": text.replace("bfloat16", "float32")}
+    found = read_launch_files(Source(name="a.sh", text=run, files=files), Overrides(num_gpus=2))
     assert (found.workload.global_batch_size, found.workload.optimizer) == (2 * 5, "adamw-pure-bf16")
 
 
