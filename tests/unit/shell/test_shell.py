@@ -127,7 +127,7 @@ _RULES = (
     '((a = 1 << 3)); run $a; X=x; run "${X: -2}" "${X: -1}"; A=(1 2); run "${A[@]: -3}"',
     "for ((i=1; i<=4; i*=2)); do run $i; done; declare -i N=3+4; run $N; N+=2*3; run $N; N=1+1; run $N",
     '[[ 10 < 9 ]] && run text; [[ ab == "a*" ]] || run quoted; X="a*"; [[ ab == $X ]] && run pattern',
-    "X=a; [[ ( a = b ) || ! -z $X ]] && run or",
+    "X=a; [[ ( a = b ) || ! -z $X ]] && run or; [[ a = b ||\n -n $X ]] || run no",
     'A=(a "b c"); run "${A[*]}" "${A[@]}"; IFS=,; run "${A[*]}"',
     'IFS=,; X=1,2; run $X "$X"; for y in $X; do run $y; done',
     "A=1; A=2 run $A; run $A; B=3; B=4 run; run $B",

@@ -42,6 +42,18 @@ def test_the_plugins_own_values_are_read() -> None:
     assert (found.num_nodes, found.gpus_per_node, found.unread) == (2, 8, ())
 
 
+def test_deepspeeds_own_file_is_read_where_the_plugin_names_it() -> None:
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: z.json}\n"
+    text += "num_processes: 16\n"
+    engine = (
+        '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, '
+        '"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
+    )
+    source = Source(name="a.yaml", text=text, files={"a.yaml": text, "run.sh": SCRIPT, "z.json": engine})
+    config = read_launch_files(source, TOLD).configuration
+    assert (config.zero_stage, config.zero_shard_size, config.global_batch_size) == (2, 16, 128)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

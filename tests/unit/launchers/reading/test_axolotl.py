@@ -259,7 +259,10 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
             "plugins: .*otherwise than is priced",
         ),
         ("layer_offloading: true\n", "layer_offloading: .*weights on the host"),
-        ("logging_steps: '{{ n }}'\nwarmup_steps: few\n", "n }} is a placeholder.*few. is not a whole number"),
+        (
+            "logging_steps: '{{ n }}'\nwarmup_steps: few\n",
+            "n }} is a placeholder.*few. is not a whole number",
+        ),
     ],
 )
 def test_what_trains_other_weights_or_holds_them_elsewhere_is_refused(more: str, why: str) -> None:

@@ -28,6 +28,14 @@ def test_the_program_with_most_known_names_is_read_not_all_words_together() -> N
     assert (found.program, count) == ("a.py", 2)
 
 
+def test_the_words_of_a_module_begin_behind_its_name() -> None:
+    found = commands("torchrun --nproc_per_node 2 -m pkg.train run.yaml --x 1")[0]
+    assert (found.program, [word.text for word in found.words]) == (
+        "pkg/train.py",
+        ["run.yaml", "--x", "1"],
+    )
+
+
 def test_a_command_with_less_than_half_of_the_names_is_not_another_run() -> None:
     names = " ".join(f"--x{number} 1" for number in range(6))
     assert program(f"torchrun --nproc_per_node 2 a.py {names}\ntorchrun b.py --x1 2 --x2 3\n").endswith(

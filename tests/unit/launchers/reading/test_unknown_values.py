@@ -273,8 +273,8 @@ def test_accelerates_variables_count_where_no_argument_says_it() -> None:
     assert read(plain).workload.precision == "bf16"
     with pytest.raises(InvalidProblemError, match="ACCELERATE_USE_PARALLELISM_CONFIG"):
         read(f"export ACCELERATE_USE_PARALLELISM_CONFIG=true\n{plain}")
-    with pytest.raises(InvalidProblemError, match="ACCELERATE_MIXED_PRECISION: it is what .* prints"):
-        read(f"export ACCELERATE_MIXED_PRECISION=$(best)\n{plain}")  # no line: a variable may be set anywhere
+    with pytest.raises(InvalidProblemError, match=r"ACCELERATE_MIXED_PRECISION: it is what .* prints"):
+        read(f"export ACCELERATE_MIXED_PRECISION=$(best)\n{plain}")  # may be set on any line
 
 
 def test_the_processes_of_world_size_count_where_python_starts_alone() -> None:

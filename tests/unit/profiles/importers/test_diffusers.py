@@ -68,6 +68,11 @@ def test_text_encoders_that_are_stated_run_in_every_step() -> None:
     assert model.diffusion.encoder_weights == 123_060_480 + 4_762_310_656
     assert model.num_parameters() == model_from_config(FLUX, name="x").num_parameters()
     assert model_from_shape(model_to_mapping(model)) == model
+    # umT5 has the relative positions of 32 buckets and 64 heads in each of its 24 layers, T5 in the first
+    umt5 = model_from_config({**FLUX, "text_encoder_2": t5 | {"model_type": "umt5"}}, name="x").diffusion
+    assert umt5 is not None
+    further_tokens = (250_112 - 32_128) * 4096
+    assert umt5.encoder_weights == 4_762_310_656 + further_tokens + 23 * 32 * 64
     assert model_from_config({**FLUX, "text_encoder": None}, name="x").diffusion == DiffusionSpec(
         **{
             field.name: getattr(model.diffusion, field.name)

@@ -257,6 +257,14 @@ def test_listed_layers_without_rotary_positions_are_taken_before_the_interval() 
     assert model.no_rotary_layers == (1, 6)
 
 
+def test_layers_with_a_rotary_base_of_zero_have_no_rotary_positions_and_others_share_one_base() -> None:
+    config = {"model_type": "smollm3", "num_hidden_layers": 4}
+    model = model_from_config({**config, "layer_rope_theta": [1e4, 0, 1e4, 1e4]}, name="x")
+    assert model.no_rotary_layers == (1,)
+    with pytest.raises(UnsupportedModelError, match="layers of different rotary bases"):
+        model_from_config({**config, "layer_rope_theta": [1e4, 0, 5e5, 1e4]}, name="x")
+
+
 def test_gemma_4_does_not_scale_its_queries_and_what_its_config_leaves_null_is_off() -> None:
     null = {"enable_moe_block": None, "num_kv_shared_layers": None}
     model = model_from_config({"model_type": "gemma4_text", **null}, name="x")

@@ -9,6 +9,7 @@ from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.importers.deepspeed_log import DEEPSPEED_LOG
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.megatron_log import MEGATRON_LOG
+from meshwright.profiles.importers.nanotron_log import NANOTRON_LOG
 from meshwright.profiles.importers.run_logs import RunLog
 from meshwright.profiles.importers.torchtitan_log import TORCHTITAN_LOG
 from meshwright.profiles.units import GIB, MIB
@@ -203,6 +204,12 @@ def test_a_torchtitan_step_without_throughput_is_refused(tmp_path: Path) -> None
     text = (LOGS / "torchtitan_no_sizes.log").read_text().replace("tps: 7,282", "tps: ")
     with pytest.raises(ProfileError, match=r'line 2: expected "memory: …GiB" and "tps: …"'):
         TORCHTITAN_LOG.read(written(tmp_path, text))
+
+
+def test_a_nanotron_step_with_a_broken_time_is_refused_with_its_name(tmp_path: Path) -> None:
+    text = (LOGS / "nanotron.log").read_text().replace("iteration_ms: 6.9K", "iteration_ms: 6.9s", 1)
+    with pytest.raises(ProfileError, match=r"line 11, time_per_iteration_ms: 6\.9s: expected a number"):
+        NANOTRON_LOG.read(written(tmp_path, text))
 
 
 def test_deepspeed_step_time_is_batch_over_samples_a_second() -> None:
