@@ -271,7 +271,11 @@ class _Growth:
         too_many = count * before.sizes.shape[1] > _MOST_CROSSED
         if too_many or not self.effort.takes(count * passes_of(self.row)):
             return None
-        tried = _branched(self.row, before, ranks[-1], ways, spare)
+        lacked = before.lacking[:, None] + ways.lacking[None, :]
+        split, way = np.nonzero(lacked <= spare)
+        sizes, chunks = before.sizes[split], _chunks_of(self.row, ranks[-1])
+        sizes[:, chunks] = ways.sizes[way[:, None], chunks]
+        tried = _Partial(sizes, lacked[split, way])
         _fill_up(self.row, tried, self.most - (spare + lacking), others)
         return tried, least_steps_s(self.row, tried.sizes, self.effort.tick)
 
@@ -307,15 +311,6 @@ def number_of_patterns(row: Rows, rank: int, counts: range) -> int:
     """Return in how many ways the chunks of one rank hold one of ``counts`` layers."""
     shape = shape_of(row, 0)
     return sum(comb(way.alike, way.more) for held in counts for way in ways_of(shape, rank, held))
-
-
-def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int) -> _Partial:
-    """Cross known splits with the patterns of one more rank, as far as the lacking layers allow."""
-    lacking = known.lacking[:, None] + ways.lacking[None, :]
-    split, way = np.nonzero(lacking <= spare)
-    sizes, chunks = known.sizes[split], _chunks_of(row, rank)
-    sizes[:, chunks] = ways.sizes[way[:, None], chunks]
-    return _Partial(sizes, lacking[split, way])
 
 
 def _chunks_of(row: Rows, rank: int) -> list[int]:

@@ -501,15 +501,23 @@ def least_bound_s(
 
 
 def bounds_s(
-    rows: Rows, low_s: float, high_s: float, tick: Callable[[], object] = lambda: None
-) -> FloatArray:
-    """Bound each row by the third tier, (n,), between ``low_s``, a valid bound of all, and ``high_s``."""
-    low, high = np.full(len(rows), low_s), np.full(len(rows), high_s)
-    reach = StepTimeFilter.of(rows, high)
-    low = np.where(reach.able(high), low, high)
-    while (asked := high - low > _CLOSE * high).any():
+    rows: Rows, low_s: FloatArray, high_s: FloatArray, tick: Callable[[], object] = lambda: None,
+    *, near: float = _CLOSE, group: IntArray | None = None,
+) -> FloatArray:  # fmt: skip
+    """Bound each row by the third tier, (n,), between ``low_s``, which is valid, and ``high_s``.
+
+    Bisects to a share ``near``. Rows with a bound above what another row of their ``group`` may reach are
+    not followed.
+    """
+    low_s, high_s, tried_s = low_s.copy(), high_s.copy(), high_s.copy()
+    reach, asked = StepTimeFilter.of(rows, high_s), np.ones(len(rows), dtype=np.bool_)
+    group = np.arange(len(rows)) if group is None else group
+    while asked.any():
         tick()
-        middle = np.where(asked, (low + high) / 2.0, 0.0)
-        able = reach.able(middle)
-        high, low = np.where(able, middle, high), np.where(asked & ~able, middle, low)
-    return low
+        able = reach.able(np.where(asked, tried_s, 0.0))
+        high_s[able], low_s[asked & ~able] = tried_s[able], tried_s[asked & ~able]
+        least = np.full(int(group.max()) + 1, np.inf)
+        np.minimum.at(least, group, high_s)
+        asked = (high_s - low_s > near * high_s) & (low_s < least[group])
+        tried_s = (low_s + high_s) / 2.0
+    return low_s

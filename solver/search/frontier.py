@@ -109,51 +109,6 @@ _LACKING = 2  # layers
 _LONGEST = 1e6  # times a bound: longer than any split takes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scout:
-    """Rows with layers of several kinds and the bounds that it raises."""
-
-    rows: Priced
-    bound_s: Bounds | FloatArray  # (n,), changed in place; every change is proved
-    any_plan: bool = False  # whoever wants any plan has rows refuted by their memory alone
-    limit_s: float = np.inf  # a score that is known: rows that cannot beat it promise nothing
-    apart: tuple[str, ...] = LAYOUT
-
-    def promising(self, order: IntArray, most: int, interrupted: Callable[[], bool]) -> list[int]:
-        """Return up to ``most`` rows of different layouts, best bound first; ``order`` is by first bounds.
-
-        Only rows without interleaving are tried: those are solved exactly.
-        """
-        best = dict[Layout, int]()
-        order = order[: _MOST_LOOKS * _LOOKED_AT]
-        order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
-        for start in range(0, len(order), _LOOKED_AT):
-            index = order[start : start + _LOOKED_AT]
-            known = sum(bool(self.bound_s[row] <= self.bound_s[index[0]]) for row in best.values())
-            if known >= most or self.bound_s[index[0]] > self.limit_s or interrupted():
-                break
-            self._raise(index)
-            bounds = self.bound_s[index]
-            rows = [*best.values(), *index[np.isfinite(bounds) & (bounds <= self.limit_s)].tolist()]
-            rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # the last of a layout stays
-            best = dict(zip(layouts_of(self.rows.columns, rows, self.apart), rows, strict=True))
-        return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
-
-    def _raise(self, index: IntArray) -> None:
-        """Raise the bounds of rows, to +inf if memory refutes every split.
-
-        At first sight memory is taken for all ranks together, which most of them pass and fail here.
-        """
-        rows = self.rows.take(index)
-        fits = can_beat_mixed(rows, self.bound_s[index] * _LONGEST, closely=self.any_plan)
-        self.bound_s[index[~fits]] = np.inf
-        if self.any_plan:
-            return
-        left = index[fits]
-        unlimited = np.full(len(left), np.inf)
-        self.bound_s[left] = tightened_s(rows.take(np.flatnonzero(fits)), self.bound_s[left], unlimited)
-
-
 _BATCH, _TOGETHER = 96, 4  # rows solved together, and of those that a first ranking is made of
 _GLANCE = 2048  # rows that are tried together before any is solved; later half of those before
 _SOON = 512  # rows until which a search may be over soon: from there on batches grow
@@ -379,15 +334,41 @@ class Frontier:
                 self.simulate(one.row)
 
     def _raised_first(self, most: int, interrupted: Interrupt) -> list[int]:
-        limit, waiting = self.cutoff_s, self._order
-        scout = Scout(
-            rows=self.rows, bound_s=self.bound_s, any_plan=self.any_plan, limit_s=limit, apart=self.apart
-        )
+        """Return up to ``most`` promising rows of different layouts, by bounds that it raises.
+
+        Only rows without interleaving are tried: those are solved exactly.
+        """
+        best, limit_s, waiting = dict[Layout, int](), self.cutoff_s, self._order
         before = int(np.isinf(self.bound_s[waiting]).sum())  # of a run that was cut
+        order = waiting[: _MOST_LOOKS * _LOOKED_AT]
+        order = order[self.rows.columns.take(order).virtual_pipeline_size == 1]
         try:
-            return scout.promising(waiting, most, lambda: interrupted(self))
+            for start in range(0, len(order), _LOOKED_AT):
+                index = order[start : start + _LOOKED_AT]
+                known = sum(bool(self.bound_s[row] <= self.bound_s[index[0]]) for row in best.values())
+                if known >= most or self.bound_s[index[0]] > limit_s or interrupted(self):
+                    break
+                self._raise_mixed(index)
+                bounds = self.bound_s[index]
+                rows = [*best.values(), *index[np.isfinite(bounds) & (bounds <= limit_s)].tolist()]
+                rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # a layout keeps its last
+                best = dict(zip(self._layouts(rows), rows, strict=True))
         finally:
             self.fits -= int(np.isinf(self.bound_s[waiting]).sum()) - before
+        return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
+
+    def _raise_mixed(self, index: IntArray) -> None:
+        """Raise the bounds of rows with layers of several kinds, to +inf if memory refutes every split.
+
+        At first sight memory is taken for all ranks together, which most of them pass and fail here.
+        """
+        rows = self.rows.take(index)
+        fits = can_beat_mixed(rows, self.bound_s[index] * _LONGEST, closely=self.any_plan)
+        self.bound_s[index[~fits]] = np.inf
+        if not self.any_plan:  # whoever wants any plan has rows refuted by their memory alone
+            left = index[fits]
+            unlimited = np.full(len(left), np.inf)
+            self.bound_s[left] = tightened_s(rows.take(np.flatnonzero(fits)), self.bound_s[left], unlimited)
 
     def _solved_first(self, most: int, interrupted: Interrupt) -> list[int]:
         """Return promising rows by their splits' bounds, which are quick for layers of one kind."""

@@ -26,7 +26,7 @@ from meshwright.solver.search.branch import (
     passes_of,
 )
 from meshwright.solver.search.candidates import simulated_s
-from meshwright.solver.search.fill import StepTimeFilter, bounds_s, can_beat, least_bound_s
+from meshwright.solver.search.fill import bounds_s, can_beat, least_bound_s
 from meshwright.solver.search.fill_kinds import may_reach_objective
 from meshwright.solver.search.frontier import LAYOUT, Frontier, Layout, Solved, layouts_of, least_by
 from meshwright.solver.search.paths import are_averaged, least_average_s
@@ -100,7 +100,8 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: SimulationBudge
         if held.for_all:
             done.append(row)
     others, averaged = left.take(list(open_)), are_averaged(left.take(list(open_)))
-    bounds = np.maximum(bounds_s(others, low_s, least, effort.tick), list(open_.values()))
+    low, high = np.full(len(open_), low_s), np.full(len(open_), least)
+    bounds = np.maximum(bounds_s(others, low, high, effort.tick), list(open_.values()))
     least = float(bounds[~averaged].min(initial=least))
     return least_average_s(others.take(np.flatnonzero(averaged)), bounds[averaged], least, effort)
 
@@ -187,9 +188,14 @@ class Contest:
         ``rest``: the least floor of other rows of each group. The row of least bound in as many groups
         comes first; most others are known to be beyond those floors, or shown to be at one look.
         """
+
+        def bisected_s(index: IntArray) -> FloatArray:
+            low_s, high_s, group = self.low_s[index], self.high_s[index], self.group[index]
+            return bounds_s(self.rows.take(index), low_s, high_s, tick, near=_NEAR, group=group)
+
         floor_s, least = self.low_s.copy(), rest.copy()
         first = np.sort(np.unique(self.group, return_index=True)[1])[:most]
-        floor_s[first] = self._bisected_s(first, tick)
+        floor_s[first] = bisected_s(first)
         np.minimum.at(least, self.group[first], floor_s[first])
         enough = np.sort(least)[most - 1] if most <= len(least) else np.inf
         limit_s = np.minimum(least[self.group], enough)
@@ -197,30 +203,8 @@ class Contest:
         left = np.setdiff1d(np.flatnonzero(self.low_s < limit_s), first)
         able = can_beat(self.rows.take(left), beyond_s[left])
         floor_s[left[~able]] = beyond_s[left[~able]]
-        floor_s[left[able]] = self._bisected_s(left[able], tick)
+        floor_s[left[able]] = bisected_s(left[able])
         return floor_s
-
-    def _bisected_s(self, index: IntArray, tick: Callable[[], object]) -> FloatArray:
-        """Return times up to ``high_s`` that no split of some rows beats, not below ``low_s``.
-
-        Rows with a floor above what another row of their group may reach are not followed.
-        """
-        rows, group = self.rows.take(index), self.group[index]
-        low_s, high_s = self.low_s[index], self.high_s[index]
-        reach, tried_s, asked = (
-            StepTimeFilter.of(rows, high_s),
-            high_s.copy(),
-            np.ones(len(rows), dtype=np.bool_),
-        )
-        while asked.any():
-            tick()
-            able = reach.able(np.where(asked, tried_s, 0.0))
-            high_s[able], low_s[asked & ~able] = tried_s[able], tried_s[asked & ~able]
-            least = np.full(int(group.max()) + 1, np.inf)
-            np.minimum.at(least, group, high_s)
-            asked = (high_s - low_s > _NEAR * high_s) & (low_s < least[group])
-            tried_s = (low_s + high_s) / 2.0
-        return low_s
 
 
 # --------------------------------------------------------------------------------------------------

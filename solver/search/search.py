@@ -361,7 +361,9 @@ def _of_whole(
             with first.cut():
                 found = _improved(found, own, watch)
         if not found.space.whole:
-            adopted = rows_of(space.rows, _configurations(found.frontier))
+            ranked, known_rows = found.frontier.ranked, found.frontier.rows
+            first_rows = known_rows.take([one.row for one in ranked])
+            adopted = rows_of(space.rows, first_rows.configurations([one.split for one in ranked]))
         frontier = _frontier(found, space, rows, watch)
         adopted += rows_of(space.rows, known)
         frontier.rows.take(adopted)  # prices all of them together
@@ -419,11 +421,6 @@ def _opening(found: AnswerInputs, space: Space, watch: Watch) -> Opening | None:
     with share.cut():
         return first_plan(found.problem, found.profile, space, watch.tick)
     return None
-
-
-def _configurations(frontier: Frontier) -> list[Configuration]:
-    ranked = frontier.ranked
-    return frontier.rows.take([one.row for one in ranked]).configurations([one.split for one in ranked])
 
 
 def _frontier(found: AnswerInputs, space: Space, rows: Priced, watch: Watch) -> Frontier:

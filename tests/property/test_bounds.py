@@ -65,7 +65,8 @@ def test_a_row_is_refuted_only_below_what_its_splits_simulate_to(rows: Rows) -> 
         least = least_bound_s(rows, low, high)
         assert low <= least <= high
         near = 3e-5 * high  # both are bisected to 1e-5
-        assert abs(float(bounds_s(rows, low, high).min()) - least) <= near
+        each = bounds_s(rows, np.full(len(rows), low), np.full(len(rows), high))
+        assert abs(float(each.min()) - least) <= near
 
 
 @given(priced_rows(any_schedule=False))

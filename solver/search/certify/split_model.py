@@ -30,11 +30,6 @@ class Decision:
     replayed: list[list[Linear]]  # recomputed ones among them, where not every one or none is
     objective_us: cp_model.IntVar
 
-    @property
-    def num_chunks(self) -> int:
-        """Return the chunks of the row with most; rows with fewer leave the last ones empty."""
-        return len(self.bounds) - 1
-
 
 def chunks_of(request: Request, row: int) -> int:
     """Return the chunks of a row: pp * vpp."""
@@ -55,6 +50,9 @@ def declare(request: Request) -> Decision:
     domains = {name: sorted({row.values[name] for row in request.rows}) for name in request.rows[0].values}
     num_chunks = max(chunks_of(request, row) for row in size)
     bounds = [model.new_int_var(0, request.num_layers, f"begin_{c}") for c in range(num_chunks + 1)]
+    replays: list[Linear] = [0] * num_chunks
+    if any(row.by_stage for row in request.rows):
+        replays = [model.new_int_var(0, request.num_layers, f"replayed_{c}") for c in range(num_chunks)]
     decision = Decision(
         request=request,
         model=model,
@@ -65,7 +63,7 @@ def declare(request: Request) -> Decision:
             for name, values in domains.items()
         },
         bounds=bounds,
-        own_replays=_own_replays(model, request, num_chunks),
+        own_replays=replays,
         apart=[
             model.new_bool_var("") if row.prediction and chunks_of(request, i) > 1 else 0
             for i, row in enumerate(request.rows)
@@ -94,12 +92,6 @@ def _count_layers(decision: Decision) -> None:
     for bound, start, own in zip(bounds, starts, decision.own_replays, strict=False):
         end = _elements(decision, bound + alike + own, most) if most else start
         decision.replayed.append([b - a for a, b in zip(start, end, strict=True)])
-
-
-def _own_replays(model: cp_model.CpModel, request: Request, num_chunks: int) -> list[Linear]:
-    if not any(row.by_stage for row in request.rows):
-        return [0] * num_chunks
-    return [model.new_int_var(0, request.num_layers, f"replayed_{c}") for c in range(num_chunks)]
 
 
 def _elements(decision: Decision, index: Linear, most: int) -> list[cp_model.IntVar]:
@@ -151,17 +143,11 @@ def chunks_are_large_enough(decision: Decision) -> None:
             least = least_of_chunk(decision.request, i, chunk)
             model.add(bounds[chunk + 1] - bounds[chunk] >= least).only_enforce_if(literal)
         model.add(bounds[count] == decision.request.num_layers).only_enforce_if(literal)
-        if isinstance(apart := decision.apart[i], cp_model.IntVar):
-            _prediction_is_alone(decision, literal, apart, count)
-
-
-def _prediction_is_alone(
-    decision: Decision, literal: cp_model.IntVar, alone: cp_model.IntVar, count: int
-) -> None:
-    """Require a chunk of the prediction layers alone before a last chunk without a layer."""
-    before, begin, end = decision.bounds[count - 2 : count + 1]
-    decision.model.add(end - begin >= 1).only_enforce_if(literal, ~alone)
-    decision.model.add(begin - before == 1).only_enforce_if(literal, alone)
+        if isinstance(alone := decision.apart[i], cp_model.IntVar):
+            # Prediction layers are alone in a chunk before a last one without a layer.
+            before, begin, end = bounds[count - 2 : count + 1]
+            model.add(end - begin >= 1).only_enforce_if(literal, ~alone)
+            model.add(begin - before == 1).only_enforce_if(literal, alone)
 
 
 def chunks_of_a_rank_are_alike(decision: Decision) -> None:
@@ -394,7 +380,7 @@ def _hint(decision: Decision) -> None:
         model.add_hint(literal, i == request.hint_row)
     for name, choice in decision.choices.items():
         model.add_hint(choice, request.rows[request.hint_row].values[name])
-    sizes = [*request.hint_split, *([0] * decision.num_chunks)]
+    sizes = [*request.hint_split, *([0] * len(decision.bounds))]
     for bound, size in zip(decision.bounds, sizes, strict=False):
         model.add_hint(bound, begin)
         begin += size

@@ -24,17 +24,18 @@ def neighbours_of(rows: MixedRows, row: int, line: Line, split: Split) -> dict[L
     its layers on one of the others; a stage more within its group's GPUs, with one of their layers; a stage
     with another tensor-parallel size; a stage cut in two, or two in one, of as many GPUs.
     """
-    found = {line: list(_shifted(split))}
+    moves = permutations(range(len(split)), 2)
+    shifted = [_added(_added(split, one, -1), other, 1) for one, other in moves if split[one] > 1]
+    found = {line: shifted}
     stages = list(zip(line, split, strict=True))
     runs = [tuple(run) for _, run in groupby(stages, key=lambda stage: int(rows.group_of[stage[0]]))]
-    for one, other in combinations(range(len(runs)), 2):
-        order = list(runs)
+    orders = [list(runs) for _ in combinations(runs, 2)]
+    for order, (one, other) in zip(orders, combinations(range(len(runs)), 2), strict=True):
         order[one], order[other] = order[other], order[one]
-        options, layers = zip(*chain.from_iterable(order), strict=True)
-        found.setdefault(options, []).append(layers)
     for one, place in product(range(len(runs)), repeat=2):
-        order = runs[:one] + runs[one + 1 :]
-        order.insert(place, runs[one])
+        rest = runs[:one] + runs[one + 1 :]
+        orders.append([*rest[:place], runs[one], *rest[place:]])
+    for order in orders:
         options, layers = zip(*chain.from_iterable(order), strict=True)
         found.setdefault(options, []).append(layers)
     for at in range(len(line)) if len(line) > _LEAST_STAGES else ():
@@ -65,12 +66,6 @@ def _resized(rows: MixedRows, row: int, line: Line) -> Iterator[tuple[int, int, 
             alike = line[at : at + 2] == (option, option) and len(line) > _LEAST_STAGES
             if alike and gpus[other] == 2 * gpus[option]:
                 yield at, 2, (other,)
-
-
-def _shifted(split: Split) -> Iterator[Split]:
-    for giver, taker in permutations(range(len(split)), 2):
-        if split[giver] > 1:
-            yield _added(_added(split, giver, -1), taker, 1)
 
 
 def _added(split: Split, at: int, layers: int) -> Split:
