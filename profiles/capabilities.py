@@ -336,6 +336,12 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
 
 def _fact_values(model: ModelSpec) -> dict[str, bool]:
     attending = [one for one in model.attentions() if not one.mixes]
+    biases = {
+        "query-key-value bias": model.qkv_bias,
+        "bias of the attention's output": model.attention_output_bias,
+        "bias of the MLP": model.mlp_bias,
+    }
+    biased, routed = all(biases.values()), bool(model.moe and model.moe.router_bias)
     mixer, pattern, norm = model.mixer, bool(model.layer_pattern), model.normalization
     known = mixer is not None and mixer.kind == "mamba2"
     usual = mixer is not None and (mixer.convolution, mixer.chunk, mixer.convolution_bias) == (4, 128, True)
@@ -422,7 +428,13 @@ def _fact_values(model: ModelSpec) -> dict[str, bool]:
         f"clamp of {activation}": model.activation_clamp is not None,
         f"offset of {activation}": model.gate_offset != 0,
         **(_expert_facts(model, model.moe) if model.moe else {}),
-        **_bias_facts(model),
+        "linear bias": biased,
+        **{name: there and not biased for name, there in biases.items()},
+        "bias of the last layer's attention": model.last_attention_bias,
+        "bias of the MLP's last matrix": model.mlp_output_bias,
+        "bias of experts and their router": biased and routed,
+        "bias of experts, not of their router": biased and model.moe is not None and not routed,
+        "bias of the router": routed and not biased,
         **_position_facts(model),
     }
 
@@ -449,25 +461,6 @@ def _expert_facts(model: ModelSpec, moe: MoeSpec) -> dict[str, bool]:
         "experts without the MLP's biases": model.mlp_bias and not moe.expert_bias,
         "groups of experts": moe.router_groups > 0,
         "scaled experts": moe.router_scaling != 1,
-    }
-
-
-def _bias_facts(model: ModelSpec) -> dict[str, bool]:
-    names = {
-        "query-key-value bias": model.qkv_bias,
-        "bias of the attention's output": model.attention_output_bias,
-        "bias of the MLP": model.mlp_bias,
-    }
-    whole = all(names.values())
-    trained = bool(model.moe and model.moe.router_bias)
-    return {
-        "linear bias": whole,
-        **{name: there and not whole for name, there in names.items()},
-        "bias of the last layer's attention": model.last_attention_bias,
-        "bias of the MLP's last matrix": model.mlp_output_bias,
-        "bias of experts and their router": whole and trained,
-        "bias of experts, not of their router": whole and model.moe is not None and not trained,
-        "bias of the router": trained and not whole,
     }
 
 

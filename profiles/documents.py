@@ -147,7 +147,7 @@ def _read_json(
         raise InvalidProblemError.of("", f"not JSON: {fault.msg} ({where})") from None
     except RecursionError:
         raise InvalidProblemError.of("", _TOO_DEEP) from None
-    return _rebuilt(raw, limits)
+    return require_plain(raw, limits)
 
 
 def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -158,16 +158,12 @@ def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-def require_plain(raw: object) -> Mapping[str, object]:
+def require_plain(raw: object, limits: InputLimits = FILE) -> Mapping[str, object]:
     """Return a copy of ``raw``, when it is an object of plain, finite, bounded values.
 
     Raises:
         InvalidProblemError: something in it is not; the first such value is named.
     """
-    return _rebuilt(raw, FILE)
-
-
-def _rebuilt(raw: object, limits: InputLimits) -> Mapping[str, object]:
     builder = _Builder(limits)
     _replay(raw, builder)
     return builder.finished()

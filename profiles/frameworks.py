@@ -396,7 +396,13 @@ def _with_stated(facts: FrameworkFacts, stated: tuple[tuple[str, type, Any], ...
             changed["attention_kernel"] = kernel or ("flash2" if value else "megatron-fused")
         elif name == "cuda_graphs":  # whole layers, or nothing
             captured = "layer" if _checked(name, value, current=False) else "none"
-            changed["cuda_graph"] = _agreeing(options, name, captured)
+            scope = changed["cuda_graph"] = str(options.get("cuda_graph", captured))
+            if (scope == "none") != (captured == "none"):
+                raise InvalidProblemError.of(
+                    f"/workload/framework_options/{name}",
+                    f"contradicts cuda_graph = {scope[:40]}",
+                    allowed="one of the two options",
+                )
         elif name not in _OPTIONS:
             raise UnknownNameError.among("/workload/framework_options", name, {*_OPTIONS, "cuda_graphs"})
         else:
@@ -415,17 +421,6 @@ def _with_stated(facts: FrameworkFacts, stated: tuple[tuple[str, type, Any], ...
     if faults:
         raise InvalidProblemError(faults)
     return found
-
-
-def _agreeing(options: Mapping[str, str | int | float | bool], name: str, captured: str) -> str:
-    scope = str(options.get("cuda_graph", captured))
-    if (scope == "none") != (captured == "none"):
-        raise InvalidProblemError.of(
-            f"/workload/framework_options/{name}",
-            f"contradicts cuda_graph = {scope[:40]}",
-            allowed="one of the two options",
-        )
-    return scope if "cuda_graph" in options else captured
 
 
 # An option, whether it contradicts, what, and what would not.

@@ -285,8 +285,14 @@ class LegalCombinations:
         """Find them; options that the request has ``stated`` are not varied."""
         facts = with_options(facts, stated)
         varied = [switches()[name] for name in names if not switches()[name].options & stated.keys()]
-        choices = [_choices(one, one.settings_of(launcher, model, gpus), facts) for one in varied]
-        legal, facts_of = {}, {}
+        choices, legal, facts_of = list[list[Setting]](), {}, {}
+        for switch in varied:
+            able = switch.settings_of(launcher, model, gpus)
+            own = {name: getattr(facts, name) for name in sorted(switch.options)}
+            as_now = (one for one in able if {**own, **one.options} == own)
+            if not any(one.recompute == RECOMPUTATION for one in as_now):
+                able = [Setting(switch=switch.name, name="", options=own, launchers={}), *able]
+            choices.append(able)
         for some in product(*choices):
             kinds, key = {*_kinds(some)}, tuple(one.name for one in some)
             try:
@@ -337,14 +343,6 @@ class LegalCombinations:
 
 def _options(some: Sequence[Setting]) -> dict[str, Option]:
     return {name: value for one in some for name, value in one.options.items()}
-
-
-def _choices(switch: Switch, able: Sequence[Setting], facts: FrameworkFacts) -> list[Setting]:
-    own = {name: getattr(facts, name) for name in sorted(switch.options)}
-    as_now = (one for one in able if {**own, **one.options} == own)
-    if any(one.recompute == RECOMPUTATION for one in as_now):
-        return list(able)
-    return [Setting(switch=switch.name, name="", options=own, launchers={}), *able]
 
 
 def _kinds(some: Sequence[Setting]) -> list[str]:

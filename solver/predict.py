@@ -54,6 +54,12 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
     step, tokens = sum(causes.values()), problem.tokens_of(config)
     rate, flops = tokens / step / config.num_gpus, problem.model_flops_per_token
     again = max(_recomputed_flops_per_token(problem, one.config) for one in evaluation.classes)
+    beyond = (
+        f"{what} of {stage.on.name}" if stage.on.name else what
+        for stage in evaluation.stages
+        if not stage.on.is_timed[stage.row]
+        for what in stage.on.extrapolated[stage.row]
+    )
     # the dense bf16 peak of one of the GPUs in use, on average
     gpus = [count for one in evaluation.classes for count in one.config.stage_gpus]
     peaks = [stage.on.profile.group.gpu.peak_bf16_flops for stage in evaluation.stages]
@@ -76,7 +82,7 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
         ),
         time_breakdown_s=causes,
         stages=stages,
-        extrapolated=_extrapolated(evaluation),
+        extrapolated=tuple(dict.fromkeys(beyond)),
     )
 
 
@@ -111,15 +117,6 @@ def _recomputed_flops_per_token(problem: Problem, configuration: Configuration) 
     stops = np.minimum(starts + np.array(own), ends)
     replayed = (layout.cumulative[stops] - layout.cumulative[starts]).sum(axis=0)
     return float(replayed @ np.array([model.forward_flops_of(one, documents) for one in layout.kinds]))
-
-
-def _extrapolated(evaluation: Evaluation) -> tuple[str, ...]:
-    found = dict[str, None]()
-    for stage in evaluation.stages:
-        if not stage.on.is_timed[stage.row]:
-            of = f" of {stage.on.name}" if stage.on.name else ""
-            found |= {f"{what}{of}": None for what in stage.on.extrapolated[stage.row]}
-    return tuple(found)
 
 
 def predict_all(

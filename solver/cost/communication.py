@@ -280,7 +280,14 @@ def _zero_gathers(
     first, later, replayed = _gathered_s(ctx, weights, ctx.sharding.gathered_bytes if again else 2.0)
     if again and ctx.facts.gathers_modules:  # what a replay has gathered stays for the backward pass
         later = np.where(ctx.full & ~_are_let_go(weights), replayed, later)
-    reduce = _reduced_s(ctx, trained)
+    sent, whole = ctx.sharding.gradient_bytes_sent, ctx.sharding.all_reduces
+    reduce = _sharded_s(ctx, trained, sent)
+    if ctx.facts.quantized_reductions:
+        reduce = _exchanged_s(ctx, trained)
+    if ctx.facts.replicas_reduced_every_pass:
+        reduce = reduce + all_reduced_s(ctx, trained, sent, shards=True)
+    if whole.any():
+        reduce = np.where(whole, all_reduced_s(ctx, trained, sent), reduce)
     if ctx.offloads_gradients.any():
         reduce = reduce + _kept_s(ctx, trained)
     reduce = np.where(ctx.sharding.reduces_every_pass, reduce, 0.0)
@@ -410,17 +417,6 @@ def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
     else:
         seconds = 2.0 * kept / ctx.host.link_bytes_per_s
     return np.where(ctx.offloads_gradients, seconds, 0.0)
-
-
-def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
-    sent = ctx.sharding.gradient_bytes_sent
-    scattered = (
-        _exchanged_s(ctx, trained) if ctx.facts.quantized_reductions else _sharded_s(ctx, trained, sent)
-    )
-    if ctx.facts.replicas_reduced_every_pass:
-        scattered = scattered + all_reduced_s(ctx, trained, sent, shards=True)
-    whole = ctx.sharding.all_reduces
-    return np.where(whole, all_reduced_s(ctx, trained, sent), scattered) if whole.any() else scattered
 
 
 def _exchanged_s(ctx: Context, trained: Weights) -> FloatArray:

@@ -374,17 +374,6 @@ def _one_hot_seconds(ctx: Context) -> PassSeconds:
     return PassSeconds(forward=whole.forward + written, backward=weights)
 
 
-def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
-    """Price the head: one prediction, and one with a ``layer`` and a projection for each extra token."""
-    depth = ctx.model.num_mtp_layers
-    compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
-    further = [(compute + _projection_seconds(ctx), tensor)] * depth if depth else []
-    return _end_price(
-        ctx, compute, tensor, own=output_weights(ctx), layers=[layer] * depth, part="head",
-        further=further, floor_s=head_floor_s(ctx),
-    )  # fmt: skip
-
-
 def _projection_seconds(ctx: Context) -> PassSeconds:
     h = ctx.model.hidden_size
     return gemm_seconds(ctx, [Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)], ctx.linear_precision)
@@ -464,7 +453,14 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
         layers = {one: _layer_price(at.of(one), one.kind) for one in layout.kinds}
         further, own = at.model.mtp_shape, at.of_prediction  # of layers that predict further tokens
         known = layers.get(further) if own is at.of(further) else None
-        each.append([*layers.values(), first, _head_price(at, known or _layer_price(own, further.kind))])
+        # the head: one prediction, and one with a layer and a projection for each further token
+        depth, compute = at.model.num_mtp_layers, head_seconds(at)
+        head = _end_price(
+            at, compute, tensor, own=output_weights(at), part="head", floor_s=head_floor_s(at),
+            layers=[known or _layer_price(own, further.kind)] * depth if depth else [],
+            further=[(compute + _projection_seconds(at), tensor)] * depth if depth else [],
+        )  # fmt: skip
+        each.append([*layers.values(), first, head])
     parts = _on_the_mean(ctx, each)
     return _drained(ctx, parts) if ctx.facts.pipeline_batch else parts
 

@@ -58,7 +58,10 @@ def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: s
         return _v_shaped(rank, pp, slots)
     if schedule == "looped_bfs":
         return _breadth_first(rank, pp, vpp, slots)
-    chunk, micro = _visits(rank, pp, vpp, num_microbatches)
+    # forward passes: pp micro-batches of a chunk, then of the next
+    number = np.arange(num_microbatches * vpp)
+    chunk = number % (pp * vpp) // pp * pp + rank
+    micro = number // (pp * vpp) * pp + number % pp
     turned = (vpp - 1) * pp + 2 * rank - chunk
     forward, backward = slots.forward(chunk, micro), slots.backward(turned, micro)
     behind = pp - rank - 1
@@ -79,15 +82,6 @@ def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: s
     order[warmup + 2 * alternating :] = backward[alternating:]
     found: list[int] = order.tolist()
     return found
-
-
-def _visits(rank: int, pp: int, vpp: int, num_microbatches: int) -> tuple[IntArray, IntArray]:
-    """Return chunk and micro-batch of each forward pass: pp micro-batches a chunk, then the next."""
-    k = np.arange(num_microbatches * vpp)
-    if vpp == 1:
-        return np.full_like(k, rank), k
-    group = pp * vpp
-    return (k % group) // pp * pp + rank, k // group * pp + k % pp
 
 
 def _with_weights(
