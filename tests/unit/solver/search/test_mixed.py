@@ -25,9 +25,9 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem, Progress
-from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting
+from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting, configuration_of
 from meshwright.solver.search.mixed.limits import limited
-from meshwright.solver.search.mixed.lines import _orders
+from meshwright.solver.search.mixed.lines import LineSplit, LineTables, _orders
 from meshwright.solver.search.mixed.model import RowOutcome, solve
 from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
@@ -38,7 +38,7 @@ from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
 from tests.problems.asked import searched
 from tests.problems.mixed_clusters import a_group, a_mixed_problem, mixed_rows
-from tests.property.test_mixed_clusters import placed
+from tests.property.test_mixed_clusters import lines, placed, splits
 
 ROOT = Path(__file__).parents[4]
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
@@ -475,13 +475,18 @@ def test_rows_that_wait_together_are_halved_at_the_times_of_every_one_of_them() 
             assert set(patterns_of(frontier.rows, row, most_us).slowest_us.tolist()) <= halved_at
 
 
-def test_a_division_by_nothing_keeps_no_constraint() -> None:
-    for text, able in (
+@pytest.mark.parametrize(
+    ("constraint", "able"),
+    [
         ("stages('slow') == 0", True),
-        ("stages('slow') == 0 and 8 // stages('slow') >= 0", False),
-    ):
-        problem = a_mixed_problem((FAST, SLOW_GROUP), constraints=(text,))
-        assert limited(mixed_rows(problem)).allowed[:, 2:].any() == able
+        ("stages('slow') == 0 and 8 // stages('slow') >= 0", False),  # a division by nothing keeps none
+        ("stages('fast') * stages('slow') == 4", True),  # two of two GPUs each
+        ("stages('fast') * stages('slow') >= 5", False),
+    ],
+)
+def test_constraints_leave_rows_with_placements_that_keep_them(constraint: str, able: bool) -> None:
+    problem = a_mixed_problem((FAST, SLOW_GROUP), constraints=(constraint,))
+    assert limited(mixed_rows(problem)).allowed[:, 2:].any() == able
 
 
 def test_the_relaxation_proves_that_there_are_too_few_gpus_for_so_many_stages() -> None:
@@ -540,3 +545,17 @@ def test_cp_sat_finds_the_least_closed_form_of_all_placements_of_a_row(
     found = solve(rows, [row], patterns, most_s=np.inf, least_us=0, effort=4.0, seed=0, in_order=True)
     assert found.status == "optimal"
     assert 0.99 * least_s <= found.objective_s <= least_s  # whole microseconds, of any number of stages
+
+
+def test_the_closed_form_of_a_line_s_split_is_close_below_its_price() -> None:
+    problem = a_mixed_problem((a_group(), a_group(speed=0.5, slug="slow")), num_layers=5)
+    rows = mixed_rows(problem)
+    row = int(np.argmax(rows.most_stages))
+    tables, every = (
+        LineTables(rows, row),
+        [(line, split) for line in lines(rows, row) for split in splits(5, len(line))],
+    )
+    configs = [configuration_of(rows, row, line, split) for line, split in every]
+    priced = evaluate(problem, default_profile(problem.cluster, "none"), configs)
+    for (line, split), one in zip(every, priced, strict=True):  # transfers between groups are not in it
+        assert 0.9 * one.objective_s <= LineSplit(tables, line).closed_form_s(split) <= one.objective_s

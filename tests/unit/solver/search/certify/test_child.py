@@ -131,7 +131,8 @@ def limited(judge: Judge) -> int:
     return judge._child.pid
 
 
-def test_its_memory_is_limited(judge: Judge) -> None:
+def test_it_is_a_new_process_with_limited_memory(judge: Judge) -> None:
+    assert isinstance(judge._child, subprocess.Popen)  # a copy of this one is for certificates of later
     assert limited(judge)
 
 
