@@ -37,7 +37,6 @@ class Cell:
 
     gpu: int
     stage: int
-    label: str
     title: str
 
 
@@ -196,11 +195,9 @@ def _cell(mesh: _Ranks, gpu: int, node: str) -> Cell:
     said = " ".join(
         f"{axis} {mesh.rank(axis, gpu)}" for axis in ("tp", "cp", "dp", "pp", "ep") if mesh.sizes[axis] > 1
     )
-    stage = mesh.rank("pp", gpu)
     return Cell(
         gpu=gpu,
-        stage=stage,
-        label=str(stage),
+        stage=mesh.rank("pp", gpu),
         title=f"GPU {gpu} (node {node}): {said or 'the whole model'}",
     )
 

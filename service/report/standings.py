@@ -32,17 +32,7 @@ class ColumnHeading:
     title: str
     hint: str
     is_words: bool
-    kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One cell."""
-
-    text: str
-    key: str  # what it is sorted by
     kind: str  # size, step, memory or figure
-    gauge: Gauge | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +43,9 @@ class Gauge:
     low: float | None = None
     high: float | None = None
     limit: float | None = None
+
+
+Entry = tuple[str, str, Gauge | None]  # a cell's text, what it is sorted by, and its bar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,25 +78,6 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
     columns = [
         column for column in columns_of(answer.plans, moe=problem.model.moe is not None) if column.title
     ]
-    equal, simplest, gauges = equal_to_first(answer.plans), simplest_of_tied(answer.plans), _Gauges(answer)
-
-    def entry(column: Column, plan: Plan) -> Entry:
-        text, title = column.cell(plan), column.title
-        kind = _KINDS.get(title, "size" if title in SHORT_NAMES.values() else "figure")
-        return Entry(text=text, key=_key(title, text, plan), kind=kind, gauge=gauges.of(kind, plan))
-
-    rows = [
-        Standing(
-            plan_id=plan.plan_id,
-            rank=plan.rank,
-            words=configuration_words(plan.config, LONG_NAMES),
-            entries=tuple(entry(column, plan) for column in columns),
-            has_details=plan.plan_id in detailed,
-            is_tied=bool(equal) and (plan.rank == 1 or plan.rank in equal),
-            mark="simplest" if plan is simplest else "",
-        )
-        for plan in answer.plans
-    ]
     headings = [
         ColumnHeading(
             title=column.title.rstrip("*"),
@@ -112,6 +86,26 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
             kind=_KINDS.get(column.title, "size" if column.title in SHORT_NAMES.values() else "figure"),
         )
         for column in columns
+    ]
+    equal, simplest, gauges = equal_to_first(answer.plans), simplest_of_tied(answer.plans), _Gauges(answer)
+
+    def entry(column: Column, heading: ColumnHeading, plan: Plan) -> Entry:
+        text = column.cell(plan)
+        return text, _key(column.title, text, plan), gauges.of(heading.kind, plan)
+
+    rows = [
+        Standing(
+            plan_id=plan.plan_id,
+            rank=plan.rank,
+            words=configuration_words(plan.config, LONG_NAMES),
+            entries=tuple(
+                entry(column, heading, plan) for column, heading in zip(columns, headings, strict=True)
+            ),
+            has_details=plan.plan_id in detailed,
+            is_tied=bool(equal) and (plan.rank == 1 or plan.rank in equal),
+            mark="simplest" if plan is simplest else "",
+        )
+        for plan in answer.plans
     ]
     first = answer.plans[0]
     peak = peak_words(first.prediction, problem)

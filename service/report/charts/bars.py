@@ -50,22 +50,12 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegendEntry:
-    """One term of a legend."""
-
-    name: str
-    figure: str
-    color: str
-    hint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StackedBar:
     """A whole in one bar, with its legend."""
 
     title: str
     segments: tuple[Segment, ...]
-    legend: tuple[LegendEntry, ...]
+    legend: tuple[tuple[str, str, str, str], ...]  # colour, name, explanation, figure
     limit: float | None = None
     limit_words: str = ""
 
@@ -116,10 +106,7 @@ def _stacked(
     return StackedBar(
         title=title,
         segments=_segments(values, texts, unit, colors),
-        legend=tuple(
-            LegendEntry(name=figures.words(name), figure=texts[name], color=colors[name], hint=hints[name])
-            for name in values
-        ),
+        legend=tuple((colors[name], figures.words(name), hints[name], texts[name]) for name in values),
     )
 
 

@@ -21,12 +21,7 @@ _MARGIN = 0.08  # of the range, on both sides
 _FEW_TENS = 3  # fewer powers of ten do not show that an axis is logarithmic
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """One mark of an axis."""
-
-    at: float
-    label: str
+Tick = tuple[float, str]  # the place of a mark on its axis, and its label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +75,7 @@ def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
     least = min((b - a for a, b in itertools.pairwise(values)), default=1.0)
     places = max(0, -math.floor(math.log10(least))) if digits is None else digits
     return [
-        Tick(
-            at=axis.at(value),
-            label=f"{value:g}" if axis.is_log and value < 1.0 else f"{value:.{places}f}",
-        )
+        (axis.at(value), f"{value:g}" if axis.is_log and value < 1.0 else f"{value:.{places}f}")
         for value in values
     ]
 
