@@ -62,6 +62,9 @@ SHOWN = {
 }
 
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 @cache
 def shown_texts() -> list[str]:
     """Strings of the code that are not docstrings, and the text of templates without its comments."""
@@ -71,20 +74,13 @@ def shown_texts() -> list[str]:
 def _shown_texts() -> Iterator[str]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            tree = ast.parse(path.read_text("utf-8"))
-            documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-            docstrings = {
-                id(node.body[0].value)
-                for node in ast.walk(tree)
-                if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)
-            }
-            for node in ast.walk(tree):
-                if (
-                    isinstance(node, ast.Constant)
-                    and isinstance(node.value, str)
-                    and id(node) not in docstrings
-                ):
-                    yield node.value
+            docstrings = set[ast.expr]()
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):  # a body after what it is of
+                if isinstance(node, ast.Constant):
+                    if isinstance(node.value, str) and node not in docstrings:
+                        yield node.value
+                elif isinstance(node, DOCUMENTED) and node.body and isinstance(node.body[0], ast.Expr):
+                    docstrings.add(node.body[0].value)
         for path in sorted((ROOT / room).rglob("*.html")):
             yield re.sub(r"\{#.*?#\}", "", path.read_text("utf-8"), flags=re.DOTALL)
 

@@ -262,11 +262,12 @@ def test_a_tuning_that_goes_on_tells_what_one_plan_lacks_from_what_all_do(
         return code, [one["outcome"] for one in kept_of(folder)], said
 
     # the first plan is measured, and the tuning is killed; the plan that comes next lacks a program
-    goes_on("set -- 100.0 $2\n" + LOGS)
+    steps = "mkdir $2/../first && set -- 100.0 $2 || set -- 200.0 $2\n" + LOGS + "sleep 0.1\n"
+    goes_on(steps)
     state = json.loads((folder / "tuning.json").read_text())
     (folder / "tuning.json").write_text(json.dumps({**state, "runs": state["runs"][:1]}))
     again = "mkdir $2/../second && exec no-such-kernel\n" * (lacks == "its own") or "exec no-such-kernel\n"
-    code, outcomes, said = goes_on(again + "set -- 100.0 $2\n" + LOGS)
+    code, outcomes, said = goes_on(again + steps)
     if lacks == "its own":
         assert (code, outcomes[:3]) == (0, ["measured", "failed", "measured"]), said
     else:
@@ -296,7 +297,8 @@ def test_a_step_faster_than_its_gpus_is_refused_with_the_reason_and_the_tuning_g
     problem, _, answer = asked()
     (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
     script = tmp_path / "train.sh"  # the first run alone states milliseconds as seconds
-    script.write_text("mkdir $2/../first && set -- 1.0 $2 || set -- 100.0 $2\n" + LOGS)
+    slower = "mkdir $2/../second && set -- 100.0 $2 || set -- 200.0 $2"
+    script.write_text(f"mkdir $2/../first && set -- 1.0 $2 || {{ {slower}; }}\n{LOGS}sleep 0.1\n")
     folder = tmp_path / "tuning"
     for _ in range(2):
         code, out, said = tuned(tmp_path / "answer.json", folder, script, "--json", "--top", "2")
@@ -410,7 +412,8 @@ def test_report_and_profile_are_written_while_no_other_tuning_may_work_in_the_fo
 ) -> None:
     problem, _, answer = asked()
     (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
-    (tmp_path / "train.sh").write_text("sleep 0.3\nset -- 100.0 $2\n" + LOGS)  # longer than a step
+    steps = "mkdir $2/../first && set -- 100.0 $2 || set -- 200.0 $2\n"
+    (tmp_path / "train.sh").write_text("sleep 0.3\n" + steps + LOGS)  # longer than a step
     folder, refused = tmp_path / "tuning", []
 
     def watched(path: Path, text: str) -> None:
