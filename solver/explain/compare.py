@@ -46,26 +46,21 @@ _GROUPS_OF_STAGES: Mapping[str, tuple[str, ...]] = {
 _SHORT = {"num_gpus": "GPUs", "offload": "offload", **SHORT_NAMES}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One thing in which two configurations differ."""
+def differences_of(first: Configuration, second: Configuration) -> dict[str, str]:
+    """Return what differs by name, with words such as ``tp 8 → 4``, in a fixed order.
 
-    name: str
-    words: str  # ``tp 8 → 4``
-
-
-def differences_of(first: Configuration, second: Configuration) -> list[Difference]:
-    """Return them in a fixed order, without those that follow (dp, micro-batches, shards)."""
-    found = []
+    What follows from other differences (dp, micro-batches, shards) is left out.
+    """
+    found = dict[str, str]()
     for name, fields in _groups(first).items():
         if any(getattr(first, one) != getattr(second, one) for one in fields):
             both = (_recompute(first), _recompute(second))
             if name == _RECOMPUTE and both[0] == both[1]:
                 continue
-            found.append(Difference(name=name, words=_words(name, first, second)))
+            found[name] = _words(name, first, second)
     same_chunks = len(first.stage_layers) == len(second.stage_layers)
     if same_chunks and first.stage_layers != second.stage_layers:
-        found.append(Difference(name="stage_layers", words="layers of the chunks"))
+        found["stage_layers"] = "layers of the chunks"
     return found
 
 
@@ -179,13 +174,11 @@ ILLEGAL, TOO_BIG = 100, 1  # what a stop costs the path
 _DIGITS = 9  # of seconds; what is less is rounding
 
 
-def best_order(
-    differences: Sequence[Difference], prices: Mapping[int, tuple[int, float]]
-) -> list[Difference]:
+def best_order(differences: Sequence[str], prices: Mapping[int, tuple[int, float]]) -> list[str]:
     """Return the order with the fewest broken rules, then memory shortages, then the shortest way.
 
     Args:
-        differences: of the two configurations.
+        differences: of the two configurations, by name.
         prices: of each set of carried differences, as bits: what it costs a path, and its step in seconds.
     """
     full = (1 << len(differences)) - 1
@@ -321,14 +314,14 @@ def _path(
     differences = differences_of(first, second)
     if not differences:
         return [replace(there, change="everything else")]
-    order = differences
-    if len(differences) <= MOST:
-        order = best_order(differences, _prices(problem, profile, (first, second), differences))
+    order = list(differences)
+    if len(order) <= MOST:
+        order = best_order(order, _prices(problem, profile, (first, second), order))
     stops, done = [], frozenset[str]()
-    for difference in order:
-        done |= {difference.name}
+    for name in order:
+        done |= {name}
         here = second if len(done) == len(differences) else carried(problem, first, second, done)
-        stops.append(replace(there, configuration=here or second, change=difference.words))
+        stops.append(replace(there, configuration=here or second, change=differences[name]))
     return stops
 
 
@@ -336,10 +329,9 @@ def _prices(
     problem: Problem,
     profile: Profile,
     ends: tuple[Configuration, Configuration],
-    differences: Sequence[Difference],
+    names: Sequence[str],
 ) -> dict[int, tuple[int, float]]:
     """Return path cost and closed-form step of each set of carried differences, keyed by bits."""
-    names = [difference.name for difference in differences]
     stops = {
         done: carried(problem, *ends, frozenset(n for at, n in enumerate(names) if done >> at & 1))
         for done in range(1 << len(names))

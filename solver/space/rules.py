@@ -164,15 +164,6 @@ def _node_gib(group: NodeGroup, share_bytes: int) -> str:
     return f"{share_bytes * group.gpus_per_node / GIB:.0f}"
 
 
-def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
-    """Return the rows with the plain value of some variables: one chunk a rank, else the first word."""
-    zero = np.zeros_like(c.offload)
-    plain = {name: zero + (name == "virtual_pipeline_size") for name in names}
-    return Columns(
-        **{f.name: plain[f.name] if f.name in plain else getattr(c, f.name) for f in fields(Columns)}
-    )
-
-
 def _too_large(
     problem: Problem, c: Columns, asked: BoolArray, share: float, *, every: bool = False
 ) -> BoolArray:
@@ -193,7 +184,8 @@ def _outside(problem: Problem, c: Columns, aside: tuple[str, ...]) -> Outside:
     they depend on: of the recomputed layers whether that is all of them, of the schedule how it is priced.
     What is kept of a layer grows with the micro-batches in flight.
     """
-    rows = _aside(c, aside)
+    # one chunk a rank, else the first word
+    rows = replace(c, **{name: np.full(len(c), int(name == "virtual_pipeline_size")) for name in aside})
     asked = _of_one_layer(rows)
     first, alike = distinct([getattr(asked, f.name) for f in fields(Columns)])
     profile = default_profile(problem.cluster, problem.priced_as)

@@ -120,7 +120,7 @@ def test_sizes_that_change_together_are_one_difference_that_names_each(
     changed: Configuration, words: str
 ) -> None:
     found = differences_of(Configuration(stage_layers=(4,)), changed)
-    assert [one.words for one in found if one.name != "num_gpus"] == [words]
+    assert [one for name, one in found.items() if name != "num_gpus"] == [words]
 
 
 # Every variable of the glossary can be pinned, bounded and forbidden, and the search keeps to it.

@@ -150,11 +150,11 @@ def test_the_check_refuses_an_order_that_megatron_cannot_group() -> None:
 
 def test_another_order_is_told_where_two_configurations_differ_in_it() -> None:
     plain = configuration((2, 2, 2, 2), RANK_ORDERS[0])
-    (difference,) = differences_of(plain, replace(plain, rank_order="tp-cp-pp-dp"))
+    (words,) = differences_of(plain, replace(plain, rank_order="tp-cp-pp-dp")).values()
     alone = replace(plain, context_parallel_size=1, context_parallel_mode="ring")
-    (without,) = differences_of(alone, replace(alone, rank_order="tp-cp-pp-dp"))
-    assert without.words == "ranks numbered along tp, pp, dp instead of tp, dp, pp"
-    assert difference.words == "ranks numbered along tp, cp, pp, dp instead of tp, cp, dp, pp"
+    (without,) = differences_of(alone, replace(alone, rank_order="tp-cp-pp-dp")).values()
+    assert without == "ranks numbered along tp, pp, dp instead of tp, dp, pp"
+    assert words == "ranks numbered along tp, cp, pp, dp instead of tp, cp, dp, pp"
     assert "before" not in configuration_words(plain)
     assert "pp before dp" in configuration_words(replace(plain, rank_order="tp-cp-pp-dp"))
 
