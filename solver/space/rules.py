@@ -483,7 +483,7 @@ def _uneven_expert_shards(c: Columns) -> BoolArray:
 def _uneven_shards(c: Columns) -> BoolArray:
     """Mark rows with shard sets of one rank, or that do not make up dp * cp or an expert's ranks."""
     ranks = c.replicating_ranks
-    replicas = np.maximum(ranks // np.maximum(c.zero_shard_size, 1), 1)
+    replicas = np.maximum(ranks // c.zero_shard_size, 1)
     experts = c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size
     experts = experts // (c.expert_ranks * c.expert_weight_shard_size)
     alone = (c.zero_shard_size == 1) & (ranks > 1)  # shards nothing

@@ -182,7 +182,7 @@ class _Held:
             ends_s=least(scale * rows.embedding_s[:, some]) + least(scale * rows.head_s[:, some]),
             tail_s=least(scale * (rows.rank_tail_s[:, some] + tail[..., :-2].min(axis=-1))),
             fixed_s=least(rows.fixed_s[:, some]),
-            m=rows.num_microbatches[some], stages=np.maximum(rows.most_stages[some], 1),
+            m=rows.num_microbatches[some], stages=rows.most_stages[some],
             forward_share=share, forward_s=np.where(there, more_s, 0.0).max(axis=0), least_work=some_work,
         )  # fmt: skip
 

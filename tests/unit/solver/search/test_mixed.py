@@ -542,9 +542,11 @@ def test_cp_sat_finds_the_least_closed_form_of_all_placements_of_a_row(
     every = evaluate(problem, default_profile(problem.cluster, "none"), placed(rows, row))
     least_s = min(one.objective_s for one in every if max(one.short_bytes()) <= 0.0)
     patterns = patterns_of(rows, row, np.inf, by_sender=True)
-    found = solve(rows, [row], patterns, most_s=np.inf, least_us=0, effort=4.0, seed=0, in_order=True)
+    ask = partial(solve, rows, [row], patterns, least_us=0, effort=4.0, seed=0, in_order=True)
+    found = ask(most_s=np.inf)
     assert found.status == "optimal"
     assert 0.99 * least_s <= found.objective_s <= least_s  # whole microseconds, of any number of stages
+    assert ask(most_s=found.objective_s - 2e-6).status == "infeasible"
 
 
 def test_the_closed_form_of_a_line_s_split_is_close_below_its_price() -> None:
