@@ -215,7 +215,8 @@ class Variables:
             if part.expands and not part.quoted:
                 values = tuple(piece for value in values for piece in self._split(value))
             elif part.expands and (part.text in ("$*", "${*}") or part.text.endswith("[*]}")):
-                values = (self._separator().join(values),)
+                signs = self._separators()
+                values = ((" " if signs is None else signs[:1]).join(values),)
             if not values:
                 continue
             any_quoted = any_quoted or (part.quoted and bool(part.text or not each))
@@ -227,10 +228,6 @@ class Variables:
         """Return the separators that IFS sets; None for blanks, if it is not set."""
         said = self._script.variables.get("IFS")
         return None if said is None or UNKNOWN in said[0] or said[0] == _BLANK else said[0]
-
-    def _separator(self) -> str:
-        said = self._separators()
-        return " " if said is None else said[:1]
 
     def _split(self, text: str) -> list[str]:
         signs = self._separators()

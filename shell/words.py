@@ -142,7 +142,8 @@ class _Lexer:
             self._word = None
         self._close()
         sign = "\n" if text.endswith("\n") else text
-        if sign == "(" and (self._sum or self._follows_a_bracket()):
+        after = bool(self._tokens) and self._tokens[-1].operates("(") and self._text[self._at - 1] == "("
+        if sign == "(" and (self._sum or after):
             self._sum += 1 if self._sum else 2
         elif sign == ")" and self._sum:
             self._sum -= 1
@@ -151,9 +152,6 @@ class _Lexer:
         self._move(len(text))
         if sign == "\n" and self._below:
             self._take_texts()
-
-    def _follows_a_bracket(self) -> bool:
-        return bool(self._tokens) and self._tokens[-1].operates("(") and self._text[self._at - 1] == "("
 
     def _heredoc(self) -> bool:
         """Take ``<<EOT``, the start of a here-document; return whether it is one."""
@@ -352,18 +350,14 @@ class Names:
     """Access to variables for arithmetic; ValueError from either function: unknown."""
 
     get: Callable[[str], str]
-    put: Callable[[str, int], None]
+    put: Callable[[str, int], object]
 
 
-def _nobody(name: str) -> str:
+def _unset(name: str, *_: int) -> str:
     raise ValueError(name)
 
 
-def _nowhere(name: str, _: int) -> None:
-    raise ValueError(name)
-
-
-_NONE = Names(get=_nobody, put=_nowhere)
+_NONE = Names(get=_unset, put=_unset)
 
 
 def whole_number(text: str, names: Names = _NONE) -> int | None:

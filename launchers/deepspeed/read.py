@@ -12,7 +12,7 @@ from math import ceil
 from meshwright.launchers.deepspeed.export import BUCKET_ELEMENT_BYTES, CODE_FILE, OFFLOADED
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
-from meshwright.launchers.reading.documents import document_of, looks_like_document
+from meshwright.launchers.reading.documents import document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided, first_larger
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.reading.python_values import constants_of
@@ -56,20 +56,17 @@ class _Code:
     world: int | None
 
 
-def _recognises(source: Source) -> bool:
-    names = looks_like_document(source) if source.suffix == ".json" else {}
-    return any(name in names for name in _OWN) and _TRAINERS not in names
-
-
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields = Fields(source.name, document_of(source), overrides, ("deepspeed",))
     known = known_of(source, overrides)
     fields.refuse_unpriced()
-    zero = _zero(fields)
+    section = fields.raw("zero_optimization")
+    # a Boolean is the oldest form (zero/config.py, read_zero_config_deprecated)
+    zero = int(section) if isinstance(section, bool) else fields.integer("zero_optimization.stage")
     precision = _precision(fields, known)
     offload = read_offload(fields, zero)
     options = _options(fields, precision, zero)
-    optimizer = _optimizer(fields, known)
+    optimizer = fields.priced("optimizer.type") if fields.has("optimizer.type") else None
     fields.stop()
     model = known.model()
     options |= _bucket(fields, model, zero)
@@ -87,20 +84,19 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         global_batch_size=configuration.global_batch_size,
         seq_length=known.required("seq_length", code.seq_length, where),
         precision=precision,
-        optimizer=optimizer,
+        optimizer=known.word("optimizer", "adamw") if optimizer is None else optimizer,
         framework_options=options,
     )
     return known.launch_file(fields, "deepspeed", model, workload, configuration)
 
 
-DEEPSPEED_READER = Reader(name="deepspeed", recognises=_recognises, read=_read)
-
-
-def _zero(fields: Fields) -> int:
-    section = fields.raw("zero_optimization")
-    if isinstance(section, bool):  # the oldest form (zero/config.py, read_zero_config_deprecated)
-        return int(section)
-    return fields.integer("zero_optimization.stage")
+DEEPSPEED_READER = Reader(
+    name="deepspeed",
+    recognises=lambda source: (
+        names_held(source, _OWN, (".json",)) > 0 and not names_held(source, (_TRAINERS,), (".json",))
+    ),
+    read=_read,
+)
 
 
 def _precision(fields: Fields, known: Known) -> str:
@@ -214,20 +210,18 @@ def _zero_plus_plus(fields: Fields, zero: int, ranks: int) -> Options:
     )
     if zero != _SHARDED_WEIGHTS:
         return {}
-    found: Options = {}
-    if size > 1:
-        if ranks % min(size, ranks):  # utils/groups.py _create_zero_param_parallel_group
-            fields.fault(
-                _NEAR,
-                f"{size} does not divide {ranks} ranks",
-                nearest=str(max(one for one in range(1, size) if ranks % one == 0)),
-            )
-        found["secondary_shard_size"] = float(size)
-    if weights:
-        found["quantized_gathers"] = True
-    if gradients:
-        found["quantized_reductions"] = True
-    return found
+    if ranks % min(size, ranks):  # utils/groups.py _create_zero_param_parallel_group
+        fields.fault(
+            _NEAR,
+            f"{size} does not divide {ranks} ranks",
+            nearest=str(max(one for one in range(1, size) if ranks % one == 0)),
+        )
+    found = {
+        "secondary_shard_size": float(size) if size > 1 else 0.0,
+        "quantized_gathers": weights,
+        "quantized_reductions": gradients,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _share_offloaded(fields: Fields, model: ModelSpec, configuration: Configuration) -> Options:
@@ -316,12 +310,6 @@ def _zenflow(fields: Fields, configuration: Configuration) -> Options:
             nearest=f"{min(max(round(steps), 2), most):g}",
         )
     return {"cpu_update_interval": steps, "selected_gradient_share": share}
-
-
-def _optimizer(fields: Fields, known: Known) -> str:
-    if not fields.has("optimizer.type"):
-        return known.word("optimizer", "adamw")
-    return fields.priced("optimizer.type")
 
 
 def _code(fields: Fields, known: Known) -> _Code:

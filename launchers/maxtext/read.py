@@ -359,21 +359,18 @@ _USUAL_MODULES = "core_attn+layernorm+mlp_up"  # as priced without an option
 
 def _options(fields: Fields, configuration: Configuration) -> Options:
     """Return the facts that differ from those that MaxText is priced with."""
-    found: Options = {}
     gradients = fields.priced("grad_dtype")
-    if gradients != "bf16":
-        found["gradient_dtype"] = gradients
     kernel, hardware = fields.priced("attention"), fields.choice("hardware")
-    if kernel != "cudnn" and hardware != "tpu":
-        found["attention_kernel"] = kernel
-    if fields.flag("use_iota_embed"):
-        found["embedding_products"] = True
-    if fields.flag("enable_dropout") and fields.number("dropout_rate", 0.0) > 0:
-        found["dropout"] = True
     selective = configuration.recompute_granularity == "selective"
-    if selective and (replayed := _replayed(fields)) != _USUAL_MODULES:
-        found["recompute_modules"] = replayed
-    return dict(sorted(found.items()))
+    replayed = _replayed(fields) if selective else _USUAL_MODULES
+    found: dict[str, str | bool] = {
+        "attention_kernel": "" if kernel == "cudnn" or hardware == "tpu" else kernel,
+        "dropout": fields.flag("enable_dropout") and fields.number("dropout_rate", 0.0) > 0,
+        "embedding_products": fields.flag("use_iota_embed"),
+        "gradient_dtype": "" if gradients == "bf16" else gradients,
+        "recompute_modules": "" if replayed == _USUAL_MODULES else replayed,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ VOCABULARY_UNIT = 128  # the vocabulary is padded to a multiple of this times tp
 
 def model_values(model: ModelSpec) -> Values:
     """Return the fields of every model; experts and latent attention have more."""
-    values: Values = {
+    return {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "ffn_hidden_size": model.ffn_hidden_size,
@@ -33,16 +33,10 @@ def model_values(model: ModelSpec) -> Values:
         "add_bias_linear": model.mlp_bias,
         "add_qkv_bias": model.qkv_bias and not model.mlp_bias,
         "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
-    }
-    if model.norm_epsilon is not None:
-        values["layernorm_epsilon"] = model.norm_epsilon
-    values |= {
+        **({} if model.norm_epsilon is None else {"layernorm_epsilon": model.norm_epsilon}),
         "layernorm_zero_centered_gamma": model.zero_centered_norm,
         "qk_layernorm": model.mla.norms if model.mla else model.query_key_norm == "per_head",
-    }
-    if model.gate_in_queries:
-        values["attention_output_gate"] = True
-    values |= {
+        **({"attention_output_gate": True} if model.gate_in_queries else {}),
         "share_embeddings_and_output_weights": model.tied_embeddings,
         "softmax_type": "learnable" if model.attention_sinks else "vanilla",
         "position_embedding_type": positions_of(model),
@@ -50,10 +44,9 @@ def model_values(model: ModelSpec) -> Values:
         **_rotary_values(model),
         "vocab_size": model.vocab_size,
         "make_vocab_size_divisible_by": VOCABULARY_UNIT,
+        **({"mtp_num_layers": model.num_mtp_layers} if model.num_mtp_layers else {}),
+        **_window_values(model),
     }
-    if model.num_mtp_layers:
-        values["mtp_num_layers"] = model.num_mtp_layers
-    return values | _window_values(model)
 
 
 def positions_of(model: ModelSpec) -> str:
@@ -137,17 +130,17 @@ def _window_values(model: ModelSpec) -> Values:
 
 def expert_values(model: ModelSpec, moe: MoeSpec) -> Values:
     """Return the experts' sizes, their layers, and the router."""
-    values: Values = {
+    shared = {
+        "moe_shared_expert_intermediate_size": moe.shared_ffn_hidden_size,
+        "moe_shared_expert_gate": moe.shared_expert_gate,
+    }
+    frequency = {"moe_layer_freq": layer_list([kind == "moe" for kind in model.layer_kinds()])}
+    return {
         "num_moe_experts": moe.num_experts,
         "moe_router_topk": moe.top_k,
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
-    }
-    if not model.layer_pattern:
-        values["moe_layer_freq"] = layer_list([kind == "moe" for kind in model.layer_kinds()])
-    if moe.shared_ffn_hidden_size:
-        values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
-        values["moe_shared_expert_gate"] = moe.shared_expert_gate
-    return values | {
+        **({} if model.layer_pattern else frequency),
+        **(shared if moe.shared_ffn_hidden_size else {}),
         "moe_router_score_function": moe.router_score,
         "moe_router_pre_softmax": moe.router_score == "softmax" and not moe.normalized_top_k,
         "moe_router_enable_expert_bias": moe.selection_bias,

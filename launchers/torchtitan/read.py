@@ -236,6 +236,7 @@ _OWN = (
     "parallelism.tensor_parallel_degree", "training.local_batch_size", "training.seq_len",
     "job.dump_folder", "parallelism.data_parallel_shard_degree", "model.flavor",
 )  # fmt: skip
+_SCHEDULE = "parallelism.pipeline_parallel_schedule"
 _ONE_EACH = ("1f1b", "dualpipe_v")  # schedules that need a micro-batch for every stage
 
 
@@ -315,7 +316,8 @@ def _configuration(
     mesh = _mesh(fields, known)
     dp = mesh.replicate * mesh.shard
     micro, count = _batch(fields, known, mesh, dp)
-    schedule = _schedule(fields, mesh.pp)
+    fields.take(_SCHEDULE)
+    schedule = "none" if mesh.pp == 1 else fields.priced(_SCHEDULE)
     split = split_of(fields, model, mesh.pp, schedule)
     vpp = max(len(split) // mesh.pp, 1)
     recompute, replayed = recomputation_of(fields, split, mesh.pp, schedule, is_module=is_module)
@@ -423,14 +425,6 @@ def _batch(fields: Fields, known: Known, mesh: _ParallelDegrees, dp: int) -> tup
     return micro, divided(local, micro, field=name, what="the pipeline's micro-batch")
 
 
-def _schedule(fields: Fields, pp: int) -> str:
-    name = "parallelism.pipeline_parallel_schedule"
-    if pp == 1:
-        fields.take(name)
-        return "none"
-    return fields.priced(name)
-
-
 def _offload(fields: Fields, zero: int, mesh: _ParallelDegrees) -> str:
     name = "training.enable_cpu_offload"
     away = fields.flag(name)
@@ -460,15 +454,16 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
     stored = fields.choice("training.dtype")
     seq_length = fields.optional("training.seq_len")
     recipe = _recipe(fields)
-    options: Options = {"precision_recipe": recipe} if recipe else {}
     by_tensor = recipe == "fp8-current"  # other recipes gather 16 bits whatever the file asks for
-    if by_tensor and not any(fields.flag(name) for name in _GATHERS_8_BITS):
-        options["low_precision_gathers"] = False
-    if fields.flag("parallelism.disable_loss_parallel"):
-        options["logits_sharded"] = False
+    wide = by_tensor and not any(fields.flag(name) for name in _GATHERS_8_BITS)
+    whole = fields.flag("parallelism.disable_loss_parallel")
     asynchronous = [f"{section}.enable_async_tensor_parallel" for section in ("compile", "parallelism")]
-    if sum(fields.flag(name) for name in asynchronous):  # both are taken
-        options["overlap_tensor"] = True
+    options: Options = {
+        **({"precision_recipe": recipe} if recipe else {}),
+        **({"low_precision_gathers": False} if wide else {}),
+        **({"logits_sharded": False} if whole else {}),
+        **({"overlap_tensor": True} if sum(map(fields.flag, asynchronous)) else {}),  # both are taken
+    }
     parts = fields.raw("compile.components")
     named = re.findall(r"[^\s,'\"\[\]]+", "model loss" if parts is None else str(parts))
     if not {*named} <= {"model", "loss"}:

@@ -490,11 +490,8 @@ def kernel_of(fields: Fields, launcher: str, configuration: Configuration) -> Op
 
 def kernel_option(found: str, launcher: str) -> Options:
     """Return the option of a named attention kernel; empty if it is the default of the price."""
-    return (
-        {}
-        if found in ("", framework_facts(framework_of(launcher)).attention_kernel)
-        else {"attention_kernel": found}
-    )
+    usual = framework_facts(framework_of(launcher)).attention_kernel
+    return {} if found in ("", usual) else {"attention_kernel": found}
 
 
 _LIGER = (

@@ -326,10 +326,8 @@ def _stated(
     for name in names:
         reader.value(name)
     activation = _activation(reader, family)
-    if activation:
-        facts["activation"] = activation
     _refuse_other_values(reader, family)
-    return facts
+    return facts | ({"activation": activation} if activation else {})
 
 
 def _scales(reader: FieldReader, family: ModelTypeKeys, known: Mapping[str, Any]) -> dict[str, float]:
@@ -552,8 +550,7 @@ def _router(reader: FieldReader, family: ModelTypeKeys) -> dict[str, Any]:
     if reader.has("moe_latent_size"):
         high = int(MOE_LIMITS["latent_size"][1])
         found["latent_size"] = reader.integer("moe_latent_size", low=1, high=high)
-    if reader.value("moe_apply_router_weight_on_input"):
-        found["weights_on_input"] = True
+    found |= {"weights_on_input": True} if reader.value("moe_apply_router_weight_on_input") else {}
     if reader.has("expert_selection_fn"):  # Cohere 2
         found["router_score"] = reader.choice(
             "expert_selection_fn", ("softmax", "sigmoid"), default="softmax"

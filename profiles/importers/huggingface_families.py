@@ -152,21 +152,20 @@ _CONVERSIONS: Mapping[str, Callable[[float], float]] = {
 }
 
 
-def _numbers(stated: Mapping[str, Any]) -> dict[str, tuple[str, Callable[[float], float]]]:
-    pairs = {key: one if isinstance(one, list) else [one, None] for key, one in stated.items()}
-    return {key: (fact, _CONVERSIONS[how] if how else float) for key, (fact, how) in pairs.items()}
-
-
-def _values(value: object) -> object:
-    return tuple(value["any"]) if isinstance(value, dict) and "any" in value else value
-
-
 def _family(row: Mapping[str, Any]) -> ModelTypeKeys:
     read: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in row.items()}
     read |= {key: rules[row[key]] for key, rules in _RULES.items() if key in row}
     read["flags"] = {key: tuple(one) for key, one in row.get("flags", {}).items()}
-    read["numbers"] = _numbers(row.get("numbers", {}))
-    read["fixed"] = {key: _values(value) for key, value in row.get("fixed", {}).items()}
+    pairs = {
+        key: one if isinstance(one, list) else [one, None] for key, one in row.get("numbers", {}).items()
+    }
+    read["numbers"] = {
+        key: (fact, _CONVERSIONS[how] if how else float) for key, (fact, how) in pairs.items()
+    }
+    read["fixed"] = {
+        key: tuple(value["any"]) if isinstance(value, dict) and "any" in value else value
+        for key, value in row.get("fixed", {}).items()
+    }
     return ModelTypeKeys(**read)
 
 

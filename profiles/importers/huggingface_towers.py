@@ -86,7 +86,9 @@ def model_from_whole(
     try:
         model = read(text)
     except InvalidProblemError as fault:
-        raise _inside(fault, _TEXT) if _TEXT in config else fault from None
+        at = f"/model/{_TEXT}" if _TEXT in config else "/model"
+        errors = [replace(one, pointer=one.pointer.replace("/model", at, 1)) for one in fault.errors]
+        raise type(fault)(errors) from None
     stated = {whole.names.get(key, key): value for key, value in vision.items()}
     twice = [key for key, own in whole.names.items() if key in vision and own in vision]
     if twice:
@@ -94,7 +96,10 @@ def model_from_whole(
             f"{_VISION}.{twice[0]}", f"another name of {whole.names[twice[0]]}"
         )
     inner = FieldReader({**whole.defaults, **stated}, f"/model/{_VISION}")
-    outer = FieldReader({**whole.whole, **_beside(config)}, "/model")
+    beside = config
+    if not isinstance(config.get(_TEXT), Mapping):
+        beside = {key: value for key, value in config.items() if key.startswith("vision_")}
+    outer = FieldReader({**whole.whole, **beside}, "/model")
     for name in _OF_BOTH:
         inner.value(name), outer.value(name)
     outer.value(_TIED), inner.value(_TIED)
@@ -111,7 +116,8 @@ def model_from_whole(
 def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object]:
     """Return the language model's config; older ones have its keys next to ``vision_config``."""
     inside = config.get(_TEXT)
-    text = dict(inside) if isinstance(inside, Mapping) else {**_alone(config)}
+    alone = {key: value for key, value in config.items() if key != _VISION and key[:7] != "vision_"}
+    text = dict(inside) if isinstance(inside, Mapping) else alone
     stated = text.get("model_type", whole.text)
     text["model_type"] = whole.text if whole.text and stated in (config.get("model_type"), None) else stated
     if whole.text and text["model_type"] != whole.text:
@@ -120,23 +126,6 @@ def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object
         )
     tied = bool(config.get(_TIED, whole.tied)) or (whole.ties == "either" and bool(text.get(_TIED)))
     return {**text, _TIED: tied and whole.ties != "none"}
-
-
-def _alone(config: Mapping[str, object]) -> dict[str, object]:
-    return {key: value for key, value in config.items() if key != _VISION and not key.startswith("vision_")}
-
-
-def _beside(config: Mapping[str, object]) -> Mapping[str, object]:
-    if isinstance(config.get(_TEXT), Mapping):
-        return config
-    return {key: value for key, value in config.items() if key.startswith("vision_")}
-
-
-def _inside(fault: InvalidProblemError, name: str) -> InvalidProblemError:
-    errors = [
-        replace(one, pointer=one.pointer.replace("/model", f"/model/{name}", 1)) for one in fault.errors
-    ]
-    return type(fault)(errors)
 
 
 def _refuse_unread(reader: FieldReader, whole: WholeType) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from meshwright.profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, MAX_SECONDS, ForeignFile
+from meshwright.profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, MAX_SECONDS
 from meshwright.profiles.importers.run_logs import (
     MAX_BATCH,
     MAX_FLOPS_PER_S,
@@ -28,8 +28,10 @@ _MEMORY = re.compile(
 )
 _PEAK = re.compile(r"max (allocated|reserved): ([^|\s]+)")
 _ARGUMENT = re.compile(r"^\s*(\w{1,64}) \.{3,} (\w{1,64})\s*$")
-_WORLD = re.compile(r"using world size: (\d{1,9})")
-_DATA_PARALLEL = re.compile(r"\bdata-parallel[- ]size: (\d{1,9})")
+_SIZES = {
+    "num_gpus": re.compile(r"using world size: (\d{1,9})"),
+    "data_parallel_size": re.compile(r"\bdata-parallel[- ]size: (\d{1,9})"),
+}
 _STARTS = ("[before the start of training step]", "[after dataloaders are built]")
 _SECONDS = {"ms": MILLISECOND_S, "s": 1.0}
 _BYTES = {"MB": MIB, "GB": GIB}
@@ -52,7 +54,6 @@ _ARGUMENTS: Mapping[str, str] = {  # Megatron's arguments → glossary
     "num_attention_heads": "num_attention_heads",
     "num_experts": "num_experts",
 }
-_SWITCHES: Mapping[str, str] = {"sequence_parallel": "sequence_parallel"}
 _PRECISIONS = ("fp8", "bf16", "fp16")  # the first that is on: FP8 runs keep bf16 as well
 _SHARDED: Mapping[str, int] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _OFF = ("None", "False")
@@ -84,15 +85,16 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
                 if batch is None
                 else file.whole(batch, f"{line.where}, global batch size", high=MAX_BATCH)
             ),
-            flops_per_s_per_gpu=_flops(file, flops, f"{line.where}, throughput"),
+            flops_per_s_per_gpu=(
+                None
+                if flops is None
+                else file.number(
+                    flops.removesuffix("TFLOPS"), f"{line.where}, throughput", high=MAX_FLOPS_PER_S / TERA
+                )
+                * TERA
+            ),
         )
     )
-
-
-def _flops(file: ForeignFile, text: str | None, where: str) -> float | None:
-    if text is None:
-        return None
-    return file.number(text.removesuffix("TFLOPS"), where, high=MAX_FLOPS_PER_S / TERA) * TERA
 
 
 def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
@@ -112,8 +114,8 @@ def _argument(log: RunLog, name: str, value: str, where: str) -> None:
     """Read an argument that Megatron prints at the start (``_print_args``, training/arguments.py)."""
     if name in _ARGUMENTS and value.isascii() and value.isdigit():
         log.note(_ARGUMENTS[name], value, where)
-    if name in _SWITCHES and value in ("True", "False"):
-        log.configuration[_SWITCHES[name]] = int(value == "True")
+    if name == "sequence_parallel" and value in ("True", "False"):
+        log.configuration[name] = int(value == "True")
     if name in _WORDS:
         log.arguments[name] = value
 
@@ -128,10 +130,9 @@ def _settle(log: RunLog) -> None:
         log.words["recompute"] = "none" if granularity in _OFF else granularity
     if "use_distributed_optimizer" in arguments:
         log.configuration["zero_stage"] = int(arguments["use_distributed_optimizer"] == "True")
-    if arguments.get("use_megatron_fsdp") == "True":
-        strategy = arguments.get("data_parallel_sharding_strategy", "")
-        if strategy in _SHARDED:
-            log.configuration["zero_stage"] = _SHARDED[strategy]
+    strategy = arguments.get("data_parallel_sharding_strategy", "")
+    if arguments.get("use_megatron_fsdp") == "True" and strategy in _SHARDED:
+        log.configuration["zero_stage"] = _SHARDED[strategy]
     if arguments.get("transformer_impl") == "transformer_engine":
         log.words["framework_family"] = "megatron-core"
 
@@ -144,16 +145,14 @@ def read_arguments(log: RunLog, arguments: Mapping[str, str], where: str) -> Non
 
 
 def _line(log: RunLog, line: LogLine) -> None:
-    argument, world, memory = (one.search(line.text) for one in (_ARGUMENT, _WORLD, _MEMORY))
+    argument, memory = _ARGUMENT.search(line.text), _MEMORY.search(line.text)
     if memory and not line.is_cut:
         _memory(log, line, memory)
     if argument:
         _argument(log, argument[1], argument[2], line.where)
-    if world:
-        log.note("num_gpus", world[1], line.where)
-    ranks = _DATA_PARALLEL.search(line.text)
-    if ranks:
-        log.note("data_parallel_size", ranks[1], line.where)
+    for name, pattern in _SIZES.items():
+        if size := pattern.search(line.text):
+            log.note(name, size[1], line.where)
     if any(start in line.text for start in _STARTS):
         log.started()
 

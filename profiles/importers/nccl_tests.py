@@ -68,8 +68,13 @@ class _LogReader:
 
     def finish(self) -> None:
         """Close the table that is open, if any."""
-        if self.header:
-            self._close()
+        if self.header and not any(half.payload_bytes for half in self.halves):
+            raise self.file.fault("", "a table has no rows; was the test cut off?")
+        self.tables += [
+            self._table(half, in_place=in_place)
+            for in_place, half in zip((False, True), self.halves, strict=True)
+            if half.payload_bytes
+        ]
         self.header, self.halves = (), (_Column(), _Column())
 
     def _comment(self, where: str, text: str) -> None:
@@ -110,11 +115,12 @@ class _LogReader:
 
     def _sample(self, column: _Column, size: int, cells: Mapping[str, str], where: str) -> None:
         """Read one measurement, checked against the row's own bandwidth."""
-        read = self.file.number
         seconds = self.file.positive(cells["time"], f"{where}, time", high=MAX_SECONDS / MICROSECOND_S)
         seconds *= MICROSECOND_S
-        rate = read(cells["algbw"], f"{where}, algbw", high=MAX_BYTES_PER_S / GB)
-        bus = read(cells["busbw"], f"{where}, busbw", high=MAX_BYTES_PER_S / GB)
+        rate, bus = (
+            self.file.number(cells[name], f"{where}, {name}", high=MAX_BYTES_PER_S / GB)
+            for name in ("algbw", "busbw")
+        )
         expected = size / seconds / GB
         if abs(rate - expected) > _SMALLEST + _ROUNDING * expected:
             raise self.file.fault(
@@ -127,13 +133,6 @@ class _LogReader:
         column.payload_bytes.append(size)
         column.seconds.append(seconds)
         column.bus_bytes_per_s.append(bus * GB)
-
-    def _close(self) -> None:
-        if not any(half.payload_bytes for half in self.halves):
-            raise self.file.fault("", "a table has no rows; was the test cut off?")
-        for in_place, half in zip((False, True), self.halves, strict=True):
-            if half.payload_bytes:
-                self.tables.append(self._table(half, in_place=in_place))
 
     def _table(self, half: _Column, *, in_place: bool) -> CollectiveTable:
         if self.program is None:

@@ -81,10 +81,6 @@ def _pcie_bytes_per_s(file: ForeignFile, gpu: _Found) -> float | None:
     return transfers * 1e9 * lanes * encoding / 8
 
 
-def _bus_id(gpu: _Found) -> str:
-    return (gpu.attribute_above("pci", "busid") or "").lower()
-
-
 def _nvlinks(file: ForeignFile, gpu: _Found) -> tuple[int, list[str]]:
     links = list(gpu.element.iter("nvlink"))
     counts = [file.whole(link.get("count"), "nvlink count", low=0, high=1000) for link in links]
@@ -96,7 +92,7 @@ def _nvlinks(file: ForeignFile, gpu: _Found) -> tuple[int, list[str]]:
 
 def _islands(gpus: Sequence[_Found], targets: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
     """Return GPUs that reach each other directly or through NVSwitches (which form one fabric)."""
-    bus_ids = {_bus_id(gpu): index for index, gpu in enumerate(gpus)}
+    bus_ids = {(gpu.attribute_above("pci", "busid") or "").lower(): index for index, gpu in enumerate(gpus)}
     switched = [i for i, ends in enumerate(targets) if any(end not in bus_ids for end in ends)]
     direct = [(i, bus_ids[end]) for i, ends in enumerate(targets) for end in ends if end in bus_ids]
     return connected(len(gpus), direct + [(switched[0], other) for other in switched])

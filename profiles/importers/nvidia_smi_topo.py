@@ -59,10 +59,6 @@ def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> Matrix:
     return matrix
 
 
-def _links(cell: str) -> int:
-    return int(cell[2:]) if cell.startswith("NV") else 0
-
-
 def _nvlinks(counts: Sequence[int]) -> int:
     """Return the number of NVLinks that leave a GPU, from its cells to every other GPU.
 
@@ -96,7 +92,13 @@ def read_nvidia_smi_topo(path: Path | str) -> NodeTopology:
     matrix = _rows(file, start, devices)
     _check_symmetric(file, matrix, devices)
     columns = [column for column, name in enumerate(devices) if _GPU.fullmatch(name)]
-    links = [[_links(matrix[devices[one]][other]) for other in columns] for one in columns]
+    links = [
+        [
+            int(cell[2:]) if (cell := matrix[devices[one]][other]).startswith("NV") else 0
+            for other in columns
+        ]
+        for one in columns
+    ]
     pairs = [(one, other) for one, row in enumerate(links) for other, count in enumerate(row) if count]
     return NodeTopology(
         gpus=tuple(GpuPlace(nvlinks=_nvlinks(row)) for row in links),

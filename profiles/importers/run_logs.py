@@ -147,9 +147,8 @@ class RunLog:
             if kept
             else [None] * 3
         )
-        batch = kept[-1].global_batch_size if kept else None
-        if batch:
-            self.configuration["global_batch_size"] = batch
+        if kept and kept[-1].global_batch_size:
+            self.configuration["global_batch_size"] = kept[-1].global_batch_size
         return MeasuredRun(
             framework=self.framework,
             step_time_s=median,
@@ -159,16 +158,15 @@ class RunLog:
             tokens_per_s_per_gpu=_tokens(kept, median, self.configuration),
             flops_per_s_per_gpu=_median([step.flops_per_s_per_gpu for step in kept]),
             peak_allocated_bytes=self.allocated_bytes,
-            peak_reserved_bytes=self._reserved(),
+            # a reserved peak below the allocated one was printed earlier
+            peak_reserved_bytes=(
+                None if (self.reserved_bytes or 0) < (self.allocated_bytes or 0) else self.reserved_bytes
+            ),
             num_memory_ranks=len(self.memory_ranks),
             out_of_memory=self.out_of_memory,
             configuration=dict(self.configuration),
             words=dict(self.words),
         )
-
-    def _reserved(self) -> int | None:
-        """Return the reserved peak; one below the allocated peak was printed earlier."""
-        return None if (self.reserved_bytes or 0) < (self.allocated_bytes or 0) else self.reserved_bytes
 
     def _after_warm_up(self) -> tuple[list[LoggedStep], int]:
         """Return the steps after warm-up at the last global batch size, and their optimizer steps."""

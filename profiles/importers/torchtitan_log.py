@@ -88,8 +88,8 @@ def _configuration(log: RunLog, line: LogLine) -> None:
     batch, sequence = _BATCH.search(line.text), _SEQUENCE.search(line.text)
     if batch:
         log.note("global_batch_size", batch[2], line.where)
-    if batch and sequence:
-        log.note("seq_length", sequence[1], line.where)
+        if sequence:
+            log.note("seq_length", sequence[1], line.where)
     mesh, degrees = _MESH.search(line.text), _DEGREES.search(line.text)
     if mesh:
         axes = [axis.strip(" '\"") for axis in mesh[1].split(",")]

@@ -83,10 +83,6 @@ _DEGREES = {
 }
 
 
-def _nanotron(log: RunLog, settings: Settings) -> None:
-    nanotron_log.read_arguments(log, settings.items(), "config")
-
-
 _PROGRAMS = (
     _Program(
         title="Megatron-LM",
@@ -119,7 +115,7 @@ _PROGRAMS = (
         framework="nanotron",
         time=("time_per_iteration_ms", "elapsed_time_per_iteration_ms"),
         unit_s=MILLISECOND_S,
-        read=_nanotron,
+        read=lambda log, settings: nanotron_log.read_arguments(log, settings.items(), "config"),
         batch="global_batch_size",
     ),
 )
