@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
@@ -38,7 +37,8 @@ class Source:
     @property
     def suffix(self) -> str:
         """The file extension in lower case, such as ``.yaml``."""
-        return PurePosixPath(self.name).suffix.lower()
+        stem, dot, end = self.name.rpartition(".")
+        return f"{dot}{end}".lower() if stem and end else ""
 
     @property
     def is_script(self) -> bool:

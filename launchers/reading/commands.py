@@ -145,7 +145,8 @@ def _slurm_variables(text: str, overrides: Overrides) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value}
 
 
-def _header(text: str) -> dict[str, str]:
+@lru_cache(maxsize=16)
+def _header(text: str) -> Mapping[str, str]:
     """Return the options of ``#SBATCH`` lines before the first command, as sbatch reads them.
 
     A line holds one or more, quoted and commented as in a shell (Slurm, sbatch/opt.c, _opt_batch_script). A
@@ -175,7 +176,13 @@ def _header(text: str) -> dict[str, str]:
     )
 
 
-def _directives(text: str) -> Iterator[tuple[int, str, list[str]]]:
+@lru_cache(maxsize=16)
+def _directives(text: str) -> tuple[tuple[int, str, list[str]], ...]:
+    """Return ``#SBATCH`` lines before the first command: their number, line and words."""
+    return tuple(_directives_in(text))
+
+
+def _directives_in(text: str) -> Iterator[tuple[int, str, list[str]]]:
     before = True
     for number, line in enumerate(text.splitlines(), 1):
         before = line.startswith("#!") or (before and line.lstrip()[:1] in ("", "#"))

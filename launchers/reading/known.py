@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, get_args
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
@@ -61,6 +62,7 @@ class Header:
         return dict(self.values).get(name)
 
 
+@lru_cache(maxsize=16)
 def header_of(text: str) -> Header:
     """Return the header of a file; an empty one without a header."""
     top = text[:_MAX_HEADER]
