@@ -93,9 +93,10 @@ def test_overlapped_experts_are_read_back_and_refused_beside_what_megatron_lm_re
 
     plain = files["megatron_args.sh"]
     assert read(plain) != read(plain.replace(f"    {FLAG}\n", ""))
-    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    with pytest.raises(InvalidProblemError, match="contradicts full recomputation"):
-        read(plain.replace("--bf16\n", f"--bf16\n    {full}\n"))
+    method = "--recompute-method uniform --recompute-num-layers 1"
+    for more in (f"--recompute-granularity full {method}", method):
+        with pytest.raises(InvalidProblemError, match="contradicts full recomputation"):
+            read(plain.replace("--bf16\n", f"--bf16\n    {more}\n"))
     with pytest.raises(InvalidProblemError, match="needs --moe-token-dispatcher-type"):
         read(plain.replace("alltoall", "allgather"))
 

@@ -53,6 +53,10 @@ def test_every_turn_of_a_loop_and_the_text_of_bash_c_are_read() -> None:
 def test_a_file_that_the_script_writes_is_not_run_but_kept() -> None:
     script = read_script('Z=3\ncat <<EOT > dir/ds.json\n{"stage": $Z}\nrm -rf /\nEOT\nrun')
     assert script.files == {"ds.json": '{"stage": 3}\nrm -rf /\n'}
+    assert read_script("echo 'a: 1' | tee b.yaml > c.yaml").files == {
+        "b.yaml": "a: 1\n",
+        "c.yaml": "a: 1\n",
+    }
     assert [words[0].text for words in script.commands] == ["cat", "run"]
 
 

@@ -74,6 +74,8 @@ def test_torchrun_in_a_job_of_two_nodes_without_nnodes_starts_one_node() -> None
     text += f"torchrun --nproc_per_node $NPROC_PER_NODE pretrain_gpt.py {sizes}\n"
     found = read_launch_files(Source(name="a.sbatch", text=text))
     assert (found.num_nodes, found.gpus_per_node) == (1, 4)
+    found = read_launch_files(Source(name="a.sh", text=f"torchrun --nnodes 2 pretrain_gpt.py {sizes}\n"))
+    assert (found.num_nodes, found.gpus_per_node) == (2, 1)  # torchrun's default is one process
 
 
 def test_a_blank_behind_the_last_backslash_is_refused() -> None:

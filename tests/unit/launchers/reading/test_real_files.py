@@ -492,6 +492,8 @@ SWIFT = (
 def test_adapters_of_ms_swift_that_cannot_be_read_are_refused(rest: str, fault: str) -> None:
     with pytest.raises(InvalidProblemError, match=fault):  # they were priced as training of every weight
         read(f"{SWIFT} {rest}\n", overrides=Overrides(num_gpus=8))
+    whole = read(f"{SWIFT} --tuner_type lora --lora_rank 10000\n", overrides=Overrides(num_gpus=8))
+    assert whole.workload.lora_rank == 10_000  # five digits are read
 
 
 def test_axolotls_base_model_is_the_model() -> None:

@@ -66,6 +66,10 @@ def test_text_encoders_that_are_stated_run_in_every_step() -> None:
     assert model.diffusion is not None
     # CLIP-L's text model and T5-XXL's encoder as transformers builds them
     assert model.diffusion.encoder_weights == 123_060_480 + 4_762_310_656
+    # products of a layer's matrices, and two of attention: 77 tokens of CLIP, 512 of T5 with 64 heads of 64
+    of_clip = 77 * 12 * (4 * 768**2 + 2 * 768 * 3072 + 2 * 77 * 768)
+    of_t5 = 512 * 24 * (4 * 4096 * 4096 + 3 * 4096 * 10_240 + 2 * 512 * 4096)
+    assert model.diffusion.encoder_products == of_clip + of_t5
     assert model.num_parameters() == model_from_config(FLUX, name="x").num_parameters()
     assert model_from_shape(model_to_mapping(model)) == model
     # umT5 has the relative positions of 32 buckets and 64 heads in each of its 24 layers, T5 in the first

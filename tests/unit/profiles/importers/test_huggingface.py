@@ -251,6 +251,13 @@ def test_mimo_s_local_layers_have_sinks_and_its_global_ones_have_none() -> None:
             model_from_config({**plain, key: not value}, name="x")
 
 
+def test_experts_are_in_each_layer_that_a_list_marks_and_in_no_other() -> None:
+    config = {"model_type": "mimo_v2_flash", "num_hidden_layers": 4, "moe_layer_freq": [0, 1, 1, 1]}
+    moe = model_from_config(config, name="x").moe
+    assert moe is not None
+    assert (moe.num_dense_layers, moe.frequency, moe.dense_layers) == (1, 1, ())
+
+
 def test_listed_layers_without_rotary_positions_are_taken_before_the_interval() -> None:
     listed = {"no_rope_layers": [1, 0, 1, 1, 1, 1, 0, 1], "no_rope_layer_interval": 4}  # not 3 and 7
     model = model_from_config({"model_type": "smollm3", "num_hidden_layers": 8, **listed}, name="x")
@@ -850,6 +857,14 @@ def test_the_loss_that_balances_experts_is_the_config_s_or_its_class_s(
         ({"model_type": "gemma4_text", "num_kv_shared_layers": 30}, "30 is out of range. Allowed: 0 to 29"),
         ({"model_type": "gemma4_text", "enable_moe_block": True}, "num_experts: is required"),
         ({"model_type": "gpt_neox_japanese", "intermediate_multiple_size": 0}, "Allowed: 0.001 to 1000"),
+        (
+            {"model_type": "gpt_neo", "attention_types": [[["global"], 1, 2]]},
+            "attention_types: must be a list",
+        ),
+        (
+            {"model_type": "gemma4_text", "per_layer_config": {"5": 3}},
+            "per_layer_config: must be a mapping",
+        ),
         ({"model_type": "bailing_hybrid", "layer_group_size": 0}, "layer_group_size: .*Allowed: 1 or more"),
         ({"model_type": "bailing_hybrid", "first_k_dense_replace": -1}, "Allowed: 0 or more"),
     ],

@@ -110,6 +110,12 @@ def test_steps_of_a_smaller_batch_before_the_last_one_are_left_out(tmp_path: Pat
     assert run.configuration["global_batch_size"] == 8
 
 
+def test_a_long_log_drops_a_tenth_of_its_lines_and_five_at_most(tmp_path: Path) -> None:
+    for logged, dropped in ((20, 2), (40, 4), (90, 5)):
+        text = "".join(iteration(n, 100.0) for n in range(1, logged + 1))
+        assert MEGATRON_LOG.read(written(tmp_path, text)).num_steps == logged - dropped
+
+
 def test_a_number_that_falls_is_a_restart_even_without_a_mark(tmp_path: Path) -> None:
     first = "".join(iteration(n, 100.0) for n in range(1, 11))
     again = "".join(iteration(n, 900.0 if n < 8 else 100.0) for n in range(6, 16))
