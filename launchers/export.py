@@ -637,7 +637,6 @@ def _steps(start: StartCommand, nodes: int, gpus: str, *, named: bool) -> Iterat
 
 
 def _open_points(warnings: Sequence[str]) -> Iterator[str]:
-    """Yield approximations, and parts that are left to the user."""
     if warnings:
         yield "## Check before you start"
         yield ""

@@ -33,7 +33,7 @@ from meshwright.launchers.transformers.export import (
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import optimizer_named
-from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.requirements import packages
 
 _RESUMES = {"auto_resume_from_checkpoints": True}  # a restarted run resumes
 CONFIG_FILE = "axolotl.yaml"
@@ -144,6 +144,11 @@ def export(target: Target) -> ExportBundle:
     """Return Axolotl's YAML without data and model, and the two scripts that start it."""
     refuse_first(target, "axolotl", (replicas_need_flash_attention,))
     values = values_of(target)
+    needed = {
+        "GaLore": optimizer_named(target.workload.optimizer).low_rank,
+        "ring attention": target.config.context_parallel_size > 1,
+        "fused loss": _cuts_logits(target),
+    }
     names = decided(dict(sorted(values.items())), _OTHERS)
     return bundled(
         target,
@@ -152,7 +157,10 @@ def export(target: Target) -> ExportBundle:
         start=StartCommand(
             program='-m axolotl.cli.train "${joined}"',
             needs=_NEEDS,
-            packages=_packages(target),
+            packages=(
+                *tensor_packages(target),
+                *(packages()[name] for name, is_needed in needed.items() if is_needed),
+            ),
             decides=names,
             before=_JOINED.replace("@KEYS@", " \\\n    ".join(textwrap.wrap(" ".join(names), 100))),
         ),
@@ -160,17 +168,6 @@ def export(target: Target) -> ExportBundle:
         own=lambda head: {
             CONFIG_FILE: head + yaml.safe_dump(values | OF_THE_RUN | _RESUMES, sort_keys=True)
         },
-    )
-
-
-def _packages(target: Target) -> tuple[Requirement, ...]:
-    ring = (packages()["ring attention"],) if target.config.context_parallel_size > 1 else ()
-    galore = (packages()["GaLore"],) if optimizer_named(target.workload.optimizer).low_rank else ()
-    return (
-        *tensor_packages(target),
-        *galore,
-        *ring,
-        *((packages()["fused loss"],) if _cuts_logits(target) else ()),
     )
 
 

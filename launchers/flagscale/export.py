@@ -153,7 +153,14 @@ def train_values(target: Target) -> dict[str, dict[str, object]]:
         into |= _values(section, left_out=_BY_MESHES if by_meshes else ())
     if by_meshes:
         system |= _sizes(target)
-        system["hetero"] = _hetero(target)
+        config, meshes = target.config, meshes_of_plan(target)
+        system["hetero"] = {
+            "enable_hetero": True,
+            "hetero_process_meshes": [size for mesh in meshes for size in mesh.sizes(config)],
+            "hetero_device_types": [mesh.device for mesh in meshes],
+            "hetero_current_device_type": meshes[0].device,  # the runner sets each host's
+            "hetero_pipeline_layer_split": list(config.stage_layers),
+        }
         system |= _recompute(target)
     for name in ("micro_batch_size", "global_batch_size", "seq_length"):
         model[name] = system.pop(name)
@@ -192,13 +199,12 @@ def _values(section: megatron.Section, *, left_out: tuple[str, ...]) -> dict[str
     found = dict[str, object]()
     for one in section.flags:
         if one.name not in left_out:
-            words = [_plain(word) for word in one.values]
+            words = [
+                int(word) if word.isascii() and word.removeprefix("-").isdecimal() else word
+                for word in one.values
+            ]
             found[one.name[2:].replace("-", "_")] = words if len(words) > 1 else words[0] if words else True
     return found
-
-
-def _plain(text: str) -> object:
-    return int(text) if text.isascii() and text.removeprefix("-").isdecimal() else text
 
 
 def _sizes(target: Target) -> dict[str, object]:
@@ -214,17 +220,6 @@ def _sizes(target: Target) -> dict[str, object]:
 def _has_single_ranks(target: Target) -> bool:
     """Return whether a mesh has tp 1, where FlagScale drops the sequence parallelism of overlap."""
     return any(mesh.tensor_parallel_size == 1 for mesh in meshes_of_plan(target))
-
-
-def _hetero(target: Target) -> dict[str, object]:
-    config, meshes = target.config, meshes_of_plan(target)
-    return {
-        "enable_hetero": True,
-        "hetero_process_meshes": [size for mesh in meshes for size in mesh.sizes(config)],
-        "hetero_device_types": [mesh.device for mesh in meshes],
-        "hetero_current_device_type": meshes[0].device,  # the runner sets each host's
-        "hetero_pipeline_layer_split": list(config.stage_layers),
-    }
 
 
 def _recompute(target: Target) -> dict[str, object]:

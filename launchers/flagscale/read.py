@@ -245,7 +245,6 @@ def _take(given: Given, key: str, name: str, found: LocatedValue) -> None:
 
 
 def _refuse_placeholder(given: Given, name: str, found: LocatedValue) -> None:
-    """Refuse a value that the file does not state."""
     text = text_of(found.value)
     if (unknown := unknown_in(found.value)) is not None:
         raise InvalidProblemError([*given.faults, unknown_fault(name[:64], unknown, found.line)])

@@ -30,7 +30,7 @@ from meshwright.launchers.transformers.export import (
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
-from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.requirements import packages
 
 CONFIG_FILE = "llama_factory_train.yaml"
 PRODUCT = "LLaMA-Factory 0.9.5 on accelerate 1.11.0"
@@ -127,16 +127,13 @@ def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
         )
 
 
-def _packages(target: Target, values: Values) -> tuple[Requirement, ...]:
-    """Return the packages of transformers' trainer but peft, which it installs, and of its attention."""
-    flash = (packages()["FlashAttention"],) if values["flash_attn"] == "fa2" else ()
-    return (*(one for one in trainer_packages(target) if one != packages()["adapters"]), *flash)
-
-
 def export(target: Target) -> ExportBundle:
     """Return the mesh in accelerate's file, LLaMA-Factory's own, and the two scripts that start it."""
     refuse_first(target, "llama-factory-accelerate", (kernel_has_a_name,))
     values = values_of(target)
+    # those of transformers' trainer but peft, which LLaMA-Factory installs, and of its attention
+    trainers = (one for one in trainer_packages(target) if one != packages()["adapters"])
+    flash = (packages()["FlashAttention"],) if values["flash_attn"] == "fa2" else ()
     program = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}" "$@"'
     return bundled(
         target,
@@ -145,7 +142,7 @@ def export(target: Target) -> ExportBundle:
         start=StartCommand(
             program="\n".join([*accelerate_launch(target), program]),
             needs=NEEDS,
-            packages=_packages(target, values),
+            packages=(*trainers, *flash),
             follows=FOLLOWS,
             command=True,
             decides=decided(values, _OTHERS),

@@ -66,12 +66,18 @@ def refuse_words(given: Given) -> None:
 
 
 def _note_other_types(given: Given, _: ModelSpec) -> None:
-    if given.word("transformer-impl") == "local":
-        given.note("--transformer-impl local is priced as Transformer Engine, which has faster kernels")
-    if given.word("main-params-dtype", "fp32") != "fp32":
-        given.note("--main-params-dtype is priced as fp32")
-    if given.word("exp-avg-dtype") == "fp16":
-        given.note("--exp-avg-dtype fp16 is priced as bf16, of as many bytes")
+    notes = (
+        (
+            given.word("transformer-impl") == "local",
+            "--transformer-impl local is priced as Transformer Engine, which has faster kernels",
+        ),
+        (given.word("main-params-dtype", "fp32") != "fp32", "--main-params-dtype is priced as fp32"),
+        (
+            given.word("exp-avg-dtype") == "fp16",
+            "--exp-avg-dtype fp16 is priced as bf16, of as many bytes",
+        ),
+    )
+    given.note(*(text for applies, text in notes if applies))
 
 
 def _experts(given: Given, model: ModelSpec) -> None:

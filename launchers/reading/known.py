@@ -90,27 +90,27 @@ def header_of(text: str) -> Header:
     )
 
 
-def _images(text: str) -> tuple[float, SequenceLengths | None]:
-    found = _IMAGES.search(text)
+def _stated(pattern: re.Pattern[str], text: str) -> dict[str, Any]:
+    """Return the JSON object on a line of the header; empty without one."""
+    found = pattern.search(text)
     try:
-        said = read_json(found[1]) if found else None
-        if not isinstance(said, dict) or not isinstance(
-            number := said.pop("images_per_sample"), int | float
-        ):
-            return 0.0, None
-        return float(number), lengths_from_mapping(said, ("workload", "image_tokens"))
+        return dict(read_json(found[1])) if found else {}
+    except InvalidProblemError:
+        return {}
+
+
+def _images(text: str) -> tuple[float, SequenceLengths | None]:
+    said = _stated(_IMAGES, text)
+    number = said.pop("images_per_sample", None)
+    try:
+        tokens = lengths_from_mapping(said, ("workload", "image_tokens"))
     except (InvalidProblemError, KeyError):
         return 0.0, None
+    return (float(number), tokens) if isinstance(number, int | float) else (0.0, None)
 
 
 def _adapters(text: str) -> Mapping[str, Any]:
-    found = _ADAPTERS.search(text)
-    try:
-        said = read_json(found[1]) if found else None
-    except InvalidProblemError:
-        said = None
-    if not isinstance(said, dict):
-        return {}
+    said = _stated(_ADAPTERS, text)
     rank, base = said.get("lora_rank"), said.get("base_precision")
     targets, modules = said.get("lora_targets"), said.get("trained_modules")
     if not (type(rank) is int and rank > 0 and base in get_args(BasePrecision)):

@@ -399,28 +399,38 @@ def _require_divided(found: LaunchFile) -> None:
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
     slices = math.lcm(2 * cp if cp > 1 else 1, cp * (tp if config.sequence_parallel else 1))
     started = (found.num_nodes or 0) * (found.gpus_per_node or 0)
-    if heads % tp:
-        message = f"{tp} does not divide {heads} attention heads"
-        near = near_divisors(tp, heads)
-        raise _at(found, "tensor_parallel_size", message, allowed=f"divisors of {heads}", nearest=near)
-    if length % slices:
-        message = f"{slices} slices (cp, and tp where it splits sequences) do not divide {length} tokens"
-        near = near_multiples(length, slices)
-        raise _at(found, "seq_length", message, allowed=f"multiples of {slices}", nearest=near)
-    if started and started != config.num_gpus:
-        message = (
-            f"{found.num_nodes} nodes of {found.gpus_per_node} processes are {started}, but tp {tp} × "
-            f"cp {cp} × pp {config.pipeline_parallel_size} × dp {config.data_parallel_size} is "
-            f"{config.num_gpus}"
-        )
-        allowed = f"{config.num_gpus} processes"
-        raise _at(found, "world size", message, allowed=allowed, nearest=str(config.num_gpus))
-
-
-def _at(found: LaunchFile, name: str, message: str, *, allowed: str, nearest: str) -> InvalidProblemError:
-    called, line = found.places.get(name, (name, 0))
-    where = f"line {line}: " if line else ""
-    return InvalidProblemError.of(called, where + message, allowed=allowed, nearest=nearest)
+    rules = (
+        (
+            heads % tp,
+            "tensor_parallel_size",
+            f"{tp} does not divide {heads} attention heads",
+            f"divisors of {heads}",
+            near_divisors(tp, heads),
+        ),
+        (
+            length % slices,
+            "seq_length",
+            f"{slices} slices (cp, and tp where it splits sequences) do not divide {length} tokens",
+            f"multiples of {slices}",
+            near_multiples(length, slices),
+        ),
+        (
+            started and started != config.num_gpus,
+            "world size",
+            (
+                f"{found.num_nodes} nodes of {found.gpus_per_node} processes are {started}, but tp {tp} × "
+                f"cp {cp} × pp {config.pipeline_parallel_size} × dp {config.data_parallel_size} is "
+                f"{config.num_gpus}"
+            ),
+            f"{config.num_gpus} processes",
+            str(config.num_gpus),
+        ),
+    )
+    for broken, name, message, allowed, nearest in rules:
+        if broken:
+            called, line = found.places.get(name, (name, 0))
+            where = f"line {line}: " if line else ""
+            raise InvalidProblemError.of(called, where + message, allowed=allowed, nearest=nearest)
 
 
 def _located(source: Source, fault: FieldError) -> FieldError:

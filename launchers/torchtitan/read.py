@@ -119,7 +119,6 @@ class Named:
 
 @cache
 def _recipes() -> dict[str, dict[str, object]]:
-    """Return the values that torchtitan's own configurations set, by name."""
     found: dict[str, dict[str, object]] = json.loads(_RECIPE_FILE.read_text("utf-8"))["recipes"]
     return found
 
@@ -387,18 +386,33 @@ def _check(
     schedule, stages, count = pipeline
     heads, seq = model.num_kv_heads, fields.integer("training.seq_len")
     slices = mesh.tp * mesh.cp * (2 if mesh.cp > 1 else 1)
-    if heads % mesh.tp:
-        why = f"{mesh.tp} does not divide {heads} key/value heads"
-        name, near = "parallelism.tensor_parallel_degree", near_divisors(mesh.tp, heads)
-        fields.fault(name, why, allowed=f"divisors of {heads}", nearest=near)
-    if fields.has("training.seq_len") and seq % slices:
-        why, near = f"tp × 2 cp = {slices} does not divide {seq}", near_multiples(seq, slices)
-        fields.fault("training.seq_len", why, allowed=f"multiples of {slices}", nearest=near)
-    if schedule in _ONE_EACH and count < stages:
-        batches = "micro-batch" if count == 1 else "micro-batches"
-        why = f"{count} {batches} for {stages} stages of {schedule}, which PyTorch refuses"
-        name = "training.local_batch_size"
-        fields.fault(name, why, allowed=f"{stages} micro-batches and more", nearest=str(stages))
+    batches = "micro-batch" if count == 1 else "micro-batches"
+    rules = (
+        (
+            heads % mesh.tp,
+            "parallelism.tensor_parallel_degree",
+            f"{mesh.tp} does not divide {heads} key/value heads",
+            f"divisors of {heads}",
+            near_divisors(mesh.tp, heads),
+        ),
+        (
+            fields.has("training.seq_len") and seq % slices,
+            "training.seq_len",
+            f"tp × 2 cp = {slices} does not divide {seq}",
+            f"multiples of {slices}",
+            near_multiples(seq, slices),
+        ),
+        (
+            schedule in _ONE_EACH and count < stages,
+            "training.local_batch_size",
+            f"{count} {batches} for {stages} stages of {schedule}, which PyTorch refuses",
+            f"{stages} micro-batches and more",
+            str(stages),
+        ),
+    )
+    for broken, name, why, allowed, nearest in rules:
+        if broken:
+            fields.fault(name, why, allowed=allowed, nearest=nearest)
 
 
 def _batch(fields: Fields, known: Known, mesh: _ParallelDegrees, dp: int) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from meshwright.launchers.transformers.export import (
     with_mesh,
 )
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
-from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.requirements import packages
 
 CONFIG_FILE = "trl_sft.yaml"
 PRODUCT = "TRL 1.16.0 on accelerate 1.15.0"
@@ -118,6 +118,8 @@ def export(target: Target) -> ExportBundle:
     """Return the mesh in accelerate's file, TRL's own, and the two scripts that start it."""
     refuse_first(target, "trl")
     values = values_of(target)
+    kernel = str(values["attn_implementation"])
+    flash = (packages()["FlashAttention or kernels"],) if kernel.startswith("flash") else ()
     return bundled(
         target,
         product=PRODUCT,
@@ -125,7 +127,7 @@ def export(target: Target) -> ExportBundle:
         start=StartCommand(
             program="\n".join([*accelerate_launch(target), _COMMAND.rstrip()]),
             needs=_NEEDS,
-            packages=_packages(target, values),
+            packages=(*trainer_packages(target), *tensor_packages(target), *flash),
             command=True,
             before=_RESUMES,
             decides=decided(values, _OTHERS),
@@ -133,9 +135,3 @@ def export(target: Target) -> ExportBundle:
         warnings=trainer_warnings(target),
         own=with_mesh(target, CONFIG_FILE, values),
     )
-
-
-def _packages(target: Target, values: Values) -> tuple[Requirement, ...]:
-    flash = str(values["attn_implementation"]).startswith("flash")
-    attention = (packages()["FlashAttention or kernels"],) if flash else ()
-    return (*trainer_packages(target), *tensor_packages(target), *attention)
