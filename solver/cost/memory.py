@@ -607,9 +607,12 @@ def memory_prices(
     first = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)  # masks
     if ctx.facts.embedding_products and EMBEDDING in ctx.trained_modules:
         first = first + one_hot_bytes(ctx)  # the table's gradient reads them, last of all
-    extra = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * ctx.model.num_mtp_layers
+    extra = np.zeros_like(ctx.t)
+    if depth := ctx.model.num_mtp_layers:
+        extra = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * depth
     layers = [layer_activation_bytes(ctx.of(each), each.kind) for each in layout.kinds]
-    activations = [*layers, first + tower_bytes(ctx), extra]
+    first = first + tower_bytes(ctx) if ctx.model.tower else first
+    activations = [*layers, first, extra]
     largest = np.maximum.reduce(activations[:-2])
     spilled, whole = ctx.offloads_activations, activations[:-2]
     sent, here = largest, one

@@ -129,7 +129,7 @@ def trained_first(ctx: Context) -> Weights:
     """Count the trained weights that precede the first layer: nothing of a tower next to adapters."""
     embedding = trained_weights(ctx, embedding_weights(ctx), "embedding")
     trained = [part for part in TOWER_PARTS if part not in ctx.workload.frozen_parts]
-    return embedding + tower_weights(ctx, trained)
+    return embedding + tower_weights(ctx, trained) if ctx.model.tower else embedding
 
 
 def copied_embedding(ctx: Context) -> FloatArray:
@@ -189,7 +189,7 @@ def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
     """Return the weights of every part in order: layer kinds, what precedes them, head."""
     return [
         *(layer_weights(ctx.of(one), one.kind) for one in kinds),
-        embedding_weights(ctx) + tower_weights(ctx),
+        embedding_weights(ctx) + tower_weights(ctx) if ctx.model.tower else embedding_weights(ctx),
         head_weights(ctx),
     ]
 

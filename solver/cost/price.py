@@ -449,7 +449,8 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     each = list[list[PartPrice]]()
     for _, at in ctx.at_lengths:
         compute, tensor, table = embedding_seconds(at), vocabulary_parallel(at), embedding_weights(at)
-        first = _end_price(at, compute, tensor, own=table, layers=_tower_prices(at), part="embedding")
+        tower = _tower_prices(at) if at.model.tower else []
+        first = _end_price(at, compute, tensor, own=table, layers=tower, part="embedding")
         layers = {one: _layer_price(at.of(one), one.kind) for one in layout.kinds}
         further, own = at.model.mtp_shape, at.of_prediction  # of layers that predict further tokens
         known = layers.get(further) if own is at.of(further) else None
