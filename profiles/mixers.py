@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from meshwright.profiles.model_parts import Checked, Exclusion, Limits
 
@@ -35,18 +35,6 @@ MixerKind = Literal[
     "mamba2",
     "short_convolution",
 ]
-
-MIXER_LIMITS: Limits = {
-    "num_heads": (1, 2**16),
-    "num_key_heads": (1, 2**16),
-    "key_head_dim": (1, 2**14),
-    "value_head_dim": (1, 2**14),
-    "convolution": (0, 1024),
-    "chunk": (1, 2**16),
-    "time_step_rank": (0, 2**16),
-    "gate_rank": (0, 2**16),
-    "attention_every": (0, 10_000),
-}
 
 
 class MixerTraits(NamedTuple):
@@ -81,7 +69,17 @@ class MixerSpec(Checked):
     """
 
     POINTER = "/model/mixer"
-    LIMITS = MIXER_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        "num_heads": (1, 2**16),
+        "num_key_heads": (1, 2**16),
+        "key_head_dim": (1, 2**14),
+        "value_head_dim": (1, 2**14),
+        "convolution": (0, 1024),
+        "chunk": (1, 2**16),
+        "time_step_rank": (0, 2**16),
+        "gate_rank": (0, 2**16),
+        "attention_every": (0, 10_000),
+    }
 
     kind: MixerKind
     num_heads: int  # of values; each has a state of key_head_dim by value_head_dim

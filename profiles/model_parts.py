@@ -50,61 +50,6 @@ MODEL_LIMITS: Limits = {
     "residual_scale": (1e-9, 1e9),
     "logit_scale": (1e-9, 1e9),
 }
-MOE_LIMITS: Limits = {
-    "num_experts": (1, 65_536),
-    "top_k": (1, 65_536),
-    "ffn_hidden_size": (1, 2**24),
-    "num_shared_experts": (0, 1024),
-    "shared_ffn_hidden_size": (0, 2**24),
-    "latent_size": (0, 2**20),
-    "num_dense_layers": (0, 10_000),
-    "frequency": (1, 10_000),
-    "router_groups": (0, 65_536),
-    "router_top_groups": (0, 65_536),
-    "router_scaling": (1e-6, 1e6),
-    "balance_coefficient": (0.0, 1e3),
-}
-MLA_LIMITS: Limits = {
-    "q_lora_rank": (0, 2**20),
-    "kv_lora_rank": (1, 2**20),
-    "qk_nope_head_dim": (1, 2**14),
-    "qk_rope_head_dim": (1, 2**14),
-    "v_head_dim": (1, 2**14),
-}
-INDEXER_LIMITS: Limits = {
-    "num_heads": (1, 2**16),
-    "head_dim": (1, 2**14),
-    "top_k": (1, 2**31 - 1),
-}
-STREAMS_LIMITS: Limits = {
-    "count": (1, 64),
-    "low_rank": (1, 2**20),
-    "sparse_layers": (0, 10_000),
-}
-DIFFUSION_LIMITS: Limits = {
-    "context_tokens": (0, 2**24),
-    "two_stream_layers": (0, 10_000),
-    "layer_weights": (-(2**40), 2**40),
-    "two_stream_weights": (0, 2**40),
-    "end_weights": (-(2**40), 2**40),
-    "encoder_weights": (0, 2**40),
-    "encoder_products": (0, 2**52),
-}
-LOCAL_ATTENTION_LIMITS: Limits = {
-    name: MODEL_LIMITS[name]
-    for name in ("num_attention_heads", "num_kv_heads", "head_dim", "value_head_dim")
-}
-ROTARY_SCALING_LIMITS: Limits = {
-    "factor": (1e-3, 1e6),
-    "original_max_position_embeddings": (1, 2**31 - 1),
-    "low_freq_factor": (1e-3, 1e6),
-    "high_freq_factor": (1e-3, 1e6),
-    "beta_fast": (1e-3, 1e6),
-    "beta_slow": (1e-3, 1e6),
-    "mscale": (0.0, 1e6),
-    "mscale_all_dim": (0.0, 1e6),
-    "attention_factor": (1e-3, 1e6),
-}
 
 
 class Exclusion(NamedTuple):
@@ -170,7 +115,20 @@ class MoeSpec(Checked):
     """The mixture-of-experts part of a model."""
 
     POINTER = "/model/moe"
-    LIMITS = MOE_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        "num_experts": (1, 65_536),
+        "top_k": (1, 65_536),
+        "ffn_hidden_size": (1, 2**24),
+        "num_shared_experts": (0, 1024),
+        "shared_ffn_hidden_size": (0, 2**24),
+        "latent_size": (0, 2**20),
+        "num_dense_layers": (0, 10_000),
+        "frequency": (1, 10_000),
+        "router_groups": (0, 65_536),
+        "router_top_groups": (0, 65_536),
+        "router_scaling": (1e-6, 1e6),
+        "balance_coefficient": (0.0, 1e3),
+    }
 
     num_experts: int  # routed experts per MoE layer
     top_k: int  # routed experts each token visits
@@ -229,7 +187,13 @@ class MlaSpec(Checked):
     """Multi-head latent attention: low-rank queries and keys/values (DeepSeek-V2, section 2.1)."""
 
     POINTER = "/model/mla"
-    LIMITS = MLA_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        "q_lora_rank": (0, 2**20),
+        "kv_lora_rank": (1, 2**20),
+        "qk_nope_head_dim": (1, 2**14),
+        "qk_rope_head_dim": (1, 2**14),
+        "v_head_dim": (1, 2**14),
+    }
 
     q_lora_rank: int  # 0: queries are projected directly
     kv_lora_rank: int
@@ -281,7 +245,11 @@ class IndexerSpec(Checked):
     """
 
     POINTER = "/model/indexer"
-    LIMITS = INDEXER_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        "num_heads": (1, 2**16),
+        "head_dim": (1, 2**14),
+        "top_k": (1, 2**31 - 1),
+    }
 
     num_heads: int
     head_dim: int
@@ -306,7 +274,11 @@ class StreamsSpec(Checked):
     """
 
     POINTER = "/model/streams"
-    LIMITS = STREAMS_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        "count": (1, 64),
+        "low_rank": (1, 2**20),
+        "sparse_layers": (0, 10_000),
+    }
 
     count: int
     low_rank: int
@@ -349,7 +321,15 @@ class DiffusionSpec(Checked):
     """
 
     POINTER = "/model/diffusion"
-    LIMITS = DIFFUSION_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        "context_tokens": (0, 2**24),
+        "two_stream_layers": (0, 10_000),
+        "layer_weights": (-(2**40), 2**40),
+        "two_stream_weights": (0, 2**40),
+        "end_weights": (-(2**40), 2**40),
+        "encoder_weights": (0, 2**40),
+        "encoder_products": (0, 2**52),
+    }
 
     context_tokens: int = 0  # text tokens that every layer attends to; 0: no such attention
     two_stream_layers: int = 0  # leading layers with separate attention and MLP weights for text
@@ -379,7 +359,10 @@ class LocalAttention(Checked):
     """
 
     POINTER = "/model/local_attention"
-    LIMITS = LOCAL_ATTENTION_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        name: MODEL_LIMITS[name]
+        for name in ("num_attention_heads", "num_kv_heads", "head_dim", "value_head_dim")
+    }
 
     num_attention_heads: int | None = None
     num_kv_heads: int | None = None
@@ -403,7 +386,17 @@ class RotaryScaling(Checked):
     """The stretching of rotary frequencies; the names are those of Hugging Face ``rope_scaling``."""
 
     POINTER = "/model/rotary_scaling"
-    LIMITS = ROTARY_SCALING_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        "factor": (1e-3, 1e6),
+        "original_max_position_embeddings": (1, 2**31 - 1),
+        "low_freq_factor": (1e-3, 1e6),
+        "high_freq_factor": (1e-3, 1e6),
+        "beta_fast": (1e-3, 1e6),
+        "beta_slow": (1e-3, 1e6),
+        "mscale": (0.0, 1e6),
+        "mscale_all_dim": (0.0, 1e6),
+        "attention_factor": (1e-3, 1e6),
+    }
 
     kind: RotaryScalingKind
     factor: float

@@ -7,17 +7,9 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.mixers import MIXER_LIMITS, MixerSpec
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
-    DIFFUSION_LIMITS,
-    INDEXER_LIMITS,
-    LOCAL_ATTENTION_LIMITS,
-    MLA_LIMITS,
-    MODEL_LIMITS,
-    MOE_LIMITS,
-    ROTARY_SCALING_LIMITS,
-    STREAMS_LIMITS,
     DiffusionSpec,
     IndexerSpec,
     Limits,
@@ -28,22 +20,17 @@ from meshwright.profiles.model_parts import (
     StreamsSpec,
 )
 from meshwright.profiles.reading import FieldReader, PartRules, values_of
-from meshwright.profiles.towers import TOWER_LIMITS, TowerSpec
+from meshwright.profiles.towers import TowerSpec
 
 Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 
 _PARTS: Mapping[type, Limits] = {
-    ModelSpec: MODEL_LIMITS,
-    MoeSpec: MOE_LIMITS,
-    MlaSpec: MLA_LIMITS,
-    IndexerSpec: INDEXER_LIMITS,
-    StreamsSpec: STREAMS_LIMITS,
-    LocalAttention: LOCAL_ATTENTION_LIMITS,
-    MixerSpec: MIXER_LIMITS,
-    TowerSpec: TOWER_LIMITS,
-    DiffusionSpec: DIFFUSION_LIMITS,
-    RotaryScaling: ROTARY_SCALING_LIMITS,
-}
+    part: part.LIMITS
+    for part in (
+        ModelSpec, MoeSpec, MlaSpec, IndexerSpec, StreamsSpec, LocalAttention, MixerSpec, TowerSpec,
+        DiffusionSpec, RotaryScaling,
+    )
+}  # fmt: skip
 _IN_ORDER = ("layer_ffn_sizes", "layer_kv_heads")  # lists of sizes, one of each layer
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
 

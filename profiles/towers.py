@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -22,26 +22,6 @@ TowerNorm = Literal["rmsnorm", "layernorm"]
 FrozenPart = Literal["vision", "projector", "language"]
 TOWER_PARTS: tuple[FrozenPart, ...] = ("vision", "projector")
 FROZEN_PARTS: tuple[FrozenPart, ...] = (*TOWER_PARTS, "language")
-
-TOWER_LIMITS: Limits = {
-    "num_layers": (1, 1000),
-    "hidden_size": (1, 2**20),
-    "ffn_hidden_size": (1, 2**24),
-    "num_attention_heads": (1, 2**16),
-    "patch_size": (1, 4096),
-    "patch_inputs": (1, 2**27),
-    "merged_patches": (1, 4096),
-    "projector_matrices": (1, 2**40),
-    "projector_vectors": (0, 2**31 - 1),
-    "position_rows": (0, 2**24),
-    "layer_vectors": (0, 2**24),
-    "further_parameters": (0, 2**40),
-    "further_tokens": (0, 4096),
-    "inner_outputs": (0, 1000),
-    "tile_patches": (0, 2**24),
-    "window_patches": (0, 2**24),
-}
-
 
 _QUANTILES = 4096  # images that stand for a distribution
 
@@ -61,7 +41,24 @@ class TowerSpec(Checked):
     """A vision tower and its projector; every field is a fact that changes parameters, FLOPs or memory."""
 
     POINTER = "/model/tower"
-    LIMITS = TOWER_LIMITS
+    LIMITS: ClassVar[Limits] = {
+        "num_layers": (1, 1000),
+        "hidden_size": (1, 2**20),
+        "ffn_hidden_size": (1, 2**24),
+        "num_attention_heads": (1, 2**16),
+        "patch_size": (1, 4096),
+        "patch_inputs": (1, 2**27),
+        "merged_patches": (1, 4096),
+        "projector_matrices": (1, 2**40),
+        "projector_vectors": (0, 2**31 - 1),
+        "position_rows": (0, 2**24),
+        "layer_vectors": (0, 2**24),
+        "further_parameters": (0, 2**40),
+        "further_tokens": (0, 4096),
+        "inner_outputs": (0, 1000),
+        "tile_patches": (0, 2**24),
+        "window_patches": (0, 2**24),
+    }
 
     num_layers: int
     hidden_size: int

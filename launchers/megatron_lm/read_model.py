@@ -16,7 +16,6 @@ from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
-    MOE_LIMITS,
     MlaSpec,
     MoeSpec,
     RotaryScaling,
@@ -463,6 +462,6 @@ def _balance(given: Given) -> dict[str, Any]:
         weight = float(given.other("moe-aux-loss-coeff") or 0)
     except ValueError:  # an undefined variable
         return {}
-    if not kind.endswith("aux_loss") or not 0 < weight <= MOE_LIMITS["balance_coefficient"][1]:
+    if not kind.endswith("aux_loss") or not 0 < weight <= MoeSpec.LIMITS["balance_coefficient"][1]:
         return {}
     return {"balance_coefficient": weight, "balanced_by_sequence": kind == "seq_aux_loss"}

@@ -36,11 +36,7 @@ from meshwright.profiles.importers.huggingface_layers import (
 from meshwright.profiles.importers.huggingface_towers import model_from_whole, whole_types
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import (
-    INDEXER_LIMITS,
-    MLA_LIMITS,
     MODEL_LIMITS,
-    MOE_LIMITS,
-    ROTARY_SCALING_LIMITS,
     IndexerSpec,
     MlaSpec,
     MoeSpec,
@@ -271,7 +267,7 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     scaling = reader.child("rope_scaling") or rope
     kind = scaling.value(scaling.first(("rope_type", "type")))
     if kind in (None, "default", "mrope"):  # of which text has one axis (Qwen2.5-VL's class: the default)
-        _refuse_unread(scaling, (*_OF_SCALING, *ROTARY_SCALING_LIMITS))
+        _refuse_unread(scaling, (*_OF_SCALING, *RotaryScaling.LIMITS))
         return None
     if str(kind) not in config_keys().rotary_scalings:
         raise UnsupportedModelError.field("rope_scaling", f"rotary scaling of type {str(kind)[:40]}")
@@ -284,7 +280,7 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     follows = positions / original if original and kind in ("yarn", "longrope", "su") else None
     follows = 1.0 if kind == "proportional" else follows
     values["factor"] = scaling.number("factor", low=1e-3, high=1e6, default=follows)
-    for name, (low, high) in ROTARY_SCALING_LIMITS.items():
+    for name, (low, high) in RotaryScaling.LIMITS.items():
         if name not in values and scaling.has(name):
             values[name] = scaling.number(name, low=low, high=high)
     whole_dimensions = scaling.flag("truncate", default=True)
@@ -438,7 +434,7 @@ def _mla(reader: FieldReader, family: ModelTypeKeys, head_dim: int) -> MlaSpec |
     defaults = {"q_lora_rank": 0, "v_head_dim": head_dim}
     sizes: dict[str, Any] = {
         field: reader.integer(field, low=int(low), high=int(high), default=defaults.get(field))
-        for field, (low, high) in MLA_LIMITS.items()
+        for field, (low, high) in MlaSpec.LIMITS.items()
     }
     if reader.value("q_lora_rank") == 0:
         raise UnsupportedModelError.field("q_lora_rank", "0: queries without a latent are null, not 0")
@@ -457,7 +453,7 @@ def _indexer(reader: FieldReader, family: ModelTypeKeys, num_layers: int) -> Ind
     names = ("index_n_heads", "index_head_dim", "index_topk")
     sizes = {
         field: reader.integer(key, low=int(low), high=int(high))
-        for key, (field, (low, high)) in zip(names, INDEXER_LIMITS.items(), strict=True)
+        for key, (field, (low, high)) in zip(names, IndexerSpec.LIMITS.items(), strict=True)
     }
     reusing = layers_that_reuse(reader, num_layers)
     if reusing and "indexer_types" not in family.plans:
@@ -498,7 +494,7 @@ def _moe(reader: FieldReader, family: ModelTypeKeys, num_layers: int, adapters: 
         if family.experts_flag:
             reader.fault(family.experts, f"is required with {family.experts_flag}")
         return None
-    num_experts = reader.integer(family.experts, low=0, high=int(MOE_LIMITS["num_experts"][1]))
+    num_experts = reader.integer(family.experts, low=0, high=int(MoeSpec.LIMITS["num_experts"][1]))
     placement = moe_placement(reader, num_layers)
     if placement is None or (num_experts == 0 and family.dense_without_experts):
         return None
@@ -548,7 +544,7 @@ def _router(reader: FieldReader, family: ModelTypeKeys) -> dict[str, Any]:
     if reader.has("use_expert_bias"):  # LFM2
         found["selection_bias"] = reader.flag("use_expert_bias", default=True)
     if reader.has("moe_latent_size"):
-        high = int(MOE_LIMITS["latent_size"][1])
+        high = int(MoeSpec.LIMITS["latent_size"][1])
         found["latent_size"] = reader.integer("moe_latent_size", low=1, high=high)
     found |= {"weights_on_input": True} if reader.value("moe_apply_router_weight_on_input") else {}
     if reader.has("expert_selection_fn"):  # Cohere 2

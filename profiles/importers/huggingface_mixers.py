@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
-from meshwright.profiles.mixers import MIXER_LIMITS, MixerSpec
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model_parts import spaced
 from meshwright.profiles.reading import FieldReader
 
@@ -28,7 +28,7 @@ MixerRule = Callable[[FieldReader, int, int], MixerSpec | None]
 
 
 def _size(reader: FieldReader, key: str, field: str, default: int | None = None) -> int:
-    low, high = MIXER_LIMITS[field]
+    low, high = MixerSpec.LIMITS[field]
     return reader.integer(key, low=max(1, int(low)), high=int(high), default=default)
 
 
@@ -52,7 +52,7 @@ def _stated(reader: FieldReader, num_layers: int) -> list[int] | None:
 
 def _attending(reader: FieldReader, num_layers: int, every: int) -> list[int]:
     """Return the layers that attend: listed, or every n-th, which a list must not contradict."""
-    by_rule = reader.integer(_EVERY, high=int(MIXER_LIMITS["attention_every"][1]), default=every or 1)
+    by_rule = reader.integer(_EVERY, high=int(MixerSpec.LIMITS["attention_every"][1]), default=every or 1)
     rule = [layer for layer in range(num_layers) if every and (layer + 1) % by_rule == 0]
     stated = _stated(reader, num_layers)
     if stated is not None and reader.has(_EVERY) and stated != rule and not reader.faults:
@@ -382,14 +382,14 @@ _MAMBA = {
 
 def mamba_1(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:
     """Return the selective scans of Jamba, between layers that attend at an offset of every period."""
-    period = reader.integer("attn_layer_period", high=int(MIXER_LIMITS["attention_every"][1]))
+    period = reader.integer("attn_layer_period", high=int(MixerSpec.LIMITS["attention_every"][1]))
     offset = reader.integer("attn_layer_offset", low=0, high=period - 1)
     mixer = replace(_selective_scan(reader, hidden_size, _JAMBA), inner_norms=True)
     return _placed(mixer, list(range(offset, num_layers, period)), num_layers)
 
 
 def _selective_scan(reader: FieldReader, hidden_size: int, keys: Mapping[str, str]) -> MixerSpec:
-    rank, high = -(-hidden_size // 16), int(MIXER_LIMITS["time_step_rank"][1])
+    rank, high = -(-hidden_size // 16), int(MixerSpec.LIMITS["time_step_rank"][1])
     if reader.value(keys["rank"]) not in (None, "auto"):
         rank = reader.integer(keys["rank"], high=high)
     sizes: dict[str, Any] = {

@@ -19,7 +19,7 @@ from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelErro
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.reading import FieldReader, shown
-from meshwright.profiles.towers import TOWER_LIMITS, TowerSpec
+from meshwright.profiles.towers import TowerSpec
 
 _TEXT, _VISION, _TIED = "text_config", "vision_config", "tie_word_embeddings"
 _OF_BOTH = (_TEXT, _VISION, "model_type", "architectures", "transformers_version", "name", "_name_or_path")
@@ -150,7 +150,7 @@ def _at(reader: FieldReader, key: str, why: str, *, allowed: str | None = None) 
 
 
 def _size(reader: FieldReader, key: str, name: str) -> int:
-    low, high = TOWER_LIMITS[name]
+    low, high = TowerSpec.LIMITS[name]
     return reader.integer(key, low=int(low), high=int(high))
 
 

@@ -18,8 +18,6 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
-    INDEXER_LIMITS,
-    STREAMS_LIMITS,
     IndexerSpec,
     MlaSpec,
     MoeSpec,
@@ -126,7 +124,7 @@ def test_a_model_without_one_of_its_facts_has_another_count_price_name_or_flag(
     assert all(any(seen_of(at, see) != see(one) for see in SEEN) for at, one in pairs)
 
 
-@pytest.mark.parametrize("name", STREAMS_LIMITS)
+@pytest.mark.parametrize("name", StreamsSpec.LIMITS)
 def test_every_size_of_several_streams_changes_the_count_the_work_or_the_name(name: str) -> None:
     model = model_from_config({"model_type": "gemma3n_text"}, name="x")
     assert model.streams
@@ -135,7 +133,7 @@ def test_every_size_of_several_streams_changes_the_count_the_work_or_the_name(na
     assert any(see(changed) != see(model) for see in SEEN)
 
 
-@pytest.mark.parametrize("name", INDEXER_LIMITS)
+@pytest.mark.parametrize("name", IndexerSpec.LIMITS)
 def test_every_size_of_an_indexer_changes_the_count_or_the_work(name: str) -> None:
     model = model_from_config(SPARSE, name="x")
     assert model.indexer
