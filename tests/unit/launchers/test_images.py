@@ -222,3 +222,16 @@ def test_images_are_stated_next_to_files_that_name_none() -> None:
 
 def _alike(tokens: int) -> SequenceLengths:
     return SequenceLengths(percentiles=((0.0, tokens), (100.0, tokens)))
+
+
+def test_swift_sft_freezes_the_tower_and_its_projector_unless_an_argument_trains_them() -> None:
+    run = (
+        "NPROC_PER_NODE=8 swift sft --model org/vl --train_type full --torch_dtype bfloat16 "
+        "--per_device_train_batch_size 1 --max_length 4096"
+    )
+
+    def frozen(more: str) -> tuple[FrozenPart, ...]:
+        overrides = Overrides(num_gpus=8, model=SEEING)
+        return read_launch_files(Source(name="a.sh", text=f"{run} {more}\n"), overrides).workload.frozen
+
+    assert (frozen(""), frozen("--freeze_vit false")) == (("vision", "projector"), ("projector",))
