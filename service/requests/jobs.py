@@ -117,7 +117,7 @@ def _fault_of(name: str, values: object) -> FieldError | None:
     if not isinstance(values, list) or not values:
         return FieldError(pointer=at, message="must be a list of one value or more")
     seen = set[str]()
-    for index, value in enumerate(values[: MAX_POINTS + 1]):
+    for index, value in enumerate(values):
         is_object = isinstance(value, dict) and name == "cluster"
         if not is_object and not isinstance(value, bool | int | str):
             message = "must be a name or a cluster" if name == "cluster" else "must be a number or a word"
