@@ -257,6 +257,14 @@ def test_numbers_of_gpus_are_those_of_the_legal_rows(launcher: str, asked: dict[
     assert bool(len(rows)) == bool(wide.num_legal)
 
 
+def test_numbers_of_gpus_far_below_the_largest_are_not_searched_with_it() -> None:
+    # 7 sequences on one stage and no other axis: 7 replicas use 7 of 24 GPUs, and one alone is legal too
+    pin = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1}
+    assert numbers_of_gpus(a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=3), batch=7, pin=pin)) == (
+        7,
+    )
+
+
 def test_widened_rows_differ_from_a_plain_one_in_the_variables_that_widening_names_alone() -> None:
     # a number of GPUs is refuted by rules on the others alone, before its rows are widened
     cluster, allowed, found = a_cluster(num_nodes=2), ("offload", "weight_shards"), 0
