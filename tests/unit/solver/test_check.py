@@ -240,6 +240,9 @@ def test_counts_of_recomputed_layers_by_stage_go_with_full_recomputation_and_the
     assert said(counted) == []
     for wrong in ({"recompute_layers": 2}, {"recompute_granularity": "selective"}):
         assert any(goes_with in one for one in said(replace(counted, **wrong)))
+    for counts in ((3,), (1, 3, 3), (1, 5)):  # of two chunks, the second with 4 layers
+        [fault] = said(replace(counted, stage_recompute_layers=counts, recompute_layers=max(counts)))
+        assert fault.startswith("stage_recompute_layers must name a count for each chunk")
     empty = replace(counted, stage_layers=(0, 0), stage_recompute_layers=(), recompute_layers=1)
     # it ended in a TypeError
     assert any("must fit every chunk" in one for one in said(empty))
