@@ -96,6 +96,12 @@ def test_a_mutant_of_each_predicted_figure_is_refused(name: str) -> None:
     assert faults(replace(plan, prediction=mutant)) != []
 
 
+def test_a_missing_figure_is_refused() -> None:
+    _, _, plan = found()
+    mutant = replace(plan.prediction, hfu=None)  # type: ignore[arg-type]
+    assert "prediction.hfu should be another" in faults(replace(plan, prediction=mutant))
+
+
 @pytest.mark.parametrize("name", ["stage", "layers", "memory_bytes", "peak_memory_bytes", "compute_s"])
 def test_a_mutant_of_each_stage_figure_is_refused(name: str) -> None:
     _, _, plan = found()

@@ -250,3 +250,12 @@ def test_dynamic_context_parallelism_has_powers_of_two_beyond_one() -> None:
     sizes = np.array([1, 2, 3, 4, 6, 8])
     broken = _DYNAMIC_LIMITS["context_parallel_size"](sizes)
     assert broken.tolist() == [True, False, True, False, True, False]
+
+
+def test_hosts_and_drives_that_are_too_small_are_what_other_hosts_would_lift() -> None:
+    of_host = {rule.name for rule in rules_of(CASES["experts"]) if rule.of_host}
+    assert of_host == {
+        "offloaded optimizer states fit the hosts",
+        "offloaded activations fit the hosts as well",
+        "offloaded states fit the drives",
+    }
