@@ -139,8 +139,11 @@ def _uplink_loads(level: Switches, flows: Flows, source: Indices, target: Indice
 def flows_of(problem: Problem, config: Configuration) -> tuple[Flows, ...]:
     """Return what the groups of a mesh send between nodes, by kind; nothing for kinds inside nodes."""
     each = problem.cluster.groups[0].gpus_per_node
-    ranks = _ranks_of_stages(config)
     c, place = config, placement_of(Columns.of([config]))
+    block, stages = round(float(place.block[0])), c.pipeline_parallel_size
+    own = np.arange(c.num_gpus // stages)
+    first = (own // block) * block * stages + own % block
+    ranks = first + np.arange(stages)[:, None] * block  # global rank of every rank of each stage
     t, stride = c.tensor_parallel_size, round(float(place.context_stride[0]))
     replicas = c.data_parallel_size * c.context_parallel_size
     all_to_all = CONTEXT_MODES.index(c.context_parallel_mode) >= ALL_TO_ALL
@@ -179,15 +182,6 @@ def places_of(group: NodeGroup, places: int) -> Indices:
 def paced(profile: Profile, paces: tuple[LinkPace, ...]) -> Profile:
     """Return the profile at these paces."""
     return replace(profile, paces=paces) if paces else profile
-
-
-def _ranks_of_stages(config: Configuration) -> Indices:
-    """Return the global rank of every rank of each stage, (pp, ranks of a stage)."""
-    place = placement_of(Columns.of([config]))
-    block, stages = round(float(place.block[0])), config.pipeline_parallel_size
-    own = np.arange(config.num_gpus // stages)
-    first = (own // block) * block * stages + own % block
-    return np.asarray(first + np.arange(stages)[:, None] * block)
 
 
 def _groups(ranks: Indices, size: int, stride: int) -> Indices:

@@ -184,7 +184,13 @@ class Master:
             self._add_job(model, job, minutes, heads[job.name], latest)
         model.last = model.of.new_int_var(0, horizon, "")
         for kind in self.fleet.kinds:
-            model.of.add(_node_minutes(model, minutes, kind.name) <= kind.nodes * model.last)
+            node_minutes = sum(
+                choice.nodes * minutes[name][choice] * literal
+                for name, takes in model.takes.items()
+                for choice, literal in takes.items()
+                if choice.kind == kind.name
+            )
+            model.of.add(node_minutes <= kind.nodes * model.last)
             own = model.intervals[kind.name]
             model.of.add_cumulative([one for one, _ in own], [nodes for _, nodes in own], kind.nodes)
         for job in self.fleet.jobs:
@@ -266,15 +272,6 @@ def _neighbours(schedule: Schedule, draw: random.Random, size: int) -> set[str]:
         ),
     )
     return {*near[: size - 2], *draw.sample(names, min(2, len(names)))}
-
-
-def _node_minutes(model: _FleetModel, minutes: Durations, kind: str) -> Any:  # noqa: ANN401 - OR-Tools
-    return sum(
-        choice.nodes * minutes[name][choice] * literal
-        for name, takes in model.takes.items()
-        for choice, literal in takes.items()
-        if choice.kind == kind
-    )
 
 
 def _nodes(model: _FleetModel, name: str) -> Any:  # noqa: ANN401 - OR-Tools
