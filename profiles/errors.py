@@ -15,7 +15,8 @@ Every class has a stable ``code``; HTTP statuses and exit codes are mapped at th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 MAX_SHOWN = 64  # characters of a wrong name that a message repeats
@@ -68,6 +69,15 @@ class InvalidProblemError(PlannerError):
         """Return an error with a single faulty field."""
         error = FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest)
         return cls([error])
+
+
+@contextmanager
+def faults_as(told: Callable[[FieldError], FieldError]) -> Iterator[None]:
+    """Tell the faults of what is done within as the caller knows their fields, with the plain code."""
+    try:
+        yield
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(map(told, fault.errors)) from None
 
 
 class UnknownNameError(InvalidProblemError):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import faults_as
 from meshwright.profiles.model_parts import Exclusion
 
 Model: TypeAlias = Any  # a ModelSpec: its module imports this one, and no imports form a circle
@@ -159,14 +159,10 @@ def _local_attention(model: Model) -> Iterator[Exclusion]:
     why = "needs local layers next to global ones: sliding_window, and every n-th or listed layers"
     yield Exclusion("local_attention", len(set(model.local_layers())) == 1, why)
     yield Exclusion("local_attention", model.mla, "contradicts mla")
-    try:
+    with faults_as(
+        lambda one: replace(one, pointer=one.pointer.replace("/model", "/model/local_attention", 1))
+    ):
         model.attentions()  # checks the heads as of any model
-    except InvalidProblemError as error:
-        own = [
-            replace(one, pointer=one.pointer.replace("/model", "/model/local_attention", 1))
-            for one in error.errors
-        ]
-        raise InvalidProblemError(own) from None
 
 
 def _values(model: Model) -> Iterable[Exclusion]:

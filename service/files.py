@@ -54,8 +54,14 @@ def save_folder(
         if folder.exists():
             _fill(folder, files)
             return
+        temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _create(folder, files)
+        try:
+            temporary.mkdir()
+            _fill(temporary, files)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as fault:
         raise _unwritable(folder, fault, option) from None
 
@@ -151,16 +157,6 @@ def _fill(folder: Path, files: Mapping[str, str]) -> None:
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
     _write_all(paths)
-
-
-def _create(folder: Path, files: Mapping[str, str]) -> None:
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir()
-        _fill(temporary, files)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _may_hold(folder: Path, plan_id: str | None, problem: Mapping[str, Any] | None) -> bool:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from meshwright.profiles.adapters import FUSED_TARGETS
 from meshwright.profiles.documents import FILE, read_json
-from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.errors import InvalidProblemError, ProfileError, faults_as
 from meshwright.profiles.measured.profile import (
     FORMAT,
     VERSION,
@@ -100,11 +100,8 @@ def _part(reader: FieldReader, part: type[T], **given: object) -> T:
 
 def _subject(reader: FieldReader) -> Subject:
     raw = reader.value("model")
-    try:
+    with faults_as(lambda fault: replace(fault, pointer=f"/subject{fault.pointer}")):
         model = model_from_shape(raw if isinstance(raw, dict) else {})
-    except InvalidProblemError as fault:
-        errors = [replace(error, pointer=f"/subject{error.pointer}") for error in fault.errors]
-        raise InvalidProblemError(errors) from None
     subject = _part(reader, Subject, model=model)
     if unknown := [name for name in subject.lora_targets if name not in FUSED_TARGETS]:
         reader.fault("lora_targets", f'has "{unknown[0][:40]}"', allowed=", ".join(FUSED_TARGETS))

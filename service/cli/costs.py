@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import faults_as
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.terminal import say_warnings
 from meshwright.service.requests.costs import costs_of
@@ -20,9 +20,7 @@ def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile
         InvalidProblemError: a file cannot be read, is not a calibration or measured profile, or holds for
             another GPU.
     """
-    try:
+    with faults_as(lambda fault: replace(fault, pointer="--profile")):
         profile, warnings = costs_of(problem, path or None)
-    except InvalidProblemError as fault:
-        raise InvalidProblemError(replace(one, pointer="--profile") for one in fault.errors) from None
     say_warnings(warnings)
     return profile

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from meshwright.profiles.documents import pointer, shown, shown_path
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, faults_as
 from meshwright.profiles.gpus import NAME
 from meshwright.profiles.importers.text_encoders import ENCODERS
 from meshwright.profiles.library import model_names
@@ -128,14 +128,9 @@ def _image_tokens_of(option: str, given: str) -> object:
 def _lengths_of(option: str, given: str) -> dict[str, object]:
     if "=" in given:
         return {"percentiles": _percentiles_of(option, given)}
-    try:
+    allowed = "p50=900,p100=8192, or a file"  # of the whole file: it may be meant for percentiles
+    with faults_as(lambda one: one if one.pointer else replace(one, pointer="--lengths", allowed=allowed)):
         return dict(read_lengths_file(Path(given)))
-    except InvalidProblemError as fault:  # of the whole file: what was given may be meant for percentiles
-        allowed = "p50=900,p100=8192, or a file"
-        raise InvalidProblemError(
-            one if one.pointer else replace(one, pointer="--lengths", allowed=allowed)
-            for one in fault.errors
-        ) from None
 
 
 def _own_configuration(path: Path) -> object:

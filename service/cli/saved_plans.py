@@ -175,8 +175,10 @@ def find_plan(plan_id: str) -> SavedPlan:
         InvalidProblemError: no saved plan, or several, have such an id.
     """
     if (rank := _rank_in(plan_id)) is not None:
-        newest = _newest_answer()
-        return SavedPlan(document=newest, body=_of_rank(newest["plans"], rank))
+        answers = [document for document, _ in _plans_like("")]
+        if not answers:
+            raise InvalidProblemError.of("plan_id", "no answer is saved; plan first, or pass --from")
+        return SavedPlan(document=answers[-1], body=_of_rank(answers[-1]["plans"], rank))
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
         ids = list(dict.fromkeys(str(plan["plan_id"]) for _, plan in _plans_like("")))
@@ -223,13 +225,6 @@ def plan_of_file(path: Path, wanted: int | str) -> SavedPlan:
 def _rank_in(word: str) -> int | None:
     """Return the rank that a word states; None if it is an id."""
     return int(word) if word.isdecimal() and len(word) <= _LONGEST_RANK else None
-
-
-def _newest_answer() -> Mapping[str, Any]:
-    documents = [document for document, _ in _plans_like("")]
-    if not documents:
-        raise InvalidProblemError.of("plan_id", "no answer is saved; plan first, or pass --from")
-    return documents[-1]
 
 
 def _of_rank(plans: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:

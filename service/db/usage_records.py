@@ -18,6 +18,7 @@ LIVE_S = 30.0  # a worker that is silent for longer is not listed
 FORGOTTEN_S = 3600.0
 KEPT_DAYS = 366  # of CPU seconds: as far back as anybody may ask
 NO_KEY = ""  # of jobs that were submitted where no keys are demanded
+_OF_JOB = "job_id", "tenant", "claimed_at_s"  # of a worker's record
 _TODAY = cast(func.floor(now_s() / DAY_S), Integer)
 
 
@@ -97,17 +98,13 @@ def forget_worker(connection: Connection, name: str) -> None:
 def live_workers(connection: Connection) -> list[WorkerRecord]:
     """Return the workers that are alive, by name, with the job of each."""
     held = select(jobs.c.worker, jobs.c.id, jobs.c.tenant, jobs.c.claimed_at_s).where(has_worker)
-    job_of = {row.worker: row for row in connection.execute(held)}
+    job_of = {worker: dict(zip(_OF_JOB, job, strict=True)) for worker, *job in connection.execute(held)}
     own = [workers.c[name] for name in ("name", "kind", "version", "started_at_s", "seen_at_s")]
     live = select(*own).where(workers.c.seen_at_s > now_s() - LIVE_S).order_by(workers.c.name)
-    found = []
-    for row in connection.execute(live).mappings():
-        job = job_of.get(row["name"])
-        busy = (None, None, None) if job is None else (job.id, job.tenant, job.claimed_at_s)
-        found.append(
-            WorkerRecord(**row, **dict(zip(("job_id", "tenant", "claimed_at_s"), busy, strict=True)))
-        )
-    return found
+    return [
+        WorkerRecord(**row, **job_of.get(row["name"], dict.fromkeys(_OF_JOB)))
+        for row in connection.execute(live).mappings()
+    ]
 
 
 def _upsert(

@@ -6,13 +6,13 @@ plans anew what the ones before it left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from meshwright.profiles.documents import pointer, require_plain
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.profiles.inline import cluster_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.fleets.request import OTHER_QUESTIONS, FleetRequest, Parse, read_fleet
@@ -61,7 +61,7 @@ def read_question(raw: Mapping[str, object], parse: Parse = parse_problem) -> Fl
     request: dict[str, object] = {**_canonical(rest, fleet), **options}
     states = _states(plain)
     for at, state in enumerate(states):
-        with _pointing_to(at):
+        with faults_as(partial(_in_state, at)):
             read = read_state(state, fleet, parse)
             fleet = planned_again(fleet, read)
         if "arrived" in state:
@@ -99,18 +99,11 @@ def num_choices(fleet: FleetRequest) -> int:
     return sum(len(choices_of(fleet.fleet, job)) for job in fleet.fleet.jobs)
 
 
-@contextmanager
-def _pointing_to(state: int) -> Iterator[None]:
-    """Let faults of a state point to it; those of the fleet's own jobs stay."""
-    try:
-        yield
-    except InvalidProblemError as fault:
-        moved = (
-            error if error.pointer.startswith("/jobs/") and error.pointer.split("/")[2].isdecimal()
-            else replace(error, pointer=pointer("states", state) + error.pointer)
-            for error in fault.errors
-        )  # fmt: skip
-        raise InvalidProblemError(moved) from None
+def _in_state(state: int, fault: FieldError) -> FieldError:
+    """Let a fault of a state point to it; those of the fleet's own jobs stay."""
+    if fault.pointer.startswith("/jobs/") and fault.pointer.split("/")[2].isdecimal():
+        return fault
+    return replace(fault, pointer=pointer("states", state) + fault.pointer)
 
 
 def _states(plain: Mapping[str, object]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from math import floor
 from typing import Any
 
 from meshwright.profiles.documents import pointer, require_plain
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import faults_as
 from meshwright.service.fleets.files import ScheduledFleet
 from meshwright.service.fleets.question import FleetQuestion, read_question
 from meshwright.service.fleets.request import Parse
@@ -50,16 +50,15 @@ def question_again(
     plain, request = require_plain(state), _as_answered(request, document)
     states = [*request.get("states", ()), {**plain, "jobs": _as_planned(document, plain)}]
     mine = pointer("states", len(states) - 1)
-    try:
-        return read_question({**request, "states": states}, parse)
-    except InvalidProblemError as fault:
-        moved = (
-            replace(error, pointer=error.pointer.removeprefix(mine))
-            if error.pointer.startswith(f"{mine}/")
-            else replace(error, pointer=f"/request{error.pointer}")
-            for error in fault.errors
+    with faults_as(
+        lambda fault: replace(
+            fault,
+            pointer=fault.pointer.removeprefix(mine)
+            if fault.pointer.startswith(f"{mine}/")
+            else f"/request{fault.pointer}",
         )
-        raise InvalidProblemError(moved) from None
+    ):
+        return read_question({**request, "states": states}, parse)
 
 
 def _as_answered(request: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,8 +63,11 @@ class Room:
 
     def admits(self, tenant: str, count_room: Callable[[], int]) -> bool:
         """Return whether one more job may be queued; ``count_room`` counts free places in the records."""
-        if self._take(tenant):
-            return True
+        with self._lock:
+            left = self._left.get(tenant)
+            if left is not None and left.jobs > 0 and time.monotonic() <= left.until_s:
+                left.jobs -= 1
+                return True
         room = count_room()
         if room <= 0:
             return False
@@ -73,14 +76,6 @@ class Room:
                 self._left.clear()
             self._left[tenant] = _Left(jobs=(room - 1) // SHARE, until_s=time.monotonic() + REMEMBER_S)
         return True
-
-    def _take(self, tenant: str) -> bool:
-        with self._lock:
-            left = self._left.get(tenant)
-            if left is None or left.jobs <= 0 or time.monotonic() > left.until_s:
-                return False
-            left.jobs -= 1
-            return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

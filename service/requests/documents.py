@@ -18,7 +18,7 @@ from meshwright.profiles.documents import (
     shown,
     shown_path,
 )
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, faults_as
 from meshwright.profiles.sequences import mapping_of_counts
 
 _COLUMNS = 2  # of a table of lengths: tokens, documents
@@ -47,13 +47,10 @@ def read_model_file(path: Path) -> Mapping[str, object]:
 def _read(path: Path, of_json: Callable[[bytes], Mapping[str, object]]) -> Mapping[str, object]:
     is_yaml = path.suffix.lower() in {".yaml", ".yml"}
     content = _content(path, YAML_FILE if is_yaml else FILE)
-    try:
+    with faults_as(  # a field has its pointer, the whole file its name
+        lambda one: one if one.pointer else replace(one, message=f"{shown_path(path)}: {one.message}")
+    ):
         return read_yaml(content) if is_yaml else of_json(content)
-    except InvalidProblemError as fault:
-        raise InvalidProblemError(  # a field has its pointer, the whole file its name
-            one if one.pointer else replace(one, message=f"{shown_path(path)}: {one.message}")
-            for one in fault.errors
-        ) from None
 
 
 def read_lengths_file(path: Path) -> Mapping[str, object]:

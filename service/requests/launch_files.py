@@ -11,7 +11,7 @@ from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides,
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.registry import read_launch_files, reader_names, renamed
 from meshwright.profiles.documents import pointer
-from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError, faults_as
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
@@ -402,11 +402,8 @@ def with_launch_file(body: Request) -> Request:
         raise InvalidProblemError.of(pointer(_AT), "must be an object")
     rest, given = {name: value for name, value in body.items() if name != _AT}, given_launch_file(raw)
     overrides = replace(_overrides_of(rest, given.variables, {}), ignored=given.ignored, run=given.run)
-    try:
-        with _fewer_ranks_named(rest, given.source, overrides, given.launcher):
-            found = read_launch_files(given.source, overrides, given.launcher)
-    except InvalidProblemError as fault:
-        raise InvalidProblemError(in_the_text(one) for one in fault.errors) from None
+    with faults_as(in_the_text), _fewer_ranks_named(rest, given.source, overrides, given.launcher):
+        found = read_launch_files(given.source, overrides, given.launcher)
     return _completed(rest, renamed(found, _name_of(given.source)))
 
 

@@ -19,7 +19,7 @@ from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, usual_ta
 from meshwright.profiles.capabilities import Capabilities, first_launcher, launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.documents import pointer, require_plain, shown
-from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError, faults_as
 from meshwright.profiles.frameworks import FORMATS, framework_facts, framework_names, with_options
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
 from meshwright.profiles.model import ModelSpec
@@ -51,10 +51,8 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
-    try:
+    with faults_as(with_range):
         plain = named_parts(without_schema(require_plain(raw)))
-    except InvalidProblemError as fault:
-        raise InvalidProblemError(map(with_range, fault.errors)) from None
     try:
         return _parsed(request_written_out(plain))
     except InvalidProblemError as fault:
@@ -257,14 +255,9 @@ def _image_tokens(given: int | Mapping[str, int] | None, asked: Asked) -> dict[s
     if given is None:
         given = tower.tile_tokens if tower and images else 0
     if isinstance(given, Mapping):
-        try:
-            sizes = lengths_from_mapping({"percentiles": given}, ("workload", "image_tokens"))
-        except InvalidProblemError as fault:
-            errors = [
-                replace(one, pointer=one.pointer.replace("/percentiles", "", 1)) for one in fault.errors
-            ]
-            raise InvalidProblemError(errors) from None
-        return {"image_tokens": sizes}
+        at = "workload", "image_tokens"
+        with faults_as(lambda fault: replace(fault, pointer=fault.pointer.replace("/percentiles", "", 1))):
+            return {"image_tokens": lengths_from_mapping({"percentiles": given}, at)}
     return {"image_tokens": SequenceLengths(percentiles=((0.0, given), (_WHOLE, given))) if given else None}
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
 from meshwright.profiles.cluster import MAX_NODES
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, faults_as
 from meshwright.profiles.gpus import NAME, NAME_FORM, gpu_from_mapping, gpu_to_mapping
 from meshwright.profiles.inline import (
     MAX_GROUPS,
@@ -222,7 +222,7 @@ def _found(
 
 
 def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, Any]:
-    try:
+    with faults_as(lambda fault: replace(fault, pointer=fault.pointer.removeprefix(f"/{kind}"))):
         if kind == "model":
             return dict(model_to_mapping(model_from_mapping({**raw, "name": name})))
         if kind == "gpu":
@@ -230,9 +230,6 @@ def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, An
         if "groups" not in raw:
             raise InvalidProblemError.of("/cluster/groups", "is required")
         return dict(cluster_to_mapping(replace(cluster_from_mapping(raw), name=name)))
-    except InvalidProblemError as fault:
-        moved = (replace(error, pointer=error.pointer.removeprefix(f"/{kind}")) for error in fault.errors)
-        raise InvalidProblemError(moved) from None
 
 
 def _resized(document: Mapping[str, Any], part: object) -> dict[str, Any]:

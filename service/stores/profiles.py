@@ -16,7 +16,7 @@ from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.capabilities import launchers_of
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, faults_as
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.db import profile_records as records
@@ -214,11 +214,8 @@ class ProfileStore:
                 version = records.version_of(connection, profile_id)
             if document is None:
                 raise InvalidProblemError.of("/profile", "is not stored here")
-        try:
+        with faults_as(lambda fault: replace(fault, pointer="/profile")):
             profile, warnings = profile_with(problem, [] if document is None else [read_given(document)])
-        except InvalidProblemError as fault:
-            errors = (replace(error, pointer="/profile") for error in fault.errors)
-            raise InvalidProblemError(errors) from None
         return replace(
             profile,
             title=profile.title

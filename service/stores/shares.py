@@ -18,7 +18,7 @@ from meshwright.service.auth.keys import DAY_S, SECRET_BYTES, hash_of
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import note
-from meshwright.service.db.records import JobRecord, required_job
+from meshwright.service.db.records import required_job
 from meshwright.service.db.rows import added_to, all_of, one_of
 from meshwright.service.db.tables import share_links
 from meshwright.service.errors import ConflictError, NotFoundError
@@ -87,7 +87,11 @@ class ShareLinks:
                 earlier = _found(connection, made) if made else None
                 if earlier is not None:
                     return earlier[0], None
-                if not _can_be_shown(job):
+                if job.kind == FLEET:
+                    can_be_shown = bool((job.answer or {}).get("jobs"))
+                else:
+                    can_be_shown = job.answer is not None and job.num_children is None
+                if not can_be_shown:
                     raise ConflictError(
                         "only a job with an answer, or a fleet with a schedule, can be shared; for a "
                         "sweep, share its points"
@@ -161,9 +165,3 @@ def _found(connection: Connection, link_id: str) -> tuple[ShareRecord, str] | No
     if found is None:
         return None
     return found, connection.execute(select(_LINK.secret_sha256).where(*own)).scalar_one()
-
-
-def _can_be_shown(job: JobRecord) -> bool:
-    if job.kind == FLEET:
-        return bool((job.answer or {}).get("jobs"))
-    return job.answer is not None and job.num_children is None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshwright.profiles.documents import DOCUMENT, pointer, read_config
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.service.requests.fields import Kind
 
 Values = Mapping[str, Sequence[str]]
@@ -49,14 +49,8 @@ class FormField:
         if self.kind == "checks":
             return list(given) or None
         text = given[-1].strip() if given else ""
-        return self._read(text) if text else None
-
-    def _read(self, text: str) -> object:
-        try:
-            return _READERS[self.kind](text)
-        except InvalidProblemError as fault:
-            at = pointer(*self.at)
-            raise InvalidProblemError(replace(one, pointer=at) for one in fault.errors) from None
+        with faults_as(lambda fault: replace(fault, pointer=pointer(*self.at))):
+            return _READERS[self.kind](text) if text else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fastapi import APIRouter
 
 from meshwright.profiles.documents import pointer
-from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError, faults_as
 from meshwright.profiles.profile import Profile
 from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
 from meshwright.service.api.openapi import PREDICTION_BODY
@@ -112,7 +112,7 @@ def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object])
     """The configuration of a launch file; ``configuration`` sets the values that the file leaves open."""
     values = _part(body, "configuration") if "configuration" in body else {}
     given = given_launch_file(_part(body, "launch_file"))
-    try:
+    with faults_as(in_the_text):
         return own_of_files(
             request,
             given.source,
@@ -122,8 +122,6 @@ def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object])
             ignored=given.ignored,
             run=given.run,
         )
-    except InvalidProblemError as fault:
-        raise InvalidProblemError(in_the_text(one) for one in fault.errors) from None
 
 
 def _require_parts(body: Mapping[str, object]) -> None:
