@@ -1,5 +1,7 @@
 """Flags of a torchtitan command count before the file that it names."""
 
+import re
+
 import pytest
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
@@ -34,6 +36,17 @@ def test_a_flag_that_contradicts_the_run_is_refused_with_its_line() -> None:
         read("--training.seq_len long")
     with pytest.raises(InvalidProblemError, match="writes a checkpoint and trains nothing"):
         read("--checkpoint.create_seed_checkpoint=true")
+
+
+def test_a_file_of_a_model_without_its_positions_and_its_routers_norm_has_torchtitans_own() -> None:
+    case = CASES["torchtitan"]["deepseek-v3-experts"]
+    files = export(case.plan, case.problem, "torchtitan").files
+    text, lacking = re.subn(r"(?m)^(MAX_SEQ_LEN|ROUTER_NORMALIZED)\b.*\n", "", files["torchtitan_plan.py"])
+    source = Source(name="launch.sh", text=files["launch.sh"], files={**files, "torchtitan_plan.py": text})
+    model = read_launch_files(source).model
+    assert (lacking, model.max_position_embeddings) == (2, 131_072)
+    assert model.moe is not None
+    assert model.moe.normalized_top_k is True
 
 
 STAGED = CASES["torchtitan"]["llama-3.1-70b-stages"]
