@@ -245,7 +245,7 @@ def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
 
 def _split_lines(rows: Rows) -> list[LinearBound]:
     """Return (E), (F), (G), (K); w_0 is counted with the time of those that end on rank 0."""
-    prices, ranks = rows.prices, RankCosts.of_all(rows)
+    prices, ranks = rows.prices, RankCosts.of(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
     behind, later = np.maximum(_column(rows.p) - rank - 1.0, 0.0), rank > 0
     m, smallest, num_layers = _column(rows.m), _column(rows.smallest_chunk), float(rows.layout.num_layers)
@@ -327,7 +327,7 @@ _CLOSE = 1e-5  # share of a time up to which it is bisected
 
 def _lines(rows: Rows) -> list[LinearBound]:
     """Return (A) to (D), (H) if passes run in turn, (B') if all forward passes come first."""
-    prices, ranks = rows.prices, RankCosts.of_all(rows)
+    prices, ranks = rows.prices, RankCosts.of(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
     behind, later = np.maximum(_column(rows.p) - rank - 1.0, 0.0), rank > 0
     m, smallest, num_layers = _column(rows.m), _column(rows.smallest_chunk), float(rows.layout.num_layers)

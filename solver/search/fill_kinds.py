@@ -282,7 +282,7 @@ def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
     """Test rows of one shape, all of which may fit, for a split that simulates within a time."""
     prices, m = rows.prices, rows.m[:, None]
     rank = np.arange(pp)[None, :]
-    own = RankCosts.of_all(rows)
+    own = RankCosts.of(rows)
     shortest = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.transfer_s
     there = np.where(rank > 0, prices.forward_s[:, -2:-1], 0.0) + rank * shortest[:, None]
     both = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
@@ -381,7 +381,7 @@ def _busy_needs(rows: Rows, passes: FloatArray) -> tuple[FloatArray, Needs]:
     ``passes`` are micro-batches, shape (n,): m, or m - phi in the closed form.
     """
     each = passes[:, None] * rows.layer_s + rows.prices.tail_s[:, :-2]
-    return -RankCosts.of_all(rows).objective_s(passes), Needs.of(rows, each[:, None, :])
+    return -RankCosts.of(rows).objective_s(passes), Needs.of(rows, each[:, None, :])
 
 
 def least_objective_s(rows: Rows) -> FloatArray:
@@ -433,6 +433,7 @@ class _Fill:
     forward_s: FloatArray
     input_s: FloatArray  # input gradients
     busy_s: FloatArray  # all micro-batches of a layer, and its tail
+    ranks: RankCosts
     states_bytes: FloatArray
     kept_bytes: FloatArray  # of one micro-batch in flight
     held: FloatArray  # (n, p) micro-batches in flight
@@ -448,6 +449,7 @@ class _Fill:
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
             input_s=sums_of(rows, _input_s(rows)[:, :-2]),
             busy_s=sums_of(rows, rows.m[:, None] * rows.layer_s + prices.tail_s[:, :-2]),
+            ranks=RankCosts.of(rows),
             states_bytes=sums_of(rows, prices.state_bytes[:, :-2]),
             kept_bytes=sums_of(rows, rows.least_kept_bytes[:, :-2]),
             held=held,
@@ -459,12 +461,12 @@ class _Fill:
 
         ``limit_s``: end and tail of the slowest rank, (n,).
         """
-        own, held = RankCosts.of(self.rows, rank), self.held[:, rank]
-        busy = self.rows.m * own.time_s[:, 0] + own.tail_s[:, 0]
+        own, held = self.ranks, self.held[:, rank]
+        busy = self.rows.m * own.time_s[:, rank] + own.tail_s[:, rank]
         left = limit_s - busy
         weighs = self.states_bytes + held * self.kept_bytes
         late = self.busy_s - held * self.forward_s - self.input_s
-        wait = self._wait_s(rank, used) - held * own.forward_s[:, 0]
+        wait = self._wait_s(rank, used) - held * own.forward_s[:, rank]
         ends = (
             furthest(weighs, used, self.room_bytes[:, rank]),
             furthest(self.busy_s, used, left),

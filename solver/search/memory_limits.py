@@ -157,12 +157,14 @@ def _alike(rows: Rows) -> Iterator[tuple[int, IntArray]]:
             yield int(rows.p[some[-1]]), some
 
 
-def _caps(rows: Rows) -> Iterator[tuple[IntArray, Caps]]:
-    """Yield rows of similar shape with their caps, a few at a time; absent ranks hold 0.
+def layer_caps(rows: Rows) -> Caps:
+    """Return least and most layers of every rank of every row, for layers of one kind.
 
     Of all ways to lay a number of layers out over a rank's chunks the lightest counts; its memory grows
-    with the number of layers, so that one number is the whole limit.
+    with the number of layers, so that one number is the whole limit. Absent ranks hold 0.
     """
+    least = np.zeros((len(rows), int(rows.p.max(initial=1))), dtype=np.int64)
+    most = np.zeros_like(least)
     for pp, index in _alike(rows):
         look()
         group = rows.take(index)
@@ -172,22 +174,10 @@ def _caps(rows: Rows) -> Iterator[tuple[IntArray, Caps]]:
             low = (group.v * each)[:, None]
             high = np.minimum(high, np.where(rest > 0, -1, group.v * each)[:, None])
         there = np.arange(pp) < group.p[:, None]
-        yield index, Caps(least=np.where(there, low, 0), most=np.where(there, high, 0))
-
-
-def layer_caps(rows: Rows) -> Caps:
-    """Return least and most layers of every rank of every row, for layers of one kind."""
-    least = np.zeros((len(rows), int(rows.p.max(initial=1))), dtype=np.int64)
-    most = np.zeros_like(least)
-    for index, caps in _caps(rows):
-        ranks = caps.most.shape[1]
-        least[index, :ranks], most[index, :ranks] = caps.least, caps.most
+        least[index, :pp], most[index, :pp] = np.where(there, low, 0), np.where(there, high, 0)
     return Caps(least=least, most=most)
 
 
 def have_room(rows: Rows) -> BoolArray:
     """Mark rows with layers of one kind that have a split that fits, shape (n,)."""
-    found = np.zeros(len(rows), dtype=np.bool_)
-    for index, caps in _caps(rows):
-        found[index] = caps.feasible(rows.layout.num_layers)
-    return found
+    return layer_caps(rows).feasible(rows.layout.num_layers)

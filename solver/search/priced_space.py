@@ -26,10 +26,10 @@ from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem, gpu_counts
 from meshwright.solver.search.bounds import SAFETY, least_of_kind_s, objective_bound_s
 from meshwright.solver.search.memory_limits import may_fit
-from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.rows import InCommon, Rows
 from meshwright.solver.space.factored import Crossing, Families, Kinds
 from meshwright.solver.space.rules import usable_host_bytes
-from meshwright.solver.splits import ANY_SPLIT, Prescribed
+from meshwright.solver.splits import Prescribed
 
 CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
 
@@ -77,15 +77,11 @@ class ByKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priced:
+class Priced(InCommon):
     """Rows with prices in a list; ``take`` joins them."""
 
     columns: Columns | Crossing
     prices: PriceList  # of rows, or of kinds
-    layout: LayerLayout
-    budget_bytes: float
-    uneven_stages: bool
-    only_split: Prescribed = ANY_SPLIT
     weighing: Weighing | None = None  # of rows, or outer rows (``weight_of``); None: the step time
     by_kind: ByKind | None = None  # None: rows that were written down
 
@@ -103,11 +99,6 @@ class Priced:
 
     def __len__(self) -> int:
         return len(self.columns)
-
-    @property
-    def is_uniform(self) -> bool:
-        """Return whether all layers are of one kind."""
-        return self.layout.num_kinds == 1
 
     def latest(self, index: IntArray | int) -> FloatArray:
         """Return rows' largest objective that meets the request's deadline; +inf without one."""

@@ -39,10 +39,10 @@ def can_be_busy(rows: Rows, step_s: FloatArray) -> BoolArray:
     """
     layers = np.arange(rows.layout.num_layers + 1, dtype=np.float64)[None, :]
     limit = end_limit_s(rows, step_s)
-    able, most = np.ones(len(rows), dtype=np.bool_), np.zeros(len(rows))
+    able, most, ranks = np.ones(len(rows), dtype=np.bool_), np.zeros(len(rows)), RankCosts.of(rows)
     for rank in range(int(rows.p.max(initial=1))):
         present = rows.p > rank
-        fits = _end_s(rows, rank, layers) <= limit[:, None]
+        fits = _end_s(rows, ranks, rank, layers) <= limit[:, None]
         own = np.where(fits, layers, 0.0).max(axis=1)
         able &= (own >= 1.0) | ~present
         most += np.where(present, own, 0.0)
@@ -87,16 +87,17 @@ class Replays:
         return at(self.replay_s, last) - at(self.replay_s, start)
 
 
-def _end_s(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
+def _end_s(rows: Rows, ranks: RankCosts, rank: int, layers: FloatArray) -> FloatArray:
     """Return the least end and tail of a step with so many layers on one rank, (n, L + 1)."""
-    prices, own, col = rows.prices, RankCosts.of(rows, rank), np.newaxis
+    prices, own, col = rows.prices, slice(rank, rank + 1), np.newaxis
     replayed = np.ceil(_least_replayed(rows, rank, layers))
     replay = np.minimum(replayed, layers) * prices.replay_s[:, :1]
-    time = layers * rows.layer_s[:, :1] + replay + own.time_s
+    time = layers * rows.layer_s[:, :1] + replay + ranks.time_s[:, own]
     ahead = rank * (prices.forward_s[:, 0] + prices.transfer_s) + (rank > 0) * prices.forward_s[:, -2]
-    chain = ahead[:, col] + rows.m[:, col] * time + layers * prices.tail_s[:, :1] + own.tail_s
+    chain = ahead[:, col] + rows.m[:, col] * time + layers * prices.tail_s[:, :1]
+    chain = chain + ranks.tail_s[:, own]
     early = np.where(runs_all_forward_first(rows.columns), 1.0, np.minimum(rows.m, rows.p - rank)) - 1.0
-    forward = layers * prices.forward_s[:, :1] + own.forward_s
+    forward = layers * prices.forward_s[:, :1] + ranks.forward_s[:, own]
     tail = (
         end_tail_s(rows)[:, col] + layers * prices.tail_s[:, :1]
         if rank == 0

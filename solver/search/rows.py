@@ -42,15 +42,26 @@ def share_of(room_s: FloatArray, each_s: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Columns, their prices, and the memory that a rank may use."""
+class InCommon:
+    """What the rows of a problem have in common."""
 
-    columns: Columns
-    prices: RowPrices
     layout: LayerLayout
     budget_bytes: float  # peak memory of every rank <= budget: feasible
     uneven_stages: bool = True  # the launcher runs stages of different size
     only_split: Prescribed = ANY_SPLIT  # of the request or the launcher; false: any split
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Return whether all layers are of one kind."""
+        return self.layout.num_kinds == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(InCommon):
+    """Columns, their prices, and the memory that a rank may use."""
+
+    columns: Columns
+    prices: RowPrices
 
     def __len__(self) -> int:
         return len(self.columns.zero_stage)
@@ -143,11 +154,6 @@ class Rows:
         replay = self.prices.replay_s[row, kinds[begin]]
         later = self.phi[row] * replay + np.maximum(own.max(), own + share * replay)
         return int(later.argmin())
-
-    @cached_property
-    def is_uniform(self) -> bool:
-        """Return whether all layers are of one kind."""
-        return self.layout.num_kinds == 1
 
     @cached_property
     def m(self) -> FloatArray:
@@ -326,26 +332,14 @@ def count_below(sums: FloatArray, limit: FloatArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCosts:
-    """Costs of ranks apart from layers: (n, 1) of one, (n, p) of all; seconds of a micro-batch."""
+    """Costs of ranks apart from layers, (n, p); seconds of a micro-batch."""
 
     time_s: FloatArray
     forward_s: FloatArray
     tail_s: FloatArray
 
     @classmethod
-    def of(cls, rows: Rows, rank: int) -> RankCosts:
-        """Return the costs of rank ``rank`` of every row."""
-        prices, last = rows.prices, rows.head_rank == rank
-        time = rows.v * rows.chunk_s + np.where(last, rows.head_s, 0.0)
-        forward = rows.v * prices.transfer_s + np.where(last, prices.forward_s[:, -1], 0.0)
-        tail = prices.rank_tail_s + np.where(last, prices.tail_s[:, -1], 0.0)
-        if rank == 0:
-            time, forward = time + rows.embedding_s, forward + prices.forward_s[:, -2]
-            tail = tail + prices.tail_s[:, -2]
-        return cls(time_s=time[:, None], forward_s=forward[:, None], tail_s=tail[:, None])
-
-    @classmethod
-    def of_all(cls, rows: Rows, chunk_s: FloatArray | None = None) -> RankCosts:
+    def of(cls, rows: Rows, chunk_s: FloatArray | None = None) -> RankCosts:
         """Return every rank's costs, of the row with most; ``chunk_s`` (n,) replaces the rows' own."""
         prices = rows.prices
 

@@ -322,7 +322,7 @@ def best_counts(rows: Rows, caps: Caps) -> IntArray:
     each = (share * rows.layer_s[:, 0] + rows.prices.tail_s[:, 0])[:, None, None]
     levels = np.arange(1, num_layers + 1)[None, :, None]
     least, most = caps.least[:, None, :], caps.most[:, None, :]
-    cost = levels * each + RankCosts.of_all(rows).objective_s(share)[:, None, :]
+    cost = levels * each + RankCosts.of(rows).objective_s(share)[:, None, :]
     cost = np.where((levels > least) & (levels <= most), cost, np.inf)
     missing = num_layers - caps.least.sum(axis=1)
     order = np.argsort(cost.reshape(len(share), -1), axis=1, kind="stable")

@@ -74,7 +74,7 @@ def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:
     chunk_s = 2.0 * prices.transfer_s if chosen else one.chunk_s
     layers = one.layer_s[0] @ one.layout.cumulative[-1].astype(np.float64)
     total = layers + one.embedding_s[0] + one.head_s[0] + p * v * chunk_s[0]
-    rank = RankCosts.of_all(one, chunk_s).objective_s(one.m - one.phi)[0]
+    rank = RankCosts.of(one, chunk_s).objective_s(one.m - one.phi)[0]
     return float(prices.straggler[0] * phi * total + prices.fixed_s[0]), prices.straggler[0] * rank
 
 

@@ -50,10 +50,6 @@ def test_layers_and_the_costs_beside_them_make_up_the_time_and_tail_of_every_ran
         return
     config, stages = rows.columns.configuration(0, split), rows.stages([split])
     layers = np.array([sum(config.layers_of_rank(rank)) for rank in range(int(rows.p[0]))])
-    every = RankCosts.of_all(rows)
+    every = RankCosts.of(rows)
     assert every.time_s + layers * rows.layer_s == pytest.approx(stages.rank_time_s)
     assert every.tail_s + layers * rows.prices.tail_s[:, :1] == pytest.approx(stages.rank_tail_s)
-    for rank in range(len(layers)):
-        one = RankCosts.of(rows, rank)
-        for name in ("time_s", "forward_s", "tail_s"):
-            assert getattr(one, name)[:, 0] == pytest.approx(getattr(every, name)[:, rank])
