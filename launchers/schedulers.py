@@ -323,5 +323,6 @@ _BlockDumper.add_representer(str, _text)
 
 
 def _documents(*documents: Mapping[str, Any]) -> str:
-    texts = (yaml.dump(one, Dumper=_BlockDumper, sort_keys=False, width=10**6) for one in documents)
-    return "---\n".join(texts)
+    return "---\n".join(
+        yaml.dump(one, Dumper=_BlockDumper, sort_keys=False, width=10**6) for one in documents
+    )

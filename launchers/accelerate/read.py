@@ -175,8 +175,9 @@ def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> Launch
     machines, processes = fields.optional("num_machines"), fields.optional("num_processes")
     fields.stop()
     base = name.rsplit("/", 1)[-1]
-    files = {**source.files, base: text or ""}
-    other = Source(name=base, text=text or "", files=files, include=source.include)
+    other = Source(
+        name=base, text=text or "", files={**source.files, base: text or ""}, include=source.include
+    )
     supplied = {**({"precision": precision} if precision != "no" else {}), **overrides.values}
     overrides = replace(overrides, num_gpus=processes or overrides.num_gpus, values=supplied)
     found = DEEPSPEED_READER.read(other, overrides)
@@ -267,8 +268,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     adapters = known.header.adapters  # accelerate's file has no place for them
     bucketed = bucket_option(bucket, found.launcher, found.configuration)
     options = {**found.workload.framework_options, **bucketed}
-    workload = replace(found.workload, optimizer=optimizer, framework_options=options, **adapters)
-    return replace(found, workload=workload)
+    return replace(
+        found, workload=replace(found.workload, optimizer=optimizer, framework_options=options, **adapters)
+    )
 
 
 def _started(known: Known) -> tuple[Shares, Fields]:

@@ -49,8 +49,9 @@ _ADAPTERS = ("lora", "qlora")
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     over = _of_command(source, overrides)
     # names of the FSDP section as in Axolotl since 0.12, without ``fsdp_`` (schemas/fsdp.py)
-    document = document_of(source) | over
-    values = {name.replace(f"{_FSDP}fsdp_", _FSDP): found for name, found in document.items()}
+    values = {
+        name.replace(f"{_FSDP}fsdp_", _FSDP): found for name, found in (document_of(source) | over).items()
+    }
     fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
     fields.refuse_unpriced()

@@ -178,8 +178,9 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     files = [source, *documents_beside(known_of(source, overrides).source)]
     own = named or next((one for one in files if _is_trainers(one)), source)
     over = _overrides(source, own, overrides)
-    document = document_of(own, by_omegaconf=True) | over
-    fields = Fields(own.name, document, overrides, trainer.LLAMA_FACTORY.programs)
+    fields = Fields(
+        own.name, document_of(own, by_omegaconf=True) | over, overrides, trainer.LLAMA_FACTORY.programs
+    )
     fields.note_commands(over)
     for name in (accelerate.MICRO_BATCH, accelerate.ACCUMULATION, "cutoff_len", "finetuning_type"):
         fields.slip_for(name)
@@ -253,8 +254,9 @@ def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, L
                     raise refused(
                         f"{where} is not name=value", allowed="name=value, such as cutoff_len=2048"
                     )
-            given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :]]
-            found |= trainer.values_of(given, overrides)
+            found |= trainer.values_of(
+                [Word(f"--{word.text}", word.line) for word in words[at + 1 :]], overrides
+            )
     return {
         name: LocatedValue(None, one.line) if one.value == "null" else one for name, one in found.items()
     }

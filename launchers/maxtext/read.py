@@ -361,8 +361,7 @@ def _options(fields: Fields, configuration: Configuration) -> Options:
     """Return the facts that differ from those that MaxText is priced with."""
     gradients = fields.priced("grad_dtype")
     kernel, hardware = fields.priced("attention"), fields.choice("hardware")
-    selective = configuration.recompute_granularity == "selective"
-    replayed = _replayed(fields) if selective else _USUAL_MODULES
+    replayed = _replayed(fields) if configuration.recompute_granularity == "selective" else _USUAL_MODULES
     found: dict[str, str | bool] = {
         "attention_kernel": "" if kernel == "cudnn" or hardware == "tpu" else kernel,
         "dropout": fields.flag("enable_dropout") and fields.number("dropout_rate", 0.0) > 0,

@@ -136,8 +136,9 @@ def take_usual(given: Given) -> None:
     if given.word("position-embedding-type") == "learned_absolute" and not given.has(
         "max-position-embeddings"
     ):
-        length = given.word("seq-length", "1")
-        given.take("--max-position-embeddings", Value((length,), 0), called="seq_length")
+        given.take(
+            "--max-position-embeddings", Value((given.word("seq-length", "1"),), 0), called="seq_length"
+        )
 
 
 def text_of(value: object) -> str:

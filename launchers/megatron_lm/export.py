@@ -116,12 +116,8 @@ def arguments_file(head: str, sections: Iterable[Section]) -> str:
 
 def torchrun_script(head: str, target: Target) -> str:
     """Return the script of one node's processes; run it on every node with its own NODE_RANK."""
-    return "#!/usr/bin/env bash\n" + head + filled(template("megatron_lm/launch.sh"), _values(target))
-
-
-def _values(target: Target) -> dict[str, str]:
     planned = [one.name for section in sections(target) for one in section.flags]
-    return {
+    values = {
         "ARGUMENTS": ARGUMENTS_FILE,
         "ROWS": str(padded_vocabulary(target)),
         "VERSIONS": versions_of(target),
@@ -139,6 +135,7 @@ def _values(target: Target) -> dict[str, str]:
             (*decided_flags(), *refused_flags(), FROM_CHECKPOINT, *_OTHER_LAYERS, *planned)
         ).rstrip("\n"),
     }
+    return "#!/usr/bin/env bash\n" + head + filled(template("megatron_lm/launch.sh"), values)
 
 
 def _data(target: Target) -> dict[str, str]:

@@ -206,7 +206,15 @@ def sections(target: Target) -> list[Section]:
     parts = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", _split(target)),
-        ("Experts over ranks", _expert_ranks(target)),
+        (
+            "Experts over ranks",
+            [
+                flag("expert-model-parallel-size", target.config.expert_parallel_size),
+                flag("expert-tensor-parallel-size", target.config.expert_tensor_parallel_size),
+            ]
+            if model.moe
+            else [],
+        ),
         ("Batch and sequence", _batch(target)),
         ("Data parallelism", _data_parallel(target)),
         ("Activation recomputation", flags_of(recompute_values(target, facts(target)))),
@@ -288,15 +296,6 @@ def staged_pattern(target: Target) -> str:
     """
     ends = [0, *accumulate(target.config.stage_layers)]
     return "|".join(target.model.layer_pattern[first:last] for first, last in pairwise(ends))
-
-
-def _expert_ranks(target: Target) -> list[MegatronFlag]:
-    if target.model.moe is None:
-        return []
-    return [
-        flag("expert-model-parallel-size", target.config.expert_parallel_size),
-        flag("expert-tensor-parallel-size", target.config.expert_tensor_parallel_size),
-    ]
 
 
 def _batch(target: Target) -> list[MegatronFlag]:

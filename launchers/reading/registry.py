@@ -448,21 +448,15 @@ def _require_one_start(source: Source, overrides: Overrides) -> None:
     scripts = source.scripts()
     for script in scripts:
         names = {word.text for word in _named(script)}
-        for other in scripts:
-            if other.name in names:
-                _require_same_world(script, other, overrides)
-
-
-def _require_same_world(script: Source, other: Source, overrides: Overrides) -> None:
-    worlds = [world_of(one.text, script_of(one, overrides)) for one in (script, other)]
-    said = [_said(world) for world in worlds if world.num_gpus]
-    if len(set(said)) > 1:
-        first, second = said
-        raise InvalidProblemError.of(
-            "world size",
-            f"{shown(script.name)} starts {first}, {shown(other.name)}, which it runs, {second}",
-            allowed=first,
-        )
+        for other in (one for one in scripts if one.name in names):
+            worlds = [world_of(one.text, script_of(one, overrides)) for one in (script, other)]
+            said = [_said(world) for world in worlds if world.num_gpus]
+            if len(set(said)) > 1:
+                raise InvalidProblemError.of(
+                    "world size",
+                    f"{shown(script.name)} starts {said[0]}, {shown(other.name)}, which it runs, {said[1]}",
+                    allowed=said[0],
+                )
 
 
 def _said(world: World) -> str:

@@ -231,8 +231,9 @@ def flavor_file(head: str, target: Target) -> str:
     }
     lines = "\n".join(f"    {name}={value!r}," for name, value in arguments.items())
     factor = repr(rotary_factor(target.model))
-    values = {"FLAVOR": flavor(target), "ARGUMENTS": lines, "FACTOR": factor}
-    return head + filled(TEXTS["flavor_0_2"], values)
+    return head + filled(
+        TEXTS["flavor_0_2"], {"FLAVOR": flavor(target), "ARGUMENTS": lines, "FACTOR": factor}
+    )
 
 
 PRODUCT = "torchtitan 0.3.0 and 0.2.2"

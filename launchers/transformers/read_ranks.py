@@ -156,14 +156,16 @@ def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collec
     """Return the run of accelerate's DeepSpeed plugin; the trainer's arguments fill its ``auto``."""
     name = shares.fields.raw(PLUGIN_FILE)
     if isinstance(name, str):
-        key = PLUGIN_FILE
-        found = run_of_deepspeeds_file(name, shares.fields, shares.source, overrides, key=key, over=over)
+        found = run_of_deepspeeds_file(
+            name, shares.fields, shares.source, overrides, key=PLUGIN_FILE, over=over
+        )
         machines, ranks = shares.fields.integer("num_machines"), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
     values = {**shares.values, "mixed_precision": LocatedValue(overrides.values["precision"], 0)}
-    plugin = Fields(shares.source.name, values, overrides, ("accelerate",))
-    return accelerate.plugin_run(plugin, shares.source, overrides, given)
+    return accelerate.plugin_run(
+        Fields(shares.source.name, values, overrides, ("accelerate",)), shares.source, overrides, given
+    )
 
 
 def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, LocatedValue]:

@@ -56,8 +56,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     shares = _shares(source, files, sft, overrides)
     known = known_of(source if shares is None else shares.source, overrides)
     over = _of_sft_command(sft, overrides) if sft else {}
-    values = document_of(sft) | over if sft else {}
-    fields = Fields((sft or source).name, values, overrides, ("trl", "transformers"))
+    fields = Fields(
+        (sft or source).name, document_of(sft) | over if sft else {}, overrides, ("trl", "transformers")
+    )
     fields.note_commands(over)
     precision = _precision(fields)
     if not (fields.flag("packing") or fields.has("pad_to_multiple_of")):

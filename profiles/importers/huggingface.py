@@ -80,8 +80,9 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
     model_type = type_of(reader)
     reader.finish()
     if (towered := whole_types().get(model_type)) is not None and reader.has("vision_config"):
-        raw = cast("Mapping[str, object]", config)
-        return model_from_whole(raw, towered, lambda text: model_from_config(text, name=name))
+        return model_from_whole(
+            cast("Mapping[str, object]", config), towered, lambda text: model_from_config(text, name=name)
+        )
     if model_type not in families():
         if model_type not in config_keys().refused_types or reader.has("text_config"):
             refuse_unsupported(reader, nearest=nearest_type(reader, model_type, tuple(families())))
@@ -544,8 +545,9 @@ def _router(reader: FieldReader, family: ModelTypeKeys) -> dict[str, Any]:
     if reader.has("use_expert_bias"):  # LFM2
         found["selection_bias"] = reader.flag("use_expert_bias", default=True)
     if reader.has("moe_latent_size"):
-        high = int(MoeSpec.LIMITS["latent_size"][1])
-        found["latent_size"] = reader.integer("moe_latent_size", low=1, high=high)
+        found["latent_size"] = reader.integer(
+            "moe_latent_size", low=1, high=int(MoeSpec.LIMITS["latent_size"][1])
+        )
     found |= {"weights_on_input": True} if reader.value("moe_apply_router_weight_on_input") else {}
     if reader.has("expert_selection_fn"):  # Cohere 2
         found["router_score"] = reader.choice(

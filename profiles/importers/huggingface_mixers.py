@@ -174,8 +174,9 @@ def bailing_hybrid_config(config: dict[str, object]) -> dict[str, object]:
                 f"/model/{key}", f"{shown(str(value))} is not a whole number", allowed=f"{low} or more"
             )
     if found.get("layer_types") is None:
-        kinds = [_ATTENDS if (layer + 1) % cast("int", group) == 0 else _MIXES for layer in range(layers)]
-        found["layer_types"] = kinds
+        found["layer_types"] = [
+            _ATTENDS if (layer + 1) % cast("int", group) == 0 else _MIXES for layer in range(layers)
+        ]
     _dense_first(found, cast("int", first), layers)
     return found
 

@@ -106,8 +106,9 @@ def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
     }
     if unit is None or not peaks:
         raise log.file.fault(line.where, 'expected "max allocated: …" in MB or GB')
-    rank = int(match["rank"]) if match["rank"] else line.rank
-    log.saw_memory(rank, peaks.get("allocated"), peaks.get("reserved"))
+    log.saw_memory(
+        int(match["rank"]) if match["rank"] else line.rank, peaks.get("allocated"), peaks.get("reserved")
+    )
 
 
 def _argument(log: RunLog, name: str, value: str, where: str) -> None:

@@ -110,8 +110,9 @@ class _LogReader:
         starts = [i for i, name in enumerate(self.header) if name == "time"]
         for column, start, end in zip(self.halves, starts, [starts[1], len(words)], strict=True):
             if size and words[start] != _MISSING:
-                cells = dict(zip(self.header[start:end], words[start:end], strict=True))
-                self._sample(column, size, cells, where)
+                self._sample(
+                    column, size, dict(zip(self.header[start:end], words[start:end], strict=True)), where
+                )
 
     def _sample(self, column: _Column, size: int, cells: Mapping[str, str], where: str) -> None:
         """Read one measurement, checked against the row's own bandwidth."""
