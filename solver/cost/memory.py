@@ -28,6 +28,7 @@ from meshwright.solver.cost.parameters import (
     Weights,
     base_bytes_beyond,
     casts_bytes,
+    held_precision,
     largest_tensor,
     part_weights,
     trained_parts,
@@ -595,7 +596,8 @@ def memory_prices(
         f"{term.name}_bytes": np.stack([getattr(state, term.name) for state in states], axis=1)
         for term in fields(StateBytes)
     }
-    held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
+    if ctx.frozen or held_precision(ctx) == "fp32":
+        held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
     if ctx.model.diffusion:
         held["weights_bytes"][:, last] += 2.0 * ctx.model.diffusion.encoder_weights
     for part in (last, last + 1):

@@ -197,11 +197,8 @@ def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
 def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
     """Count tensors of every part in order; q, k and v are one, and so are gates with what they gate.
 
-    Of a layer its matrices, each expert's apart, and its norms; of the head the final norm, too. All 0
-    where nothing depends on their number (``gathers_tensors``).
+    Of a layer its matrices, each expert's apart, and its norms; of the head the final norm, too.
     """
-    if not ctx.facts.gathers_tensors:
-        return [0.0] * (len(kinds) + 2)
     gemms = [layer_gemms(ctx.of(one), one.kind) for one in kinds]
     matrices = [sum(float(np.max(gemm.count, initial=0)) for gemm in each) for each in gemms]
     norms = [ctx.of(one).model.norms_of(one.kind) for one in kinds]

@@ -167,7 +167,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     tensor = tensor_parallel(ctx, float(ctx.model.num_blocks - int(routed_alone)))
     rings = context_parallel(ctx, attention)
     experts = _expert_exchange(ctx) if kind == "moe" else ctx.nothing
-    uneven = unequal_attention(ctx, attention)
+    uneven = unequal_attention(ctx, attention) if ctx.packs else ctx.nothing
     again = np.zeros_like(ctx.t)
     if ctx.selective.any():
         again = replayed_s(ctx, kind, attention + uneven, experts)
@@ -673,7 +673,8 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     trained = trained_parts(ctx, layout.kinds, weights)
     look()
     counts = [*layout.cumulative[-1].tolist(), 1, 1]
-    passes, tensors = [part.passes for part in parts], weight_tensors(ctx, layout.kinds)
+    tensors = weight_tensors(ctx, layout.kinds) if ctx.facts.gathers_tensors else []
+    passes = [part.passes for part in parts]
     tail = tail_of(ctx, trained, passes, tensors, counts)
     tail.data_parallel[-2:] += copies_s(ctx)
     look()
