@@ -404,7 +404,7 @@ def test_a_schedule_that_is_none_is_refused(text: str) -> None:
 
 # The search and the exporter agree: whatever row the search may propose can be exported.
 
-ROWS_A_MODEL = draws(10)
+ROWS_A_MODEL = draws(5)
 
 
 def nearly_even(num_layers: int, chunks: int) -> list[int]:
