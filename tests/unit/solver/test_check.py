@@ -287,5 +287,7 @@ def test_the_power_of_placed_stages_is_that_of_all_their_gpus() -> None:
         for name in ("fast", "slow")
     )
     config = Configuration(pipeline_parallel_size=2, stage_groups=stages)
-    (said,) = check._power_faults(problem, config)  # four GPUs of up to 700 W
-    assert said.endswith("kW while they compute, 1 are allowed")
+    (said,) = check._power_faults(problem, config)  # four GPUs at 82 % of 700 W
+    assert said.endswith("2.296 kW while they compute, 1 are allowed")
+    enough = replace(problem, options=replace(problem.options, max_power_kw=2.296))
+    assert list(check._power_faults(enough, config)) == []
