@@ -512,6 +512,17 @@ def test_a_slowest_stage_may_take_longer_where_it_is_priced_for_a_number_of_stag
     assert sorted(one.range_at for one in frontier._heap) == list(range(1, len(RANGES) + 1))
 
 
+def test_cp_sat_is_asked_for_no_slowest_stage_quicker_than_what_waits() -> None:
+    frontier = a_frontier()
+    (row,) = frontier._heap[0].rows
+    frontier._heap, frontier.best = [], None  # any plan is sought
+    frontier._wait(_Waiting(1e-9, (row,)))
+    [one] = frontier._heap
+    patterns, low_us = frontier._able(one)
+    assert len(patterns)
+    assert 0 < one.low_us <= low_us <= one.high_us
+
+
 def test_a_plan_whose_patterns_are_quicker_than_the_least_time_still_waits() -> None:
     frontier = a_frontier()
     (row,) = frontier._heap[0].rows
