@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sqlalchemy import Column, Connection, delete, func, insert, select
+from sqlalchemy import Column, Connection, Row, delete, func, insert, select
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.tables import is_queued, job_totals, jobs
@@ -41,8 +41,7 @@ class JobFigures:
 
 def job_figures(connection: Connection) -> JobFigures:
     """Read the sums that the database keeps; no job but the oldest queued one is read."""
-    sums = (func.sum(one).label(one.name) for one in (totals.jobs, totals.attempts, totals.lost_leases))
-    found = connection.execute(select(totals.state, *sums).group_by(totals.state)).all()
+    found = _by_state(connection)
     age = select(now_s() - func.min(jobs.c.created_at_s)).where(is_queued)
     return JobFigures(
         by_state={row.state: int(row.jobs) for row in found if row.jobs},
@@ -78,6 +77,11 @@ def fold_totals(connection: Connection) -> int:
 totals = job_totals.c
 _KEYS = (totals.state, totals.solve_bucket, totals.gap_bucket)
 _SUMMED = (totals.jobs, totals.attempts, totals.lost_leases, totals.solve_s, totals.gap)
+
+
+def _by_state(connection: Connection) -> Sequence[Row[tuple[str, int, int, int]]]:
+    sums = (func.sum(one).label(one.name) for one in (totals.jobs, totals.attempts, totals.lost_leases))
+    return connection.execute(select(totals.state, *sums).group_by(totals.state)).all()
 
 
 def _distribution(
