@@ -39,6 +39,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from meshwright.profiles.errors import InternalError
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import IntArray
 from meshwright.solver.search.cp_sat import solver_within, without_pandas
@@ -108,6 +109,9 @@ def solve(
         in_order: with (7).
         any_plan: the first one will do, and its slowest stage counts as ``least_us``.
         is_over: whether to stop; asked several times a second.
+
+    Raises:
+        InternalError: CP-SAT refuses the model (a bug).
     """
     row, fixed_s = numbers[0], fixed_s_of(rows, numbers)
     if not len(patterns):
@@ -133,9 +137,13 @@ def solve(
     parameters.cp_model_probing_level, parameters.linearization_level = 0, 2
     parameters.stop_after_first_solution = any_plan
     parameters.cut_level = 0  # rows are refuted without cuts, in two thirds of the time
+    verdict = _solved(solver, model.of, is_over)
+    if verdict == api.MODEL_INVALID:
+        fault, *_ = model.of.validate().splitlines()
+        raise InternalError(f"CP-SAT refuses the model of a row: {fault}")
     status = {
         api.OPTIMAL: "optimal", api.FEASIBLE: "feasible", api.INFEASIBLE: "infeasible",
-    }.get(_solved(solver, model.of, is_over), "unknown")  # fmt: skip
+    }.get(verdict, "unknown")  # fmt: skip
     if status == "infeasible":
         return RowOutcome(status="infeasible", bound_s=most_s)
     bound_s = max(float(solver.best_objective_bound), 0.0) / US + fixed_s

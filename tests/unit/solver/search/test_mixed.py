@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InternalError, InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.service.report.verdict import verdict_of
@@ -510,6 +510,15 @@ def test_a_slowest_stage_may_take_longer_where_it_is_priced_for_a_number_of_stag
     frontier._joined = False
     frontier._join_alike()  # ranges of numbers of stages are not alike
     assert sorted(one.range_at for one in frontier._heap) == list(range(1, len(RANGES) + 1))
+
+
+def test_a_model_that_cp_sat_refuses_is_an_error_and_not_a_row_that_takes_long() -> None:
+    rows = mixed_rows(a_mixed_problem((FAST, SLOW_GROUP)))
+    row = int(np.argmax(rows.most_stages))
+    patterns = patterns_of(rows, row, np.inf)
+    beyond = replace(patterns, time_us=patterns.time_us + 2**62)  # two stages take more than 2^63 - 1
+    with pytest.raises(InternalError, match="CP-SAT refuses the model of a row: Possible integer overflow"):
+        solve(rows, [row], beyond, most_s=np.inf, least_us=0, effort=1.0, seed=0)
 
 
 def test_cp_sat_is_asked_for_no_slowest_stage_quicker_than_what_waits() -> None:
