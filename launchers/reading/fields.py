@@ -45,6 +45,12 @@ def meant(name: str, known: Iterable[str]) -> str | None:
     return next((other for other in near if _is_slip(name, other)), None)
 
 
+def typo_of(name: str, among: Sequence[str]) -> str | None:
+    """Return the name that is a typo of ``name``; None without one."""
+    near = difflib.get_close_matches(name, among, n=len(among) or 1, cutoff=_CUTOFF)
+    return next((other for other in near if len(other) >= _SHORT and _is_slip(other, name)), None)
+
+
 def _is_slip(name: str, other: str) -> bool:
     """Return whether each word of one name is a typo of that of the other."""
     if _digits(name) != _digits(other):
@@ -460,7 +466,7 @@ class Fields:
         """Record a fault for a typo of a name that is not given; return whether there is one."""
         if self.has(name) or len(name.rpartition(".")[2]) < _LONG:
             return False
-        slip = next((key for key in self._values if key not in self._taken and meant(key, [name])), None)
+        slip = typo_of(name, [key for key in self._values if key not in self._taken])
         if slip is not None:
             self.fault(slip, "is unknown", nearest=name)
         return slip is not None

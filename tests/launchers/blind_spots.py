@@ -69,8 +69,8 @@ def _of_file(name: str, text: str) -> Iterator[Found]:
         yield from _of_arguments(text)
     elif name.endswith((".yaml", ".yml")):
         comment = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-        for key, old, new, tree in _of_tree(yaml.safe_load(text)):
-            yield key, old, new, comment + yaml.safe_dump(tree, sort_keys=True)
+        for key, old, new, tree in _of_tree(yaml.load(text, yaml.CSafeLoader)):
+            yield key, old, new, comment + yaml.dump(tree, Dumper=yaml.CSafeDumper, sort_keys=True)
     elif name.endswith(".json"):
         for key, old, new, tree in _of_tree(json.loads(text)):
             if not key.startswith("_"):

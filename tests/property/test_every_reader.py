@@ -1,7 +1,7 @@
 """Two properties of readers, over every value of the reviewed exports and of each stored file of others.
 
-Of several exports of a launcher, a word is tried in the first that holds it and a number in the first that
-states its argument; ``MESHWRIGHT_TEST_DRAWS=2`` tries all.
+Of several exports of a launcher or stored files of a program, a word is tried in the first that holds it,
+a number in the first that states its argument; ``MESHWRIGHT_TEST_DRAWS=2`` tries all.
 
 A changed value changes the answer, is refused, is named in a note, or is harmless by the launcher's table;
 a value that cannot be evaluated is refused with its line, or is harmless.
@@ -332,10 +332,16 @@ def is_read(entry: Mapping[str, object], source: Source) -> bool:
 
 
 STORED = [
-    pytest.param(entry, source, id=f"{entry['repository']}/{entry['path']}")
+    (entry, source)
     for entry in entries()
     if (source := source_of(entry, [FIXTURES])) is not None and is_read(entry, source)
 ]
+STARTS = {
+    "accelerate": "accelerate launch --config_file {} train.py",
+    "axolotl": "axolotl train {}",
+    "deepspeed": "deepspeed train.py --deepspeed {}",
+    "llama_factory": "llamafactory-cli train {}",
+}
 # Values of stored files of which another one leads to the same prediction, and why.
 SAME_IN_STORED: Mapping[tuple[str, str], str] = {
     (
@@ -367,64 +373,81 @@ def is_explained(name: str, key: str) -> bool:
     return flag_names(*TABLES).is_free(key) or (name, key) in SAME_IN_STORED
 
 
-@pytest.mark.parametrize(("entry", "source"), STORED)
-def test_a_changed_value_of_a_stored_file_changes_the_answer_or_is_explained(
-    entry: Mapping[str, object], source: Source
-) -> None:
-    files = dict(source.files) or {source.name: source.text}
-    usual, ignored, tries = answer(read_stored(entry, source.name, files)), [], 0
-    for change in changes(files):
-        if change.files == files:
-            continue
-        tries += 1
+@pytest.mark.parametrize("program", STARTS)
+def test_a_changed_value_of_a_stored_file_changes_the_answer_or_is_explained(program: str) -> None:
+    ignored = []
+    every = [
+        (entry, source.name, files, change)
+        for entry, source in stored(program)
+        for files in [dict(source.files) or {source.name: source.text}]
+        for change in changes(files)
+        if change.files != files
+    ]
+    for entry, name, files, change in once(every, lambda one: (one[3].key, kind_of(one[3].new))):
         try:
-            found = read_stored(entry, source.name, change.files)
+            found = read_stored(entry, name, change.files)
         except InvalidProblemError:
             continue
         noted = change.key.rpartition(".")[2] in " ".join((*found.notes, *found.unread))
-        if answer(found) == usual and not noted and not is_explained(source.name, change.key):
-            ignored.append(str(change))
-    assert tries > 0
+        if (
+            not noted
+            and not is_explained(name, change.key)
+            and answer(found) == answer(read_stored(entry, name, files))
+        ):
+            ignored.append(f"{name}: {change}")
+    assert every
     assert ignored == []
 
 
-@pytest.mark.parametrize(("entry", "source"), STORED)
-def test_a_placeholder_in_a_stored_file_is_refused_with_its_line_or_is_explained(
-    entry: Mapping[str, object], source: Source
-) -> None:
-    files = dict(source.files) or {source.name: source.text}
+@pytest.mark.parametrize("program", STARTS)
+def test_a_placeholder_in_a_stored_file_is_refused_with_its_line_or_is_explained(program: str) -> None:
     wrong = []
-    for key, line, text in with_value(PLACEHOLDER, source.name, source.text):
-        said = refusal(read_stored, entry, source.name, files | {source.name: text})
+    for entry, source, key, line, text in with_values(program, PLACEHOLDER):
+        files = {**source.files, source.name: text}
+        said = refusal(read_stored, entry, source.name, files)
         if not (is_explained(source.name, key) if said is None else is_refused_at(line, "", said)):
-            wrong.append(f"{key}: {said or 'read'}")
+            wrong.append(f"{source.name}: {key}: {said or 'read'}")
     assert wrong == []
 
 
-@pytest.mark.parametrize(("entry", "source"), STORED)
+@pytest.mark.parametrize("program", STARTS)
 def test_a_value_that_a_script_writes_into_a_stored_file_is_refused_with_its_line_or_is_explained(
-    entry: Mapping[str, object], source: Source
+    program: str,
 ) -> None:
     wrong, refused = [], 0
-    beside = {name: text for name, text in source.files.items() if name != source.name}
-    for key, line, text in with_value(UNKNOWN, source.name, source.text):
-        script = f"{written(source.name, text)}{start_of(source)}\n"
+    for entry, source, key, line, text in with_values(program, UNKNOWN):
+        beside = {name: text for name, text in source.files.items() if name != source.name}
+        script = f"{written(source.name, text)}{STARTS[program].format(source.name)}\n"
         whole = Source(name="run.sh", text=script, files=beside | {"run.sh": script})
         said = refusal(read_launch_files, whole, given_beside(entry))
         refused += said is not None
         if not (is_explained(source.name, key) if said is None else is_refused_at(line, NAMED, said)):
-            wrong.append(f"{key}: {said or 'read'}")
+            wrong.append(f"{source.name}: {key}: {said or 'read'}")
     assert refused > 0
     assert wrong == []
 
 
-def start_of(source: Source) -> str:
-    """Return the command that starts a stored document."""
+def with_values(program: str, value: str) -> Iterator[tuple[Mapping[str, object], Source, str, int, str]]:
+    """Yield an entry, its file, a name, its line and the text with another value, for each name once."""
+    every = (
+        (entry, source, *found)
+        for entry, source in stored(program)
+        for found in with_value(value, source.name, source.text)
+    )
+    return once(every, lambda one: one[2])
+
+
+def stored(program: str) -> Iterator[tuple[Mapping[str, object], Source]]:
+    return ((entry, source) for entry, source in STORED if program_of(source) == program)
+
+
+def program_of(source: Source) -> str:
+    """Return the program that reads a stored document."""
     if source.suffix == ".json":
-        return f"deepspeed train.py --deepspeed {source.name}"
+        return "deepspeed"
     if "compute_environment" in source.text:
-        return f"accelerate launch --config_file {source.name} train.py"
-    return f"{'llamafactory-cli' if 'finetuning_type' in source.text else 'axolotl'} train {source.name}"
+        return "accelerate"
+    return "llama_factory" if "finetuning_type" in source.text else "axolotl"
 
 
 def refusal(
