@@ -227,8 +227,8 @@ def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) 
     every, experts = names_every(targets), _experts(model, kind)
     converted = model.moe is not None and model.moe.expert_adapters == "gate_up"
     for name, layer in (*single_layers(model, kind).items(), *experts.items()):
-        means_experts = converted and name in _OF_EXPERTS and layer is not experts.get(name)
-        if (every or name in targets) and not means_experts:
+        of_others = converted and name in _OF_EXPERTS and layer is not experts.get(name)
+        if (every or name in targets) and not of_others:
             yield layer
     for name, layers in fused_layers(model, kind).items():
         yield from layers if name in targets else ()

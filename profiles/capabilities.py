@@ -47,9 +47,7 @@ class Capabilities:
     stage_recompute_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such counts
     places_stages: Limit = False  # on unlike node groups, each with its tensor-parallel size
     placed_constraints: tuple[str, ...] = ()  # as ``constraints``, of stages on unlike node groups
-    placed_ends_alike: Limit = (
-        False  # first and last stage split tied embeddings or prediction layers alike
-    )
+    placed_ends_alike: Limit = False  # first and last stage split tied embeddings or prediction alike
     unlike_replicas: Limit = False  # and data-parallel replicas of unlike sizes
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
     weight_shards: bool = False  # matrices shared by data-parallel ranks, each gathered for its products
@@ -345,10 +343,8 @@ def _fact_values(model: ModelSpec) -> dict[str, bool]:
     mixer, pattern, norm = model.mixer, bool(model.layer_pattern), model.normalization
     known = mixer is not None and mixer.kind == "mamba2"
     usual = mixer is not None and (mixer.convolution, mixer.chunk, mixer.convolution_bias) == (4, 128, True)
-    chunks, activation = (
-        model.chunked_attention,
-        f"{'' if model.gated_mlp else 'un'}gated {model.mlp_activation}",
-    )
+    chunks = model.chunked_attention
+    activation = f"{'gated' if model.gated_mlp else 'ungated'} {model.mlp_activation}"
     return {
         TOWER: model.tower is not None,
         "attention to later tokens": not model.causal,

@@ -72,12 +72,12 @@ class InvalidProblemError(PlannerError):
 
 
 @contextmanager
-def faults_as(told: Callable[[FieldError], FieldError]) -> Iterator[None]:
-    """Tell the faults of what is done within as the caller knows their fields, with the plain code."""
+def faults_as(renamed: Callable[[FieldError], FieldError]) -> Iterator[None]:
+    """Raise the faults of the block with the caller's names of their fields, and with the plain code."""
     try:
         yield
     except InvalidProblemError as fault:
-        raise InvalidProblemError(map(told, fault.errors)) from None
+        raise InvalidProblemError(map(renamed, fault.errors)) from None
 
 
 class UnknownNameError(InvalidProblemError):

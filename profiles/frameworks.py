@@ -396,7 +396,8 @@ def _with_stated(facts: FrameworkFacts, stated: tuple[tuple[str, type, Any], ...
             changed["attention_kernel"] = kernel or ("flash2" if value else "megatron-fused")
         elif name == "cuda_graphs":  # whole layers, or nothing
             captured = "layer" if _checked(name, value, current=False) else "none"
-            scope = changed["cuda_graph"] = str(options.get("cuda_graph", captured))
+            scope = str(options.get("cuda_graph", captured))
+            changed["cuda_graph"] = scope
             if (scope == "none") != (captured == "none"):
                 raise InvalidProblemError.of(
                     f"/workload/framework_options/{name}",

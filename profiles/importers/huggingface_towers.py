@@ -116,7 +116,9 @@ def model_from_whole(
 def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object]:
     """Return the language model's config; older ones have its keys next to ``vision_config``."""
     inside = config.get(_TEXT)
-    alone = {key: value for key, value in config.items() if key != _VISION and key[:7] != "vision_"}
+    alone = {
+        key: value for key, value in config.items() if key != _VISION and not key.startswith("vision_")
+    }
     text = dict(inside) if isinstance(inside, Mapping) else alone
     stated = text.get("model_type", whole.text)
     text["model_type"] = whole.text if whole.text and stated in (config.get("model_type"), None) else stated

@@ -651,7 +651,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         InvalidProblemError: a framework option is unknown, has a wrong value, or asks for a precision
             that the GPU lacks.
     """
-    workload, precision, lengths = problem.workload, "", problem.workload.lengths
+    workload, lengths = problem.workload, problem.workload.lengths
     optimizer = optimizer_named(workload.optimizer)
     facts = with_options(profile.framework, workload.framework_options)
     if workload.precision == "fp32":

@@ -73,10 +73,8 @@ def log_time_sigma(
     shares = shares_of(problem, columns, splits, profile, replayed_layers, moved=moved)
     if profile.residual is not None:
         return profile.residual.sigma(features(problem, columns), shares["launch"])
-    known, variance = (
-        catalog_spreads()["uncalibrated"],
-        np.full(len(columns), _common_variance(problem, profile)),
-    )
+    known = catalog_spreads()["uncalibrated"]
+    variance = np.full(len(columns), _common_variance(problem, profile))
     for name, share in shares.items():
         doubt = f"unidentified_{name}" if SHARES[name] in profile.unidentified else name
         variance += (known[doubt] * share) ** 2

@@ -234,12 +234,10 @@ class _Explained:
 
     step_s: float
     fall_s: dict[str, float]
-    ways: Mapping[
-        str, tuple[list[ChangeToTry], list[ChangeToTry]]
-    ]  # by loss: advice, and moves that lower it
-    stopped: Mapping[
-        str, list[tuple[str, ChangeToTry]]
-    ]  # by limit: the fastest changes that it alone stops
+    # by loss: advice, and moves that lower it
+    ways: Mapping[str, tuple[list[ChangeToTry], list[ChangeToTry]]]
+    # by limit: the fastest changes that it alone stops
+    stopped: Mapping[str, list[tuple[str, ChangeToTry]]]
 
 
 def _explained(
@@ -250,10 +248,8 @@ def _explained(
     others: Sequence[Alternative],
 ) -> _Explained:
     step_s, fall_s = step
-    fastest, falling = (
-        sorted(others, key=lambda one: one.step_s),
-        sorted(fall_s, key=lambda name: -fall_s[name]),
-    )
+    fastest = sorted(others, key=lambda one: one.step_s)
+    falling = sorted(fall_s, key=lambda name: -fall_s[name])
     losses = [name for name in falling if name not in NO_LOSS and fall_s[name] > 0.0]
     ways = dict[str, tuple[list[ChangeToTry], list[ChangeToTry]]]()
     for term in losses[:_LOSSES]:

@@ -33,7 +33,7 @@ def rank_finish_s(
     pp: int,
     num_microbatches: int,
     schedule: str,
-    weight_s: Sequence[float] | None = None,
+    weight_s: Sequence[float] = (),
 ) -> list[float]:
     """Return when each of ``pp`` ranks ends its last pass, in seconds from the start of the step.
 
@@ -51,8 +51,7 @@ def rank_finish_s(
         pp: pipeline ranks.
         num_microbatches: per step; a multiple of pp when chunks are interleaved.
         schedule: one of ``SCHEDULES``.
-        weight_s: weight gradient's part of each chunk's backward pass; a third of forward and
-            backward where it is not given and the schedule splits the backward pass.
+        weight_s: weight gradient's part of each chunk's backward pass, where the schedule splits it.
 
     Raises:
         InvalidPlanError: the schedule cannot run to its end (micro-batches do not fit its groups).
@@ -60,9 +59,7 @@ def rank_finish_s(
     forward, backward, m = tuple(forward_s), tuple(backward_s), num_microbatches
     if pp == 1:
         return [m * (sum(forward) + sum(backward))]
-    weight: tuple[float, ...] = ()
-    if schedule in SPLIT_BACKWARD:
-        weight = tuple(weight_s) if weight_s is not None else third_s(forward, backward)
+    weight = tuple(weight_s) if schedule in SPLIT_BACKWARD else ()
     limit = _AUTOMATIC_PASSES if schedule in AUTOMATIC else MAX_PASSES
     few = min(m, max(limit // (2 * len(forward) * pp), 4) * pp)
     finish = partial(_finish_s, (forward, backward, weight), pp=pp, schedule=schedule)
@@ -73,11 +70,6 @@ def rank_finish_s(
     late = (max(simulated) - max(finish(half))) / (few - half)
     further = (m - few) * max(late, _growth_s(forward, backward, pp, schedule))
     return [finish + further for finish in simulated]
-
-
-def third_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Return weight gradients that take a third of all passes; at most the backward pass."""
-    return tuple(min((f + b) / 3.0, b) for f, b in zip(forward_s, backward_s, strict=True))
 
 
 def _growth_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: int, schedule: str) -> float:
@@ -207,7 +199,7 @@ class Passes:
 def passes_of(
     forward_s: tuple[float, ...],
     backward_s: tuple[float, ...],
-    weight_s: tuple[float, ...] | None = None,
+    weight_s: tuple[float, ...] = (),
     *,
     pp: int,
     num_microbatches: int,
@@ -220,9 +212,7 @@ def passes_of(
     m = num_microbatches
     if pp == 1:
         return [_alone(forward_s, backward_s, m)]
-    split = schedule in SPLIT_BACKWARD
-    weight = (weight_s if weight_s is not None else third_s(forward_s, backward_s)) if split else ()
-    seconds: Seconds = (forward_s, backward_s, weight)
+    seconds: Seconds = (forward_s, backward_s, weight_s if schedule in SPLIT_BACKWARD else ())
     fixed = _in_fixed_order(seconds, pp, m, schedule)
     if schedule not in AUTOMATIC or len(forward_s) != pp:
         return fixed

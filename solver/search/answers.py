@@ -162,7 +162,7 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
             *found.profile.warnings,
             *host_warnings(found.problem),
             *found.certificate.warnings,
-            *(unlisted,) * (len(plans) < len(frontier.ranked)),
+            *([unlisted] if len(plans) < len(frontier.ranked) else ()),
         ),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,

@@ -417,9 +417,7 @@ class Unopened:
     at_once: int  # rows opened together
     order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
     bound_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # of the kinds in that order
-    objective_s: FloatArray = field(
-        default_factory=lambda: np.zeros(0)
-    )  # bound on the closed form of each kind
+    objective_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # bounds on their closed forms
     behind: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     at: int = 0
 

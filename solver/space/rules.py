@@ -239,12 +239,8 @@ def _all_of(counts: tuple[int, ...]) -> str:
 
 def _size_rules(problem: Problem) -> Iterator[Rule]:
     """Yield what tensor, context and expert parallelism divide."""
-    split, model, moe, seq = (
-        problem.split_model,
-        problem.model,
-        problem.model.moe,
-        problem.workload.seq_length,
-    )
+    split, model, seq = problem.split_model, problem.model, problem.workload.seq_length
+    moe = model.moe
     heads, kv_heads, mlps = gcd(*split.split_heads), split.kv_head_counts, split.split_widths
     exchanged = gcd(*model.head_counts, *model.kv_head_counts)
     island, shared = common_island(problem), split.moe.shared_ffn_hidden_size if split.moe else 0

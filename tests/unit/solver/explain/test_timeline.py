@@ -76,8 +76,9 @@ def test_passes_end_when_the_simulation_says(
 ) -> None:
     chunks, m = pp * CHUNKS.get(schedule, 1), pp * rounds
     forward, backward = tuple(seconds[:chunks]), tuple(2.0 * one for one in seconds[chunks : 2 * chunks])
-    found = passes_of(forward, backward, pp=pp, num_microbatches=m, schedule=schedule)
-    finish = rank_finish_s(forward, backward, pp=pp, num_microbatches=m, schedule=schedule)
+    weight = tuple(0.4 * one for one in backward)
+    found = passes_of(forward, backward, weight, pp=pp, num_microbatches=m, schedule=schedule)
+    finish = rank_finish_s(forward, backward, pp=pp, num_microbatches=m, schedule=schedule, weight_s=weight)
     bypasses = schedule.startswith("zb_")
     spans = [one.end_s - (float(one.start_s[0]) if bypasses else 0.0) for one in found]
     assert spans == pytest.approx(finish)
