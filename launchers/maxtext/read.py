@@ -361,15 +361,15 @@ def _options(fields: Fields, configuration: Configuration) -> Options:
     """Return the facts that differ from those that MaxText is priced with."""
     gradients = fields.priced("grad_dtype")
     kernel, hardware = fields.priced("attention"), fields.choice("hardware")
-    replayed = _replayed(fields) if configuration.recompute_granularity == "selective" else _USUAL_MODULES
     found: dict[str, str | bool] = {
-        "attention_kernel": "" if kernel == "cudnn" or hardware == "tpu" else kernel,
-        "dropout": fields.flag("enable_dropout") and fields.number("dropout_rate", 0.0) > 0,
-        "embedding_products": fields.flag("use_iota_embed"),
         "gradient_dtype": "" if gradients == "bf16" else gradients,
-        "recompute_modules": "" if replayed == _USUAL_MODULES else replayed,
+        "attention_kernel": "" if kernel == "cudnn" or hardware == "tpu" else kernel,
+        "embedding_products": fields.flag("use_iota_embed"),
+        "dropout": fields.flag("enable_dropout") and fields.number("dropout_rate", 0.0) > 0,
     }
-    return {name: value for name, value in found.items() if value}
+    replayed = _replayed(fields) if configuration.recompute_granularity == "selective" else _USUAL_MODULES
+    found["recompute_modules"] = "" if replayed == _USUAL_MODULES else replayed
+    return {name: value for name, value in sorted(found.items()) if value}
 
 
 # --------------------------------------------------------------------------------------------------

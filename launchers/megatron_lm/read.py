@@ -238,8 +238,10 @@ def _override(given: Given, overrides: Overrides) -> None:
             given.values[flag] = Value(texts, 0)
         if old is not None and old.texts != texts:
             given.note(f"line {old.line}: {flag} {' '.join(old.texts)[:40]} is replaced by {value}")
-    wrong = {flag for name, flag in TOLD_FLAGS.items() if name in overrides.values}
-    given.faults = [fault for fault in given.faults if fault.pointer not in wrong]
+    told = [flag for name, flag in TOLD_FLAGS.items() if name in overrides.values]
+    given.faults = [fault for fault in given.faults if fault.pointer not in told]
+    for flag in (flag for flag in told if flag in given.values):
+        given.take(flag, given.values.pop(flag))  # refused as the file's own would be
 
 
 def _take_default_batch(given: Given, gpus: int | None) -> None:

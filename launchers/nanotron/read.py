@@ -35,13 +35,14 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     model = _padded(fields, _model(fields, overrides))
     configuration = _configuration(fields, model)
     fields.expect("tokens.sequence_length")
+    seq_length = fields.integer("tokens.sequence_length", 1)
     if fields.word("model.dtype", "bfloat16") != "bfloat16":
         fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")
     if fields.word("optimizer.optimizer_factory.name", "adamW").lower() != "adamw":
         fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
-        seq_length=fields.integer("tokens.sequence_length", 1),
+        seq_length=seq_length,
         precision="bf16",
         optimizer="adamw",
         framework_options=bucket_option(

@@ -149,7 +149,8 @@ class Given:
                 self.leave(shown, name, value)
         elif problem := _wrong(name, value):
             text, allowed = problem
-            self.refuse(shown, f"line {value.line}: {text}", allowed=allowed)
+            where = f"line {value.line}: " if value.line else ""  # none if it is supplied
+            self.refuse(shown, where + text, allowed=allowed)
         else:
             if called is not None:
                 self.called[name] = _shown(called)

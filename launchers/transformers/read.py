@@ -264,8 +264,9 @@ def trainer_run(
     world = ranks_of(known, mesh, started)
     micro = _micro(fields, known, tool)
     count = _supplied(fields, known, "num_microbatches", fields.optional(_COUNT))
-    filled = max(-(-16 // (micro * (world or 1))), 1)  # ms-swift accumulates a batch of 16 by default
-    count = count or (filled if tool is _MS_SWIFT else 1)
+    if not count and tool is _MS_SWIFT:  # which accumulates a batch of 16 by default
+        count = -(-16 // (max(micro, 1) * (world or 1)))
+    count = count or 1
     length = _length(fields, known, tool)
     tuned = _tuned(fields, known, tool, model, program)
     alone = started == 1 and known.world.num_gpus in (None, 0, 1)

@@ -141,6 +141,22 @@ def test_a_trainer_stops_where_deepspeeds_file_says_another_batch_or_type(json: 
     assert (found.zero_stage, found.micro_batch_size, found.num_microbatches) == (2, 1, 2)
 
 
+TRAINED = "{} meta-llama/Llama-2-7b-hf --max_length 64 --bf16 true --per_device_train_batch_size 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TRAINED.format("torchrun t.py --model_name_or_path"), "0 is not a"),
+        (TRAINED.format("swift sft --model"), "0 is not a"),
+        (f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES}", "--micro-batch-size: must be 1 or more"),
+    ],
+)
+def test_a_supplied_micro_batch_of_0_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InvalidProblemError, match=says):
+        read(text, Overrides(num_gpus=8, values={"micro_batch_size": 0}))
+
+
 def shared(config: str, words: str = SFT, **files: str) -> LaunchFile:
     """The run of ``words`` with accelerate's file."""
     beside = {name.replace("__", "."): text for name, text in files.items()}
