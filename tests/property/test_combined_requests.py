@@ -17,10 +17,11 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from tests.draws import draws
+from tests.draws import TIMES, draws
 from tests.problems.combined_requests import a_combined_problem
 
-REQUESTS = draws(10)
+# Of the first ten requests, the five that execute the most: 42 lines fewer of the product than all ten.
+SEEDS = range(draws(10)) if TIMES > 1 else (0, 3, 4, 6, 7)
 ONCE_A_TRACEBACK = {
     # one of two optimizers has fewer layouts than ranks: all of its meshes are known, too
     "a second optimizer and a pin": {
@@ -89,7 +90,7 @@ def test_why_a_launcher_has_no_layout_of_a_mixture_of_experts_is_explained() -> 
     assert answer.infeasible.reasons
 
 
-@pytest.mark.parametrize("seed", range(REQUESTS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_every_combination_is_answered(seed: int) -> None:
     consistent_answer(a_combined_problem(seed))
 

@@ -159,7 +159,7 @@ def test_rules_and_check_refuse_the_same_configurations_in_four_and_eight_bits(l
 @pytest.mark.parametrize("part", range(4))
 def test_rules_and_check_refuse_the_same_configurations_of_models_of_the_catalog(part: int) -> None:
     launchers = launcher_names()
-    for seed, name in enumerate(model_names()[part::16]):
+    for seed, name in enumerate(model_names()[part::32]):
         request = {
             "model": {"name": name}, "cluster": {"name": "dgx-h100", "num_nodes": 2 + 2 * part},
             "workload": {"global_batch_size": 96, "seq_length": 4096},
