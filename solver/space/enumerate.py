@@ -404,7 +404,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
             return counts
         if found or _of_counts(problem, (num_gpus,), rules, asked).num_legal:
             legal.append(num_gpus)
-    return tuple(legal)
+    return tuple(sorted(legal, reverse=True))
 
 
 def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
@@ -429,7 +429,7 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
 
 
 def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
-    return len(legal) == _MOST_COUNTS or (bool(legal) and num_gpus < _NEARLY * legal[0])
+    return len(legal) == _MOST_COUNTS or (bool(legal) and num_gpus < _NEARLY * max(legal))
 
 
 def _some_legal(problem: Problem, outer: Columns) -> bool:

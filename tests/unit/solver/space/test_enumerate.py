@@ -260,9 +260,15 @@ def test_numbers_of_gpus_are_those_of_the_legal_rows(launcher: str, asked: dict[
 def test_numbers_of_gpus_far_below_the_largest_are_not_searched_with_it() -> None:
     # 7 sequences on one stage and no other axis: 7 replicas use 7 of 24 GPUs, and one alone is legal too
     pin = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1}
-    assert numbers_of_gpus(a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=3), batch=7, pin=pin)) == (
-        7,
-    )
+    three_nodes = a_problem(model=SHALLOW, cluster=a_cluster(num_nodes=3), batch=7, pin=pin)
+    assert numbers_of_gpus(three_nodes) == (7,)
+    # 11 sequences, up to 8 stages: a whole node has 8 of them, 22 GPUs 11 replicas of two. 11 are too few.
+    staged = a_problem(
+        model=a_model(num_layers=8), cluster=a_cluster(num_nodes=3), batch=11,
+        pin={name: 1 for name in pin if name != "pipeline_parallel_size"},
+        bounds={"pipeline_parallel_size": (1, 8)},
+    )  # fmt: skip
+    assert numbers_of_gpus(staged) == (22, 8)
 
 
 def test_widened_rows_differ_from_a_plain_one_in_the_variables_that_widening_names_alone() -> None:
