@@ -20,7 +20,7 @@ from meshwright.solver.problem import Problem
 from tests.draws import TIMES, draws
 from tests.problems.combined_requests import a_combined_problem
 
-# Of the first ten requests, the five that execute the most: 42 lines fewer of the product than all ten.
+# Five of the first ten: other tests here execute all but 42 lines of what only the other five do.
 SEEDS = range(draws(10)) if TIMES > 1 else (0, 3, 4, 6, 7)
 ONCE_A_TRACEBACK = {
     # one of two optimizers has fewer layouts than ranks: all of its meshes are known, too
