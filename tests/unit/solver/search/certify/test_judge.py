@@ -72,9 +72,13 @@ def test_without_certification_no_process_starts(frontier: Frontier) -> None:
 
 def test_a_child_that_dies_leaves_a_warning_not_an_error(frontier: Frontier) -> None:
     with Judge(SearchOptions()) as judge:
-        assert judge._child is not None
-        os.kill(judge._child.pid, signal.SIGKILL)
+        child = judge._child
+        assert child is not None
+        assert child.stdout is not None
+        child.kill()
+        child.wait()
         certificate = judged(frontier, judge, Watch(time_limit_s=30.0))
+    assert child.stdout.closed
     assert certificate.rows == frozenset()
     assert certificate.warnings == ("CP-SAT did not finish in time for 1 of 1 certificates",)
 
