@@ -255,6 +255,34 @@ def test_counts_of_recomputed_layers_by_stage_go_with_full_recomputation_and_the
 
 
 @pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"num_microbatches": 3}, "dualpipe_v needs two micro-batches for each stage"),  # 2 stages need 4
+        ({"pipeline_parallel_size": 1, "stage_layers": (150, 150)}, "virtual_pipeline_size > 1 needs"),
+        ({"recompute_granularity": "full", "recompute_layers": 75}, "recompute_layers must fit"),
+        ({"recompute_granularity": "full", "recompute_layers": 2}, ""),
+        ({"sequence_parallel": True}, "sequence_parallel goes with tensor_parallel_size > 1"),
+    ],
+)
+def test_schedules_and_recomputed_layers_keep_to_their_limits(
+    changes: Mapping[str, object], fault: str
+) -> None:
+    known = "dualpipe_v", "virtual_pipeline_size", "recompute_layers", "sequence_parallel", "stage_layers"
+
+    def said(config: Configuration) -> list[str]:
+        (sentences,) = check.rule_faults(a_problem(model=a_model(num_layers=300)), [config])
+        return [one for one in sentences if one.startswith(known)]
+
+    able = Configuration(
+        pipeline_parallel_size=2, virtual_pipeline_size=2, stage_layers=(75, 75, 75, 75),
+        pipeline_schedule="dualpipe_v", num_microbatches=4,
+    )  # fmt: skip
+    assert said(able) == []
+    refused = said(replace(able, **changes))  # type: ignore[arg-type]
+    assert [one[: len(fault)] for one in refused if "splits" not in one] == [fault] * bool(fault)
+
+
+@pytest.mark.parametrize(
     ("option", "zero_stage", "offload", "words"),
     [
         ({"optimizer_offload_fraction": 0.5}, 3, "optimizer", None),
