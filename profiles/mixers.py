@@ -38,24 +38,46 @@ MixerKind = Literal[
 
 
 class MixerTraits(NamedTuple):
-    """The word and the counts of one kind of mixer."""
+    """What distinguishes one kind of mixer, as words and counts; every kind states all of it."""
 
     fact: str  # as capabilities of launchers name it
     gates: int  # of a head and token: decay and learning rate of a delta net, else decay or time step
     # Trained numbers of a head: decay and time step; a state-space model has a skip connection, too. A
     # selective scan has the time step's bias and the skip in addition to a decay per state (``decays``).
     scalars: int
+    has_convolution: bool
+    channels: bool  # each is a head of one value
+    # Trained, of the output: of one head, which every tensor-parallel rank holds whole, or of all values
+    norm: Literal["none", "head", "values"]
+    last_projection: str  # transformers' name of the linear layer that yields the output
 
 
 MIXER_KINDS: Mapping[MixerKind, MixerTraits] = {
-    "gated_delta_net": MixerTraits("gated delta nets", gates=2, scalars=2),
-    "kimi_delta_attention": MixerTraits("Kimi's delta attention", gates=1, scalars=1),
-    "lightning_attention": MixerTraits("lightning attention", gates=0, scalars=0),
-    "mamba1": MixerTraits("selective scans (Mamba 1)", gates=1, scalars=2),
-    "mamba2": MixerTraits("state-space layers (Mamba 2)", gates=1, scalars=3),
-    "short_convolution": MixerTraits("short convolutions", gates=0, scalars=0),
-}
-_CHANNELS = ("mamba1", "short_convolution")  # of which each is a head of one value
+    "gated_delta_net": MixerTraits(
+        "gated delta nets", gates=2, scalars=2, has_convolution=True, channels=False, norm="head",
+        last_projection="out_proj",
+    ),
+    "kimi_delta_attention": MixerTraits(
+        "Kimi's delta attention", gates=1, scalars=1, has_convolution=True, channels=False, norm="head",
+        last_projection="o_proj",
+    ),
+    "lightning_attention": MixerTraits(
+        "lightning attention", gates=0, scalars=0, has_convolution=False, channels=False, norm="values",
+        last_projection="out_proj",
+    ),
+    "mamba1": MixerTraits(
+        "selective scans (Mamba 1)", gates=1, scalars=2, has_convolution=True, channels=True, norm="none",
+        last_projection="out_proj",
+    ),
+    "mamba2": MixerTraits(
+        "state-space layers (Mamba 2)", gates=1, scalars=3, has_convolution=True, channels=False,
+        norm="values", last_projection="out_proj",
+    ),
+    "short_convolution": MixerTraits(
+        "short convolutions", gates=0, scalars=0, has_convolution=True, channels=True, norm="none",
+        last_projection="out_proj",
+    ),
+}  # fmt: skip
 # Multiply-adds of one state and token of a selective scan: time step by decay, by input, state, output.
 # With the exponential they are the 9 FLOPs that fvcore counts of its reference.
 _STATE_PRODUCTS = 4
@@ -121,10 +143,10 @@ class MixerSpec(Checked):
         both = self.with_attention
         yield Exclusion("attention_every", both and every, "contradicts with_attention")
         yield Exclusion("attention_layers", both and listed, "contradicts with_attention")
-        without = kind == "lightning_attention"
-        why = f"{self.convolution}: lightning_attention, and no other kind, has no convolution"
-        near = ("0", "0") if without else ("1 to 1024", "4")
-        yield Exclusion("convolution", without != (self.convolution == 0), why, *near)
+        convolves = MIXER_KINDS[kind].has_convolution
+        why = f"{self.convolution}: {kind} has {'a' if convolves else 'no'} convolution"
+        near = ("1 to 1024", "4") if convolves else ("0", "0")
+        yield Exclusion("convolution", convolves != (self.convolution > 0), why, *near)
         for name, value, why in self._sizes_of_kind():
             own, only = getattr(self, name), str(value)
             yield Exclusion(name, own != value, f"{own}: {why}", only, only)
@@ -132,19 +154,21 @@ class MixerSpec(Checked):
 
     def _sizes_of_kind(self) -> tuple[tuple[str, int, str], ...]:
         """Return the only value that a size of this kind may have, and why."""
-        if self.kind == "mamba1":
-            why = "in mamba1 every channel is a head of one value, and all share B"
-            return ("num_key_heads", 1, why), ("value_head_dim", 1, why)
-        if self.kind == "short_convolution":
-            why = "in a short convolution every channel is a head of one value"
-            return (
-                ("num_key_heads", self.num_heads, why),
-                ("key_head_dim", 1, why),
-                ("value_head_dim", 1, why),
-            )
-        if self.kind == "kimi_delta_attention":
-            return (("num_key_heads", self.num_heads, "each head has keys of its own"),)
-        return ()
+        match self.kind:
+            case "mamba1":
+                why = "in mamba1 every channel is a head of one value, and all share B"
+                return ("num_key_heads", 1, why), ("value_head_dim", 1, why)
+            case "short_convolution":
+                why = "in a short convolution every channel is a head of one value"
+                return (
+                    ("num_key_heads", self.num_heads, why),
+                    ("key_head_dim", 1, why),
+                    ("value_head_dim", 1, why),
+                )
+            case "kimi_delta_attention":
+                return (("num_key_heads", self.num_heads, "each head has keys of its own"),)
+            case "gated_delta_net" | "lightning_attention" | "mamba2":
+                return ()
 
     def attends(self, layer: int) -> bool:
         """Return whether a layer, counted from 0, attends instead."""
@@ -157,13 +181,13 @@ class MixerSpec(Checked):
         return self.num_heads * self.value_head_dim
 
     @property
-    def convolved(self) -> int:
-        """Return the elements of a token's queries, keys and values, which the convolution reads.
+    def qkv_width(self) -> int:
+        """Return the elements of a token's queries, keys and values; a convolution, if any, reads them.
 
-        A selective scan convolves its values only: ``B`` and ``C`` follow from them. So does a short
-        convolution, with a gate before and one behind it.
+        A selective scan has values only: ``B`` and ``C`` follow from them. So has a short convolution, with
+        a gate before and one behind it.
         """
-        if self.kind in _CHANNELS:
+        if MIXER_KINDS[self.kind].channels:
             return self.value_width
         return 2 * self.num_key_heads * self.key_head_dim + self.value_width
 
@@ -175,15 +199,15 @@ class MixerSpec(Checked):
 
     @property
     def projected(self) -> int:
-        """Return the columns of what projects a hidden state: all convolved, the output's gate, gates.
+        """Return the columns of what projects a hidden state: queries, keys, values, gates.
 
         Of Kimi's delta attention decays and the gate are products of two latents.
         """
         if self.gate_rank:
-            return self.convolved + self.num_heads + 2 * self.gate_rank
-        if self.kind in _CHANNELS:
-            return self.convolved + self.value_width * (2 if self.kind == "short_convolution" else 1)
-        return self.convolved + self.value_width + self.gates
+            return self.qkv_width + self.num_heads + 2 * self.gate_rank
+        if MIXER_KINDS[self.kind].channels:
+            return self.qkv_width + self.value_width * (2 if self.kind == "short_convolution" else 1)
+        return self.qkv_width + self.value_width + self.gates
 
     @property
     def latents(self) -> int:
@@ -203,27 +227,32 @@ class MixerSpec(Checked):
     def projections(self) -> dict[str, int]:
         """Return the columns of each linear layer of transformers' class that reads the hidden state."""
         heads, keys, values = self.num_heads, self.num_key_heads * self.key_head_dim, self.value_width
-        if self.kind == "kimi_delta_attention":
-            rank = self.gate_rank
-            whole = {"f_a_proj": rank, "g_a_proj": rank} if rank else {"f_proj": keys, "g_proj": values}
-            return {"q_proj": keys, "k_proj": keys, "v_proj": values, "b_proj": heads, **whole}
-        if self.kind == "lightning_attention":
-            return {"qkv_proj": self.convolved, "output_gate": values}
-        if self.kind != "gated_delta_net":
-            return {"in_proj": self.projected}
+        match self.kind:
+            case "kimi_delta_attention":
+                rank = self.gate_rank
+                whole = {"f_a_proj": rank, "g_a_proj": rank} if rank else {"f_proj": keys, "g_proj": values}
+                return {"q_proj": keys, "k_proj": keys, "v_proj": values, "b_proj": heads, **whole}
+            case "lightning_attention":
+                return {"qkv_proj": self.qkv_width, "output_gate": values}
+            case "mamba1" | "mamba2" | "short_convolution":
+                return {"in_proj": self.projected}
+            case "gated_delta_net":
+                return self._projections_of_delta_net(keys, values)
+
+    def _projections_of_delta_net(self, keys: int, values: int) -> dict[str, int]:
+        heads = self.num_heads
         if self.single_projections:
             return {"q_proj": keys, "k_proj": keys, "v_proj": values, "a_proj": heads, "b_proj": heads,
                     "g_proj": values}  # fmt: skip
         if self.split_projections:
-            return {"in_proj_qkv": self.convolved, "in_proj_z": values, "in_proj_b": heads,
+            return {"in_proj_qkv": self.qkv_width, "in_proj_z": values, "in_proj_b": heads,
                     "in_proj_a": heads}  # fmt: skip
-        return {"in_proj_qkvz": self.convolved + values, "in_proj_ba": self.gates}
+        return {"in_proj_qkvz": self.qkv_width + values, "in_proj_ba": self.gates}
 
     @property
     def last_projection(self) -> str:
         """Return the name of the linear layer of transformers' class that yields the output."""
-        own = self.kind == "kimi_delta_attention" or self.single_projections
-        return "o_proj" if own else "out_proj"
+        return "o_proj" if self.single_projections else MIXER_KINDS[self.kind].last_projection
 
     def inner_products(self) -> dict[str, tuple[int, int, Literal["inputs", "outputs"]]]:
         """Return the linear layers between the projections: inputs, outputs, which of them ranks split."""
@@ -239,7 +268,7 @@ class MixerSpec(Checked):
     def matrix_parameters(self, hidden_size: int) -> int:
         """Return the weights of all projections and of the convolution, each one multiply-add a token."""
         inner = sum(read * written for read, written, _split in self.inner_products().values())
-        return inner + hidden_size * (self.projected + self.value_width) + self.convolved * self.convolution
+        return inner + hidden_size * (self.projected + self.value_width) + self.qkv_width * self.convolution
 
     def vector_parameters(self) -> int:
         """Return further weights that tensor parallelism splits as it splits heads.
@@ -247,25 +276,23 @@ class MixerSpec(Checked):
         The norm of a state-space model and of lightning attention is over all values, that of a delta net
         over those of one head. Kimi's delta attention adds a trained number to each decay.
         """
-        biases = self.convolved * self.convolution_bias + self.projected * self.projection_bias
+        biases = self.qkv_width * self.convolution_bias + self.projected * self.projection_bias
         added = self.num_heads * self.key_head_dim * (self.kind == "kimi_delta_attention")
         scalars = MIXER_KINDS[self.kind].scalars * self.num_heads + added
         return scalars + self.decays + biases + self.split_norm_parameters()
 
     def split_norm_parameters(self) -> int:
         """Return the weights of the norm of the output that tensor parallelism splits."""
-        return (
-            self.value_width if self.kind in ("mamba2", "lightning_attention") and self.output_norm else 0
-        )
+        split = MIXER_KINDS[self.kind].norm == "values" and self.output_norm
+        return self.value_width if split else 0
 
     def norm_parameters(self) -> int:
         """Return the weights of norms that every tensor-parallel rank holds whole.
 
         Of a delta net's output; of a selective scan's time steps, B and C.
         """
-        if self.kind == "mamba1":
-            return self.selected * int(self.inner_norms)
-        return self.value_head_dim if self.kind in ("gated_delta_net", "kimi_delta_attention") else 0
+        of_head = self.value_head_dim if MIXER_KINDS[self.kind].norm == "head" else 0
+        return of_head + self.selected * int(self.inner_norms)
 
     def scan_products(self) -> int:
         """Return the multiply-adds of one token's scan, convolution and projections aside.
@@ -342,12 +369,12 @@ class MixerSpec(Checked):
             case "mamba2":
                 return self.projected + self.value_width
             case "lightning_attention":
-                return 2.0 * self.convolved + 4.0 * self.value_width
+                return 2.0 * self.qkv_width + 4.0 * self.value_width
             case "short_convolution":
                 return self.projected + 3.0 * self.value_width
             case "gated_delta_net" | "kimi_delta_attention":
                 of_head = 2 * self.key_head_dim + self.value_head_dim + self.chunk
-                found = self.convolved + self.num_heads * of_head + 3 * self.value_width
+                found = self.qkv_width + self.num_heads * of_head + 3 * self.value_width
                 own = self.gates + self.latents if self.kind == "kimi_delta_attention" else 0
                 return found + 2 * self.gates + own
 
@@ -364,13 +391,13 @@ class MixerSpec(Checked):
             case "short_convolution":
                 return 8.0 * self.value_width
             case "lightning_attention":
-                return 2.0 * self.convolved + 5.0 * self.value_width
+                return 2.0 * self.qkv_width + 5.0 * self.value_width
             case "kimi_delta_attention":
-                return 2.0 * self.convolved + 3.0 * self.value_width + 3.0 * self.gates
+                return 2.0 * self.qkv_width + 3.0 * self.value_width + 3.0 * self.gates
             case "mamba1":
-                return 2.0 * self.convolved + 2.0 * self.selected * self.inner_norms
+                return 2.0 * self.qkv_width + 2.0 * self.selected * self.inner_norms
             case "gated_delta_net" | "mamba2":
-                return 2.0 * self.convolved + 3.0 * self.value_width
+                return 2.0 * self.qkv_width + 3.0 * self.value_width
 
     def state_elements(self) -> int:
         """Return the 4-byte elements that a rank of a split sequence passes on.
@@ -382,7 +409,7 @@ class MixerSpec(Checked):
         k, v = self.key_head_dim, self.value_head_dim
         match self.kind:
             case "short_convolution":
-                return self.convolved * (self.convolution - 1)
+                return self.qkv_width * (self.convolution - 1)
             case "gated_delta_net" | "kimi_delta_attention":
                 return self.num_heads * (k * v + k * k)
             case "lightning_attention" | "mamba1" | "mamba2":

@@ -366,7 +366,7 @@ def _refuse_other_values(reader: FieldReader, family: ModelTypeKeys) -> None:
     Raises:
         UnsupportedModelError: names a key with another value.
     """
-    own = {key: (value, "this model type is planned with it only") for key, value in family.fixed.items()}
+    own = {key: (value, "not planned for this model type") for key, value in family.fixed.items()}
     known = config_keys().fixed
     unread = {key: known[key] for key in reader.unread() if key in known}
     for key, (value, why) in {**unread, **own}.items():

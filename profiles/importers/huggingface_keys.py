@@ -295,7 +295,8 @@ def completed(
             raise UnsupportedModelError.field(
                 key, f"another name of {names[key]}, which is {other}; remove one of them"
             )
-    stated = family.as_built({**entry["defaults"], **stated}) if family.as_built else stated
+    if family.as_built:
+        stated = family.as_built({**entry["defaults"], **family.defaults, **stated})
     stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}
     read = {family.experts, *(key for key in family.of_published if isinstance(stated.get(key), list))}
     for key in [key for key in entry.get("unread", ()) if key in stated and key not in read]:

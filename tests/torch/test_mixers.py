@@ -51,7 +51,7 @@ def test_a_gated_delta_net_multiplies_as_much_as_its_class(
     mixer = model_from_config({"model_type": model_type, **sizes}, name="x").mixer
     assert mixer is not None
     # The class pads the convolution's sequence by 3 tokens and drops what they yield.
-    padded = 2 * mixer.convolved * mixer.convolution * 3
+    padded = 2 * mixer.qkv_width * mixer.convolution * 3
     # It solves triangular systems for keys and values, which torch does not count; kernels multiply both by
     # the inverse.
     solved = mixer.num_heads * mixer.chunk * (mixer.key_head_dim + mixer.value_head_dim)
@@ -74,7 +74,7 @@ def test_a_layer_of_mamba_2_multiplies_as_much_as_its_class(groups: int, bias: b
     mixer = model.mixer
     assert mixer is not None
     heads, state = mixer.num_heads, mixer.key_head_dim * mixer.value_head_dim
-    padded = 2 * mixer.convolved * mixer.convolution * 3  # as a delta net's
+    padded = 2 * mixer.qkv_width * mixer.convolution * 3  # as a delta net's
     # The class multiplies keys and queries of every head, kernels those of a group once.
     again = (heads - groups) * mixer.chunk * mixer.key_head_dim
     # It adds up states by a matrix of chunks by chunks, kernels one chunk after the other.
@@ -103,7 +103,7 @@ def test_a_layer_of_falcon_h1_multiplies_as_much_as_its_class() -> None:
     mixer = model.mixer
     assert mixer is not None
     heads, state = mixer.num_heads, mixer.key_head_dim * mixer.value_head_dim
-    padded = 2 * mixer.convolved * mixer.convolution * 3  # as Mamba 2's, as are the next two
+    padded = 2 * mixer.qkv_width * mixer.convolution * 3  # as Mamba 2's, as are the next two
     again = (heads - 1) * mixer.chunk * mixer.key_head_dim
     sums = 2 * (TOKENS // mixer.chunk + 1) ** 2 * heads * state
     # The class multiplies the whole square of scores, of which we count the causal half.
@@ -131,7 +131,7 @@ def test_a_selective_scan_multiplies_as_much_as_its_class(rank: object, state: i
     module, mixer = _jamba(mamba_dt_rank=rank, mamba_d_state=state, mamba_proj_bias=bias)
     with FlopCounterMode(display=False) as counter:
         module(torch.empty(1, TOKENS, 512, device="meta"))
-    padded = 2 * mixer.convolved * mixer.convolution * 3  # as a delta net's
+    padded = 2 * mixer.qkv_width * mixer.convolution * 3  # as a delta net's
     # Of a state's four multiply-adds torch counts the output's; the others are elementwise in the class.
     elementwise = 3 * mixer.num_heads * mixer.key_head_dim
     ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
@@ -151,7 +151,7 @@ def test_a_layer_of_mamba_multiplies_as_much_as_its_class(
         module(torch.empty(1, TOKENS, 512, device="meta"))
     mixer = model_from_config({"model_type": model_type, **sizes}, name="x").mixer
     assert mixer is not None
-    padded = 2 * mixer.convolved * mixer.convolution * 3
+    padded = 2 * mixer.qkv_width * mixer.convolution * 3
     elementwise = 3 * mixer.num_heads * mixer.key_head_dim  # as Jamba's
     ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
     assert counter.get_total_flops() == ours
@@ -166,7 +166,7 @@ def test_kimi_s_delta_attention_multiplies_as_much_as_its_class(heads: int, size
         module(torch.empty(1, TOKENS, 512, device="meta"))
     mixer = model_from_config({"model_type": "kimi_linear", **sizes}, name="x").mixer
     assert mixer is not None
-    padded = 2 * mixer.convolved * mixer.convolution * 3
+    padded = 2 * mixer.qkv_width * mixer.convolution * 3
     # The class multiplies keys by keys and queries by keys element by element, for each channel's decay.
     elementwise = 2 * heads * mixer.chunk * size
     ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
@@ -199,7 +199,7 @@ def test_a_short_convolution_multiplies_as_much_as_its_class() -> None:
     module, mixer = _lfm2()
     with FlopCounterMode(display=False) as counter:
         module(torch.empty(1, TOKENS, 512, device="meta"))
-    padded = 2 * mixer.convolved * mixer.convolution * 3
+    padded = 2 * mixer.qkv_width * mixer.convolution * 3
     assert counter.get_total_flops() == 2 * TOKENS * mixer.matrix_parameters(512) + padded
 
 

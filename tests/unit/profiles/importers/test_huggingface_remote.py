@@ -7,6 +7,7 @@ import pytest
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.importers.huggingface_keys import ModelTypeKeys, completed
 
 
 def test_ling_1_has_no_biases_only_where_its_config_says_so() -> None:
@@ -52,6 +53,12 @@ def test_the_baichuans_are_told_by_the_keys_of_their_positions_and_by_their_voca
     # and of 13 B as published: 2 · 125696h + 40 · (4h² + 3h · 13696 + 2h) + h, h = 5120
     second = model_from_config(large | {"vocab_size": 125_696}, name="x")
     assert (second.num_parameters(), second.alibi_positions) == (13_896_668_160, True)
+
+
+def test_a_row_s_own_defaults_precede_those_of_the_type_that_it_is_like() -> None:
+    family = ModelTypeKeys(like="llama", defaults={"hidden_size": 2048}, as_built=dict)
+    assert completed("of-our-own", family, {})[0]["hidden_size"] == 2048, "not Llama's 4096"
+    assert completed("of-our-own", family, {"hidden_size": 1024})[0]["hidden_size"] == 1024
 
 
 def test_telechat_has_biases_of_what_is_added_to_the_residuals_alone() -> None:
