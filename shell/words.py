@@ -288,10 +288,8 @@ class _Lexer:
 def parts_of(text: str) -> list[WordPart]:
     """Return the parts of one word; its blanks stay."""
     escaped = text.replace('"', '\\"')
-    return [
-        replace(part, text=part.text.replace('\\"', '"')) if part.expands else part
-        for part in [part for token in lex(f'"{escaped}"') for part in token.parts]
-    ]
+    found = [part for token in lex(f'"{escaped}"') for part in token.parts]
+    return [replace(part, text=part.text.replace('\\"', '"')) if part.expands else part for part in found]
 
 
 # --------------------------------------------------------------------------------------------------

