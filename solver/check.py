@@ -44,16 +44,17 @@ def _broken(faults: Mapping[str, object]) -> Iterator[str]:
 
 
 def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Yield what the launcher cannot express."""
+    """Yield the settings that the launcher cannot express."""
     able = launcher_capabilities(problem.launcher)
     name, schedule, zero = able.launcher, config.pipeline_schedule, config.zero_stage
     most = able.max_zero_stage_with_pipeline if config.pipeline_parallel_size > 1 else max(able.zero_stages)
     partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
+    has_experts = problem.model.moe is not None
     cp, mode, order = config.context_parallel_size, config.context_parallel_mode, config.rank_order
     ranks = config.data_parallel_size * cp // config.weight_shard_size
-    inner = cp if problem.model.moe is None else config.tensor_parallel_size * cp
-    whole = config.tensor_parallel_size > 1 and not config.sequence_parallel
-    special = problem.model.attention_sinks or problem.model.sliding_window is not None
+    ranks_of_a_replica = config.tensor_parallel_size * cp if has_experts else cp
+    whole_sequences = config.tensor_parallel_size > 1 and not config.sequence_parallel
+    more_than_causal = problem.model.attention_sinks or problem.model.sliding_window is not None
     known = order in able.rank_orders
     plain = plain_order(config) if known else order
     yield from _broken(
@@ -78,14 +79,14 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
                 config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel
             ),
             f"{name} needs sequence_parallel for experts with tensor parallelism": (
-                whole and problem.model.moe is not None and able.experts_need_sequence_parallel
+                whole_sequences and has_experts and able.experts_need_sequence_parallel
             ),
             f"{name} recomputes as many layers of every stage": (
                 config.stage_recompute_layers and not able.recompute_per_stage
             ),
             f"{name} has no context parallelism by {mode}": mode not in able.context_parallel_modes,
             f"{name} passes no windows and no attention sinks round a ring": (
-                able.rings_are_plain and special and cp > 1 and mode != "all_to_all"
+                able.rings_are_plain and more_than_causal and cp > 1 and mode != "all_to_all"
             ),
         }
     )
@@ -97,7 +98,9 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             f"{name} does not number ranks by {order}": not known,
             f"rank_order = {order} numbers the ranks as {plain} does": plain != order,
             f"{name} needs as many replicas of experts as of attention with {order}": (
-                able.data_parallel_alike and order != RANK_ORDERS[0] and config.expert_ranks != inner
+                able.data_parallel_alike
+                and order != RANK_ORDERS[0]
+                and config.expert_ranks != ranks_of_a_replica
             ),
         }
     )
@@ -458,13 +461,19 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     tower = None if launcher_capabilities(problem.launcher).whole_towers else model.tower
     mode = config.context_parallel_mode
     exchange, ring, _ = mode.partition("+")  # such as all_to_all_2+ring
-    among = int(exchange.rpartition("_")[2]) if ring else cp if mode == "all_to_all" else 1
+    without_ring = cp if mode == "all_to_all" else 1
+    among = int(exchange.rpartition("_")[2]) if ring else without_ring  # ranks that exchange heads
     heads = (*model.head_counts, *model.kv_head_counts)
     ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, model.moe
     experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
     zero, shards, every_ranks = config.zero_stage, config.zero_shard_size, config.data_parallel_size * cp
     ranks = every_ranks // config.weight_shard_size
+    # Ranks that hold the same experts, and the same shard of their weights.
     experts_held = every_ranks * tp // (config.expert_ranks * config.expert_weight_shard_size)
+    uneven_heads = {
+        f"{name} does not go with {count} key/value heads": count % tp and tp % count
+        for count in {one.num_kv_heads for one in every}
+    }
     yield from _broken(
         {
             "stages cannot hand on embeddings of each layer, borrowed keys or a choice of keys": (
@@ -480,10 +489,7 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             f"{name} does not divide the width of the shared experts": (
                 moe and moe.shared_ffn_hidden_size % tp
             ),
-            **{
-                f"{name} does not go with {count} key/value heads": count % tp and tp % count
-                for count in {one.num_kv_heads for one in every}
-            },
+            **uneven_heads,
             f"{name} does not divide the GPUs of an island": any(
                 group.island_gpus % tp for group in problem.cluster.groups
             ),
@@ -525,10 +531,12 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     chunked = name in ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
     shaped_as_v = name in ("zb_v", "dualpipe_v")
     splits_backward = name.startswith("zb_") or name in ("interleaved_zb", "dualpipe_v")
-    again = config.recompute_layers
+    again, layers_split = config.recompute_layers, sum(split)
+    most_again = min([max(split) - 1, *filter(None, split)])
+    counts_fit = len(own) == len(split) and all(0 <= k <= n for k, n in zip(own, split, strict=True))
     yield from _broken(
         {
-            f"stage_layers holds {sum(split)} layers, the model has {layers}": sum(split) != layers,
+            f"stage_layers holds {layers_split} layers, the model has {layers}": layers_split != layers,
             "stage_layers has a chunk without a layer": not holds_layers(split, alone),
             "virtual_pipeline_size > 1 needs pipeline stages": vpp > 1 and pp == 1,
             f"pipeline_schedule {name} does not go with {pp} stages": (name == "none") != (pp == 1),
@@ -550,19 +558,13 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
                 kind in RECOMPUTE and kind != "full" and again
             ),
             "recompute_layers must fit every chunk and leave a layer of one, or be all of the model's": (
-                kind == "full"
-                and not own
-                and again != sum(split)
-                and not 1 <= again <= min([max(split) - 1, *filter(None, split)])
+                kind == "full" and not own and again != layers_split and not 1 <= again <= most_again
             ),
             "stage_recompute_layers goes with full recomputation, recompute_layers is its largest, not 0": (
                 own and (kind != "full" or again != max(own) or not again)
             ),
             "stage_recompute_layers must name a count for each chunk, of its layers at most": (
-                own
-                and (
-                    len(own) != len(split) or any(not 0 <= k <= n for k, n in zip(own, split, strict=False))
-                )
+                own and not counts_fit
             ),
         }
     )

@@ -160,16 +160,11 @@ def override_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Kernels", _kernels(target)),
         ("Model", _model_keys(_model(target.model))),
     )
-    return [
-        (
-            title,  # a key that is set twice has a list in place of a mapping
-            [
-                _written(key, value)
-                for key, value in (values.items() if isinstance(values, dict) else values)
-            ],
-        )
-        for title, values in parts
-    ]
+    sections = []
+    for title, values in parts:
+        pairs = values.items() if isinstance(values, dict) else values  # a list where a key is set twice
+        sections.append((title, [_written(key, value) for key, value in pairs]))
+    return sections
 
 
 def _written(key: str, value: object) -> str:

@@ -203,18 +203,14 @@ def sections(target: Target) -> list[Section]:
     """Return all flags that the plan sets, in reading order."""
     model = target.model
     experts = _of_model(expert_values(model, model.moe), target) if model.moe else []
+    over_ranks = [
+        flag("expert-model-parallel-size", target.config.expert_parallel_size),
+        flag("expert-tensor-parallel-size", target.config.expert_tensor_parallel_size),
+    ]
     parts = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", _split(target)),
-        (
-            "Experts over ranks",
-            [
-                flag("expert-model-parallel-size", target.config.expert_parallel_size),
-                flag("expert-tensor-parallel-size", target.config.expert_tensor_parallel_size),
-            ]
-            if model.moe
-            else [],
-        ),
+        ("Experts over ranks", over_ranks if model.moe else []),
         ("Batch and sequence", _batch(target)),
         ("Data parallelism", _data_parallel(target)),
         ("Activation recomputation", flags_of(recompute_values(target, facts(target)))),

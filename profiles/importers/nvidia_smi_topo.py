@@ -92,13 +92,8 @@ def read_nvidia_smi_topo(path: Path | str) -> NodeTopology:
     matrix = _rows(file, start, devices)
     _check_symmetric(file, matrix, devices)
     columns = [column for column, name in enumerate(devices) if _GPU.fullmatch(name)]
-    links = [
-        [
-            int(cell[2:]) if (cell := matrix[devices[one]][other]).startswith("NV") else 0
-            for other in columns
-        ]
-        for one in columns
-    ]
+    cells = [[matrix[devices[one]][other] for other in columns] for one in columns]
+    links = [[int(cell[2:]) if cell.startswith("NV") else 0 for cell in row] for row in cells]
     pairs = [(one, other) for one, row in enumerate(links) for other, count in enumerate(row) if count]
     return NodeTopology(
         gpus=tuple(GpuPlace(nvlinks=_nvlinks(row)) for row in links),

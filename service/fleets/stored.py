@@ -8,7 +8,7 @@ from math import floor
 from typing import Any
 
 from meshwright.profiles.documents import pointer, require_plain
-from meshwright.profiles.errors import faults_as
+from meshwright.profiles.errors import FieldError, faults_as
 from meshwright.service.fleets.files import ScheduledFleet
 from meshwright.service.fleets.question import FleetQuestion, read_question
 from meshwright.service.fleets.request import Parse
@@ -50,14 +50,13 @@ def question_again(
     plain, request = require_plain(state), _as_answered(request, document)
     states = [*request.get("states", ()), {**plain, "jobs": _as_planned(document, plain)}]
     mine = pointer("states", len(states) - 1)
-    with faults_as(
-        lambda fault: replace(
-            fault,
-            pointer=fault.pointer.removeprefix(mine)
-            if fault.pointer.startswith(f"{mine}/")
-            else f"/request{fault.pointer}",
-        )
-    ):
+
+    def at_its_source(fault: FieldError) -> FieldError:
+        of_state = fault.pointer.startswith(f"{mine}/")
+        where = fault.pointer.removeprefix(mine) if of_state else f"/request{fault.pointer}"
+        return replace(fault, pointer=where)
+
+    with faults_as(at_its_source):
         return read_question({**request, "states": states}, parse)
 
 

@@ -82,6 +82,13 @@ def _priced(
     own, used = problem.model.num_parameters(), model.num_active_parameters()
     price = best[1].step_time_s / problem.model.num_active_parameters()
     size = model.num_parameters()
+    sizes = tuple(
+        tp
+        for tp in divisors(problem.cluster.groups[0].island_gpus)
+        if all(heads % tp == 0 for heads in model.split_heads)
+        and model.ffn_hidden_size % tp == 0
+        and all(heads % tp == 0 or tp % heads == 0 for heads in model.kv_head_counts)
+    )
     return NearbyShape(
         change=change,
         why=why,
@@ -91,13 +98,7 @@ def _priced(
         gain=1.0 - prediction.step_time_s / used / price,
         gain_in_place=_in_place(there, profile, best[0], price),
         config=config,
-        tensor_parallel_sizes=tuple(
-            tp
-            for tp in divisors(problem.cluster.groups[0].island_gpus)
-            if all(heads % tp == 0 for heads in model.split_heads)
-            and model.ffn_hidden_size % tp == 0
-            and all(heads % tp == 0 or tp % heads == 0 for heads in model.kv_head_counts)
-        ),
+        tensor_parallel_sizes=sizes,
     )
 
 

@@ -423,14 +423,11 @@ def _openings(
     Offload multiplies configurations and is seldom part of the best one, so that a plan without it is
     found long before. It is a plan of its variant; nothing is proved of it.
     """
-    some = [
-        [
-            one
-            for one in group
-            if "offload" in one.problem.options.allow and "offload" not in limited_by(one.problem)
-        ]
-        for group in groups
-    ]
+
+    def may_offload(problem: Problem) -> bool:
+        return "offload" in problem.options.allow and "offload" not in limited_by(problem)
+
+    some = [[one for one in group if may_offload(one.problem)] for group in groups]
     able, found = [at for at, group in enumerate(some) if group], dict[int, Answered]()
     for done, at in enumerate(sorted(able, key=partial(_place, groups, {}))):
         if problem.options.gpus != "all" or watch.interrupted():
