@@ -149,7 +149,9 @@ def export(target: Target) -> ExportBundle:
         "ring attention": target.config.context_parallel_size > 1,
         "fused loss": _cuts_logits(target),
     }
+    extra = (packages()[name] for name, is_needed in needed.items() if is_needed)
     names = decided(dict(sorted(values.items())), _OTHERS)
+    keys = " \\\n    ".join(textwrap.wrap(" ".join(names), 100))
     return bundled(
         target,
         product=PRODUCT,
@@ -157,12 +159,9 @@ def export(target: Target) -> ExportBundle:
         start=StartCommand(
             program='-m axolotl.cli.train "${joined}"',
             needs=_NEEDS,
-            packages=(
-                *tensor_packages(target),
-                *(packages()[name] for name, is_needed in needed.items() if is_needed),
-            ),
+            packages=(*tensor_packages(target), *extra),
             decides=names,
-            before=_JOINED.replace("@KEYS@", " \\\n    ".join(textwrap.wrap(" ".join(names), 100))),
+            before=_JOINED.replace("@KEYS@", keys),
         ),
         warnings=_warnings(target),
         own=lambda head: {

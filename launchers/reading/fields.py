@@ -46,7 +46,7 @@ def meant(name: str, known: Iterable[str]) -> str | None:
 
 
 def typo_of(name: str, among: Sequence[str]) -> str | None:
-    """Return the name that is a typo of ``name``; None without one."""
+    """Return the first of some names that is a typo of ``name``; None without one."""
     near = difflib.get_close_matches(name, among, n=len(among) or 1, cutoff=_CUTOFF)
     return next((other for other in near if len(other) >= _SHORT and _is_slip(other, name)), None)
 

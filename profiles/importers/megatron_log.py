@@ -75,25 +75,15 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
     scale, text = _SECONDS[elapsed[1]], fields[elapsed[0]].split("/")[0]
     seconds = file.positive(text, f"{line.where}, {elapsed[0]}", high=MAX_SECONDS / scale) * scale
     batch = fields.get("global batch size")
-    flops = next((fields[name] for name in _FLOPS if name in fields), None)
+    sequences = None
+    if batch is not None:
+        sequences = file.whole(batch, f"{line.where}, global batch size", high=MAX_BATCH)
+    flops, per_gpu = next((fields[name] for name in _FLOPS if name in fields), None), None
+    if flops is not None:
+        digits, where = flops.removesuffix("TFLOPS"), f"{line.where}, throughput"
+        per_gpu = file.number(digits, where, high=MAX_FLOPS_PER_S / TERA) * TERA
     log.add(
-        LoggedStep(
-            number=number,
-            seconds=seconds,
-            global_batch_size=(
-                None
-                if batch is None
-                else file.whole(batch, f"{line.where}, global batch size", high=MAX_BATCH)
-            ),
-            flops_per_s_per_gpu=(
-                None
-                if flops is None
-                else file.number(
-                    flops.removesuffix("TFLOPS"), f"{line.where}, throughput", high=MAX_FLOPS_PER_S / TERA
-                )
-                * TERA
-            ),
-        )
+        LoggedStep(number=number, seconds=seconds, global_batch_size=sequences, flops_per_s_per_gpu=per_gpu)
     )
 
 

@@ -23,10 +23,10 @@ class ServiceUnreachableError(PlannerError):
 
 
 class ServiceClient:
-    """One service; use as a context manager."""
+    """Hold the connection to one service; use as a context manager."""
 
     def __init__(self, url: str) -> None:
-        """Connect to nothing yet; a command line would show a key to every user of the machine.
+        """Take the key from MESHWRIGHT_KEY; every user of the machine could read one on the command line.
 
         Raises:
             InvalidProblemError: ``url`` is not the address of a service.
@@ -71,7 +71,7 @@ class ServiceClient:
         return self.call("GET", f"/v1/jobs/{job_id}/plans", params={"page_size": 200})
 
     def call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - httpx's own
-        """Return the document that the service answers with; errors as ``ask``."""
+        """Return the JSON document of an answer; raise the errors of ``ask``."""
         body: dict[str, Any] = self.ask(method, path, **arguments).json()
         return body
 

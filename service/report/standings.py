@@ -93,14 +93,15 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
         text = column.cell(plan)
         return text, _key(column.title, text, plan), gauges.of(heading.kind, plan)
 
+    def entries_of(plan: Plan) -> tuple[Entry, ...]:
+        return tuple(entry(*pair, plan) for pair in zip(columns, headings, strict=True))
+
     rows = [
         Standing(
             plan_id=plan.plan_id,
             rank=plan.rank,
             words=configuration_words(plan.config, LONG_NAMES),
-            entries=tuple(
-                entry(column, heading, plan) for column, heading in zip(columns, headings, strict=True)
-            ),
+            entries=entries_of(plan),
             has_details=plan.plan_id in detailed,
             is_tied=bool(equal) and (plan.rank == 1 or plan.rank in equal),
             mark="simplest" if plan is simplest else "",

@@ -31,7 +31,7 @@ def _words_of_model(model: ModelSpec) -> str:
     return size if used == total else f"{size}, {_billions(used)} active"
 
 
-# What to know of an entry of the catalog: ``8 H100 SXM 80 GB per node``, each group; ``79.6 GiB, 989.4
+# Facts shown with an entry of the catalog: ``8 H100 SXM 80 GB per node``, each group; ``79.6 GiB, 989.4
 # TFLOP/s in 16 bits``.
 _WORDS: Mapping[Kind, Callable[[Any], str]] = {
     "model": _words_of_model,

@@ -288,7 +288,7 @@ class Context:
 
     @property
     def nothing(self) -> PassSeconds:
-        """Return the seconds of no work."""
+        """Return passes that take no time, shape (n,)."""
         return PassSeconds(forward=np.zeros_like(self.t), backward=np.zeros_like(self.t))
 
     @property

@@ -43,7 +43,7 @@ def share_of(room_s: FloatArray, each_s: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class InCommon:
-    """What the rows of a problem have in common."""
+    """Hold what all rows of a problem share."""
 
     layout: LayerLayout
     budget_bytes: float  # peak memory of every rank <= budget: feasible

@@ -52,7 +52,7 @@ def test_the_written_files_are_read_as_the_plan_on_its_node_groups() -> None:
     assert read() == PLACED.config
 
 
-def test_meshes_of_one_kind_of_node_and_one_size_are_no_placement_and_fill_all_hosts() -> None:
+def test_equal_meshes_of_one_kind_of_node_must_fill_all_hosts() -> None:
     alike = ("[8, 1, 1, 2, 2, 4, 1, 1, 2, 1]", "[8, 1, 1, 2, 2, 8, 1, 1, 2, 1]")
     with pytest.raises(InvalidProblemError, match=r"5 nodes of 8 processes are 40, but tp 8 .* is 48"):
         read(sizes=alike, kinds=("[a100-sxm-80gb, h100-sxm-80gb]", "[a100-sxm-80gb, a100-sxm-80gb]"))

@@ -38,7 +38,7 @@ def test_a_flag_that_contradicts_the_run_is_refused_with_its_line() -> None:
         read("--checkpoint.create_seed_checkpoint=true")
 
 
-def test_a_file_of_a_model_without_its_positions_and_its_routers_norm_has_torchtitans_own() -> None:
+def test_torchtitans_positions_and_router_norm_hold_where_a_file_states_none() -> None:
     case = CASES["torchtitan"]["deepseek-v3-experts"]
     files = export(case.plan, case.problem, "torchtitan").files
     text, lacking = re.subn(r"(?m)^(MAX_SEQ_LEN|ROUTER_NORMALIZED)\b.*\n", "", files["torchtitan_plan.py"])

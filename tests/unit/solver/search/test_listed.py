@@ -59,7 +59,7 @@ def test_ends_that_wait_hold_a_layer_less_and_the_rest_is_laid_out_between_them(
     assert min(map(min, tapers(14, 6, smallest=2, places=4))) == 2
 
 
-def test_a_rank_s_larger_chunks_are_its_first_or_its_last() -> None:
+def test_a_ranks_larger_chunks_are_its_first_or_its_last() -> None:
     assert balanced((4, 2, 1, 2), 2, in_a_v=False) == [(3, 2, 2, 2), (2, 2, 3, 2)]  # rank 0 has 4 + 1
 
 

@@ -444,7 +444,7 @@ def test_the_first_plans_are_sought_from_the_row_of_least_bound_on() -> None:
     assert int(np.argmin(frontier.bounds.objective_s)) in {row for row, _ in frontier._places.values()}
 
 
-def test_neighbours_of_a_plan_that_are_faster_take_its_place() -> None:
+def test_a_faster_neighbour_replaces_the_plan() -> None:
     frontier = a_frontier()
     slow = max(frontier.found.values(), key=lambda one: (one.config in frontier._places, one.step_s))
     frontier.found = {slow.config: slow}
@@ -512,7 +512,7 @@ def test_a_slowest_stage_may_take_longer_where_it_is_priced_for_a_number_of_stag
     assert sorted(one.range_at for one in frontier._heap) == list(range(1, len(RANGES) + 1))
 
 
-def test_a_model_that_cp_sat_refuses_is_an_error_and_not_a_row_that_takes_long() -> None:
+def test_a_model_that_cp_sat_refuses_raises_an_error_and_is_not_put_off() -> None:
     rows = mixed_rows(a_mixed_problem((FAST, SLOW_GROUP)))
     row = int(np.argmax(rows.most_stages))
     patterns = patterns_of(rows, row, np.inf)

@@ -252,7 +252,7 @@ def test_dynamic_context_parallelism_has_powers_of_two_beyond_one() -> None:
     assert broken.tolist() == [True, False, True, False, True, False]
 
 
-def test_hosts_and_drives_that_are_too_small_are_what_other_hosts_would_lift() -> None:
+def test_three_rules_depend_on_the_memory_of_hosts_and_drives() -> None:
     of_host = {rule.name for rule in rules_of(CASES["experts"]) if rule.of_host}
     assert of_host == {
         "offloaded optimizer states fit the hosts",
