@@ -17,7 +17,8 @@ from meshwright.profiles.model_parts import num_streams
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
 # ones, by the names that Llama's have; ``gate`` is the router. All of the latter together are every linear
-# layer of the class, whatever its name ("all-linear").
+# layer of the class, whatever its name ("all-linear"). Names that only some classes have (``g_proj``,
+# ``in_proj``) are adapted with all of them alone: requests cannot name each, though peft would take it.
 FUSED_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 SINGLE_TARGETS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
