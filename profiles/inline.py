@@ -170,13 +170,14 @@ def _group(reader: FieldReader, warnings: list[str], usual: dict[str, list[str]]
         key: link_from(reader.child(key), network=key == "inter_node")
         for key in ("intra_node", "inter_node")
     }
-    host: dict[str, Any] = {
-        name: reader.number(name, low=1, high=MAX_BYTES_PER_S)
-        if name.endswith("_per_s")
-        else reader.integer(name, low=0 if name == "nvme_bytes" else 1, high=_MAX_HOST_BYTES)
-        for name in HOST_FIELDS
-        if reader.value(name) is not None
-    }
+    host: dict[str, Any] = {}
+    for name in HOST_FIELDS:
+        if reader.value(name) is None:
+            continue
+        if name.endswith("_per_s"):
+            host[name] = reader.number(name, low=1, high=MAX_BYTES_PER_S)
+        else:
+            host[name] = reader.integer(name, low=0 if name == "nvme_bytes" else 1, high=_MAX_HOST_BYTES)
     measured = measured_from(reader.child("measured"))
     between = links_from(reader.child("links"))
     reader.refuse_unknown()

@@ -91,6 +91,7 @@ PINS = (
         choices=_open(SCHEDULES),
     ),
 )
+_ENDS = {0: " first", MAX_PRIORITY: " last"}
 RUN = (
     *_part("run"),
     FormField(
@@ -99,10 +100,7 @@ RUN = (
         label="Priority",
         kind="choice",
         default=str(DEFAULT_PRIORITY),
-        choices=tuple(
-            (str(at), f"{at}{' first' if at == 0 else ' last' if at == MAX_PRIORITY else ''}")
-            for at in range(MAX_PRIORITY + 1)
-        ),
+        choices=tuple((str(at), f"{at}{_ENDS.get(at, '')}") for at in range(MAX_PRIORITY + 1)),
         hint="among your own jobs",
     ),
     FormField(
