@@ -112,14 +112,12 @@ def none_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> b
     return not some_fits(problem, profile, alone, np.arange(len(alone)))
 
 
-def recompute_alike(rows: Columns | Crossing) -> bool:
+def recompute_alike(rows: Crossing) -> bool:
     """Return whether every outer row may recompute all that any may, so ``lightest`` covers all.
 
     A launcher's rule may tie recomputation to other variables: then a row that must not recompute may fit
     where the lightest ones do not.
     """
-    if isinstance(rows, Columns) or not len(rows):
-        return not len(rows)
     _, recompute, layers, _ = rows.inner.T
     weight = np.where(layers < 0, 0, layers) + recompute * (int(layers.max(initial=0)) + 1)
     most = np.append(0, np.cumsum(weight == weight.max()))
