@@ -259,3 +259,14 @@ def test_three_rules_depend_on_the_memory_of_hosts_and_drives() -> None:
         "offloaded activations fit the hosts as well",
         "offloaded states fit the drives",
     }
+
+
+def test_a_second_set_of_shards_has_a_rule_from_two_ranks_on() -> None:
+    plain = a_problem()
+
+    def has_one(ranks: int) -> bool:
+        workload = replace(plain.workload, framework_options={"secondary_shard_size": ranks})
+        rules = rules_of(replace(plain, launcher="deepspeed", workload=workload))
+        return any("second set of shards" in rule.name for rule in rules)
+
+    assert [has_one(ranks) for ranks in (1, 2)] == [False, True]
