@@ -95,7 +95,7 @@ class Variable:
     words: tuple[str, ...] = ()  # legal values of a word
     column: str = ""  # its column in ``Columns``, where that has another name
     part_of: str = ""  # the variable that it refines: two configurations differ in both or in neither
-    needs: str = ""  # what ``Capabilities`` calls it, for a parallel axis that some launchers lack
+    needs: str = ""  # what ``Capabilities`` calls it where some launchers lack it; a rule refuses it there
     allowed_by: str = ""  # the word of ``allow`` without which a search leaves it off
     follows: bool = False  # from the other variables and the batch, as a rule
     uniform_only: bool = False  # off where stages are placed on unlike node groups
