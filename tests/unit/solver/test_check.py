@@ -319,3 +319,40 @@ def test_the_power_of_placed_stages_is_that_of_all_their_gpus() -> None:
     assert said.endswith("2.296 kW while they compute, 1 are allowed")
     enough = replace(problem, options=replace(problem.options, max_power_kw=2.296))
     assert list(check._power_faults(enough, config)) == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "model", "config", "words"),
+    [
+        ("megatron-lm", {"sliding_window": 4096}, {}, None),  # no ring of one rank
+        ("megatron-lm", {"sliding_window": 4096}, {"context_parallel_size": 2}, "round a ring"),
+        ("nanotron", {}, {}, None),
+        ("nanotron", {}, {"expert_tensor_parallel_size": 2}, "no tensor parallelism of experts"),
+        ("none", {"borrowing_layers": 2}, {"pipeline_parallel_size": 2}, "borrowed keys"),
+        ("none", {}, {"pipeline_parallel_size": 2}, None),
+    ],
+)
+def test_what_a_launcher_or_a_model_lacks_is_refused_from_a_size_of_two_on(
+    launcher: str, model: Mapping[str, object], config: Mapping[str, object], words: str | None
+) -> None:
+    problem = replace(a_problem(model=a_model(**model)), launcher=launcher)
+    (said,) = check.rule_faults(problem, [Configuration(stage_layers=(80,), **config)])  # type: ignore[arg-type]
+    known = "round a ring", "tensor parallelism of experts", "borrowed keys"
+    assert [one for one in known if any(one in fault for fault in said)] == [
+        one for one in known if words and one in words
+    ]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "holds"),
+    [("first('fast')", True), ("first('slow')", False), ("last('slow')", True), ("last('fast')", False)],
+)
+def test_the_ends_of_a_pipeline_are_on_the_groups_of_their_stages(constraint: str, holds: bool) -> None:
+    groups = a_group(slug="fast"), a_group(slug="slow", speed=0.4)
+    stages = tuple(
+        StageGroup(group=name, num_gpus=2, num_nodes=1.0, tensor_parallel_size=1)
+        for name in ("fast", "slow")
+    )
+    config = Configuration(pipeline_parallel_size=2, stage_layers=(2, 2), stage_groups=stages)
+    said = list(check.group_faults(a_mixed_problem(groups, constraints=(constraint,)), config))
+    assert said == ([] if holds else [f"the constraint {constraint} does not hold"])

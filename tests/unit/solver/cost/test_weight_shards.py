@@ -9,7 +9,7 @@ from benchmarks.weight_shards import GPUS, PUBLISHED, scaled
 from meshwright.profiles.collectives.collectives import Group, all_gather_s
 from meshwright.profiles.model import LayerShape
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.check import violations
+from meshwright.solver.check import launcher_faults, violations
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import state_bytes
@@ -106,6 +106,21 @@ def test_the_check_and_the_rules_refuse_the_same(changes: dict[str, object], wor
     assert list(violations(problem, profile, ONE)) == []
     broken = replace(ONE, **changes)  # type: ignore[arg-type]
     assert any(words in fault for fault in violations(problem, profile, broken))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "held_low", "legal"),
+    [("nvfp4", True, False), ("mxfp8", True, True), ("mxfp8", False, False)],
+)
+def test_recipes_that_hold_their_weights_in_16_bits_share_none(
+    recipe: str, held_low: bool, legal: bool
+) -> None:
+    problem = asked()
+    options: dict[str, str | bool] = {"precision_recipe": recipe, "low_precision_weights": held_low}
+    work = replace(problem.workload, precision="fp8", framework_options=options)
+    said = [one for one in launcher_faults(replace(problem, workload=work), ONE) if "16-bit" in one]
+    fault = f"ranks that share weights cannot hold 16-bit weights under {recipe}"
+    assert said == ([] if legal else [fault])
 
 
 def test_shared_weights_are_found_only_where_they_are_allowed_or_pinned() -> None:

@@ -64,6 +64,7 @@ def test_what_does_not_hold_is_broken_for_columns_and_for_the_check(text: str) -
     [
         ("tensor_paralel_size <= 8", 1, "not a variable"),
         ("zero_stage == 3 => qq", 20, "qq is not a variable"),
+        ("q" * 65 + " == 1", 1, f": {'q' * 64} is not a variable"),  # a longer name is cut
         ("zero_stage = 3", 12, "write =="),
         ("zero_stage == ", 14, "missing at the end"),
         ("(zero_stage == 3", 17, "closing parenthesis"),

@@ -109,6 +109,15 @@ def test_every_row_is_of_one_kind_and_its_representative_has_no_more_chunks(prob
     assert (kinds.least_fill[kinds.of(rows)] <= fill_share(one)).all()
 
 
+def test_kinds_that_differ_in_the_size_of_shard_sets_alone_are_one_family() -> None:
+    crossing = enumerate_space(dense(), legal_only=True).rows
+    assert isinstance(crossing, Crossing)
+    kinds = Kinds(crossing=crossing)
+    rows = kinds.quickest(np.arange(len(kinds)))  # one of each kind
+    others = [getattr(rows, field.name) for field in fields(Columns) if field.name != "zero_shard_size"]
+    assert len(kinds.families) == len({*zip(*(values.tolist() for values in others), strict=True)})
+
+
 def test_rows_that_may_not_recompute_are_seen_beside_those_that_may() -> None:
     some = enumerate_space(a_problem(), legal_only=True).rows
     assert isinstance(some, Crossing)
