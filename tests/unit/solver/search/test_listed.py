@@ -1,17 +1,18 @@
 """Rows with few splits: all of them are listed, and the reported split is the best of its row."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.configuration import Columns
+from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.search.candidates import simulated_s
 from meshwright.solver.search.listed import MOST, Shape, are_listed, number_of_splits, shape_of, splits_of
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.search import search
-from meshwright.solver.search.splits import balanced, tapers
+from meshwright.solver.search.splits import StageTables, balanced, offered_to, tapers
 from tests.builders import a_cluster, a_model, a_problem
 
 SHAPES = [
@@ -67,6 +68,7 @@ def test_more_splits_than_are_simulated_are_not_counted_on() -> None:
     assert (
         number_of_splits(Shape(96, 8, 3, 1, in_a_v=False)) == MOST + 1
     )  # C(79, 7) ways for the ranks alone
+    assert number_of_splits(Shape(24, 2, 2, 1, in_a_v=False)) == MOST + 1  # 21 for the ranks, more by chunk
     assert number_of_splits(Shape(128, 127, 1, 1, in_a_v=False)) == 127  # one rank holds two layers
 
 
@@ -87,3 +89,21 @@ def test_the_reported_split_is_the_fastest_of_its_row_if_it_has_few() -> None:
         assert np.isclose(plan.prediction.step_time_s, least, rtol=1e-9)
         seen += 1
     assert seen >= 10
+
+
+def test_the_exact_program_may_take_every_split_on_offer_with_prediction_layers_alone_too() -> None:
+    # counted: the embedding, 8 layers, the prediction layers, the head
+    problem = a_problem(
+        model=a_model(num_layers=8, num_mtp_layers=1),
+        cluster=a_cluster(num_nodes=1),
+        standalone_stages=True,
+    )
+    config = Configuration(pipeline_parallel_size=4, num_microbatches=8, stage_layers=(4, 4, 0, 0))
+    row = priced_rows(problem, default_profile(problem.cluster, "megatron-lm"), Columns.of([config]))
+    may_hold, stage = StageTables(replace(row, budget_bytes=np.inf)).fits, np.arange(4)
+    splits = offered_to(row, 4, 1)
+    assert (1, 8, 1, 1) in splits
+    for split in splits:
+        end = np.cumsum(split)
+        assert may_hold[stage, end - split, end].all()
+    assert not may_hold[2, 8, 10]  # a layer beside them, with the head alone behind

@@ -25,6 +25,8 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem, Progress
+from meshwright.solver.search.candidates import fastest
+from meshwright.solver.search.mixed.bounds import bounds_of
 from meshwright.solver.search.mixed.frontier import MixedFrontier, _Waiting, configuration_of
 from meshwright.solver.search.mixed.limits import limited
 from meshwright.solver.search.mixed.lines import LineSplit, LineTables, _orders
@@ -33,7 +35,7 @@ from meshwright.solver.search.mixed.patterns import patterns_of
 from meshwright.solver.search.mixed.relaxation import Relaxation
 from meshwright.solver.search.mixed.replicas import best_split
 from meshwright.solver.search.mixed.rows import RANGES, LegalRows, MixedRows, columns_of, on_all
-from meshwright.solver.search.mixed.search import _is_near, search_mixed
+from meshwright.solver.search.mixed.search import _is_near, _Shared, search_mixed
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
 from tests.problems.asked import searched
@@ -229,6 +231,22 @@ def test_the_split_of_a_batch_minimises_the_largest_share() -> None:
         else:
             assert sum(found[1]) == batch
             assert max(one[n] for one, n in zip(shares, found[1], strict=True)) == found[0]
+
+
+def test_the_bound_of_all_splits_of_the_batch_is_close_below_the_best_of_them() -> None:
+    pins = {"micro_batch_size": 1, "zero_stage": 0, "recompute_granularity": "none"}
+    problem = a_mixed_problem((FAST, SLOW_GROUP), batch=4, between=INFINIBAND, pin=pins)
+    shared = _Shared(mixed_rows(problem).fleet)
+    shared.begin(wide=False)
+    least_s = np.full((2, 1 + 4), np.inf)  # by group and sequences, of all rows and splits of the layers
+    for own, share in zip(least_s, shared.shares, strict=True):
+        for n in range(1, 5):
+            rows = share.rows(share.able(n), n)
+            every = [(rows.take(np.array([at])), splits(4, int(rows.p[at]))) for at in range(len(rows))]
+            own[n] = min((fastest(row, list(some))[0] for row, some in every), default=np.inf)
+    best_s = min(max(least_s[0, n], least_s[1, 4 - n]) for n in range(5)) + shared.fleet.exchange_s((0, 1))
+    assert 0.99 * best_s < shared.bound_s(2 * best_s) <= best_s  # whatever slower plan is known
+    assert shared.bound_s(best_s / 2) == best_s / 2  # at most what a quicker plan takes
 
 
 def test_launchers_that_cannot_place_stages_say_so() -> None:
@@ -567,6 +585,31 @@ def test_cp_sat_finds_the_least_closed_form_of_all_placements_of_a_row(
     assert found.status == "optimal"
     assert 0.99 * least_s <= found.objective_s <= least_s  # whole microseconds, of any number of stages
     assert ask(most_s=found.objective_s - 2e-6).status == "infeasible"
+
+
+def test_groups_of_one_gpu_are_bounded_below_their_best_placement() -> None:
+    problem = a_mixed_problem((a_group(gpus=1), a_group(speed=0.5, gpus=1, slug="slow")), num_layers=5)
+    rows, profile = mixed_rows(problem), default_profile(problem.cluster, "none")
+    row = int(np.argmax(rows.most_stages))
+    least_s = min(one.objective_s for one in evaluate(problem, profile, placed(rows, row)))
+    assert 0.75 * least_s < bounds_of(rows).objective_s[row] <= least_s
+
+
+def test_splits_whose_slowest_stage_alone_takes_longer_than_a_limit_are_not_tried() -> None:
+    rows = mixed_rows(a_mixed_problem((a_group(), a_group(speed=0.5, slug="slow")), num_layers=5))
+    row = int(np.argmax(rows.most_stages))
+    table = LineSplit(LineTables(rows, row), line := next(lines(rows, row)))
+    every = list(splits(5, len(line)))
+    alone_s = [
+        max(
+            table.m * table.time_s[stage, start, start + held]
+            for stage, (start, held) in enumerate(zip(np.cumsum((0, *split)), split, strict=False))
+        )
+        for split in every
+    ]
+    limit_s = float(np.median(alone_s))
+    quicker = {one for one, s in zip(every, alone_s, strict=True) if s < limit_s}
+    assert set() < set(table.quicker(every, limit_s)) <= quicker
 
 
 def test_the_closed_form_of_a_line_s_split_is_close_below_its_price() -> None:

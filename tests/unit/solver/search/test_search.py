@@ -12,7 +12,7 @@ from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
-from meshwright.solver.answer import Answer
+from meshwright.solver.answer import SAMPLE, Answer
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.stages import objective_s
@@ -55,6 +55,7 @@ def test_ranking_is_proved_by_two_methods() -> None:
     assert answer.certified_by == ("exact-dp", "cp-sat")
     assert answer.plans[0].certified_by == ("exact-dp", "cp-sat")
     assert answer.explored == answer.space_size
+    assert not answer.notes.keys() & SAMPLE.keys()
 
 
 # 16 layers of each of 2 chunks are all of the model: that is 32 in plans and limits alike.
