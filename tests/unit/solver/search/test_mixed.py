@@ -39,7 +39,7 @@ from meshwright.solver.search.mixed.search import _is_near, _Shared, search_mixe
 from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
 from tests.problems.asked import searched
-from tests.problems.mixed_clusters import a_group, a_mixed_problem, mixed_rows
+from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem, mixed_rows
 from tests.property.test_mixed_clusters import lines, placed, splits
 
 ROOT = Path(__file__).parents[4]
@@ -585,6 +585,25 @@ def test_cp_sat_finds_the_least_closed_form_of_all_placements_of_a_row(
     assert found.status == "optimal"
     assert 0.99 * least_s <= found.objective_s <= least_s  # whole microseconds, of any number of stages
     assert ask(most_s=found.objective_s - 2e-6).status == "infeasible"
+
+
+def test_one_run_of_stages_follows_each_other_where_hops_cost_what_either_end_sends() -> None:
+    # b sends from one GPU twice what a and c send from two, and holds neither end: both hops are dear
+    groups = (a_group(slug="a"), a_group(gpus=1, memory_gib=3.0, slug="b"), a_group(slug="c"))
+    pins = {"pipeline_parallel_size": 3, "recompute_granularity": "none", "zero_stage": 0}
+    once = tuple(f"stages('{one}') == 1" for one in "abc")
+    slow = replace(SLOW, bytes_per_s=1e9)
+    problem = a_mixed_problem(groups, between=slow, pin={**pins, "micro_batch_size": 1}, constraints=once)
+    rows = mixed_rows(problem)
+    row = int(np.argmax(rows.most_stages))
+    configs = [one for one in placed(rows, row) if len({stage.group for stage in one.stage_groups}) == 3]
+    every = evaluate(problem, default_profile(problem.cluster, "none"), configs)
+    able = [one for one in every if len(one.stages) == 3 and max(one.short_bytes()) <= 0.0]
+    least_s = min(one.objective_s for one in able)
+    patterns = patterns_of(rows, row, np.inf, by_sender=True)
+    found = solve(rows, [row], patterns, most_s=np.inf, least_us=0, effort=4.0, seed=0, in_order=True)
+    assert found.status == "optimal"
+    assert 0.99 * least_s <= found.objective_s <= least_s
 
 
 def test_groups_of_one_gpu_are_bounded_below_their_best_placement() -> None:
