@@ -38,7 +38,7 @@ MixerKind = Literal[
 
 
 class MixerTraits(NamedTuple):
-    """What distinguishes one kind of mixer, as words and counts; every kind states all of it."""
+    """State how one kind of mixer differs from the others; no field has a default."""
 
     fact: str  # as capabilities of launchers name it
     gates: int  # of a head and token: decay and learning rate of a delta net, else decay or time step

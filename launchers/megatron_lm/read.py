@@ -13,7 +13,7 @@ from meshwright.launchers.megatron_core.names import FROM_CHECKPOINT, flag_kinds
 from meshwright.launchers.megatron_lm.read_forks import require_known, translate
 from meshwright.launchers.megatron_lm.read_model import model_of
 from meshwright.launchers.megatron_lm.read_run import (
-    TOLD_FLAGS,
+    SUPPLIED_FLAGS,
     batch_ramp,
     configuration_of,
     settled,
@@ -223,7 +223,7 @@ _PATHS = ("load", "tokenizer-model", "pretrained-checkpoint")
 
 
 def _override(given: Given, overrides: Overrides) -> None:
-    for name, flag in TOLD_FLAGS.items():
+    for name, flag in SUPPLIED_FLAGS.items():
         value = overrides.values.get(name)
         if value is None:
             continue
@@ -238,9 +238,9 @@ def _override(given: Given, overrides: Overrides) -> None:
             given.values[flag] = Value(texts, 0)
         if old is not None and old.texts != texts:
             given.note(f"line {old.line}: {flag} {' '.join(old.texts)[:40]} is replaced by {value}")
-    told = [flag for name, flag in TOLD_FLAGS.items() if name in overrides.values]
-    given.faults = [fault for fault in given.faults if fault.pointer not in told]
-    for flag in (flag for flag in told if flag in given.values):
+    supplied = [flag for name, flag in SUPPLIED_FLAGS.items() if name in overrides.values]
+    given.faults = [fault for fault in given.faults if fault.pointer not in supplied]
+    for flag in (flag for flag in supplied if flag in given.values):
         given.take(flag, given.values.pop(flag))  # refused as the file's own would be
 
 

@@ -501,7 +501,7 @@ _COSTLY: Mapping[str, str] = {
 }
 
 # Flags of the values that the user may supply, by glossary name.
-TOLD_FLAGS = {
+SUPPLIED_FLAGS = {
     "tensor_parallel_size": "--tensor-model-parallel-size",
     "pipeline_parallel_size": "--pipeline-model-parallel-size",
     "context_parallel_size": "--context-parallel-size",
