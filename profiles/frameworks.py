@@ -72,7 +72,16 @@ OPTION_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (),
     ),
     "offload_modules": (
-        ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"),
+        (
+            "attn_norm",
+            "qkv_linear",
+            "core_attn",
+            "attn_proj",
+            "mlp_norm",
+            "mlp_act",
+            "expert_fc1",
+            "moe_act",
+        ),
         ("all",),
     ),
 }
@@ -86,11 +95,16 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "offload_layers": (0.0, 1e4),
     "optimizer_offload_fraction": (0.01, 1.0),
     "secondary_shard_size": (1.0, 1024.0),
+    "sub_group_size": (1.0, 1e15),
     "cpu_update_interval": (1.0, 1000.0),
     "selected_gradient_share": (0.01, 1.0),
     "power_limit_w": (0.0, 1e9),  # each GPU has a range of its own
 }
-_WHOLE = {"secondary_shard_size": "ranks", "cpu_update_interval": "steps"}  # what a launch file counts
+_WHOLE = {
+    "secondary_shard_size": "ranks",
+    "cpu_update_interval": "steps",
+    "sub_group_size": "weights",
+}  # what a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
     "name", "stack", "weight_bytes", "optimizer_bytes", "own_gradient_bytes", "selective_keeps",
@@ -106,6 +120,7 @@ FP8_KERNELS = ("cudnn", "flash3")
 _DEDUPLICATING = ("deepep", "hybridep")
 # Of MaxText's ``remat_policy``, and what torchtitan replays.
 _FOREIGN_MODULES = ("attn_proj", "mlp_up", "every_second_mm")
+_FOREIGN_OFFLOADS = ("mlp_act",)  # MaxText's mlpwi
 # files of the directory that describe no framework
 _NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "flash4", "cudnn", "triton")
@@ -143,6 +158,7 @@ class FrameworkFacts:
     quantized_gathers: bool  # ZeRO-3 gathers all weights in 8 bits, cast for each gather and cast back
     quantized_reductions: bool  # ZeRO-3 sums gradients in 4 bits
     secondary_shard_size: float  # ranks with a second set of ZeRO-3's shards; 1: there is none
+    sub_group_size: float  # weights of which ZeRO-3 copies gradients to fp32 at a time; 0: it copies none
     secondary_in_forward: bool  # forward passes and replays gather from it too, not only backward passes
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
@@ -479,6 +495,10 @@ def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
         (
             "recompute_modules", bool(foreign), f"{facts.name}, which replays no {' or '.join(foreign)}",
             "mlp or full recomputation",
+        ),
+        (
+            "offload_modules", not {*sent}.isdisjoint(_FOREIGN_OFFLOADS) and facts.stack == "megatron-core",
+            f"{facts.name}, which sends no {' or '.join(_FOREIGN_OFFLOADS)}", "other modules",
         ),
         (
             "recompute_modules", "moe" in replayed and facts.overlap_experts, "overlap_experts = true",

@@ -10,6 +10,7 @@ from meshwright.launchers import export as common
 from meshwright.launchers.accelerate import export as accelerate
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
+from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.requirements import packages
 from meshwright.solver.cost.memory import STATE_BUFFERS, SWAPPED_GROUP, WEIGHT_BUFFERS, WEIGHTS_IN_CPU
 from meshwright.solver.cost.parameters import largest_tensor
@@ -166,8 +167,10 @@ def _zero(target: Target) -> dict[str, object]:
 
 def _stage_3(target: Target) -> dict[str, object]:
     """Return the settings of stage 3, with the options of ZeRO++ that are on."""
-    size = int(target.facts.secondary_shard_size)
+    size, group = int(target.facts.secondary_shard_size), target.facts.sub_group_size
+    usual = framework_facts("deepspeed").sub_group_size
     plus = {
+        "sub_group_size": int(group) if group != usual and target.config.offload == "none" else None,
         "zero_hpz_partition_size": size if size > 1 else None,
         "zero_quantized_weights": target.facts.quantized_gathers,
         "zero_quantized_gradients": target.facts.quantized_reductions,
@@ -246,8 +249,8 @@ def export(target: Target) -> ExportBundle:
 
 _WRITTEN = (  # framework options that the files state
     "launch_blocking", "gradient_dtype", "optimizer_offload_fraction", "quantized_gathers",
-    "quantized_reductions", "secondary_shard_size", "super_offload", "cpu_update_interval",
-    "selected_gradient_share",
+    "quantized_reductions", "secondary_shard_size", "sub_group_size", "super_offload",
+    "cpu_update_interval", "selected_gradient_share",
 )  # fmt: skip
 
 

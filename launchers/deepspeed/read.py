@@ -40,7 +40,6 @@ _SUPER = "zero_optimization.offload_optimizer.super_offload"
 _ZENFLOW = "zero_optimization.zenflow"
 _LEAST_SHARE = OPTION_NUMBERS["optimizer_offload_fraction"][0]
 _OFF = 0.051  # by which whole groups may miss a ratio before a note states it: one of 20
-_OWN_GROUP = 1e9  # elements of sub_group_size, where the file states none
 _NEAR = "zero_optimization.zero_hpz_partition_size"
 
 
@@ -73,8 +72,15 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     code = _code(fields, known)
     configuration = _configuration(fields, known, model, code, (zero, offload))
     options |= _zero_plus_plus(fields, zero, configuration.data_parallel_size)
-    options |= _share_offloaded(fields, model, configuration)
-    options |= _hidden_update(fields, model, configuration)
+    group = _group_size(fields)
+    options |= _share_offloaded(fields, model, configuration, group)
+    options |= _hidden_update(fields, model, configuration, group)
+    if (
+        zero == _SHARDED_WEIGHTS
+        and offload == "none"
+        and group != framework_facts("deepspeed").sub_group_size
+    ):
+        options |= {"sub_group_size": group}
     for name in fields.unread():
         if name.startswith("zero_optimization.") and name not in flag_names("deepspeed"):
             fields.fault(name, "is not a key of ZeRO's section")
@@ -224,22 +230,29 @@ def _zero_plus_plus(fields: Fields, zero: int, ranks: int) -> Options:
     return {name: value for name, value in found.items() if value}
 
 
-def _share_offloaded(fields: Fields, model: ModelSpec, configuration: Configuration) -> Options:
+def _group_size(fields: Fields) -> float:
+    """Return the weights that stage 3 updates together: those of one tensor at least."""
+    usual = framework_facts("deepspeed").sub_group_size
+    group = usual if fields.raw(_GROUP) == "auto" else fields.number(_GROUP, usual)
+    if group < 0 or group != int(group):  # zero/config.py: int, ge=0
+        fields.fault(_GROUP, "is not a whole number of 0 or more", nearest=f"{max(round(group), 0)}")
+    return max(group, 1.0)
+
+
+def _share_offloaded(
+    fields: Fields, model: ModelSpec, configuration: Configuration, group: float
+) -> Options:
     """Return the share of the states that the CPU updates: of whole groups of a shard's weights.
 
     Of n groups the first ``int((1 - ratio) n)`` stay on the GPU (stage3.py:1055).
     """
-    ratio, group = fields.number(_RATIO, 1.0), _OWN_GROUP
-    if fields.raw(_GROUP) != "auto":
-        group = fields.number(_GROUP, _OWN_GROUP)
-    if group < 0 or group != int(group):  # zero/config.py: int, ge=0
-        fields.fault(_GROUP, "is not a whole number of 0 or more", nearest=f"{max(round(group), 0)}")
+    ratio = fields.number(_RATIO, 1.0)
     if ratio == 1.0 or "optimizer" not in configuration.offload:
         return {}
     if configuration.zero_stage != _SHARDED_WEIGHTS:
         fields.fault(_RATIO, "DeepSpeed offloads a share of the states only under stage 3", allowed="1.0")
         return {}
-    groups = ceil(model.num_parameters() / configuration.zero_shard_size / max(group, 1.0))
+    groups = ceil(model.num_parameters() / configuration.zero_shard_size / group)
     share = 1.0 - int((1.0 - ratio) * groups) / groups
     if abs(share - ratio) > _OFF:
         fields.note(
@@ -257,7 +270,7 @@ def _share_offloaded(fields: Fields, model: ModelSpec, configuration: Configurat
     return {"optimizer_offload_fraction": share} if share < 1.0 else {}
 
 
-def _hidden_update(fields: Fields, model: ModelSpec, configuration: Configuration) -> Options:
+def _hidden_update(fields: Fields, model: ModelSpec, configuration: Configuration, group: float) -> Options:
     """Return the options of SuperOffload, which stage 3 alone reads, and of ZenFlow."""
     found: Options = {}
     asked = fields.flag(_SUPER)
@@ -270,15 +283,14 @@ def _hidden_update(fields: Fields, model: ModelSpec, configuration: Configuratio
     elif asked:
         automatic = fields.raw("gradient_clipping") == "auto"  # max_grad_norm of the trainer, 1.0
         clipped = automatic or fields.number("gradient_clipping", 0.0) > 0.0
-        size = _OWN_GROUP if fields.raw(_GROUP) == "auto" else fields.number(_GROUP, _OWN_GROUP)
-        groups = ceil(model.num_parameters() / configuration.zero_shard_size / max(size, 1.0))
+        groups = ceil(model.num_parameters() / configuration.zero_shard_size / group)
         if clipped or groups == 1:
             cause = "gradient_clipping is on" if clipped else "a rank has one group of sub_group_size"
             fields.note(f"super_offload: {cause}, so DeepSpeed updates after the backward pass")
         else:
             found["super_offload"] = True
             # a group ends with the tensor that fills it (stage3.py _create_fp16_sub_groups)
-            each = size < model.hidden_size**2 / configuration.zero_shard_size
+            each = group < model.hidden_size**2 / configuration.zero_shard_size
             count = "a group for every matrix" if each else f"{groups} groups of sub_group_size"
             if groups != UPDATE_GROUPS:
                 fields.note(f"super_offload: {count}, priced as {UPDATE_GROUPS} groups")

@@ -88,22 +88,50 @@ KEPT_BY: Mapping[str, tuple[str, ...]] = {
 }
 ALWAYS_KEPT = ("query_proj", "key_proj", "value_proj")
 ALWAYS_REPLAYED = "layernorm"
+# Modules of ``offload_modules``, and the tensors that go to the host as their inputs.
+LAYER_INPUT = "decoder_layer_input"
+SENT_BY: Mapping[str, tuple[str, ...]] = {
+    "attn_norm": (LAYER_INPUT,),
+    "core_attn": ALWAYS_KEPT,
+    "attn_proj": ("context",),
+    "mlp_norm": ("out_proj",),
+    "mlp_act": ("mlpwi_0", "mlpwi_1"),
+    "moe_act": ("moe_mlpwi_0", "moe_mlpwi_1"),
+}
 
 
 def remat_values(target: Target) -> dict[str, str]:
-    """Return the policy, and for selective recomputation the place of each tensor."""
-    if target.config.recompute_granularity == "full":
-        return {"remat_policy": "full"}
+    """Return the policy, and the place of each tensor where it names them."""
     replayed = target.facts.recomputed
-    places = dict.fromkeys(ALWAYS_KEPT, "device")
-    for module, names in KEPT_BY.items():
+    full = target.config.recompute_granularity == "full"
+    places = {} if full else dict.fromkeys(ALWAYS_KEPT, "device")
+    for module, names in KEPT_BY.items() if not full else ():
         places |= dict.fromkeys(names, "remat" if module in replayed else "device")
-    return {"remat_policy": "custom", **places}
+    sent = {name for module in _sent_modules(target) for name in SENT_BY[module]}
+    places |= {
+        name: "offload" for name in (LAYER_INPUT, *places) if name in sent and places.get(name) != "remat"
+    }
+    return {"remat_policy": "custom", **places} if places else {"remat_policy": "full"}
+
+
+def _sent_modules(target: Target) -> tuple[str, ...]:
+    if "activations" not in target.config.offload:
+        return ()
+    modules = target.facts.offload_modules
+    return tuple(SENT_BY) if modules == "all" else tuple(modules.split("+"))
 
 
 def tensors_have_names(target: Target) -> Iterator[FieldError]:
     """Require modules that MaxText's names of tensors can state."""
-    if target.config.recompute_granularity != "selective":
+    sent, full = _sent_modules(target), target.config.recompute_granularity == "full"
+    if unnamed := [module for module in sent if module not in SENT_BY]:
+        yield fault(
+            "offload_modules", f"MaxText has no name for the input of {', '.join(unnamed)}",
+            allowed=f"all, or {', '.join(SENT_BY)} joined by +",
+        )  # fmt: skip
+    elif sent and full and "attn_norm" not in sent:
+        yield fault("offload_modules", "a recomputed layer keeps its input alone", allowed="all, attn_norm")
+    if full:
         return
     replayed = target.facts.recomputed
     if ALWAYS_REPLAYED not in replayed or {*replayed} - {*KEPT_BY, ALWAYS_REPLAYED}:
@@ -291,6 +319,7 @@ def found_warnings(target: Target) -> Iterator[str]:
         written=(
             "launch_blocking",
             "recompute_modules",
+            "offload_modules",
             "gradient_dtype",
             "attention_kernel",
             "embedding_products",

@@ -12,7 +12,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from meshwright.launchers.flags import flags_of
-from meshwright.launchers.maxtext.export import ALWAYS_KEPT, ALWAYS_REPLAYED, AXES, KEPT_BY
+from meshwright.launchers.maxtext.export import (
+    ALWAYS_KEPT,
+    ALWAYS_REPLAYED,
+    AXES,
+    KEPT_BY,
+    LAYER_INPUT,
+    SENT_BY,
+)
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file
 from meshwright.launchers.reading.documents import DOCUMENTS, LocatedValue, document_of, names_held
@@ -205,6 +212,7 @@ def _configuration(fields: Fields, mesh: _Axes, model: ModelSpec) -> Configurati
     repeats = _repeats(fields, model, pp)
     micro, count = _batch(fields, mesh, dp)
     recompute = _recompute(fields)
+    offload = "activations" if _sent(fields) else "none"
     fields.stop()
     chunks = pp * repeats
     return Configuration(
@@ -223,6 +231,7 @@ def _configuration(fields: Fields, mesh: _Axes, model: ModelSpec) -> Configurati
         pipeline_schedule="none" if pp == 1 else "gpipe" if repeats == 1 else "looped_bfs",
         recompute_granularity=recompute,
         recompute_layers=model.num_layers if recompute == "full" else 0,
+        offload=offload,
         stage_layers=(model.num_layers // chunks,) * chunks,
     )
 
@@ -317,22 +326,44 @@ _KEPT: Mapping[str, tuple[str, ...]] = {
     "save_dot_except_mlp": (*ALWAYS_KEPT, *KEPT_BY["attn_proj"]),
     "save_qkv_proj": ALWAYS_KEPT,
 }
+_SENT: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj_offloaded": ALWAYS_KEPT,
+    "minimal_offloaded": (*ALWAYS_KEPT, *SENT_BY["mlp_norm"], *SENT_BY["mlp_act"]),
+}
 _FUSED = {"qkv_proj": ALWAYS_KEPT, "kv_proj": ("key_proj", "value_proj")}
 _NAMES = tuple(name for name, row in flags_of("maxtext").items() if row.sets == "option.recompute_modules")
 
 
 def _kept(fields: Fields) -> tuple[str, ...]:
-    """Return the tensors that stay on the device."""
+    """Return the tensors that are kept for the backward pass, on the device or the host."""
     policy = fields.choice("remat_policy")
-    places = {name: fields.choice(name) for name in _NAMES}
     if policy == "none":
         fields.note("remat_policy none replays every layer under scan_layers, as full does")
     if policy != "custom":
-        return _KEPT[policy]
-    for name in (name for name, place in places.items() if place == "offload"):
-        fields.fault(name, "tensors in host memory are not priced under MaxText", allowed="remat, device")
-    held = [name for name, place in places.items() if place == "device"]
+        return _SENT.get(policy) or _KEPT[policy]
+    return _custom(fields, "device", "offload")
+
+
+def _custom(fields: Fields, *places: str) -> tuple[str, ...]:
+    held = [name for name in _NAMES if fields.choice(name) in places]
     return tuple(one for name in held for one in _FUSED.get(name, (name,)))
+
+
+def _sent(fields: Fields) -> tuple[str, ...]:
+    """Return the modules with inputs in host memory; all of them if nothing that is kept stays."""
+    policy, kept = fields.choice("remat_policy"), {LAYER_INPUT, *_kept(fields)}
+    sent = {*(_custom(fields, "offload") if policy == "custom" else _SENT.get(policy, ()))}
+    named = {name for names in SENT_BY.values() for name in names}
+    for names in SENT_BY.values():
+        if len({*names} & sent) not in (0, len(names)):
+            lacking = ", ".join(name for name in names if name not in sent)
+            fields.fault(
+                next(name for name in names if name in sent),
+                f"is in host memory without {lacking}, which is not priced",
+                allowed=f"{' and '.join(names)} in one place",
+            )
+    modules = tuple(module for module, names in SENT_BY.items() if {*names} <= sent)
+    return ("all",) if modules and kept & named <= sent else modules
 
 
 def _recompute(fields: Fields) -> str:
@@ -369,6 +400,7 @@ def _options(fields: Fields, configuration: Configuration) -> Options:
     }
     replayed = _replayed(fields) if configuration.recompute_granularity == "selective" else _USUAL_MODULES
     found["recompute_modules"] = "" if replayed == _USUAL_MODULES else replayed
+    found["offload_modules"] = "" if (sent := "+".join(_sent(fields))) == "all" else sent
     return {name: value for name, value in sorted(found.items()) if value}
 
 

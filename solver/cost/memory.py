@@ -353,17 +353,20 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
     return routed.get(module, 0.0)
 
 
-def offloaded_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
+def offloaded_bytes(ctx: Context, kind: LayerKind, *, replayed: bool = False) -> FloatArray:
     """Return activations of one layer and micro-batch that go to the host where activations do.
 
-    All that the layer keeps, or the inputs of the modules of ``offload_modules`` (Megatron-LM d98e8a64
-    ``transformer_config.py offload_modules``); of a share of the layers, that share.
+    All that the layer keeps, or of that the inputs of the modules of ``offload_modules`` (Megatron-LM
+    d98e8a64 ``transformer_config.py offload_modules``); of a share of the layers, that share. A
+    ``replayed`` layer, one that is recomputed in full, keeps its input alone.
     """
-    kept, facts, model = layer_activation_bytes(ctx, kind), ctx.facts, ctx.model
+    facts, kept = ctx.facts, checkpoint_bytes(ctx) if replayed else layer_activation_bytes(ctx, kind)
     if facts.offload_modules != "all":
-        sent = (_module_input_bytes(ctx, kind, name) for name in facts.offload_modules.split("+"))
+        names = facts.offload_modules.split("+")
+        names = [name for name in names if name == LAYER_INPUT] if replayed else names
+        sent = (_module_input_bytes(ctx, kind, name) for name in names)
         kept = np.minimum(sum(sent, np.zeros_like(kept)), kept)
-    return kept * offloaded_layers(facts, model)
+    return kept * offloaded_layers(facts, ctx.model)
 
 
 def offloaded_layers(facts: FrameworkFacts, model: ModelSpec) -> float:
@@ -371,6 +374,8 @@ def offloaded_layers(facts: FrameworkFacts, model: ModelSpec) -> float:
     return min(facts.offload_layers / model.num_layers, 1.0) if facts.offload_layers else 1.0
 
 
+LAYER_INPUT = "attn_norm"  # the module that reads a layer's input
+_OF_MLP = ("mlp_norm", "mlp_act")
 _OF_ATTENTION = ("attn_norm", "qkv_linear", "core_attn", "attn_proj")
 
 
@@ -378,10 +383,11 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
     model, moe, t = ctx.model, ctx.model.moe, ctx.t
     rows = ctx.tokens * model.hidden_size * ctx.row_share
     heads, kv = model.num_attention_heads / t, np.maximum(model.num_kv_heads / t, 1.0)
-    if (module in _OF_ATTENTION and not model.mixes_tokens) or (module == "mlp_norm" and not model.has_mlp):
+    if (module in _OF_ATTENTION and not model.mixes_tokens) or (module in _OF_MLP and not model.has_mlp):
         return np.zeros_like(rows)
     routed = _routed_tokens(ctx) if kind == "moe" else np.zeros_like(rows)
-    width = (model.mlp_matrices - 1.0) * (moe.ffn_hidden_size if moe else 0)
+    matrices = model.mlp_matrices - 1.0
+    width, dense = matrices * (moe.ffn_hidden_size if moe else 0), matrices * (kind == "dense")
     inputs: dict[str, FloatArray] = {
         **dict.fromkeys(("attn_norm", "mlp_norm"), 2.0 * rows),
         "qkv_linear": _input_bytes(ctx, *ATTENTION_INPUT) * rows,
@@ -389,6 +395,7 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
         "attn_proj": 2.0 * ctx.tokens * heads * model.v_head_dim,
         "expert_fc1": _input_bytes(ctx, *MLP_INPUT, routed=True) * routed * model.expert_width,
         "moe_act": 2.0 * routed * width,
+        "mlp_act": 2.0 * ctx.tokens * dense * model.ffn_hidden_size / t,
     }
     return inputs[module]
 
@@ -497,6 +504,46 @@ def reducing_bytes(
     )
 
 
+# A flat copy of a group's gradients as they are kept, and the fp32 copy that it becomes: both at once.
+_COPIED_GRADIENT_BYTES = 2.0 + 4.0
+
+
+def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) -> FloatArray:
+    """Return the copies of gradients that an update makes of weights on one stage, (n,).
+
+    DeepSpeed flattens the gradients of a group and copies them to fp32 for the optimizer: of
+    ``sub_group_size`` weights of a shard under ZeRO-3, of the whole shard under ZeRO-1 and 2 (0.19.8
+    ``stage3.py _prepare_fp32_grad_for_sub_group``, ``stage_1_and_2.py step``). A plan with several stages
+    counts none.
+    """
+    stage, group = ctx.columns.zero_stage, ctx.facts.sub_group_size
+    if not group or not ctx.optimizer.fp32_copy:
+        return np.zeros_like(ctx.t)
+    counts = [*layout.cumulative[-1].tolist(), 1, 1]
+    dense, routed = (
+        sum(count * getattr(part, name) for count, part in zip(counts, trained, strict=True))
+        for name in ("dense", "routed")
+    )
+    shard = dense / ctx.dense_replicas.sharing + routed / ctx.expert_replicas.sharing
+    copied = np.where(stage == SHARD_WEIGHTS, np.minimum(group, shard), shard)
+    here = (stage > 0) & (ctx.p == 1) & ~ctx.offloads_optimizer
+    return np.where(here, _COPIED_GRADIENT_BYTES * copied, 0.0)
+
+
+def _pass_bytes(
+    layout: LayerLayout, ctx: Context, whole: list[FloatArray], kept: list[FloatArray]
+) -> FloatArray:
+    """Return the activations that all layers on one stage keep of a micro-batch, at most, (n,)."""
+    every = ctx.columns.recompute_layers == ALL_LAYERS
+    layers = [
+        np.where(every, of_replayed, of_whole) for of_whole, of_replayed in zip(whole, kept, strict=True)
+    ]
+    return sum(
+        (count * layer for count, layer in zip(layout.cumulative[-1].tolist(), layers, strict=True)),
+        np.zeros_like(ctx.t),
+    )
+
+
 def kept_free_words(problem: Problem, profile: Profile) -> str:
     """Return the memory that the accepted risk of running out keeps free, of each kind of GPU."""
     risk = problem.options.max_out_of_memory_probability
@@ -542,12 +589,13 @@ def out_of_memory_probability(peak_bytes: float, limit_bytes: float, sigma: floa
 # Memory of every part and row as prices: what the formulas of ``memory`` add up to.
 
 
-def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
+def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds, *, replayed: bool = False) -> PassSeconds:
     """Return how long each pass waits for offloaded activations on their way to or from the host.
 
-    Copies run on a stream of their own under the pass (Transformer Engine ``get_cpu_offload_context``).
+    Copies run on a stream of their own under the pass (Transformer Engine ``get_cpu_offload_context``); of
+    a ``replayed`` layer, whose backward pass replays it, under both.
     """
-    copied = offloaded_bytes(ctx, kind) / ctx.host.link_bytes_per_s
+    copied = offloaded_bytes(ctx, kind, replayed=replayed) / ctx.host.link_bytes_per_s
     copied = np.where(ctx.offloads_activations, copied, 0.0)
     return PassSeconds(
         forward=np.maximum(copied - passes.forward, 0.0),
@@ -581,7 +629,8 @@ def memory_prices(
 ) -> dict[str, FloatArray]:
     """Return the memory fields of RowPrices.
 
-    Offloaded activations leave two layers' on the GPU: one in use, one on its way. Where the backward pass
+    Offloaded activations leave two layers' on the GPU: one in use, one on its way; a replayed layer's are
+    its input, next to what its replay needs. Where the backward pass
     is split, a replayed layer keeps all its activations until its weight gradients are done; a micro-batch
     in flight is counted so from the start, so that a recomputed layer never weighs too little.
     """
@@ -616,30 +665,31 @@ def memory_prices(
     first = first + tower_bytes(ctx) if ctx.model.tower else first
     activations = [*layers, first, extra]
     largest = np.maximum.reduce(activations[:-2])
-    spilled, whole = ctx.offloads_activations, activations[:-2]
-    sent, here = largest, one
+    spilled, whole, inputs = ctx.offloads_activations, activations[:-2], checkpoint_bytes(ctx)
+    copying = zero
     if spilled.any():
         gone = [np.where(spilled, offloaded_bytes(ctx.of(one), one.kind), 0.0) for one in layout.kinds]
-        whole, sent = [a - b for a, b in zip(whole, gone, strict=True)], np.maximum.reduce(gone)
-        if ctx.facts.offload_modules == "all":
-            here = np.where(spilled, 1.0 - offloaded_layers(ctx.facts, ctx.model), 1.0)
+        gone_inputs = np.where(spilled, offloaded_bytes(ctx, "dense", replayed=True), 0.0)
+        every = ctx.columns.recompute_layers == ALL_LAYERS
+        copying = 2.0 * np.where(every, gone_inputs, np.maximum.reduce(gone))
+        whole = [a - b for a, b in zip(whole, gone, strict=True)]
+        inputs = inputs - gone_inputs
     split = ctx.splits_backward
-    kept = [np.where(split, layer, checkpoint_bytes(ctx) * here) for layer in whole]
+    kept = [np.where(split, layer, inputs) for layer in whole]
     cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
     # a second micro-batch computes a layer while the first exchanges tokens
     overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
-    waiting = np.where(spilled, 2.0 * sent, ctx.full * (largest + cast)) + np.where(
-        overlapping, largest, 0.0
-    )
+    waiting = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0)
     freed, layer = np.where(ctx.full, kept[-1], whole[-1]), trained[last - 1]
     ends = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     of_head, of_layer = reducing_bytes(ctx, ends, layer.dense + layer.routed, waiting, freed)
+    updating = _updated_bytes(ctx, layout, trained) - _pass_bytes(layout, ctx, whole, kept)
     bytes_of = {
         **held,
         "activation_bytes": np.stack([*whole, *activations[-2:]], axis=1),
         "checkpoint_bytes": np.stack([*kept, zero, zero], axis=1),
         "head_workspace_bytes": np.maximum(head_workspace_bytes(ctx) + cached, of_head),
-        "replay_workspace_bytes": np.maximum(waiting, of_layer),
+        "replay_workspace_bytes": np.maximum(np.maximum(waiting, of_layer), updating),
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
         + shard_buffer_bytes(ctx, weights[last - 1], layer=True),
     }

@@ -229,6 +229,7 @@ CASES: dict[str, dict[str, Target]] = {
             "maxtext", LLAMA_70B, replace(SHARDED, recompute_granularity="selective", recompute_layers=0)
         ),
         "llama-3.1-70b-stages": _for("maxtext", LLAMA_70B, MAXTEXT_STAGES),
+        "llama-3.1-70b-offloaded": _for("maxtext", LLAMA_70B, replace(SHARDED, offload="activations")),
         "mixtral-8x7b-experts": _for("maxtext", MIXTRAL, MAXTEXT_EXPERTS, 4096),
     },
     "ms-swift": {

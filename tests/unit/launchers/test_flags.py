@@ -48,7 +48,6 @@ NOT_OF_THE_STEP = {
     },
     "deepspeed": {
         "aio.intra_op_parallelism", "checkpoint.parallel_write", "data_parallel_group",
-        "zero_optimization.sub_group_size",
     },
     "llama-factory": {"sglang_tp_size"},
     "maxtext": {

@@ -143,7 +143,7 @@ def test_zenflow_and_superoffload_are_read_as_what_deepspeed_makes_of_them() -> 
 
 def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_are_refused() -> None:
     usual = read(3, stage3_max_live_parameters=1e9, sub_group_size="auto", stage3_prefetch_bucket_size=5e7)
-    other = read(3, stage3_max_live_parameters=3e9, sub_group_size=1e7, stage3_prefetch_bucket_size=1e8)
+    other = read(3, stage3_max_live_parameters=3e9, sub_group_size=1e9, stage3_prefetch_bucket_size=1e8)
     assert (usual.unread, other.unread) == ((), ())
     assert usual.workload == other.workload
     for name, value in (("contiguous_gradients", False), ("stage3_allgather_sequential", True)):
@@ -219,3 +219,14 @@ def test_a_refused_section_is_named_once_for_each_of_its_values() -> None:
         "sparse_attention.mode",
         "sparse_attention.block",
     ]
+
+
+def test_groups_of_an_update_are_priced_where_they_are_not_the_usual_ones() -> None:
+    def group(stage: int = 3, **sections: object) -> object:
+        return read(stage, **sections).workload.framework_options.get("sub_group_size")
+
+    assert group(sub_group_size=100_000_000) == 1e8
+    assert group(sub_group_size=0) == 1  # DeepSpeed fills a group with one tensor
+    assert group(sub_group_size=1e9) is group(sub_group_size="auto") is group() is None
+    assert group(2, sub_group_size=100_000_000) is None  # stage 3 alone has groups
+    assert group(sub_group_size=100_000_000, offload_optimizer=CPU) is None

@@ -66,10 +66,37 @@ def test_a_policy_is_what_it_keeps(policy: str, granularity: str, modules: str |
     assert found.workload.framework_options.get("recompute_modules") == modules
 
 
+_OFFLOADING = "remat_policy=custom query_proj=offload key_proj=offload value_proj=offload"
+
+
+@pytest.mark.parametrize(
+    ("words", "granularity", "sent"),
+    [
+        ("remat_policy=qkv_proj_offloaded", "selective", "core_attn"),
+        ("remat_policy=minimal_offloaded", "selective", "core_attn+mlp_norm+mlp_act"),
+        ("remat_policy=custom decoder_layer_input=offload", "full", None),  # all that it keeps
+        (_OFFLOADING, "selective", "core_attn"),
+        (f"{_OFFLOADING} decoder_layer_input=offload", "selective", None),
+        (f"{_OFFLOADING} context=offload out_proj=device", "selective", "core_attn+attn_proj"),
+    ],
+)
+def test_a_policy_names_the_tensors_that_go_to_the_host(
+    words: str, granularity: str, sent: str | None
+) -> None:
+    found = read(words)
+    assert (found.configuration.offload, found.configuration.recompute_granularity) == (
+        "activations", granularity,
+    )  # fmt: skip
+    assert found.workload.framework_options.get("offload_modules") == sent
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("remat_policy=minimal_offloaded", '"minimal_offloaded" is not priced'),
+        (
+            "remat_policy=custom query_proj=offload key_proj=device value_proj=device",
+            "is in host memory without key_proj, value_proj",
+        ),
         ("remat_policy=FULL", '"FULL" is not priced'),  # nnx_decoders.py stops: its check is exact
         ("ici_fsdp_parallelism=3", "3 ranks of fsdp, context and expert do not divide 4096 rows"),
         ("ici_context_parallelism=2", "all_gather of context ranks is not priced"),

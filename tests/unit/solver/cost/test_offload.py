@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
@@ -17,7 +19,12 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import Context, context_of, is_offloaded
-from meshwright.solver.cost.memory import outside_bytes
+from meshwright.solver.cost.memory import (
+    checkpoint_bytes,
+    layer_activation_bytes,
+    offloaded_bytes,
+    outside_bytes,
+)
 from meshwright.solver.cost.parameters import largest_tensor
 from meshwright.solver.cost.price import price, price_unsharded
 from meshwright.solver.cost.stages import RowPrices
@@ -339,3 +346,95 @@ def test_passes_that_bound_a_search_are_no_longer_than_priced_ones(offload: str,
     for name in ("forward_s", "backward_s", "replay_s"):
         assert (getattr(bound, name) <= getattr(whole, name) * (1 + 1e-12)).all(), name
     assert bound.forward_s[0, 0] > 0.2 * whole.forward_s[0, 0]
+
+
+# --------------------------------------------------------------------------------------------------
+# Activations on the host.
+
+MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "mlp_act")
+TOKENS = 1024
+
+
+def of_layer(modules: str = "all", **changes: object) -> Context:
+    """One stage of ``SMALL`` that sends activations."""
+    problem = on_drives()
+    work = replace(problem.workload, framework_options={"offload_modules": modules})
+    problem = replace(problem, workload=work, launcher="none")
+    run = a_run("activations", zero_stage=0, zero_shard_size=1, **changes)
+    return context_of(problem, Columns.of([run]), default_profile(problem.cluster, "deepspeed"))
+
+
+def test_a_replayed_layer_sends_its_input_and_a_whole_one_all_that_it_keeps() -> None:
+    ctx = of_layer()
+    sent = float(offloaded_bytes(ctx, "dense", replayed=True)[0])
+    assert sent == 2 * TOKENS * 8192  # 2 s b h
+    whole = float(offloaded_bytes(ctx, "dense")[0])
+    assert whole == float(layer_activation_bytes(ctx, "dense")[0]) > 10 * sent
+
+
+def test_a_replayed_layer_sends_nothing_of_modules_inside_it() -> None:
+    inside = of_layer("core_attn+mlp_act")
+    assert float(offloaded_bytes(inside, "dense", replayed=True)[0]) == 0.0
+    named = of_layer("attn_norm+core_attn")
+    assert float(offloaded_bytes(named, "dense", replayed=True)[0]) == 2 * TOKENS * 8192
+
+
+@settings(max_examples=40)
+@given(
+    st.sets(st.sampled_from(MODULES), min_size=1), st.sampled_from(["none", "selective", "full"]),
+    st.sampled_from([1, 2, 8]),
+)  # fmt: skip
+def test_no_layer_sends_more_than_it_keeps(names: set[str], recompute: str, tensor: int) -> None:
+    run = {"recompute_granularity": recompute, "recompute_layers": 4 if recompute == "full" else 0}
+    names |= {"core_attn"} if "attn_proj" in names else set()  # attn_proj goes with core_attn
+    for modules in ("all", "+".join(sorted(names))):
+        ctx = of_layer(modules, tensor_parallel_size=tensor, **run)
+        full = recompute == "full"
+        kept = checkpoint_bytes(ctx) if full else layer_activation_bytes(ctx, "dense")
+        assert 0.0 <= float(offloaded_bytes(ctx, "dense", replayed=full)[0]) <= float(kept[0])
+
+
+def test_a_recomputed_step_waits_for_the_inputs_of_its_layers_alone() -> None:
+    """On a link of 1 GB/s copies of 2 s b h are all that a pass waits for, beyond its own work."""
+    problem = replace(on_drives(), launcher="none")
+    group = problem.cluster.groups[0]
+    slow = replace(group, host_link_bytes_per_s=1e9)
+    problem = replace(problem, cluster=replace(problem.cluster, groups=(slow,)))
+    profile = default_profile(problem.cluster, "deepspeed")
+    run = a_run("none", zero_stage=0, zero_shard_size=1)
+    plain, sent = (
+        price(problem, Columns.of([replace(run, offload=word)]), profile)
+        for word in ("none", "activations")
+    )
+    copied = 2 * TOKENS * 8192 / 1e9
+    assert sent.forward_s[0, 0] == pytest.approx(max(plain.forward_s[0, 0], copied))
+    again = plain.backward_s[0, 0] + plain.replay_s[0, 0]
+    assert sent.backward_s[0, 0] + sent.replay_s[0, 0] == pytest.approx(max(again, copied))
+    assert sent.checkpoint_bytes[0, 0] == 0.0
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients that DeepSpeed copies to fp32 as it updates weights.
+
+
+@pytest.mark.parametrize(
+    ("stage", "group", "copied"),
+    [(3, 1e9, WHOLE / DP), (3, 1e6, 1e6), (2, 1e6, WHOLE / DP), (1, 1e6, WHOLE / DP), (0, 1e9, 0.0)],
+)
+def test_an_update_copies_a_group_of_gradients_to_fp32(stage: int, group: float, copied: float) -> None:
+    problem = on_drives()
+    work = replace(problem.workload, framework_options={"sub_group_size": group})
+    run = a_run("none", zero_stage=stage, zero_shard_size=DP if stage else 1)
+    found = price(
+        replace(problem, workload=work), Columns.of([run]), default_profile(problem.cluster, "deepspeed")
+    )
+    activations = 4 * 2 * TOKENS * 8192  # of four replayed layers, gone by then
+    updating = found.replay_workspace_bytes[0]
+    replaying = price(problem, Columns.of([replace(run, zero_stage=0, zero_shard_size=1)]),
+                      default_profile(problem.cluster, "deepspeed")).replay_workspace_bytes[0]  # fmt: skip
+    assert updating == pytest.approx(max(replaying, (2 + 4) * copied - activations), rel=1e-3)
+
+
+def test_states_on_the_host_are_updated_without_a_copy_on_the_gpu() -> None:
+    here, away = (priced(a_run(word)).replay_workspace_bytes[0] for word in ("none", "optimizer"))
+    assert away < here
