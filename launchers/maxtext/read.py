@@ -336,34 +336,39 @@ _NAMES = tuple(name for name, row in flags_of("maxtext").items() if row.sets == 
 
 def _kept(fields: Fields) -> tuple[str, ...]:
     """Return the tensors that are kept for the backward pass, on the device or the host."""
-    policy = fields.choice("remat_policy")
+    policy, places = fields.choice("remat_policy"), _places(fields)
     if policy == "none":
         fields.note("remat_policy none replays every layer under scan_layers, as full does")
     if policy != "custom":
         return _SENT.get(policy) or _KEPT[policy]
-    return _custom(fields, "device", "offload")
+    return tuple(name for name, place in places.items() if place != "remat")
 
 
-def _custom(fields: Fields, *places: str) -> tuple[str, ...]:
-    held = [name for name in _NAMES if fields.choice(name) in places]
-    return tuple(one for name in held for one in _FUSED.get(name, (name,)))
+def _places(fields: Fields) -> Mapping[str, str]:
+    """Return the place of each tensor that a custom policy names, by itself or as a part of a fused one."""
+    places = [(fields.choice(name), name) for name in _NAMES]
+    places.sort(key=lambda found: found[0] != "remat")  # a replayed fused tensor may be kept in parts
+    return {one: place for place, name in places for one in _FUSED.get(name, (name,))}
 
 
 def _sent(fields: Fields) -> tuple[str, ...]:
     """Return the modules with inputs in host memory; all of them if nothing that is kept stays."""
     policy, kept = fields.choice("remat_policy"), {LAYER_INPUT, *_kept(fields)}
-    sent = {*(_custom(fields, "offload") if policy == "custom" else _SENT.get(policy, ()))}
     named = {name for names in SENT_BY.values() for name in names}
+    sent = _SENT.get(policy, ())
+    if policy == "custom":
+        sent = tuple(name for name, place in _places(fields).items() if place == "offload")
+    for name in (one for one in sent if one not in named):
+        fields.fault(name, "this tensor in host memory is not priced", allowed="remat, device")
     for names in SENT_BY.values():
-        if len({*names} & sent) not in (0, len(names)):
-            lacking = ", ".join(name for name in names if name not in sent)
+        if lacking := [name for name in names if name not in sent and len({*names} & {*sent})]:
             fields.fault(
-                next(name for name in names if name in sent),
-                f"is in host memory without {lacking}, which is not priced",
+                lacking[0],
+                "is not in host memory like the other inputs of its module, which is not priced",
                 allowed=f"{' and '.join(names)} in one place",
             )
-    modules = tuple(module for module, names in SENT_BY.items() if {*names} <= sent)
-    return ("all",) if modules and kept & named <= sent else modules
+    modules = tuple(module for module, names in SENT_BY.items() if {*names} <= {*sent})
+    return ("all",) if modules and kept & named <= {*sent} else modules
 
 
 def _recompute(fields: Fields) -> str:

@@ -95,7 +95,7 @@ def test_a_policy_names_the_tensors_that_go_to_the_host(
     [
         (
             "remat_policy=custom query_proj=offload key_proj=device value_proj=device",
-            "is in host memory without key_proj, value_proj",
+            "key_proj: line 1: is not in host memory like",
         ),
         ("remat_policy=FULL", '"FULL" is not priced'),  # nnx_decoders.py stops: its check is exact
         ("ici_fsdp_parallelism=3", "3 ranks of fsdp, context and expert do not divide 4096 rows"),
