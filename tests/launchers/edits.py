@@ -384,7 +384,7 @@ def maxtext() -> list[Edit]:
         Edit("ranks that do not fill a node", plain,
              (("ici_fsdp_parallelism: 8", "ici_fsdp_parallelism: 5"),)),
         Edit("an unknown policy", plain, (("remat_policy: full", "remat_policy: some"),)),
-        Edit("a part of a module's input in host memory", kept, (("query_proj: device", "query_proj: offload"),)),
+        Edit("a part of an input in host memory", kept, (("query_proj: device", "query_proj: offload"),)),
         Edit("products in 8 bits", plain, (("steps: 10", "steps: 10\nquantization: fp8"),)),
     ]  # fmt: skip
 
