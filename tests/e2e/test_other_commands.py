@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.house import ROOMS
+from tests.processes.pace import pace
 from tests.processes.warm import Warm, run_warm
 
 ROOT = Path(__file__).parents[2]
@@ -262,6 +263,7 @@ def test_a_service_refuses_bad_input_as_the_planner_does(service: str) -> None:
 
 REFUSING = """
 import sys
+from tests.processes.pace import pace
 class Refusing:
     def find_spec(self, name, path=None, target=None):
         if name in {names!r}:
@@ -302,7 +304,7 @@ def main_job(tmp_path_factory: pytest.TempPathFactory) -> MainJob:
 
 def test_the_main_job_writes_launch_files_and_stops_its_service(main_job: MainJob) -> None:
     assert main_job.run.returncode == 0, main_job.run.stdout + main_job.run.stderr
-    assert main_job.user_s < 15
+    assert main_job.user_s < 15 * pace()
     (answer,) = main_job.out.glob("*/answer.json")
     plan = json.loads(answer.read_text())["plans"][0]
     assert plan["config"]["tensor_parallel_size"] * plan["config"]["pipeline_parallel_size"] <= 128

@@ -2,8 +2,9 @@
 
 Blocks of the language ``console`` run in order, in one empty folder. A block of another language with a
 title (``yaml title="a.yaml"``) is a file of that folder. Blocks of ``python`` run in order, in one process;
-a block of ``text`` behind one is what it prints. In what is shown ``…`` stands for any text, a
-line of it alone for any number of lines; times, addresses and random names may differ.
+a block of ``text`` behind one is what it prints. Stdout is compared, and the message of a command that
+prints nothing there: progress on stderr depends on the machine. In what is shown ``…`` stands for any text,
+a line of it alone for any number of lines; times, addresses and random names may differ.
 """
 
 import os
@@ -32,7 +33,7 @@ VARYING = [
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "…"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*"), "…"),
 ]
-_END = "\x1e"
+_END, _ERRORS = "\x1e", "\x1f"
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,14 @@ def run_page(text: str, folder: Path) -> Iterator[tuple[Exchange, list[str]]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
+    said = folder / "stderr"
     lines = ["trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
     for one in every:
-        lines += [one.command.replace(PORT, port), f"code=$?; printf '{_END}'; (exit $code)"]
+        lines += [
+            f"exec 2>'{said}'",
+            one.command.replace(PORT, port),
+            f"code=$?; printf '{_ERRORS}'; cat '{said}'; printf '{_END}'; (exit $code)",
+        ]
     run = subprocess.run(
         ["bash", "--norc", "-c", "\n".join(lines)],
         cwd=folder / "page", env=_environment(folder, port), stdout=subprocess.PIPE,
@@ -79,7 +85,8 @@ def run_page(text: str, folder: Path) -> Iterator[tuple[Exchange, list[str]]]:
     outputs = run.stdout.replace(port, PORT).split(_END)
     assert len(outputs) > len(every), f"the shell ended early: {outputs[-1]}"
     for one, output in zip(every, outputs, strict=False):
-        yield one, [line.rstrip() for line in output.rstrip("\n").splitlines()]
+        printed, _, message = output.partition(_ERRORS)
+        yield one, [line.rstrip() for line in (printed.strip("\n") or message.rstrip("\n")).splitlines()]
 
 
 def run_python(text: str, folder: Path) -> list[list[str]]:

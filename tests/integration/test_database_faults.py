@@ -21,6 +21,7 @@ from meshwright.service.jobs.states import Outcome
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.requests.parse import parse_problem
 from tests.builders import a_problem
+from tests.processes.pace import work_s
 from tests.processes.postgres_server import PostgresServer
 from tests.processes.servers import RedisServer, RunningServer, serving, until, working
 from tests.reliability.figures import measured
@@ -155,7 +156,7 @@ def test_f22_a_job_with_ten_thousand_plans_is_stored_and_read_in_pages(
     plans = [
         {"plan_id": f"plan-{rank}", "rank": rank, "body": "x" * 500} for rank in range(1, NUM_PLANS + 1)
     ]
-    started, started_cpu_s = time.monotonic(), time.process_time()
+    started, started_cpu_s = time.monotonic(), work_s()
     assert engine.complete(claim, Outcome(state="succeeded", answer={"status": "optimal"}, plans=plans))
     read: list[int] = []
     token: str | None = None
@@ -164,7 +165,7 @@ def test_f22_a_job_with_ten_thousand_plans_is_stored_and_read_in_pages(
         read += [plan["rank"] for plan in page.items]
         token = page.next_page_token
     assert read == list(range(1, NUM_PLANS + 1))
-    assert time.process_time() - started_cpu_s < 15.0
+    assert work_s() - started_cpu_s < 15.0
     measured(22, "stored and read in 50 pages", time.monotonic() - started, "s", on=database.dialect)
 
 

@@ -3,7 +3,8 @@
 While something is timed, a thread repeats a small piece of work and a short sleep. Whatever holds up what
 is timed (other processes, a neighbour on the same host) holds up the thread as well, so every repetition
 counts as long as the fastest one took. What waits lets the thread run on, and counts. What computes without
-leaving the interpreter to others holds the thread up, too: its promise is in CPU seconds.
+leaving the interpreter to others holds the thread up, too: its promise is in CPU seconds. The clock runs
+slower on a slower machine (``tests.processes.pace``).
 """
 
 import hashlib
@@ -11,6 +12,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tests.processes.pace import pace
 
 _SLEEP_S = 0.004
 _WORK = bytes(2**20)  # half a millisecond to hash
@@ -25,7 +28,7 @@ class QuietSeconds:
 
     @property
     def took_s(self) -> float:
-        return len(self._laps) * min(self._laps, default=0.0)
+        return len(self._laps) * min(self._laps, default=0.0) / pace()
 
     def run(self) -> None:
         while not self._ended.is_set():

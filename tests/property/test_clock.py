@@ -2,8 +2,8 @@
 
 Requests are drawn from the whole schema (``MESHWRIGHT_TEST_DRAWS=201`` draws 201 of them) and answered in a
 process of their own, which measures the most CPU seconds between two looks at the clock, those beyond a
-limit or a cancel, and its own largest resident memory. The clock itself counts CPU seconds there, so that
-a busy machine changes nothing.
+limit or a cancel, and its own largest resident memory. The clock itself counts CPU seconds there, and fewer
+on a slower machine (``tests.processes.pace``), so that neither a busy nor a slow one changes anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import sys
-import time
 from random import Random
 from typing import Any
 
@@ -168,26 +167,27 @@ def measured(raw: dict[str, Any], cancel_after_s: float) -> dict[str, Any]:
     from meshwright.solver import clock  # noqa: PLC0415
     from meshwright.solver.planner.plan import ask  # noqa: PLC0415
     from tests.processes.cpu_clock import count_cpu_seconds  # noqa: PLC0415
+    from tests.processes.pace import work_s  # noqa: PLC0415
 
     problem = parse_problem(raw)
     profile = default_profile(problem.cluster, problem.priced_as)
     count_cpu_seconds()
-    begun = looked = time.process_time()
+    begun = looked = work_s()
     longest, look = 0.0, clock.Watch.interrupted
 
     def noted(watch: clock.Watch, reserve_s: float = 0.0) -> bool:
         nonlocal looked, longest
-        now = time.process_time()
+        now = work_s()
         longest, looked = max(longest, now - looked), now
         return look(watch, reserve_s)
 
     def stop() -> bool:
-        return time.process_time() - begun > cancel_after_s
+        return work_s() - begun > cancel_after_s
 
     clock.Watch.interrupted = noted  # type: ignore[assignment,method-assign]
     answer = ask(problem, profile, should_stop=stop)
     clock.Watch.interrupted = look  # type: ignore[method-assign]
-    end = time.process_time()
+    end = work_s()
     return {
         "status": answer.status,
         "plans": len(answer.plans),

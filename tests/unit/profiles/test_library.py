@@ -31,6 +31,7 @@ from meshwright.profiles.library import (
 )
 from meshwright.profiles.reading import FieldReader
 from meshwright.profiles.units import GIB, MIB
+from tests.processes.pace import pace
 
 # every slug that occurs in the measured runs, and every type that users were promised
 REQUIRED_GPUS = [
@@ -231,7 +232,9 @@ def test_import_and_one_look_up_of_each_kind_are_quick() -> None:
         )
         for _ in range(3)
     )
-    assert any(one < 0.25 for one in took_s)  # CPU seconds at best: neighbours on a core take of its caches
+    assert any(
+        one < 0.25 * pace() for one in took_s
+    )  # CPU seconds at best: neighbours on a core take of its caches
 
 
 def test_a_second_look_up_reads_no_file() -> None:

@@ -1,5 +1,4 @@
 import json
-import time
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from meshwright.profiles.operators.tables import (
     tables_from_json,
 )
 from tests.builders import a_gpu
+from tests.processes.pace import work_s
 
 
 def seconds_of(table: OperatorTable, *arguments: ArrayLike) -> FloatArray:
@@ -410,7 +410,7 @@ def test_a_million_products_take_less_than_half_a_second() -> None:
     measured_gemm_s(*sizes, tables=tables)
     best = np.inf
     for _ in range(3):
-        start = time.process_time()
+        start = work_s()
         measured_gemm_s(*sizes, tables=tables)
-        best = min(best, time.process_time() - start)
+        best = min(best, work_s() - start)
     assert best < 0.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from meshwright.profiles.model_parts import RotaryScaling
 from meshwright.solver.configuration import Configuration
 from tests.launchers.cases import CASES, LLAMA_70B, MIXTRAL, target
 from tests.launchers.megatron_arguments import parser, recompute_layers, stage_layers, words, zero_stage
+from tests.processes.pace import work_s
 
 
 def read_back(found: Target) -> Configuration:
@@ -514,10 +514,10 @@ def test_a_damaged_script_is_read_or_refused(data: st.DataObject) -> None:
     ids=["doubled", "doubled array", "nested defaults", "nested sums", "comments", "assignments"],
 )
 def test_a_script_that_would_never_end_is_refused_at_once(text: str) -> None:
-    began = time.process_time()
+    began = work_s()
     with pytest.raises(InvalidProblemError):
         read_launch_file(text)
-    assert time.process_time() - began < 5.0
+    assert work_s() - began < 5.0
 
 
 def test_yarn_of_plain_attention_is_read_with_its_own_numbers_and_megatrons_defaults() -> None:

@@ -1,6 +1,5 @@
 """Ways to finish a job: their seconds add up, the batch is kept, what cannot be is said."""
 
-import time
 from dataclasses import replace
 from functools import cache
 
@@ -20,6 +19,7 @@ from meshwright.solver.configuration import plan_id_of
 from meshwright.solver.cost.objective import slowdown
 from meshwright.solver.explain.remedies import first_plans
 from meshwright.solver.problem import Problem, problem_digest
+from tests.processes.pace import work_s
 
 STEPS = {"steps_done": 1000, "steps_total": 5000, "saved_step": 900}
 
@@ -235,10 +235,10 @@ def test_what_cannot_have_happened_is_refused(body: dict[str, object], pointer: 
 
 
 def test_a_cluster_of_a_million_gpus_is_answered_within_bounds() -> None:
-    began_s = time.process_time()
+    began_s = work_s()
     found = answered(num_nodes=125_000, **ANY_LAYOUT)
     assert way(found, "as it is").layout.config == running()[2].config
-    assert time.process_time() - began_s < 15
+    assert work_s() - began_s < 15
 
 
 def test_a_padded_vocabulary_is_the_same_model() -> None:
