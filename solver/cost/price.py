@@ -177,7 +177,8 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     passes = _passes(ctx, kind, launching, busy, (compute, tensor))
     replay = np.zeros_like(ctx.t)
     if ctx.full.any():
-        replay = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
+        again_s = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
+        replay = np.where(ctx.full, again_s, 0.0)
     if ctx.offloads_activations.any():
         waits = spilled_s(ctx, kind, replace(passes, backward=passes.backward + replay))
         replay = replay + np.where(ctx.full, waits.backward, 0.0)
