@@ -353,19 +353,19 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
     return routed.get(module, 0.0)
 
 
-def offloaded_bytes(ctx: Context, kind: LayerKind, *, replayed: bool = False) -> FloatArray:
+def offloaded_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     """Return activations of one layer and micro-batch that go to the host where activations do.
 
     All that the layer keeps, or of that the inputs of the modules of ``offload_modules`` (Megatron-LM
-    d98e8a64 ``transformer_config.py offload_modules``); of a share of the layers, that share. A
-    ``replayed`` layer, one that is recomputed in full, keeps its input alone.
+    d98e8a64 ``transformer_config.py offload_modules``); of a share of the layers, that share. Under full
+    recomputation these are the inputs of replayed layers; other layers' activations stay.
     """
-    facts, kept = ctx.facts, checkpoint_bytes(ctx) if replayed else layer_activation_bytes(ctx, kind)
+    facts, kept = ctx.facts, np.where(ctx.full, checkpoint_bytes(ctx), layer_activation_bytes(ctx, kind))
     if facts.offload_modules != "all":
         names = facts.offload_modules.split("+")
-        names = [name for name in names if name == LAYER_INPUT] if replayed else names
-        sent = (_module_input_bytes(ctx, kind, name) for name in names)
-        kept = np.minimum(sum(sent, np.zeros_like(kept)), kept)
+        sent = {name: _module_input_bytes(ctx, kind, name) for name in names}
+        every = sum(sent.values(), np.zeros_like(kept))
+        kept = np.minimum(np.where(ctx.full, sent.get(LAYER_INPUT, 0.0), every), kept)
     return kept * offloaded_layers(facts, ctx.model)
 
 
@@ -533,11 +533,8 @@ def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) ->
 def _pass_bytes(
     layout: LayerLayout, ctx: Context, whole: list[FloatArray], kept: list[FloatArray]
 ) -> FloatArray:
-    """Return the activations that all layers on one stage keep of a micro-batch, at most, (n,)."""
-    every = ctx.columns.recompute_layers == ALL_LAYERS
-    layers = [
-        np.where(every, of_replayed, of_whole) for of_whole, of_replayed in zip(whole, kept, strict=True)
-    ]
+    """Return what all layers on one stage keep of a micro-batch, replayed where some are, (n,)."""
+    layers = [np.where(ctx.full, replayed, plain) for plain, replayed in zip(whole, kept, strict=True)]
     return sum(
         (count * layer for count, layer in zip(layout.cumulative[-1].tolist(), layers, strict=True)),
         np.zeros_like(ctx.t),
@@ -589,13 +586,12 @@ def out_of_memory_probability(peak_bytes: float, limit_bytes: float, sigma: floa
 # Memory of every part and row as prices: what the formulas of ``memory`` add up to.
 
 
-def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds, *, replayed: bool = False) -> PassSeconds:
+def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
     """Return how long each pass waits for offloaded activations on their way to or from the host.
 
-    Copies run on a stream of their own under the pass (Transformer Engine ``get_cpu_offload_context``); of
-    a ``replayed`` layer, whose backward pass replays it, under both.
+    Copies run on a stream of their own under the pass (Transformer Engine ``get_cpu_offload_context``).
     """
-    copied = offloaded_bytes(ctx, kind, replayed=replayed) / ctx.host.link_bytes_per_s
+    copied = offloaded_bytes(ctx, kind) / ctx.host.link_bytes_per_s
     copied = np.where(ctx.offloads_activations, copied, 0.0)
     return PassSeconds(
         forward=np.maximum(copied - passes.forward, 0.0),
@@ -665,15 +661,12 @@ def memory_prices(
     first = first + tower_bytes(ctx) if ctx.model.tower else first
     activations = [*layers, first, extra]
     largest = np.maximum.reduce(activations[:-2])
-    spilled, whole, inputs = ctx.offloads_activations, activations[:-2], checkpoint_bytes(ctx)
-    copying = zero
-    if spilled.any():
+    whole, inputs, copying = activations[:-2], checkpoint_bytes(ctx), zero
+    if (spilled := ctx.offloads_activations).any():
         gone = [np.where(spilled, offloaded_bytes(ctx.of(one), one.kind), 0.0) for one in layout.kinds]
-        gone_inputs = np.where(spilled, offloaded_bytes(ctx, "dense", replayed=True), 0.0)
-        every = ctx.columns.recompute_layers == ALL_LAYERS
-        copying = 2.0 * np.where(every, gone_inputs, np.maximum.reduce(gone))
-        whole = [a - b for a, b in zip(whole, gone, strict=True)]
-        inputs = inputs - gone_inputs
+        whole = [np.where(ctx.full, a, a - b) for a, b in zip(whole, gone, strict=True)]
+        copying = 2.0 * np.maximum.reduce(gone)
+        inputs = inputs - np.where(ctx.full, gone[0], 0.0)  # of each layer alike
     split = ctx.splits_backward
     kept = [np.where(split, layer, inputs) for layer in whole]
     cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())

@@ -177,9 +177,12 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     passes = _passes(ctx, kind, launching, busy, (compute, tensor))
     replay = np.zeros_like(ctx.t)
     if ctx.full.any():
-        replay = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
+        again_s = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
+        replay = np.where(ctx.full, again_s, 0.0)
     if ctx.offloads_activations.any():
-        passes, replay = _with_copies(ctx, kind, passes, replay)
+        waits = spilled_s(ctx, kind, replace(passes, backward=passes.backward + replay))
+        replay = replay + np.where(ctx.full, waits.backward, 0.0)
+        passes += replace(waits, backward=np.where(ctx.full, 0.0, waits.backward))
     matrices = float(sum(np.max(gemm.count) for gemm in layer_gemms(ctx, kind) if not gemm.grouped))
     gathers = weight_gathers(ctx, weights, trained, passes, matrices=matrices)
     causes = {
@@ -201,24 +204,6 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         replay=np.where(ctx.full, replay, 0.0),
         causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
-
-
-def _with_copies(
-    ctx: Context, kind: LayerKind, passes: PassSeconds, replay: FloatArray
-) -> tuple[PassSeconds, FloatArray]:
-    """Return passes and replay with the waits for copies of activations to and from the host.
-
-    Where only some layers are replayed, their replay is shorter by what they do not wait for.
-    """
-    whole = spilled_s(ctx, kind, passes)
-    inputs = spilled_s(ctx, kind, replace(passes, backward=passes.backward + replay), replayed=True)
-    every = ctx.columns.recompute_layers == ALL_LAYERS
-    waits = PassSeconds(
-        forward=np.where(every, inputs.forward, whole.forward),
-        backward=np.where(every, inputs.backward, whole.backward),
-    )
-    spared = whole.forward + whole.backward - inputs.forward - inputs.backward
-    return passes + waits, np.where(every, replay, np.maximum(replay - spared, 0.0))
 
 
 def _unreplayed_s(
