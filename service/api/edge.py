@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -10,10 +11,11 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from ipaddress import ip_address
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from meshwright.service.api.errors import RETRY_AFTER_S
 from meshwright.service.api.metrics import Metrics
 from meshwright.service.api.problems import CLIENT_LEFT, NO_PAGE, problem_response
 from meshwright.service.telemetry import REQUESTS, about
@@ -52,6 +54,10 @@ class Edge:
         with about(request_id=request_id):
             try:
                 await self._serve(scope, receive, sent, headers)
+            except asyncio.CancelledError:
+                if sent.status != CLIENT_LEFT:  # its answer has begun
+                    raise
+                await _cut_short(Request(scope))(scope, receive, sent)
             except Exception:
                 sent.status = 500  # a bug: the layer outside of this one answers
                 raise
@@ -83,6 +89,14 @@ class Edge:
                 "data": {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
             },
         )
+
+
+def _cut_short(request: Request) -> Response:
+    """Answer what a server that stops could not finish within its grace period."""
+    return problem_response(
+        request, 503, code="stopping", detail="this server is being stopped; ask again in a moment",
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )  # fmt: skip
 
 
 class _Sent:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +16,14 @@ from typing import Any
 from sqlalchemy import update
 
 from meshwright.service.auth.keys import MAX_TITLE, SCOPES, TENANT
+from meshwright.service.auth.provider import TIMEOUT_S, Provider
 from meshwright.service.db import key_records
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import api_keys
-from meshwright.service.errors import BusyError, ForbiddenError, UnauthorizedError
+from meshwright.service.errors import ForbiddenError, UnauthorizedError
 from meshwright.service.settings import Settings
 
-TIMEOUT_S = 10.0
 ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-_AWAY = "the sign-in provider did not answer correctly; try again in a moment"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -53,8 +51,7 @@ class People:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings = settings
         self._database = database
-        self._lock = threading.Lock()
-        self._metadata: Mapping[str, Any] | None = None
+        self._provider = Provider(str(settings.oidc_issuer))
 
     @property
     def is_on(self) -> bool:
@@ -65,11 +62,11 @@ class People:
         """Return the provider's page that a browser is sent to.
 
         Raises:
-            BusyError: the provider does not answer.
+            BusyError: the provider does not answer, or many sign in at once.
         """
-        with self._client(redirect_uri) as client:
+        with self._provider.turn(), self._client(redirect_uri) as client:
             address, _ = client.create_authorization_url(
-                self._about_provider()["authorization_endpoint"],
+                self._provider.metadata()["authorization_endpoint"],
                 state=attempt.state, nonce=attempt.nonce, code_verifier=attempt.verifier,
             )  # fmt: skip
         return str(address)
@@ -78,29 +75,32 @@ class People:
         """Return the id of the key of whoever has come back with ``code``.
 
         Raises:
-            BusyError: the provider does not answer.
+            BusyError: the provider does not answer, or many sign in at once.
             UnauthorizedError: it does not confirm the code, or its token is not valid.
             ForbiddenError: the person was revoked here, or is of no tenant.
         """
         from authlib.integrations.base_client import OAuthError  # noqa: PLC0415 - 0.2 s of a server's start
-        from httpx import HTTPError  # noqa: PLC0415 - the same
 
-        endpoint = self._about_provider()["token_endpoint"]
-        try:
-            with self._client(redirect_uri) as client:
+        with self._provider.turn():
+            endpoint = self._provider.metadata()["token_endpoint"]
+
+            def confirm(client: Any) -> str:  # noqa: ANN401 - Authlib is loaded by the first sign-in
                 token = client.fetch_token(endpoint, code=code, code_verifier=attempt.verifier)
-        except OAuthError:
-            raise UnauthorizedError("the sign-in provider does not confirm this sign-in") from None
-        except (HTTPError, ValueError):
-            raise BusyError(_AWAY) from None
-        return self._key_of(self._claims(str(token.get("id_token", "")), attempt))
+                return str(token.get("id_token", ""))
+
+            try:
+                id_token = self._provider.asked(self._client(redirect_uri), confirm, OAuthError)
+            except OAuthError:
+                raise UnauthorizedError("the sign-in provider does not confirm this sign-in") from None
+            claims = self._claims(id_token, attempt)
+        return self._key_of(claims)
 
     def _claims(self, id_token: str, attempt: Attempt) -> Mapping[str, Any]:
         from joserfc import jwt  # noqa: PLC0415 - with cryptography, .1 s of a server's start
         from joserfc.errors import JoseError  # noqa: PLC0415 - the same
         from joserfc.jwk import KeySet  # noqa: PLC0415 - the same
 
-        keys = self._fetched(self._about_provider()["jwks_uri"])
+        keys = self._provider.document(self._provider.metadata()["jwks_uri"])
         wanted = jwt.JWTClaimsRegistry(
             leeway=60,
             iss={"essential": True, "value": str(self._settings.oidc_issuer)},
@@ -159,20 +159,6 @@ class People:
         submitters = _names(self._settings.oidc_submit_groups)
         return SCOPES[1] if not submitters or groups & submitters else SCOPES[0]
 
-    def _about_provider(self) -> Mapping[str, Any]:
-        """Return the provider's metadata (OpenID Connect Discovery 1.0), asked for once."""
-        with self._lock:
-            if self._metadata is None:
-                issuer = str(self._settings.oidc_issuer)
-                found = self._fetched(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-                needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-                if found.get("issuer") != issuer or not all(
-                    isinstance(found.get(one), str) for one in needed
-                ):
-                    raise BusyError(_AWAY)
-                self._metadata = found
-            return self._metadata
-
     def _client(self, redirect_uri: str) -> Any:  # noqa: ANN401 - Authlib is loaded by the first sign-in
         from authlib.integrations.httpx_client import OAuth2Client  # noqa: PLC0415 - 0.2 s of a server's start
 
@@ -186,17 +172,6 @@ class People:
             code_challenge_method="S256",
             timeout=TIMEOUT_S,
         )
-
-    def _fetched(self, address: str) -> Mapping[str, Any]:
-        import httpx  # noqa: PLC0415 - 0.1 s of a server's start
-
-        try:
-            found = httpx.get(address, timeout=TIMEOUT_S).raise_for_status().json()
-        except (httpx.HTTPError, ValueError):
-            raise BusyError(_AWAY) from None
-        if not isinstance(found, dict):
-            raise BusyError(_AWAY)
-        return found
 
 
 def _names(listed: str) -> set[str]:

@@ -30,7 +30,7 @@ from sqlalchemy.exc import IntegrityError
 from meshwright.service.db.clock import CLOCK, MIN_STEP_S, ClockWatch, now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import MOVED, keep_found
-from meshwright.service.db.tables import is_queued, jobs, leaders
+from meshwright.service.db.tables import is_queued, jobs, leaders, verifications
 from meshwright.service.jobs.states import MAX_ATTEMPTS, QueueCleanup
 from meshwright.service.jobs.sweep_jobs import is_sweep
 
@@ -96,7 +96,9 @@ def sweep(connection: Connection) -> QueueCleanup:
 
 
 def move_moments(connection: Connection, step_s: float, *, age_s: float, longest_lease_s: float) -> None:
-    """Move the deadlines and leases of open jobs with a clock that was set: they are spans of time.
+    """Move deadlines and leases of open jobs, and claims of verifications, with a clock that was set.
+
+    They are spans of time.
 
     What was written after the step stays. Where that is not known, the later of the two moments counts.
 
@@ -115,6 +117,11 @@ def move_moments(connection: Connection, step_s: float, *, age_s: float, longest
     before = lease + step_s <= latest if step_s > 0 else lease > latest
     running = update(jobs).where(jobs.c.id.in_(_free(jobs.c.state == "running", before)))
     connection.execute(running.values(lease_expires_at_s=lease + step_s))
+    latest = now_s() + SLACK_S  # a claim that was made or renewed under this clock
+    claimed = verifications.c.claimed_at_s
+    before = claimed + step_s <= latest if step_s > 0 else claimed > latest
+    built = update(verifications).where(verifications.c.state == "running", before)
+    connection.execute(built.values(claimed_at_s=claimed + step_s))
 
 
 def _note_moved(connection: Connection, moved_s: float) -> None:

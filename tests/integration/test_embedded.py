@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,34 @@ def test_ctrl_c_in_the_terminal_ends_everything_quietly_even_while_it_starts(tmp
         _, said = server.communicate(timeout=20)
     assert server.returncode == 0
     assert "Traceback" not in said
+
+
+SLOW = f"""import pathlib, time
+from meshwright.service.api.routes import predictions
+def own_of_body(*_):
+    with pathlib.Path({{arrived!r}}).open("a") as file:
+        file.write("one ")
+    time.sleep(5)
+predictions.own_of_body = own_of_body
+{SERVE}"""
+
+
+def test_requests_that_a_stopping_server_cannot_finish_are_to_be_sent_again(tmp_path: Path) -> None:
+    settings = {**settings_in(tmp_path), "workers": "0", "grace_s": "1"}
+    arrived = tmp_path / "arrived"
+    start = SLOW.format(arrived=str(arrived))
+    with serving(settings, start=start) as running, ThreadPoolExecutor(4) as pool:
+        address = f"{running.url}/v1/predictions"
+        asked = [
+            pool.submit(httpx.post, address, json={"problem": PROBLEM}, timeout=HANGS_S) for _ in range(4)
+        ]
+        until(lambda: arrived.exists() and arrived.read_text() == "one " * len(asked))
+        running.process.terminate()
+        answers = [one.result() for one in asked]
+        assert running.process.wait(HANGS_S) == 0
+    assert {(one.status_code, one.headers["retry-after"], one.json()["type"]) for one in answers} == {
+        (503, "2", "urn:meshwright:problem:stopping")
+    }
 
 
 def test_an_open_long_poll_does_not_hold_up_the_servers_end(tmp_path: Path) -> None:

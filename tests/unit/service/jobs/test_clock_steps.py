@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, insert, select
 
-from meshwright.service.db.clock import ClockWatch
+from meshwright.service.db.clock import ClockWatch, now_s
 from meshwright.service.db.database import Database
+from meshwright.service.db.tables import verifications
 from meshwright.service.jobs.engine import JobEngine
 from tests.served.job_records import add_job, claimed, job_in
 from tests.served.migrated import migrated
@@ -195,3 +196,28 @@ def test_a_machine_that_slept_alone_moves_nothing_when_it_leads_later(
     clocks.pass_by(301.0)
     assert tick(sleeper, "sleeper")  # 4 001 s after the job was submitted
     assert job_in(database, "waiting").state == "expired"
+
+
+@STEPS
+def test_a_verification_is_claimed_for_as_long_as_before_whatever_the_clock_says(
+    database: Database, clocks: Clocks, worker: Callable[[], JobEngine], step_s: float
+) -> None:
+    leader = worker()
+    assert tick(leader, "leader")
+
+    def age_s() -> float:
+        with database.read() as connection:
+            return float(connection.execute(select(now_s() - verifications.c.claimed_at_s)).scalar_one())
+
+    with database.write() as connection:
+        connection.execute(
+            insert(verifications).values(
+                tenant="", plan_id="plan", state="running", asked_at_s=now_s(), claimed_at_s=now_s(),
+                fence=1, attempts=1,
+            )
+        )  # fmt: skip
+    clocks.pass_by(3.0)
+    clocks.now_s += step_s
+    clocks.pass_by(1.0)
+    assert tick(leader, "leader")
+    assert age_s() == pytest.approx(4.0, abs=0.1)  # a day more, or a day less, without the move

@@ -1,6 +1,12 @@
 """Sign-in at an OpenID Connect provider, which is a real one on a thread."""
 
+import socket
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
@@ -10,10 +16,14 @@ from joserfc.jwk import RSAKey
 
 from meshwright.service.api.app import create_app
 from meshwright.service.auth.keys import Keys
+from meshwright.service.auth.provider import FAULT_S, MAX_AT_ONCE, METADATA_S, TIMEOUT_S
+from meshwright.service.auth.provider import Provider as SignInProvider
 from meshwright.service.db.database import Database
+from meshwright.service.errors import BusyError
 from meshwright.service.settings import Settings
 from meshwright.service.web.install import install
 from tests.processes.oidc_provider import CLIENT, SECRET, Provider, a_provider
+from tests.processes.quiet_clock import quiet_seconds
 from tests.served.api_client import BODY
 
 
@@ -130,3 +140,93 @@ def test_without_a_provider_there_is_no_such_address(client: TestClient) -> None
     install(client.app)  # type: ignore[arg-type]
     assert client.get("/sign-in/oidc").status_code == 404
     assert client.get("/sign-in/oidc/callback?code=x&state=y").status_code == 404
+
+
+# --------------------------------------------------------------------------------------------------
+# A provider that hangs, or answers nonsense.
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_no_thread_waits_for_another_one_s_request_and_a_fault_is_remembered(silent: str) -> None:
+    """Of 60 sign-ins four wait for a provider without a word; all others are refused at once."""
+    provider, asked = SignInProvider(silent), Counter[str]()
+
+    def sign_in() -> None:
+        try:
+            with provider.turn():
+                asked["waited"] += 1
+                provider.metadata()
+        except BusyError as fault:
+            asked[str(fault)[:21]] += 1
+
+    with quiet_seconds() as clock, ThreadPoolExecutor(60) as pool:
+        list(pool.map(lambda _: sign_in(), range(60)))
+    assert asked["waited"] == MAX_AT_ONCE == 4
+    assert asked["as many people are sign"[:21]] == 56
+    assert clock.took_s < 2 * TIMEOUT_S  # not 60 times as long, one behind the other
+    with pytest.raises(BusyError, match="did not answer"), provider.turn():  # without asking again
+        raise AssertionError("a turn was given")
+
+
+def test_metadata_are_kept_and_the_old_ones_count_while_the_provider_is_away() -> None:
+    now = [0.0]
+    with a_provider() as running:
+        provider = SignInProvider(running.url, clock_s=lambda: now[0])
+        known = provider.metadata()
+        assert provider.metadata() is known
+    now[0] = 2 * METADATA_S
+    assert provider.metadata() is known
+    with pytest.raises(BusyError), provider.turn():  # but that it is away is remembered
+        pass
+    now[0] += FAULT_S
+    with provider.turn():
+        pass
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b"[]", b"\xff\xfe", b"{}" + b" " * 2**20, b'{"issuer": 7}', b""],
+    ids=["deep", "a list", "no text", "too long", "no addresses", "nothing"],
+)
+def test_whatever_a_provider_says_wrong_is_its_fault_and_not_a_bug(body: bytes) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(BusyError, match="did not answer correctly"):
+            SignInProvider(f"http://127.0.0.1:{server.server_port}").metadata()
+        server.shutdown()
+
+
+def test_an_answer_that_comes_drop_by_drop_is_not_waited_for() -> None:
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not ended.wait(0.2):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,), daemon=True)
+        thread.start()
+        with quiet_seconds() as clock, pytest.raises(BusyError):
+            SignInProvider(f"http://127.0.0.1:{listener.getsockname()[1]}").metadata()
+        assert clock.took_s < 2 * TIMEOUT_S + 2.0
+        ended.set()
+        thread.join()
