@@ -29,7 +29,7 @@ test: $(STAMP) ## all tests, with their own PostgreSQL and Redis; WITH=torch, WI
 ifdef WITH
 	@OMP_NUM_THREADS=1 MESHWRIGHT_TEST_TORCH=1 MESHWRIGHT_TEST_BROWSER=1 .ci/environment $(WITH) python -m pytest tests/$(WITH) $(ARGS)
 else
-	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10
 endif
 
 check: $(STAMP) ## rules and format (ruff), types (mypy --strict), layering (import-linter), migrations (squawk)
