@@ -80,6 +80,11 @@ def faults_as(renamed: Callable[[FieldError], FieldError]) -> Iterator[None]:
         raise InvalidProblemError(map(renamed, fault.errors)) from None
 
 
+def shown_name(name: str) -> str:
+    """Return a wrong name as a message repeats it."""
+    return name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "..."
+
+
 class UnknownNameError(InvalidProblemError):
     """A name that no catalog holds."""
 
@@ -96,8 +101,7 @@ class UnknownNameError(InvalidProblemError):
             hint = f"None of the {len(names)} known names is close to it"
         else:
             hint = f"Known: {', '.join(names)}"
-        shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "..."
-        return cls([FieldError(pointer=pointer, message=f'unknown "{shown}". {hint}')])
+        return cls([FieldError(pointer=pointer, message=f'unknown "{shown_name(name)}". {hint}')])
 
 
 class UnsupportedModelError(InvalidProblemError):

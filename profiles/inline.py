@@ -5,12 +5,14 @@ Pointers of every fault start at ``/model`` or ``/cluster``, as in the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from meshwright.profiles.cluster import (
     HOST_FIELDS,
+    MAX_GPUS,
     MAX_GPUS_PER_NODE,
     MAX_NODES,
     ClusterSpec,
@@ -19,7 +21,7 @@ from meshwright.profiles.cluster import (
     NodeGroup,
 )
 from meshwright.profiles.collectives.measured import measured_from, measured_to_mapping
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, faults_as, shown_name
 from meshwright.profiles.gpus import (
     MAX_BYTES_PER_S,
     gpu_from_mapping,
@@ -28,7 +30,18 @@ from meshwright.profiles.gpus import (
     link_rate,
     link_to_mapping,
 )
-from meshwright.profiles.library import find_cluster, find_gpu, find_model, gpu_alias_note, gpu_names
+from meshwright.profiles.library import (
+    CloudInstance,
+    cloud_instance,
+    find_cluster,
+    find_gpu,
+    find_model,
+    gpu_alias_note,
+    gpu_names,
+    is_cluster,
+    is_gpu_name,
+    usual_island,
+)
 from meshwright.profiles.links import NodeLinks, links_from
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import Json, model_from_shape, model_to_mapping
@@ -64,9 +77,12 @@ def model_from_mapping(raw: object) -> ModelSpec:
 
 
 def cluster_from_mapping(raw: object) -> ClusterSpec:
-    """Return a cluster from ``{"name": …, "num_nodes": …}`` (catalog) or ``{"groups": [...]}``.
+    """Return a cluster by name, by the GPU type of its nodes, or by its groups.
 
-    The ``gpu`` of a group is a name of the catalog, or a mapping that ``gpu_from_mapping`` reads.
+    ``{"name": …}``: a cluster of the catalog, a cloud's instance (``p5.48xlarge``), a GPU type (its usual
+    node), a number of GPUs (``64xH100``), or nodes of several kinds (``2xdgx-h100,4xdgx-a100``).
+    ``{"gpu": …}`` is one group. The ``gpu`` of a group is a name of the catalog, or a mapping that
+    ``gpu_from_mapping`` reads. ``num_gpus`` may stand for ``num_nodes``.
 
     Links, islands and GPUs per node that a group leaves out are the GPU's usual node's;
     ``warnings`` of the answer names each assumption.
@@ -76,7 +92,12 @@ def cluster_from_mapping(raw: object) -> ClusterSpec:
     """
     if not isinstance(raw, Mapping):
         raise InvalidProblemError.of("/cluster", "must be an object", allowed=_CLUSTER_FORMS)
-    return _inline_cluster(raw) if "groups" in raw else _catalog_cluster(raw)
+    if "groups" in raw:
+        return _inline_cluster(raw)
+    if "gpu" in raw and "name" not in raw:
+        with faults_as(lambda one: replace(one, pointer=one.pointer.replace("/groups/0", "", 1))):
+            return _inline_cluster({"groups": [_one_node(raw)]})
+    return _named_cluster(raw)
 
 
 def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Json]:
@@ -93,18 +114,131 @@ def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Json]:
 _MAX_HOST_BYTES = 2**50  # a pebibyte in one node
 _GPU_FORMS = "a name of the catalog, or figures: memory_gib, hbm_gb_per_s, peak_tflops"
 _MODEL_FORMS = 'a catalog name ({"name": ...}), a shape, or a Hugging Face config'
-_CLUSTER_FORMS = 'a catalog name ({"name": ..., "num_nodes": ...}) or {"groups": [...]}'
+_CLUSTER_FORMS = (
+    'a catalog name ({"name": ..., "num_nodes": ...}), {"gpu": ..., "num_gpus": ...} or {"groups": [...]}'
+)
+_COUNTED = re.compile(r"([0-9]{1,9}) ?[x×*] ?(\S.*)", re.IGNORECASE)  # 64xH100, 2 x dgx-h100
+_AFTER = re.compile(r"(\S.*):([0-9]{1,9})")  # h100:8, as Slurm writes it
+
+
+def is_counted(text: str) -> bool:
+    """Return whether a text counts GPUs or nodes: ``64xH100``, ``2xdgx-h100,4xdgx-a100``, ``h100:8``."""
+    return any(_counted(part) is not None for part in text.split(","))
+
+
+def cluster_of_words(text: str, *, count: str = "", pointer: str = "/cluster/name") -> dict[str, Json]:
+    """Return the cluster that counted names state, as a request states it.
+
+    Args:
+        text: ``64xH100``, ``2xdgx-h100,4xdgx-a100``; a name without a number is one node.
+        count: what the numbers count: gpus or nodes; empty: GPUs of a GPU type, nodes of a cluster.
+        pointer: of the faults.
+
+    Raises:
+        InvalidProblemError: a part names neither a cluster nor a GPU type, or GPUs make no whole nodes.
+    """
+    parts = [_counted(part) or (None, part.strip()) for part in text.split(",")]
+    if len(parts) > MAX_GROUPS:
+        raise InvalidProblemError.of(pointer, "names too many groups", allowed=f"{MAX_GROUPS} at most")
+    found = [_part_of(number, name, count, pointer) for number, name in parts]
+    if len(found) == 1:
+        return found[0]
+    with faults_as(lambda one: replace(one, pointer=pointer)):
+        clusters = [cluster_from_mapping(one) for one in found]
+    warnings = [
+        words.replace("cluster.groups.0", f"cluster.groups.{index}")
+        for index, cluster in enumerate(clusters)
+        for words in cluster.warnings
+    ]
+    groups: list[Json] = [_group_to_mapping(cluster.groups[0]) for cluster in clusters]
+    return {"groups": groups, **({"warnings": [*dict.fromkeys(warnings)]} if warnings else {})}
+
+
+def _counted(part: str) -> tuple[int, str] | None:
+    text = part.strip()
+    if (before := _COUNTED.fullmatch(text)) is not None:
+        return int(before[1]), before[2].strip()
+    after = _AFTER.fullmatch(text)
+    return (int(after[2]), after[1].strip()) if after else None
+
+
+def _part_of(number: int | None, name: str, count: str, pointer: str) -> dict[str, Json]:
+    is_gpu = not _is_node(name)
+    if is_gpu:
+        find_gpu(name, pointer=pointer)  # refuses what is neither
+    if number is None:
+        return {"gpu": name, "num_nodes": 1} if is_gpu else {"name": name, "num_nodes": 1}
+    if count == "gpus" and not is_gpu:
+        raise InvalidProblemError.of(
+            pointer, f'"{shown_name(name)}" is a node, not a GPU type', nearest=f"--nodes {number}x{name}"
+        )
+    counted = "num_gpus" if is_gpu and count != "nodes" else "num_nodes"
+    return {"gpu" if is_gpu else "name": name, counted: number}
+
+
+def _is_node(name: str) -> bool:
+    return cloud_instance(name) is not None or is_cluster(name)
+
+
+def _named_cluster(raw: Mapping[str, object]) -> ClusterSpec:
+    name = raw.get("name")
+    if not isinstance(name, str) or is_cluster(name):
+        return _catalog_cluster(raw)
+    others = {key: value for key, value in raw.items() if key != "name"}
+    instance = cloud_instance(name)
+    if instance is not None and instance.cluster:
+        return _catalog_cluster({**others, "name": instance.cluster})
+    if instance is not None:
+        return _cloud_cluster(instance, others)
+    if is_counted(name) or "," in name:
+        counted = cluster_of_words(name)
+        for twice in others.keys() & {"num_nodes", "num_gpus"}:
+            if "groups" in counted or twice in counted:
+                message = f'"{shown_name(name)}" states the numbers already'
+                raise InvalidProblemError.of(f"/cluster/{twice}", message)
+        return cluster_from_mapping({**counted, **others})
+    if is_gpu_name(name):
+        return cluster_from_mapping({"gpu": name, **others})
+    return _catalog_cluster(raw)
+
+
+def _one_node(group: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a group with one node where nothing states the number."""
+    return group if group.keys() & {"num_nodes", "num_gpus"} else {**group, "num_nodes": 1}
+
+
+def _cloud_cluster(instance: CloudInstance, others: Mapping[str, object]) -> ClusterSpec:
+    """Return nodes of a cloud; their links are its pages', so that nothing is assumed."""
+    each = instance.network_bytes_per_s / instance.gpus_per_node
+    group = {
+        "gpu": instance.gpu,
+        "gpus_per_node": instance.gpus_per_node,
+        "inter_node": {"kind": instance.network, "bytes_per_s": each, "source": instance.source},
+        **others,
+    }
+    with faults_as(lambda one: replace(one, pointer=one.pointer.replace("/groups/0", "", 1))):
+        cluster = _inline_cluster({"groups": [_one_node(group)]})
+    return replace(
+        cluster,
+        name=instance.name,
+        display_name=f"{instance.cloud} {instance.name}",
+        source=instance.source,
+        warnings=(),
+    )
 
 
 def _catalog_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     reader = FieldReader(raw, "/cluster")
     name = reader.text("name")
     num_nodes = reader.optional_integer("num_nodes", high=MAX_NODES)
+    num_gpus = reader.optional_integer("num_gpus", high=MAX_GPUS)
     measured = measured_from(reader.child("measured"))
     links = links_from(reader.child("links"))
     reader.refuse_unknown()
     reader.finish()
     cluster = find_cluster(name, num_nodes=num_nodes)
+    if num_gpus is not None:
+        cluster = _of_gpus(cluster, num_gpus, num_nodes)
     if measured is None and links is None:
         return cluster
     for group in cluster.groups:
@@ -112,6 +246,50 @@ def _catalog_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     return replace(
         cluster, groups=tuple(replace(group, measured=measured, links=links) for group in cluster.groups)
     )
+
+
+def _of_gpus(cluster: ClusterSpec, num_gpus: int, num_nodes: int | None) -> ClusterSpec:
+    """Return a catalog's cluster of so many GPUs: whole nodes, or a part of one."""
+    (group,) = cluster.groups
+    nodes, each = _nodes_of(num_gpus, num_nodes, None, group.gpus_per_node, "/cluster")
+    if each != group.gpus_per_node:
+        island = usual_island(group.gpu, each)
+        group = replace(group, num_nodes=nodes, gpus_per_node=each, island_gpus=island)
+        return replace(cluster, display_name="", groups=(group,))
+    return replace(cluster, groups=(replace(group, num_nodes=nodes),))
+
+
+def _nodes_of(
+    num_gpus: int, num_nodes: int | None, gpus_per_node: int | None, usual: int, pointer: str
+) -> tuple[int, int]:
+    """Return nodes and GPUs of each for a number of GPUs: at most a usual node is one node.
+
+    Raises:
+        InvalidProblemError: they are no whole nodes.
+    """
+    if num_nodes is not None and num_gpus % num_nodes:
+        raise InvalidProblemError.of(
+            f"{pointer}/num_gpus",
+            f"{num_gpus} GPUs are not {num_nodes} nodes with as many each",
+            allowed=f"a multiple of {num_nodes}",
+            nearest=_multiples(num_gpus, num_nodes),
+        )
+    if num_nodes is not None:
+        return num_nodes, num_gpus // num_nodes
+    each = gpus_per_node or min(usual, num_gpus)
+    if num_gpus % each:
+        raise InvalidProblemError.of(
+            f"{pointer}/num_gpus",
+            f"{num_gpus} GPUs are no whole nodes of {each}",
+            allowed=f"a multiple of {each}, or gpus_per_node",
+            nearest=_multiples(num_gpus, each),
+        )
+    return num_gpus // each, each
+
+
+def _multiples(number: int, of: int) -> str:
+    below = number // of * of
+    return " or ".join(str(one) for one in (below, below + of) if one)
 
 
 def _require_as_many(links: NodeLinks | None, num_nodes: int, pointer: str) -> None:
@@ -124,7 +302,8 @@ def _require_as_many(links: NodeLinks | None, num_nodes: int, pointer: str) -> N
 def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     reader = FieldReader(raw, "/cluster")
     warnings, usual = reader.texts("warnings") if reader.has("warnings") else [], dict[str, list[str]]()
-    groups = [_group(child, warnings, usual) for child in reader.children("groups", high=MAX_GROUPS)]
+    children = reader.children("groups", high=MAX_GROUPS)
+    groups = [_group(child, warnings, usual, alone=len(children) == 1) for child in children]
     if usual:
         each = "; ".join(f"{name}: {', '.join(words)}" for name, words in usual.items())
         warnings.append(
@@ -156,51 +335,53 @@ def _display_name(groups: list[NodeGroup | None]) -> str:
     ]
 
 
-def _group(reader: FieldReader, warnings: list[str], usual: dict[str, list[str]]) -> NodeGroup | None:
+def _group(
+    reader: FieldReader, warnings: list[str], usual: dict[str, list[str]], *, alone: bool
+) -> NodeGroup | None:
     stated = reader.value("gpu")
     slug = ""
     if isinstance(stated, str) or stated is None:
         slug = reader.text("gpu")
     elif not isinstance(stated, Mapping):
         reader.fault("gpu", f"{shown(stated)} is neither a name nor an object", allowed=_GPU_FORMS)
-    num_nodes = reader.integer("num_nodes", high=MAX_NODES)
+    num_gpus = reader.optional_integer("num_gpus", high=MAX_GPUS)
+    counted = num_gpus is not None and not reader.has("num_nodes")
+    stated_nodes = None if counted else reader.integer("num_nodes", high=MAX_NODES)
     gpus_per_node = reader.optional_integer("gpus_per_node", high=MAX_GPUS_PER_NODE)
     island_gpus = reader.optional_integer("island_gpus")
     links = {
         key: link_from(reader.child(key), network=key == "inter_node")
         for key in ("intra_node", "inter_node")
     }
-    host: dict[str, Any] = {}
-    for name in HOST_FIELDS:
-        if reader.value(name) is None:
-            continue
-        if name.endswith("_per_s"):
-            host[name] = reader.number(name, low=1, high=MAX_BYTES_PER_S)
-        else:
-            host[name] = reader.integer(name, low=0 if name == "nvme_bytes" else 1, high=_MAX_HOST_BYTES)
+    host = _host(reader)
     measured = measured_from(reader.child("measured"))
     between = links_from(reader.child("links"))
     reader.refuse_unknown()
     if reader.faults:
         return None
-    _require_as_many(between, num_nodes, reader.pointer)
     at = f"{reader.pointer}/gpu"
-    if isinstance(stated, Mapping):
-        gpu = gpu_from_mapping(stated, at, warnings)
-    else:
-        gpu = find_gpu(slug, pointer=at)
+    described = isinstance(stated, Mapping)
+    gpu = gpu_from_mapping(stated, at, warnings) if described else find_gpu(slug, pointer=at)
+    num_nodes, per_node = stated_nodes or 1, gpus_per_node or gpu.gpus_per_node
+    if num_gpus is not None:
+        num_nodes, per_node = _nodes_of(
+            num_gpus, stated_nodes, gpus_per_node, gpu.gpus_per_node, reader.pointer
+        )
+    _require_as_many(between, num_nodes, reader.pointer)
+    if not described:
         if note := gpu_alias_note(slug):
             warnings.append(f"{reader.pointer.lstrip('/').replace('/', '.')}.gpu: {slug}: {note}")
-        _assume(usual, gpu, {"gpus_per_node": gpus_per_node, **links})
-    per_node = gpus_per_node or gpu.gpus_per_node
-    # of a rack where the GPU's fast link spans nodes that size, else of the node
-    spans = gpu.island_gpus > gpu.gpus_per_node and gpu.island_gpus % per_node == 0
+        given = {"gpus_per_node": gpus_per_node if num_gpus is None else per_node, **links}
+        of_one_node = alone and num_nodes == 1
+        idle = ({"inter_node"} if of_one_node else set()) | ({"intra_node"} if per_node == 1 else set())
+        spans = gpu.island_gpus > gpu.gpus_per_node and not of_one_node
+        _assume(usual, gpu, given, without=idle - ({"intra_node"} if spans else set()))
     try:
         return NodeGroup(
             gpu=gpu,
             num_nodes=num_nodes,
             gpus_per_node=per_node,
-            island_gpus=island_gpus or (gpu.island_gpus if spans else per_node),
+            island_gpus=island_gpus or usual_island(gpu, per_node),
             intra_node=links["intra_node"] or gpu.intra_node,
             inter_node=links["inter_node"] or gpu.inter_node,
             measured=measured,
@@ -215,10 +396,31 @@ def _group(reader: FieldReader, warnings: list[str], usual: dict[str, list[str]]
         raise InvalidProblemError(moved) from error
 
 
-def _assume(usual: dict[str, list[str]], gpu: GpuSpec, given: Mapping[str, int | LinkSpec | None]) -> None:
-    """Note what a group takes from the usual node of its GPU, by the GPU's name."""
+def _host(reader: FieldReader) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in HOST_FIELDS:
+        if reader.value(name) is None:
+            continue
+        if name.endswith("_per_s"):
+            found[name] = reader.number(name, low=1, high=MAX_BYTES_PER_S)
+        else:
+            found[name] = reader.integer(name, low=0 if name == "nvme_bytes" else 1, high=_MAX_HOST_BYTES)
+    return found
+
+
+def _assume(
+    usual: dict[str, list[str]],
+    gpu: GpuSpec,
+    given: Mapping[str, int | LinkSpec | None],
+    *,
+    without: Collection[str],
+) -> None:
+    """Note what a group takes from the usual node of its GPU, by the GPU's name.
+
+    ``without``: links that nothing crosses, as those of one GPU.
+    """
     for name, value in given.items():
-        if value is None:
+        if value is None and name not in without:
             assumed = getattr(gpu, name)
             words = f"{name} {link_rate(assumed) if isinstance(assumed, LinkSpec) else assumed}"
             own = usual.setdefault(gpu.display_name, [])

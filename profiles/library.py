@@ -8,24 +8,40 @@ Every entry names its source.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache, lru_cache
 from pathlib import Path
 
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.measured import measured_network
-from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from meshwright.profiles.errors import (
+    FieldError,
+    InvalidProblemError,
+    ProfileError,
+    UnknownNameError,
+    shown_name,
+)
+from meshwright.profiles.gpu_words import (
+    APPLE,
+    MAKERS,
+    Words,
+    holds,
+    maker_of,
+    may_be_misspelt,
+    spaced,
+    words_of,
+)
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.profiles.reading import FieldReader
-from meshwright.profiles.units import GB, MIB, TERA
+from meshwright.profiles.units import GB, GIB, MIB, TERA
 
 MAX_NAME = 100  # characters of a name that are looked at
 MICROSECOND_PER_SECOND = 1e6
-MEMORY_TOLERANCE = 0.12  # nominal memory against what the driver reports
-_MEMORY = re.compile(r"-?(\d+)gb\b")
+_BITS = 8  # of a byte
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -43,24 +59,121 @@ def model_names() -> tuple[str, ...]:
     return _names("models")
 
 
-def gpu_alias_note(slug: str) -> str | None:
-    """Return the form or memory assumed where a GPU's name leaves it open; None for a full slug."""
-    entry = _aliases().get(slug.lower())
-    return entry["note"] if entry else None
+def gpu_alias_note(name: str) -> str | None:
+    """Return the form or memory assumed where a GPU's name leaves it open; None for a full name."""
+    meant = _meant(name[:MAX_NAME])
+    return meant[1] if meant else None
 
 
-def find_gpu(slug: str, *, pointer: str = "/cluster/gpu") -> GpuSpec:
-    """Return the GPU type of that name or alias, however it is hyphenated, with or without its memory.
+def find_gpu(name: str, *, pointer: str = "/cluster/gpu") -> GpuSpec:
+    """Return the GPU type of that name, as the catalog, drivers, torch, clouds or people write it.
+
+    Case, spaces, hyphens and the maker say nothing (``profiles/gpu_words.py``). A form or a memory that is
+    stated is the card's: ``H100 40GB`` names no card.
 
     Raises:
-        UnknownNameError: no such GPU; lists the nearest names.
+        UnknownNameError: no such GPU, or several; lists those of that type, or of a name spelt alike.
     """
-    wanted = slug[:MAX_NAME].lower()
-    known = _canonical(wanted) in _names("gpus")
-    canonical = _canonical(wanted) if known else _other_spelling(wanted)
-    if canonical is None:
-        raise UnknownNameError.among(pointer, slug[:MAX_NAME], gpu_names())
-    return _gpu(canonical)
+    meant = _meant(name[:MAX_NAME])
+    if meant is None:
+        raise _unknown_gpu(name[:MAX_NAME], pointer)
+    return _gpu(meant[0])
+
+
+def is_gpu_name(name: str) -> bool:
+    """Return whether ``find_gpu`` knows that name."""
+    return _meant(name[:MAX_NAME]) is not None
+
+
+@lru_cache(maxsize=1024)  # names of requests, which never end
+def _meant(name: str) -> tuple[str, str | None] | None:
+    """Return the GPU type that a name means, and what was assumed; None: none, or several."""
+    hyphenated = spaced(name).replace(" ", "-")
+    if hyphenated in _names("gpus"):
+        return hyphenated, None
+    if hyphenated in _aliases():
+        return _aliases()[hyphenated]["of"], _aliases()[hyphenated]["note"]
+    if (reported := _reported().get(_plain(name))) is not None:
+        return reported, None
+    words = words_of(name)
+    return None if words is None else _chosen(words, _fitting(words))
+
+
+def _plain(name: str) -> str:
+    """Return a name without spaces, the maker and what is not information."""
+    return "".join(word for word in spaced(name).split() if word not in MAKERS and word != "edition")
+
+
+@cache
+def _reported() -> Mapping[str, str]:
+    return {_plain(name): str(slug) for name, slug in catalog_file(CATALOG / "gpu_reported.yaml").items()}
+
+
+@cache
+def _types() -> Mapping[str, tuple[str, ...]]:
+    """Return the GPU types by each spelling of their type: ``4090`` and ``rtx4090``."""
+    found: dict[str, dict[str, None]] = {}
+    for name in gpu_names():
+        words, slug = words_of(name), _aliases()[name]["of"] if name in _aliases() else name
+        for spelt in words.types if words else ():
+            found.setdefault(spelt, {})[slug] = None
+    return {spelt: tuple(slugs) for spelt, slugs in found.items()}
+
+
+def _of_type(words: Words) -> tuple[str, ...]:
+    """Return the GPU types of that type and maker, whatever their form and memory."""
+    slugs = _types().get(words.type, ())
+    return tuple(slug for slug in slugs if words.makers <= {maker_of(slug)})
+
+
+def _fitting(words: Words) -> tuple[str, ...]:
+    """Return the GPU types that have the stated form and memory."""
+    stated = [slug for slug in _of_type(words) if _is_as_stated(slug, words)]
+    exact = [slug for slug in stated if words.memory_gb is not None and _named_gb(slug) == words.memory_gb]
+    return tuple(exact or stated)
+
+
+def _named_gb(slug: str) -> float | None:
+    words = words_of(slug)
+    return words.memory_gb if words else None
+
+
+def _is_as_stated(slug: str, words: Words) -> bool:
+    gpu = _gpu(slug)
+    kind = str(catalog_file(CATALOG / "gpus" / f"{slug}.yaml").get("memory_kind", "")).lower()
+    return (
+        words.form in ("", _form(slug))
+        and (words.memory_gb is None or holds(gpu.memory_bytes / GIB, words.memory_gb))
+        and (not words.memory_kind or not kind or words.memory_kind == kind)
+    )
+
+
+def _form(slug: str) -> str:
+    """Return the form of a GPU type: as its name states it, else by the link of its usual node."""
+    words = words_of(slug)
+    return (words.form if words else "") or ("pcie" if _gpu(slug).intra_node.kind == "pcie" else "sxm")
+
+
+def _chosen(words: Words, fitting: tuple[str, ...]) -> tuple[str, str | None] | None:
+    """Return the one GPU type that fits; of several, the usual one of its type, or of the usual form."""
+    if len(fitting) <= 1:
+        return (fitting[0], None) if fitting else None
+    usual = _usual(words)
+    alike = [slug for slug in fitting if usual and _form(slug) == _form(usual)]
+    slug = usual if usual in fitting else alike[0] if len(alike) == 1 else None
+    return None if slug is None else (slug, _assumption(slug, fitting))
+
+
+def _usual(words: Words) -> str | None:
+    """Return what the bare type means: an alias (a100), or the GPU type of that very name (rtx-3080)."""
+    bare = {
+        _canonical(name)
+        for name in gpu_names()
+        if (one := words_of(name)) is not None
+        and words.type in one.types
+        and not (one.form or one.memory_gb or one.memory_kind)
+    }
+    return bare.pop() if len(bare) == 1 else None
 
 
 def _canonical(name: str) -> str:
@@ -68,20 +181,60 @@ def _canonical(name: str) -> str:
     return alias["of"] if alias else name
 
 
-def _letters_and_memory(name: str) -> tuple[str, int | None]:
-    """Return a name without hyphens and memory, and the memory in GB where it states one."""
-    memory = _MEMORY.search(name)
-    return _MEMORY.sub("", name).replace("-", ""), int(memory[1]) if memory else None
+def _assumption(slug: str, fitting: Iterable[str]) -> str:
+    """Return what distinguishes a GPU type from the others that its name may mean."""
+    form = _form(slug).upper().replace("PCIE", "PCIe")
+    size = f"{_named_gb(slug) or _gpu(slug).memory_bytes / GIB:.0f} GB"
+    unlike = [
+        f"form not stated: taken as {form}" if len({_form(one) for one in fitting}) > 1 else "",
+        f"memory not stated: taken as {size}" if len({_named_gb(one) for one in fitting}) > 1 else "",
+    ]
+    return "; ".join(filter(None, unlike))
 
 
-def _other_spelling(wanted: str) -> str | None:
-    """Return the one GPU that ``wanted`` can mean: the same letters, and the memory it states."""
-    letters, memory_gb = _letters_and_memory(wanted)
-    meant = {_canonical(name) for name in gpu_names() if _letters_and_memory(name)[0] == letters}
-    if memory_gb is not None:
-        near = MEMORY_TOLERANCE * memory_gb
-        meant = {name for name in meant if abs(_gpu(name).memory_bytes / GB - memory_gb) <= near}
-    return meant.pop() if len(meant) == 1 else None
+_OWN_CHIP = "a GPU of the catalog (meshwright gpus), or the figures of your own (--gpu chip.yaml)"
+
+
+def _unknown_gpu(name: str, pointer: str) -> UnknownNameError:
+    """Return what is wrong with a GPU's name; a card of another memory is never offered."""
+    shown, words = shown_name(name), words_of(name)
+    known = _of_type(words) if words else ()
+    allowed: str | None = _OWN_CHIP
+    nearest = None
+    if APPLE.fullmatch(spaced(name)):
+        why = "Apple GPUs are not planned"
+    elif words is not None and known:
+        fitting = sorted(_fitting(words))
+        allowed = ", ".join(fitting or sorted(known))
+        kinds = " or ".join(_gpu(slug).display_name for slug in fitting)
+        why = f"It may be {kinds}" if fitting else _no_such_form(words, known)
+    elif _plain(name) in {_plain(cluster) for cluster in cluster_names()}:
+        gpu = _cluster(next(one for one in cluster_names() if _plain(one) == _plain(name))).groups[0].gpu
+        why, allowed, nearest = "It is a cluster, not a GPU type", None, gpu.slug
+    else:
+        near = _misspelt(words) if words else []
+        why = f"Did you mean {' or '.join(near)}?" if near else "No GPU of the catalog has this name"
+        allowed = None if near else _OWN_CHIP
+    message = f'unknown "{shown}". {why}'
+    return UnknownNameError(
+        [FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest)]
+    )
+
+
+def _no_such_form(words: Words, known: Iterable[str]) -> str:
+    """Return what no card of a type has, and what its cards have."""
+    names = ", ".join(sorted(_gpu(slug).display_name for slug in known))
+    if words.memory_gb is None:
+        return f"The catalog has {names}"
+    sizes = sorted({round(_named_gb(slug) or _gpu(slug).memory_bytes / GIB) for slug in known})
+    has = f"{names} ({', '.join(map(str, sizes))} GB)"
+    return f"No such card has {words.memory_gb:g} GB; the catalog has {has}"
+
+
+def _misspelt(words: Words) -> list[str]:
+    """Return the GPU types that a misspelt name may mean, of the memory that it states."""
+    near = (replace(words, type=one) for one in _types() if may_be_misspelt(words.type, one))
+    return sorted({chosen[0] for one in near if (chosen := _chosen(one, _fitting(one))) is not None})
 
 
 def find_cluster(name: str, *, num_nodes: int | None = None) -> ClusterSpec:
@@ -91,13 +244,89 @@ def find_cluster(name: str, *, num_nodes: int | None = None) -> ClusterSpec:
         UnknownNameError: no such cluster; lists the nearest names.
         InvalidProblemError: the number of nodes is out of range.
     """
-    wanted = name[:MAX_NAME].lower()
-    if wanted not in cluster_names():
-        raise UnknownNameError.among("/cluster/name", name[:MAX_NAME], cluster_names())
-    cluster = _cluster(wanted)
+    cluster = _cluster_spelt(name[:MAX_NAME])
+    if cluster is None:
+        raise _unknown_cluster(name[:MAX_NAME])
     if num_nodes is None:
         return cluster
     return replace(cluster, groups=(replace(cluster.groups[0], num_nodes=num_nodes),))
+
+
+_MOST_NEAR = 3
+
+
+def _unknown_cluster(name: str) -> UnknownNameError:
+    words = words_of(name)
+    if APPLE.fullmatch(spaced(name)) or (words and _of_type(words)):
+        return _unknown_gpu(name, "/cluster/name")
+    known = {one.lower(): one for one in (*cluster_names(), *instance_names())}
+    near = [known[one] for one in get_close_matches(name.lower(), known, n=_MOST_NEAR)]
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(cluster_names())}"
+    fault = FieldError(
+        pointer="/cluster/name",
+        message=f'unknown "{shown_name(name)}". {hint}',
+        allowed=None if near else "a cluster, a cloud's instance (p5.48xlarge), or GPUs (64xH100)",
+    )
+    return UnknownNameError([fault])
+
+
+@dataclass(frozen=True, slots=True)
+class CloudInstance:
+    """A node by the name that a cloud gives it."""
+
+    name: str
+    cloud: str
+    source: str
+    cluster: str = ""  # of the catalog; else the fields below
+    gpu: str = ""
+    gpus_per_node: int = 0
+    network: str = ""  # kind of the link to other nodes
+    network_bytes_per_s: float = 0.0  # of the node
+
+
+def cloud_instance(name: str) -> CloudInstance | None:
+    """Return the cloud's node of that name, in any case: ``p5.48xlarge``, ``Standard_ND96isr_H100_v5``."""
+    return _instances().get(_instance_key(name[:MAX_NAME]))
+
+
+def instance_names() -> tuple[str, ...]:
+    """Return the names of the clouds' nodes that are known."""
+    return tuple(one.name for one in _instances().values())
+
+
+def _instance_key(name: str) -> str:
+    return spaced(name).removeprefix("standard ").replace(" ", "")
+
+
+@cache
+def _instances() -> Mapping[str, CloudInstance]:
+    found: dict[str, CloudInstance] = {}
+    for cloud, family in catalog_file(CATALOG / "cloud_instances.yaml").items():
+        for name, node in family["instances"].items():
+            network = node.get("network", {"kind": "", "gbit_per_s": 0})
+            found[_instance_key(name)] = CloudInstance(
+                name=str(name),
+                cloud=str(cloud),
+                source=str(family["source"]),
+                cluster=str(node.get("cluster", "")),
+                gpu=str(node.get("gpu", "")),
+                gpus_per_node=int(node.get("gpus_per_node", 0)),
+                network=str(network["kind"]),
+                network_bytes_per_s=float(network["gbit_per_s"]) * GB / _BITS,
+            )
+    return found
+
+
+def is_cluster(name: str) -> bool:
+    """Return whether a cluster of the catalog has that name, in any case."""
+    return _cluster_spelt(name[:MAX_NAME]) is not None
+
+
+def _cluster_spelt(name: str) -> ClusterSpec | None:
+    """Return the cluster of that name in any case, with spaces or hyphens."""
+    by_name = {_plain(one): one for one in cluster_names()}
+    found = by_name.get(_plain(name))
+    return None if found is None else _cluster(found)
 
 
 def find_model(name: str) -> ModelSpec:
@@ -229,6 +458,15 @@ def _folder_names() -> Mapping[str, str]:
     return found
 
 
+def usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
+    """Return the GPUs that the fast link joins in nodes of that size: a rack, a node, or a part of one."""
+    island = gpu.island_gpus
+    if island > gpu.gpus_per_node:
+        return island if island % gpus_per_node == 0 else gpus_per_node
+    bridged = island < gpu.gpus_per_node and gpus_per_node % island == 0
+    return island if bridged else gpus_per_node
+
+
 def usual_group(gpu: GpuSpec, num_nodes: int) -> NodeGroup:
     """Return nodes as that GPU usually comes: its own count, island and links."""
     return NodeGroup(
@@ -298,6 +536,7 @@ def _gpu(slug: str) -> GpuSpec:
     reader = _load(CATALOG / "gpus" / f"{slug}.yaml")
     peaks = reader.child("peak_tflops") or FieldReader({}, "/peak_tflops", reader.faults)
     nearest = reader.text("nearest", default="")
+    reader.value("memory_kind")  # of names alone: H100 80GB HBM3
     gpu = GpuSpec(
         slug=slug,
         display_name=reader.text("display_name"),
@@ -355,8 +594,6 @@ def _model(name: str) -> ModelSpec:
 
 
 REPORTED_MEMORY_TOLERANCE = 0.04  # what the driver keeps of a GPU's memory, and torch does not report
-_FORMS = re.compile(r"sxm|gcd|\d+gb|hbm\w+")  # words of a slug that drivers spell otherwise or leave out
-_BOARDS = {"nvl", "max"}  # words of boards of their own: no other board is meant
 
 
 def gpu_of_device(name: str, memory_bytes: int) -> str | None:
@@ -366,21 +603,18 @@ def gpu_of_device(name: str, memory_bytes: int) -> str | None:
         name: as ``torch.cuda.get_device_name`` returns it.
         memory_bytes: the device's total memory, which distinguishes the sizes of one type.
     """
-    named = set(re.findall(r"[a-z0-9]+", name[:200].lower()))
-    fitting = [
-        (abs(find_gpu(slug).memory_bytes - memory_bytes), slug)
-        for slug in gpu_names()
-        if gpu_alias_note(slug) is None and _fits(slug, named, memory_bytes)
-    ]
-    return min(fitting)[1] if fitting else None
+    short = name[:MAX_NAME]
+    reported, words = _reported().get(_plain(short)), words_of(short)
+    fitting = (reported,) if reported else _fitting(words) if words else ()
+    near = tuple(slug for slug in fitting if _is_near(_gpu(slug).memory_bytes, memory_bytes))
+    if len(near) == 1:
+        return near[0]
+    chosen = _chosen(words, near) if words else None
+    return chosen[0] if chosen else None
 
 
-def _fits(slug: str, named: set[str], memory_bytes: int) -> bool:
-    words = {word for word in slug.split("-") if not _FORMS.fullmatch(word)}
-    has_bytes = find_gpu(slug).memory_bytes
-    near = abs(has_bytes - memory_bytes) <= REPORTED_MEMORY_TOLERANCE * has_bytes
-    boards = {*_BOARDS, "pcie"}
-    return near and words <= named and words & boards == named & boards
+def _is_near(has_bytes: int, reported_bytes: int) -> bool:
+    return abs(has_bytes - reported_bytes) <= REPORTED_MEMORY_TOLERANCE * has_bytes
 
 
 _MOST_GPUS = 6  # sizes of memory
