@@ -144,14 +144,11 @@ def cluster_of_words(text: str, *, count: str = "", pointer: str = "/cluster/nam
     if len(found) == 1:
         return found[0]
     with faults_as(lambda one: replace(one, pointer=pointer)):
-        clusters = [cluster_from_mapping(one) for one in found]
-    warnings = [
-        words.replace("cluster.groups.0", f"cluster.groups.{index}")
-        for index, cluster in enumerate(clusters)
-        for words in cluster.warnings
-    ]
-    groups: list[Json] = [_group_to_mapping(cluster.groups[0]) for cluster in clusters]
-    return {"groups": groups, **({"warnings": [*dict.fromkeys(warnings)]} if warnings else {})}
+        groups: list[Json] = [
+            dict(one) if "gpu" in one else _group_to_mapping(cluster_from_mapping(one).groups[0])
+            for one in found
+        ]
+    return {"groups": groups}
 
 
 def _counted(part: str) -> tuple[int, str] | None:
@@ -255,7 +252,7 @@ def _of_gpus(cluster: ClusterSpec, num_gpus: int, num_nodes: int | None) -> Clus
     if each != group.gpus_per_node:
         island = usual_island(group.gpu, each)
         group = replace(group, num_nodes=nodes, gpus_per_node=each, island_gpus=island)
-        return replace(cluster, display_name="", groups=(group,))
+        return replace(cluster, display_name=_display_name([group]), groups=(group,))
     return replace(cluster, groups=(replace(group, num_nodes=nodes),))
 
 
@@ -276,7 +273,7 @@ def _nodes_of(
         )
     if num_nodes is not None:
         return num_nodes, num_gpus // num_nodes
-    each = gpus_per_node or min(usual, num_gpus)
+    each = min(gpus_per_node or usual, num_gpus)
     if num_gpus % each:
         raise InvalidProblemError.of(
             f"{pointer}/num_gpus",

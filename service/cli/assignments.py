@@ -8,14 +8,18 @@ from difflib import get_close_matches
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.numbers import written_out
 from meshwright.service.requests.parts import LONG_NAMES as _LONG_NAMES
 
 _SWITCHES = {"true": True, "false": False}
 Value = int | str
 _NAME = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]\w*")
+_NEXT_PAIR = re.compile(r",(?=\s*[A-Za-z_][\w-]*\s*=)")  # tp=8,pp=4 is two; stage_layers=4,3 is one
 _ENDS = 2  # of a range
 _LONGEST_SLIP = 4  # characters: what is longer is compared with the long names, where it is checked
 MAX_DIGITS = 18  # what fits 64 bits
+_LENGTH = "length"  # of the numbers in which k is 1024
+_GPUS = re.compile(r"(\d{1,9}) ?gpus?", re.IGNORECASE)
 
 
 def values_of(option: str, texts: Iterable[str]) -> dict[str, Value | list[Value]]:
@@ -59,17 +63,24 @@ def bounds_of(option: str, texts: Iterable[str]) -> dict[str, list[int]]:
 
 
 def counts_of(option: str, text: str | None) -> object:
-    """``4`` as 4, ``2,4`` as a list, ``1:16`` as a range from ``min`` to ``max``.
+    """``4`` as 4, ``2,4`` as a list, ``1:16`` as a range from ``min`` to ``max``; ``2k`` is 2048.
 
     Raises:
         InvalidProblemError: a part of it is no number.
     """
     if text is None:
         return None
-    parts = re.split(r"[,:]", text)
+    parts = [written_out(_LENGTH, part.strip(), whole=True) for part in re.split(r"[,:]", text)]
     digits = [part.strip().removeprefix("-") for part in parts]  # a range error has the nearest count
     if not all(map(str.isdecimal, digits)) or text.count(":") > (len(parts) == _ENDS):
-        raise InvalidProblemError.of(option, f'"{shown(text)}" is not N, N,N or LOW:HIGH')
+        gpus = _GPUS.fullmatch(text.strip())
+        hint = f"--num-gpus {gpus[1]}" if gpus and option == "--num-nodes" else None
+        raise InvalidProblemError.of(
+            option,
+            f'"{shown(text)}" is not N, N,N or LOW:HIGH',
+            allowed="a number (4), several (2,4) or a range (2:8)",
+            nearest=hint,
+        )
     values = [int(part) for part in parts]
     if ":" in text:
         return {"min": values[0], "max": values[1]}
@@ -103,7 +114,7 @@ def typed_at(expression: str, at: int) -> int:
 
 def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, str]]:
     seen = set()
-    for text in texts:
+    for text in (one for several in texts for one in _NEXT_PAIR.split(several)):
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and all(part.strip() for part in value.split(","))):
             raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')

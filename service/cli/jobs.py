@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Annotated, Any
 
 import httpx
@@ -38,7 +39,7 @@ DEFAULT_URL = "http://127.0.0.1:8420"
 
 
 @app.command()
-@with_request
+@partial(with_request, stored=True)
 def submit(
     request: Request,
     *,

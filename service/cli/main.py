@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
@@ -18,6 +18,8 @@ from typer.models import CommandInfo, TyperInfo
 
 from meshwright.profiles.errors import InternalError, PlannerError
 from meshwright.service.cli.examples import examples_of
+from meshwright.service.cli.numbers import written_out
+from meshwright.service.cli.strict import StrictCommand
 from meshwright.service.cli.terminal import report as report_fault
 from meshwright.service.cli.terminal import report_usage, service_packages_for, spell_plainly
 
@@ -94,27 +96,45 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
         for command in defined.registered_commands:
             own = command.name or getattr(command.callback, "__name__", "")
             command.epilog = examples_of(f"{name} {own}")
-        return get_group_from_info(
+            command.cls = StrictCommand if command.cls in (None, TyperCommand) else command.cls
+        group = get_group_from_info(
             TyperInfo(defined, name=name, epilog=examples_of(name)),
             pretty_exceptions_short=True,
             suggest_commands=True,
             rich_markup_mode=None,
         )
+        for one in group.commands.values():
+            _take_numbers(one.params)
+        return group
     built = get_command_from_info(
         CommandInfo(
             name=name,
-            cls=getattr(defined, "command_class", None),
+            cls=getattr(defined, "command_class", StrictCommand),
             callback=defined,
             epilog=examples_of(name),
         ),
         pretty_exceptions_short=True,
         rich_markup_mode=None,
     )
+    _take_numbers(built.params)
     for one in built.params:
         if one.callback is None and not one.required and one.nargs == 1:
             absent = () if one.multiple else None
             one.process_value = partial(_converted, one.process_value, absent)  # type: ignore[method-assign]
     return built
+
+
+def _take_numbers(parameters: Iterable[Any]) -> None:
+    """Let every option that is a number take it as people write it: ``8k``, ``15T``, ``5%``."""
+    for one in parameters:
+        kind = one.type_descriptor.annotation
+        if kind in (int, float) and one.nargs == 1 and not one.multiple:
+            one.process_value = partial(_number, one.process_value, one.name, kind is int)
+
+
+def _number(convert: Callable[..., Any], name: str, whole: bool, context: object, value: object) -> Any:  # noqa: ANN401
+    given = written_out(name, value, whole=whole) if isinstance(value, str) else value
+    return convert(context, given)
 
 
 def _converted(convert: Callable[..., Any], absent: object, context: object, value: object) -> Any:  # noqa: ANN401

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from meshwright.service.cli.strict import StrictCommand
 from meshwright.service.requests.fields import (
     CLUSTER,
     COMMON,
@@ -67,10 +67,18 @@ IGNORE_HELP = "Ignore this flag of the launch file."
 RUN_HELP = "Which of several runs that the launch file starts, from 1; the error lists them."
 
 
-def read_request(problem: Path | None = None, *, has_files: bool = False, **given: object) -> Request:
-    """Return the raw request of a problem file with the options that override it; None: not given.
+def read_request(
+    problem: str | Path | None = None,
+    *,
+    has_files: bool = False,
+    searches: bool = True,
+    stored: bool = False,
+    **given: object,
+) -> Request:
+    """Return the raw request of a problem file, or a model, with the options over it; None: not given.
 
-    ``has_files``: launch files are read as well.
+    ``has_files``: launch files are read as well. ``searches``: the command searches. ``stored``: a service
+    may know the model.
     """
     unknown = given.keys() - OPTIONS
     if unknown:
@@ -79,7 +87,7 @@ def read_request(problem: Path | None = None, *, has_files: bool = False, **give
         from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - help loads no solver
 
     stated = {name: value for name, value in given.items() if value is not None}
-    return request_of(problem, stated, has_files=has_files)
+    return request_of(problem, stated, has_files=has_files, searches=searches, stored=stored)
 
 
 _FOR_ONE_COMMAND = {
@@ -122,8 +130,13 @@ def option_parameter(name: str, option: Option, default: object = None) -> inspe
 _PROBLEM = inspect.Parameter(
     "problem",
     inspect.Parameter.KEYWORD_ONLY,
-    default=typer.Argument(None, help="Problem file (JSON or YAML); options override it."),
-    annotation=Path | None,
+    default=typer.Argument(
+        None,
+        metavar="MODEL|FILE",
+        help="Model, as --model takes it, or a problem file (JSON or YAML); options override it.",
+        autocompletion=completion_of("model"),
+    ),
+    annotation=str | None,
 )
 
 
@@ -153,7 +166,7 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 
-class GroupedCommand(TyperCommand):
+class GroupedCommand(StrictCommand):
     """A command with help in groups and every default: the common options, or all for ``--help-all``."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - Typer's own types
@@ -198,9 +211,16 @@ HelpAll = Annotated[
 ]
 
 
-def with_request(command: Callable[..., None], *, left_out: Collection[str] = ()) -> Callable[..., None]:
+def with_request(
+    command: Callable[..., None],
+    *,
+    left_out: Collection[str] = (),
+    searches: bool = True,
+    stored: bool = False,
+) -> Callable[..., None]:
     """Give ``command`` the options of a request as well, but for those ``left_out``.
 
+    ``searches`` and ``stored``: as of ``read_request``.
     The first parameter of ``command`` is ``request``. The result also holds the names of these options.
     """
     shared = [
@@ -212,7 +232,10 @@ def with_request(command: Callable[..., None], *, left_out: Collection[str] = ()
         command,
         [_PROBLEM, *shared],
         lambda own, **given: read_request(
-            **given, has_files=bool(own.get("from_args") or own.get("from_capture"))
+            **given,
+            has_files=bool(own.get("from_args") or own.get("from_capture")),
+            searches=searches,
+            stored=stored,
         ),
     )
     run.of_the_problem = frozenset(one.name for one in (_PROBLEM, *shared))  # type: ignore[attr-defined]

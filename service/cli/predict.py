@@ -86,7 +86,7 @@ def predict_command(
     )
 
 
-predict_options = with_request(predict_command, left_out=OF_A_SEARCH)
+predict_options = with_request(predict_command, left_out=OF_A_SEARCH, searches=False)
 
 
 def _predict_plan(word: str, calibration: Sequence[Path] | None, *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,8 @@ from meshwright.profiles.documents import pointer, shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError, faults_as
 from meshwright.profiles.gpus import NAME
 from meshwright.profiles.importers.text_encoders import ENCODERS
-from meshwright.profiles.library import model_names
+from meshwright.profiles.inline import cluster_of_words, is_counted
+from meshwright.profiles.library import find_model, is_cluster, is_gpu_name, model_names
 from meshwright.service.cli.assignments import (
     MAX_DIGITS,
     bounds_of,
@@ -24,25 +26,35 @@ from meshwright.service.cli.assignments import (
     typed_at,
     values_of,
 )
+from meshwright.service.cli.numbers import BINARY, DECIMAL, number_of, written_out
 from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
 from meshwright.service.requests.fields import OPTIONS
-from meshwright.service.requests.parts import named_parts
+from meshwright.service.requests.parts import named_parts, with_usual_words
 from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.request_rules import constraint_of
 
 Request = dict[str, object]
 
 
-def request_of(problem: Path | None, given: Mapping[str, Any], *, has_files: bool = False) -> Request:
-    """Return the raw request of a problem file with the given options over it.
+def request_of(
+    problem: str | Path | None,
+    given: Mapping[str, Any],
+    *,
+    has_files: bool = False,
+    searches: bool = True,
+    stored: bool = False,
+) -> Request:
+    """Return the raw request of a problem file or a model, with the given options over it.
 
     A GPU type alone means one node of it, unless launch files (``has_files``) state the number, or a file
-    a cluster: how many of its nodes are meant is not guessed.
+    a cluster: how many of its nodes are meant is not guessed. ``searches``: whether the command does.
+    ``stored``: whether a service may know models by names of their own.
     """
-    if "cluster" in given and "gpu" in given:
-        raise InvalidProblemError.of("--gpu", "give --cluster or --gpu, not both")
-    request = dict(named_parts(read_problem_file(problem))) if problem else {}
-    if "gpu" in given and "cluster" not in request and not has_files:
+    file, given = _problem_or_model(problem, given, stored=stored)
+    request = dict(with_usual_words(named_parts(read_problem_file(file)))) if file else {}
+    given = _sequences(_hardware(given, searches=searches), request)
+    stated = "cluster" in request or has_files or "num_gpus" in given
+    if "gpu" in given and not stated:
         given = {"num_nodes": "1", **given}
     for name, row in OPTIONS.items():
         if name in given:
@@ -55,7 +67,217 @@ def request_of(problem: Path | None, given: Mapping[str, Any], *, has_files: boo
             "names what adapters are put on, and there are none",
             allowed="with a --lora-rank above 0",
         )
-    return request
+    return dict(with_usual_words(request))
+
+
+# --------------------------------------------------------------------------------------------------
+# The argument: a problem file, or a model.
+
+
+_SCRIPTS = frozenset({".sh", ".py", ".bash", ".sbatch", ".slurm", ".toml"})
+
+
+def _problem_or_model(
+    problem: str | Path | None, given: Mapping[str, Any], *, stored: bool
+) -> tuple[Path | None, Mapping[str, Any]]:
+    """Return the problem file, if the argument is one, and the options with the model, if it is one."""
+    if problem is None:
+        return None, given
+    text = str(problem)
+    if not _is_model(text):
+        return _problem_file(text), given
+    if not stored and "/" not in text and not Path(text).exists():
+        _require_known(text)
+    if "model" in given:
+        message = f"the model is given twice: {shown(text)} and --model {shown(str(given['model']))}"
+        raise InvalidProblemError.of("--model", message)
+    return None, {**given, "model": text}
+
+
+def _require_known(name: str) -> None:
+    try:
+        find_model(name)
+    except InvalidProblemError as fault:
+        message = f"there is no such file, and no such model: {fault.errors[0].message}"
+        raise InvalidProblemError.of("argument", message, allowed=_ARGUMENT) from None
+
+
+_ARGUMENT = "a problem file (problem.json), or a model (llama-3.1-8b, ./config.json)"
+
+
+def _is_model(text: str) -> bool:
+    """Return whether the argument names a model: of the catalog, of the hub, a folder, or a config.json."""
+    path = Path(text)
+    if text.lower() in model_names():
+        return True
+    try:
+        if (path / "config.json").is_file():
+            return True
+        if path.exists():
+            return path.name == "config.json"
+    except (OSError, ValueError):  # a name that no file system takes
+        return False
+    return not path.suffix or (
+        path.suffix.lower() not in _FILES | _SCRIPTS and not text.startswith(("/", "."))
+    )
+
+
+def _problem_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix.lower() in _SCRIPTS:
+        raise InvalidProblemError.of(
+            "argument",
+            f"{shown_path(path)} is a script, not a problem file or a model",
+            allowed=f"meshwright plan --from-capture {shown_path(path)}, or predict --from-args",
+        )
+    if not os.path.exists(text):  # noqa: PTH110 - False for a name that no file system takes
+        raise InvalidProblemError.of(
+            "argument",
+            f"there is no file {shown_path(path)}, and no model of that name",
+            allowed=_ARGUMENT,
+        )
+    return path
+
+
+# --------------------------------------------------------------------------------------------------
+# The hardware: one of several ways to say it.
+
+
+_LIMITS = ("all", "fewest")  # what --gpus means as well: how many of the cluster's GPUs a plan uses
+_COUNTS = re.compile(r"\d+(?:[,:]\d+)*")
+
+
+def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
+    """Return the options with counted GPUs and nodes as a cluster (``nodes``).
+
+    Raises:
+        InvalidProblemError: several options state the cluster, or a word states no GPUs.
+    """
+    found = dict(given)
+    limit = str(found.get("gpus", "")).lower()
+    if limit in _LIMITS and not searches:
+        message = f"{limit} is about a search, and this command prices one configuration"
+        raise InvalidProblemError.of("--gpus", message, allowed="GPUs by type: --gpus 64xH100")
+    if limit in _LIMITS:
+        found["gpus"] = limit
+    words = {name: str(found.pop(name)).strip() for name in ("gpus", "gpu", "nodes") if name in found}
+    if limit in _LIMITS:
+        found["gpus"] = words.pop("gpus")
+    sizes = {name for name in ("gpus", "nodes") if _COUNTS.fullmatch(words.get(name, ""))}
+    ways = [name for name in ("cluster", *words) if name in words.keys() - sizes or name in found]
+    if len(ways) > 1:
+        names = " and ".join(f"--{name}" for name in ways)
+        raise InvalidProblemError.of(f"--{ways[-1]}", f"{names} both state the cluster; give one of them")
+    for name, text in words.items():
+        stated = _stated(name, text)
+        for twice in stated.keys() & found.keys():
+            message = f"--{twice.replace('_', '-')} states the same; give one of them"
+            raise InvalidProblemError.of(f"--{name}", message)
+        found |= stated
+    return found
+
+
+def _stated(name: str, text: str) -> dict[str, Any]:
+    """Return what a word of ``--gpus``, ``--gpu`` or ``--nodes`` states, as other options."""
+    if name == "gpus" and text.isdecimal() and len(text) <= MAX_DIGITS:
+        return {"num_gpus": int(text)}
+    if name == "nodes" and _COUNTS.fullmatch(text):
+        return {"num_nodes": text}
+    if name == "gpu" and _is_file(text):
+        return {"gpu": text}
+    if name == "nodes" or is_counted(text):
+        count = "nodes" if name == "nodes" else "gpus"
+        return {"nodes": cluster_of_words(text, count=count, pointer=f"--{name}")}
+    if name == "gpus":
+        raise InvalidProblemError.of(
+            "--gpus",
+            f'"{shown(text)}" states no number of GPUs',
+            allowed="64xH100, 16xH100,32xA100, all or fewest",
+            nearest=f"8x{text}" if is_gpu_name(text) else None,
+        )
+    if "," in text:
+        each = ",".join(f"1x{one.strip()}" for one in text.split(","))
+        raise InvalidProblemError.of(
+            "--gpu", f"{shown(text)} are several GPU types", allowed=f"nodes of each: --nodes {each}"
+        )
+    return {"gpu": text}
+
+
+def _cluster_of(_option: str, given: str) -> object:
+    if _is_file(given):
+        return dict(read_problem_file(Path(given)))
+    if is_counted(given):
+        return cluster_of_words(given, pointer="--cluster")
+    is_gpu = is_gpu_name(given) and not is_cluster(given)
+    return {"gpu": given, "num_nodes": 1} if is_gpu else {"name": given}
+
+
+# --------------------------------------------------------------------------------------------------
+# The batch: in sequences, in tokens, or with the length of its sequences.
+
+
+_SHAPE = re.compile(r"(\d+) ?[x×*] ?(\S+)", re.IGNORECASE)  # 8x4096
+_TOKENS = re.compile(r"([\d._]+) ?([km]?)i? ?(tok(?:en)?s?)?", re.IGNORECASE)  # 4M, 512k tokens
+
+
+def _in_tokens(part: str) -> re.Match[str] | None:
+    """Return the number and the unit of a batch in tokens; nobody means 4M sequences."""
+    match = _TOKENS.fullmatch(part.strip())
+    return match if match and (match[2].lower() == "m" or match[3]) else None
+
+
+def _sequences(given: dict[str, Any], request: Request) -> dict[str, Any]:
+    """Return the options with the batch in sequences.
+
+    Raises:
+        InvalidProblemError: tokens are no whole sequences, or their length is missing or contradicts.
+    """
+    batch = given.get("global_batch_size")
+    if not isinstance(batch, str):
+        return given
+    if (shape := _SHAPE.fullmatch(batch.strip())) is not None:
+        length = written_out("seq_length", shape[2], whole=True)
+        stated = given.get("seq_length", length)
+        if not length.isdecimal() or len(length) > MAX_DIGITS or int(stated) != int(length):
+            raise InvalidProblemError.of(
+                "--global-batch-size",
+                f'"{shown(batch)}" is not SEQUENCESxLENGTH'
+                + (f" with --seq-length {stated}" if length.isdecimal() else ""),
+                allowed="512x8192, or --global-batch-size 512 --seq-length 8192",
+            )
+        return {**given, "global_batch_size": shape[1], "seq_length": int(length)}
+    parts = re.split(r"([,:])", batch)
+    if not any(map(_in_tokens, parts)):
+        return given
+    length = given.get("seq_length", _object(request, "workload").get("seq_length"))
+    if type(length) is not int or length < 1:
+        raise InvalidProblemError.of(
+            "--global-batch-size",
+            f'"{shown(batch)}" is in tokens, and nothing states the length of a sequence',
+            allowed="with --seq-length, or a number of sequences",
+        )
+    return {**given, "global_batch_size": "".join(_of_tokens(part, length) for part in parts)}
+
+
+def _of_tokens(part: str, length: int) -> str:
+    """Return sequences of a batch in tokens: 4M are 4 × 1024², or else 4 million."""
+    match = _in_tokens(part)
+    if match is None:
+        return part
+    sizes = [number_of(match[1] + match[2], units) for units in (BINARY, DECIMAL)]
+    whole = [size for size in sizes if size is not None and size > 0]
+    exact = next((size // length for size in whole if size % length == 0), None)
+    if exact is not None:
+        return str(exact)
+    if not whole:
+        return part
+    below = max(int(whole[0] // length), 1)
+    raise InvalidProblemError.of(
+        "--global-batch-size",
+        f"{shown(match[1] + match[2])} tokens are no whole sequences of {length}",
+        allowed="a number of sequences",
+        nearest=f"{below} or {below + 1}",
+    )
 
 
 def _put(request: Request, path: str, value: object) -> None:
@@ -77,6 +299,19 @@ def _put_in(request: Request, path: str, value: object) -> None:
 def _put_gpu(request: Request, path: str, value: object) -> None:
     del path
     request["cluster"] = {"groups": value}
+
+
+def _put_cluster(request: Request, path: str, value: object) -> None:
+    del path
+    request["cluster"] = value
+
+
+def _put_gpus(request: Request, path: str, value: object) -> None:
+    """Put a number of GPUs into the cluster, where it stands for the number of nodes."""
+    _put_nodes(request, path, value)
+    part = _object(request, "cluster")
+    inner = part.get("groups", [part])[0]
+    inner.pop("num_nodes", None)
 
 
 def _put_nodes(request: Request, path: str, value: object) -> None:
@@ -109,6 +344,7 @@ def _percentiles_of(option: str, given: str) -> dict[str, object]:
     percentiles = dict[str, object]()
     for part in given.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
+        value = written_out("length", value, whole=True)
         if not value.isdecimal() or len(value) > MAX_DIGITS:
             raise InvalidProblemError.of(
                 option, f"{shown(part)} is not a percentile", allowed="p0 to p100, as in p50=900"
@@ -120,6 +356,7 @@ def _percentiles_of(option: str, given: str) -> dict[str, object]:
 
 
 def _image_tokens_of(option: str, given: str) -> object:
+    given = written_out("length", given, whole=True)
     if given.isdecimal() and len(given) <= MAX_DIGITS:
         return int(given)
     return _percentiles_of(option, given)
@@ -207,8 +444,11 @@ def gpu_part(gpu: str) -> object:
     return {**({"name": name} if NAME.fullmatch(name) else {}), **read_problem_file(Path(gpu))}
 
 
+_FILES = frozenset({".yaml", ".yml", ".json"})
+
+
 def _is_file(given: str) -> bool:
-    return Path(given).suffix.lower() in {".yaml", ".yml", ".json"}
+    return Path(given).suffix.lower() in _FILES
 
 
 def _constraint(text: str) -> str:
@@ -237,9 +477,7 @@ def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:
 # How the words of an option become the value of its field, and where it is not put in place of the file's.
 _READERS: Mapping[str, Callable[[str, Any], object]] = {
     "model": lambda _, given: model_part(given),
-    "cluster": lambda _, given: (
-        dict(read_problem_file(Path(given))) if _is_file(given) else {"name": given}
-    ),
+    "cluster": _cluster_of,
     "cluster.groups": lambda _, given: [{"gpu": gpu_part(given)}],
     "cluster.num_nodes": counts_of,
     "workload.global_batch_size": counts_of,
@@ -254,6 +492,8 @@ _READERS: Mapping[str, Callable[[str, Any], object]] = {
 }
 _PUT: Mapping[str, Callable[[Request, str, object], None]] = {
     "cluster.groups": _put_gpu,
+    "cluster.nodes": _put_cluster,
+    "cluster.num_gpus": _put_gpus,
     "cluster.num_nodes": _put_nodes,
     "cluster.gpus_per_node": _put_nodes,
     "search.pin": _put_in,

@@ -68,14 +68,38 @@ LAUNCHERS = ("any", *launcher_names())
 MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
 
 
+_FSDP = "FSDP runs under these launchers"
+_STARTS = "Name the launcher that it starts"
+_TRAINER = "It is the library of these launchers"
+_HUGGING_FACE = ("accelerate", "deepspeed", "trl", "axolotl")
+_FSDP_LAUNCHERS = ("torchtitan", "accelerate", "trl", "axolotl")
+# What people name in place of a launcher: what it is, and the launchers that they may mean.
+_OTHER_WORDS: Mapping[str, tuple[str, Sequence[str]]] = {
+    **dict.fromkeys(("fsdp", "fsdp1", "fsdp2", "ddp"), (_FSDP, _FSDP_LAUNCHERS)),
+    **dict.fromkeys(
+        ("ray", "torchrun", "slurm", "srun", "mpirun", "skypilot", "kubernetes", "k8s", "kubeflow"),
+        (_STARTS, ("megatron-lm", *_FSDP_LAUNCHERS)),
+    ),
+    **dict.fromkeys(("transformers", "huggingface", "hf", "trainer", "peft"), (_TRAINER, _HUGGING_FACE)),
+    **dict.fromkeys(("pytorch", "torch"), (_TRAINER, ("torchtitan", "accelerate"))),
+}
+
+
 def check_launcher(name: str, *, at: str = "/launcher") -> None:
     """Refuse an unknown launcher; ``at``: what names it.
 
     Raises:
         UnknownNameError: it is none of ``LAUNCHERS``.
     """
-    if name not in LAUNCHERS:
+    if name in LAUNCHERS:
+        return
+    if (other := _OTHER_WORDS.get(name.lower())) is None:
         raise UnknownNameError.among(at, name, LAUNCHERS)
+    why, meant = other
+    fault = FieldError(
+        pointer=at, message=f'"{name}" is no launcher. {why}', allowed=", ".join(meant), nearest=meant[0]
+    )
+    raise UnknownNameError([fault])
 
 
 def _unlike_links(problem: Problem) -> Iterator[FieldError]:

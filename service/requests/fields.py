@@ -48,6 +48,7 @@ class Option:
     completes: str = ""  # function of meshwright.profiles that lists the values, as module:function
     more: tuple[str, ...] = ()  # completed in addition
     takers: Literal["all", "searches", "rankings", ""] = ""  # commands; by default: searches for search.*
+    twice: str = ""  # how to say what a person means who gives it twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,7 @@ class RequestField:
 COMMON, MODEL, CLUSTER = "Common options", "Model and data", "Cluster and software"
 SEARCH, SIZES, WHOLE_RUN = "Search", "Sizes", "Whole run"
 COUNTS = "N|N,N|LOW:HIGH"
+TWO_KINDS = "For nodes of two kinds: --nodes 2xdgx-h100,4xdgx-a100"
 
 FIELDS = (
     RequestField(
@@ -123,6 +125,7 @@ FIELDS = (
             group=COMMON,
             help="Catalog name, Hugging Face id, or config.json (./PATH).",
             completes="library:model_names",
+            twice="Ask for one model at a time",
         ),
         question=FormQuestion(
             part="config",
@@ -151,9 +154,10 @@ FIELDS = (
         limits={"json_schema_extra": {"type": ["object", "string"]}},
         option=Option(
             group=COMMON,
-            help="Catalog name, or a cluster file.",
-            default="required, or --gpu",
+            help="Catalog name, cloud instance (p5.48xlarge), GPU type, or a cluster file.",
+            default="required, or --gpu, --gpus or --nodes",
             completes="library:cluster_names",
+            twice=TWO_KINDS,
         ),
     ),
     RequestField(
@@ -173,9 +177,29 @@ FIELDS = (
         option=Option(
             group=COMMON,
             name="gpu",
-            help="GPU type, instead of --cluster.",
+            help='GPU type, instead of --cluster: h100, "NVIDIA A100-SXM4-40GB", 4090.',
             default="none",
             completes="library:gpu_names",
+            twice=TWO_KINDS,
+        ),
+    ),
+    RequestField(
+        path="cluster.nodes",
+        option=Option(
+            group=COMMON,
+            help="Nodes by kind, instead of --cluster: 2xdgx-h100,4xdgx-a100.",
+            default="none",
+            metavar="NxNODE[,…]",
+            twice=TWO_KINDS,
+        ),
+    ),
+    RequestField(
+        path="cluster.num_gpus",
+        option=Option(
+            group=CLUSTER,
+            help="Number of GPUs, instead of --num-nodes: one node, or several usual ones.",
+            default="those of the nodes",
+            kind=int,
         ),
     ),
     RequestField(
@@ -185,6 +209,7 @@ FIELDS = (
             help="Number of nodes; a list or range lets the search choose.",
             default="1",
             metavar=COUNTS,
+            twice="For the search to choose: --num-nodes 2,4",
         ),
         question=FormQuestion(part="first", label="Nodes", kind="number", default="16"),
     ),
@@ -199,7 +224,12 @@ FIELDS = (
         path="workload.global_batch_size",
         type="Batches",
         about="sequences per optimizer step: one number, a list, or a range by doubling",
-        option=Option(group=COMMON, help="Sequences per optimizer step.", metavar=COUNTS),
+        option=Option(
+            group=COMMON,
+            help="Sequences per optimizer step: 512, 4M tokens (4M), or with their length (512x8192).",
+            metavar=f"{COUNTS}|NxLENGTH",
+            twice="For the search to choose: --global-batch-size 256,512",
+        ),
         question=FormQuestion(
             part="first",
             name="batch",
@@ -215,7 +245,7 @@ FIELDS = (
         type=int,
         about="tokens per sequence",
         limits={"ge": 1, "le": MAX_SEQ_LENGTH},
-        option=Option(group=COMMON, help="Tokens per sequence.", kind=int),
+        option=Option(group=COMMON, help="Tokens per sequence, e.g. 8192 or 8k.", kind=int),
         question=FormQuestion(
             part="first",
             label="Sequence length",
@@ -415,7 +445,7 @@ FIELDS = (
         about="tokens in the whole run",
         option=Option(
             group=WHOLE_RUN,
-            help="Tokens in the whole training run, e.g. 15e12.",
+            help="Tokens in the whole training run, e.g. 15T.",
             kind=float,
             takers="searches",
         ),
@@ -433,6 +463,7 @@ FIELDS = (
             default="the first that can express the model",
             completes="capabilities:launcher_names",
             more=("any", "none"),
+            twice="To compare all: --launcher any",
         ),
         question=FormQuestion(
             part="first",
@@ -570,7 +601,11 @@ FIELDS = (
         default="all",
         about="fewest: on the smallest number of nodes that has a plan",
         option=Option(
-            group=CLUSTER, help="Use all GPUs, or the fewest that fit a plan.", metavar="all|fewest"
+            group=COMMON,
+            help="GPUs by type, instead of --cluster: 64xH100, 4xA100-40GB; or use all, or the fewest.",
+            metavar="NxGPU|all|fewest",
+            takers="all",
+            twice="For two types: --gpus 16xH100,32xA100. For the fewest: --gpu h100 --gpus fewest",
         ),
         question=FormQuestion(
             part="limits",

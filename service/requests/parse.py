@@ -38,6 +38,7 @@ from meshwright.service.requests.parts import (
     named_parts,
     request_written_out,
     with_open_nodes,
+    with_usual_words,
     without_schema,
 )
 from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range
@@ -52,7 +53,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
     with faults_as(with_range):
-        plain = named_parts(without_schema(require_plain(raw)))
+        plain = with_usual_words(named_parts(without_schema(require_plain(raw))))
     try:
         return _parsed(request_written_out(plain))
     except InvalidProblemError as fault:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshwright.profiles.capabilities import launcher_capabilities, launchers_placing_stages
+from meshwright.profiles.adapters import BasePrecision
+from meshwright.profiles.capabilities import (
+    launcher_capabilities,
+    launcher_names,
+    launchers_placing_stages,
+)
 from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import NO_SWITCH, switches
 from meshwright.service.requests.fields import MAX_BATCH
 from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES
@@ -42,6 +49,48 @@ def named_parts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a request with ``{"name": x}`` for a model or a cluster that is written as ``x``."""
     names = {part: {"name": raw[part]} for part in ("model", "cluster") if isinstance(raw.get(part), str)}
     return {**raw, **names} if names else raw
+
+
+_TORCH = {  # torch.bfloat16 and its like
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
+    "float8": "fp8",
+}  # fmt: skip
+# Words of a request that are written in any case, with hyphens or underscores.
+_WORDS: Mapping[tuple[str, str], Sequence[str]] = {
+    ("", "launcher"): ("any", "none", *launcher_names()),
+    ("workload", "precision"): ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"),
+    ("workload", "base_precision"): get_args(BasePrecision),
+    ("workload", "optimizer"): tuple(OPTIMIZERS),
+}
+
+
+def with_usual_words(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request with ``BF16``, ``torch.bfloat16`` and ``Megatron_LM`` as the schema has them.
+
+    What is none of the words is left unchanged, to be refused as it was written.
+    """
+    found = dict(raw)
+    for (section, name), words in _WORDS.items():
+        part = found.get(section) if section else found
+        value = part.get(name) if isinstance(part, Mapping) else None
+        if not isinstance(part, Mapping) or not isinstance(value, str) or value in words:
+            continue
+        known = _letters(value.lower().removeprefix("torch."))
+        meant = next(
+            (word for word in words if _letters(word) == _letters(_TORCH.get(known, known))), value
+        )
+        if section:
+            found[section] = {**part, name: meant}
+        else:
+            found[name] = meant
+    return found
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[-_ ]", "", word.lower()[:_LONGEST_WORD])
+
+
+_LONGEST_WORD = 64
 
 
 # --------------------------------------------------------------------------------------------------

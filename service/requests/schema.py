@@ -259,7 +259,7 @@ def words_of(kind: object) -> tuple[str, ...]:
 
 
 def _unknown_word(where: Sequence[int | str], given: str, words: Sequence[str]) -> FieldError:
-    near = difflib.get_close_matches(given[:256], words, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(given[:256].lower(), words, n=1, cutoff=0.5)
     return FieldError(
         pointer=pointer(*where),
         message=f'"{shown(given)}" is not supported' if given else "must be text",

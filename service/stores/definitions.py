@@ -149,6 +149,9 @@ class Definitions:
     def _with_gpus(self, tenant: str, cluster: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a cluster with the figures of this tenant's GPU types that its node groups name."""
         groups = cluster.get("groups")
+        if groups is None and "gpu" in cluster:  # one group
+            gpu = self._of_name(tenant, "gpu", cluster["gpu"])
+            return cluster if gpu is None else {**cluster, "gpu": dict(gpu.document)}
         if not isinstance(groups, list | tuple) or len(groups) > MAX_GROUPS:
             return cluster  # refused when it is read; each name costs a query
         filled = []

@@ -41,20 +41,20 @@ def test_how_a_search_ended_decides_the_exit_code(answer: Answer, cancelled: boo
     ("words", "message"),
     [
         (
-            "plan --seq-length 4k",
-            '--seq-length: "4k" is not an integer. Allowed: from 1 to 10000000. See: ',
+            "plan --seq-length 4kk",
+            '--seq-length: "4kk" is not an integer. Allowed: from 1 to 10000000. See: ',
         ),
         (
             "plan --measure-next -1",
             "--measure-next: -1 is out of range. Allowed: from 0. Nearest: 0. See: ",
         ),
-        ("profile --model a --seq-length 4k --out b", "Allowed: from 1 to 16777216. See: "),  # not plan's
+        ("profile --model a --seq-length 4kk --out b", "Allowed: from 1 to 16777216. See: "),  # not plan's
         ("tune x --confidence 2", "2 is out of range. Allowed: from 0.5 to 0.999. Nearest: 0.999. See: "),
         (
             "report --what-if serch",
             '"serch" is not supported. Allowed: search, predict, none. Nearest: search',
         ),
-        ("plan --model a --seq-length 4096 --seq-length 4k", '"4k" is not an integer'),  # the last counts
+        ("plan --model a --seq-length 4096 --seq-length 4k", "--seq-length is given twice. Give it once"),
     ],
 )
 def test_a_bad_option_is_one_line_with_what_is_allowed(

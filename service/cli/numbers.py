@@ -1,0 +1,72 @@
+"""Numbers as people write them: ``8k`` tokens, ``15T``, ``5%``, ``1m`` of time.
+
+What is no such number is left unchanged, for the option's own error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+Units = Mapping[str, Fraction]
+BINARY: Units = {"k": Fraction(2**10), "m": Fraction(2**20)}  # of lengths: 8k is 8192
+DECIMAL: Units = {name: Fraction(10) ** power for name, power in (("k", 3), ("m", 6), ("b", 9), ("t", 12))}
+_SECONDS: Units = {
+    name: Fraction(seconds)
+    for seconds, names in {
+        Fraction(1, 1000): "ms", 1: "s sec", 60: "m min", 3600: "h", 86_400: "d", 604_800: "w",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
+
+
+def _of(unit: str, *names: str) -> Units:
+    """Return units of time as shares of one of them; a minute has no m where months may be meant."""
+    return {name: _SECONDS[name] / _SECONDS[unit] for name in (unit, *names)}
+
+
+_UNITS: Mapping[str, Units] = {  # by the last word of an option's name
+    "s": _SECONDS,
+    "timeout": _SECONDS,
+    "limit": _SECONDS,
+    "minutes": {"m": Fraction(1), **_of("min", "s", "h", "d")},
+    "hours": _of("h", "min", "d"),
+    "days": _of("d", "h", "w"),
+    "kw": {"w": Fraction(1, 1000), "kw": Fraction(1), "mw": Fraction(1000), "gw": Fraction(10**6)},
+    "gib": {"gib": Fraction(1)},
+    "probability": {"%": Fraction(1, 100)},
+    "confidence": {"%": Fraction(1, 100)},
+    "tolerance": {"%": Fraction(1, 100)},
+    "length": BINARY,
+    "tokens": DECIMAL,
+}
+_NUMBER = re.compile(r"((?:\d[\d_]*)?\.?\d*(?:e[+-]?\d{1,2})?) ?([a-z]*|%)", re.IGNORECASE)
+_MAX_CHARACTERS = 30
+
+
+def written_out(name: str, text: str, *, whole: bool) -> str:
+    """Return a number in the unit of an option, without one; other words unchanged.
+
+    Args:
+        name: of the option; its last word is its unit (``time_limit_s``).
+        text: as it was typed.
+        whole: whether the option takes whole numbers.
+    """
+    units = _UNITS.get(name.rpartition("_")[2], DECIMAL if whole else {})
+    value = number_of(text, units)
+    if value is None or (whole and value.denominator > 1):
+        return text
+    return str(value.numerator) if value.denominator == 1 else repr(float(value))
+
+
+def number_of(text: str, units: Units) -> Fraction | None:
+    """Return the value of ``8k`` or ``2.5 h``; None for other words."""
+    match = _NUMBER.fullmatch(text.strip()) if len(text) <= _MAX_CHARACTERS else None
+    if match is None or not match[1]:
+        return None
+    factor = Fraction(1) if not match[2] else units.get(match[2].lower())
+    try:
+        return None if factor is None else Fraction(match[1].replace("_", "")) * factor
+    except ValueError:
+        return None
