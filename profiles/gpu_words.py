@@ -54,6 +54,12 @@ def spaced(name: str) -> str:
     return _BETWEEN.sub(" ", name.lower()).strip()
 
 
+def unspaced(name: str) -> str:
+    """Return a name without spaces, case, the maker and what is not information, its memory as 80gb."""
+    text = _MEMORY.sub(r"\1gb", spaced(name))
+    return "".join(word for word in text.split() if word not in MAKERS and word != "edition")
+
+
 def words_of(name: str) -> Words | None:
     """Return what a name says; None where it states two sizes of memory, or two forms."""
     text = _PCIE.sub("pcie", spaced(name))

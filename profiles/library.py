@@ -26,12 +26,12 @@ from meshwright.profiles.errors import (
 )
 from meshwright.profiles.gpu_words import (
     APPLE,
-    MAKERS,
     Words,
     holds,
     maker_of,
     may_be_misspelt,
     spaced,
+    unspaced,
     words_of,
 )
 from meshwright.profiles.model import ModelSpec
@@ -93,20 +93,15 @@ def _meant(name: str) -> tuple[str, str | None] | None:
         return hyphenated, None
     if hyphenated in _aliases():
         return _aliases()[hyphenated]["of"], _aliases()[hyphenated]["note"]
-    if (reported := _reported().get(_plain(name))) is not None:
+    if (reported := _reported().get(unspaced(name))) is not None:
         return reported, None
     words = words_of(name)
     return None if words is None else _chosen(words, _fitting(words))
 
 
-def _plain(name: str) -> str:
-    """Return a name without spaces, the maker and what is not information."""
-    return "".join(word for word in spaced(name).split() if word not in MAKERS and word != "edition")
-
-
 @cache
 def _reported() -> Mapping[str, str]:
-    return {_plain(name): str(slug) for name, slug in catalog_file(CATALOG / "gpu_reported.yaml").items()}
+    return {unspaced(name): str(slug) for name, slug in catalog_file(CATALOG / "gpu_reported.yaml").items()}
 
 
 @cache
@@ -208,8 +203,10 @@ def _unknown_gpu(name: str, pointer: str) -> UnknownNameError:
         allowed = ", ".join(fitting or sorted(known))
         kinds = " or ".join(_gpu(slug).display_name for slug in fitting)
         why = f"It may be {kinds}" if fitting else _no_such_form(words, known)
-    elif _plain(name) in {_plain(cluster) for cluster in cluster_names()}:
-        gpu = _cluster(next(one for one in cluster_names() if _plain(one) == _plain(name))).groups[0].gpu
+    elif unspaced(name) in {unspaced(cluster) for cluster in cluster_names()}:
+        gpu = (
+            _cluster(next(one for one in cluster_names() if unspaced(one) == unspaced(name))).groups[0].gpu
+        )
         why, allowed, nearest = "It is a cluster, not a GPU type", None, gpu.slug
     else:
         near = _misspelt(words) if words else []
@@ -324,8 +321,8 @@ def is_cluster(name: str) -> bool:
 
 def _cluster_spelt(name: str) -> ClusterSpec | None:
     """Return the cluster of that name in any case, with spaces or hyphens."""
-    by_name = {_plain(one): one for one in cluster_names()}
-    found = by_name.get(_plain(name))
+    by_name = {unspaced(one): one for one in cluster_names()}
+    found = by_name.get(unspaced(name))
     return None if found is None else _cluster(found)
 
 
@@ -604,7 +601,7 @@ def gpu_of_device(name: str, memory_bytes: int) -> str | None:
         memory_bytes: the device's total memory, which distinguishes the sizes of one type.
     """
     short = name[:MAX_NAME]
-    reported, words = _reported().get(_plain(short)), words_of(short)
+    reported, words = _reported().get(unspaced(short)), words_of(short)
     fitting = (reported,) if reported else _fitting(words) if words else ()
     near = tuple(slug for slug in fitting if _is_near(_gpu(slug).memory_bytes, memory_bytes))
     if len(near) == 1:

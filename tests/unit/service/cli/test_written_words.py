@@ -1,0 +1,297 @@
+"""Options once, numbers with their units, words in any case, and hardware in one of several ways."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.exceptions import TyperException
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.main import app
+from meshwright.service.cli.numbers import written_out
+from meshwright.service.cli.options import read_request
+from meshwright.service.cli.terminal import report_usage
+from meshwright.service.files import check_folder
+from meshwright.service.requests.fields import OPTIONS
+from meshwright.service.requests.parse import parse_problem
+from tests.served.commands import leaves
+
+# --------------------------------------------------------------------------------------------------
+# Each option once.
+
+
+def _values(option: Any) -> list[str]:  # noqa: ANN401 - of Typer
+    return [] if option.is_flag else ["1"]
+
+
+@pytest.mark.parametrize("path", [path for path, _ in leaves()])
+def test_every_option_of_one_value_is_refused_the_second_time(path: str) -> None:
+    command = dict(leaves())[path]
+    options = [one for one in command.params if one.param_type_name == "option"]
+    for option in options:
+        once = [option.opts[-1], *_values(option)]
+        words = [*path.split(), *once, *once]
+        if option.multiple or option.is_eager:
+            continue
+        with pytest.raises(TyperException, match="is given twice") as refused:
+            app(words, prog_name="meshwright", standalone_mode=False)
+        assert option.opts[-1] in str(refused.value)
+
+
+def test_options_that_repeat_are_taken_as_often_as_they_are_given() -> None:
+    request = read_request(pin=["tp=8", "pp=4"], lora_target=["q_proj", "v_proj"], lora_rank=8)
+    assert request["search"] == {"pin": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}}
+
+
+def test_a_second_cluster_is_told_how_nodes_of_two_kinds_are_stated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(TyperException) as refused:
+        app(
+            ["plan", "--cluster", "dgx-h100", "--cluster=dgx-a100"],
+            prog_name="meshwright",
+            standalone_mode=False,
+        )
+    assert report_usage(refused.value) == 2
+    assert capsys.readouterr().err == (
+        "error: --cluster is given twice. For nodes of two kinds: --nodes 2xdgx-h100,4xdgx-a100. "
+        "See: meshwright plan --help\n"
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers.
+
+
+@pytest.mark.parametrize(
+    ("option", "typed", "value"),
+    [
+        ("seq_length", "8k", "8192"),
+        ("seq_length", "128K", "131072"),
+        ("seq_length", "1M", "1048576"),
+        ("seq_length", "8_192", "8192"),
+        ("seq_length", "1e4", "10000"),
+        ("steps_total", "100k", "100000"),
+        ("total_tokens", "15T", "15000000000000"),
+        ("total_tokens", "1.5B", "1500000000"),
+        ("total_tokens", "15e12", "15000000000000"),
+        ("max_oom_probability", "5%", "0.05"),
+        ("tolerance", "2 %", "0.02"),
+        ("time_limit_s", "1m", "60"),
+        ("deadline_s", "1.5h", "5400"),
+        ("deadline_days", "2w", "14"),
+        ("deadline_days", "36h", "1.5"),
+        ("budget_gpu_minutes", "2h", "120"),
+        ("max_power_kw", "1MW", "1000"),
+    ],
+)
+def test_a_number_is_taken_with_its_unit(option: str, typed: str, value: str) -> None:
+    whole = option in {"seq_length", "steps_total"}
+    assert written_out(option, typed, whole=whole) == value
+
+
+@pytest.mark.parametrize(
+    "typed", ["", "k", "8kk", "8 k b", "1m", ".", "0x10", "1e999", "-8k", "nan", "9" * 99]
+)
+def test_other_words_are_left_to_the_options_own_error(typed: str) -> None:
+    assert written_out("deadline_days", typed, whole=False) == typed
+
+
+@pytest.mark.parametrize(
+    ("given", "batch", "length"),
+    [
+        ({"global_batch_size": "512x8192"}, 512, 8192),
+        ({"global_batch_size": "8 × 4k"}, 8, 4096),
+        ({"global_batch_size": "2k", "seq_length": 512}, 2048, 512),
+        ({"global_batch_size": "4M", "seq_length": 8192}, 512, 8192),  # 4 × 1024² / 8192
+        ({"global_batch_size": "4M", "seq_length": 5000}, 800, 5000),  # 4 × 10⁶ / 5000
+        ({"global_batch_size": "512k tokens", "seq_length": 4096}, 128, 4096),
+        ({"global_batch_size": "2M,4M", "seq_length": 8192}, [256, 512], 8192),
+        ({"global_batch_size": "256:512", "seq_length": 8192}, {"min": 256, "max": 512}, 8192),
+    ],
+)
+def test_a_batch_is_stated_in_sequences_tokens_or_with_their_length(
+    given: Mapping[str, Any], batch: object, length: int
+) -> None:
+    assert read_request(**given)["workload"] == {"global_batch_size": batch, "seq_length": length}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"global_batch_size": "4M"}, "nothing states the length of a sequence"),
+        (
+            {"global_batch_size": "4M", "seq_length": 6000},
+            "no whole sequences of 6000.*Nearest: 699 or 700",
+        ),
+        ({"global_batch_size": "8x4096", "seq_length": 8192}, "with --seq-length 8192"),
+        ({"num_nodes": "32 gpus"}, "Nearest: --num-gpus 32"),
+    ],
+)
+def test_a_batch_or_count_that_cannot_be_meant_says_what_can(given: Mapping[str, Any], why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read_request(**given)
+
+
+def test_several_sizes_in_one_word_are_several_sizes() -> None:
+    search = read_request(pin=["tp=8,pp=4", "stage_layers=4,3"], forbid=["mbs=3,5,tp=2"])["search"]
+    assert search == {
+        "pin": {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "stage_layers": [4, 3]},
+        "forbid": {"micro_batch_size": [3, 5], "tensor_parallel_size": [2]},
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Hardware.
+
+
+@pytest.mark.parametrize(
+    ("given", "cluster"),
+    [
+        ({"gpus": "64xH100"}, {"gpu": "H100", "num_gpus": 64}),
+        ({"gpu": "8xH100"}, {"gpu": "H100", "num_gpus": 8}),
+        ({"gpus": "16xH100", "num_nodes": "4"}, {"gpu": "H100", "num_gpus": 16, "num_nodes": 4}),
+        ({"gpu": "h100", "num_gpus": 4}, {"groups": [{"gpu": "h100", "num_gpus": 4}]}),
+        ({"gpu": "h100", "gpus": "4"}, {"groups": [{"gpu": "h100", "num_gpus": 4}]}),
+        ({"nodes": "2xh100"}, {"gpu": "h100", "num_nodes": 2}),
+        ({"nodes": "4", "cluster": "dgx-h100"}, {"name": "dgx-h100", "num_nodes": 4}),
+        ({"nodes": "2xdgx-h100"}, {"name": "dgx-h100", "num_nodes": 2}),
+        ({"cluster": "h100"}, {"gpu": "h100", "num_nodes": 1}),
+        ({"cluster": "h100", "num_nodes": "2:4"}, {"gpu": "h100", "num_nodes": {"min": 2, "max": 4}}),
+        ({"cluster": "dgx-h100", "num_gpus": 64}, {"name": "dgx-h100", "num_gpus": 64}),
+        ({"cluster": "p5.48xlarge"}, {"name": "p5.48xlarge"}),
+    ],
+)
+def test_hardware_is_stated_in_one_of_several_ways(given: Mapping[str, Any], cluster: object) -> None:
+    assert read_request(**given)["cluster"] == cluster
+
+
+def test_all_and_fewest_still_say_how_many_gpus_a_plan_uses() -> None:
+    request = read_request(gpu="h100", gpus="Fewest", num_nodes="1:4")
+    assert request["search"] == {"gpus": "fewest"}
+    with pytest.raises(InvalidProblemError, match="--gpus 64xH100"):
+        read_request(gpus="fewest", searches=False)
+    assert read_request(gpus="2xL4", searches=False)["cluster"] == {"gpu": "L4", "num_gpus": 2}
+
+
+def test_nodes_of_two_kinds_are_two_groups_with_their_own_links() -> None:
+    cluster: Any = read_request(nodes="2xdgx-h100,4xdgx-a100")["cluster"]
+    assert [(one["gpu"], one["num_nodes"]) for one in cluster["groups"]] == [
+        ("h100-sxm-80gb", 2),
+        ("a100-sxm-80gb", 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"gpus": "8xH100", "cluster": "dgx-h100"}, "--cluster and --gpus both state the cluster"),
+        ({"nodes": "2xdgx-h100", "gpu": "h100"}, "--gpu and --nodes both state the cluster"),
+        ({"gpus": "8", "gpu": "h100", "num_gpus": 4}, "--num-gpus states the same"),
+        ({"gpus": "H100"}, "states no number of GPUs.*Nearest: 8xH100"),
+        ({"gpus": "2xdgx-h100"}, "is a node, not a GPU type. Nearest: --nodes 2xdgx-h100"),
+        ({"gpu": "h100,a100"}, "--nodes 1xh100,1xa100"),
+        ({"gpus": "8xM3 Max"}, "--gpus: .*Apple GPUs are not planned"),
+    ],
+)
+def test_hardware_that_is_stated_twice_or_wrongly_is_refused(given: Mapping[str, Any], why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read_request(**given)
+
+
+def test_a_number_of_gpus_takes_the_place_of_a_files_number_of_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "problem.json"
+    path.write_text('{"cluster": {"name": "dgx-h100", "num_nodes": 4}}')
+    assert read_request(path, num_gpus=16)["cluster"] == {"name": "dgx-h100", "num_gpus": 16}
+
+
+# --------------------------------------------------------------------------------------------------
+# Words, the model as argument, and the folder.
+
+
+WORKLOAD = {"global_batch_size": 8, "seq_length": 512}
+
+
+@pytest.mark.parametrize(
+    ("field", "written", "meant"),
+    [
+        ("precision", "BF16", "bf16"),
+        ("precision", "torch.bfloat16", "bf16"),
+        ("precision", "float16", "fp16"),
+        ("precision", "FP8", "fp8"),
+        ("optimizer", "AdamW_BF16", "adamw-bf16"),
+    ],
+)
+def test_words_are_taken_as_torch_and_people_write_them(field: str, written: str, meant: str) -> None:
+    raw = {
+        "model": "llama-2-7b",
+        "cluster": {"name": "dgx-h100"},
+        "workload": {**WORKLOAD, field: written},
+        "launcher": "Megatron_LM",
+    }
+    problem = parse_problem(raw)
+    assert getattr(problem.workload, field) == meant
+    assert problem.launcher == "megatron-lm"
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "nearest"),
+    [
+        ({"workload": {**WORKLOAD, "precision": "BF61"}}, "/workload/precision", "bf16"),
+        ({"workload": {**WORKLOAD, "precision": 16}}, "/workload/precision", None),
+        ({"launcher": "fsdp"}, "/launcher", "torchtitan"),
+        ({"launcher": "Ray"}, "/launcher", "megatron-lm"),
+        ({"launcher": 7}, "/launcher", None),
+        ({"cluster": "64xH100 40GB"}, "/cluster/name", None),
+        ({"cluster": {"gpu": "h100", "num_gpus": "8"}}, "/cluster/num_gpus", None),
+    ],
+)
+def test_other_words_are_refused_with_the_nearest(
+    change: Mapping[str, object], pointer: str, nearest: str | None
+) -> None:
+    raw = {"model": "llama-2-7b", "cluster": "dgx-h100", "workload": WORKLOAD, **change}
+    with pytest.raises(InvalidProblemError) as refused:
+        parse_problem(raw)
+    (error,) = refused.value.errors
+    assert (error.pointer, error.nearest) == (pointer, nearest)
+    assert error.allowed or "must be text" in error.message
+
+
+def test_the_argument_is_a_model_or_a_problem_file(tmp_path: Path) -> None:
+    assert read_request("llama-3.1-8b")["model"] == {"name": "llama-3.1-8b"}
+    assert read_request("Qwen/Qwen3-8B")["model"] == {"name": "Qwen/Qwen3-8B"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "_name_or_path": "mine"}))
+    assert read_request(str(tmp_path))["model"] == read_request(str(tmp_path / "config.json"))["model"]
+    problem = tmp_path / "problem.json"
+    problem.write_text('{"model": {"name": "llama-2-7b"}}')
+    assert read_request(str(problem))["model"] == {"name": "llama-2-7b"}
+    assert read_request("mine", stored=True)["model"] == {"name": "mine"}  # of a service
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ("lama-3.1-8b", "no such file, and no such model: .*llama-3.1-8b.*a problem file"),
+        ("missing.json", "no file missing.json, and no model of that name.*a model"),
+        ("train.sh", "is a script.*--from-capture train.sh"),
+        ("x" * 5000, "no model of that name"),
+    ],
+)
+def test_an_argument_that_is_neither_says_both_ways(argument: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read_request(argument)
+    with pytest.raises(InvalidProblemError, match="the model is given twice"):
+        read_request("llama-2-7b", model="llama-3.1-8b")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
+    with pytest.raises(InvalidProblemError, match="/proc/x"):  # also as root, who may write everywhere else
+        check_folder(Path("/proc/x"), force=False)
+    check_folder(tmp_path / "new", force=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_that_name_their_second_form_are_options_of_one_value() -> None:
+    assert all(not row.option.repeats for row in OPTIONS.values() if row.option and row.option.twice)
