@@ -106,7 +106,7 @@ def _reported() -> Mapping[str, str]:
 
 @cache
 def _types() -> Mapping[str, tuple[str, ...]]:
-    """Return the GPU types by each spelling of their type: ``4090`` and ``rtx4090``."""
+    """Return the GPU types by each spelling of their type: 4090 and RTX 4090."""
     found: dict[str, dict[str, None]] = {}
     for name in gpu_names():
         words, slug = words_of(name), _aliases()[name]["of"] if name in _aliases() else name

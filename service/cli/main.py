@@ -103,8 +103,8 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
             suggest_commands=True,
             rich_markup_mode=None,
         )
-        for one in group.commands.values():
-            _take_numbers(one.params)
+        for command_built in group.commands.values():
+            _take_numbers(command_built.params)
         return group
     built = get_command_from_info(
         CommandInfo(

@@ -13,11 +13,8 @@ Units = Mapping[str, Fraction]
 BINARY: Units = {"k": Fraction(2**10), "m": Fraction(2**20)}  # of lengths: 8k is 8192
 DECIMAL: Units = {name: Fraction(10) ** power for name, power in (("k", 3), ("m", 6), ("b", 9), ("t", 12))}
 _SECONDS: Units = {
-    name: Fraction(seconds)
-    for seconds, names in {
-        Fraction(1, 1000): "ms", 1: "s sec", 60: "m min", 3600: "h", 86_400: "d", 604_800: "w",
-    }.items()
-    for name in names.split()
+    "ms": Fraction(1, 1000), "s": Fraction(1), "sec": Fraction(1), "m": Fraction(60), "min": Fraction(60),
+    "h": Fraction(3600), "d": Fraction(86_400), "w": Fraction(604_800),
 }  # fmt: skip
 
 

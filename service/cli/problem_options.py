@@ -309,7 +309,7 @@ def _put_cluster(request: Request, path: str, value: object) -> None:
 def _put_gpus(request: Request, path: str, value: object) -> None:
     """Put a number of GPUs into the cluster, where it stands for the number of nodes."""
     _put_nodes(request, path, value)
-    part = _object(request, "cluster")
+    part: dict[str, Any] = _object(request, "cluster")
     inner = part.get("groups", [part])[0]
     inner.pop("num_nodes", None)
 

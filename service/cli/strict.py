@@ -25,7 +25,7 @@ class StrictCommand(TyperCommand):
                     raise typer.BadParameter(_twice(self, one), ctx=ctx)
             return values, rest, order
 
-        parser.parse_args = parse_once
+        parser.parse_args = parse_once  # type: ignore[method-assign]
         return parser
 
 
