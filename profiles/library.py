@@ -258,7 +258,8 @@ def _unknown_cluster(name: str) -> UnknownNameError:
         return _unknown_gpu(name, "/cluster/name")
     known = {one.lower(): one for one in (*cluster_names(), *instance_names())}
     near = [known[one] for one in get_close_matches(name.lower(), known, n=_MOST_NEAR)]
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(cluster_names())}"
+    joined = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
+    hint = f"Did you mean {joined}?" if near else f"Known: {', '.join(cluster_names())}"
     fault = FieldError(
         pointer="/cluster/name",
         message=f'unknown "{shown_name(name)}". {hint}',
