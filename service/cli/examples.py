@@ -6,6 +6,7 @@ _ASKED = "--model llama-3.1-8b --cluster dgx-h100 --num-nodes 4 --global-batch-s
 EXAMPLES = {
     "plan": (
         f"meshwright plan {_ASKED}",
+        "meshwright plan Qwen/Qwen3-8B --gpus 4xA100-40GB --global-batch-size 64x4k",
         "meshwright plan problem.yaml --pin tp=8 --top-k 5 --save-dir run/",
         f"meshwright plan {_ASKED} --sweep num_nodes=2,4,8 --csv",
     ),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
-from meshwright.profiles.cluster import MAX_NODES
+from meshwright.profiles.cluster import MAX_GPUS, MAX_NODES
 from meshwright.profiles.errors import InvalidProblemError, faults_as
 from meshwright.profiles.gpus import NAME, NAME_FORM, gpu_from_mapping, gpu_to_mapping
 from meshwright.profiles.inline import (
@@ -194,7 +194,7 @@ class Definitions:
 
     def _named(self, tenant: str, kind: Kind, body: Mapping[str, object]) -> DefinitionRecord | None:
         part = body.get(kind)
-        if not isinstance(part, dict) or not part.keys() <= {"name", "num_nodes"}:
+        if not isinstance(part, dict) or not part.keys() <= {"name", "num_nodes", "num_gpus"}:
             return None
         return self._of_name(tenant, kind, part.get("name"))
 
@@ -237,14 +237,19 @@ def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, An
 
 def _resized(document: Mapping[str, Any], part: object) -> dict[str, Any]:
     reader = FieldReader(part, "/cluster")
-    num_nodes = reader.optional_integer("num_nodes", high=MAX_NODES)
+    sizes = {
+        "num_nodes": reader.optional_integer("num_nodes", high=MAX_NODES),
+        "num_gpus": reader.optional_integer("num_gpus", high=MAX_GPUS),
+    }
     reader.finish()
-    if num_nodes is None:
+    stated = {name: size for name, size in sizes.items() if size is not None}
+    if not stated:
         return dict(document)
     groups = document["groups"]
     if len(groups) != 1:
         raise InvalidProblemError.of(
-            "/cluster/num_nodes",
+            f"/cluster/{next(iter(stated))}",
             f"this cluster has {len(groups)} groups, each with its own number of nodes",
         )
-    return {**document, "groups": [{**groups[0], "num_nodes": num_nodes}]}
+    group = {name: value for name, value in groups[0].items() if name != "num_nodes"}
+    return {**document, "groups": [{**group, **stated}]}

@@ -18,6 +18,7 @@ from meshwright.profiles.library import (
     instance_names,
 )
 from meshwright.profiles.units import GIB
+from tests.draws import draws
 
 # What nvidia-smi, rocm-smi or jax.devices() print for each GPU type of the catalog that a driver names.
 PRINTED = {
@@ -98,7 +99,7 @@ def _written(printed: str, drawn: random.Random) -> str:
 @pytest.mark.parametrize("slug", sorted(PRINTED))
 def test_what_a_driver_prints_is_known_in_any_case_and_with_any_separator(slug: str) -> None:
     drawn = random.Random(slug)
-    for written in [PRINTED[slug], *(_written(PRINTED[slug], drawn) for _ in range(20))]:
+    for written in [PRINTED[slug], *(_written(PRINTED[slug], drawn) for _ in range(draws(20)))]:
         assert (written, find_gpu(written).slug) == (written, slug)
 
 

@@ -19,6 +19,32 @@ CHIP = {"memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}, "p
 MIXED = {"groups": [*POD["groups"], {"gpu": "a100-sxm-80gb", "num_nodes": 1}]}
 
 
+def test_hardware_is_named_over_the_api_as_on_the_command_line(client: TestClient) -> None:
+    client.put("/v1/gpus/chip", json=CHIP)
+    client.put("/v1/clusters/pod", json=POD)
+    for cluster, groups in (
+        ("64xH100", [("h100-sxm-80gb", 8, 8)]),
+        ({"gpu": "NVIDIA A100-SXM4-40GB", "num_gpus": 4}, [("a100-sxm-40gb", 1, 4)]),
+        ("2xdgx-h100,4xdgx-a100", [("h100-sxm-80gb", 2, 8), ("a100-sxm-80gb", 4, 8)]),
+        ({"name": "p5.48xlarge", "num_nodes": 2}, [("h100-sxm-80gb", 2, 8)]),
+        ({"gpu": "chip", "num_gpus": 16}, [("chip", 2, 8)]),
+        ({"name": "pod", "num_gpus": 32}, [("h100-sxm-80gb", 4, 8)]),
+    ):
+        request = client.get(f"/v1/jobs/{submit(client, cluster=cluster)}").json()["request"]
+        found = request["cluster"]["groups"]
+        names = [one["gpu"] if isinstance(one["gpu"], str) else one["gpu"]["name"] for one in found]
+        sizes = [(one["num_nodes"], one["gpus_per_node"]) for one in found]
+        assert [(name, *size) for name, size in zip(names, sizes, strict=True)] == groups
+
+
+def test_a_wrong_name_over_the_api_has_its_pointer_and_what_is_allowed(client: TestClient) -> None:
+    for cluster, pointer in (("8xH100 40GB", "/cluster/name"), ({"gpu": "h100 40gb"}, "/cluster/gpu")):
+        answer = client.post("/v1/jobs", json={**BODY, "cluster": cluster})
+        (error,) = answer.json()["errors"]
+        assert (answer.status_code, error["pointer"]) == (422, pointer)
+        assert "h100-sxm-80gb" in error["allowed"]
+
+
 @pytest.fixture
 def shape(client: TestClient) -> dict[str, Any]:
     """The figures of a model as anybody may write them down."""
