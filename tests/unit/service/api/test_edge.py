@@ -33,7 +33,7 @@ def cancelled(database: Database, *, begun: bool) -> list[Message]:
 
     async def run() -> None:
         edge = Edge(never_done, any_host=lambda: True, host_names=frozenset(), metrics=Metrics(database))
-        request = asyncio.create_task(edge(dict(SCOPE), receive, keep))  # type: ignore[arg-type]
+        request = asyncio.create_task(edge(dict(SCOPE), receive, keep))
         await asyncio.sleep(0)
         request.cancel("timeout graceful shutdown exceeded")
         await asyncio.wait([request])
