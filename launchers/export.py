@@ -205,9 +205,10 @@ def world_size(target: Target) -> str:
 def _stated(target: Target) -> Iterator[str]:
     """Yield the model's sizes, without their sources, and its adapters, as spelled in a request."""
     yield f"Model shape: {json.dumps(model_to_mapping(replace(target.model, source='', display_name='')))}"
-    if target.model.tower is not None and target.workload.image_tokens is not None:
-        tokens = target.workload.image_tokens.to_mapping()
-        yield f"Images: {json.dumps({'images_per_sample': target.workload.images_per_sample} | tokens)}"
+    if target.model.tower is not None:
+        tokens = target.workload.image_tokens
+        sizes = {} if tokens is None else tokens.to_mapping()
+        yield f"Images: {json.dumps({'images_per_sample': target.workload.images_per_sample} | sizes)}"
     if target.workload.lora_rank:
         names = ("lora_rank", "lora_targets", "base_precision", "trained_modules")
         yield f"Adapters: {json.dumps({name: getattr(target.workload, name) for name in names})}"

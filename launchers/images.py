@@ -47,7 +47,10 @@ def llama_factory_values(target: Target) -> dict[str, object]:
 def image_warnings(target: Target) -> Iterator[str]:
     """Yield how many images the data must have, which no launcher's file states."""
     tower, workload = target.model.tower, target.workload
-    if tower is None or workload.image_tokens is None:
+    if tower is None:
+        return
+    if workload.image_tokens is None:
+        yield "no images were priced: the data must be text alone"
         return
     tiles = f", in tiles of {tower.tile_tokens}" if tower.tile_patches else ""
     yield (

@@ -91,6 +91,7 @@ class LaunchFile:
     unread: tuple[str, ...]  # names that may matter but are unknown
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until this many tokens) before the workload's
     places: Mapping[str, Place] = field(default_factory=dict)  # where the files set some of the sizes
+    images_stated: bool = False  # the files say how many images a sequence has, which may be none
 
     def launched_one_by_one(self) -> LaunchFile:
         """Return the run with blocking kernel launches."""

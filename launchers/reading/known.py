@@ -55,7 +55,8 @@ class Header:
     model: ModelSpec | None = None
     values: tuple[tuple[str, int], ...] = ()  # of configuration and workload, by glossary name
     adapters: Mapping[str, Any] = field(default_factory=dict)  # fields of a workload
-    images: tuple[float, SequenceLengths | None] = (0.0, None)  # in a sequence, and the tokens of each
+    # In a sequence, and the tokens of each; None: not stated
+    images: tuple[float | None, SequenceLengths | None] = (None, None)
 
     def value(self, name: str) -> int | None:
         """Return one of the values."""
@@ -99,14 +100,16 @@ def _stated(pattern: re.Pattern[str], text: str) -> dict[str, Any]:
         return {}
 
 
-def _images(text: str) -> tuple[float, SequenceLengths | None]:
+def _images(text: str) -> tuple[float | None, SequenceLengths | None]:
     said = _stated(_IMAGES, text)
     number = said.pop("images_per_sample", None)
+    if number == 0:
+        return 0.0, None
     try:
         tokens = lengths_from_mapping(said, ("workload", "image_tokens"))
     except (InvalidProblemError, KeyError):
-        return 0.0, None
-    return (float(number), tokens) if isinstance(number, int | float) else (0.0, None)
+        return None, None
+    return (float(number), tokens) if isinstance(number, int | float) else (None, None)
 
 
 def _adapters(text: str) -> Mapping[str, Any]:

@@ -36,26 +36,29 @@ def memory(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and how many it needs."""
-    from meshwright.profiles.profile import default_profile  # noqa: PLC0415 - help loads no solver
+    from meshwright.profiles.inline import model_from_mapping  # noqa: PLC0415 - help loads no solver
+    from meshwright.profiles.profile import default_profile  # noqa: PLC0415 - the same
     from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import screen  # noqa: PLC0415 - the same
     from meshwright.service.report.formatting import LONG_NAMES, configuration_words  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
     from meshwright.solver.explain.remedies import fastest  # noqa: PLC0415 - the same
 
-    chip = gpu_part(gpu)
+    chip, part = gpu_part(gpu), model_part(model)
+    sees = model_from_mapping(part).tower is not None
     rows, gpus, fitting, title = list[dict[str, object]](), 1, 0, ""
     while gpus <= _LARGEST and fitting < _ENOUGH:
         nodes, each = max(gpus // _NODE, 1), min(gpus, _NODE)
         problem = parse_problem(
             {
-                "model": model_part(model),
+                "model": part,
                 "cluster": {"groups": [{"gpu": chip, "num_nodes": nodes, "gpus_per_node": each}]},
                 "workload": {
                     "global_batch_size": max(gpus, _NODE),
                     "seq_length": seq_length,
                     "precision": precision,
                     "optimizer": optimizer,
+                    **({"images_per_sample": 0} if sees else {}),
                 },
             }
         )
@@ -79,7 +82,7 @@ def memory(
         typer.echo(json.dumps(rows, indent=1))
         return
     console = screen()
-    console.print(f"{title} · {precision} · {optimizer}")
+    console.print(f"{title}{', no images' * sees} · {precision} · {optimizer}")
     for line in _lines(rows, console.width):
         console.print(line)
 

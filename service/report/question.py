@@ -53,9 +53,11 @@ def lengths_words(workload: Workload) -> str:
 
 def images_words(problem: Problem) -> str:
     """Return how many images a sequence has, and of how many tokens; empty without a vision tower."""
+    if problem.model.tower is None:
+        return ""
     load, number = problem.workload.images(problem.model.tower), problem.workload.images_per_sample
     if not load.rows:
-        return ""
+        return ", no images"
     what = "image" if number == 1 else "images"
     return f", {number:g} {what} of {load.tokens / number:.0f} tokens each"
 

@@ -14,11 +14,12 @@ from meshwright.profiles.capabilities import launcher_capabilities, launcher_nam
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.frameworks import EXPERT_OPTIONS, framework_facts, with_options
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
-from meshwright.profiles.towers import FROZEN_PARTS
+from meshwright.profiles.towers import FROZEN_PARTS, TowerSpec
 from meshwright.service.requests.fields import MAX_IMAGES
 from meshwright.service.requests.parts import run_limits, unplaced
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
@@ -186,7 +187,7 @@ def _diffusion(problem: Problem) -> Iterator[FieldError]:
 
 
 def _images(problem: Problem) -> Iterator[FieldError]:
-    """Check that a model with a tower has images and something to train, and that others have neither."""
+    """Check that a model with a tower states its images and trains something; others have neither."""
     work, model = problem.workload, problem.model
     images, frozen = "/workload/images_per_sample", "/workload/frozen"
     if model.tower is None:
@@ -200,19 +201,14 @@ def _images(problem: Problem) -> Iterator[FieldError]:
                 )
         return
     if not work.images_per_sample:
-        yield FieldError(
-            pointer=images,
-            message=f"{model.title} has a vision tower, and no sequence has an image",
-            allowed=f"above 0 to {MAX_IMAGES}, or the language model's config alone (text_config)",
-            nearest="1",
-        )
+        if work.image_tokens is not None:
+            yield FieldError(
+                pointer="/workload/image_tokens",
+                message="is about images, and no sequence has one (images_per_sample is 0)",
+                allowed="none, or images_per_sample above 0",
+            )
     elif work.image_tokens is None:
-        pixels = f"pixels / {model.tower.pixels_per_token}"
-        yield FieldError(
-            pointer="/workload/image_tokens",
-            message="is required: the tower takes images of any size",
-            allowed=f"1 or more: {pixels}",
-        )
+        yield _missing_tokens(model.tower)
     else:
         tokens = work.images(model.tower).tokens
         if tokens > work.seq_length:
@@ -238,6 +234,28 @@ def _images(problem: Problem) -> Iterator[FieldError]:
             allowed="[]",
             nearest="[]",
         )
+
+
+def missing_images(model: ModelSpec, *, tokens_stated: bool) -> list[FieldError]:
+    """Return what a request without images must state of a model with a vision tower."""
+    tower = model.tower
+    if tower is None:
+        return []
+    number = FieldError(
+        pointer="/workload/images_per_sample",
+        message=f"is required: {model.title} has a vision tower",
+        allowed=f"0 (text alone: the tower's weights and none of its work) to {MAX_IMAGES}",
+        nearest="0",
+    )
+    return [number] if tokens_stated or tower.tile_tokens else [number, _missing_tokens(tower)]
+
+
+def _missing_tokens(tower: TowerSpec) -> FieldError:
+    return FieldError(
+        pointer="/workload/image_tokens",
+        message="is required with images: the tower takes images of any size",
+        allowed=f"1 or more: pixels / {tower.pixels_per_token}",
+    )
 
 
 def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:

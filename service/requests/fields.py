@@ -389,15 +389,22 @@ FIELDS = (
     RequestField(
         path="workload.images_per_sample",
         type=float,
-        default=0.0,
+        default=None,
         sparse=True,
         limits={"ge": 0, "le": MAX_IMAGES, "allow_inf_nan": False},
-        about="images in one sequence, on the mean, of a model with a vision tower; their tokens are "
-        "part of seq_length",
+        about="average number of images in one sequence, which a model with a vision tower must state; "
+        "their tokens are part of seq_length; 0: text alone, with the tower's weights and none of its work",
         option=Option(
             group=MODEL,
-            help="Images in one sequence, on the mean, e.g. 1.5 (models with a vision tower).",
+            help="Average number of images per sequence, e.g. 1.5; 0: text alone (vision models).",
+            default="none",
             kind=float,
+        ),
+        question=FormQuestion(
+            part="documents",
+            label="Images per sequence",
+            kind="number",
+            hint="of models with a vision tower; 0: text alone",
         ),
     ),
     RequestField(
@@ -412,6 +419,12 @@ FIELDS = (
             help="Tokens that one image becomes: 256, or percentiles (p50=256,p100=1024).",
             default="one tile's",
             metavar="N|pN=N,…",
+        ),
+        question=FormQuestion(
+            part="documents",
+            label="Tokens of an image",
+            kind="number",
+            hint="an image becomes pixels / (patch size × merge size)² tokens",
         ),
     ),
     RequestField(

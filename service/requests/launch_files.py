@@ -310,7 +310,12 @@ def _request_of(request: Request, found: LaunchFile, values: Values | None = Non
     workload |= values or {}
     given = request.get("workload")
     workload["image_tokens"] = stated_sizes(found.workload.image_tokens)
-    workload |= {name: given[name] for name in _OF_DATA if isinstance(given, Mapping) and name in given}
+    if not found.images_stated:  # neither is a number of images that no file states one
+        workload.pop("images_per_sample", None)
+    stated = {name: given[name] for name in _OF_DATA if isinstance(given, Mapping) and name in given}
+    if stated.get("images_per_sample") == 0:  # a file's limit of their size is about none
+        workload.pop("image_tokens")
+    workload |= stated
     lists = {name: getattr(found.workload, name) for name in ("lora_targets", "trained_modules", "frozen")}
     workload |= {name: list(values) for name, values in lists.items() if values}
     complete = {**request, "model": model_to_mapping(found.model), "workload": workload}

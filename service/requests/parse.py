@@ -27,7 +27,7 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
 from meshwright.profiles.towers import FROZEN_PARTS
-from meshwright.service.requests.checks import check_launcher, check_limits
+from meshwright.service.requests.checks import check_launcher, check_limits, missing_images
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.fields import FIELDS, RequestField
 from meshwright.service.requests.parts import (
@@ -250,6 +250,23 @@ def _lora_targets(named: Sequence[str] | None, asked: Asked) -> dict[str, object
 _WHOLE = 100.0  # percent
 
 
+def _images_per_sample(given: float | None, asked: Asked) -> dict[str, object]:
+    """Return the images of a sequence: a model with a tower must state them, with all that follows.
+
+    Raises:
+        InvalidProblemError: they are not stated; names every fact of images that is missing.
+    """
+    tower = asked.model.tower
+    if given is None and tower is not None:
+        stated = asked.request.workload.image_tokens is not None
+        raise InvalidProblemError(missing_images(asked.model, tokens_stated=stated))
+    return {"images_per_sample": given or 0.0}
+
+
+def _images_to_json(problem: Problem) -> object:
+    return None if problem.model.tower is None else problem.workload.images_per_sample
+
+
 def _image_tokens(given: int | Mapping[str, int] | None, asked: Asked) -> dict[str, object]:
     """Return the tokens of images as a distribution: of one size, or as stated."""
     tower, images = asked.model.tower, asked.request.workload.images_per_sample
@@ -310,6 +327,7 @@ MEANINGS: Mapping[str, Meaning] = {
         },
         lambda problem: problem.workload.lengths and problem.workload.lengths.to_mapping(),
     ),
+    "workload.images_per_sample": Meaning(_images_per_sample, _images_to_json),
     "workload.image_tokens": Meaning(
         _image_tokens, lambda problem: stated_sizes(problem.workload.image_tokens)
     ),

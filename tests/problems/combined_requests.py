@@ -98,6 +98,9 @@ def _settled(request: dict[str, Any], fault: FieldError) -> bool:
             request["launcher"] = "none"
         case ["workload", "global_batch_size", *_]:
             work["global_batch_size"], search["pin"] = 16, {}
+        case ["workload", "images_per_sample"] if "images_per_sample" not in work:  # the model sees
+            work["images_per_sample"] = 0
+            work.pop("image_tokens", None)
         case ["workload", "images_per_sample" | "image_tokens"] if nearest not in ("0", None):
             work["images_per_sample"] = float(nearest)
         case ["workload", "seq_length"]:  # images that take more tokens than there are

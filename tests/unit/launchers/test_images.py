@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from meshwright.launchers.images import image_warnings
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
@@ -55,8 +56,11 @@ def _read(found: Target) -> LaunchFile:
 def test_frozen_parts_and_images_are_read_back_as_they_were_written(launcher: str) -> None:
     targets = list(with_towers(launcher))
     assert len(targets) > 2
-    for found in targets:
+    without = _frozen(targets[0], *targets[0].workload.frozen, images_per_sample=0.0, image_tokens=None)
+    assert list(image_warnings(without)) == ["no images were priced: the data must be text alone"]
+    for found in (*targets, without):
         read = _read(found)
+        assert read.images_stated
         names = ("images_per_sample", "image_tokens", "frozen")
         assert [getattr(read.workload, name) for name in names] == [
             getattr(found.workload, name) for name in names
@@ -215,9 +219,15 @@ def test_images_are_stated_next_to_files_that_name_none() -> None:
     assert (work.images_per_sample, work.image_tokens) == (1.5, _alike(256))
     work = _own("--max_pixels 262144 --packing true", images_per_sample=1, image_tokens=64)
     assert work.image_tokens == _alike(64)
-    with pytest.raises(InvalidProblemError, match="no sequence has an image") as caught:
+    with pytest.raises(InvalidProblemError, match="has a vision tower") as caught:
         _own("--max_pixels 262144 --packing true")
-    assert caught.value.errors[0].pointer == "/workload/images_per_sample"
+    assert [one.pointer for one in caught.value.errors] == ["/workload/images_per_sample"]
+    with pytest.raises(InvalidProblemError) as caught:
+        _own("--packing true")  # which limits no image
+    asked = ["/workload/images_per_sample", "/workload/image_tokens"]
+    assert [one.pointer for one in caught.value.errors] == asked
+    work = _own("--max_pixels 262144 --packing true", images_per_sample=0)
+    assert (work.images_per_sample, work.image_tokens) == (0.0, None)
 
 
 def _alike(tokens: int) -> SequenceLengths:

@@ -672,7 +672,8 @@ def test_images_are_read_back_as_they_were_written(tokens: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"images_per_sample": 0}, "images_per_sample", "no sequence has an image"),
+        ({"images_per_sample": 0}, "image_tokens", "no sequence has one"),
+        ({"images_per_sample": None}, "images_per_sample", "is required: custom has a vision tower"),
         ({"images_per_sample": 5}, "images_per_sample", "5 images take 5120 of 4096 tokens"),
         ({"image_tokens": None}, "image_tokens", "images of any size"),
         ({"image_tokens": {"p50": 9}}, "image_tokens/p100", "is required"),
@@ -687,6 +688,40 @@ def test_images_that_cannot_be_are_refused_by_field(
     with pytest.raises(InvalidProblemError, match=words) as caught:
         parse_problem(_with_images(**changes))
     assert caught.value.errors[0].pointer == f"/workload/{field}"
+
+
+@pytest.mark.parametrize(
+    ("tower", "stated", "asked"),
+    [
+        ({}, {}, ["images_per_sample", "image_tokens"]),
+        ({}, {"image_tokens": 256}, ["images_per_sample"]),
+        ({}, {"images_per_sample": 1}, ["image_tokens"]),
+        ({"tile_patches": 1024}, {}, ["images_per_sample"]),  # every image is a tile of 256 tokens
+    ],
+)
+def test_all_that_a_tower_needs_is_asked_for_at_once_and_the_answer_is_then_enough(
+    tower: dict[str, int], stated: dict[str, object], asked: list[str]
+) -> None:
+    raw = _with_images()
+    raw["model"] |= {"tower": {**_TOWER, **tower}}
+    work: dict[str, object] = {"global_batch_size": 8, "seq_length": 4096, **stated}
+    with pytest.raises(InvalidProblemError, match="is required") as caught:
+        parse_problem({**raw, "workload": work})
+    assert [one.pointer for one in caught.value.errors] == [f"/workload/{name}" for name in asked]
+    answers = {"images_per_sample": 1.0, "image_tokens": 256}
+    parse_problem({**raw, "workload": {**work, **{name: answers[name] for name in asked}}})
+
+
+def test_no_images_are_text_alone_with_the_weights_of_the_tower_and_none_of_its_work() -> None:
+    work = {"global_batch_size": 8, "seq_length": 4096, "images_per_sample": 0}
+    seeing = parse_problem({**_with_images(), "workload": work})
+    assert parse_problem(problem_to_mapping(seeing)) == seeing
+    assert problem_to_mapping(seeing)["workload"]["images_per_sample"] == 0.0  # type: ignore[index]
+    text = replace(seeing, model=replace(seeing.model, tower=None))
+    assert (
+        seeing.model.num_parameters() - text.model.num_parameters() == seeing.model.tower_parameters() > 0
+    )
+    assert seeing.model_flops_per_token == text.model_flops_per_token
 
 
 def test_a_model_without_a_tower_has_neither_images_nor_frozen_parts() -> None:

@@ -59,6 +59,15 @@ def test_the_tower_is_priced_with_the_embedding_and_changes_no_other_part() -> N
     assert gained == pytest.approx(2.0 * MODEL.tower_parameters())
 
 
+def test_text_alone_has_the_weights_of_the_tower_and_none_of_its_work() -> None:
+    plain = _prices(_problem(replace(MODEL, tower=None), images=0.0))
+    seeing = _prices(_problem(images=0.0))
+    for name in ("forward_s", "backward_s", "activation_bytes"):
+        np.testing.assert_array_equal(getattr(seeing, name), getattr(plain, name))
+    gained = seeing.weights_bytes[0, -2] - plain.weights_bytes[0, -2]
+    assert gained == pytest.approx(2.0 * MODEL.tower_parameters())
+
+
 def test_each_further_image_takes_as_long_as_the_one_before() -> None:
     two, three, four = (_prices(_problem(images=n)).forward_s[0, -2] for n in (2.0, 3.0, 4.0))
     assert (four - three) / (three - two) == pytest.approx(1.0, rel=0.1)
