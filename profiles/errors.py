@@ -44,7 +44,7 @@ class FieldError:
             parts.append(f"Allowed: {self.allowed}")
         if self.nearest:
             parts.append(f"Nearest: {self.nearest}")
-        return ". ".join(part.rstrip(".") for part in parts)
+        return ". ".join(part.rstrip(".") for part in parts).replace("?. ", "? ")
 
 
 class PlannerError(Exception):

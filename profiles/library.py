@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
@@ -37,6 +38,7 @@ from meshwright.profiles.gpu_words import (
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.profiles.reading import FieldReader
+from meshwright.profiles.stored import StoredAs, stored_in_name
 from meshwright.profiles.units import GB, GIB, MIB, TERA
 
 MAX_NAME = 100  # characters of a name that are looked at
@@ -330,23 +332,52 @@ def _cluster_spelt(name: str) -> ClusterSpec | None:
 def find_model(name: str) -> ModelSpec:
     """Return the model of that name or Hugging Face hub id, e.g. ``meta-llama/Llama-3.1-8B-Instruct``.
 
+    The catalog's own name is of 16-bit weights; a hub id states what its weights are quantised to.
+
     Raises:
         UnknownNameError: no such model; lists the nearest names.
     """
     wanted = name[:MAX_NAME].lower()
     if wanted in model_names():
         return _model(wanted)
+    found = _of_hub_id(wanted) if "/" in wanted else _of_folder(wanted)
+    if found is None:
+        raise unknown_model(name[:MAX_NAME])
+    return _stored_model(found, wanted)
+
+
+def _of_hub_id(wanted: str) -> str | None:
     ids = _hub_ids()
     spellings: tuple[str, ...] = _spellings(wanted)
     if _COPIES.search(wanted):
         owners = dict.fromkeys(known.partition("/")[0] for known in ids)
         names = [spelt.partition("/")[2] for spelt in spellings]
         spellings = (*spellings, *(f"{owner}/{name}" for name in names for owner in owners))
-    found = next((ids[spelt] for spelt in spellings if spelt in ids), None)
-    if found is None:
-        known = tuple(ids) if "/" in name else model_names()
-        raise UnknownNameError.among("/model/name", name[:MAX_NAME], known)
-    return _model(found)
+    return next((ids[spelt] for spelt in spellings if spelt in ids), None)
+
+
+def _stored_model(name: str, wanted: str) -> ModelSpec:
+    model = _model(name)
+    stored = stored_in_name(wanted, _published(name))
+    return replace(model, stored_as=stored) if stored else model
+
+
+def unknown_model(name: str) -> UnknownNameError:
+    """Return the error of an unknown model: near names of its kind, and that its config will do."""
+    from meshwright.profiles.nearest_models import kind_words, nearest_models  # noqa: PLC0415 - errors alone
+
+    known = tuple(_hub_ids()) if "/" in name else (*model_names(), *_folder_names())
+    near = nearest_models(name, known, find_model)
+    message = f'unknown "{shown_name(name)}"'
+    if near:
+        message += f". Did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?"
+    config = "the model's config.json (--model path/to/config.json)"
+    if _HUB_ID.fullmatch(name):
+        config += f", from https://huggingface.co/{name}/resolve/main/config.json"
+    if "hears" in kind_words(name):
+        config += "; audio towers are not planned, its language model is (its text_config alone)"
+    allowed = f"a name of the catalog (meshwright models), or {config}"
+    return UnknownNameError([FieldError(pointer="/model/name", message=message, allowed=allowed)])
 
 
 def model_of_folder(path: str) -> ModelSpec:
@@ -363,12 +394,16 @@ def model_of_folder(path: str) -> ModelSpec:
     cached = next((part for part in parts if part.startswith("models--")), None)  # of the hub's own cache
     last = cached.rpartition("--")[2] if cached else parts[-1] if parts else ""
     last = last.replace("___", ".")[:MAX_NAME].lower()  # as ModelScope's cache spells a dot
+    found = _of_folder(last)
+    if found is None:
+        raise unknown_model(last or path[:MAX_NAME])
+    return _stored_model(found, last)
+
+
+def _of_folder(last: str) -> str | None:
     by_name = _folder_names()
-    for spelt in (last, _STORED.sub("", last), _TUNING.sub("", _STORED.sub("", last))):
-        found = by_name.get(_hyphenated(spelt))
-        if found is not None:
-            return _model(found)
-    raise UnknownNameError.among("/model/name", last or path[:MAX_NAME], model_names())
+    spellings = (last, _STORED.sub("", last), _TUNING.sub("", _STORED.sub("", last)))
+    return next((by_name[spelt] for spelt in map(_hyphenated, spellings) if spelt in by_name), None)
 
 
 _STATED = (
@@ -401,8 +436,8 @@ def _experts(model: ModelSpec) -> tuple[int, ...]:
 
 # What a fine-tuned or converted model's name adds; its architecture is the base model's.
 _TUNING = re.compile(
-    r"[-_](?:hf|base|pt|it|instruct|chat|thinking|awq|gptq|fp8|bf16|fp16|nvfp4|nf4|int[48]|[48]bits?|bnb|unsloth|"
-    r"dequantized|linearized|aqlm-\dbit-\dx\d+)(?=[-_]|$)"
+    r"[-_](?:hf|base|pt|it|instruct|chat|thinking|awq|gptq|gguf|fp8|bf16|fp16|nvfp4|mxfp4|nf4|int[48]|[48]bits?|"
+    r"bnb|unsloth|dequantized|linearized|aqlm-\dbit-\dx\d+|(?:quantized\.)?w\d+a\d+|dynamic)(?=[-_]|$)"
 )
 # Other words in a folder's name for how its weights were tuned, stored or copied.
 _STORED = re.compile(
@@ -417,6 +452,7 @@ _COPIES = re.compile(
 # Versions and dates may be other models (Mistral 7B v0.3 has more tokens, Qwen3-4B-2507 more positions): a
 # listed one may be left out, for the first that is listed, but one that is not listed is not guessed.
 _EDITION = re.compile(r"[-_](?:v[01]\.\d|\d{4})(?=[-_]|$)")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BOUNDARY = re.compile(r"(?<=[a-z])-(?=\d)|(?<=\d)-(?=[a-z])")
 
 
@@ -572,10 +608,19 @@ def _cluster(name: str) -> ClusterSpec:
     return cluster
 
 
+def _entry(name: str) -> Mapping[str, Any]:
+    return dict(catalog_file(CATALOG / "models" / f"{name}.yaml"))
+
+
+def _published(name: str) -> StoredAs:
+    """Return what the weights under the model's own hub id are quantised to, as its config there states."""
+    return cast("StoredAs", _entry(name).get("published_as", ""))
+
+
 @cache
 def _model(name: str) -> ModelSpec:
     """Return a shape in our own field names, or the keys of a Hugging Face config under ``config``."""
-    raw = catalog_file(CATALOG / "models" / f"{name}.yaml")
+    raw = {key: value for key, value in _entry(name).items() if key != "published_as"}
     try:
         if "config" not in raw:
             return model_from_shape(raw, name=name)

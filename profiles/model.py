@@ -30,6 +30,7 @@ from meshwright.profiles.model_parts import (
 )
 from meshwright.profiles.model_rules import exclusions_of
 from meshwright.profiles.sequences import Documents
+from meshwright.profiles.stored import StoredAs
 from meshwright.profiles.towers import FrozenPart, ImageLoad, TowerSpec
 
 LayerKind = Literal["dense", "moe"]
@@ -166,6 +167,7 @@ class ModelSpec(Checked):
     residual_scale: float = 1.0  # of what attention and MLP add
     depth_scaled_residuals: bool = False  # the n-th sum is √((n-1)/n) x + √(1/n) f(x) (Beam)
     logit_scale: float = 1.0
+    stored_as: StoredAs = ""  # what its published weights are quantised to; plans train 16-bit ones
     source: str = ""
     display_name: str = ""
 

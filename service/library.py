@@ -61,7 +61,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict as predicted
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
 from meshwright.solver.runs.table import Run, read_runs
-from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, unwritten
+from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, stored_notes, unwritten
 
 FilePath: TypeAlias = str | PathLike[str]
 Request: TypeAlias = Problem | Mapping[str, object] | FilePath
@@ -340,6 +340,7 @@ def predict(
             *pace_notes(problem, own),
             *beyond_positions(problem),
             *unwritten(problem),
+            *stored_notes(problem),
         ),
         warnings=warnings,
     )

@@ -44,6 +44,7 @@ from meshwright.profiles.model_parts import (
     spaced,
 )
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
+from meshwright.profiles.stored import stored_in_config
 
 _ROTARY_BASE = 10_000  # of the configuration classes that have no other default
 # Keys of rotary scaling that follow from the others, set how a bound is rounded, or are read elsewhere.
@@ -72,7 +73,9 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     """
     if isinstance(config, Mapping) and CLASS in config:
         return model_from_diffusers(cast("Mapping[str, object]", config), name=name)
-    return _model_of_transformers(config, name=name)
+    model = _model_of_transformers(config, name=name)
+    stored = stored_in_config(cast("Mapping[str, object]", config))
+    return replace(model, stored_as=stored) if stored else model
 
 
 def _model_of_transformers(config: object, *, name: str) -> ModelSpec:

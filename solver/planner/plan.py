@@ -63,6 +63,7 @@ from meshwright.solver.space.launcher_rules import (
     beyond_positions,
     overlap_warnings,
     standing_alone,
+    stored_notes,
     unwritten,
 )
 from meshwright.solver.space.request_rules import limited_by
@@ -584,6 +585,7 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
         *answer.warnings,
         *beyond_positions(problem),
         *unwritten(problem),
+        *stored_notes(problem),
         *_of_encoders(problem),
         *([f"{', '.join(split)}: {note}"] if note and split else ()),
         *_of_batch(answer.plans),

@@ -33,6 +33,7 @@ from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_fa
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY
 from meshwright.profiles.profile import framework_of
+from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
 from meshwright.solver.answer import Plan
@@ -244,6 +245,29 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
     judged = next((f" {one.version}" for one in judged_versions(problem.launcher)), "")
     warning = f"{problem.launcher}{judged} cannot express {', '.join(lacking)}"
     return (f"{warning}: plans are priced, their launch files are refused{able}",) if lacking else ()
+
+
+_QLORA = "--lora-rank 16 --base-precision nf4"
+
+
+def stored_notes(problem: Problem) -> tuple[str, ...]:
+    """State which weights are trained where the published ones are quantised."""
+    model, work = problem.model, problem.workload
+    kind = STORED.get(model.stored_as)
+    if kind is None or (work.lora_rank and work.base_precision in kind.base):
+        return ()
+    start = "16-bit weights"
+    start += (
+        f" (transformers: {kind.dequantize})" if kind.dequantize else " of the model that was quantised"
+    )
+    said = f"the weights of {model.title} are stored in {kind.words}"
+    if not work.lora_rank:
+        cannot = "" if kind.dequantize else ", which cannot be trained in full"
+        return (f"{said}{cannot}: the plan trains {start}; for QLoRA add {_QLORA}",)
+    if work.base_precision in ("bf16", "fp32"):
+        return (f"{said}: the plan's frozen base is {start}; adapters on {kind.words} are not priced",)
+    again = "" if kind.base else ", as transformers quantises no checkpoint twice"
+    return (f"{said}: the plan's base is quantised to {work.base_precision} from {start}{again}",)
 
 
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 SWITCHES = [
-    "accumulate-allreduce-grads-in-fp32", "bf16", "cross-entropy-loss-fusion",
+    "accumulate-allreduce-grads-in-fp32", "attention-output-gate", "bf16", "cross-entropy-loss-fusion",
     "disable-bias-linear", "fp16", "grad-reduce-in-bf16", "group-query-attention",
     "moe-grouped-gemm", "multi-latent-attention", "no-overlap-p2p-communication",
     "overlap-grad-reduce", "overlap-moe-expert-parallel-comm", "overlap-param-gather", "sequence-parallel",
@@ -24,7 +24,8 @@ SWITCHES = [
 ]  # fmt: skip
 WORDS = [
     "attention-backend", "ckpt-format", "cp-comm-type", "cross-entropy-fusion-impl",
-    "data-parallel-sharding-strategy", "fp8-format", "fp8-recipe", "moe-layer-freq",
+    "data-parallel-sharding-strategy", "experimental-attention-variant", "fp8-format", "fp8-recipe",
+    "moe-layer-freq",
     "moe-router-score-function", "no-rope-freq", "rope-type", "softmax-type",
     "moe-router-dtype", "moe-router-load-balancing-type", "moe-token-dispatcher-type", "normalization",
     "optimizer", "pipeline-model-parallel-layout",
@@ -36,7 +37,9 @@ NUMBERS = [
     "context-parallel-size", "expert-model-parallel-size",
     "expert-tensor-parallel-size", "tensor-parallel-num-weight-shards",
     "expert-tensor-parallel-num-weight-shards", "ffn-hidden-size", "global-batch-size",
-    "hidden-size", "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
+    "hidden-size", "linear-attention-freq", "linear-conv-kernel-dim", "linear-key-head-dim",
+    "linear-num-key-heads", "linear-num-value-heads", "linear-value-head-dim",
+    "kv-channels", "kv-lora-rank", "make-vocab-size-divisible-by",
     "max-position-embeddings", "micro-batch-size", "rotary-base",
     "microbatch-group-size-per-virtual-pipeline-stage", "moe-ffn-hidden-size", "moe-router-topk",
     "moe-router-num-groups", "moe-router-group-topk", "rotary-seq-len-interpolation-factor",

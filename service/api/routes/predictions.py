@@ -27,7 +27,7 @@ from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.predict import predict
-from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, unwritten
+from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, stored_notes, unwritten
 
 _PARTS = {"problem", "configuration", "launch_file", "plan"}
 _INSTEAD = ("configuration", "launch_file")  # of a plan
@@ -71,6 +71,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
             *overlap_notes(problem, configuration),
             *beyond_positions(problem),
             *unwritten(problem),
+            *stored_notes(problem),
         ],
         unread=list(own.unread),
     )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from unittest.mock import patch
 
 import pytest
@@ -15,6 +16,7 @@ import yaml
 from meshwright.profiles import library
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import (
     _hub_ids,
     _named_link,
@@ -29,8 +31,12 @@ from meshwright.profiles.library import (
     model_names,
     model_of_folder,
 )
+from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
+from meshwright.profiles.nearest_models import kind_words, nearest_models
 from meshwright.profiles.reading import FieldReader
+from meshwright.profiles.stored import StoredAs
 from meshwright.profiles.units import GIB, MIB
+from tests.draws import draws
 from tests.processes.pace import pace
 
 # every slug that occurs in the measured runs, and every type that users were promised
@@ -327,7 +333,141 @@ def test_a_name_without_an_end_is_none() -> None:
 def test_a_hub_id_names_the_architecture_whatever_its_weights_were_trained_for(
     hub_id: str, name: str
 ) -> None:
-    assert find_model(hub_id) is find_model(name)
+    assert replace(find_model(hub_id), stored_as="") == find_model(name)
+
+
+# Hub ids: the type of their configs, and the billions of parameters that their names or cards state.
+OF_2025 = {
+    "Qwen/Qwen2.5-VL-3B-Instruct": ("qwen2.5-vl-3b", 3.75),
+    "Qwen/Qwen2.5-VL-7B-Instruct": ("qwen2.5-vl-7b", 8.29),
+    "Qwen/Qwen2.5-VL-72B-Instruct-AWQ": ("qwen2.5-vl-72b", 73.4),
+    "unsloth/Qwen2.5-VL-32B-Instruct-bnb-4bit": ("qwen2.5-vl-32b", 33.5),
+    "Qwen/Qwen2-VL-2B-Instruct": ("qwen2-vl-2b", 2.21),
+    "Qwen/Qwen3-VL-8B-Thinking": ("qwen3-vl-8b", 8.77),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct-FP8": ("qwen3-vl-30b-a3b", 31.1),
+    "Qwen/Qwen3.5-0.8B-Base": ("qwen3.5-0.8b", 0.85),
+    "Qwen/Qwen3.5-4B": ("qwen3.5-4b", 4.54),
+    "Qwen/Qwen3.5-397B-A17B": ("qwen3.5-397b-a17b", 397),
+    "Qwen/Qwen3.6-27B": ("qwen3.5-27b", 27.4),
+    "Qwen/Qwen3.6-35B-A3B-FP8": ("qwen3.5-35b-a3b", 35.1),
+    "Qwen/Qwen3-Next-80B-A3B-Thinking": ("qwen3-next-80b-a3b", 79.7),
+    "Qwen/Qwen3-Coder-Next": ("qwen3-next-80b-a3b", 79.7),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("nemotron-3-nano-30b-a3b", 31.6),
+    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4": ("nemotron-3-super-120b-a12b", 121),
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": ("nemotron-3-ultra-550b-a55b", 549),
+    "OpenGVLab/InternVL3_5-8B-HF": ("internvl3.5-8b", 8.53),  # a head of its own: 8.2 and .3 billion
+    "OpenGVLab/InternVL3_5-1B": ("internvl3.5-1b", 1.06),
+    "zai-org/GLM-4.5V": ("glm-4.5v", 108),
+    "zai-org/GLM-5-FP8": ("glm-5", 744),
+    "moonshotai/Kimi-K2-Thinking": ("kimi-k2-0905", 1026),
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": ("kimi-linear-48b-a3b", 49.1),
+    "MiniMaxAI/MiniMax-M2": ("minimax-m2.5", 229),
+    "deepseek-ai/DeepSeek-V3.2-Speciale": ("deepseek-v3.2", 672),
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": ("mistral-small-3.1-24b", 24.0),
+    "google/gemma-4-31B-it": ("gemma-4-31b", 30.7),
+    "LiquidAI/LFM2-1.2B": ("lfm2-1.2b", 1.17),
+}
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "name", "billions"), [(hub_id, *row) for hub_id, row in OF_2025.items()]
+)
+def test_hub_ids_of_2025_and_2026_are_known_with_the_parameters_that_their_cards_state(
+    hub_id: str, name: str, billions: float
+) -> None:
+    model = find_model(hub_id)
+    assert model.name == name
+    assert model.num_parameters() / 1e9 == pytest.approx(billions, rel=0.006)
+    named = "sees" in kind_words(hub_id) or "qwen3.5" in name or name.startswith("mistral-small-3")
+    assert (model.tower is not None) == named
+
+
+def test_a_name_without_its_owner_means_the_hub_id_that_ends_in_it() -> None:
+    names = {"Qwen2.5-VL-7B-Instruct": "qwen2.5-vl-7b", "llama-3.1-8b-instruct": "llama-3.1-8b",
+             "qwen3-8b-base": "qwen3-8b", "Qwen2.5-7B-Instruct-AWQ": "qwen2.5-7b"}  # fmt: skip
+    assert {name: find_model(name).name for name in names} == names
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("Qwen/Qwen2.5-VL-9B-Instruct", "qwen/qwen2.5-vl-7b-instruct"),
+        ("Qwen/Qwen3.5-10B", "qwen/qwen3.5-0.8b"),  # a series that sees without a word for it
+        ("Qwen/Qwen3-9B", "qwen/qwen3-8b"),
+        ("zai-org/GLM-4.6V", "zai-org/glm-4.5v"),
+        ("Qwen/Qwen3-Next-90B-A3B", "qwen/qwen3-next-80b-a3b"),
+        ("deepseek-ai/DeepSeek-V3.3", "deepseek-ai/deepseek-v3.2"),
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", None),
+        ("Qwen/Qwen3-Omni-30B-A3B-Instruct", None),
+        ("my-org/private-model", None),
+    ],
+)
+def test_an_unknown_model_is_asked_for_its_config_and_offered_names_of_its_kind_alone(
+    wrong: str, near: str | None
+) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        find_model(wrong)
+    (fault,) = caught.value.errors
+    assert f"https://huggingface.co/{wrong}/resolve/main/config.json" in str(fault.allowed)
+    offered = fault.message.partition("Did you mean ")[2]
+    assert offered.startswith(near) if near else not offered
+    assert "None of" not in fault.message
+
+
+def test_a_name_with_a_typo_is_never_offered_a_model_of_another_kind() -> None:
+    random, ids = Random(57), sorted(_hub_ids())
+    offered = 0
+    for hub_id in random.sample(ids, draws(60)) if draws(60) < len(ids) else ids:
+        right = find_model(hub_id)
+        owner, _, bare = hub_id.partition("/")
+        at = random.randrange(len(owner))  # a letter of the owner's, which says nothing of the model
+        wrong = f"{owner[:at]}{random.choice('xyz0')}{owner[at + 1 :]}/{bare}"
+        if kind_words(wrong) != kind_words(hub_id):
+            continue
+        near = nearest_models(wrong, ids, find_model)
+        offered += bool(near)
+        for one in map(find_model, near):
+            assert (one.tower is None, one.moe is None) == (right.tower is None, right.moe is None), wrong
+    assert offered >= 50
+
+
+# --------------------------------------------------------------------------------------------------
+# Weights that are published in fewer than 16 bits: by a name, and by a config.
+
+QUANTIZED: list[tuple[dict[str, object], str, StoredAs]] = [
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FP8", "fp8"),
+    ({"quant_method": "mxfp4"}, "MXFP4", "mxfp4"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4", "nvfp4"),
+    ({"quant_method": "compressed-tensors"}, "quantized.w8a8", "compressed-tensors"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb-4bit", "bnb-4bit"),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb-8bit", "bnb-8bit"),
+    ({"quant_method": "gptq", "bits": 4}, "GPTQ-Int4", "gptq"),
+    ({"quant_method": "awq", "bits": 4}, "AWQ", "awq"),
+]
+
+
+@pytest.mark.parametrize(("stated", "suffix", "kind"), QUANTIZED)
+def test_a_name_and_a_config_state_the_same_of_quantised_weights(
+    stated: dict[str, object], suffix: str, kind: StoredAs
+) -> None:
+    plain = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512}
+    config = model_from_config({**plain, "quantization_config": stated}, name="a")
+    assert config == replace(model_from_config(plain, name="a"), stored_as=kind)
+    named = find_model(f"unsloth/Llama-3.1-8B-Instruct-{suffix}")
+    assert named == replace(find_model("llama-3.1-8b"), stored_as=kind)
+    assert model_from_shape(model_to_mapping(named)) == named
+
+
+def test_any_other_method_of_a_config_is_stated_too_and_none_is_none() -> None:
+    plain = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512}
+    for stated in ({"quant_method": "hqq"}, {"quant_method": "a new one"}, {"bits": 3}):
+        assert (
+            model_from_config({**plain, "quantization_config": stated}, name="a").stored_as == "quantized"
+        )
+    assert model_from_config({**plain, "quantization_config": None}, name="a").stored_as == ""
+    # the model's own hub id is of fp8 weights, the catalog's name of the architecture, a copy of 16 bits
+    names = ("deepseek-ai/DeepSeek-V3", "deepseek-v3", "openai/gpt-oss-20b", "unsloth/gpt-oss-20b-BF16")
+    assert [find_model(name).stored_as for name in names] == ["fp8", "", "mxfp4", ""]
 
 
 def test_an_unknown_hub_id_lists_the_nearest_ones_and_every_known_one_has_an_entry() -> None:

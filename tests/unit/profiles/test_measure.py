@@ -173,9 +173,10 @@ def shard(model: ModelSpec, *, tp: int = 1, ep: int = 1, micro_batch: int = 1, s
 
 
 def is_measured(model: ModelSpec) -> bool:
-    """Layers with an indexer, a gate, several streams, or their own local attention's sizes are refused."""
-    others = model.indexer or model.local_attention or model.streams
-    return others is None and model.attention_gate == "none"
+    """Layers with an indexer, a gate, a mixer, several streams, or sizes of their own are refused."""
+    others = model.indexer or model.local_attention or model.streams or model.mixer
+    alike = not (model.layer_pattern or model.unlike_layers)
+    return others is None and alike and model.attention_gate == "none"
 
 
 MEASURED = [name for name in model_names() if is_measured(find_model(name))]

@@ -1,9 +1,10 @@
 """Requests become problems, problems become canonical requests, and faults name their field."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import cast, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from meshwright.service.requests.parse import digest_of, parse_problem, problem_
 from meshwright.service.requests.schema import WorkloadRequest
 from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import SearchOptions, problem_digest
-from meshwright.solver.space.launcher_rules import unwritten
+from meshwright.solver.space.launcher_rules import stored_notes, unwritten
 from tests.served.requests import fault, faults
 
 Request = dict[str, object]
@@ -644,6 +645,36 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
     assert parse_problem(request()).options.allow == ()
 
 
+@pytest.mark.parametrize(
+    ("hub_id", "workload", "words"),
+    [
+        ("Qwen/Qwen3-8B", {}, None),
+        (
+            "Qwen/Qwen3-8B-FP8",
+            {},
+            r"stored in fp8: the plan trains 16-bit weights \(transformers: FineGrained",
+        ),
+        ("Qwen/Qwen3-8B-AWQ", {}, r"AWQ, which cannot be trained in full: .* for QLoRA add --lora-rank 16"),
+        (
+            "Qwen/Qwen3-8B-AWQ",
+            {"lora_rank": 16},
+            r"the plan's frozen base is 16-bit .* on AWQ are not priced",
+        ),
+        ("Qwen/Qwen3-8B-FP8", {"lora_rank": 16, "base_precision": "nf4"}, r"no checkpoint twice"),
+        # what bitsandbytes has quantised is the base of QLoRA as it is
+        ("unsloth/Qwen3-8B-bnb-4bit", {"lora_rank": 16, "base_precision": "nf4"}, None),
+        ("unsloth/Qwen3-8B-bnb-4bit", {}, r"trains 16-bit weights \(transformers: model.dequantize\(\)\)"),
+    ],
+)
+def test_an_answer_states_what_is_trained_where_the_published_weights_are_quantised(
+    hub_id: str, workload: dict[str, object], words: str | None
+) -> None:
+    raw = request(model={"name": hub_id}, launcher="trl")
+    raw["workload"] = {"global_batch_size": 8, "seq_length": 1024, **workload}
+    notes = stored_notes(parse_problem(raw))
+    assert (re.search(words, notes[0]) is not None) if words else notes == ()
+
+
 _TOWER = {
     "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "patch_size": 16,
     "patch_inputs": 1536, "merged_patches": 4, "projector_matrices": 256 * 512,
@@ -703,7 +734,7 @@ def test_all_that_a_tower_needs_is_asked_for_at_once_and_the_answer_is_then_enou
     tower: dict[str, int], stated: dict[str, object], asked: list[str]
 ) -> None:
     raw = _with_images()
-    raw["model"] |= {"tower": {**_TOWER, **tower}}
+    raw["model"] = {**cast("dict[str, object]", raw["model"]), "tower": {**_TOWER, **tower}}
     work: dict[str, object] = {"global_batch_size": 8, "seq_length": 4096, **stated}
     with pytest.raises(InvalidProblemError, match="is required") as caught:
         parse_problem({**raw, "workload": work})
