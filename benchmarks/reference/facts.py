@@ -63,7 +63,8 @@ TOGETHER: Mapping[str, Mapping[str, object]] = {
     "router_groups": {"router_top_groups": 0},
     "rotary_scaling": {"rotary_local_base": None},
 }
-_NOT_FACTS = ("name", "source", "display_name", "mla", "causal")  # causal: of a tower's layers alone
+# causal: of a tower's layers alone; stored_as: the weights of a plan are 16-bit ones
+_NOT_FACTS = ("name", "source", "display_name", "stored_as", "mla", "causal")
 _PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
     ("streams", StreamsSpec),

@@ -29,7 +29,7 @@ PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
     ("streams", StreamsSpec),
 )  # fmt: skip
-NAMES = {"name", "source", "display_name", "moe", "mla"}
+NAMES = {"name", "source", "display_name", "stored_as", "moe", "mla"}
 # What only some configs of a type have: layers without positions that are not every n-th.
 LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}
 LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}
