@@ -11,7 +11,6 @@ from fastapi import APIRouter, Query, Request, Response
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.deps import (
-    MAX_PAGE_SIZE,
     READS,
     CallerDep,
     PageToken,
@@ -20,7 +19,7 @@ from meshwright.service.api.deps import (
     TenantDep,
 )
 from meshwright.service.api.routes.catalogs import TITLES, definition_of, heading_of, page_of
-from meshwright.service.stores.definitions import KINDS, Kind
+from meshwright.service.stores.definitions import CATALOG, KINDS, MAX_NAMES, Kind
 from meshwright.service.web.callers import ADMINISTERS, SUBMITS, DocumentFormDep
 from meshwright.service.web.choices import suggestions_of
 from meshwright.service.web.fields import Form, FormField, Values, faulty, request_of
@@ -163,7 +162,8 @@ def _profiles(
 def _list(
     request: Request, service: Service, tenant: str, kind: Kind, form: Form, *, status: int = 200
 ) -> Response:
-    items = page_of(service, tenant, kind, MAX_PAGE_SIZE, None).items
+    every = len(CATALOG[kind][0]()) + MAX_NAMES
+    items = page_of(service, tenant, kind, every, None).items
     words = dict(suggestions_of(service, tenant)[f"{kind}s"])
     return page(
         request,
