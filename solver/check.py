@@ -510,9 +510,8 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
                 width % etp or tp % etp
             ),
             "zero_stage must be 0 to 3": not 0 <= zero <= _LARGEST_STAGE,
-            "zero_stage > 0 needs data-parallel ranks": zero and ranks == 1,
             "zero_shard_size must be 1 without ZeRO": zero == 0 and shards != 1,
-            "zero_shard_size = 1 shards nothing": zero and shards == 1,
+            f"zero_shard_size = 1 shards nothing over {ranks} ranks": zero and shards == 1 and ranks > 1,
             f"zero_shard_size = {shards} does not divide the ranks that share weights": (
                 zero and (ranks % shards or experts_held % max(ranks // shards, 1))
             ),

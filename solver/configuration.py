@@ -511,14 +511,13 @@ def settled_mesh(
     every = c.data_parallel_size * c.context_parallel_size * c.tensor_parallel_size
     if every % (c.expert_ranks * c.expert_weight_shard_size) or c.data_parallel_size % c.weight_shard_size:
         return None
-    zero, full = c.zero_stage if ranks > 1 else 0, c.recompute_granularity == "full"
+    full = c.recompute_granularity == "full"
     replayed = c.recompute_layers if c.recompute_layers < min(split) else sum(split)
     settled = replace(
         c,
         sequence_parallel=c.sequence_parallel and c.tensor_parallel_size > 1,
         context_parallel_mode=c.context_parallel_mode if c.context_parallel_size > 1 else "ring",
-        zero_stage=zero,
-        zero_shard_size=ranks if zero else 1,
+        zero_shard_size=ranks if c.zero_stage else 1,
         num_microbatches=max(batch // (c.data_parallel_size * c.micro_batch_size), 1),
         pipeline_schedule=schedule,
         stage_recompute_layers=(),
@@ -548,14 +547,12 @@ def settled_on_groups(cluster: ClusterSpec, config: Configuration, batch: int) -
         for one in config.stage_groups
     )
     largest = max(one.tensor_parallel_size for one in stages)
-    zero = config.zero_stage if ranks > 1 else 0
     return replace(
         config,
         tensor_parallel_size=largest,
         sequence_parallel=largest > 1,
         pipeline_parallel_size=len(stages),
-        zero_stage=zero,
-        zero_shard_size=ranks if zero else 1,
+        zero_shard_size=ranks if config.zero_stage else 1,
         num_microbatches=max(batch // (config.data_parallel_size * config.micro_batch_size), 1),
         pipeline_schedule="none" if len(stages) == 1 else "1f1b",
         recompute_layers=max(replayed, default=sum(config.stage_layers) * full),

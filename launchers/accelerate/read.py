@@ -250,7 +250,6 @@ def _deepspeed_configuration(
         fields.fault(PLUGIN_COUNT, f"{own}, but the trainer accumulates {count}", nearest=str(count))
     count = count or own or 1
     fields.stop()
-    zero = zero if world > 1 else 0
     count = known.number("num_microbatches", None, count)
     return meshed((1, 1, world, 1), (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
@@ -387,7 +386,7 @@ def _configuration(
         known.required(name, stated[name], f"--{key} of the training script, next to it")
         for name, key in names.items()
     )
-    zero = _zero(fields) if sharded and world > 1 else 0
+    zero = _zero(fields) if sharded else 0
     again = str(given.raw(CHECKPOINTING)).lower() in ("true", "1")
     recompute = checkpoints(fields, f"{FSDP}fsdp_activation_checkpointing", beside=again)
     recompute = recompute or recomputes(given, known)

@@ -359,7 +359,6 @@ def _configuration(
     split = first_larger(model.num_layers, code.pipeline, field="pipeline_parallel_size")
     if len(set(split)) > 1:
         fields.note("partition_method type:… is assumed: the first stages hold one layer more")
-    zero = zero if dp > 1 else 0
     return Configuration(
         tensor_parallel_size=code.tensor,
         pipeline_parallel_size=code.pipeline,

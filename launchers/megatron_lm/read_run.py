@@ -701,7 +701,6 @@ def _sharding(given: Given, ranks: int) -> tuple[int, int]:
     name = "num-distributed-optimizer-instances"
     instances = given.integer(name, 1)
     require_divides(given, name, instances, ranks, f"dp × cp = {ranks}")
-    stage = stage if ranks > 1 else 0  # no other rank to share with
     return stage, max(ranks // instances, 1) if stage else 1
 
 

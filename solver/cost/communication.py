@@ -306,6 +306,7 @@ def _zero_gathers(
 # cast before is a rank's own alone). Of gradients in 4 bits: 2 and 1/2 before the first all-to-all, 1/2
 # after it (DeepSpeed 0.19 ``partition_parameters.py _all_gather_coalesced``, ``all_to_all_quant_reduce``).
 _CAST_BACK_BYTES, _CAST_GRADIENT_BYTES = 3.0, 3.0
+_CAST_BYTES = 2.0  # of a weight that FSDP has cast for the products
 
 
 def _gathered_s(
@@ -318,13 +319,18 @@ def _gathered_s(
     0.19 ``partition_parameters.py all_gather_coalesced``, ``stage3.py invalidate_secondary_tensor``).
     Before DeepSpeed 0.13.2 (pull request 4906) only backward passes gather from the second set. A replay
     gathers over all ranks, except its first module, which the backward pass of the layer above prefetches.
-    Weights travel in 8 bits if asked, with a scale for some thousands of them (qwZ, section 3.1).
+    Weights travel in 8 bits if asked, with a scale for some thousands of them (qwZ, section 3.1). A shard
+    set of one rank sends nothing, and casts whole fp32 weights (torch 2.13
+    ``fsdp/_fully_shard/_fsdp_param.py all_gather_inputs``); of several ranks each casts its part.
     """
     cast: FloatArray | float = 0.0
     if ctx.facts.quantized_gathers:
         element_bytes = min(element_bytes, 1.0)
         cast = (weights.dense + weights.routed) * (_CAST_BACK_BYTES / ctx.hbm_bytes_per_s)
         cast = np.where(ctx.shard_group.size > 1, cast, 0.0)
+    elif ctx.facts.weight_bytes > _CAST_BYTES and not ctx.frozen:
+        moved = (weights.dense + weights.routed) * (ctx.facts.weight_bytes + _CAST_BYTES)
+        cast = np.where(ctx.columns.zero_shard_size == 1, moved / ctx.hbm_bytes_per_s, 0.0)
     whole = _sharded_s(ctx, weights, element_bytes) + cast
     if ctx.offloads_weights.any():
         whole = _fetched_s(ctx, weights, whole)

@@ -559,10 +559,10 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     """Return rows with different passes if no weights are shared, and which of them each row equals.
 
     Of the size of a pipeline and its chunks passes then read whether there are several, of micro-batches
-    whether gradients add up, of replicas and shards nothing, of the order of ranks the links that their
-    groups cross. Where activations are offloaded, documents are unequal, layers are timed, or the framework
-    has torch's runtime or waits for messages, all may count. Copies of offloaded shards are free: they
-    depend on the number of ranks that share weights.
+    whether gradients add up, of shard sets whether a rank shares with others, of replicas nothing, of the
+    order of ranks the links that their groups cross. Where activations are offloaded, documents are
+    unequal, layers are timed, or the framework has torch's runtime or waits for messages, all may count.
+    Copies of offloaded shards are free: they depend on the number of ranks that share weights.
     """
     c, facts = ctx.columns, ctx.facts
     c = replace(c, offload=np.where(is_offloaded(c.offload, "activations"), _ACTIVATIONS, 0))
@@ -576,7 +576,8 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
         "virtual_pipeline_size": np.minimum(c.virtual_pipeline_size, _SEVERAL),
         "num_microbatches": m,
         "zero_stage": np.maximum(c.zero_stage, 1),
-        **dict.fromkeys(("data_parallel_size", "zero_shard_size"), 1),
+        "zero_shard_size": np.minimum(c.zero_shard_size, _SEVERAL),
+        "data_parallel_size": 1,
         **dict.fromkeys(("recompute_layers", "pipeline_schedule", "rank_order"), 0),
     }
     c = replace(c, **{name: np.where(plain, value, getattr(c, name)) for name, value in read.items()})

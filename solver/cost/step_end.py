@@ -357,7 +357,8 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     """Price adding weight gradients of one micro-batch to those of the micro-batches before.
 
     Into an fp32 buffer it is a fact of the framework how; in 2 bytes autograd reads both and writes
-    one, from the second micro-batch on. Gradients that are reduced in every pass add up in shards. FSDP2
+    one, from the second micro-batch on. Gradients that are reduced in every pass add up in shards, which is
+    left out but for a shard set of one rank, where the shard is the whole. FSDP2
     casts whole ones to the dtype that they are reduced in, then adds there (torch 2.13,
     ``fsdp/_fully_shard/_fsdp_param.py:802-820``): 2 bytes read, 4 written; 2 and 4 read, 4 written.
     """
@@ -369,7 +370,7 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     if facts.reduced_gradient_bytes > _OUTPUT_BYTES and not facts.main_gradient:
         cast = 10.0 - 4.0 / ctx.columns.num_microbatches
         moved = np.where(ctx.columns.zero_stage >= SHARD_GRADIENTS, cast, moved)
-    kept = ctx.sharding.adds_whole_gradients
+    kept = ctx.sharding.adds_whole_gradients | (ctx.columns.zero_shard_size == 1)
     seconds = np.where(kept, moved * weights / ctx.hbm_bytes_per_s, 0.0)
     return PassSeconds(forward=np.zeros_like(ctx.t), backward=seconds)
 

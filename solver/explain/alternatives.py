@@ -90,7 +90,7 @@ def splits_with_ends_alone(problem: Problem, config: Configuration) -> Iterator[
 def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
     yield from _changes_on_groups(c) if c.stage_groups else _changes_of_mesh(problem, c)
     yield from _doubled_and_halved(c, "micro_batch_size")
-    for stage in launcher_capabilities(problem.launcher).zero_stages:
+    for stage in launcher_capabilities(problem.launcher).zero_stages if c.replicating_ranks > 1 else ():
         yield _set(c, "zero_stage", stage)
     yield "recompute off", replace(c, recompute_granularity="none", recompute_layers=0)
     yield "recompute of scores only", replace(c, recompute_granularity="selective", recompute_layers=0)

@@ -68,11 +68,14 @@ class Ranked:
 def layouts_of(
     columns: Columns | Crossing, index: IntArray | list[int], apart: tuple[str, ...] = LAYOUT
 ) -> list[Layout]:
-    """Return the values that distinguish rows' plans: all but ``INNER``, or the given columns."""
-    picked = np.asarray(index, dtype=np.int64)
-    if isinstance(columns, Crossing):
-        columns, picked = columns.take(picked), np.arange(len(picked))
-    return list(zip(*(getattr(columns, name).take(picked).tolist() for name in apart), strict=True))
+    """Return the values that distinguish rows' plans: all but ``INNER``, or the given columns.
+
+    On one rank a ZeRO stage shards nothing: there it is a way to run the layout, and counts as stage 0.
+    """
+    rows = columns.take(np.asarray(index, dtype=np.int64))
+    stage = np.where(rows.replicating_ranks > 1, rows.zero_stage, 0)
+    values = [stage if name == "zero_stage" else getattr(rows, name) for name in apart]
+    return list(zip(*(value.tolist() for value in values), strict=True))
 
 
 def least_by(keys: Sequence[Layout], values: FloatArray) -> dict[Layout, float]:

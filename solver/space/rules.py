@@ -425,12 +425,6 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
         violated=lambda c: ~is_one_of(c.global_batch_size, batches),
     )
     yield Rule(
-        name="ZeRO needs data-parallel ranks",
-        reason="ZeRO shards over dp * cp ranks (over weight_shard_size of them, each with its part), not 1",
-        reads=("context_parallel_size", "data_parallel_size", "weight_shard_size", "zero_stage"),
-        violated=lambda c: (c.zero_stage > 0) & (c.replicating_ranks == 1),
-    )
-    yield Rule(
         name="weight_shard_size divides data_parallel_size",
         reason="ranks that share dense weights train on sequences of their own",
         reads=("data_parallel_size", "weight_shard_size"),

@@ -306,7 +306,8 @@ def _shards(problem: Problem, mesh: Mapping[str, Any]) -> Iterator[dict[str, int
         ):
             continue
         ranks = dp * cp // dense
-        for zero, size in [(0, 1)] + [(zero, n) for zero in (1, 2, 3) for n in divisors(ranks) if n > 1]:
+        sets = [size for size in divisors(ranks) if size > 1] or [1]
+        for zero, size in [(0, 1), *product((1, 2, 3), sets)]:
             yield {"zero_stage": zero, "zero_shard_size": size,
                    "weight_shard_size": dense, "expert_weight_shard_size": expert}  # fmt: skip
 

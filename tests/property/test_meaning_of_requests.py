@@ -64,8 +64,9 @@ def most_of_row(row: list[Tried]) -> Tried:
 
 
 def layout_of(one: Tried) -> Layout:
-    """What tells plans apart."""
-    return work_of(one.launcher), replace(one.config, **HOW_IT_RUNS)
+    """What tells plans apart: of one rank no ZeRO stage, which shards nothing."""
+    stage = one.config.zero_stage if one.config.replicating_ranks > 1 else 0
+    return work_of(one.launcher), replace(one.config, **HOW_IT_RUNS, zero_stage=stage)
 
 
 def rows_of(every: list[Tried]) -> list[list[Tried]]:

@@ -19,9 +19,10 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.price import price
 from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import problem_faults
 from tests.draws import draws
-from tests.launchers.plans import CASES, problem_of, random_targets, tuned
+from tests.launchers.plans import CASES, problem_of, random_targets, target_of_row, tuned
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention, windows.
 MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
@@ -134,6 +135,31 @@ def test_drawn_fine_tunings_are_read_unchanged(launcher: str) -> None:
                 assert_the_same(found, launcher, MAIN[launcher])
                 tried += 1
     assert tried >= PLANS
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_one_rank_with_a_zero_stage_is_read_unchanged(launcher: str) -> None:
+    # 8 GPUs, all of them of one replica where the launcher splits layers or stages, and one GPU alone.
+    plain, able = (
+        problem_of(launcher, find_model("llama-3.1-8b"), num_nodes=1),
+        launcher_capabilities(launcher),
+    )
+    for gpus in (8, 1):
+        options = replace(
+            plain.options, allow=("offload",), num_gpus=(gpus,),
+            pin={"data_parallel_size": 1, "context_parallel_size": 1},
+        )  # fmt: skip
+        rows = enumerate_space(replace(plain, options=options), legal_only=True).rows
+        columns = rows.take(np.arange(len(rows)))
+        for stage in {*able.zero_stages} - {0}:
+            for word in np.unique(columns.offload[columns.zero_stage == stage]).tolist():
+                which = np.flatnonzero((columns.zero_stage == stage) & (columns.offload == word))[:1]
+                found = target_of_row(
+                    replace(plain, options=options), columns.take(which), 0, random.Random(1)
+                )
+                assert found.config.zero_stage == stage
+                assert found.config.zero_shard_size == 1
+                assert_the_same(found, launcher, MAIN[launcher])
 
 
 def test_every_launcher_that_is_exported_to_is_read() -> None:

@@ -45,7 +45,9 @@ def rows_of(problem: Problem) -> Rows:
 
 def best_of_layouts_s(rows: Rows) -> list[float]:
     """The least simulation among the candidates of every layout's rows, ascending; nothing is skipped."""
-    outer = [getattr(rows.columns, f.name) for f in fields(Columns) if f.name not in INNER]
+    c = rows.columns
+    c = replace(c, zero_stage=np.where(c.replicating_ranks > 1, c.zero_stage, 0))  # one rank shards nothing
+    outer = [getattr(c, f.name) for f in fields(Columns) if f.name not in INNER]
     best: dict[tuple[int, ...], float] = {}
     for row, tried in candidates_s(rows):
         layout = tuple(int(values[row]) for values in outer)

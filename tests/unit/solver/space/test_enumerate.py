@@ -42,7 +42,7 @@ def broken(problem: Problem, **changes: object) -> list[str]:
 BREAKS: list[tuple[str, dict[str, object]]] = [
     ("divides the global batch", {"micro_batch_size": 3}),
     ("2 * context_parallel_size divides", {"context_parallel_size": 8192}),
-    ("ZeRO needs data-parallel ranks", {"data_parallel_size": 1, "num_microbatches": 512}),
+    ("divides the ranks that share weights", {"data_parallel_size": 1, "num_microbatches": 512}),
     ("supports the ZeRO stage", {"zero_stage": 2}),
     ("interleaving needs two stages", {"pipeline_parallel_size": 1, "pipeline_schedule": "none"}),
     ("a multiple of pipeline_parallel_size", {"num_microbatches": 2, "micro_batch_size": 64}),
