@@ -60,6 +60,10 @@ BENCHMARKS = {
     "weight-shards": Benchmark(
         "weak scaling with weights that ranks share, next to the published one", "benchmarks.weight_shards"
     ),
+    "across-islands": Benchmark(
+        "what tensor parallelism across islands would win, which is not offered",
+        "benchmarks.across_islands",
+    ),
     "published": Benchmark(
         "published gains next to our predictions, docs/comparison-with-peers.md", "benchmarks.published"
     ),

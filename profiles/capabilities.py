@@ -42,6 +42,7 @@ class Capabilities:
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
     places_pattern_layers: Limit = False  # a model's ``layer_pattern`` states its stages, each with a layer
+    idle_stages: bool = False  # the last stages hold nothing, as where a launcher's own split ends early
     standalone_prediction: bool = False  # and multi-token prediction between the layers and the head
     recompute_per_stage: bool = False  # a count of its own for every stage
     stage_recompute_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such counts

@@ -31,6 +31,7 @@ from meshwright.solver.problem import Problem, lacking_gpus, meshes_of, problem_
 from meshwright.solver.space.expressions import term_of
 from meshwright.solver.space.launcher_rules import is_a_row, own_faults
 from meshwright.solver.space.request_rules import constraint_of, holds_for, names_of
+from meshwright.solver.space.rule import ACROSS_ISLANDS
 from meshwright.solver.space.rules import host_rules
 
 
@@ -490,7 +491,7 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
                 moe and moe.shared_ffn_hidden_size % tp
             ),
             **uneven_heads,
-            f"{name} does not divide the GPUs of an island": any(
+            f"{name} does not divide the GPUs of an island ({ACROSS_ISLANDS.name} is not offered)": any(
                 group.island_gpus % tp for group in problem.cluster.groups
             ),
             f"a {base} model is split by tp = {tp} or ZeRO-{zero}": (
@@ -525,7 +526,10 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if len(split) != pp * vpp:
         yield f"stage_layers has {len(split)} entries, not pp * vpp = {pp * vpp}"
         return
-    layers, alone = problem.model.num_layers, launcher_capabilities(problem.launcher).alone(problem.model)
+    able, layers = launcher_capabilities(problem.launcher), problem.model.num_layers
+    alone, held = able.alone(problem.model), list(split)
+    while able.idle_stages and vpp == 1 and held[-2:] == [0, 0]:  # the head, and behind it nothing
+        held.pop()
     name, kind, own = config.pipeline_schedule, config.recompute_granularity, config.stage_recompute_layers
     chunked = name in ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
     shaped_as_v = name in ("zb_v", "dualpipe_v")
@@ -536,7 +540,7 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     yield from _broken(
         {
             f"stage_layers holds {layers_split} layers, the model has {layers}": layers_split != layers,
-            "stage_layers has a chunk without a layer": not holds_layers(split, alone),
+            "stage_layers has a chunk without a layer": not holds_layers(held, alone),
             "virtual_pipeline_size > 1 needs pipeline stages": vpp > 1 and pp == 1,
             f"pipeline_schedule {name} does not go with {pp} stages": (name == "none") != (pp == 1),
             f"{name} has two chunks on every stage": pp > 1 and shaped_as_v and vpp != _ENDS_OF_A_V,

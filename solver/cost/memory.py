@@ -737,10 +737,11 @@ def outside_bytes(ctx: Context) -> Outside:
     weights = part_weights(here, layout.kinds)
     memory = memory_prices(here, layout, weights, trained_parts(here, layout.kinds, weights))
     layers = np.ceil(layout.num_layers / ctx.p)
-    checkpoint, whole = (
-        memory[name][:, :-2].max(axis=1) for name in ("checkpoint_bytes", "activation_bytes")
+    whole, replayed = (
+        np.maximum.reduce([offloaded_bytes(ctx.of(one), one.kind, replayed=full) for one in layout.kinds])
+        for full in (False, True)
     )
-    kept = np.where(ctx.columns.recompute_layers == ALL_LAYERS, checkpoint, whole)  # of a layer
+    sent = np.where(ctx.columns.recompute_layers == ALL_LAYERS, replayed, whole)  # of a layer, on average
     states = _fullest(memory["optimizer_bytes"], layers, ctx)
     shard = _fullest(memory["weights_bytes"], layers, ctx)
     elements = states / facts.optimizer_bytes
@@ -757,7 +758,7 @@ def outside_bytes(ctx: Context) -> Outside:
     held = np.where(ctx.swaps_weights, read, np.where(ctx.offloads_weights, shard, 0.0))
     return Outside(
         states=ctx.share_offloaded * updated + held,
-        activations=np.where(ctx.offloads_activations, layers * kept, 0.0),
+        activations=np.where(ctx.offloads_activations, layers * sent, 0.0),
         in_flight=held_first(ctx.columns),
         nvme=np.where(swapped, states + main, 0.0) + np.where(ctx.swaps_weights, shard, 0.0),
     )

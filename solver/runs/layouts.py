@@ -578,6 +578,9 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
         raise RefusedRunError(f"global batch {gbs} is not a multiple of micro-batch {mbs} x dp {dp}")
     if pp * vpp > model.num_layers + MAX_EMPTY_CHUNKS:
         raise RefusedRunError(f"{pp} x {vpp} chunks for {model.num_layers} layers")
+    stage, etp = tp * cp * dp, _expert_tensor_parallel_size(cells, model, tp, ep)
+    if stage % (ep * etp):
+        raise RefusedRunError(f"expert ranks {ep} x {etp} do not divide the {stage} ranks of a stage")
     zero = cells.count("zero_stage")
     zero = _USUAL_ZERO.get(framework, 0) if zero is None else min(zero, 3)
     stage_layers = _stage_layers(cells, model, framework, tp=tp, pp=pp, vpp=vpp)
@@ -589,7 +592,7 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
         virtual_pipeline_size=vpp,
         context_parallel_size=cp,
         expert_parallel_size=ep,
-        expert_tensor_parallel_size=_expert_tensor_parallel_size(cells, model, tp, ep),
+        expert_tensor_parallel_size=etp,
         data_parallel_size=dp,
         zero_stage=zero,
         zero_shard_size=(cells.count("zero_shard_size") or dp * cp) if zero else 1,

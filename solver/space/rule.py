@@ -7,6 +7,23 @@ from dataclasses import dataclass
 
 from meshwright.solver.configuration import BoolArray, Columns, IntArray
 
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A deliberate limit: what runs somewhere, and is not offered."""
+
+    name: str  # as answers call it
+    reason: str
+
+
+# Every deliberate limit. What runs and is refused by a rule without one is a fault of the rule
+# (``tests/unit/solver/space/test_witnesses.py``). What this leaves out: ``make bench ARGS=across-islands``.
+ACROSS_ISLANDS = Limit(
+    name="tensor parallelism across islands",
+    reason="its all-reduces in every layer would cross the network",
+)
+LIMITS = (ACROSS_ISLANDS,)
+
 Violated = Callable[[Columns], BoolArray]
 OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
 OfChunkings = Callable[[Columns, IntArray], BoolArray]  # rows (o,), chunkings (c, 4) as OF_CHUNKS -> (o, c)
@@ -26,3 +43,4 @@ class Rule:
     of_chunkings: OfChunkings | None = None  # ``violated`` for every row with every chunking, where quicker
     of_host: bool = False  # host memory or drives are too small, which other hosts would lift
     of_request: bool = False  # the request set it, so the request can drop it
+    limit: Limit | None = None  # the deliberate limit that it is

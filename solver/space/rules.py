@@ -46,7 +46,7 @@ from meshwright.solver.schedules.schedule import (
 )
 from meshwright.solver.space.launcher_rules import launcher_rules
 from meshwright.solver.space.request_rules import request_rules
-from meshwright.solver.space.rule import OF_CHUNKS, Rule
+from meshwright.solver.space.rule import ACROSS_ISLANDS, OF_CHUNKS, Rule
 
 # --------------------------------------------------------------------------------------------------
 # What is offloaded fits into the memory of the hosts, and onto their drives.
@@ -271,7 +271,9 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="tensor_parallel_size divides an island",
-        reason=f"{island} GPUs share the fast link; tensor parallelism beyond it is not offered",
+        reason=f"{island} GPUs share the fast link; {ACROSS_ISLANDS.name} is not offered: "
+        f"{ACROSS_ISLANDS.reason}",
+        limit=ACROSS_ISLANDS,
         reads=("tensor_parallel_size",),
         violated=lambda c: island % c.tensor_parallel_size != 0,
     )

@@ -398,7 +398,7 @@ def splits(problem: Problem, pp: int, chunks: int, *, in_a_v: bool) -> Iterator[
 
 def stand_alone(problem: Problem) -> bool:
     """Whether the embedding and the head may have stages of their own (docs/requests.md)."""
-    able = ("megatron-lm", "megatron-bridge", "torchtitan")
+    able = ("megatron-lm", "megatron-bridge", "torchtitan", "none")
     asked = "standalone_stages" in problem.options.allow and problem.launcher in able
     return asked and not problem.options.stage_layers
 
