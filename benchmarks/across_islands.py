@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
+from statistics import median
 from unittest import mock
 
-from benchmarks.fit.accuracy_tables import table
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.problem import NO_SWITCH, Problem, SearchOptions, Workload
@@ -40,44 +41,39 @@ def requests() -> Iterator[Problem]:
         )
 
 
-def best_s(problem: Problem, *, across: bool) -> tuple[float | None, int]:
-    """Return the fastest step and its tensor-parallel size; None if nothing fits."""
+def best_s(problem: Problem, *, across: bool) -> float | None:
+    """Return the fastest step, or the fastest with tensor groups across islands; None if nothing fits."""
     profile = default_profile(problem.cluster, problem.launcher)
-    island = min(problem.cluster.num_gpus, MOST_RANKS)
-    if not across:
-        plans = search(problem, profile).plans
-    else:
+    if across:
+        own, island = problem.cluster.groups[0].island_gpus, min(problem.cluster.num_gpus, MOST_RANKS)
+        wide = replace(problem.options, constraints=(f"tensor_parallel_size > {own}",))
         with (
             mock.patch.object(rules, "common_island", return_value=island),
             mock.patch.object(enumerate_space, "common_island", return_value=island),
         ):
-            plans = search(problem, profile).plans
-    return (plans[0].objective_s, plans[0].config.tensor_parallel_size) if plans else (None, 0)
+            plans = search(replace(problem, options=wide), profile).plans
+    else:
+        plans = search(problem, profile).plans
+    return plans[0].objective_s if plans else None
 
 
 def main() -> None:
-    """Print the requests in which it wins, how often, and by how much."""
+    """Print how often tensor groups across islands win, and by how much they lose or win."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="only each n-th request [default: 1]")
-    every = parser.parse_args().every
-    rows, tried, found = [], 0, 0
-    for problem in list(requests())[::every]:
-        (own, _), (wide, tensor) = (best_s(problem, across=across) for across in (False, True))
+    gains, alone, tried = list[float](), 0, 0
+    for problem in list(requests())[:: parser.parse_args().every]:
+        own, wide = (best_s(problem, across=across) for across in (False, True))
         tried += own is not None or wide is not None
-        if wide is None or tensor <= problem.cluster.groups[0].island_gpus:
-            continue
-        found += 1
-        work = problem.workload
-        rows.append(
-            [
-                problem.model.name, f"{problem.cluster.groups[0].num_nodes} × {problem.cluster.name}",
-                f"{work.global_batch_size}", f"{tensor}", f"{wide:.3f} s",
-                "nothing fits" if own is None else f"{own / wide - 1.0:.1%}",
-            ]
-        )  # fmt: skip
-    print(f"{found} of {tried} requests with a plan are faster with tensor groups across islands")
-    if rows:
-        print("\n".join(table(["model", "nodes", "batch", "tp", "step", "faster by"], rows)))
+        alone += own is None and wide is not None
+        gains += [own / wide - 1.0] if own is not None and wide is not None else []
+    faster = [gain for gain in gains if gain > 0.0]
+    print(f"requests with a plan: {tried}; only across islands: {alone}")
+    print(f"with a plan of either kind: {len(gains)}; faster across islands: {len(faster)}")
+    if gains:
+        print(
+            f"speed over that within islands: {max(gains):+.0%} at best, {median(gains):+.0%} in the middle"
+        )
 
 
 if __name__ == "__main__":
