@@ -17,6 +17,7 @@ from unittest import mock
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.problem import NO_SWITCH, Problem, SearchOptions, Workload
+from meshwright.solver.search import answers
 from meshwright.solver.search.search import search
 from meshwright.solver.space import enumerate as enumerate_space
 from meshwright.solver.space import rules
@@ -50,6 +51,7 @@ def best_s(problem: Problem, *, across: bool) -> float | None:
         with (
             mock.patch.object(rules, "common_island", return_value=island),
             mock.patch.object(enumerate_space, "common_island", return_value=island),
+            mock.patch.object(answers, "violations_of_all", return_value=[]),  # which refuses them, too
         ):
             plans = search(replace(problem, options=wide), profile).plans
     else:

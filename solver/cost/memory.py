@@ -737,11 +737,7 @@ def outside_bytes(ctx: Context) -> Outside:
     weights = part_weights(here, layout.kinds)
     memory = memory_prices(here, layout, weights, trained_parts(here, layout.kinds, weights))
     layers = np.ceil(layout.num_layers / ctx.p)
-    whole, replayed = (
-        np.maximum.reduce([offloaded_bytes(ctx.of(one), one.kind, replayed=full) for one in layout.kinds])
-        for full in (False, True)
-    )
-    sent = np.where(ctx.columns.recompute_layers == ALL_LAYERS, replayed, whole)  # of a layer, on average
+    sent = np.maximum.reduce([offloaded_bytes(ctx.of(one), one.kind) for one in layout.kinds])  # of a layer
     states = _fullest(memory["optimizer_bytes"], layers, ctx)
     shard = _fullest(memory["weights_bytes"], layers, ctx)
     elements = states / facts.optimizer_bytes
