@@ -20,7 +20,7 @@ from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import num_streams
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
-from meshwright.solver.configuration import ALL_LAYERS, Columns, FloatArray, distinct
+from meshwright.solver.configuration import Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.low_rank import low_rank
