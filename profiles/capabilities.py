@@ -41,7 +41,7 @@ class Capabilities:
     # ZeRO stage of its usual launch: without pipeline stages, and with them
     usual_zero_stages: tuple[int, ...] = (0, 0)
     usual_zero_why: str = ""  # why that is its usual launch, in words
-    uneven_tensor_ranks: tuple[str, ...] = ()  # what tensor ranks may split unevenly: heads, widths
+    uneven_ranks: tuple[str, ...] = ()  # what ranks may split unevenly, or pad: heads, widths, sequence
     training_log: str = ""  # format of the log that its runs write; empty: none is read
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages

@@ -303,7 +303,9 @@ def _list_others(given: Given, experiment: Document) -> None:
     for name, found in experiment.items():
         text, row = text_of(found.value), names.row(name)
         priced = row is not None and row.role == "priced"
-        if not (priced or name in (_ENTRY, "action") or names.is_free(name) or names.is_default(name, text)):
+        if not (
+            priced or name in (_ENTRY, "action") or names.is_free(name) or names.is_default(name, text)
+        ):
             given.leave(name[:64], f"--{name}", Value((text,), found.line))
 
 

@@ -215,7 +215,11 @@ def _with_workload(request: Request, settings: Mapping[str, object]) -> Request:
     """Return the request with the fields of the workload that ``--set`` names, over its own."""
     named = {name: value for name, value in settings.items() if name in OVERRIDABLE}
     given = request.get("workload")
-    return {**request, "workload": {**(given if isinstance(given, dict) else {}), **named}} if named else request
+    return (
+        {**request, "workload": {**(given if isinstance(given, dict) else {}), **named}}
+        if named
+        else request
+    )
 
 
 def with_files(

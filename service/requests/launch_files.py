@@ -81,11 +81,22 @@ def own_of_files(
         problem=problem,
         configuration=configuration,
         launcher=found.launcher,
-        notes=(*found.notes, *notes, *why),
+        notes=(*found.notes, *notes, *why, *_packed_notes(found, problem)),
         unread=found.unread,
         batch_ramp=found.batch_ramp,
         assumed=assumed_values(raw, configuration),
     )
+
+
+def _packed_notes(found: LaunchFile, problem: Problem) -> list[str]:
+    """Return a warning where sequences of several documents are priced as one document each."""
+    if not found.packed or problem.workload.lengths:
+        return []
+    return [
+        f"{found.packed} fills each sequence with several documents; it is priced as one document "
+        f"of {problem.workload.seq_length} tokens, whose attention takes longer. State the documents' "
+        "lengths with --lengths (p50=900,p100=8192)"
+    ]
 
 
 class FewerRanksError(InvalidProblemError):

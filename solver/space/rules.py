@@ -246,7 +246,7 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
     island, shared = common_island(problem), split.moe.shared_ffn_hidden_size if split.moe else 0
     widths = f"ffn_hidden_size = {_all_of(mlps)}"
     widths += f", and {shared} of the shared experts," if shared else ""
-    uneven = launcher_capabilities(problem.launcher).uneven_tensor_ranks
+    uneven = launcher_capabilities(problem.launcher).uneven_ranks
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
         reason=f"{_all_of(split.split_heads)} heads are split over the tensor-parallel ranks",
@@ -283,7 +283,7 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
         name="2 * context_parallel_size divides the sequence",
         reason=f"{seq} tokens are cut into two balanced slices for each rank of a ring",
         reads=("context_parallel_mode", "context_parallel_size"),
-        stops_start=True,
+        stops_start="sequence" not in uneven,
         violated=lambda c: (
             (c.context_parallel_size > 1)
             & (c.context_parallel_mode != ALL_TO_ALL)
@@ -554,9 +554,7 @@ def stopping_rules(problem: Problem, config: Configuration) -> tuple[Rule, ...]:
     for on, mesh in meshes_of(problem, config):
         row = Columns.of([mesh])
         found |= {
-            rule.name: rule
-            for rule in _size_rules(on)
-            if rule.stops_start and rule.violated(row).any()
+            rule.name: rule for rule in _size_rules(on) if rule.stops_start and rule.violated(row).any()
         }
     return tuple(found.values())
 
