@@ -214,12 +214,10 @@ def own_of(request: Request, asked: ConfigurationOptions) -> Own:
 def _with_workload(request: Request, settings: Mapping[str, object]) -> Request:
     """Return the request with the fields of the workload that ``--set`` names, over its own."""
     named = {name: value for name, value in settings.items() if name in OVERRIDABLE}
+    if not named:
+        return request
     given = request.get("workload")
-    return (
-        {**request, "workload": {**(given if isinstance(given, dict) else {}), **named}}
-        if named
-        else request
-    )
+    return {**request, "workload": {**(given if isinstance(given, dict) else {}), **named}}
 
 
 def with_files(

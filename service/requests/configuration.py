@@ -228,8 +228,8 @@ def completed(
             configuration = _placed(raw, problem)
         else:
             configuration = _mesh(raw, problem)
-            if first := start_fault(raw, configuration, problem, partial(_fits_together, problem)):
-                raise InvalidProblemError([first])
+            first = start_fault(raw, configuration, problem, partial(_fits_together, problem))
+            _raise_any([first] if first else [])
             _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
     except InvalidProblemError as fault:
         raise as_written(_moved(fault, at), short, at) from None
@@ -241,7 +241,7 @@ def _mesh(raw: Mapping[str, object], problem: Problem) -> Configuration:
     return _as_written(configuration_of({**_derived(raw, _read(raw), problem), **raw}))
 
 
-def _fits_together(problem: Problem, raw: Mapping[str, object], whole: bool) -> bool:  # noqa: FBT001
+def _fits_together(problem: Problem, raw: Mapping[str, object], whole: bool) -> bool:
     try:
         configuration = _mesh(raw, problem)
     except InvalidProblemError:

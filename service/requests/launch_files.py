@@ -92,11 +92,10 @@ def _packed_notes(found: LaunchFile, problem: Problem) -> list[str]:
     """Return a warning where sequences of several documents are priced as one document each."""
     if not found.packed or problem.workload.lengths:
         return []
-    return [
-        f"{found.packed} fills each sequence with several documents; it is priced as one document "
-        f"of {problem.workload.seq_length} tokens, whose attention takes longer. State the documents' "
-        "lengths with --lengths (p50=900,p100=8192)"
-    ]
+    length = problem.workload.seq_length
+    filled = f"{found.packed} fills each sequence with several documents"
+    priced = f"it is priced as one document of {length} tokens, whose attention takes longer"
+    return [f"{filled}; {priced}. State the documents' lengths with --lengths (p50=900,p100=8192)"]
 
 
 class FewerRanksError(InvalidProblemError):
