@@ -355,8 +355,9 @@ def predict(
 
 
 def _assumptions(problem: Problem, source: ConfigurationSource, own: Configuration) -> list[str]:
-    stated = isinstance(source, Plan | Configuration)
-    return [] if stated else assumption_notes(problem, assumed_values(source, own))
+    if isinstance(source, Plan | Configuration):
+        return []
+    return assumption_notes(problem, assumed_values(source, own))
 
 
 def explain(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError
@@ -50,6 +51,11 @@ def starts(raw: Mapping[str, object], configuration: Configuration, problem: Pro
     return fills and not stopping_rules(problem, configuration)
 
 
+def _with(configuration: Configuration, name: str, size: int) -> Configuration:
+    values: dict[str, Any] = {name: size}
+    return replace(configuration, **values)
+
+
 def _stopping_names(problem: Problem, configuration: Configuration) -> set[str]:
     return {rule.name for rule in stopping_rules(problem, configuration)}
 
@@ -76,7 +82,7 @@ def _broken(
     named = [name for name in rule.reads if name in MESH]
     name, sizes = _repair(named, raw, problem, fits)
     if not sizes:  # another size has to change as well: those that keep this rule
-        tried = ((size, replace(configuration, **{name: size})) for size in _tried(named, problem))
+        tried = ((size, _with(configuration, name, size)) for size in _tried(named, problem))
         sizes = tuple(size for size, one in tried if rule.name not in _stopping_names(problem, one))
     why = rule.reason
     if "data_parallel_size" in rule.reads:
