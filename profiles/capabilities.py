@@ -38,6 +38,10 @@ class Capabilities:
     context_parallel: bool
     expert_parallel: bool
     source: str
+    # ZeRO stage of its usual launch: without pipeline stages, and with them
+    usual_zero_stages: tuple[int, ...] = (0, 0)
+    usual_zero_why: str = ""  # why that is its usual launch, in words
+    uneven_ranks: tuple[str, ...] = ()  # what ranks may split unevenly, or pad: heads, widths, sequence
     training_log: str = ""  # format of the log that its runs write; empty: none is read
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
@@ -182,7 +186,7 @@ _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "b
                    "optimizer_constraints", "option_constraints", "standalone_constraints",
                    "stage_recompute_constraints", "placed_constraints", "weight_shard_constraints",
                    "weight_shards_without")  # fmt: skip
-_OF_ONE = ("model_families",)  # no matter of all of them together
+_OF_ONE = ("model_families", "usual_zero_stages", "usual_zero_why")  # no matter of all of them together
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:

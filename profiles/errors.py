@@ -31,6 +31,8 @@ class FieldError:
     message: str  # one sentence; never echoes raw untrusted text beyond a short value
     allowed: str | None = None  # the allowed range or set, in words
     nearest: str | None = None  # the nearest legal value or values
+    value: int | str | None = None  # the wrong value, where a program may want it
+    values: tuple[int | str, ...] | None = None  # the legal values, where they are few
 
     @property
     def field(self) -> str:

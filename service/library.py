@@ -32,12 +32,18 @@ from meshwright.service.report.comparison import ComparedObjective, reading_line
 from meshwright.service.report.page import render_page
 from meshwright.service.report.terminal import render_answer, render_prediction
 from meshwright.service.reporting import ReportOptions, prediction_page, report_of
-from meshwright.service.requests.configuration import broken_rules, completed
+from meshwright.service.requests.configuration import (
+    assumed_values,
+    assumption_notes,
+    broken_rules,
+    completed,
+)
 from meshwright.service.requests.costs import Profiles as GivenProfiles
 from meshwright.service.requests.costs import ProfileSource, costs_of
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.startable import idle_notes
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
 from meshwright.solver.answer import (
@@ -338,12 +344,20 @@ def predict(
         notes=(
             *overlap_notes(problem, own),
             *pace_notes(problem, own),
+            *idle_notes(problem, own),
             *beyond_positions(problem),
             *unwritten(problem),
             *stored_notes(problem),
+            *_assumptions(problem, configuration, own),
         ),
         warnings=warnings,
     )
+
+
+def _assumptions(problem: Problem, source: ConfigurationSource, own: Configuration) -> list[str]:
+    if isinstance(source, Plan | Configuration):
+        return []
+    return assumption_notes(problem, assumed_values(source, own))
 
 
 def explain(

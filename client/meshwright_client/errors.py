@@ -17,6 +17,8 @@ class FieldFault:
     message: str
     allowed: str | None = None
     nearest: str | None = None
+    value: int | str | None = None  # the wrong value
+    values: tuple[int | str, ...] | None = None  # the legal values, where they are few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.trl.read import take_model
 from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.documents import shown
+from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.shell.values import Word
@@ -52,10 +53,14 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     values = {
         name.replace(f"{_FSDP}fsdp_", _FSDP): found for name, found in (document_of(source) | over).items()
     }
+    plain = [name for name in values if _changes_nothing(name)]
+    values = {name: found for name, found in values.items() if name not in plain}
     fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
+    for name in plain:
+        fields.note(f"{name} changes no step: priced as without")
     fields.refuse_unpriced()
-    for section in ("overrides_of_model_config", "model_config"):
+    for section in _SECTIONS:
         for name in fields.section(section):
             changed = f"{section}.{name}"
             if not name.startswith("rope") and is_off(str(fields.raw(changed))):  # else refused above
@@ -71,8 +76,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         fields.expect(name)
     if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
         fields.note(trainer.PADDED.format("sequence_len"))
+    packed = "sample_packing" if fields.flag("sample_packing") else ""
     if fields.has("deepspeed"):
-        return _by_deepspeed(fields, known, precision, tuned)
+        return replace(_by_deepspeed(fields, known, precision, tuned), packed=packed)
     configuration = _configuration(fields, known)
     world, nodes = configuration.num_gpus, known.world.num_nodes
     each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
@@ -91,6 +97,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         fields, _priced_as(fields, tuned), known.model(), workload, configuration,
         world=World(nodes, each),
     )  # fmt: skip
+    run = replace(run, packed=packed)
     if "optimizer_rank" not in tuned:
         return run
     variant = trainer.layerwise(fields, run, tuned["optimizer"], "optimizer")
@@ -103,6 +110,16 @@ AXOLOTL_READER = Reader(
     recognises=lambda source: names_held(source, (*_OWN, "micro_batch_size")) > 1,
     read=_read,
 )
+
+
+_SECTIONS = ("overrides_of_model_config", "model_config")
+_WITHOUT_EFFECT = ("tokens and generation", "initial weights")  # of ``catalog/model_keys.yaml``
+
+
+def _changes_nothing(name: str) -> bool:
+    """Return whether a name is a key of the model's configuration that no step depends on."""
+    section, _, key = name.partition(".")
+    return section in _SECTIONS and (harmless_reason(key) or "").startswith(_WITHOUT_EFFECT)
 
 
 def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:

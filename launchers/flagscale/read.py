@@ -17,6 +17,7 @@ from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.megatron_core.names import layout, spelled
 from meshwright.launchers.megatron_core.read import core_names, flag_of, take, text_of
 from meshwright.launchers.megatron_lm.read import launch_file
+from meshwright.launchers.megatron_lm.read_forks import respell
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import World, commands_beside, given_to_several, options_of
 from meshwright.launchers.reading.documents import (
@@ -65,8 +66,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     }
     own = {name.removeprefix("train."): one for name, one in over.items() if name.startswith("train.")}
     training = {**training, **own}
-    _require_training(source, experiment)
-    values, given = _arguments(training, overrides)
+    _require_training(source, experiment, overrides)
+    values, given = _arguments(_interpolated(training, experiment), overrides)
     for name, one in over.items():
         said = shown(text_of(one.value))
         given.note(f"line {one.line} of the command: {shown(name)} is {said}, not the file's")
@@ -79,6 +80,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         pp, dp = sum(one.pp for one in meshes), meshes[0].dp
         alike = max(one.tp for one in meshes) * meshes[0].cp * dp * pp
         world, overrides = World(processes=alike), replace(overrides, num_gpus=None)
+    respell(given)
     given.refuse_slips(core_names())
     _take_width(given, values)
     known = known_of(source, overrides)
@@ -160,13 +162,53 @@ def _values(words: Sequence[Word], script: str) -> dict[str, LocatedValue]:
     return found
 
 
-def _require_training(source: Source, experiment: Document) -> None:
+def _require_training(source: Source, experiment: Document, overrides: Overrides) -> None:
     """Refuse an experiment that serves, compresses or tunes, or trains by another program."""
-    for name, wanted in (("type", "train"), ("backend", "megatron")):
-        found = experiment.get(f"experiment.task.{name}")
-        if found is not None and found.value != wanted:
-            message = f"line {found.line} of {shown(source.name)}: experiment.task.{name} is not priced"
-            raise refused(f"{message}: {shown(text_of(found.value))}", allowed=wanted)
+    for name, wanted in (
+        ("experiment.task.type", ("train",)),
+        ("experiment.task.backend", ("megatron",)),
+        (_ENTRY, flags_of(NAME)[_ENTRY].unless),
+        ("action", flags_of(NAME)["action"].unless),
+    ):
+        found = experiment.get(name)
+        if found is None or overrides.ignores(name):
+            continue
+        text = text_of(found.value)
+        said = _OWN_PROGRAM.sub("", text) if name == _ENTRY else text
+        if said not in wanted:
+            message = f"line {found.line} of {shown(source.name)}: {name} is not priced"
+            raise refused(f"{message}: {shown(text)}", allowed=" or ".join(wanted))
+
+
+_ENTRY = "experiment.task.entrypoint"
+_OWN_PROGRAM = re.compile(r"^.*?(?=flagscale/train/)")  # a path to FlagScale's folder
+_INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+
+
+def _interpolated(training: Document, experiment: Document) -> dict[str, LocatedValue]:
+    """Return the training arguments with what they name of the experiment, or of each other.
+
+    OmegaConf counts names from the root, where the training arguments are ``train``.
+    """
+    root = {**experiment, **{f"train.{name}": one for name, one in training.items()}}
+
+    def said(value: object) -> object:
+        if isinstance(value, list):
+            return [said(one) for one in value]
+        if not isinstance(value, str):
+            return value
+        whole = _INTERPOLATION.fullmatch(value)
+        if whole is not None and whole[1] in root:
+            return root[whole[1]].value
+        return _INTERPOLATION.sub(
+            lambda found: text_of(root[found[1]].value) if found[1] in root else found[0], value
+        )
+
+    return {
+        name: LocatedValue(said(one.value), one.line)
+        for name, one in training.items()
+        if not (isinstance(one.value, str) and "${" in one.value and said(one.value) is None)
+    }
 
 
 def _with_envs(found: LaunchFile, experiment: Document) -> LaunchFile:
@@ -233,7 +275,10 @@ def _arguments(training: Document, overrides: Overrides) -> tuple[dict[str, Loca
 def _take(given: Given, key: str, name: str, found: LocatedValue) -> None:
     """Take one of Megatron-LM's arguments, or list it; ``name`` has its sections."""
     text = text_of(found.value)
-    if flag_names(NAME, "megatron-lm", "megatron-core").is_ignored(key) and flag_of(key) is None:
+    names = flag_names(NAME, "megatron-lm", "megatron-core")
+    if names.is_ignored(key) and flag_of(key) is None:
+        return
+    if names.is_free(key) and is_placeholder(text):  # a checkpoint of any name costs the same
         return
     _refuse_placeholder(given, name, found)
     if flag_of(key) is not None:
@@ -258,7 +303,9 @@ def _list_others(given: Given, experiment: Document) -> None:
     for name, found in experiment.items():
         text, row = text_of(found.value), names.row(name)
         priced = row is not None and row.role == "priced"
-        if not (priced or names.is_free(name) or names.is_default(name, text)):
+        if not (
+            priced or name in (_ENTRY, "action") or names.is_free(name) or names.is_default(name, text)
+        ):
             given.leave(name[:64], f"--{name}", Value((text,), found.line))
 
 

@@ -106,7 +106,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         named=word,
         dispatcher=_OVER[core.DISPATCHER],
     )
-    return with_images(run, known, settings)
+    return replace(with_images(run, known, settings), packed=_packs_apart(fields))
 
 
 LLAMA_FACTORY_READER = Reader(name="llama-factory", recognises=_recognises, read=_read)
@@ -186,6 +186,7 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
         fields.slip_for(name)
     if not _packs(fields):
         fields.note(trainer.PADDED.format("cutoff_len"))
+    packed = _packs_apart(fields)
     known = known_of(own, overrides)
     workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
     commands_of_files = ((script, words[:at]) for script, words, at in _starts(source, overrides))
@@ -195,6 +196,7 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     run = trainer.trainer_run(
         fields, known, trainer.LLAMA_FACTORY, started=workers or started, shares=shares
     )
+    run = replace(run, packed=packed)
     if run.launcher != "llama-factory-accelerate":
         return run
     kernel = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
@@ -211,6 +213,15 @@ def _packs(fields: Fields) -> bool:
     """Return whether sequences are full; the default is on in pretraining (hparams/parser.py)."""
     usual = fields.word("stage", "sft") == "pt"
     return fields.flag("neat_packing") or fields.flag("packing", default=usual)
+
+
+def _packs_apart(fields: Fields) -> str:
+    """Return the option that packs documents which attend to themselves alone; plain packing joins them."""
+    if fields.flag("neat_packing"):
+        return "neat_packing"
+    if fields.flag("packing"):
+        fields.note("packing without neat_packing: documents attend to one another, and are priced so")
+    return ""
 
 
 def _starts(

@@ -50,7 +50,7 @@ def translate(given: Given, include: Include, filled: Mapping[str, FilledTemplat
             "Megatron-LM refuses it since it has --micro-batch-size and --global-batch-size",
             allowed="one of them",
         )
-    _respell(given)
+    respell(given)
     _agree_on_padding(given)
     take_4_bits(given)
     _experts(given)
@@ -111,8 +111,8 @@ def require_known(given: Given, program: str) -> None:
         )
 
 
-def _respell(given: Given) -> None:
-    """Take the flags that older spellings mean, those of single flags first; given ones count before."""
+def respell(given: Given) -> None:
+    """Take the flags that other spellings mean, those of single flags first; given ones count before."""
     older = [
         (row, name, value)
         for name, value in given.others.items()

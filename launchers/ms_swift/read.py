@@ -89,6 +89,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     found = completed(
         "ms-swift", given, known, world, adapters=_adapters(others, command.words), named=model
     )
+    if not is_off(others.get("packing", "false")):  # padding_free goes with it (arguments/base_args.py)
+        found = replace(found, packed="packing")
     if not is_off(others.get(_LANGUAGE_ONLY, "false")):
         return replace(found, model=replace(found.model, tower=None))
     run = with_images(found, known, _image_settings(others, commands.environment_of(script, command)))

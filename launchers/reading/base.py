@@ -92,6 +92,7 @@ class LaunchFile:
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until this many tokens) before the workload's
     places: Mapping[str, Place] = field(default_factory=dict)  # where the files set some of the sizes
     images_stated: bool = False  # the files say how many images a sequence has, which may be none
+    packed: str = ""  # the option by which each sequence holds several documents, each attending to itself
 
     def launched_one_by_one(self) -> LaunchFile:
         """Return the run with blocking kernel launches."""

@@ -120,7 +120,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:
             fields.note(trainer.REPLICAS)
-    return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+    # wrapped: documents attend to one another (data_utils.py pack_dataset), as one of the whole length does
+    apart = fields.flag("packing") and str(fields.raw("packing_strategy") or "bfd") != "wrapped"
+    packed = "packing" if apart else ""
+    return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread), packed=packed)
 
 
 TRL_READER = Reader(

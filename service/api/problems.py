@@ -27,6 +27,8 @@ class FaultView(BaseModel):
     message: str
     allowed: str | None = None
     nearest: str | None = None
+    value: int | str | None = None  # the wrong value
+    values: list[int | str] | None = None  # the legal values, where they are few
 
 
 class ProblemView(BaseModel):

@@ -11,6 +11,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.numbers import written_out
 from meshwright.service.requests.parts import LONG_NAMES as _LONG_NAMES
 
+_WORKLOAD = {"gbs": "global_batch_size", "seq": "seq_length"}  # of the workload, as people call them
 _SWITCHES = {"true": True, "false": False}
 Value = int | str
 _NAME = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]\w*")
@@ -118,10 +119,10 @@ def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, 
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and all(part.strip() for part in value.split(","))):
             raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')
-        meant = None if name in _LONG_NAMES else near_short_name(name)
+        meant = None if name in _LONG_NAMES or name in _WORKLOAD else near_short_name(name)
         if meant:
             raise InvalidProblemError.of(option, f'unknown "{shown(name)}". Did you mean {meant}?')
-        long_name = _LONG_NAMES.get(name, name.replace("-", "_"))
+        long_name = _LONG_NAMES.get(name) or _WORKLOAD.get(name, name.replace("-", "_"))
         if long_name in seen:
             raise InvalidProblemError.of(option, f"{shown(long_name)} is given more than once")
         seen.add(long_name)

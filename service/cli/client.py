@@ -106,6 +106,8 @@ def _refusal(reply: httpx.Response) -> InvalidProblemError:
             message=fault.get("message", "is wrong"),
             allowed=fault.get("allowed"),
             nearest=fault.get("nearest"),
+            value=fault.get("value"),
+            values=tuple(fault["values"]) if fault.get("values") else None,
         )
         for fault in problem.get("errors") or ()
     ]

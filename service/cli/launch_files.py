@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,15 @@ from meshwright.profiles.documents import shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.assignments import values_of
 from meshwright.service.cli.problem_options import Request
-from meshwright.service.requests.configuration import assumed_values, completed
+from meshwright.service.requests.configuration import assumed_values, assumption_notes, completed
 from meshwright.service.requests.documents import read_problem_file
-from meshwright.service.requests.launch_files import FewerRanksError, Own, own_of_files, request_of_files
+from meshwright.service.requests.launch_files import (
+    OVERRIDABLE,
+    FewerRanksError,
+    Own,
+    own_of_files,
+    request_of_files,
+)
 from meshwright.service.requests.parse import parse_problem
 
 _KINDS = (
@@ -180,14 +186,16 @@ def own_of(request: Request, asked: ConfigurationOptions) -> Own:
         beside = {"--var": asked.variables, "--ignore": asked.ignored, "--run": asked.run}
         for name in (name for name, given in beside.items() if given):
             raise InvalidProblemError.of(name, "is about a launch file, and --from-args names none")
-        problem = parse_problem(request)
+        problem = parse_problem(_with_workload(request, settings))
         raw = {
             **problem.options.pin,
             **(read_problem_file(asked.config) if asked.config else {}),
-            **settings,
+            **{name: value for name, value in settings.items() if name not in OVERRIDABLE},
         }
         own = completed(raw, problem)
-        return Own(problem=problem, configuration=own, assumed=assumed_values(raw, own))
+        assumed = assumed_values(raw, own)
+        notes = tuple(assumption_notes(problem, assumed))
+        return Own(problem=problem, configuration=own, assumed=assumed, notes=notes)
     if asked.config:
         raise InvalidProblemError.of("--from-args", "the launch file is the configuration: no --config")
     variables = _variables(asked.variables or ())
@@ -201,6 +209,15 @@ def own_of(request: Request, asked: ConfigurationOptions) -> Own:
             ignored=asked.ignored or (),
             run=asked.run,
         )
+
+
+def _with_workload(request: Request, settings: Mapping[str, object]) -> Request:
+    """Return the request with the fields of the workload that ``--set`` names, over its own."""
+    named = {name: value for name, value in settings.items() if name in OVERRIDABLE}
+    if not named:
+        return request
+    given = request.get("workload")
+    return {**request, "workload": {**(given if isinstance(given, dict) else {}), **named}}
 
 
 def with_files(

@@ -25,7 +25,7 @@ from meshwright.service.cli.options import (
     with_request,
 )
 from meshwright.service.cli.saved_plans import plan_named
-from meshwright.service.cli.terminal import print_json, screen
+from meshwright.service.cli.terminal import faults_also_as_json, print_json, screen
 from meshwright.service.library import PredictResult, predict
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import seconds, wrapped
@@ -68,15 +68,21 @@ def predict_command(
             raise typer.BadParameter("--plan is a whole question: only --profile and --json go with it")
         _predict_plan(plan, profile, as_json=json_output)
         return
-    _require_one(request)
-    own = own_of(
-        request,
-        ConfigurationOptions(
-            config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
-        ),
-    )
-    costs = profile_for(own.problem, profile)
-    found = predict(own.problem, own.configuration, profile=costs)
+    with faults_also_as_json(as_json=json_output):
+        _require_one(request)
+        own = own_of(
+            request,
+            ConfigurationOptions(
+                config=config,
+                assign=assign,
+                from_args=from_args,
+                variables=variable,
+                ignored=ignored,
+                run=run,
+            ),
+        )
+        costs = profile_for(own.problem, profile)
+        found = predict(own.problem, own.configuration, profile=costs)
     _print(
         found,
         [*own.notes, *ramp_notes(own, costs), *found.notes],

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,12 +150,26 @@ def say_warnings(warnings: Iterable[str]) -> None:
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
 
 
+@contextmanager
+def faults_also_as_json(*, as_json: bool) -> Iterator[None]:
+    """Print the faults of the block as a JSON document on stdout too, and raise them on."""
+    try:
+        yield
+    except InvalidProblemError as fault:
+        if as_json:
+            print_json({"errors": [{**asdict(one), "field": one.field} for one in fault.errors]})
+        raise
+
+
 def report(fault: PlannerError) -> int:
     """Print what is wrong, one line a fault; return the exit code."""
     if isinstance(fault, InvalidProblemError | RefusedExportError):
         for error in fault.errors:
             names = _OPTIONS.get(error.pointer) if error.message == "is required" else None
             say_error(error.sentence() + (f" ({names}, or a problem file)" if names else ""))
+            name = error.pointer.removeprefix("/configuration/")
+            if error.values and name != error.pointer:
+                sys.stderr.write(f"tip: --set {name}={error.nearest}\n")
     else:
         say_error(str(fault))
     return BAD_INPUT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -13,7 +14,9 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.service.requests.fields import FIELDS
 from meshwright.service.requests.parts import as_written, unplaced, written_out
+from meshwright.service.requests.startable import start_fault, starts
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
     MAX_SIZE,
@@ -224,11 +227,28 @@ def completed(
         if raw.get("stage_groups") or raw.get("replicas"):
             configuration = _placed(raw, problem)
         else:
-            configuration = _as_written(configuration_of({**_derived(_read(raw), problem), **raw}))
+            configuration = _mesh(raw, problem)
+            first = start_fault(raw, configuration, problem, partial(_fits_together, problem))
+            _raise_any([first] if first else [])
             _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
     except InvalidProblemError as fault:
         raise as_written(_moved(fault, at), short, at) from None
     return configuration
+
+
+def _mesh(raw: Mapping[str, object], problem: Problem) -> Configuration:
+    """Return the Configuration of ``raw`` on all GPUs, with what is left out, before it is judged."""
+    return _as_written(configuration_of({**_derived(raw, _read(raw), problem), **raw}))
+
+
+def _fits_together(problem: Problem, raw: Mapping[str, object], whole: bool) -> bool:
+    try:
+        configuration = _mesh(raw, problem)
+    except InvalidProblemError:
+        return False
+    if not starts(raw, configuration, problem):
+        return False
+    return not (whole and any(chain(_misfits(configuration, problem), _stage_counts(configuration))))
 
 
 def assumed_values(raw: Mapping[str, object], own: Configuration) -> dict[str, object]:
@@ -284,6 +304,11 @@ def _unknown(where: str, name: str) -> tuple[FieldError, ...]:
     if name in FrameworkFacts.__dataclass_fields__ and name != "name":
         message = f"{name} is an option of the framework, which a problem file states"
         return (FieldError(pointer=where, message=message, nearest=f"workload.framework_options.{name}"),)
+    field = next((one for one in FIELDS if one.name == name and one.path.startswith("workload.")), None)
+    if field is not None:
+        option = f"--{(field.option.name or field.name).replace('_', '-')}" if field.option else field.path
+        message = f"{name} is a part of the workload, not of the configuration"
+        return (FieldError(pointer=where, message=message, nearest=f"{option}, or {field.path}"),)
     return UnknownNameError.among(where, name, _TEMPLATE).errors
 
 
@@ -301,23 +326,42 @@ def _out_of_range(given: Configuration) -> Iterator[FieldError]:
             ).errors
 
 
-def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
+def _derived(raw: Mapping[str, object], given: Configuration, problem: Problem) -> dict[str, object]:
     tp, pp, vpp = given.tensor_parallel_size, given.pipeline_parallel_size, given.virtual_pipeline_size
     cp = given.context_parallel_size
-    dp = max(given.data_parallel_size, usable_gpus(problem) // (tp * pp * cp), 1)
+    dp = given.data_parallel_size
+    if "data_parallel_size" not in raw:
+        dp = max(usable_gpus(problem) // (tp * pp * cp), 1)
     split = given.stage_layers or usual_split(problem, given)
+    zero = given.zero_stage
+    if "zero_stage" not in raw:
+        zero = usual_zero_stage(problem, pp, dp * cp // given.weight_shard_size)
     return {
         "sequence_parallel": tp > 1,
         "data_parallel_size": dp,
+        "zero_stage": zero,
         "num_microbatches": max(1, problem.workload.global_batch_size // (dp * given.micro_batch_size)),
         "pipeline_schedule": "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b",
-        "zero_shard_size": max(dp * cp // given.weight_shard_size, 1) if given.zero_stage else 1,
+        "zero_shard_size": max(dp * cp // given.weight_shard_size, 1) if zero else 1,
         # of each chunk: all of the model's, or the most that a stage has
         "recompute_layers": max(given.stage_recompute_layers, default=sum(split))
         if given.recompute_granularity == "full"
         else 0,
         "stage_layers": list(split),
     }
+
+
+def usual_zero_stage(problem: Problem, stages: int, ranks: int) -> int:
+    """Return the ZeRO stage of the launcher's usual launch, on so many stages and ranks that replicate."""
+    return launcher_capabilities(problem.launcher).usual_zero_stages[stages > 1] if ranks > 1 else 0
+
+
+def assumption_notes(problem: Problem, assumed: Mapping[str, object]) -> list[str]:
+    """Return a note on the assumed ZeRO stage: what the launcher's usual launch runs; the rest is named."""
+    able, stage = launcher_capabilities(problem.launcher), assumed.get("zero_stage")
+    if stage is None or not able.usual_zero_why or not isinstance(stage, int):
+        return []
+    return [f"zero_stage {stage} is assumed for {able.launcher}: {able.usual_zero_why}"]
 
 
 def _as_written(configuration: Configuration) -> Configuration:

@@ -24,7 +24,7 @@ from meshwright.solver.problem import Problem
 Request = Mapping[str, object]
 Values = Mapping[str, object]
 # Fields of the workload that a request may set over the files.
-_OVERRIDABLE = ("seq_length", "global_batch_size", "precision", "optimizer")
+OVERRIDABLE = ("seq_length", "global_batch_size", "precision", "optimizer")
 # Fields of the workload that describe the data, which no launcher's own arguments state.
 _OF_DATA = ("images_per_sample", "image_tokens", "lengths")
 
@@ -81,11 +81,21 @@ def own_of_files(
         problem=problem,
         configuration=configuration,
         launcher=found.launcher,
-        notes=(*found.notes, *notes, *why),
+        notes=(*found.notes, *notes, *why, *_packed_notes(found, problem)),
         unread=found.unread,
         batch_ramp=found.batch_ramp,
         assumed=assumed_values(raw, configuration),
     )
+
+
+def _packed_notes(found: LaunchFile, problem: Problem) -> list[str]:
+    """Return a warning where sequences of several documents are priced as one document each."""
+    if not found.packed or problem.workload.lengths:
+        return []
+    length = problem.workload.seq_length
+    filled = f"{found.packed} fills each sequence with several documents"
+    priced = f"it is priced as one document of {length} tokens, with longer attention"
+    return [f"{filled}; {priced}. State the documents' lengths with --lengths (p50=900,p100=8192)"]
 
 
 class FewerRanksError(InvalidProblemError):
@@ -144,7 +154,7 @@ def _read_alone(source: Source, overrides: Overrides, launcher: str | None) -> L
 # What a launcher runs though it is not planned with it: faults of these leave its runs to be priced.
 _BEYOND_PLANS = (
     "/workload/lora_rank", "/workload/lora_targets", "/workload/base_precision", "/workload/optimizer",
-    "/workload/trained_modules", "/workload/framework_options/precision_recipe",
+    "/workload/trained_modules", "/workload/framework_options/",
 )  # fmt: skip
 
 
@@ -153,7 +163,7 @@ def _priced(request: Request, launcher: str) -> tuple[Problem, list[str]]:
     try:
         return parse_problem(request), []
     except InvalidProblemError as fault:
-        if any(one.pointer not in _BEYOND_PLANS for one in fault.errors):
+        if any(not one.pointer.startswith(_BEYOND_PLANS) for one in fault.errors):
             raise
         why = [f"{one.message}: priced as the files run it" for one in fault.errors]
     stack = request.get("stack") or framework_of(launcher)
@@ -175,7 +185,7 @@ def _overridden(found: LaunchFile, overrides: Overrides) -> tuple[dict[str, obje
     What follows from a changed size is left out, for ``completed`` to fill in.
     """
     read = asdict(found.configuration)
-    of_workload = {name: getattr(found.workload, name) for name in _OVERRIDABLE}
+    of_workload = {name: getattr(found.workload, name) for name in OVERRIDABLE}
     changed = {
         name: old
         for name, old in {**read, **of_workload}.items()
@@ -220,13 +230,13 @@ def request_of_files(
     with _fewer_ranks_named(request, source, overrides):
         found = read_launch_files(source, overrides)
     _require_used(source, overrides, values, found)
-    workload = {name: overrides.values[name] for name in _OVERRIDABLE if name in values}
+    workload = {name: overrides.values[name] for name in OVERRIDABLE if name in values}
     return _completed(request, renamed(found, _name_of(source)), workload), found
 
 
 def _require_used(source: Source, overrides: Overrides, values: Values, found: LaunchFile) -> None:
     sizes = asdict(found.configuration)
-    known = {*_OVERRIDABLE, *(found.places.keys() - sizes.keys())}
+    known = {*OVERRIDABLE, *(found.places.keys() - sizes.keys())}
     for name in sorted(values.keys() - known):
         rest = {one: value for one, value in overrides.values.items() if one != name}
         try:
@@ -284,11 +294,11 @@ def _workload_overrides(workload: object) -> dict[str, int | str | bool]:
     if not isinstance(workload, Mapping):
         raise InvalidProblemError.of("/workload", "must be an object")
     for name in workload:
-        if name not in (*_OVERRIDABLE, *_OF_DATA):
+        if name not in (*OVERRIDABLE, *_OF_DATA):
             raise InvalidProblemError.of(
                 pointer("workload", name),
                 "is set by the launch file",
-                allowed=", ".join((*_OVERRIDABLE, *_OF_DATA)),
+                allowed=", ".join((*OVERRIDABLE, *_OF_DATA)),
             )
     return _plain({name: value for name, value in workload.items() if name not in _OF_DATA}, "workload")
 

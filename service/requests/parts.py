@@ -22,7 +22,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import NO_SWITCH, switches
 from meshwright.service.requests.fields import MAX_BATCH
-from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES
+from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, WORDS
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.expressions import Node, names_in
 from meshwright.solver.space.request_rules import constraint_of, holds_for
@@ -97,7 +97,12 @@ _LONGEST_WORD = 64
 # Short names of variables (``tp``, ``pp``, …) written out, wherever a request names variables.
 
 
-LONG_NAMES: Mapping[str, str] = {short: name for name, short in SHORT_NAMES.items()}
+# Other names by which people and tables call them.
+_ALSO = {
+    "recompute": "recompute_granularity", "sp": "sequence_parallel", "schedule": "pipeline_schedule",
+    "gas": "num_microbatches",
+}  # fmt: skip
+LONG_NAMES: Mapping[str, str] = {**{short: name for name, short in SHORT_NAMES.items()}, **_ALSO}
 # Parts of a request with variables as keys.
 _PARTS = (("search", "pin"), ("search", "forbid"), ("search", "bounds"), ("search", "baseline"))
 
@@ -114,7 +119,30 @@ def written_out(raw: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
             raise InvalidProblemError.of(
                 where, f"{short} is {name}, which is given too", allowed="one of them"
             )
-    return {LONG_NAMES.get(name, name): value for name, value in raw.items()}
+    long = {LONG_NAMES.get(name, name): value for name, value in raw.items()}
+    return {name: _word_of(name, value) for name, value in long.items()}
+
+
+_OFF = ("off", "no", "false", "–", "-")
+_PARTS_OFFLOADED = {"params": "parameters", "param": "parameters", "weights": "parameters",
+                    "optim": "optimizer", "activation": "activations"}  # fmt: skip
+
+
+def _word_of(name: str, value: object) -> object:
+    """Return a variable's word as it is listed: ``params+optimizer`` is ``optimizer+parameters``."""
+    if isinstance(value, list):
+        return [_word_of(name, one) for one in value]
+    words = WORDS.get(name, ())
+    if "none" in words and (value is False or value in _OFF):
+        return "none"
+    if name != "offload" or not isinstance(value, str):
+        return value
+    return next((word for word in words if _offloaded(word) == _offloaded(value)), value)
+
+
+def _offloaded(word: str) -> frozenset[str]:
+    parts = (part.strip().partition("@") for part in re.split(r"[+,]", word))
+    return frozenset(_PARTS_OFFLOADED.get(what, what) + at + where for what, at, where in parts)
 
 
 def request_written_out(raw: Mapping[str, object]) -> dict[str, object]:

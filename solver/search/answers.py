@@ -21,6 +21,7 @@ from meshwright.solver.search.certify.judge import Certificate
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import least_step_s, steps_s
 from meshwright.solver.space.enumerate import Space
+from meshwright.solver.space.launcher_rules import cut_base_warnings
 from meshwright.solver.space.rules import host_warnings
 
 _TOGETHER = 16  # plans predicted and checked between two looks at the clock
@@ -161,6 +162,7 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
             *found.problem.cluster.warnings,
             *found.profile.warnings,
             *host_warnings(found.problem),
+            *(() if plans else cut_base_warnings(found.problem)),
             *found.certificate.warnings,
             *([unlisted] if len(plans) < len(frontier.ranked) else ()),
         ),

@@ -42,5 +42,6 @@ class Rule:
     concerns: Violated | None = None  # rows that may break it, whatever their chunks; None: all
     of_chunkings: OfChunkings | None = None  # ``violated`` for every row with every chunking, where quicker
     of_host: bool = False  # host memory or drives are too small, which other hosts would lift
+    stops_start: bool = False  # no process gets past it: the launcher or the first step raises an error
     of_request: bool = False  # the request set it, so the request can drop it
     limit: Limit | None = None  # the deliberate limit that it is

@@ -246,16 +246,19 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
     island, shared = common_island(problem), split.moe.shared_ffn_hidden_size if split.moe else 0
     widths = f"ffn_hidden_size = {_all_of(mlps)}"
     widths += f", and {shared} of the shared experts," if shared else ""
+    uneven = launcher_capabilities(problem.launcher).uneven_ranks
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
         reason=f"{_all_of(split.split_heads)} heads are split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
+        stops_start="heads" not in uneven,
         violated=lambda c: heads % c.tensor_parallel_size != 0,
     )
     yield Rule(
         name="tensor_parallel_size and the key/value heads divide one another",
         reason=f"{_all_of(kv_heads)} key/value heads are split over the ranks, or copied to them",
         reads=("tensor_parallel_size",),
+        stops_start="heads" not in uneven,
         violated=lambda c: np.logical_or.reduce(
             [
                 (count % c.tensor_parallel_size != 0) & (c.tensor_parallel_size % count != 0)
@@ -267,6 +270,7 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
         name="tensor_parallel_size divides the MLP width",
         reason=f"{widths} is split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
+        stops_start="widths" not in uneven,
         violated=lambda c: gcd(*mlps, shared) % c.tensor_parallel_size != 0,
     )
     yield Rule(
@@ -281,6 +285,7 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
         name="2 * context_parallel_size divides the sequence",
         reason=f"{seq} tokens are cut into two balanced slices for each rank of a ring",
         reads=("context_parallel_mode", "context_parallel_size"),
+        stops_start="sequence" not in uneven,
         violated=lambda c: (
             (c.context_parallel_size > 1)
             & (c.context_parallel_mode != ALL_TO_ALL)
@@ -325,6 +330,7 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
         name="expert_parallel_size divides the experts",
         reason=f"{moe.num_experts} experts are split evenly",
         reads=("expert_parallel_size",),
+        stops_start=True,
         violated=lambda c: moe.num_experts % c.expert_parallel_size != 0,
     )
     yield Rule(
@@ -334,9 +340,10 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
             "tensor_parallel_size",
             "context_parallel_size",
             "data_parallel_size",
-            "expert_parallel_size",
             "expert_tensor_parallel_size",
+            "expert_parallel_size",
         ),
+        stops_start=True,
         violated=lambda c: (
             (c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size) % c.expert_ranks != 0
         ),
@@ -535,6 +542,17 @@ def broken_rules(problem: Problem, config: Configuration) -> list[str]:
         mask = int(violation_masks(rules, Columns.of([mesh]))[0])
         found |= {rule.name: None for bit, rule in enumerate(rules) if mask >> bit & 1}
     return list(found)
+
+
+def stopping_rules(problem: Problem, config: Configuration) -> tuple[Rule, ...]:
+    """Return the broken rules that keep a run from starting, in the order in which they are causes."""
+    found = dict[str, Rule]()
+    for on, mesh in meshes_of(problem, config):
+        row = Columns.of([mesh])
+        found |= {
+            rule.name: rule for rule in _size_rules(on) if rule.stops_start and rule.violated(row).any()
+        }
+    return tuple(found.values())
 
 
 _BITS = 62  # of a mask in 64: one is the sign's, one may be memory's (``solver/explain/infeasible.py``)

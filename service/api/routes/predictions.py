@@ -13,7 +13,12 @@ from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, T
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import ModelFigures, PredictionView
-from meshwright.service.requests.configuration import broken_rules, completed
+from meshwright.service.requests.configuration import (
+    assumed_values,
+    assumption_notes,
+    broken_rules,
+    completed,
+)
 from meshwright.service.requests.launch_files import (
     Own,
     given_launch_file,
@@ -22,6 +27,7 @@ from meshwright.service.requests.launch_files import (
     ramp_notes,
 )
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.startable import idle_notes
 from meshwright.solver.answer import Prediction, plan_from_json, settled_problem
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.configuration import Configuration
@@ -72,6 +78,8 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
             *beyond_positions(problem),
             *unwritten(problem),
             *stored_notes(problem),
+            *idle_notes(problem, configuration),
+            *assumption_notes(problem, own.assumed),
         ],
         unread=list(own.unread),
     )
@@ -90,7 +98,9 @@ def own_of_body(service: Service, tenant: str, body: Mapping[str, object]) -> Ow
     if "launch_file" in body:
         return _from_launch_file(request, body)
     problem = parse_problem(request)
-    return Own(problem=problem, configuration=completed(_part(body, "configuration"), problem))
+    given = _part(body, "configuration")
+    own = completed(given, problem)
+    return Own(problem=problem, configuration=own, assumed=assumed_values(given, own))
 
 
 def _from_plan(service: Service, tenant: str, body: Mapping[str, object]) -> Own:

@@ -227,7 +227,7 @@ COMMANDS = {
     }),
     "predict": Command(PRICED, {
         **OF_A_PROBLEM, **OF_A_CONFIGURATION,
-        "--max-oom-probability": Case("0.4", beside="--model tight.json", explained=True),
+        "--max-oom-probability": Case("0.4", beside="--model tight.json --set zero=0", explained=True),
         "--plan": Case("answer.json", base=""),
     }),
     "explain": Command(PRICED, {

@@ -196,7 +196,7 @@ def test_nanotrons_own_split_completes_a_configuration_and_another_one_breaks_it
         ({"zero_stage": "1"}, "must be an integer. Allowed: from 0 to 2147483647"),
         ({"sequence_parallel": 1}, "sequence_parallel: must be true or false$"),
         (
-            {"stage_layers": [40, 0, 40], "pipeline_parallel_size": 3},
+            {"stage_layers": [40, 0, 20, 20], "pipeline_parallel_size": 4},
             "Allowed: one layer or more in every chunk",
         ),
         ({"num_microbatches": 7}, "but the global batch is 512. Nearest: 4"),
@@ -206,9 +206,9 @@ def test_nanotrons_own_split_completes_a_configuration_and_another_one_breaks_it
             {"data_parallel_size": 3},
             "data_parallel_size: .* the global batch is 512. Allowed: a divisor of 512. Nearest: 2$",
         ),
-        (  # 128 // 3 = 42 replicas, of which 32 divide the batch
+        (  # the first cause, not that 128 // 3 = 42 replicas do not share 512 sequences
             {"tensor_parallel_size": 3},
-            "data_parallel_size: 42 replicas .* Allowed: a divisor of 512. Nearest: 32$",
+            "tensor_parallel_size: 3 can't start: .*heads.* Allowed: 1, 2, 4, 8, 16, 32, 64. Nearest: 2$",
         ),
         (  # 512 / 128 = 4 sequences for each replica
             {"micro_batch_size": 3},

@@ -76,7 +76,7 @@ def test_a_baseline_is_completed() -> None:
         ({"reserve_nodes": 4}, "/search/reserve_nodes", "4 of 4 nodes are kept spare"),
         ({"num_nodes": [8]}, "/search/num_nodes", "8 of 4 nodes"),
         ({"num_nodes": {"min": 1, "max": 5000}}, "/search/num_nodes", "too wide"),
-        ({"baseline": {"tensor_parallel_size": 3}}, "/search/baseline/data_parallel_size", "global batch"),
+        ({"baseline": {"tensor_parallel_size": 3}}, "/search/baseline/tensor_parallel_size", "heads"),
         ({"baseline": {"tensor": 3}}, "/search/baseline/tensor", "unknown"),
         ({"objective": "price"}, "/search/objective", "not supported"),
         ({"deadline_days": 0}, "/search/deadline_days", "out of range"),
