@@ -9,6 +9,7 @@ from itertools import chain
 from math import lcm
 from typing import Any, get_args
 
+from meshwright.profiles.adapters import ALL_LINEAR, bound_targets, usual_targets
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.frameworks import framework_names, option_names
@@ -74,6 +75,10 @@ class Capabilities:
     ] = ()  # of 8-bit runs (``precision_recipe``); empty: not limited by the launcher
     fp8_recipe: str = ""  # what 8 bits are where a request names no recipe; empty: the framework's own
     adapters: tuple[str, ...] = ()  # on a frozen model: of "fused" layers, or of "single" ones
+    # What it adapts where a request names nothing: all linear layers, or single ones of some names.
+    adapter_targets: tuple[str, ...] = ALL_LINEAR
+    lists_linear_layers: bool = False  # all of a class itself, before it calls peft (``linear_names``)
+    other_start: str = ""  # the launcher that the same program is where it is started otherwise
     adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained
     adapter_optimizers: tuple[str, ...] = ()  # of adapters; empty: all of ``optimizers``
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
@@ -114,6 +119,19 @@ class Capabilities:
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
+
+    def default_targets(self, model: ModelSpec) -> tuple[str, ...]:
+        """Return the layers that it adapts where a request names none.
+
+        Of ``any`` all linear layers, which every launcher has names for: adapters are then alike.
+        """
+        if self.launcher == "any":
+            return ALL_LINEAR
+        return usual_targets(model, self.adapter_targets, self.adapters, listed=self.lists_linear_layers)
+
+    def targets_of(self, model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Return targets by this launcher's names for the same layers; as they are where it lacks one."""
+        return bound_targets(model, targets, self.adapters, listed=self.lists_linear_layers)
 
     def alone(self, model: ModelSpec) -> tuple[int, int]:
         """Return the most stages without a layer at the beginning and end of a model's pipeline."""
@@ -181,7 +199,8 @@ _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "b
                    "optimizer_constraints", "option_constraints", "standalone_constraints",
                    "stage_recompute_constraints", "placed_constraints", "weight_shard_constraints",
                    "weight_shards_without")  # fmt: skip
-_OF_ONE = ("model_families",)  # no matter of all of them together
+# No matter of all of them together.
+_OF_ONE = ("model_families", "adapter_targets", "lists_linear_layers", "other_start")
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:
@@ -312,15 +331,15 @@ def launchers_stating(model: ModelSpec) -> tuple[str, ...]:
     )
 
 
-def first_launcher(model: ModelSpec) -> str:
-    """Return the first launcher, as the catalog lists them, that can state every fact of a model.
+@cache
+def launchers_in_order() -> tuple[str, ...]:
+    """Return the launchers as the catalog lists them, ``none`` last.
 
     Launchers with files that build the model come before those that run a user's own script, which can
-    build any model. ``none``, the last of all, takes every model.
+    build any model.
     """
     names: list[str] = list(catalog_file(_FILE))
-    able = [name for name in names if not lacking_facts(launcher_capabilities(name), model)]
-    return min(able, key=lambda name: "any" in launcher_capabilities(name).model_facts)
+    return tuple(sorted(names, key=lambda name: "any" in launcher_capabilities(name).model_facts))
 
 
 @lru_cache(maxsize=64)

@@ -31,6 +31,7 @@ class FieldError:
     message: str  # one sentence; never echoes raw untrusted text beyond a short value
     allowed: str | None = None  # the allowed range or set, in words
     nearest: str | None = None  # the nearest legal value or values
+    tip: str = ""  # an option with which the same command has an answer, e.g. "--launcher trl"
 
     @property
     def field(self) -> str:

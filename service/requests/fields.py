@@ -300,13 +300,13 @@ FIELDS = (
         type="LoraTargets",
         default=None,
         about="linear layers with adapters, where lora_rank > 0: Megatron-Core's fused "
-        "ones, routed experts among them, or transformers' single ones; null: attention's, as the launcher "
-        "names them",
+        "ones, routed experts among them, or transformers' single ones; all-linear: every one, by the "
+        "launcher's names; null: the launcher's own default, and all-linear under any",
         option=Option(
             group=MODEL,
             name="lora_target",
-            help="Modules that LoRA adapts, e.g. q_proj.",
-            default="attention's",
+            help="Modules that LoRA adapts, e.g. q_proj, or all-linear.",
+            default="the launcher's own",
             repeats=True,
             metavar="NAME",
         ),

@@ -196,8 +196,9 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
 def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:
     """Yield the combinations of switches under every launcher and workload, each with its own profile."""
     for launcher in launchers_of(problem.launcher):
-        for workload in _workloads(problem, launcher):
-            one = replace(problem, launcher=launcher, workload=workload)
+        under = problem.under(launcher)
+        for workload in _workloads(under, launcher):
+            one = replace(under, workload=workload)
             yield Switched(one, profile_of_variant(one, profile))
 
 

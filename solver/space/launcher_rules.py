@@ -28,6 +28,7 @@ from meshwright.profiles.capabilities import (
     launchers_stating,
     model_facts,
 )
+from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
@@ -80,9 +81,8 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         others = [one for one in launchers_of("any") if launcher_capabilities(one).adapters]
         yield FieldError(
             pointer="/workload/lora_rank",
-            message=f"{name} is not planned with adapters; {', '.join(others)} are",
-            allowed="0",
-            nearest="0",
+            message=f"{name} is not planned with adapters",
+            allowed=f"the launchers {', '.join(others)}",
         )
     elif workload.lora_rank:
         kinds = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
@@ -124,6 +124,29 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=f"1 to {positions}",
             nearest=str(positions),
         )
+
+
+def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Yield pinned values that the launcher runs in no configuration."""
+    pins = problem.options.pin
+    stages = [
+        stage
+        for stage in able.zero_stages
+        if stage <= able.max_zero_stage_with_pipeline or pins.get("pipeline_parallel_size", 1) == 1
+    ]
+    offers: Mapping[str, Sequence[int | str]] = {
+        "pipeline_schedule": able.schedules,
+        "recompute_granularity": able.recompute,
+        "zero_stage": stages,
+    }
+    for name, values in offers.items():
+        if name in pins and pins[name] not in values:
+            where = " with a pipeline" if pins[name] in able.zero_stages else ""
+            yield FieldError(
+                pointer=pointer("search", "pin", name),
+                message=f"{able.launcher} cannot run {name} = {pins[name]} (pinned){where}",
+                allowed=", ".join(map(str, values)),
+            )
 
 
 def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -459,9 +482,9 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
         return
     found = "none are stated" if lengths is None else f"batching is {lengths.batching}"
     asked = {option: stated, "/search/allow": name in problem.options.allow}
-    for pointer in (where for where, is_asked in asked.items() if is_asked):
+    for at in (where for where, is_asked in asked.items() if is_asked):
         yield FieldError(
-            pointer=pointer,
+            pointer=at,
             message=f"{name} needs the lengths of packed documents, and {found}",
             allowed="workload.lengths with batching packing (--lengths p50=900,p100=8192)",
         )
