@@ -422,6 +422,8 @@ def merged(
     kept = [one.answer for one in reached if one.answer.status != "infeasible"]
     claim, proved = _claim(kept, first, unasked), status == "optimal"
     floors = _floors(reached, unasked)
+    listed = {id(one.of) for one in ranked}  # a warning is of a variant's own plans
+    shown = [one.answer for one in answered if id(one) in listed]
     plans = _listed(asked, answered, ranked, floors, claim)
     return replace(
         first,
@@ -438,7 +440,7 @@ def merged(
         counts={name: sum(one.counts.get(name, 0) for one in answers) for name in first.counts},
         elapsed_s=sum(one.elapsed_s for one in answers),
         warnings=(
-            *dict.fromkeys(w for one in answers for w in one.warnings),
+            *dict.fromkeys(warning for one in shown or answers for warning in one.warnings),
             *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()),
         ),
         notes=_notes(first, answered, unasked),
