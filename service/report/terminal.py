@@ -176,6 +176,7 @@ def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
     kept_free = answer.notes.get("kept_free")  # answers of older releases have none
     return [
         *([figures.wrapped("Launchers without a plan:", width, indent=2), *skipped] if skipped else []),
+        *(figures.wrapped(line, width, indent=2) for line in launcher_lines(answer)),
         figures.wrapped(f"Searched: {searched_line(answer, problem)}", width, indent=2),
         figures.wrapped(f"Profile: {profile_words(answer, problem)}.", width, indent=2),
         *(
@@ -192,6 +193,13 @@ def searched_line(answer: Answer, problem: Problem) -> str:
     """Return what was searched, how much of it is legal, and how long that took."""
     legal = figures.with_ties(f"{figures.count(answer.legal)} configurations are legal")
     return f"{searched_words(problem)}; {legal}; {tied(f'{answer.elapsed_s:.1f} s')}."
+
+
+def launcher_lines(answer: Answer) -> tuple[str, ...]:
+    """Return why the launcher is the question's own, and which other would be much faster."""
+    why, faster = answer.notes.get("launcher"), answer.notes.get("faster_launcher")
+    own = (f"Launcher: {why}.",) if why else ()
+    return (*own, f"Faster: {faster}.") if faster else own
 
 
 def skipped_words(answer: Answer) -> tuple[str, ...]:
