@@ -17,6 +17,7 @@ from meshwright.profiles.mixers import MIXER_KINDS
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, RotaryScalingKind
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.vendors import vendor_names
 
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
 BUILT_MODELS = CATALOG / "frameworks" / "built_models.yaml"
@@ -39,6 +40,8 @@ class Capabilities:
     context_parallel: bool
     expert_parallel: bool
     source: str
+    # Whose GPUs it has files for, each with its source; or "any".
+    vendors: tuple[str, ...] = ("any",)
     training_log: str = ""  # format of the log that its runs write; empty: none is read
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
@@ -265,6 +268,7 @@ def _require_known_words(able: Capabilities) -> None:
     facts = {"any", ANY_MIXER, *_fact_values(_SMALL), *_COMPOSED}
     stated: Mapping[str, tuple[Iterable[str], Collection[str]]] = {
         "framework": ((able.framework,), framework_names()),
+        "vendors": (able.vendors, ("any", *vendor_names())),
         "model_facts": (able.model_facts, facts),
         "model_families": (chain(*able.model_families), facts),
         "model_constraints": (dict(able.model_constraints), facts),

@@ -237,11 +237,12 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 def _next(answer: Answer, problem: Problem) -> str:
     if not answer.plans:
         return "Next: give the search more time (--time-limit-s)"
-    if problem.launcher == "none":
+    if problem.launcher == "none" and "launcher" not in answer.notes:  # another writes files
         seen = tied(f"meshwright report {short_id(answer.plans)} --open")
         return f"Next: name a --launcher to get launch files   {seen}"
     plan_id = short_id(answer.plans)
-    ways = [f"export {plan_id} --save-dir run/", f"report {plan_id} --open", f"explain --plan {plan_id}"]
+    files = [] if problem.launcher == "none" else [f"export {plan_id} --save-dir run/"]
+    ways = [*files, f"report {plan_id} --open", f"explain --plan {plan_id}"]
     return f"Next: {'   '.join(tied(f'meshwright {way}') for way in ways)}"
 
 

@@ -83,9 +83,22 @@ class LauncherChoice:
     """The launcher of a question that names none, and why."""
 
     launcher: str
-    why: str
+    why: str  # completes "trl, for …"; empty: it is the first that can
     refused: tuple[tuple[str, str], ...] = ()  # launchers that come before it, each with its first fault
     able: bool = True  # False: no launcher can, ``none`` included
+
+    @property
+    def sentence(self) -> str:
+        """Return the launcher and why, with what those before it lack where none of them can."""
+        if self.why:
+            return f"{self.launcher}, for {self.why}"
+        lacks = dict[str, list[str]]()
+        for name, why in self.refused:
+            lacks.setdefault(why.removeprefix(f"{name} "), []).append(name)
+        reasons = "; ".join(f"{why}: {', '.join(names)}" for why, names in lacks.items())
+        if self.launcher == "none":
+            return f"none, without launch files: no launcher can ({reasons})"
+        return f"{self.launcher}, the first that can ({reasons})"
 
 
 def bound(problem: Problem, launcher: str) -> Problem:
@@ -129,7 +142,8 @@ def chosen_launcher(problem: Problem) -> LauncherChoice:
     for name in order:
         fault = next(launcher_faults(problem, name), None)
         if fault is None:
-            why = kind.why if name in kind.launchers or kind is _USUAL else "the first that can"
+            expected = name in kind.launchers or (kind is _USUAL and name == order[0])
+            why = kind.why if expected else ""
             return LauncherChoice(launcher=name, why=why, refused=tuple(refused))
         refused.append((name, fault.message))
     return LauncherChoice(launcher=order[0], why="", refused=tuple(refused), able=False)

@@ -28,6 +28,7 @@ from meshwright.profiles.capabilities import (
     launchers_stating,
     model_facts,
 )
+from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
@@ -37,6 +38,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
+from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import (
     ALL_LAYERS,
@@ -71,6 +73,7 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
     """Yield faults that keep the launcher's files from being written, whatever the configuration."""
     yield from workload_faults(problem, able)
     yield from model_faults(problem.model, able)
+    yield from chip_faults(problem, able)
 
 
 def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -259,15 +262,23 @@ def beyond_positions(problem: Problem) -> tuple[str, ...]:
 
 
 def unwritten(problem: Problem) -> tuple[str, ...]:
-    """Warn that the request's launcher cannot express the model, so no launch files are written."""
-    if problem.launcher == "any":
+    """Warn that the request's launcher cannot express the model or run on a chip: no files are written."""
+    name = problem.launcher
+    if name == "any":
         return ()
-    others = ", ".join(launchers_stating(problem.model))
-    able = f"; launchers that can: {others}" if others else ""
-    lacking = lacking_facts(launcher_capabilities(problem.launcher), problem.model)
-    judged = next((f" {one.version}" for one in judged_versions(problem.launcher)), "")
-    warning = f"{problem.launcher}{judged} cannot express {', '.join(lacking)}"
-    return (f"{warning}: plans are priced, their launch files are refused{able}",) if lacking else ()
+    able, judged = (
+        launcher_capabilities(name),
+        next((f" {one.version}" for one in judged_versions(name)), ""),
+    )
+    lacking = lacking_facts(able, problem.model)
+    found = [(f"{name}{judged} cannot express {', '.join(lacking)}", launchers_stating(problem.model))]
+    found = found if lacking else []
+    found += [(fault.message, _launchers_on(gpu)) for gpu, fault in _chips_lacked(problem, able)]
+    return tuple(
+        f"{why}: plans are priced, their launch files are refused"
+        + (f"; launchers that can: {', '.join(others)}" if others else "")
+        for why, others in found
+    )
 
 
 _QLORA = "--lora-rank 16 --base-precision nf4"
@@ -302,6 +313,33 @@ def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
             message=f"{able.launcher} cannot express {', '.join(lacking)}",
             allowed=f"the launchers {', '.join((*launchers_stating(model), 'none'))}",
         )
+
+
+def chip_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Yield chips that the launcher has no files for, with launchers that have."""
+    return (fault for _, fault in _chips_lacked(problem, able))
+
+
+def _chips_lacked(problem: Problem, able: Capabilities) -> Iterator[tuple[GpuSpec, FieldError]]:
+    for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values():
+        if not _runs_on(able, gpu):
+            yield (
+                gpu,
+                FieldError(
+                    pointer="/cluster",
+                    message=f"{able.launcher} is not known to run on {gpu.display_name}",
+                    allowed=f"the launchers {', '.join((*_launchers_on(gpu), 'none'))}",
+                ),
+            )
+
+
+def _launchers_on(gpu: GpuSpec) -> tuple[str, ...]:
+    return tuple(name for name in launchers_of("any") if _runs_on(launcher_capabilities(name), gpu))
+
+
+def _runs_on(able: Capabilities, gpu: GpuSpec) -> bool:
+    vendor = vendor_of(gpu)
+    return not vendor or "any" in able.vendors or vendor in able.vendors
 
 
 def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
