@@ -29,7 +29,7 @@ from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
 from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
-from meshwright.solver.space.launcher_choice import launcher_faults, preferred
+from meshwright.solver.space.launcher_choice import LauncherChoice, launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
     dynamic_faults,
     pin_faults,
@@ -170,11 +170,8 @@ def with_other_launchers(
         launcher: this one.
         under: what the same request asks of another.
     """
-    if launcher in ("any", "none"):
-        return fault
-    _, order = preferred(under("any"))
-    able = [name for name in order if name not in (launcher, "none") and _passes(under(name))]
-    if not able:
+    able = [name for name in passing(under) if name not in (launcher, "none")]
+    if launcher in ("any", "none") or not able:
         return fault
     first, *rest = fault.errors
     words = f"the launchers {', '.join(able)}"
@@ -182,6 +179,19 @@ def with_other_launchers(
         f"{first.allowed}, or {words}"
     )  # fmt: skip
     return type(fault)([replace(first, allowed=allowed, tip=f"--launcher {able[0]}"), *rest])
+
+
+def passing(under: Callable[[str], Problem]) -> Iterator[str]:
+    """Yield the launchers under which a request has no fault, in their order for it; ``none`` last."""
+    return (name for name in preferred(under("any"))[1] if _passes(under(name)))
+
+
+def with_every_reason(fault: InvalidProblemError, choice: LauncherChoice) -> InvalidProblemError:
+    """Return a fault of a request that names no launcher with what each one lacks, where none can."""
+    if choice.able:
+        return fault
+    first, *rest = fault.errors
+    return type(fault)([replace(first, message=f"no launcher can: {choice.reasons}"), *rest])
 
 
 def _passes(problem: Problem) -> bool:

@@ -31,6 +31,8 @@ from meshwright.service.requests.checks import (
     check_launcher,
     check_limits,
     missing_images,
+    passing,
+    with_every_reason,
     with_other_launchers,
 )
 from meshwright.service.requests.configuration import completed
@@ -78,7 +80,8 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         raise UnknownNameError.among("/stack", request.stack, framework_names())
     under = partial(_under, request, model, cluster)
     problem = under(request.launcher or "any")
-    launcher = started_otherwise(problem) if request.launcher else chosen_launcher(problem).launcher
+    choice = None if request.launcher else chosen_launcher(problem)
+    launcher = choice.launcher if choice else started_otherwise(problem)
     problem = problem if launcher == problem.launcher else under(launcher)
     with_options(
         framework_facts(framework_of(request.stack or launcher)), request.workload.framework_options
@@ -87,7 +90,12 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         check_limits(problem)
     except InvalidProblemError as fault:
         named = _named_by_precision(fault, request.workload)
-        raise (with_other_launchers(named, launcher, under) if request.launcher else named) from None
+        if choice is None:
+            raise with_other_launchers(named, launcher, under) from None
+        able = next(passing(under), None)
+        if able is None:
+            raise with_every_reason(named, choice) from None
+        problem = under(able)
     if request.search.baseline is None:
         return problem
     return replace(

@@ -88,17 +88,21 @@ class LauncherChoice:
     able: bool = True  # False: no launcher can, ``none`` included
 
     @property
+    def reasons(self) -> str:
+        """Return what the launchers lack that come before it."""
+        lacks = dict[str, list[str]]()
+        for name, why in self.refused:
+            lacks.setdefault(why.removeprefix(f"{name} "), []).append(name)
+        return "; ".join(f"{why}: {', '.join(names)}" for why, names in lacks.items())
+
+    @property
     def sentence(self) -> str:
         """Return the launcher and why, with what those before it lack where none of them can."""
         if self.why:
             return f"{self.launcher}, for {self.why}"
-        lacks = dict[str, list[str]]()
-        for name, why in self.refused:
-            lacks.setdefault(why.removeprefix(f"{name} "), []).append(name)
-        reasons = "; ".join(f"{why}: {', '.join(names)}" for why, names in lacks.items())
         if self.launcher == "none":
-            return f"none, without launch files: no launcher can ({reasons})"
-        return f"{self.launcher}, the first that can ({reasons})"
+            return f"none, without launch files: no launcher can ({self.reasons})"
+        return f"{self.launcher}, the first that can ({self.reasons})"
 
 
 def bound(problem: Problem, launcher: str) -> Problem:
