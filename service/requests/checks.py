@@ -190,8 +190,11 @@ def with_every_reason(fault: InvalidProblemError, choice: LauncherChoice) -> Inv
     """Return a fault of a request that names no launcher with what each one lacks, where none can."""
     if choice.able:
         return fault
-    first, *rest = fault.errors
-    return type(fault)([replace(first, message=f"no launcher can: {choice.reasons}"), *rest])
+    (name, own), words = choice.refused[0], f"no launcher can: {choice.reasons}"
+    of_launcher = own if own.startswith(f"{name} ") else None  # else what is wrong is no launcher's limit
+    return type(fault)(
+        [replace(one, message=words) if one.message == of_launcher else one for one in fault.errors]
+    )
 
 
 def _passes(problem: Problem) -> bool:

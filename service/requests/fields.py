@@ -469,11 +469,11 @@ FIELDS = (
         default=None,
         limits={"max_length": 64},
         about="the framework that trains, any or none; without it the first that can express the "
-        "model, which is megatron-lm for most",
+        "question, in an order for its kind: megatron-lm for most pre-training, trl for adapters",
         option=Option(
             group=COMMON,
             help="megatron-lm, torchtitan, …, any or none.",
-            default="the first that can express the model",
+            default="the first that can express the question",
             completes="capabilities:launcher_names",
             more=("any", "none"),
             twice="To compare all: --launcher any",
@@ -483,7 +483,7 @@ FIELDS = (
             label="Launcher",
             kind="choice",
             unset="automatic",
-            hint="framework to run; automatic: the first that can express the model",
+            hint="framework to run; automatic: the first that can express the question",
         ),
     ),
     RequestField(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.adapters import ALL_LINEAR
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_in_order
 from meshwright.profiles.errors import FieldError
+from meshwright.profiles.switches import switches
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import pin_faults, problem_faults, with_recipe
 
@@ -118,6 +119,23 @@ def launcher_faults(problem: Problem, launcher: str) -> Iterator[FieldError]:
     able, own = launcher_capabilities(launcher), bound(problem, launcher)
     yield from problem_faults(own, able)
     yield from pin_faults(own, able)
+    yield from _options_of_others(own)
+
+
+def _options_of_others(problem: Problem) -> Iterator[FieldError]:
+    """Yield stated options of switches that other launchers alone have: here they would do nothing."""
+    for option, value in problem.workload.framework_options.items():
+        settings = [
+            one
+            for switch in switches().values()
+            for one in switch.settings
+            if one.options.get(option) == value
+        ]
+        if settings and not any(problem.launcher in one.launchers for one in settings):
+            yield FieldError(
+                pointer=f"/workload/framework_options/{option}",
+                message=f"{problem.launcher} has no {option} {str(value).lower()}",
+            )
 
 
 def launchers_able(problem: Problem) -> tuple[str, ...]:
