@@ -89,7 +89,9 @@ def export(plan: Plan, problem: Problem, launcher: str, *, version: str | None =
         launcher = next((name for name in plan.launchers if name in _LAUNCHERS), plan.launchers[0])
     if launcher not in _LAUNCHERS:
         raise UnknownNameError.among("/launcher", launcher, launcher_names())
-    target = target_of(plan, replace(problem, launcher=launcher))
+    # of a problem for any, adapted layers go by each launcher's own names
+    own = problem.under(launcher) if problem.launcher == "any" else replace(problem, launcher=launcher)
+    target = target_of(plan, own)
     bundle: ExportBundle = named(_LAUNCHERS[launcher])(replace(target, version=_release(launcher, version)))
     return bundle
 

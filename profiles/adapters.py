@@ -32,6 +32,8 @@ ATTENTION_TARGETS = FUSED_TARGETS[:2]
 TrainedModule = Literal["embed_tokens", "lm_head", "norm"]
 EMBEDDING, HEAD, NORMS = TRAINED_MODULES = get_args(TrainedModule)
 LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS)
+# Every linear layer, under whatever names a launcher has for them (``bound_targets``).
+ALL_LINEAR = ("all-linear",)
 # Those that read one tensor.
 ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj", "w1", "w3")
@@ -216,7 +218,7 @@ def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
 
 def names_every(targets: tuple[str, ...]) -> bool:
     """Return whether targets are every linear layer of the class."""
-    return set(SINGLE_TARGETS) <= set(targets)
+    return targets == ALL_LINEAR or set(SINGLE_TARGETS) <= set(targets)
 
 
 def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) -> Iterator[LinearLayer]:
@@ -298,11 +300,68 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     return None
 
 
-def usual_targets(model: ModelSpec, adapters: tuple[str, ...]) -> tuple[str, ...]:
-    """Return attention's layers: fused ones, or single ones where a launcher has no others."""
-    if adapters != ("single",):
-        return ATTENTION_TARGETS
-    return tuple(name for name in SINGLE_TARGETS if name in _attention(model))
+_NAMES = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
+_ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
+}  # fmt: skip
+
+
+def bound_targets(
+    model: ModelSpec, targets: tuple[str, ...], adapters: tuple[str, ...], *, listed: bool = False
+) -> tuple[str, ...]:
+    """Return targets by the names that a launcher has; as they are where it has none for them.
+
+    Args:
+        model: what has the layers.
+        targets: by any launcher's names, or all linear layers.
+        adapters: the kinds of layers that the launcher adapts, of "fused" and "single".
+        listed: it lists the class's linear layers itself (``linear_names``).
+    """
+    fused = {"fused", "single"} <= {*adapters} and adapter_parameters(model, 1, FUSED_TARGETS) > 0
+    named = {name for kind in adapters for name in _NAMES[kind]}
+    if targets != ALL_LINEAR and {*targets} <= named:
+        return targets
+    if adapters == ("fused",):
+        there = tuple(name for name in FUSED_TARGETS if {*_ALIKE[name]} <= {*targets})
+        whole = {single for name in there for single in _ALIKE[name]} == {*targets}
+        return FUSED_TARGETS if names_every(targets) else there if whole else targets
+    if targets == ALL_LINEAR and adapters:
+        return FUSED_TARGETS if fused else _every_single(model, listed=listed)
+    if {*targets} <= {*FUSED_TARGETS} and adapters:
+        return tuple(name for name in SINGLE_TARGETS if any(name in _ALIKE[one] for one in targets))
+    return targets
+
+
+def _every_single(model: ModelSpec, *, listed: bool) -> tuple[str, ...]:
+    """Return every linear layer of the class; its attention's and its MLPs' where peft takes no others."""
+    if all_linear_adapts(model):
+        return linear_names(model) if listed else SINGLE_TARGETS
+    names = {name for shape in model.shapes() for name in single_layers(model.shaped(shape), shape.kind)}
+    return tuple(name for name in SINGLE_TARGETS if name in names) or SINGLE_TARGETS
+
+
+def usual_targets(
+    model: ModelSpec, usual: tuple[str, ...], adapters: tuple[str, ...], *, listed: bool = False
+) -> tuple[str, ...]:
+    """Return the layers that a launcher adapts by default.
+
+    Where the model lacks single layers of these names in some block, peft has no default of its own, or one
+    that requests cannot name: all linear layers are adapted instead.
+
+    Args:
+        model: what has the layers.
+        usual: the launcher's default for most models.
+        adapters: the kinds of layers that it adapts.
+        listed: as ``bound_targets``.
+    """
+    blocks = [single_layers(model.shaped(shape), shape.kind) for shape in model.shapes()]
+    there = all(name in block for block in blocks for name in usual)
+    return (
+        usual
+        if usual != ALL_LINEAR and there
+        else bound_targets(model, ALL_LINEAR, adapters, listed=listed)
+    )
 
 
 def linear_names(model: ModelSpec) -> tuple[str, ...]:

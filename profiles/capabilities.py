@@ -9,6 +9,7 @@ from itertools import chain
 from math import lcm
 from typing import Any, get_args
 
+from meshwright.profiles.adapters import ALL_LINEAR, bound_targets, usual_targets
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.frameworks import framework_names, option_names
@@ -16,6 +17,7 @@ from meshwright.profiles.mixers import MIXER_KINDS
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, RotaryScalingKind
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.vendors import vendor_names
 
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
 BUILT_MODELS = CATALOG / "frameworks" / "built_models.yaml"
@@ -42,6 +44,8 @@ class Capabilities:
     usual_zero_stages: tuple[int, ...] = (0, 0)
     usual_zero_why: str = ""  # why that is its usual launch, in words
     uneven_ranks: tuple[str, ...] = ()  # what ranks may split unevenly, or pad: heads, widths, sequence
+    # Whose GPUs it has files for, each with its source; or "any".
+    vendors: tuple[str, ...] = ("any",)
     training_log: str = ""  # format of the log that its runs write; empty: none is read
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
@@ -79,6 +83,10 @@ class Capabilities:
     ] = ()  # of 8-bit runs (``precision_recipe``); empty: not limited by the launcher
     fp8_recipe: str = ""  # what 8 bits are where a request names no recipe; empty: the framework's own
     adapters: tuple[str, ...] = ()  # on a frozen model: of "fused" layers, or of "single" ones
+    # What it adapts where a request names nothing: all linear layers, or single ones of some names.
+    adapter_targets: tuple[str, ...] = ALL_LINEAR
+    lists_linear_layers: bool = False  # all of a class itself, before it calls peft (``linear_names``)
+    other_start: str = ""  # the launcher that the same program is where it is started otherwise
     adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained
     adapter_optimizers: tuple[str, ...] = ()  # of adapters; empty: all of ``optimizers``
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
@@ -119,6 +127,19 @@ class Capabilities:
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
+
+    def default_targets(self, model: ModelSpec) -> tuple[str, ...]:
+        """Return the layers that it adapts where a request names none.
+
+        Of ``any`` all linear layers, which every launcher has names for: adapters are then alike.
+        """
+        if self.launcher == "any":
+            return ALL_LINEAR
+        return usual_targets(model, self.adapter_targets, self.adapters, listed=self.lists_linear_layers)
+
+    def targets_of(self, model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
+        """Return targets by this launcher's names for the same layers; as they are where it lacks one."""
+        return bound_targets(model, targets, self.adapters, listed=self.lists_linear_layers)
 
     def alone(self, model: ModelSpec) -> tuple[int, int]:
         """Return the most stages without a layer at the beginning and end of a model's pipeline."""
@@ -186,7 +207,9 @@ _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "b
                    "optimizer_constraints", "option_constraints", "standalone_constraints",
                    "stage_recompute_constraints", "placed_constraints", "weight_shard_constraints",
                    "weight_shards_without")  # fmt: skip
-_OF_ONE = ("model_families", "usual_zero_stages", "usual_zero_why")  # no matter of all of them together
+# No matter of all of them together.
+_OF_ONE = ("model_families", "usual_zero_stages", "usual_zero_why", "adapter_targets", "lists_linear_layers",
+           "other_start")  # fmt: skip
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:
@@ -251,6 +274,7 @@ def _require_known_words(able: Capabilities) -> None:
     facts = {"any", ANY_MIXER, *_fact_values(_SMALL), *_COMPOSED}
     stated: Mapping[str, tuple[Iterable[str], Collection[str]]] = {
         "framework": ((able.framework,), framework_names()),
+        "vendors": (able.vendors, ("any", *vendor_names())),
         "model_facts": (able.model_facts, facts),
         "model_families": (chain(*able.model_families), facts),
         "model_constraints": (dict(able.model_constraints), facts),
@@ -317,15 +341,15 @@ def launchers_stating(model: ModelSpec) -> tuple[str, ...]:
     )
 
 
-def first_launcher(model: ModelSpec) -> str:
-    """Return the first launcher, as the catalog lists them, that can state every fact of a model.
+@cache
+def launchers_in_order() -> tuple[str, ...]:
+    """Return the launchers as the catalog lists them, ``none`` last.
 
     Launchers with files that build the model come before those that run a user's own script, which can
-    build any model. ``none``, the last of all, takes every model.
+    build any model.
     """
     names: list[str] = list(catalog_file(_FILE))
-    able = [name for name in names if not lacking_facts(launcher_capabilities(name), model)]
-    return min(able, key=lambda name: "any" in launcher_capabilities(name).model_facts)
+    return tuple(sorted(names, key=lambda name: "any" in launcher_capabilities(name).model_facts))
 
 
 @lru_cache(maxsize=64)

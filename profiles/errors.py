@@ -33,6 +33,7 @@ class FieldError:
     nearest: str | None = None  # the nearest legal value or values
     value: int | str | None = None  # the wrong value, where a program may want it
     values: tuple[int | str, ...] | None = None  # the legal values, where they are few
+    tip: str = ""  # an option with which the same command has an answer, e.g. "--launcher trl"
 
     @property
     def field(self) -> str:

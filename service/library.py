@@ -63,7 +63,7 @@ from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import UNITS, natural_objective
 from meshwright.solver.explain.compare import ComparedConfiguration, compared
 from meshwright.solver.explain.reasons import reasons_of
-from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.predict import predict as predicted
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
 from meshwright.solver.runs.table import Run, read_runs
@@ -305,7 +305,7 @@ def plan(
     costs, warnings = costs_of(problem, _calibrations_of(profile))
     return PlanResult(
         problem=problem,
-        answer=ask(problem, costs, on_progress=on_progress, should_stop=should_stop),
+        answer=ask_and_compare(problem, costs, on_progress=on_progress, should_stop=should_stop),
         profile=costs,
         warnings=warnings,
     )

@@ -521,7 +521,7 @@ def settled_problem(plan: Plan, problem: Problem) -> Problem:
         workload = replace(workload, global_batch_size=plan.config.global_batch_size)
     launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
     cluster = problem.cluster if plan.hosts is None else problem.cluster.in_order(plan.hosts.order)
-    return replace(problem, workload=workload, launcher=launcher, cluster=cluster)
+    return replace(problem, workload=workload, cluster=cluster).under(launcher)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -215,6 +215,15 @@ class Problem:
         """Return known problems of a share of the batch on a node group, for ``meshes_of``."""
         return {}
 
+    def under(self, launcher: str) -> Problem:
+        """Return the problem under a launcher, with its names of the layers that have adapters."""
+        if launcher == self.launcher:
+            return self
+        work, able = self.workload, launcher_capabilities(launcher)
+        if launcher != "any" and work.lora_rank:
+            work = replace(work, lora_targets=able.targets_of(self.model, work.lora_targets))
+        return replace(self, launcher=launcher, workload=work)
+
     @cached_property
     def counts_ends(self) -> bool:
         """Return whether the search's splits count embedding and head, so that these may be alone."""

@@ -11,7 +11,7 @@ from meshwright.service.stores.profiles import ProfileStore
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 
 _LEAST_S = 0.05  # of a search that begins with plans: enough to price them
@@ -41,7 +41,7 @@ class StoredSearch:
         def answer(profile: Profile, found: Sequence[Configuration]) -> Answer:
             limit_s = max(watch.left_s, _LEAST_S) if found else problem.options.time_limit_s
             asked = replace(problem, options=replace(problem.options, time_limit_s=limit_s))
-            return ask(
+            return ask_and_compare(
                 asked, profile, on_progress=on_progress, should_stop=should_stop, known=(*found, *known)
             )
 

@@ -38,7 +38,7 @@ from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.explain.certainty import runs_to_measure
-from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.problem import Problem, ShouldStop
 from meshwright.solver.search.certify.judge import certified_later, kept_child
 
@@ -77,7 +77,7 @@ def run_plan(
         check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
     with cancellable() as should_stop, certified_later() if form == "table" else nullcontext() as later:
         line = ProgressLine()
-        answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
+        answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
         line.clear()
         worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else None
         measured = measured_of_question(problem, profile, calibration)
@@ -236,7 +236,7 @@ def _solved(
             yield SolvedPoint(values=point.values, state="cancelled")
             continue
         profile = profile_for(problem, calibration)
-        answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
+        answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
         if answer.plans:  # kept, so that they are found by their ids
             say_warnings(keep(answer_document(answer, problem), problem))
         body = answer.to_json()

@@ -6,6 +6,7 @@ import codecs
 import io
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -170,9 +171,22 @@ def report(fault: PlannerError) -> int:
             name = error.pointer.removeprefix("/configuration/")
             if error.values and name != error.pointer:
                 sys.stderr.write(f"tip: --set {name}={error.nearest}\n")
+        sys.stderr.writelines(f"tip: {_retried(error.tip)}\n" for error in fault.errors if error.tip)
     else:
         say_error(str(fault))
     return BAD_INPUT
+
+
+def _retried(option: str) -> str:
+    """Return the command that was typed with another value of an option."""
+    name, words = option.partition(" ")[0], list[str]()
+    typed = iter(sys.argv[1:])
+    for word in typed:
+        if word == name:
+            next(typed, None)
+        elif not word.startswith(f"{name}="):
+            words.append(word)
+    return f"meshwright {shlex.join(words)} {option}"
 
 
 def report_usage(fault: TyperException) -> int:

@@ -130,7 +130,8 @@ def _notes(first: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> dict
     """Return the first answer's notes; of a sample alone only where each point that is not proved is."""
     open_ones = [one for one in known if not _is_complete(one)]
     sampled = all("sample" in one.get("notes", {}) for one in open_ones)
-    return {name: note for name, note in first.get("notes", {}).items() if name != "sample" or sampled}
+    left_out = {"launcher", "faster_launcher", *([] if sampled else ["sample"])}  # of one point alone
+    return {name: note for name, note in first.get("notes", {}).items() if name not in left_out}
 
 
 def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence[_Entry]) -> dict[str, Any]:

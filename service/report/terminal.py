@@ -176,6 +176,7 @@ def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
     kept_free = answer.notes.get("kept_free")  # answers of older releases have none
     return [
         *([figures.wrapped("Launchers without a plan:", width, indent=2), *skipped] if skipped else []),
+        *(figures.wrapped(line, width, indent=2) for line in launcher_lines(answer)),
         figures.wrapped(f"Searched: {searched_line(answer, problem)}", width, indent=2),
         figures.wrapped(f"Profile: {profile_words(answer, problem)}.", width, indent=2),
         *(
@@ -192,6 +193,13 @@ def searched_line(answer: Answer, problem: Problem) -> str:
     """Return what was searched, how much of it is legal, and how long that took."""
     legal = figures.with_ties(f"{figures.count(answer.legal)} configurations are legal")
     return f"{searched_words(problem)}; {legal}; {tied(f'{answer.elapsed_s:.1f} s')}."
+
+
+def launcher_lines(answer: Answer) -> tuple[str, ...]:
+    """Return why the launcher is the question's own, and which other would be much faster."""
+    why, faster = answer.notes.get("launcher"), answer.notes.get("faster_launcher")
+    own = (f"Launcher: {why}.",) if why else ()
+    return (*own, f"Faster: {faster}.") if faster else own
 
 
 def skipped_words(answer: Answer) -> tuple[str, ...]:
@@ -229,11 +237,12 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 def _next(answer: Answer, problem: Problem) -> str:
     if not answer.plans:
         return "Next: give the search more time (--time-limit-s)"
-    if problem.launcher == "none":
+    if problem.launcher == "none" and "launcher" not in answer.notes:  # another writes files
         seen = tied(f"meshwright report {short_id(answer.plans)} --open")
         return f"Next: name a --launcher to get launch files   {seen}"
     plan_id = short_id(answer.plans)
-    ways = [f"export {plan_id} --save-dir run/", f"report {plan_id} --open", f"explain --plan {plan_id}"]
+    files = [] if problem.launcher == "none" else [f"export {plan_id} --save-dir run/"]
+    ways = [*files, f"report {plan_id} --open", f"explain --plan {plan_id}"]
     return f"Next: {'   '.join(tied(f'meshwright {way}') for way in ways)}"
 
 

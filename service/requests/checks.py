@@ -5,7 +5,8 @@ Each check is one small function that yields the faults it finds; ``check_limits
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 
@@ -28,7 +29,13 @@ from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
 from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
-from meshwright.solver.space.launcher_rules import dynamic_faults, selection_faults, workload_faults
+from meshwright.solver.space.launcher_choice import LauncherChoice, launcher_faults, preferred
+from meshwright.solver.space.launcher_rules import (
+    dynamic_faults,
+    pin_faults,
+    selection_faults,
+    workload_faults,
+)
 from meshwright.solver.space.request_rules import constraint_of, names_of
 
 # --------------------------------------------------------------------------------------------------
@@ -151,6 +158,51 @@ def check_limits(problem: Problem) -> None:
         faults = list(islice(check(problem), MAX_ERRORS))
         if faults:
             raise InvalidProblemError(faults)
+
+
+def with_other_launchers(
+    fault: InvalidProblemError, launcher: str, under: Callable[[str], Problem]
+) -> InvalidProblemError:
+    """Return a fault with the launchers that have none, where the request names one that has.
+
+    Args:
+        fault: what is wrong under the launcher that is named.
+        launcher: this one.
+        under: what the same request asks of another.
+    """
+    able = [name for name in passing(under) if name not in (launcher, "none")]
+    if launcher in ("any", "none") or not able:
+        return fault
+    first, *rest = fault.errors
+    words = f"the launchers {', '.join(able)}"
+    allowed = words if (first.allowed or "the launchers ").startswith("the launchers ") else (
+        f"{first.allowed}, or {words}"
+    )  # fmt: skip
+    return type(fault)([replace(first, allowed=allowed, tip=f"--launcher {able[0]}"), *rest])
+
+
+def passing(under: Callable[[str], Problem]) -> Iterator[str]:
+    """Yield the launchers under which a request has no fault, in their order for it; ``none`` last."""
+    return (name for name in preferred(under("any"))[1] if _passes(under(name)))
+
+
+def with_every_reason(fault: InvalidProblemError, choice: LauncherChoice) -> InvalidProblemError:
+    """Return a fault of a request that names no launcher with what each one lacks, where none can."""
+    if choice.able:
+        return fault
+    (name, own), words = choice.refused[0], f"no launcher can: {choice.reasons}"
+    of_launcher = own if own.startswith(f"{name} ") else None  # else what is wrong is no launcher's limit
+    return type(fault)(
+        [replace(one, message=words) if one.message == of_launcher else one for one in fault.errors]
+    )
+
+
+def _passes(problem: Problem) -> bool:
+    try:
+        check_limits(problem)
+    except InvalidProblemError:
+        return False
+    return next(launcher_faults(problem, problem.launcher), None) is None
 
 
 def _lengths(problem: Problem) -> Iterator[FieldError]:
@@ -462,22 +514,4 @@ def _trainable(problem: Problem) -> Iterator[FieldError]:
 
 
 def _abilities(problem: Problem) -> Iterator[FieldError]:
-    able, pins = launcher_capabilities(problem.launcher), problem.options.pin
-    stages = [
-        stage
-        for stage in able.zero_stages
-        if stage <= able.max_zero_stage_with_pipeline or pins.get("pipeline_parallel_size", 1) == 1
-    ]
-    offers: Mapping[str, Sequence[int | str]] = {
-        "pipeline_schedule": able.schedules,
-        "recompute_granularity": able.recompute,
-        "zero_stage": stages,
-    }
-    for name, values in offers.items():
-        if name in pins and pins[name] not in values:
-            where = " with a pipeline" if pins[name] in able.zero_stages else ""
-            yield FieldError(
-                pointer=pointer("search", "pin", name),
-                message=f"{problem.launcher} cannot run {name} = {pins[name]} (pinned){where}",
-                allowed=", ".join(map(str, values)),
-            )
+    yield from pin_faults(problem, launcher_capabilities(problem.launcher))

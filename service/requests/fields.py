@@ -300,13 +300,13 @@ FIELDS = (
         type="LoraTargets",
         default=None,
         about="linear layers with adapters, where lora_rank > 0: Megatron-Core's fused "
-        "ones, routed experts among them, or transformers' single ones; null: attention's, as the launcher "
-        "names them",
+        "ones, routed experts among them, or transformers' single ones; all-linear: every one, by the "
+        "launcher's names; null: the launcher's own default, and all-linear under any",
         option=Option(
             group=MODEL,
             name="lora_target",
-            help="Modules that LoRA adapts, e.g. q_proj.",
-            default="attention's",
+            help="Modules that LoRA adapts, e.g. q_proj, or all-linear.",
+            default="the launcher's own",
             repeats=True,
             metavar="NAME",
         ),
@@ -469,11 +469,11 @@ FIELDS = (
         default=None,
         limits={"max_length": 64},
         about="the framework that trains, any or none; without it the first that can express the "
-        "model, which is megatron-lm for most",
+        "question, in an order for its kind: megatron-lm for most pre-training, trl for adapters",
         option=Option(
             group=COMMON,
             help="megatron-lm, torchtitan, …, any or none.",
-            default="the first that can express the model",
+            default="the first that can express the question",
             completes="capabilities:launcher_names",
             more=("any", "none"),
             twice="To compare all: --launcher any",
@@ -483,7 +483,7 @@ FIELDS = (
             label="Launcher",
             kind="choice",
             unset="automatic",
-            hint="framework to run; automatic: the first that can express the model",
+            hint="framework to run; automatic: the first that can express the question",
         ),
     ),
     RequestField(

@@ -10,13 +10,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, usual_targets
-from meshwright.profiles.capabilities import Capabilities, first_launcher, launcher_capabilities
+from meshwright.profiles.adapters import ALL_LINEAR, ATTENTION_TARGETS, LORA_TARGETS, TRAINED_MODULES
+from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.documents import pointer, require_plain, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError, faults_as
@@ -27,7 +27,14 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
 from meshwright.profiles.towers import FROZEN_PARTS
-from meshwright.service.requests.checks import check_launcher, check_limits, missing_images
+from meshwright.service.requests.checks import (
+    check_launcher,
+    check_limits,
+    missing_images,
+    passing,
+    with_every_reason,
+    with_other_launchers,
+)
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.fields import FIELDS, RequestField
 from meshwright.service.requests.parts import (
@@ -43,6 +50,7 @@ from meshwright.service.requests.parts import (
 )
 from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
+from meshwright.solver.space.launcher_choice import chosen_launcher, started_otherwise
 from meshwright.solver.space.launcher_rules import with_recipe
 
 
@@ -68,32 +76,26 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
     if request.launcher is not None:
         check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request.model, request.cluster)
-    launcher = request.launcher or first_launcher(model)
     if request.stack is not None and request.stack not in framework_names():
         raise UnknownNameError.among("/stack", request.stack, framework_names())
+    under = partial(_under, request, model, cluster)
+    problem = under(request.launcher or "any")
+    choice = None if request.launcher else chosen_launcher(problem)
+    launcher = choice.launcher if choice else started_otherwise(problem)
+    problem = problem if launcher == problem.launcher else under(launcher)
     with_options(
         framework_facts(framework_of(request.stack or launcher)), request.workload.framework_options
-    )
-    able = launcher_capabilities(launcher)
-    asked, values = Asked(request, model, able), dict[str, Any]()
-    for row, meaning in _meanings():
-        if row.section:
-            given = getattr(getattr(request, row.section), row.name)
-            values |= {row.name: given} if meaning.read is None else meaning.read(given, asked)
-    workload = Workload(**{name: value for name, value in values.items() if name in _OF_WORKLOAD})
-    problem = Problem(
-        model=model,
-        cluster=cluster,
-        workload=with_recipe(workload, workload.precision, able),
-        launcher=launcher,
-        options=SearchOptions(**{name: one for name, one in values.items() if name not in _OF_WORKLOAD}),
-        profile=request.profile,
-        stack=request.stack,
     )
     try:
         check_limits(problem)
     except InvalidProblemError as fault:
-        raise _named_by_precision(fault, request.workload) from None
+        named = _named_by_precision(fault, request.workload)
+        if choice is None:
+            raise with_other_launchers(named, launcher, under) from None
+        able = next(passing(under), None)
+        if able is None:
+            raise with_every_reason(named, choice) from None
+        problem = under(able)
     if request.search.baseline is None:
         return problem
     return replace(
@@ -101,6 +103,26 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         options=replace(
             problem.options, baseline=completed(request.search.baseline, problem, at=("search", "baseline"))
         ),
+    )
+
+
+def _under(request: Any, model: ModelSpec, cluster: ClusterSpec, launcher: str) -> Problem:  # noqa: ANN401 - a ProblemRequest
+    """Return what a request asks of one launcher, before it is checked."""
+    able = launcher_capabilities(launcher)
+    asked, values = Asked(request, model, able), dict[str, Any]()
+    for row, meaning in _meanings():
+        if row.section:
+            given = getattr(getattr(request, row.section), row.name)
+            values |= {row.name: given} if meaning.read is None else meaning.read(given, asked)
+    workload = Workload(**{name: value for name, value in values.items() if name in _OF_WORKLOAD})
+    return Problem(
+        model=model,
+        cluster=cluster,
+        workload=with_recipe(workload, workload.precision, able),
+        launcher=launcher,
+        options=SearchOptions(**{name: one for name, one in values.items() if name not in _OF_WORKLOAD}),
+        profile=request.profile,
+        stack=request.stack,
     )
 
 
@@ -241,9 +263,14 @@ def _framework_options(stated: Mapping[str, object], asked: Asked) -> dict[str, 
 def _lora_targets(named: Sequence[str] | None, asked: Asked) -> dict[str, object]:
     if "language" in asked.request.workload.frozen and not asked.request.workload.lora_rank:
         return {"lora_targets": ()}
+    if not asked.request.workload.lora_rank and named in (None, [*ALL_LINEAR]):
+        return {"lora_targets": ATTENTION_TARGETS}  # of no meaning
     if named is None:
-        adapters = asked.able.adapters if asked.request.workload.lora_rank else ()
-        return {"lora_targets": usual_targets(asked.model, adapters)}
+        return {"lora_targets": asked.able.default_targets(asked.model)}
+    if {*ALL_LINEAR} & {*named}:  # as peft takes it next to further names
+        any_launcher = asked.able.launcher == "any"
+        every = ALL_LINEAR if any_launcher else asked.able.targets_of(asked.model, ALL_LINEAR)
+        return {"lora_targets": every}
     return {"lora_targets": tuple(name for name in LORA_TARGETS if name in named)}
 
 

@@ -17,7 +17,13 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision, TrainedModule
+from meshwright.profiles.adapters import (
+    ALL_LINEAR,
+    LORA_TARGETS,
+    TRAINED_MODULES,
+    BasePrecision,
+    TrainedModule,
+)
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import allowed_values, option_names
@@ -49,7 +55,9 @@ TYPES: dict[str, object] = {
     "Overrides": dict[str, bool | int | float | str],
     "Batches": Batches,
     "Optimizer": _one_of(OPTIMIZERS),
-    "LoraTargets": Annotated[_some_of(LORA_TARGETS), Field(min_length=1, max_length=len(LORA_TARGETS))],
+    "LoraTargets": Annotated[
+        _some_of((*LORA_TARGETS, *ALL_LINEAR)), Field(min_length=1, max_length=len(LORA_TARGETS) + 1)
+    ],
     "BasePrecision": BasePrecision,
     "ImageTokens": Annotated[int, Field(ge=1, le=MAX_SEQ_LENGTH)]
     | Annotated[dict[str, int], Field(min_length=1, max_length=MAX_NAMES)],

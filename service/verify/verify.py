@@ -130,7 +130,8 @@ def verify(
     settled = settled_problem(plan, problem)
     name = launcher_of(settled, launcher)
     environment = environment_of(name)
-    target = target_of(plan, replace(settled, launcher=name))
+    under = problem.under(name) if problem.launcher == "any" else replace(settled, launcher=name)
+    target = target_of(plan, under)
     files = export(plan, target.problem, name).files
     ranks = distinct_ranks(target)
     if why := unbuilt(replace(plan, launchers=()), target.problem):

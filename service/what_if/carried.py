@@ -31,11 +31,9 @@ class CarriedConfiguration:
 
     def asks(self, question: WhatIfQuestion) -> WhatIfQuestion:
         """Return the question as the candidate settles it."""
-        problem = replace(
-            question.problem,
-            launcher=self.launcher,
-            workload=with_changes(question.problem.workload, dict(self.workload)),
-        )
+        asked = question.problem
+        workload = with_changes(asked.workload, dict(self.workload))
+        problem = replace(asked, workload=workload).under(self.launcher)
         return WhatIfQuestion(problem=problem, profile=profile_of_variant(problem, question.profile))
 
 

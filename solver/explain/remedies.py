@@ -122,7 +122,7 @@ def done_otherwise(problem: Problem, profile: Profile) -> Iterator[ProblemChange
     yield from lighter(problem, profile)
     for name in launcher_names():
         if name not in (problem.launcher, "any"):
-            other = replace(problem, launcher=name)
+            other = problem.under(name)
             words = "no launcher's limits (launcher none)" if name == "none" else f"launcher {name}"
             own = profile_of_variant(other, profile)
             yield ProblemChange("launcher", words, other, own)

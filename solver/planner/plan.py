@@ -295,7 +295,7 @@ def _of_variants(
     if unasked:
         cut = f"{watch.ended_by}: {unasked} of {len(variants)} variants were not searched"
         answer = replace(answer, warnings=(*answer.warnings, cut))
-    first = replace(variants[0].problem, workload=problem.workload, options=problem.options)
+    first = problem.under(variants[0].problem.launcher)
     priced = variants[0].profile
     of_a_step = is_plain(problem)
     closed = tuple[str, ...]()

@@ -79,7 +79,7 @@ def quantile_bound_s(problem: Problem, profile: Profile, bound_s: float | None) 
     """Return what no plan's quantile is below, given what no plan's step is below."""
     if bound_s is None:
         return None
-    launchers = [replace(problem, launcher=name) for name in launchers_of(problem.launcher)]
+    launchers = [problem.under(name) for name in launchers_of(problem.launcher)]
     sigma = min(least_log_sigma(one, profile_of_variant(one, profile)) for one in launchers)
     return bound_s * exp(Z_80_PERCENT * sigma)
 
@@ -88,7 +88,8 @@ def _chosen(problem: Problem, profile: Profile, plans: Sequence[Plan], count: in
     """Return the plan of least quantile, then those of unlike errors, ordered by their quantiles."""
     first = min(range(len(plans)), key=lambda at: plans[at].prediction.step_time_high_s)
     # each plan adds its own switches to the workload that is asked for
-    settled = replace(settled_problem(plans[first], problem), workload=problem.workload)
+    own = settled_problem(plans[first], problem)
+    settled = replace(problem, cluster=own.cluster).under(own.launcher)
     own = profile_of_variant(settled, profile)
     draws = joint_log_steps(settled, own, plans)  # (draws, n)
     taken, best = [first], draws[:, first]

@@ -196,8 +196,9 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
 def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:
     """Yield the combinations of switches under every launcher and workload, each with its own profile."""
     for launcher in launchers_of(problem.launcher):
-        for workload in _workloads(problem, launcher):
-            one = replace(problem, launcher=launcher, workload=workload)
+        under = problem.under(launcher)
+        for workload in _workloads(under, launcher):
+            one = replace(under, workload=workload)
             yield Switched(one, profile_of_variant(one, profile))
 
 
@@ -421,6 +422,8 @@ def merged(
     kept = [one.answer for one in reached if one.answer.status != "infeasible"]
     claim, proved = _claim(kept, first, unasked), status == "optimal"
     floors = _floors(reached, unasked)
+    listed = {id(one.of) for one in ranked}  # a warning is of a variant's own plans
+    shown = [one.answer for one in answered if id(one) in listed]
     plans = _listed(asked, answered, ranked, floors, claim)
     return replace(
         first,
@@ -437,7 +440,7 @@ def merged(
         counts={name: sum(one.counts.get(name, 0) for one in answers) for name in first.counts},
         elapsed_s=sum(one.elapsed_s for one in answers),
         warnings=(
-            *dict.fromkeys(w for one in answers for w in one.warnings),
+            *dict.fromkeys(warning for one in shown or answers for warning in one.warnings),
             *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()),
         ),
         notes=_notes(first, answered, unasked),

@@ -28,6 +28,8 @@ from meshwright.profiles.capabilities import (
     launchers_stating,
     model_facts,
 )
+from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
@@ -36,6 +38,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
+from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import (
     ALL_LAYERS,
@@ -70,6 +73,7 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
     """Yield faults that keep the launcher's files from being written, whatever the configuration."""
     yield from workload_faults(problem, able)
     yield from model_faults(problem.model, able)
+    yield from chip_faults(problem, able)
 
 
 def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -80,9 +84,8 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         others = [one for one in launchers_of("any") if launcher_capabilities(one).adapters]
         yield FieldError(
             pointer="/workload/lora_rank",
-            message=f"{name} is not planned with adapters; {', '.join(others)} are",
-            allowed="0",
-            nearest="0",
+            message=f"{name} is not planned with adapters",
+            allowed=f"the launchers {', '.join(others)}",
         )
     elif workload.lora_rank:
         kinds = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
@@ -124,6 +127,29 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=f"1 to {positions}",
             nearest=str(positions),
         )
+
+
+def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Yield pinned values that the launcher runs in no configuration."""
+    pins = problem.options.pin
+    stages = [
+        stage
+        for stage in able.zero_stages
+        if stage <= able.max_zero_stage_with_pipeline or pins.get("pipeline_parallel_size", 1) == 1
+    ]
+    offers: Mapping[str, Sequence[int | str]] = {
+        "pipeline_schedule": able.schedules,
+        "recompute_granularity": able.recompute,
+        "zero_stage": stages,
+    }
+    for name, values in offers.items():
+        if name in pins and pins[name] not in values:
+            where = " with a pipeline" if pins[name] in able.zero_stages else ""
+            yield FieldError(
+                pointer=pointer("search", "pin", name),
+                message=f"{able.launcher} cannot run {name} = {pins[name]} (pinned){where}",
+                allowed=", ".join(map(str, values)),
+            )
 
 
 def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -236,15 +262,23 @@ def beyond_positions(problem: Problem) -> tuple[str, ...]:
 
 
 def unwritten(problem: Problem) -> tuple[str, ...]:
-    """Warn that the request's launcher cannot express the model, so no launch files are written."""
-    if problem.launcher == "any":
+    """Warn that the request's launcher cannot express the model or run on a chip: no files are written."""
+    name = problem.launcher
+    if name == "any":
         return ()
-    others = ", ".join(launchers_stating(problem.model))
-    able = f"; launchers that can: {others}" if others else ""
-    lacking = lacking_facts(launcher_capabilities(problem.launcher), problem.model)
-    judged = next((f" {one.version}" for one in judged_versions(problem.launcher)), "")
-    warning = f"{problem.launcher}{judged} cannot express {', '.join(lacking)}"
-    return (f"{warning}: plans are priced, their launch files are refused{able}",) if lacking else ()
+    able, judged = (
+        launcher_capabilities(name),
+        next((f" {one.version}" for one in judged_versions(name)), ""),
+    )
+    lacking = lacking_facts(able, problem.model)
+    found = [(f"{name}{judged} cannot express {', '.join(lacking)}", launchers_stating(problem.model))]
+    found = found if lacking else []
+    found += [(fault.message, _launchers_on(gpu)) for gpu, fault in _chips_lacked(problem, able)]
+    return tuple(
+        f"{why}: plans are priced, their launch files are refused"
+        + (f"; launchers that can: {', '.join(others)}" if others else "")
+        for why, others in found
+    )
 
 
 _QLORA = "--lora-rank 16 --base-precision nf4"
@@ -279,6 +313,33 @@ def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
             message=f"{able.launcher} cannot express {', '.join(lacking)}",
             allowed=f"the launchers {', '.join((*launchers_stating(model), 'none'))}",
         )
+
+
+def chip_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Yield chips that the launcher has no files for, with launchers that have."""
+    return (fault for _, fault in _chips_lacked(problem, able))
+
+
+def _chips_lacked(problem: Problem, able: Capabilities) -> Iterator[tuple[GpuSpec, FieldError]]:
+    for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values():
+        if not _runs_on(able, gpu):
+            yield (
+                gpu,
+                FieldError(
+                    pointer="/cluster",
+                    message=f"{able.launcher} is not known to run on {gpu.display_name}",
+                    allowed=f"the launchers {', '.join((*_launchers_on(gpu), 'none'))}",
+                ),
+            )
+
+
+def _launchers_on(gpu: GpuSpec) -> tuple[str, ...]:
+    return tuple(name for name in launchers_of("any") if _runs_on(launcher_capabilities(name), gpu))
+
+
+def _runs_on(able: Capabilities, gpu: GpuSpec) -> bool:
+    vendor = vendor_of(gpu)
+    return not vendor or "any" in able.vendors or vendor in able.vendors
 
 
 def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -459,9 +520,9 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
         return
     found = "none are stated" if lengths is None else f"batching is {lengths.batching}"
     asked = {option: stated, "/search/allow": name in problem.options.allow}
-    for pointer in (where for where, is_asked in asked.items() if is_asked):
+    for at in (where for where, is_asked in asked.items() if is_asked):
         yield FieldError(
-            pointer=pointer,
+            pointer=at,
             message=f"{name} needs the lengths of packed documents, and {found}",
             allowed="workload.lengths with batching packing (--lengths p50=900,p100=8192)",
         )

@@ -12,6 +12,7 @@ from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
+from meshwright.profiles.adapters import ALL_LINEAR
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
@@ -236,9 +237,19 @@ def test_a_launcher_that_is_told_of_no_adapters_refuses_them_and_names_those_tha
 ) -> None:
     with pytest.raises(
         RefusedExportError,
-        match=r"with adapters; accelerate, axolotl, llama-factory-accelerate, ms-swift, trl are",
+        match=r"with adapters\. Allowed: the launchers accelerate, axolotl, llama-factory-accelerate, ms-",
     ):
         files(tuned(launcher))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [("ms-swift", "--target_modules linear_qkv linear_proj linear_fc1 linear_fc2"), ("trl", "all-linear")],
+)
+def test_adapters_for_any_launcher_are_written_by_the_names_of_each(launcher: str, said: str) -> None:
+    found = tuned("any", SHARDS if launcher == "trl" else NODE, lora_targets=ALL_LINEAR)
+    texts = export(found.plan, found.problem, launcher).files
+    assert said in texts["plan_args.sh" if launcher == "ms-swift" else "trl_sft.yaml"]
 
 
 def test_layers_that_peft_has_no_name_for_are_refused_with_those_that_it_has() -> None:

@@ -212,7 +212,7 @@ PAIRS = [
     pair(case(), asking(ONE, optimizer="muon"),
          "workload.optimizer", "adamw"),
     pair(case(), asking(ONE, lora_rank=16),
-         "workload.lora_rank", "0"),
+         "workload.lora_rank", None),  # other launchers have them, and are named
     pair(asking(ONE, lengths=SequenceLengths(histogram=((8, 1.0),))),
          asking(replace(ONE, micro_batch_size=2), lengths=SequenceLengths(histogram=((8, 1.0),))),
          "config.micro_batch_size", "1"),

@@ -10,7 +10,6 @@ from meshwright.profiles import capabilities
 from meshwright.profiles.capabilities import (
     BUILT_MODELS,
     exact_types,
-    first_launcher,
     judged_versions,
     lacking_facts,
     launcher_capabilities,
@@ -98,25 +97,3 @@ def test_what_the_launcher_has_built_is_what_the_table_calls_exact(launcher: str
     column = [able.launcher for able in map(launcher_capabilities, launchers_of("any"))].index(launcher) + 1
     exact = {row[0].strip("| `") for row in rows if len(row) > column and row[column] == "**exact**"}
     assert exact <= exact_types(launcher), "and those whose class's own defaults it cannot state are named"
-
-
-@pytest.mark.parametrize(
-    ("model", "first"),
-    [
-        ("llama-3.1-8b", "megatron-lm"),
-        ("deepseek-v3", "megatron-lm"),
-        ("kimi-k2", "ms-swift"),  # YaRN wavelengths that Megatron-LM's flags do not state
-        (
-            "olmo-2-7b",
-            "deepspeed",
-        ),  # norms behind the MLP: a user's own script builds them
-    ],
-)
-def test_the_first_launcher_is_one_that_can_express_the_model(model: str, first: str) -> None:
-    assert first_launcher(find_model(model)) == first
-
-
-def test_every_model_of_the_catalog_has_a_launcher() -> None:
-    for path in (CATALOG / "models").glob("*.yaml"):
-        model = find_model(path.stem)
-        assert lacking_facts(launcher_capabilities(first_launcher(model)), model) == ()

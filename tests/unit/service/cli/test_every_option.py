@@ -29,6 +29,7 @@ from meshwright.service.tuning.decide import short_list, standing
 from meshwright.solver.calibration.calibrate import calibrate
 from meshwright.solver.calibration.measured import compared
 from meshwright.solver.explain.remedies import fastest, first_plans
+from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.runs.table import CATALOG_RUNS
 from tests.served.commands import BAD_INPUT, STATE, Outcome, Outside, Place, leaves, remembering
@@ -52,7 +53,7 @@ STAND_INS = {
 # What takes the most time is done once for the same question, whichever command asks it.
 _ASK = remembering(ask)
 SHARED = {
-    "meshwright.service.cli.searching.ask": _ASK,
+    "meshwright.service.cli.searching.ask_and_compare": remembering(ask_and_compare),
     "meshwright.service.cli.explain.ask": _ASK,
     "meshwright.service.cli.calibrate.calibrate": remembering(calibrate),
     "meshwright.service.cli.calibrate.compared": remembering(compared),

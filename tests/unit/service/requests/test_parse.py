@@ -269,11 +269,6 @@ def test_an_unknown_variable_names_the_nearest_ones() -> None:
             {"pin": {"expert_parallel_size": 2}},
             "2 is more than a model without experts can use. Allowed: 1",
         ),
-        ({"pin": {"pipeline_schedule": "zb_v"}}, "megatron-lm cannot run pipeline_schedule = zb_v"),
-        (
-            {"pin": {"zero_stage": 3, "pipeline_parallel_size": 4}},
-            "cannot run zero_stage = 3 (pinned) with a pipeline. Allowed: 0, 1",
-        ),
         ({"forbid": {"zero_stage": [0, 7]}}, "7 is out of range"),
         ({"bounds": {"micro_batch_size": [4, 1]}}, "[4, 1] is empty. Nearest: [1, 4]"),
         ({"bounds": {"micro_batch_size": [1, 2, 3]}}, "must hold exactly two numbers"),
@@ -288,6 +283,25 @@ def test_an_unknown_variable_names_the_nearest_ones() -> None:
 )
 def test_an_impossible_limit_says_what_would_be_possible(search: Request, words: str) -> None:
     assert words in sentence(request(search=search))
+
+
+@pytest.mark.parametrize(
+    ("pin", "words", "able"),
+    [
+        ({"pipeline_schedule": "zb_v"}, "megatron-lm cannot run pipeline_schedule = zb_v", "torchtitan"),
+        (
+            {"zero_stage": 3, "pipeline_parallel_size": 4},
+            "= 3 (pinned) with a pipeline. Allowed: 0, 1, or the launchers torchtitan, maxtext",
+            "torchtitan",
+        ),
+    ],
+)
+def test_a_pin_that_one_launcher_lacks_names_those_that_have_it(
+    pin: Request, words: str, able: str
+) -> None:
+    raw = request(search={"pin": pin})
+    assert words in sentence({**raw, "launcher": "megatron-lm"})
+    assert parse_problem(raw).launcher == able, "and without a launcher it decides which"
 
 
 def test_pins_that_need_more_gpus_than_there_are_name_the_largest_that_fits() -> None:

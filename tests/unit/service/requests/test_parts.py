@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from meshwright.profiles.adapters import ALL_LINEAR, FUSED_TARGETS, SINGLE_TARGETS
 from meshwright.profiles.cluster import Reliability
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
@@ -249,11 +250,18 @@ def test_adapters_and_an_optimizers_rank_survive_the_canonical_request() -> None
 
 @pytest.mark.parametrize(
     ("launcher", "names"),
-    [("accelerate", ("q_proj", "k_proj", "v_proj", "o_proj")), ("ms-swift", ("linear_qkv", "linear_proj"))],
+    [
+        ("accelerate", ("q_proj", "v_proj")),  # peft's own
+        ("trl", ("q_proj", "v_proj")),
+        ("axolotl", SINGLE_TARGETS),  # lora_target_linear
+        ("llama-factory-accelerate", SINGLE_TARGETS),  # lora_target: all
+        ("llama-factory", SINGLE_TARGETS),  # the same program, started without Megatron-Core's adapter
+        ("ms-swift", FUSED_TARGETS),  # all-linear
+        ("none", FUSED_TARGETS),
+        ("any", ALL_LINEAR),  # alike under every launcher, by each one's names
+    ],
 )
-def test_adapters_stand_beside_attention_by_the_names_that_the_launcher_has(
-    launcher: str, names: tuple[str, ...]
-) -> None:
+def test_by_default_adapters_are_those_of_the_launcher(launcher: str, names: tuple[str, ...]) -> None:
     problem = parse_problem({**training({**WORKLOAD, "lora_rank": 8}), "launcher": launcher})
     assert problem.workload.lora_targets == names
 

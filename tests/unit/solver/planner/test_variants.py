@@ -359,6 +359,20 @@ def test_the_objective_is_that_of_the_launcher_that_prices_the_first_plan() -> N
     assert (both.objective.value, both.objective.bound, both.bound_step_time_s) == (20.0, 20.0, 20.0)
 
 
+def test_a_warning_is_of_the_variant_whose_plans_are_listed() -> None:
+    """One search uses 32 of 48 GPUs at most, the other all: the answer shows the other's plan alone."""
+    fewer, every = claiming(30.0), replace(claiming(20.0), warnings=("all links are assumed",))
+    fewer = replace(fewer, warnings=("at most 32 of 48 GPUs are used", "all links are assumed"))
+    one = replace(ASKED, options=replace(ASKED.options, top_k=1))
+    said = merged(one, for_megatron_lm(fewer, every)).warnings
+    assert "at most 32 of 48 GPUs are used" not in said
+    assert "all links are assumed" in said
+    none = [replace(each, plans=(), status="infeasible") for each in (fewer, every)]
+    assert {*fewer.warnings} <= {*merged(one, for_megatron_lm(*none)).warnings}, (
+        "none is listed: all are said"
+    )
+
+
 def test_a_layout_that_launchers_run_otherwise_stands_once() -> None:
     slower = stepping(30.0, recompute_granularity="selective")
     both = merged(ASKED, for_megatron_lm(an_answer(stepping(20.0)), an_answer(slower)))

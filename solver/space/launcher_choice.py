@@ -1,0 +1,171 @@
+"""The launcher of a request that names none: the first that can express it, in the order for its kind.
+
+``PREFERENCES`` is the whole choice: each kind of question, the launchers that come first for it, and why.
+Every other launcher follows as the catalog lists it, those with files that build the model before those
+that run a user's own script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from meshwright.profiles.adapters import ALL_LINEAR
+from meshwright.profiles.capabilities import launcher_capabilities, launchers_in_order
+from meshwright.profiles.errors import FieldError
+from meshwright.profiles.switches import switches
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.launcher_rules import pin_faults, problem_faults, with_recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """The launchers that come first for one kind of question."""
+
+    why: str  # completes "trl, for …"
+    asked: Callable[[Problem], bool]
+    launchers: tuple[str, ...]
+
+
+def _places(problem: Problem) -> bool:
+    return not problem.cluster.is_homogeneous
+
+
+def _tunes_on_nodes(problem: Problem) -> bool:
+    return problem.workload.lora_rank > 0 and problem.cluster.num_nodes > 1
+
+
+def _tunes(problem: Problem) -> bool:
+    of_trainers, of_megatron = (
+        {*launcher_capabilities(name).optimizers} for name in (_TRAINERS[0], "megatron-lm")
+    )
+    words = {problem.workload.optimizer, *problem.options.allow}
+    return problem.workload.lora_rank > 0 or bool(words & (of_trainers - of_megatron))
+
+
+def _on_one_gpu(problem: Problem) -> bool:
+    return problem.cluster.num_gpus == 1
+
+
+_TRAINERS = ("trl", "llama-factory-accelerate", "axolotl", "accelerate")
+
+# In order: the first kind that a question is of decides.
+PREFERENCES = (
+    Preference(
+        why="unlike nodes, on which it places stages",
+        asked=_places,
+        launchers=("flagscale",),
+    ),
+    Preference(
+        why="adapters on several nodes, over which it splits the model",
+        asked=_tunes_on_nodes,
+        launchers=("ms-swift", *_TRAINERS),
+    ),
+    Preference(
+        why="fine-tuning, from a checkpoint of transformers as it is",
+        asked=_tunes,
+        launchers=(*_TRAINERS, "ms-swift"),
+    ),
+    Preference(
+        why="one GPU, on which transformers' trainer needs no mesh",
+        asked=_on_one_gpu,
+        launchers=_TRAINERS,
+    ),
+)  # fmt: skip
+_USUAL = Preference(
+    why="training over many GPUs, which it splits in every way",
+    asked=lambda _: True,
+    launchers=(),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherChoice:
+    """The launcher of a question that names none, and why."""
+
+    launcher: str
+    why: str  # completes "trl, for …"; empty: it is the first that can
+    refused: tuple[tuple[str, str], ...] = ()  # launchers that come before it, each with its first fault
+    able: bool = True  # False: no launcher can, ``none`` included
+
+    @property
+    def reasons(self) -> str:
+        """Return what the launchers lack that come before it."""
+        lacks = dict[str, list[str]]()
+        for name, why in self.refused:
+            lacks.setdefault(why.removeprefix(f"{name} "), []).append(name)
+        return "; ".join(f"{why}: {', '.join(names)}" for why, names in lacks.items())
+
+    @property
+    def sentence(self) -> str:
+        """Return the launcher and why, with what those before it lack where none of them can."""
+        if self.why:
+            return f"{self.launcher}, for {self.why}"
+        if self.launcher == "none":
+            return f"none, without launch files: no launcher can ({self.reasons})"
+        return f"{self.launcher}, the first that can ({self.reasons})"
+
+
+def bound(problem: Problem, launcher: str) -> Problem:
+    """Return a question under a launcher with the names that are asked for, and its recipe of 8 bits."""
+    every = problem.workload.lora_targets == ALL_LINEAR
+    under = problem.under(launcher) if every else replace(problem, launcher=launcher)
+    work = with_recipe(under.workload, under.workload.precision, launcher_capabilities(launcher))
+    return replace(under, workload=work)
+
+
+def launcher_faults(problem: Problem, launcher: str) -> Iterator[FieldError]:
+    """Yield what keeps a launcher from the question, whatever the configuration."""
+    able, own = launcher_capabilities(launcher), bound(problem, launcher)
+    yield from problem_faults(own, able)
+    yield from pin_faults(own, able)
+    yield from _options_of_others(own)
+
+
+def _options_of_others(problem: Problem) -> Iterator[FieldError]:
+    """Yield stated options of switches that other launchers alone have: here they would do nothing."""
+    for option, value in problem.workload.framework_options.items():
+        settings = [
+            one
+            for switch in switches().values()
+            for one in switch.settings
+            if one.options.get(option) == value
+        ]
+        if settings and not any(problem.launcher in one.launchers for one in settings):
+            yield FieldError(
+                pointer=f"/workload/framework_options/{option}",
+                message=f"{problem.launcher} has no {option} {str(value).lower()}",
+            )
+
+
+def launchers_able(problem: Problem) -> tuple[str, ...]:
+    """Return the launchers that can express a question, in their order for it, without ``none``."""
+    names = (name for name in preferred(problem)[1] if name != "none")
+    return tuple(name for name in names if next(launcher_faults(problem, name), None) is None)
+
+
+def started_otherwise(problem: Problem) -> str:
+    """Return the launcher that the same program is where it must be started otherwise, else its own."""
+    own, other = problem.launcher, launcher_capabilities(problem.launcher).other_start
+    cannot = other and next(launcher_faults(problem, own), None) is not None
+    return other if cannot and next(launcher_faults(problem, other), None) is None else own
+
+
+def preferred(problem: Problem) -> tuple[Preference, tuple[str, ...]]:
+    """Return the kind that a question is of, and all launchers in their order for it."""
+    kind = next((one for one in PREFERENCES if one.asked(problem)), _USUAL)
+    return kind, tuple(dict.fromkeys((*kind.launchers, *launchers_in_order())))
+
+
+def chosen_launcher(problem: Problem) -> LauncherChoice:
+    """Return the launcher of a question, whichever launcher its problem names."""
+    kind, order = preferred(problem)
+    refused = list[tuple[str, str]]()
+    for name in order:
+        fault = next(launcher_faults(problem, name), None)
+        if fault is None:
+            expected = name in kind.launchers or (kind is _USUAL and name == order[0])
+            why = kind.why if expected else ""
+            return LauncherChoice(launcher=name, why=why, refused=tuple(refused))
+        refused.append((name, fault.message))
+    return LauncherChoice(launcher=order[0], why="", refused=tuple(refused), able=False)

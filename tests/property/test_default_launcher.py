@@ -1,0 +1,116 @@
+"""A request that names no launcher gets one that can express it, if any can.
+
+Adapters, precisions, optimizers, chips, models and pins are drawn; every launcher is asked by name.
+``MESHWRIGHT_TEST_DRAWS=50`` draws 1,200 requests.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.adapters import FUSED_TARGETS, SINGLE_TARGETS
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import gpu_names, model_names
+from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.solver.configuration import RECOMPUTE, SCHEDULES
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.launcher_rules import problem_faults
+from tests.draws import draws
+
+BASES = ("bf16", "fp32", "int8", "nf4", "nf4-double")
+
+
+def drawn(rng: random.Random) -> dict[str, Any]:
+    """A request without a launcher."""
+    adapters = rng.random() < 0.5
+    targets = rng.choice(
+        [None, ["all-linear"], ["q_proj", "v_proj"], [*FUSED_TARGETS], list(SINGLE_TARGETS[:4])]
+    )
+    workload: dict[str, Any] = {
+        "global_batch_size": 64,
+        "seq_length": 2048,
+        "precision": rng.choice(["bf16"] * 9 + ["fp16", "fp8", "fp32"]),
+        "optimizer": rng.choice(["adamw"] * 20 + sorted(OPTIMIZERS)),
+        "lora_rank": rng.choice([8, 64]) * adapters,
+    }
+    workload |= {"lora_targets": targets} if adapters and targets else {}
+    workload |= {"base_precision": rng.choice(BASES)} if adapters else {}
+    if rng.random() < 0.15:
+        batching = rng.choice(["packing", "padding", "padding_to_longest"])
+        workload["lengths"] = {"histogram": [{"length": 512, "share": 1.0}], "batching": batching}
+    pins: list[dict[str, Any]] = [
+        *[{}] * 12, {"zero_stage": rng.randint(0, 3)}, {"pipeline_schedule": rng.choice(SCHEDULES)},
+        {"recompute_granularity": rng.choice(RECOMPUTE)}, {"pipeline_parallel_size": 2, "zero_stage": 3},
+    ]  # fmt: skip
+    groups = [
+        {
+            "gpu": rng.choice(gpu_names()),
+            "num_nodes": rng.choice([1, 1, 2, 4]),
+            "gpus_per_node": rng.choice([1, 8]),
+        }
+        for _ in range(rng.choice([1, 1, 1, 2]))
+    ]
+    return {
+        "model": {"name": rng.choice(model_names())},
+        "cluster": {"groups": groups},
+        "workload": workload,
+        "search": {
+            "pin": rng.choice(pins),
+            "allow": rng.sample(
+                ["offload", "adamw-8bit", "switches", "context_parallel_mode"], rng.randint(0, 1)
+            ),
+        },
+    }
+
+
+def parsed(raw: dict[str, Any], launcher: str | None = None) -> Problem | InvalidProblemError:
+    try:
+        return parse_problem(raw if launcher is None else {**raw, "launcher": launcher})
+    except InvalidProblemError as fault:
+        return fault
+
+
+def able_by_name(raw: dict[str, Any]) -> Iterator[str]:
+    """Yield the launchers that take the request where they are named, and write files for it."""
+    for name in launcher_names():
+        found = parsed(raw, name)
+        named = isinstance(found, Problem) and found.launcher == name
+        if named and not list(problem_faults(found, launcher_capabilities(name))):
+            yield name
+
+
+@pytest.mark.parametrize("seed", range(draws(24)))
+def test_the_default_launcher_can_express_what_any_launcher_can(seed: int) -> None:
+    raw = drawn(random.Random(seed))
+    able, found = list(able_by_name(raw)), parsed(raw)
+    if isinstance(found, Problem):
+        assert found.launcher in able
+        assert found.launcher != "none" or able == ["none"], "it writes no files"
+        assert parsed(problem_to_mapping(found)) == found  # type: ignore[arg-type]
+    else:
+        assert not able, found
+        named = " ".join(one.message for one in found.errors)
+        of_each = [parsed(raw, name) for name in launcher_names()]
+        lacking = {
+            one.pointer for fault in of_each if not isinstance(fault, Problem) for one in fault.errors
+        }
+        assert {one.pointer for one in found.errors} <= lacking, named
+
+
+@pytest.mark.parametrize("seed", range(draws(6)))
+def test_a_refusal_of_a_named_launcher_names_every_one_that_can(seed: int) -> None:
+    raw = drawn(random.Random(1000 + seed))
+    able = {*able_by_name(raw)} - {"none"}
+    for name in ("megatron-lm", "trl", "maxtext"):
+        found = parsed(raw, name)
+        if isinstance(found, InvalidProblemError) and able:
+            (tip,) = [one.tip for one in found.errors if one.tip]
+            assert tip.removeprefix("--launcher ") in able
+            said = found.errors[0].allowed or ""
+            assert all(one in said for one in able), (name, said)

@@ -1,0 +1,75 @@
+"""What an answer says of its launcher: why it, and which other would be much faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.launchers import ask_and_compare
+from meshwright.solver.problem import Problem
+
+
+def asked(gpus: list[tuple[str, int]], launcher: str | None = None, **workload: object) -> Problem:
+    """Llama 3.1 8B on nodes of eight GPUs, with four plans and no certificate."""
+    groups = [{"gpu": gpu, "num_nodes": nodes, "gpus_per_node": 8} for gpu, nodes in gpus]
+    raw: dict[str, Any] = {
+        "model": {"name": "llama-3.1-8b"},
+        "cluster": {"groups": groups},
+        "workload": {"global_batch_size": 64, "seq_length": 2048, **workload},
+        "search": {"top_k": 2, "certify": "none", "pin": {"context_parallel_size": 1}},
+    }
+    return parse_problem(raw if launcher is None else {**raw, "launcher": launcher})
+
+
+def answered(problem: Problem) -> Answer:
+    return ask_and_compare(problem, default_profile(problem.cluster, problem.launcher))
+
+
+MIXED = [("h100-sxm-80gb", 1), ("a100-sxm-80gb", 2)]
+
+
+def test_on_unlike_nodes_the_launcher_is_one_that_places_stages() -> None:
+    """Elsewhere every GPU is priced as an A100: 8 of 24 have 989 TFLOP/s, 16 have 312, and all wait."""
+    problem = asked(MIXED)
+    assert problem.launcher == "flagscale"
+    assert answered(problem).notes["launcher"] == "flagscale, for unlike nodes, on which it places stages"
+    notes = answered(asked(MIXED, "megatron-lm")).notes
+    assert "launcher" not in notes, "it is stated, and not the one of the question"
+    assert notes["faster_launcher"].startswith("flagscale would take ")
+    assert notes["faster_launcher"].endswith(": --launcher flagscale")
+
+
+def test_nothing_is_said_of_launchers_that_are_hardly_faster() -> None:
+    notes = answered(asked([("h100-sxm-80gb", 1)])).notes
+    assert "faster_launcher" not in notes
+    assert notes["launcher"].startswith("megatron-lm, for training over many GPUs")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "launcher"),
+    [
+        ("h100-sxm-80gb", "megatron-lm"),
+        ("mi300x", "megatron-lm"),
+        ("tpu-v5p", "maxtext"),
+        ("ascend-910b", "ms-swift"),
+        ("gaudi-3", "deepspeed"),
+        ("trainium-2", "none"),
+    ],
+)
+def test_the_launcher_has_files_for_the_chip(gpu: str, launcher: str) -> None:
+    assert asked([(gpu, 1)]).launcher == launcher
+
+
+def test_where_no_launcher_has_files_plans_are_priced_and_every_reason_is_named() -> None:
+    problem = asked([("trainium-2", 1)])
+    said = answered(replace(problem, options=replace(problem.options, top_k=1))).notes["launcher"]
+    assert said.startswith(
+        "none, without launch files: no launcher can (is not known to run on Trainium 2: "
+    )
+    for name in ("megatron-lm", "maxtext", "trl", "deepspeed"):
+        assert name in said

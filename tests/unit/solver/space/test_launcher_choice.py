@@ -1,0 +1,130 @@
+"""The launcher of a request that names none, and the adapters of each launcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.adapters import (
+    ALL_LINEAR,
+    FUSED_TARGETS,
+    SINGLE_TARGETS,
+    adapted_layers,
+    target_fault,
+)
+from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities, launchers_of
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.solver.space.launcher_choice import chosen_launcher, launcher_faults, launchers_able
+
+MODELS = [path.stem for path in sorted((CATALOG / "models").glob("*.yaml"))[::4]]
+WORKLOAD = {"global_batch_size": 16, "seq_length": 2048}
+
+
+def request(
+    model: str = "llama-3.1-8b", *, cluster: str = "dgx-h100", num_nodes: int = 1, **workload: object
+) -> dict[str, Any]:
+    """A question that names no launcher."""
+    cluster_of = {"name": cluster, "num_nodes": num_nodes}
+    return {"model": {"name": model}, "cluster": cluster_of, "workload": {**WORKLOAD, **workload}}
+
+
+QLORA = {"lora_rank": 16, "base_precision": "nf4"}
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "launcher"),
+    [
+        ("llama-3.1-8b", {}, "megatron-lm"),
+        ("deepseek-v3", {"num_nodes": 256}, "megatron-lm"),
+        (
+            "kimi-k2",
+            {"num_nodes": 256},
+            "ms-swift",
+        ),  # YaRN wavelengths that Megatron-LM's flags do not state
+        ("olmo-2-7b", {}, "deepspeed"),  # norms behind the MLP: a user's own script builds them
+        ("llama-3.1-8b", {"lora_rank": 16}, "trl"),
+        ("llama-3.1-8b", QLORA, "trl"),
+        ("llama-3.1-8b", {"lora_rank": 16, "num_nodes": 4}, "ms-swift"),
+        ("llama-3.1-8b", {**QLORA, "num_nodes": 4}, "trl"),  # ms-swift's frozen weights are bf16
+        ("llama-3.1-8b", {"lora_rank": 16, "lora_targets": ["linear_qkv"]}, "ms-swift"),  # its names alone
+        ("llama-3.1-8b", {"optimizer": "adamw-8bit"}, "trl"),
+        ("llama-3.1-8b", {"optimizer": "galore"}, "trl"),
+        ("llama-3.1-8b", {"optimizer": "adamw-bf16"}, "megatron-lm"),
+        ("llama-3.1-8b", {"precision": "fp16"}, "megatron-lm"),
+    ],
+)
+def test_the_launcher_follows_the_question(model: str, asked: dict[str, Any], launcher: str) -> None:
+    assert parse_problem(request(model, **asked)).launcher == launcher
+
+
+@pytest.mark.parametrize(
+    "launcher", [one for one in launchers_of("any") if launcher_capabilities(one).adapters]
+)
+def test_every_launcher_adapts_layers_that_a_model_has(launcher: str) -> None:
+    able = launcher_capabilities(launcher)
+    for name in MODELS:
+        model = find_model(name)
+        if not lacking_facts(able, model) and model.diffusion is None:
+            own = able.default_targets(model)
+            assert target_fault(model, own) is None, name
+            assert able.targets_of(model, own) == own, "its own names are left alone"
+
+
+def test_all_linear_layers_are_the_same_layers_under_every_name() -> None:
+    """Llama 3.1 8B, one layer: 4096 x (4096 + 1024 + 1024) of attention's input, fused or not."""
+    model = find_model("llama-3.1-8b")
+    widths = {
+        launcher: sum(
+            layer.inputs * layer.outputs
+            for layer in adapted_layers(
+                model, "dense", launcher_capabilities(launcher).targets_of(model, ALL_LINEAR)
+            )
+        )
+        for launcher in ("trl", "axolotl", "ms-swift", "none")
+    }
+    assert set(widths.values()) == {4096 * (4096 + 2 * 1024 + 4096 + 3 * 14336)}
+
+
+def test_named_layers_keep_their_launchers_names_where_another_has_others() -> None:
+    model = find_model("llama-3.1-8b")
+    swift, trl = launcher_capabilities("ms-swift"), launcher_capabilities("trl")
+    assert swift.targets_of(model, ("q_proj", "k_proj", "v_proj", "o_proj")) == FUSED_TARGETS[:2]
+    assert trl.targets_of(model, FUSED_TARGETS[:1]) == ("q_proj", "k_proj", "v_proj")
+    assert swift.targets_of(model, ("q_proj", "v_proj")) == ("q_proj", "v_proj"), "two of three: no name"
+    assert trl.targets_of(model, ALL_LINEAR) == SINGLE_TARGETS
+
+
+@pytest.mark.parametrize("launcher", ["any", "trl", "ms-swift", "none"])
+def test_a_request_for_all_linear_layers_is_written_down_and_read_back(launcher: str) -> None:
+    asked = {**request(lora_rank=8, lora_targets=["all-linear"]), "launcher": launcher}
+    problem = parse_problem(asked)
+    assert parse_problem(problem_to_mapping(problem)) == problem
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        ({"lora_rank": 16}, "the launchers trl, llama-factory-accelerate, axolotl, accelerate, ms-swift"),
+        (QLORA, "the launchers trl, llama-factory-accelerate, accelerate"),
+        ({"optimizer": "adamw-8bit"}, "adamw, adamw-bf16, or the launchers trl"),
+    ],
+)
+def test_a_wish_that_a_launcher_lacks_names_those_that_have_it(asked: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem({**request(**asked), "launcher": "megatron-lm"})
+    fault = caught.value.errors[0]
+    assert fault.allowed is not None
+    assert fault.allowed.startswith(allowed)
+    assert fault.tip == "--launcher trl"
+    parse_problem({**request(**asked), "launcher": "trl"})
+
+
+def test_the_choice_depends_on_no_launcher_that_the_problem_names() -> None:
+    problem = parse_problem({**request(lora_rank=16), "launcher": "any"})
+    assert chosen_launcher(problem).launcher == "trl"
+    assert next(launcher_faults(problem, "megatron-lm")).pointer == "/workload/lora_rank"
+    assert "megatron-lm" not in launchers_able(problem)
