@@ -208,8 +208,10 @@ _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "b
                    "stage_recompute_constraints", "placed_constraints", "weight_shard_constraints",
                    "weight_shards_without")  # fmt: skip
 # No matter of all of them together.
-_OF_ONE = ("model_families", "usual_zero_stages", "usual_zero_why", "adapter_targets", "lists_linear_layers",
-           "other_start")  # fmt: skip
+_OF_ONE = (
+    "model_families", "usual_zero_stages", "usual_zero_why", "adapter_targets", "lists_linear_layers",
+    "other_start",
+)  # fmt: skip
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:
