@@ -29,7 +29,7 @@ from meshwright.launchers.images import most_pixels
 from meshwright.launchers.nanotron.export import nanotron_file
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import Target
-from meshwright.launchers.torchtitan.export import is_stated_by_0_2
+from meshwright.launchers.torchtitan.export import is_run_by_0_2, is_stated_by_0_2
 from meshwright.profiles.capabilities import BUILT_MODELS, exact_types, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
@@ -112,8 +112,17 @@ def models_of(name: str) -> list[str]:
     return [*MODELS]
 
 
+def is_written(name: str, found: Target) -> bool:
+    """Whether the release gets a file of the plan."""
+    return name != "torchtitan-0.2" or is_run_by_0_2(found)
+
+
 def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
     """Random plans, equally many of each model that the launcher trains; another seed draws others."""
+    return (found for found in _drawn_plans(name, count, seed) if is_written(name, found))
+
+
+def _drawn_plans(name: str, count: int, seed: int) -> Iterator[Target]:
     drawn = f" {seed}" if seed else ""
     if name == "flagscale":  # plans on equal nodes are Megatron-LM's
         yield OTHER_CASES[name]["llama-3.1-70b-placed"]
@@ -381,8 +390,7 @@ def try_changes(name: str, environment: Environment, judge: str, count: Count, s
     launcher = EXPORTER.get(name, name)
     drawn = [*tuned(launcher), *plans(name, len(MODELS), seed)]
     targets = [*(CASES if launcher == "megatron-lm" else OTHER_CASES[launcher]).values(), *drawn]
-    if name == "torchtitan-0.2":
-        targets = [one for one in targets if is_stated_by_0_2(one.model)]
+    targets = [one for one in targets if is_written(name, one)]
     changed: list[tuple[Target, Change]] = []
     times = Counter[tuple[str, str]]()
     for found in targets:
@@ -411,7 +419,11 @@ def try_refusals(
     asked: list[tuple[refusals.Refusal, dict[str, str]]] = []
     for one in refusals.drawn(launcher, models, options.refusals, options.seed):
         files = refusals.files_of(one.target, launcher)
-        if files is None or not refusals.states_it(one, files, launcher):
+        if (
+            files is None
+            or not is_written(name, one.target)
+            or not refusals.states_it(one, files, launcher)
+        ):
             answers.unsaid[one.rule] += 1
         else:
             asked.append((one, files))
