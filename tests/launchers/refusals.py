@@ -380,15 +380,19 @@ def states_it(one: Refusal, files: dict[str, str], launcher: str) -> bool:
         name = one.rule.partition(" ")[0].partition("/")[0]
         plainest = Workload(global_batch_size=1, seq_length=1)
         bare = replace(found.workload, **{name: getattr(plainest, name)})
-        allowed = [replace(found, problem=replace(found.problem, workload=bare))]
-    else:
-        others = without(found.problem, config, {VARIABLE_OF[column].name for column in rule.reads})
-        allowed = [
-            replace(found, plan=plan(other))
-            for other in others
-            if not rule.violated(Columns.of([other])).any()
-        ]
-    return said(files) not in [said(files_of(other, launcher) or {}) for other in allowed]
+        return said(files) != said_of(
+            replace(found, problem=replace(found.problem, workload=bare)), launcher
+        )
+    others = list(without(found.problem, config, {VARIABLE_OF[column].name for column in rule.reads}))
+    broken = rule.violated(Columns.of(others)) if others else ()
+    allowed = (other for other, breaks in zip(others, broken, strict=True) if not breaks)
+    stated = said(files)
+    return all(stated != said_of(replace(found, plan=plan(other)), launcher) for other in allowed)
+
+
+def said_of(found: Target, launcher: str) -> dict[str, list[str]]:
+    """What programs read of a target's files."""
+    return said(files_of(found, launcher) or {})
 
 
 def said(files: Mapping[str, str]) -> dict[str, list[str]]:
@@ -415,7 +419,7 @@ def without(problem: Problem, config: Configuration, names: set[str]) -> Iterato
     }
     for name in sorted(names):
         one = VARIABLES[name]
-        for value in one.words or (follow.get(name, one.off),):
+        for value in dict.fromkeys((follow.get(name, one.off), *one.words)):
             if getattr(config, name) != value:
                 yield split_evenly(problem, replace(config, **{name: value}))  # type: ignore[arg-type]
 
