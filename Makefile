@@ -77,7 +77,7 @@ ifneq ($(ARGS),--quick)
 	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(BIN)/python -m pytest tests/property --numprocesses auto --dist loadfile --timeout 3600
 endif
 
-launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed")
+launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed"; --refusals 4: what we refuse)
 	@$(BIN)/python -m tests.launchers $(ARGS)
 
 corpus: $(STAMP) ## launch files of public repositories, read and counted; runs none (ARGS="--files DIR --list")

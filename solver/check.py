@@ -503,12 +503,16 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             ),
             f"{mode} leaves no ring of cp = {cp}": cp % among or (cp == among and ring),
             f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}": (
-                seq % (tp * cp) or (cp > 1 and mode != "all_to_all" and seq % (2 * cp))
+                seq % (cp * (tp if config.sequence_parallel else 1))
+                or (cp > 1 and mode != "all_to_all" and seq % (2 * cp))
             ),
             f"expert_parallel_size = {ep} does not divide {experts} experts and {every_ranks * tp} ranks "
             "of a stage": experts % ep or every_ranks * tp % (ep * etp),
-            f"expert_tensor_parallel_size = {etp} does not divide tp and the width {width} of an expert": (
-                width % etp or tp % etp
+            f"expert_tensor_parallel_size = {etp} does not divide the width {width} of an expert": (
+                width % etp
+            ),
+            f"expert_tensor_parallel_size = {etp} does not divide the GPUs of an island": any(
+                group.island_gpus % etp for group in problem.cluster.groups
             ),
             "zero_stage must be 0 to 3": not 0 <= zero <= _LARGEST_STAGE,
             "zero_shard_size must be 1 without ZeRO": zero == 0 and shards != 1,

@@ -187,6 +187,20 @@ def is_stated_by_0_2(model: ModelSpec) -> bool:
     return fills and family_of(model) is LLAMA and not model.tied_embeddings
 
 
+def is_run_by_0_2(target: Target) -> bool:
+    """Return whether 0.2 can run the plan: its llama3, in 16 bits, with mixed precision where it has it.
+
+    Without shards it has neither replicas nor mixed precision beside tensor ranks or stages (0.2.2,
+    models/llama3/infra/parallelize.py:151, distributed/utils.py maybe_enable_amp). On one rank it leaves FSDP
+    out, with its 2-byte products and its offload (parallelize.py:125; 0.3 always wraps,
+    models/llama3/parallelize.py:69).
+    """
+    config = target.config
+    alone = config.tensor_parallel_size * config.pipeline_parallel_size == 1
+    sharded = config.zero_shard_size > 1 if config.zero_stage else alone
+    return is_stated_by_0_2(target.model) and not in_8_bits(target) and sharded
+
+
 TOML_FILE = "torchtitan_0_2.toml"
 FLAVOR_MODULE = "torchtitan_0_2_model"
 FLAVOR_FILE = f"{FLAVOR_MODULE}.py"
@@ -271,26 +285,16 @@ def start(target: Target, version: str, *, both: bool) -> common.StartCommand:
 VERSIONS = ("0.3", "0.2")
 
 
-def _is_written_for_0_2(target: Target) -> bool:
-    """Return whether 0.2 runs the plan, too.
-
-    On one rank it leaves FSDP out, with its 2-byte products and its offload (0.2.2,
-    models/llama3/infra/parallelize.py:125; 0.3 always wraps, models/llama3/parallelize.py:69).
-    """
-    alone = target.config.zero_stage > 0 and target.config.zero_shard_size == 1
-    return is_stated_by_0_2(target.model) and not in_8_bits(target) and not alone
-
-
 def export(target: Target) -> ExportBundle:
     """Return the module, the TOML with its model, and the two scripts that start either."""
     refuse_first(target, "torchtitan")
-    both = _is_written_for_0_2(target)
+    both = is_run_by_0_2(target)
     version = target.version or VERSIONS[0]
     if version != VERSIONS[0] and not both:
         why = (
             "0.2's llama3 has no query-key norms, no tied embeddings, no heads of another size, "
-            "no experts and no latent attention; products in 8 bits, and one rank with a ZeRO stage, are "
-            "written for 0.3"
+            "no experts and no latent attention; products in 8 bits, one rank with a ZeRO stage, and replicas "
+            "without shards beside tensor ranks or stages are written for 0.3"
         )
         raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
     return common.bundled(
@@ -312,7 +316,10 @@ def found_warnings(target: Target) -> Iterator[str]:
     written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
     written |= {"overlap_tensor"} if overlaps_tensor(target) or not asked.get("overlap_tensor") else set()
     yield from common.common_warnings(target, (*written, *common.compiled_facts(target)))
-    older, share = _is_written_for_0_2(target), f"1/{config.data_parallel_size}"
+    older, share = (
+        is_run_by_0_2(target),
+        f"1/{config.data_parallel_size}",
+    )
     yield from common.applying(
         (
             target.model.moe,

@@ -728,7 +728,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         exchange_group=exchange,
         ring_group=ring,
         expert_group=Group(e, et, expert, place.blocks),  # the innermost ranks after expert tp
-        expert_tensor_group=Group(et, np.ones_like(et), tensor),
+        # there may be more of them than tensor ranks
+        expert_tensor_group=Group(et, np.ones_like(et), tensor, place.blocks),
         data_group=Group(c * d / g, t * g, data, place.blocks),
         shard_group=Group(shard, t * g, data, place.blocks),
         expert_data_group=Group(expert_data, e * et * ge, data, place.blocks),

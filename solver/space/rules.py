@@ -314,8 +314,8 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
     yield Rule(
         name="tensor_parallel_size * context_parallel_size divides the sequence",
         reason="sequence parallelism splits the tokens of a context-parallel rank again",
-        reads=("tensor_parallel_size", "context_parallel_size"),
-        violated=lambda c: seq % (c.tensor_parallel_size * c.context_parallel_size) != 0,
+        reads=("sequence_parallel", "tensor_parallel_size", "context_parallel_size"),
+        violated=lambda c: seq % (c.context_parallel_size * _splitting_tokens(c)) != 0,
     )
 
     if moe is None:
@@ -349,14 +349,20 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
         ),
     )
     yield Rule(
-        name="expert_tensor_parallel_size divides tensor_parallel_size and the experts' width",
-        reason=f"ffn_hidden_size = {moe.ffn_hidden_size} of an expert is split over ranks of one island",
-        reads=("tensor_parallel_size", "expert_tensor_parallel_size"),
+        name="expert_tensor_parallel_size divides an island and the experts' width",
+        reason=f"ffn_hidden_size = {moe.ffn_hidden_size} of an expert is split over ranks of one island, "
+        "which need not be those of tensor parallelism",
+        reads=("expert_tensor_parallel_size",),
         violated=lambda c: (
-            (c.tensor_parallel_size % c.expert_tensor_parallel_size != 0)
+            (island % c.expert_tensor_parallel_size != 0)
             | (moe.ffn_hidden_size % c.expert_tensor_parallel_size != 0)
         ),
     )
+
+
+def _splitting_tokens(c: Columns) -> IntArray:
+    """Return the tensor-parallel ranks that hold a part of the tokens each between their products."""
+    return np.where(c.sequence_parallel != 0, c.tensor_parallel_size, 1)
 
 
 def _pipeline_rules(problem: Problem) -> Iterator[Rule]:

@@ -1,8 +1,10 @@
 """Exported plans before the launchers' own parsers: ``make launchers``.
 
 Hundreds of random plans of the search's own space must pass and mean what was planned; every mutant must be
-refused by our rules, and by the parser where it notices such. Where a launcher can build a rank without a
-GPU, every rank's layers and weights are those that we priced. The last line counts plans and mutants.
+refused by our rules, and by the parser where it notices such. What one of our rules alone refuses
+(``--refusals``) the launcher refuses too, or it is a deliberate limit. Where a launcher can build a rank
+without a GPU, every rank's layers and weights are those that we priced. The last line counts plans and
+mutants.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from meshwright.launchers.images import most_pixels
 from meshwright.launchers.nanotron.export import nanotron_file
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import Target
-from meshwright.launchers.torchtitan.export import is_stated_by_0_2
+from meshwright.launchers.torchtitan.export import is_run_by_0_2, is_stated_by_0_2
 from meshwright.profiles.capabilities import BUILT_MODELS, exact_types, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
@@ -39,6 +41,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.splits import nanotron_split
+from tests.launchers import refusals
 from tests.launchers.blind_spots import Change, changes, unexplained
 from tests.launchers.cases import CASES, plan
 from tests.launchers.dry_runs import DRY_RUNS, unlike
@@ -102,17 +105,31 @@ class Count:
         )
 
 
+def models_of(name: str) -> list[str]:
+    """The models of the catalog whose plans are tried, where the release can state them."""
+    if name == "torchtitan-0.2":  # whose llama3 is not every model that 0.3 builds
+        return [model for model in MODELS if is_stated_by_0_2(find_model(model))]
+    return [*MODELS]
+
+
+def is_written(name: str, found: Target) -> bool:
+    """Whether the release gets a file of the plan."""
+    return name != "torchtitan-0.2" or is_run_by_0_2(found)
+
+
 def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
     """Random plans, equally many of each model that the launcher trains; another seed draws others."""
+    return (found for found in _drawn_plans(name, count, seed) if is_written(name, found))
+
+
+def _drawn_plans(name: str, count: int, seed: int) -> Iterator[Target]:
     drawn = f" {seed}" if seed else ""
     if name == "flagscale":  # plans on equal nodes are Megatron-LM's
         yield OTHER_CASES[name]["llama-3.1-70b-placed"]
         yield from placed_targets(count, random.Random(f"{name}{drawn}"))
         return
     launcher = EXPORTER.get(name, name)
-    able, models = launcher_capabilities(launcher), [find_model(model) for model in MODELS]
-    if name == "torchtitan-0.2":  # whose llama3 is not every model that 0.3 builds
-        models = [model for model in models if is_stated_by_0_2(model)]
+    able, models = launcher_capabilities(launcher), [find_model(model) for model in models_of(name)]
     problems = [problem_of(launcher, model, seq_length=4096) for model in models]
     problems = [problem for problem in problems if not list(problem_faults(problem, able))]
     for index, problem in enumerate(problems):
@@ -373,8 +390,7 @@ def try_changes(name: str, environment: Environment, judge: str, count: Count, s
     launcher = EXPORTER.get(name, name)
     drawn = [*tuned(launcher), *plans(name, len(MODELS), seed)]
     targets = [*(CASES if launcher == "megatron-lm" else OTHER_CASES[launcher]).values(), *drawn]
-    if name == "torchtitan-0.2":
-        targets = [one for one in targets if is_stated_by_0_2(one.model)]
+    targets = [one for one in targets if is_written(name, one)]
     changed: list[tuple[Target, Change]] = []
     times = Counter[tuple[str, str]]()
     for found in targets:
@@ -392,6 +408,32 @@ def try_changes(name: str, environment: Environment, judge: str, count: Count, s
         tried[change.key] = tried.get(change.key, False) or noticed
     count.faults += [f"{name}: {text}" for text in unexplained(name, tried)]
     print(f"{name}: {len(changed)} changes of {len(tried)} values, {sum(tried.values())} noticed")
+
+
+def try_refusals(
+    name: str, environment: Environment, judge: str, options: argparse.Namespace, count: Count
+) -> None:
+    """Every configuration that one rule of ours refuses is refused by the launcher too, or deliberately."""
+    launcher, answers = EXPORTER.get(name, name), refusals.Answers()
+    models = [one for one in models_of(name) if not options.build or refusals.is_built(launcher, one)]
+    asked: list[tuple[refusals.Refusal, dict[str, str]]] = []
+    for one in refusals.drawn(launcher, models, options.refusals, options.seed):
+        files = refusals.files_of(one.target, launcher)
+        if (
+            files is None
+            or not is_written(name, one.target)
+            or not refusals.states_it(one, files, launcher)
+        ):
+            answers.unsaid[one.rule] += 1
+        else:
+            asked.append((one, files))
+    cases = [case_of(one.target, files) for one, files in asked]
+    for (one, _), verdict in zip(asked, verdicts(environment, judge, cases), strict=True):
+        other = not verdict["refusal"] and any(differences(one.target, verdict["seen"]))
+        answers.take(one, launcher, verdict["refusal"], other=other, builds=options.build)
+    print(*answers.lines(name), sep="\n", flush=True)
+    count.plans += len(asked)
+    count.faults += [f"{name}: refused by us alone: {text}" for text in answers.faults]
 
 
 def try_edits(name: str, environment: Environment, judge: str, count: Count) -> None:
@@ -449,12 +491,20 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
     judge = EXPORTER.get(name, name).replace("-", "_")
     if options.verify:
         count.faults += try_verified(EXPORTER.get(name, name), MODELS, options.verify, options.seed)
-        return
-    if options.changes:
-        if name == "flagscale":  # most values are those of Megatron-LM's parser, which its judge lacks
-            return
-        try_changes(name, environment, judge, count, options.seed)
-        return
+    elif options.refusals:
+        if name != "flagscale":  # its judge knows process meshes alone
+            try_refusals(name, environment, judge, options, count)
+    elif options.changes:
+        if name != "flagscale":  # most values are those of Megatron-LM's parser, which its judge lacks
+            try_changes(name, environment, judge, count, options.seed)
+    else:
+        try_legal_and_illegal(name, environment, judge, options, count)
+
+
+def try_legal_and_illegal(
+    name: str, environment: Environment, judge: str, options: argparse.Namespace, count: Count
+) -> None:
+    """Plans, mutants, edits and dry runs of one launcher."""
     try_plans(name, environment, judge, list(plans(name, options.plans, options.seed)), count)
     if name == "flagscale":  # its judge knows process meshes; what is not of them is Megatron-LM's
         try_mutants(name, environment, judge, count)
@@ -501,6 +551,19 @@ def main() -> int:
         metavar="COUNT",
         help="put so many drawn plans of each before meshwright verify; nothing else is tried",
     )
+    parser.add_argument(
+        "--refusals",
+        type=int,
+        default=0,
+        metavar="COUNT",
+        help="write so many configurations that one rule of ours alone refuses, for each rule, and let the "
+        "launcher judge them; nothing else is tried",
+    )
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="with --refusals: what a parser accepts is built as meshwright verify does, where it can be",
+    )
     parser.add_argument("--seed", type=int, default=0, help="which plans are drawn")
     parser.add_argument(
         "--record", action="store_true", help="build every config of every model type alone, and record it"
@@ -520,7 +583,7 @@ def main() -> int:
             continue
         print(f"{name}: {versions(environment)}", flush=True)
         count.launchers += 1
-        if name in PARSERS or (options.update and name in SOURCES):
+        if (name in PARSERS and not options.refusals) or (options.update and name in SOURCES):
             try_table(name, environment, count, update=options.update)
         if options.update or name in INSTALLED_IN:
             continue

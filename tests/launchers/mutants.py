@@ -179,7 +179,7 @@ def deepspeed() -> list[Mutant]:
         Mutant("stages beside ZeRO-2", of(LLAMA, replace(STAGES, zero_stage=2, zero_shard_size=8)),
                noticed=False),
         Mutant("uneven stages", of(LLAMA, replace(STAGES, stage_layers=(9, 8, 8, 7))), noticed=False),
-        Mutant("tensor ranks beside ZeRO-3", of(LLAMA, replace(SHARDED, tensor_parallel_size=2)),
+        Mutant("tensor ranks beside stages", of(LLAMA, replace(STAGES, tensor_parallel_size=2)),
                noticed=False),
         Mutant("rings", of(LLAMA, replace(two, context_parallel_size=2, zero_shard_size=16)), noticed=True),
         Mutant("ZeRO in fp32", of(LLAMA, two, precision="fp32"), noticed=False),

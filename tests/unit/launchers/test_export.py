@@ -307,12 +307,12 @@ def test_another_number_of_nodes_and_another_folder_are_refused(tmp_path: Path) 
 WITH_STAGES = [name for name in launcher_capabilities("torchtitan").schedules if name != "none"]
 
 
-def asked(launcher: str, schedule: str) -> Problem:
+def asked(launcher: str, schedule: str, **pins: int) -> Problem:
     """16 layers on 16 GPUs."""
     model = a_model(num_layers=16, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
     problem = a_problem(
         model=model, cluster=a_cluster(num_nodes=2), batch=64, top_k=2, certify="none",
-        pin={"pipeline_schedule": schedule},
+        pin={"pipeline_schedule": schedule, **pins},
     )  # fmt: skip
     return replace(problem, launcher=launcher)
 
@@ -323,7 +323,7 @@ def found(problem: Problem) -> tuple[Plan, ...]:
 
 @pytest.mark.parametrize("schedule", WITH_STAGES)
 def test_torchtitan_starts_every_schedule_that_is_found_for_it(schedule: str) -> None:
-    problem = asked("torchtitan", schedule)
+    problem = asked("torchtitan", schedule, zero_stage=2)
     plans = found(problem)
     assert plans
     for plan in plans:
@@ -333,6 +333,22 @@ def test_torchtitan_starts_every_schedule_that_is_found_for_it(schedule: str) ->
         compiled = "[]" if schedule in SPLIT_BACKWARD else '["model", "loss"]'
         assert f"components = {compiled}" in files[TOML_FILE]
         assert f"components={compiled}" in files[PYTHON_FILE]
+
+
+@pytest.mark.parametrize(("tp", "pp", "is_older"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+def test_only_torchtitan_0_3_has_replicas_without_shards_beside_tensor_ranks_and_stages(
+    tp: int, pp: int, is_older: bool
+) -> None:
+    config = Configuration(
+        tensor_parallel_size=tp, sequence_parallel=tp > 1, pipeline_parallel_size=pp, data_parallel_size=2,
+        num_microbatches=4, pipeline_schedule="1f1b" if pp > 1 else "none", stage_layers=(80 // pp,) * pp,
+    )  # fmt: skip
+    plan = target(LLAMA_70B, config, seq_length=4096)
+    problem = replace(plan.problem, launcher="torchtitan")
+    assert (TOML_FILE in export(plan.plan, problem, "torchtitan").files) is is_older
+    if not is_older:
+        with pytest.raises(RefusedExportError, match="replicas without shards"):
+            export(plan.plan, problem, "torchtitan", version="0.2")
 
 
 def test_nanotron_runs_all_forward_passes_first_by_another_engine() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.solver.check import rule_faults
 from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, RECOMPUTE, Columns, Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.space import enumerate as enumerate_module
@@ -323,6 +324,27 @@ def test_a_ring_cuts_the_tokens_of_two_ranks_and_more_into_slices() -> None:
     assert ring not in broken(of_tokens(4097), context_parallel_size=1)
     assert ring in broken(of_tokens(4098), context_parallel_size=2)  # 4098 = 4 * 1024 + 2
     assert ring not in broken(of_tokens(4100), context_parallel_size=2)
+
+
+def test_tensor_ranks_that_hold_whole_sequences_divide_none() -> None:
+    problem = a_problem()
+    even = replace(problem, workload=replace(problem.workload, seq_length=4092))  # 8 * 511 + 4
+    split = "tensor_parallel_size * context_parallel_size divides the sequence"
+    whole = a_configuration(sequence_parallel=False)
+    assert split in broken(even, sequence_parallel=True)
+    assert split not in broken(even, sequence_parallel=False)
+    assert "4092 tokens cannot be split over tp = 8 and cp = 1" not in rule_faults(even, [whole])[0]
+
+
+def test_tensor_ranks_of_experts_need_not_be_those_of_attention() -> None:
+    # Megatron-Core forms groups of tp * cp * dp / (ep * etp) replicas of experts, whatever tp is
+    problem = replace(a_problem(), model=a_moe_model())
+    width = "expert_tensor_parallel_size divides an island and the experts' width"
+    for etp, is_legal in ((2, True), (8, True), (16, False), (3, False)):
+        sizes = {"tensor_parallel_size": 1, "data_parallel_size": 32, "expert_tensor_parallel_size": etp}
+        assert (width not in broken(problem, **sizes)) is is_legal
+        faults = rule_faults(problem, [a_configuration(**sizes)])[0]
+        assert any("expert_tensor_parallel_size" in fault for fault in faults) is not is_legal
 
 
 @pytest.mark.parametrize(
