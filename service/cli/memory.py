@@ -1,21 +1,37 @@
-"""``meshwright memory``: whether a model fits on how many GPUs, in a table of seconds."""
+"""``meshwright memory``: how much memory training takes, by method and launcher, in a table of seconds."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
-from typing import Annotated
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from meshwright.service.cli.options import completion_of
 
+if TYPE_CHECKING:  # help loads no solver
+    from rich.console import RenderableType
+
+    from meshwright.solver.planner.least_memory import Need
+    from meshwright.solver.problem import Problem
+
 _LARGEST = 1024  # GPUs that are tried
 _NODE = 8
-_BAR = 24  # characters of a full GPU
-_LEAST_ROOM = 16  # characters of a configuration, however narrow the terminal
-_ENOUGH = 3  # numbers of GPUs that fit
+_RANK = 16  # of adapters, where none is asked for
+_NAMES = 24  # characters of a line's launchers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way to train the model."""
+
+    title: str
+    option: str  # of ``meshwright plan``, as typed
+    workload: Mapping[str, Any]
+    allow: tuple[str, ...] = ()
+    is_first: bool = False
 
 
 def memory(
@@ -30,77 +46,218 @@ def memory(
     gpu: Annotated[
         str, typer.Option(help="GPU type.", autocompletion=completion_of("gpu"))
     ] = "h100-sxm-80gb",
-    seq_length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
+    num_gpus: Annotated[
+        int | None, typer.Option(help="GPUs that you have, up to 8 a node [default: the fewest that do]")
+    ] = None,
+    launcher: Annotated[
+        str, typer.Option(help="Launcher, or any: all.", autocompletion=completion_of("launcher"))
+    ] = "any",
+    seq_length: Annotated[int, typer.Option(help="Tokens per sequence, one sequence a GPU.")] = 4096,
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp8, …")] = "bf16",
-    optimizer: Annotated[str, typer.Option(help="adamw, adamw-8bit, …")] = "adamw",
+    optimizer: Annotated[
+        str | None, typer.Option(help="Optimizer of full training [default: adamw, and adamw-8bit]")
+    ] = None,
+    lora_rank: Annotated[int, typer.Option(help="Rank of LoRA's and QLoRA's adapters.")] = _RANK,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
-    """Show how much memory training a model takes on 1, 2, 4, 8, … GPUs, and how many it needs."""
-    from meshwright.profiles.inline import model_from_mapping  # noqa: PLC0415 - help loads no solver
-    from meshwright.profiles.profile import default_profile  # noqa: PLC0415 - the same
-    from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - the same
-    from meshwright.service.cli.terminal import screen  # noqa: PLC0415 - the same
-    from meshwright.service.report.formatting import LONG_NAMES, configuration_words  # noqa: PLC0415 - the same
-    from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
-    from meshwright.solver.explain.remedies import fastest  # noqa: PLC0415 - the same
+    """Show on how many GPUs a model can be trained: in full, with offload, LoRA or QLoRA, by launcher.
 
-    chip, part = gpu_part(gpu), model_part(model)
-    sees = model_from_mapping(part).tower is not None
-    rows, gpus, fitting, title = list[dict[str, object]](), 1, 0, ""
-    while gpus <= _LARGEST and fitting < _ENOUGH:
-        nodes, each = max(gpus // _NODE, 1), min(gpus, _NODE)
-        problem = parse_problem(
-            {
-                "model": part,
-                "cluster": {"groups": [{"gpu": chip, "num_nodes": nodes, "gpus_per_node": each}]},
-                "workload": {
-                    "global_batch_size": max(gpus, _NODE),
-                    "seq_length": seq_length,
-                    "precision": precision,
-                    "optimizer": optimizer,
-                    **({"images_per_sample": 0} if sees else {}),
-                },
-            }
-        )
-        title = (
-            f"{problem.model.title} · {problem.cluster.groups[0].gpu.display_name} · {seq_length} tokens"
-        )
-        found = fastest(problem, default_profile(problem.cluster, problem.priced_as))
-        row: dict[str, object] = {"num_gpus": gpus, "fits": isinstance(found, tuple)}
-        if isinstance(found, tuple):
-            config, seen = found
-            fitting += 1
-            row |= {
-                "peak_memory_bytes": seen.peak_memory_bytes,
-                "memory_limit_bytes": seen.memory_limit_bytes,
-                "memory_bytes": dict(seen.stages[seen.heaviest_stage].memory_bytes),
-                "configuration": configuration_words(config, LONG_NAMES),
-            }
-        rows.append(row)
-        gpus *= 2
+    Each figure is the least memory of one GPU. The fastest plan on more GPUs takes more: meshwright plan.
+    """
+    from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - help loads no solver
+    from meshwright.service.cli.terminal import print_json, screen  # noqa: PLC0415 - the same
+
+    asked = Asked(
+        model=model_part(model), gpu=gpu_part(gpu),
+        work={"seq_length": seq_length, "precision": precision},
+    )  # fmt: skip
+    counts = _counts(num_gpus)
+    every = (
+        one for method in _methods(optimizer, lora_rank) for one in _rows(asked, method, launcher, counts)
+    )
+    rows = list({(one.method.title, one.launcher): one for one in reversed([*every])}.values())[::-1]
     if json_output:
-        typer.echo(json.dumps(rows, indent=1))
+        print_json([row.record() for row in rows])
         return
     console = screen()
-    console.print(f"{title}{', no images' * sees} · {precision} · {optimizer}")
-    for line in _lines(rows, console.width):
-        console.print(line)
+    console.print(f"{asked.title} · {seq_length} tokens, one sequence a GPU · {precision}")
+    fewest = "Fewest GPUs" if num_gpus is None else "GPUs"
+    console.print(f"{fewest} × the least GiB that training takes of each:\n")
+    console.print(_table(rows))
+    console.print()
+    for line in _advice(
+        rows, {"model": model, "gpu": gpu, "seq-length": seq_length, "precision": precision}
+    ):
+        console.print(line, soft_wrap=True)
 
 
-def _lines(rows: Sequence[Mapping[str, object]], width: int) -> Iterator[str]:
-    """Yield one line for all counts of GPUs that are too few, and one for each that fits."""
-    from meshwright.service.report.formatting import gib, wrapped  # noqa: PLC0415 - help loads no solver
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be trained, on which GPU."""
 
-    few = len(list(takewhile(lambda row: not row["fits"], rows)))
-    for row in rows[max(few - 1, 0) :]:
-        line = f"{row['num_gpus']:>6} GPU{'s' if row['num_gpus'] != 1 else ' '}  "
-        if not row["fits"]:
-            yield line + (
-                "does not fit, nor on fewer" if row is rows[few - 1] and few > 1 else "does not fit"
-            )
-            continue
-        peak, limit = int(str(row["peak_memory_bytes"])), int(str(row["memory_limit_bytes"]))
-        bar = "█" * max(round(_BAR * peak / limit), 1)
-        line += f"{gib(peak):>6} of {gib(limit)} GiB  {bar:<{_BAR}}  "
-        words = wrapped(str(row["configuration"]), max(width - len(line), _LEAST_ROOM), hang=0).plain
-        yield line + words.replace("\n", "\n" + " " * len(line))
+    model: Any
+    gpu: Any
+    work: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Return model and GPU as a headline names them."""
+        problem = self.on(1, Method(title="", option="", workload={}))
+        return f"{problem.model.title} · {problem.cluster.groups[0].gpu.display_name}"
+
+    def on(self, gpus: int, method: Method) -> Problem:
+        """Return the question on so many GPUs, of a node or whole nodes, under any launcher."""
+        from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - help loads no solver
+
+        nodes, each = max(gpus // _NODE, 1), min(gpus, _NODE)
+        return parse_problem(
+            {
+                "model": self.model,
+                "cluster": {"groups": [{"gpu": self.gpu, "num_nodes": nodes, "gpus_per_node": each}]},
+                "workload": {"global_batch_size": gpus, **self.work, **method.workload},
+                "launcher": "any",
+                "search": {"allow": [*method.allow]},
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one launcher needs to train by one method, of the numbers of GPUs that were tried."""
+
+    method: Method
+    launcher: str
+    need: Need
+    tried: tuple[int, ...]
+
+    @property
+    def cell(self) -> str:
+        """Return it in a few words."""
+        if not self.need.fits and len(self.tried) > 1:
+            return f"> {self.tried[-1]}"
+        peak = self.need.prediction.peak_memory_bytes / 2**30
+        return f"{self.need.num_gpus} × {peak:.3g}{'' if self.need.fits else ' ✗'}"
+
+    def record(self) -> dict[str, object]:
+        """Return it as JSON."""
+        from meshwright.service.report.formatting import LONG_NAMES, configuration_words  # noqa: PLC0415 - help loads no solver
+
+        seen = self.need.prediction
+        return {
+            "method": self.method.title,
+            "launcher": self.launcher,
+            "options": self.method.option,
+            "fits": self.need.fits,
+            "num_gpus": self.need.num_gpus,
+            "peak_memory_bytes": seen.peak_memory_bytes,
+            "memory_limit_bytes": seen.memory_limit_bytes,
+            "out_of_memory_probability": seen.out_of_memory_probability,
+            "memory_bytes": dict(seen.stages[seen.heaviest_stage].memory_bytes),
+            "configuration": configuration_words(self.need.config, LONG_NAMES),
+        }
+
+
+def _counts(num_gpus: int | None) -> tuple[int, ...]:
+    """Return the numbers of GPUs to try.
+
+    Raises:
+        InvalidProblemError: so many are no whole nodes.
+    """
+    from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - help loads no solver
+
+    if num_gpus is None:
+        return tuple(1 << bit for bit in range(_LARGEST.bit_length()))
+    if num_gpus < 1 or (num_gpus > _NODE and num_gpus % _NODE):
+        raise InvalidProblemError.of(
+            "/num_gpus", f"{num_gpus} GPUs are not one node or several of {_NODE}",
+            allowed=f"1 to {_NODE}, or a multiple of {_NODE}",
+            nearest=str(max(round(num_gpus / _NODE), 1) * _NODE if num_gpus > 1 else 1),
+        )  # fmt: skip
+    return (num_gpus,)
+
+
+def _methods(optimizer: str | None, lora_rank: int) -> Iterator[Method]:
+    """Yield the methods: an optimizer that is asked for takes the place of the usual ones."""
+    plain = optimizer or "adamw"
+    chosen = f"--optimizer {plain}" if optimizer else ""
+    yield Method(
+        title=f"full, {plain}" if optimizer else "full", option=chosen, workload={"optimizer": plain},
+        is_first=True,
+    )  # fmt: skip
+    if optimizer is None:
+        for name in ("adamw-8bit", "adamw-8bit-bf16"):  # launchers have one of them, or both
+            yield Method(title="8-bit Adam", option=f"--optimizer {name}", workload={"optimizer": name})
+    yield Method(
+        title="offload", option=f"{chosen} --allow offload".strip(), workload={"optimizer": plain},
+        allow=("offload",),
+    )  # fmt: skip
+    adapters = f"--lora-rank {lora_rank}"
+    yield Method(title="LoRA", option=adapters, workload={"lora_rank": lora_rank})
+    yield Method(
+        title="QLoRA", option=f"{adapters} --base-precision nf4",
+        workload={"lora_rank": lora_rank, "base_precision": "nf4"},
+    )  # fmt: skip
+
+
+def _rows(asked: Asked, method: Method, launcher: str, counts: tuple[int, ...]) -> Iterator[Row]:
+    """Yield what each launcher needs that can train so.
+
+    Raises:
+        InvalidProblemError: the question is invalid under every launcher and method.
+    """
+    from meshwright.profiles.capabilities import launcher_capabilities  # noqa: PLC0415 - help loads no solver
+    from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - the same
+    from meshwright.solver.planner.least_memory import first_that_fits  # noqa: PLC0415 - the same
+    from meshwright.solver.space.launcher_choice import bound, launchers_able  # noqa: PLC0415 - the same
+
+    if launcher != "any":
+        launcher_capabilities(launcher)
+    try:
+        able = launchers_able(asked.on(counts[0], method))
+    except InvalidProblemError:
+        if method.is_first:
+            raise
+        return
+    on = cache(lambda gpus: asked.on(gpus, method))
+    for name in able if launcher == "any" else [one for one in able if one == launcher]:
+        need = first_that_fits([bound(on(gpus), name) for gpus in counts])
+        if need is not None:
+            yield Row(method=method, launcher=name, need=need, tried=counts)
+
+
+def _table(rows: Sequence[Row]) -> RenderableType:
+    """Return launchers by method; those with the same figures share a line."""
+    from rich.table import Table  # noqa: PLC0415 - help loads no table
+
+    titles = list(dict.fromkeys(row.method.title for row in rows))
+    lines = dict[tuple[str, ...], list[str]]()
+    for name in dict.fromkeys(row.launcher for row in rows):
+        own = {row.method.title: row.cell for row in rows if row.launcher == name}
+        lines.setdefault(tuple(own.get(title, "–") for title in titles), []).append(name)
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("", max_width=_NAMES)
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for cells, names in lines.items():
+        table.add_row(", ".join(names), *cells)
+    return table
+
+
+def _advice(rows: Sequence[Row], given: Mapping[str, object]) -> Iterator[str]:
+    """Yield what the table's marks mean, and the command that plans on the fewest GPUs."""
+    if any("✗" in row.cell for row in rows):
+        yield "✗ does not fit within the accepted out-of-memory risk"
+    fitting = [row for row in rows if row.need.fits]
+    if not fitting:
+        yield "Nothing fits here. GPUs with more memory may do, or more of them: --num-gpus"
+        return
+    row = min(fitting, key=lambda one: one.need.num_gpus)
+    need = row.need
+    words = {
+        "gpus": f"{need.num_gpus}x{given['gpu']}", "global-batch-size": need.num_gpus,
+        "seq-length": given["seq-length"], "launcher": row.launcher,
+    }  # fmt: skip
+    if given["precision"] != "bf16":
+        words["precision"] = given["precision"]
+    said = " ".join(f"--{name} {value}" for name, value in words.items())
+    yield f"tip: meshwright plan {given['model']} {said} {row.method.option}".rstrip()

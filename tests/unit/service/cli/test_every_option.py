@@ -274,9 +274,12 @@ COMMANDS = {
     "memory": Command("llama-3.1-8b --json", {
         "model": Case("llama-2-7b", base="llama-3.1-8b --json", instead="llama-3.1-8b"),
         "--gpu": "a100-sxm-80gb",
+        "--num-gpus": "2",
+        "--launcher": "trl",
         "--seq-length": "8192",
-        "--precision": "fp8",
+        "--precision": "fp16",
         "--optimizer": "adamw-bf16",
+        "--lora-rank": "64",
         "--json": Case(base="llama-3.1-8b"),
     }),
     "fleet": Command("fleet.json --json", {

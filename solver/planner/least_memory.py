@@ -1,0 +1,76 @@
+"""Least memory of a GPU that training takes under one launcher, and the fewest GPUs with room for it.
+
+Not the memory of the fastest plan: of all legal configurations the one with the smallest peak, which
+recomputes, shards and offloads as far as the launcher does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.memory import memory_budget_bytes
+from meshwright.solver.predict import Prediction, predict
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.feasible import lightest_of, nearest
+from meshwright.solver.search.priced_space import have_room, priced_rows
+from meshwright.solver.space.enumerate import enumerate_space, is_too_large
+
+_ALL_ROWS = 50_000  # of more, those that recompute most are priced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """The configuration of least memory on some GPUs."""
+
+    problem: Problem
+    config: Configuration
+    prediction: Prediction
+
+    @property
+    def num_gpus(self) -> int:
+        """Return the GPUs that it runs on."""
+        return self.config.num_gpus
+
+    @property
+    def fits(self) -> bool:
+        """Return whether it stays within the risk of running out that the problem accepts."""
+        profile = default_profile(self.problem.cluster, self.problem.priced_as)
+        return self.prediction.peak_memory_bytes <= memory_budget_bytes(self.problem, profile)
+
+
+def least_memory(problem: Problem) -> Need | None:
+    """Return the configuration with the smallest peak, of rows with the smallest micro-batch; None: no row.
+
+    None as well where there are too many rows to write down.
+    """
+    if is_too_large(problem):
+        return None
+    profile = default_profile(problem.cluster, problem.priced_as)
+    space = enumerate_space(problem, legal_only=True)
+    if not len(space.rows):
+        return None
+    index = lightest_of(space.rows)
+    if len(space.rows) <= _ALL_ROWS:  # a rank with one layer is lighter without recomputing it
+        columns = space.columns
+        index = np.flatnonzero(columns.micro_batch_size == columns.micro_batch_size.min())
+    rows = priced_rows(problem, profile, space.rows.take(index))
+    if (found := nearest(rows)) is None:
+        return None
+    row, split = found
+    (config,) = rows.take([row]).configurations([split])
+    return Need(problem=problem, config=config, prediction=predict(problem, profile, config))
+
+
+def first_that_fits(problems: Sequence[Problem]) -> Need | None:
+    """Return the need of the first problem that it fits, else of the last; None: that has no legal row."""
+    for problem in problems[:-1]:
+        if have_room(problem, default_profile(problem.cluster, problem.priced_as)):
+            need = least_memory(problem)
+            if need is not None and need.fits:
+                return need
+    return least_memory(problems[-1])

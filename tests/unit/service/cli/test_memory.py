@@ -1,0 +1,111 @@
+"""How much memory training takes, by launcher and method."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from meshwright.profiles.profile import default_profile
+from meshwright.service.cli.main import app
+from meshwright.solver.planner.least_memory import first_that_fits, least_memory
+from meshwright.solver.predict import predict_all
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.splits import best_splits
+from meshwright.solver.space.enumerate import enumerate_space
+from tests.builders import a_cluster, a_model, a_problem
+
+
+@cache
+def rows(*words: str) -> list[dict[str, Any]]:
+    run = CliRunner().invoke(app, ["memory", *words, "--json"])
+    assert run.exit_code == 0, run.output
+    found: list[dict[str, Any]] = json.loads(run.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "launcher", "num_gpus"),
+    [
+        # 8.2 B weights in 18 bytes are 137 GiB: they fit two cards of 80 GB where states are sharded
+        ("qwen3-8b", "full", "maxtext", 2),
+        ("qwen3-8b", "full", "axolotl", 2),
+        # 16.4 GB of frozen weights, and adapters
+        ("qwen3-8b", "LoRA", "trl", 1),
+        # in 4 bits they are 4.4 GB and a card of 24 GB is enough
+        ("qwen3-8b --gpu rtx-4090", "QLoRA", "trl", 1),
+        # moments of a byte each
+        ("qwen3-8b", "8-bit Adam", "trl", 2),
+    ],
+)
+def test_the_fewest_gpus_of_a_method_are_named(
+    words: str, method: str, launcher: str, num_gpus: int
+) -> None:
+    (row,) = [one for one in rows(*words.split()) if (one["method"], one["launcher"]) == (method, launcher)]
+    assert (row["fits"], row["num_gpus"]) == (True, num_gpus)
+    assert row["peak_memory_bytes"] < row["memory_limit_bytes"]
+
+
+def test_an_optimizer_of_few_launchers_is_answered_by_those() -> None:
+    found = rows("llama-3.1-8b", "--optimizer", "adamw-8bit")
+    full = {row["launcher"] for row in found if row["method"] == "full, adamw-8bit"}
+    assert {"trl", "accelerate"} <= full
+    assert "megatron-lm" not in full
+
+
+def test_what_one_has_is_said_to_fit_or_not() -> None:
+    found = {
+        (row["method"], row["launcher"]): row["fits"]
+        for row in rows("qwen3-8b", "--num-gpus", "2", "--launcher", "trl")
+    }
+    assert found[("full", "trl")] is False
+    assert found[("LoRA", "trl")] is found[("8-bit Adam", "trl")] is True
+
+
+def test_numbers_that_make_up_no_nodes_are_refused() -> None:
+    run = CliRunner().invoke(app, ["memory", "qwen3-8b", "--num-gpus", "12"])
+    assert run.exit_code != 0
+
+
+SMALL = a_model(num_layers=4, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=8, num_kv_heads=8)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "allow"),
+    [
+        ("none", ()),
+        ("megatron-lm", ()),
+        ("torchtitan", ("offload",)),
+        ("deepspeed", ("offload",)),
+        ("trl", ()),
+    ],
+)
+def test_no_legal_configuration_takes_less_memory(launcher: str, allow: tuple[str, ...]) -> None:
+    """Every legal row with its split of least memory, priced one by one."""
+    problem = a_problem(model=SMALL, cluster=a_cluster(num_nodes=1), batch=8, allow=allow)
+    problem = replace(problem, launcher=launcher)
+    need = least_memory(problem)
+    assert need is not None
+    profile = default_profile(problem.cluster, problem.priced_as)
+    legal = priced_rows(problem, profile, enumerate_space(problem, legal_only=True).columns)
+    splits = best_splits(legal)
+    configs = [
+        config
+        for row, split in enumerate(splits)
+        if split is not None
+        for config in legal.take([row]).configurations([split])
+    ]
+    peaks = [one.peak_memory_bytes for one in predict_all(problem, profile, configs)]
+    assert need.prediction.peak_memory_bytes <= min(peaks) * 1.001
+
+
+def test_the_first_number_of_gpus_with_room_is_the_answer() -> None:
+    def on(nodes: int) -> Problem:
+        return a_problem(model=a_model(), cluster=a_cluster(num_nodes=nodes), batch=64)
+
+    # 70.6 B weights in 18 bytes are 1 183 GiB, of which a node of 80 GB cards has 640, two 1 280
+    needs = [first_that_fits([on(nodes) for nodes in range(1, most + 1)]) for most in (2, 3, 4)]
+    assert [need and (need.num_gpus, need.fits) for need in needs] == [(16, False), (24, True), (24, True)]
