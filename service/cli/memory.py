@@ -64,12 +64,16 @@ def memory(
 
     Each figure is the least memory of one GPU. The fastest plan on more GPUs takes more: meshwright plan.
     """
-    from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - help loads no solver
+    from meshwright.profiles.inline import model_from_mapping  # noqa: PLC0415 - help loads no solver
+    from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import print_json, screen  # noqa: PLC0415 - the same
 
+    part = model_part(model)
+    text = model_from_mapping(part).tower is not None
+    images = {"images_per_sample": 0} if text else {}
     asked = Asked(
-        model=model_part(model), gpu=gpu_part(gpu),
-        work={"seq_length": seq_length, "precision": precision},
+        model=part, gpu=gpu_part(gpu),
+        work={"seq_length": seq_length, "precision": precision, **images},
     )  # fmt: skip
     counts = _counts(num_gpus)
     every = (
@@ -80,7 +84,9 @@ def memory(
         print_json([row.record() for row in rows])
         return
     console = screen()
-    console.print(f"{asked.title} · {seq_length} tokens, one sequence a GPU · {precision}")
+    console.print(
+        f"{asked.title} · {seq_length} tokens, one sequence a GPU{', no images' * text} · {precision}"
+    )
     fewest = "Fewest GPUs" if num_gpus is None else "GPUs"
     console.print(f"{fewest} × the least GiB that training takes of each:\n")
     console.print(_table(rows))
