@@ -49,8 +49,9 @@ from meshwright.service.requests.parts import (
     without_schema,
 )
 from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range
+from meshwright.solver.planner.least_memory import default_launcher
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
-from meshwright.solver.space.launcher_choice import chosen_launcher, started_otherwise
+from meshwright.solver.space.launcher_choice import started_otherwise
 from meshwright.solver.space.launcher_rules import with_recipe
 
 
@@ -80,7 +81,7 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         raise UnknownNameError.among("/stack", request.stack, framework_names())
     under = partial(_under, request, model, cluster)
     problem = under(request.launcher or "any")
-    choice = None if request.launcher else chosen_launcher(problem)
+    choice = None if request.launcher else default_launcher(problem)
     launcher = choice.launcher if choice else started_otherwise(problem)
     problem = problem if launcher == problem.launcher else under(launcher)
     with_options(

@@ -11,13 +11,14 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import is_plain
+from meshwright.solver.planner.least_memory import default_launcher
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import searchable, searched_together, variants_of
 from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.search import search
-from meshwright.solver.space.launcher_choice import chosen_launcher, launcher_faults, preferred
+from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 
 WORTH_A_LAUNCHER = 1.1  # as many times as fast must another launcher be to be named
 _SHARE = 0.1  # of the time limit: what the search for it may take
@@ -34,7 +35,7 @@ def ask_and_compare(
         return answer
     watch = Watch(time_limit_s=_SHARE * problem.options.time_limit_s, should_stop=should_stop)
     notes = dict(answer.notes)
-    choice = chosen_launcher(problem)
+    choice = default_launcher(problem)
     if choice.launcher == problem.launcher:
         notes["launcher"] = choice.sentence
     if (

@@ -19,6 +19,12 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import lightest_of, nearest
 from meshwright.solver.search.priced_space import have_room, priced_rows
 from meshwright.solver.space.enumerate import enumerate_space, is_too_large
+from meshwright.solver.space.launcher_choice import (
+    LauncherChoice,
+    bound,
+    chosen_launcher,
+    launchers_able,
+)
 
 _ALL_ROWS = 50_000  # of more, those that recompute most are priced
 
@@ -74,3 +80,31 @@ def first_that_fits(problems: Sequence[Problem]) -> Need | None:
             if need is not None and need.fits:
                 return need
     return least_memory(problems[-1])
+
+
+_FEW_GPUS = 16  # on which a launcher's least memory takes some hundredths of a second
+
+
+def default_launcher(problem: Problem) -> LauncherChoice:
+    """Return the launcher of a question that names none: the first that can express it, and that it fits.
+
+    Memory is asked about where GPUs are few and alike. Where no launcher has room it is the first.
+    """
+    choice = chosen_launcher(problem)
+    few = problem.cluster.is_homogeneous and problem.cluster.num_gpus <= _FEW_GPUS
+    if choice.launcher == "none" or not choice.able or not few or _may_fit(problem, choice.launcher):
+        return choice
+    for name in launchers_able(problem):
+        if name != choice.launcher and _may_fit(problem, name):
+            return LauncherChoice(
+                launcher=name, why=f"memory: nothing fits under {choice.launcher}", refused=choice.refused
+            )
+    return choice
+
+
+def _may_fit(problem: Problem, launcher: str) -> bool:
+    here = bound(problem, launcher)
+    if is_too_large(here):
+        return True
+    need = least_memory(here)
+    return need is not None and need.fits

@@ -69,7 +69,7 @@ PREFERENCES = (
     Preference(
         why="one GPU, on which transformers' trainer needs no mesh",
         asked=_on_one_gpu,
-        launchers=_TRAINERS,
+        launchers=(*_TRAINERS, "deepspeed"),
     ),
 )  # fmt: skip
 _USUAL = Preference(
