@@ -441,7 +441,8 @@ def _split(problem: Problem, chunks: int, rng: random.Random, *, alone: bool = T
     if able.standalone_stages and alone and chunks > 2 and rng.randrange(4) == 0:
         most = able.alone(problem.model)[1]  # with prediction layers another one, before the head's
         last = rng.randint(1, most) if most > 1 and chunks > most + 1 else 1
-        return [0, *_split(replace(problem, launcher="none"), chunks - 1 - last, rng), *[0] * last]
+        inner = _split(replace(problem, launcher="none"), chunks - 1 - last, rng, alone=False)
+        return [0, *inner, *[0] * last]
     if not able.uneven_stages or chunks == layers:
         return [layers // chunks] * chunks
     least = 1 + (layers // chunks - 1) // 2  # recomputed layers of the row fit into most chunks
