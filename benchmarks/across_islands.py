@@ -16,7 +16,8 @@ from unittest import mock
 
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.problem import NO_SWITCH, Problem, SearchOptions, Workload
+from meshwright.profiles.switches import NO_SWITCH
+from meshwright.solver.problem import Problem, SearchOptions, Workload
 from meshwright.solver.search import answers
 from meshwright.solver.search.search import search
 from meshwright.solver.space import enumerate as enumerate_space
