@@ -346,6 +346,7 @@ class Answer:
     status: Status
     plans: tuple[Plan, ...]
     certified_by: tuple[str, ...]
+    # The next two are of the search that found the first plan, among its numbers of GPUs.
     objective_gap: float | None  # (least closed form known - bound on all) / the former; 0: it is proved
     objective_excess: float | None  # (objective of the first plan - least objective) / the former
     bound_step_time_s: float | None  # no step on the GPUs and sequences of the first plan is shorter

@@ -78,9 +78,11 @@ class SearchOptions:
     time_limit_s: float = 30.0
     seed: int = 0
     objective: Objective = "step_time"
-    gpus: Literal["all", "fewest"] = "all"  # fewest: on the smallest number of nodes that has a plan
+    gpus: Literal["all", "fewest"] = "all"  # at most all; fewest: the smallest number of nodes with a plan
     num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
     num_gpus: tuple[int, ...] = ()  # the planner's: all of these; empty: as many as can be used
+    also_gpus: tuple[int, ...] = ()  # the planner's: parts of nodes that are searched next to whole ones
+    usual: bool = False  # the planner's: the usual candidates alone, as those on all GPUs were
     reserve_nodes: int = 0  # kept spare
     max_power_kw: float | None = None  # of a plan's GPUs while all of them compute
     batch_sizes: tuple[int, ...] = ()  # global batches in question next to the workload's, the largest
@@ -408,18 +410,21 @@ def problem_digest(problem: Problem) -> str:
 # How many GPUs a plan may use: all but the spare ones, or those that the request leaves open.
 
 
+def per_node_of(problem: Problem) -> int:
+    """Return the GPUs of a node; of the smallest one where nodes differ."""
+    return min(group.gpus_per_node for group in problem.cluster.groups)
+
+
 def usable_gpus(problem: Problem) -> int:
     """Return the GPUs of the cluster without its spare nodes."""
-    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
-    return problem.cluster.num_gpus - problem.options.reserve_nodes * per_node
+    return problem.cluster.num_gpus - problem.options.reserve_nodes * per_node_of(problem)
 
 
 def gpu_counts(problem: Problem) -> tuple[int, ...]:
     """Return every number of GPUs that the request leaves open, largest first."""
     if problem.options.num_gpus:
         return tuple(sorted(problem.options.num_gpus, reverse=True))
-    most = usable_gpus(problem)
-    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+    most, per_node = usable_gpus(problem), per_node_of(problem)
     open_counts = {nodes * per_node for nodes in problem.options.num_nodes}
     return tuple(sorted((n for n in open_counts if n <= most), reverse=True)) or (most,)
 
@@ -458,6 +463,16 @@ def on_switches(problem: Problem, other: Problem) -> Problem:
 def are_named(problem: Problem) -> bool:
     """Return whether only these numbers of GPUs count, even if no configuration uses all of them."""
     return bool(problem.options.num_gpus or problem.options.num_nodes)
+
+
+def may_use_fewer(problem: Problem) -> bool:
+    """Return whether plans on fewer GPUs are ranked with those on all.
+
+    Objectives per GPU or token are best on few GPUs, so that they are asked on all that can be used.
+    """
+    options = problem.options
+    by_step = options.objective == "step_time" and options.gpus == "all"
+    return by_step and not are_named(problem) and not problem.places_stages
 
 
 # --------------------------------------------------------------------------------------------------

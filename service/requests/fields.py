@@ -612,7 +612,7 @@ FIELDS = (
         path="search.gpus",
         type=Literal["all", "fewest"],
         default="all",
-        about="fewest: on the smallest number of nodes that has a plan",
+        about="all: as many as are fastest; fewest: on the smallest number of nodes that has a plan",
         option=Option(
             group=COMMON,
             help="GPUs by type, instead of --cluster: 64xH100, 4xA100-40GB; or use all, or the fewest.",
@@ -624,7 +624,7 @@ FIELDS = (
             part="limits",
             label="GPUs",
             kind="choice",
-            choices=(("all", "all of them"), ("fewest", "the fewest that fit a plan")),
+            choices=(("all", "as many as are fastest"), ("fewest", "the fewest that fit a plan")),
         ),
     ),
     RequestField(

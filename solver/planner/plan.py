@@ -51,14 +51,18 @@ from meshwright.solver.problem import (
     Progress,
     ShouldStop,
     changes_of,
+    may_use_fewer,
     on_gpus,
     problem_digest,
+    usable_gpus,
     with_changes,
 )
 from meshwright.solver.search.certify.judge import kept_child
+from meshwright.solver.search.fewer_gpus import IDLE
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import numbers_of_gpus
 from meshwright.solver.space.launcher_rules import (
     beyond_positions,
     overlap_warnings,
@@ -310,14 +314,23 @@ def _of_variants(
 
         if problem.options.gpus == "fewest":  # on the GPUs of its plans
             settle = partial(on_gpus, numbers=tuple({plan.config.num_gpus for plan in answer.plans}))
+        elif may_use_fewer(problem):
+            settle = partial(on_gpus, numbers=_of_front(variants, answer.plans[0]))
         settled = [replace(one, problem=settle(one.problem)) for one in variants]
         answer = replace(answer, pareto=front_of(problem, settled, watch), elapsed_s=watch.elapsed_s)
     answer = with_baseline(first, priced, answer)
     if answer.plans and packaged:
         answer = _with_packaged(problem, answer, answered, packaged, watch)
     answer = replace(answer, plans=with_needs(problem, answer.plans))
-    warnings = (*answer.warnings, *overlap_warnings(problem, answer.plans))
+    idle = (answer.notes[IDLE],) if IDLE in answer.notes else ()
+    warnings = (*idle, *answer.warnings, *overlap_warnings(problem, answer.plans))
     return _of_model(problem, replace(answer, warnings=warnings))
+
+
+def _of_front(variants: Sequence[Variant], first: Plan) -> tuple[int, ...]:
+    """Return the numbers of GPUs of a front: all that can be used, and those of the fastest plan."""
+    own = (numbers_of_gpus(one.problem) for one in variants if not one.follows)
+    return tuple(sorted({first.config.num_gpus}.union(*own), reverse=True))
 
 
 def _answered(
@@ -518,9 +531,15 @@ def _with_packaged(
 
 
 def _alone(problem: Problem, variant: Problem, first: Plan, watch: Watch) -> Problem:
-    """Return a variant, asked for its best plan; for the fewest nodes, on those of the first plan."""
-    few = problem.options.gpus == "fewest"
-    numbers = (first.config.num_gpus,) if few else variant.options.num_gpus
+    """Return a variant, asked for its best plan, on all GPUs or on those of the first plan.
+
+    For the fewest nodes, on those of the first plan alone.
+    """
+    numbers, used = variant.options.num_gpus, first.config.num_gpus
+    if problem.options.gpus == "fewest":
+        numbers = (used,)
+    elif may_use_fewer(problem) and used < usable_gpus(problem):
+        numbers = (usable_gpus(problem), used)
     options = replace(
         variant.options, top_k=1, gpus="all", num_gpus=numbers, time_limit_s=max(watch.left_s, _LEAST_S)
     )
@@ -659,11 +678,15 @@ def _run_of(
     if several and not fewest_nodes_asked:
         with watch.cut():
             numbers = differing_gpus(problems)
-    settle = partial(on_gpus, numbers=numbers)
+    settle = partial(_also_on if may_use_fewer(asked) else on_gpus, numbers=numbers)
     if fewest_nodes_asked:
         on = cache(lambda nodes: differing_gpus(problems, nodes=nodes) if several else ())
         return partial(fewest, differing_on=on), settle
     return lambda problem, *given, **how: explained_search(settle(problem), *given, **how), settle
+
+
+def _also_on(problem: Problem, numbers: tuple[int, ...]) -> Problem:
+    return replace(problem, options=replace(problem.options, also_gpus=numbers))
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:

@@ -29,6 +29,7 @@ from meshwright.solver.explain.certainty import deciding_measurements, joint_log
 from meshwright.solver.planner.variants import packaged_warning
 from meshwright.solver.predict import Z_80_PERCENT, profile_of_variant
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.fewer_gpus import IDLE
 
 _COMPARED, _EACH = 32, 3  # plans that are compared: at least, and for each that is asked for
 
@@ -55,7 +56,9 @@ def robust_answer(problem: Problem, profile: Profile, ask: Callable[[Problem], A
     first_s = chosen[0].prediction.step_time_high_s
     gap = relative_gap(first_s, bound_s)
     claim = ObjectiveClaim(name="robust", unit=UNITS["robust"], value=first_s, bound=bound_s, gap=gap)
-    said = {packaged_warning(problem, ranking[0], plan) for plan in behind}
+    said, notes = {packaged_warning(problem, ranking[0], plan) for plan in behind}, {**found.notes}
+    if chosen[0].config.num_gpus != ranking[0].config.num_gpus:
+        said.add(notes.pop(IDLE, ""))
     warnings = [text for text in found.warnings if text not in said]
     listed = [
         replace(
@@ -71,7 +74,7 @@ def robust_answer(problem: Problem, profile: Profile, ask: Callable[[Problem], A
         objective_excess=None, floors=RankFloors(),
         gap=relative_gap(chosen[0].prediction.step_time_s, found.bound_step_time_s),
         num_gpus_used=chosen[0].config.num_gpus,
-        notes={**found.notes, "compared": str(len(ranking))},
+        notes={**notes, "compared": str(len(ranking))},
     )  # fmt: skip
 
 

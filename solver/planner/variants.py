@@ -54,13 +54,14 @@ from meshwright.solver.problem import (
     Problem,
     Workload,
     changes_of,
+    may_use_fewer,
     on_switches,
     problem_digest,
     searched_switches,
     with_changes,
 )
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
-from meshwright.solver.space.enumerate import MOST_OUTER, estimated_outer
+from meshwright.solver.space.enumerate import MOST_OUTER, estimated_outer, is_of_fewer
 from meshwright.solver.space.launcher_rules import (
     problem_faults,
     standing_alone,
@@ -440,7 +441,12 @@ def merged(
         counts={name: sum(one.counts.get(name, 0) for one in answers) for name in first.counts},
         elapsed_s=sum(one.elapsed_s for one in answers),
         warnings=(
-            *dict.fromkeys(warning for one in shown or answers for warning in one.warnings),
+            *dict.fromkeys(  # others may use more GPUs than the first plan's launcher
+                warning
+                for one in shown or answers
+                for warning in one.warnings
+                if one is first or not is_of_fewer(warning)
+            ),
             *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()),
         ),
         notes=_notes(first, answered, unasked),
@@ -627,8 +633,13 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
     if asked.options.diverse:
         for at, each in enumerate(best):
             first.setdefault((_work(each.of.variant), mesh_of(each.plan.config)), at)
-        others = [at for at in range(len(best)) if at not in first.values()]
-        best = [best[at] for at in sorted([*first.values(), *others][:most])]
+        # on fewer GPUs than others a mesh takes the place of a slower plan alone, not of a faster layout
+        gpus = [each.plan.config.num_gpus for each in best]
+        least = max(gpus, default=0) if may_use_fewer(asked) else 0
+        meshes = [at for at in first.values() if gpus[at] >= least]
+        others = [at for at in range(len(best)) if at not in first.values() and gpus[at] >= least]
+        fewer = [at for at in first.values() if gpus[at] < least]
+        best = [best[at] for at in sorted([*[*meshes, *others][:most], *fewer])]
     return [replace(each, plan=replace(each.plan, rank=rank)) for rank, each in enumerate(best[:most], 1)]
 
 

@@ -35,6 +35,8 @@ What is claimed, and what is not
   ``bound_step_time_s``: no row under *any* split simulates faster (``proof.least_step_bound_s``), so
   ``gap`` is what another split of some row could still gain at most; it may exceed 0 although the
   ranking is proved, because candidates are few and not all splits.
+  Fewer GPUs than all are ranked with them (``fewer_gpus``), so that status and bound cover every number;
+  ``objective_gap`` and ``objective_excess`` are those of the search that found the first plan.
   All of it holds under the cost model and within the space; ``prediction`` carries the error band.
 """
 
@@ -54,10 +56,19 @@ from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, RankFloors
 from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import MESH, Columns, Configuration, IntArray
 from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
-from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_switches
+from meshwright.solver.problem import (
+    OnProgress,
+    Problem,
+    Progress,
+    ShouldStop,
+    may_use_fewer,
+    on_switches,
+    usable_gpus,
+)
 from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, plans_of
 from meshwright.solver.search.certify.judge import Certificate, Judge, inquiry_of, later
 from meshwright.solver.search.feasible import lightest_of
+from meshwright.solver.search.fewer_gpus import at_most_all, least_gpu_s
 from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
 from meshwright.solver.search.priced_space import (
     Priced,
@@ -171,6 +182,66 @@ def search(
         ProofMismatchError: the exact program and CP-SAT disagree (a bug).
         InvalidPlanError: the independent check refuses a plan (a bug).
     """
+    own = partial(_search_on, profile=profile, known=known, ways=ways, wide=wide, proved=proved)
+    if not may_use_fewer(problem) or not proved:
+        return own(problem, on_progress=on_progress, should_stop=should_stop, rivals=rivals)
+    watch = Watch(
+        time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
+    )
+    each_s, found = least_gpu_s(problem, profile, ways), list[Answer]()
+    floor_s = each_s / usable_gpus(problem)
+
+    def on(asked: Problem, others: Rivals) -> Answer:
+        report = None if on_progress is None else partial(_as_part, on_progress, found, floor_s, watch)
+        found.append(own(asked, on_progress=report, should_stop=watch.should_stop, rivals=others))
+        return found[-1]
+
+    answer = at_most_all(problem, profile, on, watch, each_s=each_s, rivals=rivals)
+    _report_done(watch, answer)
+    return answer
+
+
+def _as_part(
+    tell: OnProgress, before: Sequence[Answer], floor_s: float, watch: Watch, progress: Progress
+) -> None:
+    """Report a search on some numbers of GPUs as part of all; no step of any is below ``floor_s``."""
+    steps = [one.plans[0].prediction.step_time_s for one in before if one.plans]
+    own = progress.incumbent_step_time_s
+    best = min([*steps, *([] if own is None else [own])], default=None)
+    bound = None if progress.bound_step_time_s is None else min(progress.bound_step_time_s, floor_s)
+    tell(
+        replace(
+            progress,
+            stage="solving" if progress.stage == "done" else progress.stage,
+            explored=progress.explored + sum(one.explored for one in before),
+            total=progress.total + sum(one.space_size for one in before),
+            incumbent_step_time_s=best,
+            bound_step_time_s=bound,
+            gap=relative_gap(best, bound),
+            elapsed_s=watch.elapsed_s,
+        )
+    )
+
+
+def _report_done(watch: Watch, answer: Answer) -> None:
+    watch.report("done", explored=answer.explored, total=answer.space_size,
+                 incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
+                 bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
+
+
+def _search_on(
+    problem: Problem,
+    profile: Profile,
+    *,
+    on_progress: OnProgress | None,
+    should_stop: ShouldStop | None,
+    known: Sequence[Configuration],
+    ways: Sequence[Problem],
+    wide: bool,
+    rivals: Rivals,
+    proved: bool,
+) -> Answer:
+    """Return the best plans on the numbers of GPUs of ``enumerate_space``; arguments as ``search``."""
     options = problem.options
     watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
     if problem.places_stages:
@@ -205,15 +276,14 @@ def search(
 
         def again(asked: Problem) -> Answer:
             left = replace(asked.options, time_limit_s=max(watch.left_s, _LEAST_S))
-            return search(
-                replace(asked, options=left), profile, on_progress=on_progress,
-                should_stop=watch.should_stop, ways=ways, wide=True,
+            return _search_on(
+                replace(asked, options=left), profile, on_progress=on_progress, known=(),
+                should_stop=watch.should_stop, ways=ways, wide=True, proved=True,
+                rivals=rivals if asked is problem else NO_RIVALS,
             )  # fmt: skip
 
         answer = _widened(problem, answer, watch, again)
-    watch.report("done", explored=answer.explored, total=answer.space_size,
-                 incumbent_s=answer.plans[0].prediction.step_time_s if answer.plans else None,
-                 bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
+    _report_done(watch, answer)
     return replace(answer, elapsed_s=watch.elapsed_s)
 
 
@@ -294,7 +364,7 @@ def _found(
                 found = replace(found, space=replace(usual, whole=False), frontier=frontier)
                 _interrupt(problem, watch, usual, frontier, now=True)
 
-    among = partial(enumerate_space, wide=True) if wide else partial(searched_space, meanwhile=begin)
+    among = _enumeration(problem, wide=wide, meanwhile=begin)
     with (watch if large else first).cut():
         space = among(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
         if is_weighed_by_kind(problem) or len(space.rows) <= _MOST_WEIGHED:
@@ -304,10 +374,19 @@ def _found(
     return found
 
 
+def _enumeration(
+    problem: Problem, *, wide: bool, meanwhile: Callable[[Space], object] = lambda _: None
+) -> Callable[..., Space]:
+    """Return what enumerates the candidates that are searched: all, the usual ones, or as many as pay."""
+    if wide:
+        return partial(enumerate_space, wide=True)
+    return enumerate_space if problem.options.usual else partial(searched_space, meanwhile=meanwhile)
+
+
 def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
     if not found.others or not isinstance(space.rows, Crossing):
         return space, priced_space(found.problem, found.profile, space.rows)
-    among = partial(enumerate_space, wide=True) if wide else searched_space
+    among = _enumeration(found.problem, wide=wide)
     alike, parts, spaces = {same_rows(found.problem): space}, [(found.problem, space.rows)], [space]
     for one in found.others:
         if (key := same_rows(one)) not in alike:

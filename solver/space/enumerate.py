@@ -47,6 +47,7 @@ from meshwright.solver.problem import (
     batch_sizes,
     gpu_counts,
     on_gpus,
+    per_node_of,
     usable_gpus,
     with_batch,
 )
@@ -329,12 +330,60 @@ def _with_chunkings(problem: Problem, rules: Sequence[Rule], stages: Sequence[in
 
 def _fewer_gpus(problem: Problem) -> list[int]:
     """Return smaller GPU counts that axes and batch allow, whole nodes first, then largest first."""
-    per_node = min(group.gpus_per_node for group in problem.cluster.groups)
+    products = _fewer_products(problem)
+    whole = products % per_node_of(problem) == 0
+    return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
+
+
+def _fallbacks(problem: Problem) -> Iterator[int]:
+    """Yield the counts of ``_fewer_gpus`` that a plan may use."""
+    per_node, part = per_node_of(problem), _may_idle_part_of_a_node(problem)
+    return (num_gpus for num_gpus in _fewer_gpus(problem) if num_gpus % per_node == 0 or part(num_gpus))
+
+
+def _fewer_products(problem: Problem) -> IntArray:
+    """Return GPU counts below all usable ones that axes and batch allow, largest first."""
     products = _products(problem)
     products = products[products < usable_gpus(problem)][::-1]
-    products = products[counts_kept(problem, products)]
-    whole = products % per_node == 0
-    return [int(n) for n in (*products[whole][:_MAX_FALLBACKS], *products[~whole][:_MAX_FALLBACKS])]
+    return products[counts_kept(problem, products)]
+
+
+def _may_idle_part_of_a_node(problem: Problem) -> Callable[[int], bool]:
+    """Return whether a plan may use so many GPUs, which leave a part of one node idle.
+
+    That is where no legal row uses all GPUs of as many nodes.
+    """
+    per_node, rules = per_node_of(problem), rules_of(problem)
+    legal = cache(partial(_is_legal_on, problem, rules=rules))
+    return lambda num_gpus: not legal(-(-num_gpus // per_node) * per_node)
+
+
+def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) -> bool:
+    """Return whether a row is legal on so many GPUs."""
+    look()
+    if _some_legal(problem, _estimated_on(problem, num_gpus, wide=False)[1]):
+        return True  # of most numbers; else all rows are looked at
+    here = on_gpus(problem, (num_gpus,))
+    asked = _Asked(legal_only=True, whole_too_large=partial(is_too_large, here, wide=True))
+    may_be = _may_be_legal(problem, num_gpus, rules)
+    return may_be and _of_counts(here, (num_gpus,), rules, asked).num_legal > 0
+
+
+def fewer_gpus(problem: Problem, least: float) -> Iterator[int]:
+    """Yield GPU counts below all usable ones on which a row may be legal, largest first, down to ``least``.
+
+    Whole nodes, and where no legal row uses as many nodes as a whole, or another variant uses a part of
+    the last one, parts of it.
+    """
+    per_node, rules = per_node_of(problem), rules_of(problem)
+    part, also = _may_idle_part_of_a_node(problem), problem.options.also_gpus
+    for num_gpus in _fewer_products(problem).tolist():
+        if num_gpus < least:
+            return
+        look()
+        able = num_gpus % per_node == 0 or num_gpus in also or part(num_gpus)
+        if able and _may_be_legal(problem, num_gpus, rules):
+            yield num_gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +416,11 @@ def enumerate_space(
     if problem.options.num_gpus and whole.num_legal:
         rows = whole.rows if isinstance(whole.rows, Columns) else whole.rows.outer
         most = int(rows.num_gpus[whole.masks == 0].max() if whole.rows is rows else rows.num_gpus.max())
-        return replace(whole, warnings=_fewer_are_used(problem, most))
+        return replace(whole, warnings=fewer_are_used(problem, most))
     if whole.num_legal or are_named(problem):
         return whole
     found: list[Space] = []
-    for num_gpus in _fewer_gpus(problem):
+    for num_gpus in _fallbacks(problem):
         if _are_enough([space.num_gpus for space in found], num_gpus):
             break
         look()
@@ -380,7 +429,7 @@ def enumerate_space(
         fewer = _of_counts(problem, (num_gpus,), rules, asked)
         if fewer.num_legal:
             found.append(fewer)
-    return _joined(found, *_fewer_are_used(problem, max(one.num_gpus for one in found))) if found else whole
+    return _joined(found, *fewer_are_used(problem, max(one.num_gpus for one in found))) if found else whole
 
 
 def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
@@ -392,7 +441,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
     if are_named(problem):
         return counts
     asked = _Asked(legal_only=True, whole_too_large=cache(partial(is_too_large, problem, wide=True)))
-    for num_gpus in chain(counts, _fewer_gpus(problem)):
+    for num_gpus in chain(counts, _fallbacks(problem)):
         if counts[0] in legal or _are_enough(legal, num_gpus):
             break
         look()
@@ -415,7 +464,7 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     """
     counts, total, legal = gpu_counts(problem), 0.0, list[int]()
     named, rules = are_named(problem), rules_of(problem)
-    for num_gpus in chain(counts, () if named else _fewer_gpus(problem)):
+    for num_gpus in chain(counts, () if named else _fallbacks(problem)):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
@@ -578,12 +627,21 @@ def _of_candidates(
     return _joined(found)
 
 
-def _fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
+_NO_LEGAL = "no legal configuration uses all of them"
+
+
+def fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
+    """Return the warning that no legal row uses more than so many GPUs; none where those are all."""
     if most == usable_gpus(problem):
         return ()
-    used = f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
+    used = f"at most {most} of {usable_gpus(problem)} GPUs are used: {_NO_LEGAL}"
     within = "" if problem.options.max_power_kw is None else f" within {problem.options.max_power_kw:g} kW"
-    return (f"{used}them with a global batch of {problem.workload.global_batch_size}{within}",)
+    return (f"{used} with a global batch of {problem.workload.global_batch_size}{within}",)
+
+
+def is_of_fewer(warning: str) -> bool:
+    """Return whether a warning is one of ``fewer_are_used``."""
+    return _NO_LEGAL in warning
 
 
 def _joined(spaces: list[Space], *warnings: str) -> Space:

@@ -33,11 +33,11 @@ def mixed_problem() -> Problem:
 
 
 def ordered_problem() -> Problem:
-    """4 layers on two nodes under any order of the ranks, which decides what crosses the network."""
+    """4 layers on two whole nodes under any order of the ranks, which decides what crosses the network."""
     bounds = {"zero_stage": (0, 1), "tensor_parallel_size": (1, 2)}
     limits = {**LIMITS, "pin": {"micro_batch_size": 1}, "bounds": bounds}
     model = a_model(num_layers=4, hidden_size=2048, ffn_hidden_size=8192, num_attention_heads=16)
-    problem = a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=32, **limits)
+    problem = a_problem(model=model, cluster=a_cluster(num_nodes=2), batch=32, num_nodes=(2,), **limits)
     return replace(problem, launcher="none")
 
 

@@ -1,0 +1,218 @@
+"""All GPUs means at most all: plans on fewer of them are ranked with those on all.
+
+Where the number of GPUs has no good factors, fewer of them take shorter steps: 80 layers and 128 sequences
+on 17 nodes leave little but 17 stages, and 16 nodes take the usual sizes. All GPUs are searched first. The
+score of the last plan that is listed then refutes most smaller numbers together, before anything of them is
+enumerated: no step is shorter than the model's FLOPs at the peak of its GPUs (``least_gpu_s``). What is
+left is searched in few waves, each one search over all of its numbers, bounded by the plans that are found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.answer import Answer, Plan, RankFloors, Status, with_gaps
+from meshwright.solver.clock import Watch, relative_gap
+from meshwright.solver.cost.objective import claim_of, is_plain
+from meshwright.solver.problem import Problem, on_gpus, per_node_of, usable_gpus
+from meshwright.solver.search.frontier import NO_RIVALS, Rivals
+from meshwright.solver.search.priced_space import have_room
+from meshwright.solver.space.enumerate import (
+    MOST_OUTER,
+    estimated_outer,
+    fewer_are_used,
+    fewer_gpus,
+    numbers_of_gpus,
+)
+
+Search = Callable[[Problem, Rivals], Answer]  # on the numbers of GPUs of a problem, given others' plans
+
+_WAVE = 0.75  # of the largest number of a wave: its plans refute most of the numbers behind
+_ROUNDING = 1.0 + 1e-9
+_LEAST_S = 0.01  # a search is given this much
+IDLE = "idle"  # the note of an answer with a first plan that leaves GPUs idle
+
+
+def score_s(problem: Problem, plan: Plan) -> float:
+    """Return what a plan is ranked by: its step, of the request's number of sequences."""
+    share = problem.workload.global_batch_size / plan.config.global_batch_size
+    return plan.prediction.step_time_s * share
+
+
+def least_gpu_s(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> float:
+    """Return the GPU seconds of the model's FLOPs at peak: no step takes less, on however many GPUs.
+
+    The peak is the one of 16 bits unless products may run in fewer. Where experts may drop tokens, or a
+    residual scales a step, nothing is known: 0.
+    """
+    gpu, work, facts = profile.group.gpu, problem.workload, profile.framework
+    options = [one.workload.framework_options for one in (problem, *ways)]
+    named = {name for some in options for name in some}
+    if profile.residual is not None or facts.moe_capacity_factor or "moe_capacity_factor" in named:
+        return 0.0
+    narrow = work.precision == "fp8" or facts.precision_recipe != "none" or "precision_recipe" in named
+    peak = max(gpu.peak_flops.values()) if narrow else gpu.peak_bf16_flops
+    return problem.model_flops_per_token * work.global_batch_size * work.tokens_per_sequence / peak
+
+
+def at_most_all(
+    problem: Problem, profile: Profile, search: Search, watch: Watch, *, each_s: float, rivals: Rivals
+) -> Answer:
+    """Return the best plans on all GPUs or fewer.
+
+    A plan on fewer GPUs is listed where it is faster than the last one on all of them that is listed.
+
+    Args:
+        problem: the request.
+        profile: its prices.
+        search: searches the numbers of GPUs of a problem.
+        watch: the time of all.
+        each_s: GPU seconds that no step takes less than.
+        rivals: plans of other searches that are ranked with these.
+    """
+    answers = [search(problem, rivals)]
+    if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
+        return answers[0]
+    known = _best(problem, answers, rivals)
+    numbers, counted = list[int](), False
+    with watch.closing().cut():
+        searched = numbers_of_gpus(problem)
+        numbers = [n for n in fewer_gpus(problem, each_s / known.last_s) if n not in searched]
+        counted = True
+    while numbers and not watch.interrupted():
+        wave, numbers = _wave(problem, profile, numbers)
+        if not wave:
+            break
+        usual = bool(answers[0].plans) and answers[0].space == "usual"
+        answers.append(_searched(problem, wave, known, search, usual=usual, watch=watch))
+        known = _best(problem, answers, rivals)
+        numbers = [n for n in numbers if n * known.last_s >= each_s]
+    most = numbers[0] if counted and numbers else usable_gpus(problem)
+    unsearched_s = each_s / most if numbers or not counted else inf
+    return _joined(problem, profile, answers, watch, unsearched_s)
+
+
+def _best(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Rivals:
+    """Return the scores that plans on fewer GPUs must beat."""
+    scores = [score_s(problem, plan) for plan in _ranked(problem, answers)]
+    best, last = min([rivals.best_s, *scores[:1]]), min([rivals.last_s, *scores[-1:]])
+    return NO_RIVALS if last == inf else Rivals(best, last * _ROUNDING, rivals.of_meshes)
+
+
+def _wave(problem: Problem, profile: Profile, numbers: list[int]) -> tuple[list[int], list[int]]:
+    """Return the numbers to search next, and those behind; none where the model has no room on them."""
+    if not have_room(on_gpus(problem, (numbers[0],)), profile):
+        return [], []
+    rows, size = 0.0, 0
+    while size < len(numbers) and numbers[size] >= _WAVE * numbers[0]:
+        rows += estimated_outer(on_gpus(problem, (numbers[size],)))
+        if size and rows > MOST_OUTER:
+            break
+        size += 1
+    return numbers[:size], numbers[size:]
+
+
+def _searched(
+    problem: Problem, wave: Sequence[int], known: Rivals, search: Search, *, usual: bool, watch: Watch
+) -> Answer:
+    options = replace(
+        problem.options, num_gpus=tuple(wave), usual=usual, time_limit_s=max(watch.left_s, _LEAST_S)
+    )
+    answer = search(replace(problem, options=options), known)
+    # a wave is chosen: that no more GPUs can be used is not so
+    said = {text for num_gpus in wave for text in fewer_are_used(problem, num_gpus)}
+    return replace(answer, warnings=tuple(text for text in answer.warnings if text not in said))
+
+
+def _ranked(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
+    """Return the best K plans; one on fewer GPUs takes the place of a slower one alone."""
+    every = [plan for one in answers for plan in one.plans]
+    every.sort(key=lambda plan: (score_s(problem, plan), plan.rank))
+    return every[: problem.options.top_k]
+
+
+def _joined(
+    problem: Problem, profile: Profile, answers: Sequence[Answer], watch: Watch, unsearched_s: float
+) -> Answer:
+    """Return one answer to all numbers of GPUs; on those that were not searched nothing is faster."""
+    whole, plans = answers[0], _ranked(problem, answers)
+    if len(answers) == 1 and unsearched_s == inf:
+        return whole
+    unsearched: list[Status] = ["unknown"] if unsearched_s < inf else []
+    status = _status([*(one.status for one in answers), *unsearched])
+    able = [one for one in answers if one.status != "infeasible"]
+    bounds = [None if one.objective is None else one.objective.bound for one in able]
+    known = [bound for bound in bounds if bound is not None]
+    least = min([*known, unsearched_s]) if len(known) == len(bounds) else None
+    scores = [score_s(problem, plan) for plan in plans]
+    least = None if least in (None, inf) or least == 0.0 else min([least, *scores[:1]])
+    first = next((one for one in answers if plans and plans[0] in one.plans), whole)
+    floors = _floors(able) if unsearched_s == inf else RankFloors()
+    share = plans[0].config.global_batch_size / problem.workload.global_batch_size if plans else 1.0
+    listed = [replace(plan, rank=rank) for rank, plan in enumerate(plans, 1)]
+    counts = sum((Counter(one.counts) for one in answers), Counter[str]())
+    return replace(
+        first,
+        status=status,
+        plans=with_gaps(listed, scores, floors, least, of_steps=is_plain(problem)),
+        certified_by=first.certified_by if status == "optimal" else (),
+        bound_step_time_s=None if least is None else least * share,
+        gap=relative_gap(scores[0] if scores else None, least),
+        objective=claim_of(problem, profile, scores[0] if scores else None, least),
+        space_size=sum(one.space_size for one in answers),
+        legal=sum(one.legal for one in answers),
+        fit=sum(one.fit for one in answers),
+        explored=sum(one.explored for one in answers),
+        counts={name: counts[name] for name in first.counts},
+        elapsed_s=watch.elapsed_s,
+        warnings=tuple(dict.fromkeys(text for one in answers for text in one.warnings)),
+        infeasible=None if plans else whole.infeasible,
+        num_gpus_used=plans[0].config.num_gpus if plans else whole.num_gpus_used,
+        notes={**first.notes, **_idle(problem, whole, plans)},
+        space="every" if all(one.space == "every" for one in answers) else "usual",
+        floors=floors,
+    )  # fmt: skip
+
+
+def _status(found: Sequence[Status]) -> Status:
+    if all(status == "infeasible" for status in found):
+        return "infeasible"
+    if all(status in ("optimal", "infeasible") for status in found):
+        return "optimal"
+    return "feasible" if any(status in ("optimal", "feasible") for status in found) else "unknown"
+
+
+def _floors(answers: Sequence[Answer]) -> RankFloors:
+    """Return the floors of all answers together: meshes on unlike numbers of GPUs are unlike."""
+    every = [one.floors for one in answers]
+    if not all(one.known for one in every):
+        return RankFloors()
+    whole = all(one.layouts for one in every if one.meshes)
+    return RankFloors(
+        known=True,
+        meshes={mesh: floor for one in every for mesh, floor in one.meshes.items()},
+        layouts={key: floor for one in every for key, floor in one.layouts.items()} if whole else {},
+    )
+
+
+def _idle(problem: Problem, whole: Answer, plans: Sequence[Plan]) -> dict[str, str]:
+    """Return the note on the GPUs that the first plan leaves idle, unless a warning says why."""
+    used, usable = plans[0].config.num_gpus if plans else 0, usable_gpus(problem)
+    known = not plans or used == usable or {*fewer_are_used(problem, used)} <= {*whole.warnings}
+    if known:
+        return {}
+    each = per_node_of(problem)
+    unit, size = ("node", each) if used % each == 0 == usable % each else ("GPU", 1)
+    idle, most, own = (usable - used) // size, usable // size, used // size
+    words = f"{idle} of {most} {unit}s {'is' if idle == 1 else 'are'} idle: {own} {unit}{'s'[: own > 1]}"
+    words += f" take{'s'[: own == 1]} {score_s(problem, plans[0]):.4g} s a step with this batch"
+    on_all = [plan for plan in whole.plans if plan.config.num_gpus == usable]
+    if on_all:
+        words += f", all {most} take {score_s(problem, on_all[0]):.4g} s"
+    elif whole.status == "infeasible":
+        words += f", and on all {most} no configuration fits"
+    return {IDLE: words}

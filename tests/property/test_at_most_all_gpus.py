@@ -1,0 +1,97 @@
+"""All GPUs means at most all: the best step over every number of nodes, against trying each of them."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.problem import Problem, on_gpus
+from meshwright.solver.search.fewer_gpus import IDLE, least_gpu_s
+from meshwright.solver.search.priced_space import priced_rows
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import searched_space
+from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.draws import draws
+from tests.property.exhaustive import candidates_s
+
+EXAMPLES = draws(3)
+ROUNDING = 1 + 1e-9
+EACH = 2  # GPUs of a node
+
+
+def on_nodes(problem: Problem, nodes: int) -> Problem:
+    (group,) = problem.cluster.groups
+    return replace(problem, cluster=replace(problem.cluster, groups=(replace(group, num_nodes=nodes),)))
+
+
+@st.composite
+def few_nodes(draw: st.DrawFn) -> Problem:
+    """2 to 7 layers on 3 to 7 nodes of 2 GPUs, and a batch that mostly has other factors."""
+    model = a_model(
+        num_layers=draw(st.integers(2, 7)), hidden_size=2048, ffn_hidden_size=8192,
+        num_attention_heads=16, vocab_size=32000,
+    )  # fmt: skip
+    memory = draw(st.sampled_from([12, 24, 79]))
+    cluster = a_cluster(num_nodes=draw(st.integers(3, 7)), gpu=a_gpu(memory_bytes=memory * GIB))
+    group = replace(cluster.groups[0], gpus_per_node=EACH, island_gpus=EACH)
+    pin: dict[str, int | str] = {"context_parallel_size": 1, "micro_batch_size": 1}
+    if draw(st.booleans()):
+        pin["tensor_parallel_size"] = draw(st.sampled_from([1, 2]))
+    problem = a_problem(
+        model=model, cluster=replace(cluster, groups=(group,)), certify="none",
+        batch=draw(st.sampled_from([4, 6, 8, 12, 25])), top_k=draw(st.integers(1, 4)),
+        pin=pin, bounds={"zero_stage": (0, 1)},
+    )  # fmt: skip
+    return replace(problem, launcher=draw(st.sampled_from(["megatron-lm", "none"])))
+
+
+def steps_on(problem: Problem, num_gpus: int) -> list[float]:
+    """The simulated steps of all candidates of every legal row on so many GPUs; nothing is skipped."""
+    asked = on_gpus(problem, (num_gpus,))
+    space = searched_space(asked)
+    rows = priced_rows(
+        asked, default_profile(asked.cluster, asked.launcher), space.columns.take(space.legal)
+    )
+    return [step_s for _, step_s in candidates_s(rows)]
+
+
+def is_legal_on(problem: Problem, num_gpus: int) -> bool:
+    return searched_space(on_gpus(problem, (num_gpus,))).num_legal > 0
+
+
+@given(few_nodes())
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_with_nodes(
+    problem: Problem,
+) -> None:
+    """Part of a node is left idle where no legal row uses all GPUs of as many nodes."""
+    profile = default_profile(problem.cluster, problem.launcher)
+    steps, legal = (
+        cache(lambda gpus: steps_on(problem, gpus)),
+        cache(lambda gpus: is_legal_on(problem, gpus)),
+    )
+    before_s = np.inf
+    for nodes in range(1, problem.cluster.num_nodes + 1):
+        answer = search(on_nodes(problem, nodes), profile)
+        numbers = [
+            gpus for gpus in range(1, nodes * EACH + 1) if gpus % EACH == 0 or not legal(gpus + gpus % EACH)
+        ]
+        every = {gpus: min(steps(gpus), default=np.inf) for gpus in numbers}
+        least_s = min(every.values())
+        assert answer.status == ("infeasible" if least_s == np.inf else "optimal")
+        own_s = answer.plans[0].prediction.step_time_s if answer.plans else np.inf
+        assert own_s == pytest.approx(least_s, rel=1e-9)
+        assert own_s <= before_s * ROUNDING
+        assert answer.bound_step_time_s is None or answer.bound_step_time_s <= least_s * ROUNDING
+        before_s = own_s
+        for plan in answer.plans:
+            at_peak_s = least_gpu_s(problem, profile) / plan.config.num_gpus
+            assert at_peak_s <= every[plan.config.num_gpus] <= plan.prediction.step_time_s * ROUNDING
+        used = answer.plans[0].config.num_gpus if answer.plans else nodes * EACH
+        if used < nodes * EACH and steps(nodes * EACH):
+            assert "idle" in answer.notes[IDLE]

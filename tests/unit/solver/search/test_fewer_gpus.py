@@ -1,0 +1,123 @@
+"""Plans on fewer GPUs than all: when they are sought, their rank, and what is said of idle nodes."""
+
+from dataclasses import replace
+
+import pytest
+
+from meshwright.profiles.profile import default_profile
+from meshwright.profiles.units import GIB
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem, Progress, on_gpus
+from meshwright.solver.search import fewer_gpus
+from meshwright.solver.search.fewer_gpus import IDLE, least_gpu_s
+from meshwright.solver.search.search import search
+from meshwright.solver.space.enumerate import numbers_of_gpus
+from tests.builders import a_cluster, a_gpu, a_model, a_problem
+
+SIZES: dict[str, int | str] = {
+    "tensor_parallel_size": 8,
+    "context_parallel_size": 1,
+    "micro_batch_size": 1,
+}
+
+
+def on_17_nodes(**options: object) -> Problem:
+    """80 layers and 128 sequences on 17 nodes of 8 tensor ranks: 17 stages, or fewer nodes."""
+    sizes: dict[str, object] = {"pin": SIZES, "certify": "none"}
+    return a_problem(cluster=a_cluster(num_nodes=17), batch=128, **{**sizes, **options})  # type: ignore[arg-type]
+
+
+def answer_to(problem: Problem, **how: object) -> Answer:
+    return search(problem, default_profile(problem.cluster, problem.launcher), **how)  # type: ignore[arg-type]
+
+
+def test_a_node_that_makes_steps_longer_is_left_idle_and_named() -> None:
+    problem = on_17_nodes()
+    found = ask(problem, default_profile(problem.cluster, problem.launcher))
+    on_16 = answer_to(replace(problem, cluster=a_cluster(num_nodes=16)))
+    on_all = answer_to(on_17_nodes(num_nodes=(17,)))
+    assert (found.status, found.num_gpus_used) == ("optimal", 128)
+    first_s = found.plans[0].prediction.step_time_s
+    assert first_s == on_16.plans[0].prediction.step_time_s < on_all.plans[0].prediction.step_time_s
+    assert found.bound_step_time_s is not None
+    assert found.bound_step_time_s <= first_s
+    assert found.plans[0].plan_id == search_id(problem, found)
+    said = f"1 of 17 nodes is idle: 16 nodes take {first_s:.4g} s a step with this batch, all 17 take "
+    assert [text for text in found.warnings if "idle" in text] == [
+        f"{said}{on_all.plans[0].prediction.step_time_s:.4g} s"
+    ]
+
+
+def search_id(problem: Problem, found: Answer) -> str:
+    """The id of the first plan where its numbers of GPUs are named."""
+    named = answer_to(replace(problem, options=replace(problem.options, num_nodes=(16,))))
+    assert named.plans[0].config == found.plans[0].config
+    return named.plans[0].plan_id
+
+
+def test_plans_on_fewer_gpus_are_listed_where_they_are_faster_than_the_last_one_on_all() -> None:
+    found, on_all = answer_to(on_17_nodes(top_k=4)), answer_to(on_17_nodes(top_k=4, num_nodes=(17,)))
+    steps = [plan.prediction.step_time_s for plan in found.plans]
+    assert steps == sorted(steps)
+    last_s = on_all.plans[-1].prediction.step_time_s
+    assert all(plan.prediction.step_time_s <= last_s for plan in found.plans if plan.config.num_gpus < 136)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_nodes": (17,)},
+        {"num_gpus": (136,)},
+        {"constraints": ("num_gpus == 136",)},
+        {"objective": "tokens_per_s_per_gpu"},
+    ],
+)
+def test_all_gpus_are_used_where_their_number_is_named_or_fewer_are_cheaper_each(
+    options: dict[str, object],
+) -> None:
+    assert {plan.config.num_gpus for plan in answer_to(on_17_nodes(**options)).plans} == {136}
+
+
+def test_a_plan_that_fits_on_fewer_nodes_alone_is_found() -> None:
+    # 7 nodes of 1 GPU, batch 7, 2 layers, no shards: 7 replicas of a GPU each, or 2 GPUs of a layer each.
+    # A layer has .86 and the vocabulary 2 x .26 billion weights of 18 bytes: 37 GiB on one GPU, 19 on two
+    # each; 16 % of 40 GiB stay free
+    pin: dict[str, int | str] = {"zero_stage": 0, "context_parallel_size": 1, "micro_batch_size": 1}
+    model = a_model(num_layers=2, vocab_size=32000)
+    group = replace(a_cluster(gpu=a_gpu(memory_bytes=40 * GIB)).groups[0], gpus_per_node=1, island_gpus=1)
+    cluster = replace(a_cluster(), groups=(replace(group, num_nodes=7),))
+    problem = a_problem(model=model, cluster=cluster, batch=7, pin=pin, certify="none", top_k=1)
+    on_all = answer_to(on_gpus(problem, (7,)))
+    found = answer_to(problem)
+    assert (on_all.status, on_all.legal > 0) == ("infeasible", True)
+    assert (found.status, found.num_gpus_used) == ("optimal", 2)
+    assert found.notes[IDLE].startswith("5 of 7 nodes are idle: 2 nodes take ")
+    assert found.notes[IDLE].endswith(" s a step with this batch, and on all 7 no configuration fits")
+
+
+def test_a_search_that_ends_before_fewer_gpus_are_tried_claims_no_more_than_the_peak_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, stopped = on_17_nodes(), False
+
+    def and_stop(asked: Problem) -> tuple[int, ...]:
+        nonlocal stopped
+        stopped = True
+        return numbers_of_gpus(asked)
+
+    monkeypatch.setattr(fewer_gpus, "numbers_of_gpus", and_stop)
+    found = answer_to(problem, should_stop=lambda: stopped)
+    profile = default_profile(problem.cluster, problem.launcher)
+    assert (found.status, found.num_gpus_used, found.certified_by) == ("feasible", 136, ())
+    assert found.bound_step_time_s == pytest.approx(least_gpu_s(problem, profile) / 128)
+
+
+def test_progress_never_claims_a_bound_above_the_answer() -> None:
+    seen = list[Progress]()
+    found = answer_to(on_17_nodes(), on_progress=seen.append)
+    bounds = [one.bound_step_time_s for one in seen if one.bound_step_time_s is not None]
+    assert max(bounds) <= (found.bound_step_time_s or 0.0)
+    assert [one.stage for one in seen].count("done") == 1
+    assert (seen[-1].stage, seen[-1].total) == ("done", found.space_size)
+    assert seen[-1].incumbent_step_time_s == found.plans[0].prediction.step_time_s
