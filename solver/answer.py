@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import (
     BoolArray,
     Configuration,
@@ -250,10 +251,17 @@ class Remedy:
     gpu_s_per_token: float  # what changes are ordered by
     peak_memory_bytes: int
     kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
+    settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
 
 
 def remedy_of(
-    problem: Problem, kind: str, change: str, config: Configuration, prediction: Prediction
+    problem: Problem,
+    kind: str,
+    change: str,
+    config: Configuration,
+    prediction: Prediction,
+    *,
+    settings: Mapping[str, Any] | None = None,
 ) -> Remedy:
     """Return a change to ``problem`` with the best plan of that problem."""
     return Remedy(
@@ -264,6 +272,7 @@ def remedy_of(
         num_gpus=config.num_gpus,
         gpu_s_per_token=prediction.step_time_s * config.num_gpus / problem.tokens_of(config),
         peak_memory_bytes=prediction.peak_memory_bytes,
+        settings=settings or {},
     )
 
 
@@ -286,6 +295,9 @@ class Infeasibility:
     nearest: Shortfall | None = None
     changes: tuple[str, ...] = ()  # smallest changes that were verified to fit
     remedies: tuple[Remedy, ...] = ()  # the same with their plans, the cheapest of each kind first
+    # Nearest to fitting, with a risk that the request does not accept; of a missed deadline, the soonest.
+    closest: Plan | None = None
+    verdict: str = ""  # the answer in one sentence: what is allowed, and how near the closest plan comes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +398,9 @@ class Answer:
 
     @property
     def certainty(self) -> str:
-        """Return how good the first plan is, in the words of ``certainty_words``."""
+        """Return how good the first plan is, in the words of ``certainty_words``; why there is none."""
+        if self.status == "infeasible" and self.infeasible is not None and self.infeasible.verdict:
+            return self.infeasible.verdict
         return certainty_words(
             status=self.status,
             found=bool(self.plans),
@@ -412,6 +426,8 @@ class Answer:
         points = [] if shown["pareto"] is None else shown["pareto"]["points"]
         for plan in (*shown["plans"], *(point["plan"] for point in points)):
             _shown(plan)
+        if shown["infeasible"] is not None and shown["infeasible"]["closest"] is not None:
+            _shown(shown["infeasible"]["closest"])
         if shown["baseline"] is not None:
             _shown_outlook(shown["baseline"]["outlook"])
         if self.status == "optimal" and not self.is_optimal:
@@ -454,13 +470,13 @@ def certainty_words(
         objective: its name.
         odds: of the first plan; None: not known.
     """
-    seen, size = (f"{number:,}".replace(",", " ") for number in searched)
+    seen, size = map(_counted, searched)
     which = size if searched[0] >= searched[1] else f"{seen} of {size}"
     by = f"by {OBJECTIVE_NAMES[objective]}, " if objective in OBJECTIVE_NAMES else ""
     best_found = f"Best found: {by}among {which} configurations"
     if status == "infeasible":
         return (
-            f"No plan exists: each of {size} configurations breaks a rule or a limit, under our cost model."
+            f"Nothing fits: each of {size} configurations breaks a rule or a limit, under our cost model."
         )
     if not found:
         return f"No plan was found in {which} configurations, and nothing is proved."
@@ -475,6 +491,59 @@ def certainty_words(
         return words
     share = _at_most(odds.regret_p90)
     return f"{words} On your machines: within {share} of the fastest listed, 9 times in 10."
+
+
+def _counted(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+def words_of_none(problem: Problem, answer: Answer) -> str:
+    """Return an infeasible answer in one sentence.
+
+    That no plan exists is said only where no configuration is legal, so that none could run at any risk.
+    """
+    size, closest = _counted(answer.space_size), answer.infeasible and answer.infeasible.closest
+    if not closest:
+        if answer.legal:
+            return certainty_words(
+                status="infeasible", found=False, gap=None, searched=(answer.explored, answer.space_size)
+            )
+        named = problem.launcher not in ("any", "none")
+        none = f"{problem.launcher} has no plan" if named else "No plan exists"
+        rule = "one of its rules" if named else "a rule"
+        return f"{none}: each of {size} configurations breaks {rule} or a limit that you set."
+    seen, allowed = closest.prediction, problem.options.max_out_of_memory_probability
+    risk, deadline = seen.out_of_memory_probability, problem.options.deadline_days
+    if accepts_risk(problem, closest) and deadline is not None:
+        late = f"the fastest of {size} configurations takes {closest.days:.1f} days"
+        return f"No plan meets the deadline of {deadline:g} days; {late}, under our cost model."
+    if risk <= _AS_LIKELY_AS_NOT:
+        nothing = f"Nothing fits within an out-of-memory risk of {allowed * 100:g} %"
+        return f"{nothing}; the closest of {size} configurations fits with {_chance(1.0 - risk)}."
+    needed, limit = (value / GIB for value in (seen.peak_memory_bytes, seen.memory_limit_bytes))
+    short = f"even the closest of {size} configurations needs {needed:.1f} of {limit:.1f} GiB"
+    return f"Nothing fits; {short}, an out-of-memory risk of {_chance(risk)}."
+
+
+_AS_LIKELY_AS_NOT = 0.5
+_STATED_RISK = 1.0 + 1e-6  # a risk that is larger only by rounding is accepted
+
+
+def accepts_risk(problem: Problem, plan: Plan) -> bool:
+    """Return whether a request accepts the risk with which a plan runs out of memory."""
+    accepted = problem.options.max_out_of_memory_probability
+    return plan.prediction.out_of_memory_probability <= accepted * _STATED_RISK
+
+
+def _chance(share: float) -> str:
+    """Return ``97 %``, with a digit more where that is ``98.9 %``; never 100 % of what is uncertain."""
+    percent = 100.0 * share
+    if percent > _ALL_BUT_SURE:
+        return f"over {_ALL_BUT_SURE:g} %"
+    return f"{percent:.0f} %" if percent < _NEARLY_ALL else f"{percent:.1f} %"
+
+
+_NEARLY_ALL, _ALL_BUT_SURE = 97.5, 99.9  # per cent
 
 
 def _at_most(share: float) -> str:

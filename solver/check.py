@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import host_of, power_of
@@ -401,6 +401,32 @@ def violations_of_all(
                 found[at].append(f"stage {number} needs {used} bytes, the budget is {budget:.0f}")
         if isinstance(plan := plans[at], Plan):
             found[at] += _plan_faults(digest, plan, predicted(problem, one), one.objective_s)
+    return found
+
+
+def closest_violations(problem: Problem, profile: Profile, plan: Plan) -> list[str]:
+    """Return what is wrong with a plan that is shown as the closest: all but that it does not fit.
+
+    Its risk is worked out once more: ``Phi(ln(peak / limit) / sigma)`` of its fullest stage.
+    """
+    found = rule_faults(problem, [plan.config])[0]
+    if found:
+        return found
+    (one,) = evaluate(problem, profile, [plan.config], with_spread=True)
+    found += _plan_faults(
+        problem_digest(problem), replace(plan, rank=1), predicted(problem, one), one.objective_s
+    )
+    fills = []
+    for stage in one.stages:
+        fill = sum(stage.memory_bytes().values()) / stage.on.problem.memory_limit_bytes
+        fills.append((fill, stage.on.profile.log_memory_sigma))
+    fill, sigma = max(fills)
+    risk = 0.5 * math.erfc(-math.log(fill) / sigma / math.sqrt(2.0)) if sigma else float(fill > 1.0)
+    stated = plan.prediction.out_of_memory_probability
+    if not math.isclose(stated, risk, rel_tol=1e-6, abs_tol=1e-12):
+        found.append(f"the stated risk is {stated}, a peak of {fill:.4f} of the memory has {risk}")
+    if plan.rank or plan.ranked:
+        found.append("a plan that does not fit is not ranked")
     return found
 
 

@@ -43,6 +43,8 @@ class Infeasibility:
     changes: tuple[str, ...] = ()  # the smallest ones that make it fit
     nearest: Mapping[str, Any] | None = None  # the configuration that lacks least, and what it lacks
     remedies: tuple[Mapping[str, Any], ...] = ()  # the changes with the plans that they bring
+    closest: Mapping[str, Any] | None = None  # the plan nearest to fitting; ``export`` takes its plan_id
+    verdict: str = ""  # the answer in one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

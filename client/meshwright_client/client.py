@@ -208,16 +208,19 @@ class Client:
         *,
         scheduler: str | None = None,
         image: str | None = None,
+        accept_risk: bool = False,
     ) -> Export:
         """Return the launch files of a plan, and write them below ``save_dir`` if that is given.
 
         ``launcher``: the problem's own, unless named. ``scheduler``: slurm, unless named; another one
-        starts the container ``image``.
+        starts the container ``image``. ``accept_risk``: of the closest plan of an answer in which nothing
+        fits, which may run out of memory.
 
         Raises:
-            InvalidRequestError: launcher or scheduler cannot start this plan.
+            InvalidRequestError: launcher or scheduler cannot start this plan, or its risk is not accepted.
         """
         asked = {"launcher": launcher, "scheduler": scheduler, "image": image}
+        asked |= {"accept_risk": "true"} if accept_risk else {}
         params = {name: value for name, value in asked.items() if value}
         export = self._get(Export, f"/v1/plans/{_id(plan)}/export", params)
         if save_dir is not None:

@@ -11,9 +11,10 @@ import typer
 from meshwright.launchers.registry import export, launcher_of
 from meshwright.launchers.schedulers import Start, scheduled
 from meshwright.launchers.target import ExportBundle
-from meshwright.service.cli.saved_plans import SavedPlan, chosen_plan, document_of
+from meshwright.service.cli.saved_plans import SavedPlan, chosen_plan, document_of, with_closest
 from meshwright.service.cli.terminal import say_warnings, write_bytes
 from meshwright.service.files import check_folder, save_export, zipped
+from meshwright.service.requests.checks import check_risk
 
 
 def export_command(
@@ -40,13 +41,29 @@ def export_command(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
     ] = False,
+    accept_risk: Annotated[
+        bool,
+        typer.Option(
+            "--accept-risk", help="Write the closest plan, too, whose out-of-memory risk was not accepted."
+        ),
+    ] = False,
 ) -> None:
     """Write the launch files of a plan."""
     if zip_file is not None and save_dir is not None:
         raise typer.BadParameter("--zip or --save-dir, not both")
     if force and save_dir is None:
         raise typer.BadParameter("--force is about the folder of --save-dir")
-    chosen = chosen_plan(plan_id, source, rank)
+    chosen = with_closest(chosen_plan(plan_id, source, rank))
+    words = (
+        f"meshwright export {plan_id or chosen.plan_id[:12]}{f' --from {source}' * (source is not None)}"
+    )
+    check_risk(
+        chosen.plan,
+        chosen.problem,
+        accepted=accept_risk,
+        at="--accept-risk",
+        how=f"{words} --accept-risk",
+    )
     start = Start(scheduler=scheduler, image=image)
     if zip_file is None:
         write_export(

@@ -75,6 +75,18 @@ class SavedPlan:
         return {name: part for name, part in self.document.items() if name not in _OF_ALL}
 
 
+def closest_of(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the closest plan of an answer in which nothing fits, if it names one."""
+    found = (document.get("infeasible") or {}).get("closest")
+    return [found] if isinstance(found, Mapping) else []
+
+
+def with_closest(kept: SavedPlan) -> SavedPlan:
+    """Return the closest plan where the answer holds no other."""
+    found = () if kept.body else closest_of(kept.document)
+    return next((SavedPlan(document=kept.document, body=body) for body in found), kept)
+
+
 def document_of(plan: Plan, problem: Problem, search: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer with one plan alone, as ``answer_document`` has it with all."""
     return {**search, "plans": [plan.to_json()], "problem": problem_to_mapping(problem)}
@@ -101,7 +113,7 @@ def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
     Another answer to the same question, with another profile, is kept as well: its plans may be running.
     """
     try:
-        ids = "".join(str(plan["plan_id"]) for plan in document["plans"])
+        ids = "".join(str(plan["plan_id"]) for plan in (*document["plans"], *closest_of(document)))
         name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}.json"
         _keep(state_folder() / name, document, MAX_KEPT)
     except OSError as fault:
@@ -175,7 +187,7 @@ def find_plan(plan_id: str) -> SavedPlan:
         InvalidProblemError: no saved plan, or several, have such an id.
     """
     if (rank := _rank_in(plan_id)) is not None:
-        answers = [document for document, _ in _plans_like("")]
+        answers = [document for document, _ in _plans_like("") if document["plans"]]
         if not answers:
             raise InvalidProblemError.of("plan_id", "no answer is saved; plan first, or pass --from")
         return SavedPlan(document=answers[-1], body=_of_rank(answers[-1]["plans"], rank))
@@ -213,7 +225,8 @@ def plan_of_file(path: Path, wanted: int | str) -> SavedPlan:
     rank = wanted if isinstance(wanted, int) else _rank_in(wanted)
     if rank is not None:
         return SavedPlan(document=document, body=_of_rank(plans, rank) if plans else {})
-    found = [plan for plan in plans if str(plan.get("plan_id", "")).startswith(str(wanted))]
+    known = (*plans, *closest_of(document))
+    found = [plan for plan in known if str(plan.get("plan_id", "")).startswith(str(wanted))]
     if len(found) != 1:
         count = len(found) or "no"
         raise InvalidProblemError.of(
@@ -258,7 +271,8 @@ def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
         try:
             text = path.read_text(encoding="utf-8")
             document = json.loads(text) if f'"plan_id": "{plan_id}' in text else {"plans": ()}
-            plans = [plan for plan in document["plans"] if plan["plan_id"].startswith(plan_id)]
+            every = (*document["plans"], *closest_of(document))
+            plans = [plan for plan in every if plan["plan_id"].startswith(plan_id)]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue
         for plan in plans:

@@ -82,7 +82,7 @@ def run_plan(
         worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else None
         measured = measured_of_question(problem, profile, calibration)
         document = _document(answer, problem, measured, worth)
-        if answer.plans:
+        if answer.plans or (answer.infeasible and answer.infeasible.closest):
             say_warnings(keep(document, problem))
         _print(form, answer, problem, document, measured)  # before files, which may be refused
         if form == "table" and worth:
@@ -237,7 +237,7 @@ def _solved(
             continue
         profile = profile_for(problem, calibration)
         answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
-        if answer.plans:  # kept, so that they are found by their ids
+        if answer.plans or (answer.infeasible and answer.infeasible.closest):  # found by their ids
             say_warnings(keep(answer_document(answer, problem), problem))
         body = answer.to_json()
         plans = body.pop("plans")

@@ -30,7 +30,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.records import name_in
 from meshwright.service.db.rows import all_of, in_parts
-from meshwright.service.db.tables import is_newest, jobs, measurements, plans, verifications
+from meshwright.service.db.tables import CLOSEST_RANK, is_newest, jobs, measurements, plans, verifications
 from meshwright.solver.configuration import configuration_from_json
 
 MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
@@ -259,6 +259,25 @@ def insert_plans(
     connection.execute(insert(plans).values(found_at_s=now_s()), rows)
     for note in (note_measured, note_verified):
         note(connection, tenant, [row["plan_id"] for row in rows], job_id=job_id)
+
+
+def insert_closest(
+    connection: Connection,
+    job_id: str,
+    tenant: str,
+    answer: Mapping[str, Any] | None,
+    request: Mapping[str, Any],
+) -> None:
+    """Add the plan that is closest to fitting, where the answer of a job names one; a sweep's is a point's.
+
+    Like a sweep's own plans it is superseded from the start, so that lists leave it out.
+    """
+    plan = ((answer or {}).get("infeasible") or {}).get("closest")
+    if not plan or "points" in (answer or {}):
+        return
+    row = {"job_id": job_id, "tenant": tenant, "rank": CLOSEST_RANK, "plan_id": plan["plan_id"]}
+    row |= {"body": dict(plan), "superseded_at_s": 0.0, **figures_of(plan, request)}
+    connection.execute(insert(plans).values(found_at_s=now_s()), [row])
 
 
 def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:

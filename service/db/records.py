@@ -28,7 +28,16 @@ from sqlalchemy import (
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, one_of
-from meshwright.service.db.tables import is_fleet, is_newest, job_events, job_labels, jobs, plans, submitted
+from meshwright.service.db.tables import (
+    CLOSEST_RANK,
+    is_fleet,
+    is_newest,
+    job_events,
+    job_labels,
+    jobs,
+    plans,
+    submitted,
+)
 from meshwright.service.errors import NotFoundError
 
 
@@ -309,6 +318,10 @@ def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, M
     query = select(plans.c.job_id, plans.c.body)
     query = query.where(plans.c.tenant == tenant, plans.c.plan_id == plan_id, is_newest)
     row = connection.execute(query.limit(1)).one_or_none()
+    if row is None:  # the closest plan of a job in which nothing fits
+        own = plans.c.tenant == tenant, plans.c.plan_id == plan_id, plans.c.rank == CLOSEST_RANK
+        query = select(plans.c.job_id, plans.c.body).where(*own).order_by(plans.c.found_at_s.desc())
+        row = connection.execute(query.limit(1)).one_or_none()
     return None if row is None else (row.job_id, row.body)
 
 
@@ -480,8 +493,9 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
     if connection.execute(copied).first() is None:  # psycopg has forgotten how many rows it inserted
         return False
     names = [column.name for column in plans.c if column.name not in {"job_id", "superseded_at_s"}]
-    copies = select(literal(values["id"]), *(plans.c[name] for name in names)).where(
+    unlisted = case((plans.c.rank == CLOSEST_RANK, 0.0), else_=None)
+    copies = select(literal(values["id"]), unlisted, *(plans.c[name] for name in names)).where(
         plans.c.job_id == known
     )
-    connection.execute(insert(plans).from_select(["job_id", *names], copies))
+    connection.execute(insert(plans).from_select(["job_id", "superseded_at_s", *names], copies))
     return True

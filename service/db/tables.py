@@ -225,6 +225,7 @@ SORTED_FIGURES = (
     "measured_step_time_s",
     "measured_peak_memory_bytes",
 )
+CLOSEST_RANK = 0  # of a plan that does not fit: no list of plans holds it, its id finds it
 is_newest = plans.c.superseded_at_s.is_(None)
 for _name in SORTED_FIGURES:
     _listed = and_(is_newest, plans.c[_name].is_not(None))

@@ -24,7 +24,7 @@ from sqlalchemy import ColumnElement, Connection, Update, and_, case, func, sele
 from meshwright.service.db.clock import ClockWatch, now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.metric_records import fold_totals
-from meshwright.service.db.plan_records import MOVED, insert_plans, keep_found
+from meshwright.service.db.plan_records import MOVED, insert_closest, insert_plans, keep_found
 from meshwright.service.db.records import NewJob, insert_answered
 from meshwright.service.db.tables import jobs
 from meshwright.service.db.usage_records import add_usage
@@ -96,6 +96,7 @@ class JobEngine:
             held = connection.execute(end).rowcount == 1
             if held:
                 insert_plans(connection, claim.job_id, claim.tenant, outcome.plans, claim.request)
+                insert_closest(connection, claim.job_id, claim.tenant, outcome.answer, claim.request)
                 _add_parts(connection, claim, outcome)
                 add_usage(
                     connection, claim.tenant, claim.owner, cpu_s=cpu_s or 0.0, ended=claim.parent_id is None

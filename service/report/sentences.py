@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -14,7 +14,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.figures import percent, seconds_like, tied
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.report import formatting
-from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why
+from meshwright.solver.answer import Answer, Loss, Odds, Plan, Remedy, Why, accepts_risk
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.explain.sentences import limit_sentence, limit_words, time_sentence
 from meshwright.solver.problem import Problem, searched_switches
@@ -173,11 +173,47 @@ def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:
     return formatting.wrapped(line, width, indent=2)
 
 
+HOPELESS = 0.5  # risk of a plan that is not worth a run, though it can be exported
+_SHORT_ID = 8
+
+
+def closest_words(plan: Plan, problem: Problem) -> str:
+    """Return the plan nearest to fitting, or the soonest one, with the command that exports it."""
+    seen, words = plan.prediction, formatting.configuration_words(plan.config)
+    peak, limit = formatting.gib(seen.peak_memory_bytes), formatting.gib(seen.memory_limit_bytes)
+    risk = formatting.risk(seen.out_of_memory_probability)
+    takes = (
+        f"{words}: {formatting.step_time(seen)} a step, {peak} of {limit} GiB, out-of-memory risk {risk}"
+    )
+    command = f"To run it: meshwright export {plan.plan_id[:_SHORT_ID]}"
+    if accepts_risk(problem, plan):
+        return f"soonest: {takes}. {command}"
+    if seen.out_of_memory_probability > HOPELESS:
+        return f"closest: {takes}"
+    return f"closest: {takes}. {command} --accept-risk"
+
+
 def remedy_words(remedy: Remedy) -> tuple[str, str]:
-    """Return ``16 nodes`` and ``12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
+    """Return ``16 nodes (--num-nodes 16)`` and ``12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
     step, peak = formatting.seconds(remedy.step_time_s), formatting.gib(remedy.peak_memory_bytes)
-    words = formatting.configuration_words(remedy.config)
-    return remedy.change, f"{step} on {remedy.num_gpus} GPUs, {words}, {peak} GiB"
+    words, options = formatting.configuration_words(remedy.config), option_words(remedy.settings)
+    gpus = f"{remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
+    change = formatting.sentence_case(remedy.change)
+    return f"{change} ({options})" if options else change, f"{step} on {gpus}, {words}, {peak} GiB"
+
+
+# Options that are not called as their fields; a test holds them against those of the command line.
+_OPTIONS = {"search.max_out_of_memory_probability": "max-oom-probability", "cluster.groups": "gpu"}
+
+
+def option_words(settings: Mapping[str, Any]) -> str:
+    """Return the options of the command line that state some fields of a request, by their paths."""
+    words = list[str]()
+    for path, value in settings.items():
+        name = _OPTIONS.get(path) or path.rpartition(".")[2].replace("_", "-")
+        values = value if isinstance(value, list | tuple) else [value]
+        words += [f"--{name} {one:g}" if isinstance(one, float) else f"--{name} {one}" for one in values]
+    return " ".join(words)
 
 
 def sentences(best: Plan, width: int) -> list[Text]:

@@ -21,6 +21,7 @@ from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking
 from meshwright.service.report.sentences import (
+    closest_words,
     group_lines,
     proof_lines,
     reason_lines,
@@ -31,7 +32,14 @@ from meshwright.service.report.sentences import (
 )
 from meshwright.service.report.tradeoff import tradeoff_lines
 from meshwright.service.verify.limits import unbuilt_words
-from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, Why
+from meshwright.solver.answer import (
+    Answer,
+    Infeasibility,
+    Plan,
+    Prediction,
+    Shortfall,
+    Why,
+)
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 
@@ -262,13 +270,14 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     part = "" if used == total else f" with {used} of {total} GPUs"
     head = f"infeasible: {model} on {cluster}{part}. {figures.with_ties(answer.certainty)}"
     found = answer.infeasible or Infeasibility(reasons=())
-    lines = [f"nearest: {_shortfall(found.nearest)}"] if found.nearest else []
+    lines = [closest_words(found.closest, problem)] if found.closest else []
+    lines += [f"nearest: {_shortfall(found.nearest)}"] if found.nearest else []
     lines += [f"because: {reason}" for reason in found.reasons]
     for limits in found.conflicts:
         effect = "cannot all be met" if len(limits) > 1 else "limiting factor"
         lines.append(f"{effect}: {' + '.join(limits)}")
     if found.remedies:
-        lines.append("changes that fit, the cheapest of each kind first:")
+        lines.append("What would fit, cheapest first:")
     elif found.changes:
         lines.append(f"smallest changes that fit: {' · or '.join(found.changes)}")
     return [

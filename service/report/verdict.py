@@ -10,6 +10,8 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import StackedBar, memory_bar, step_bar
 from meshwright.service.report.question import clean, question_words
 from meshwright.service.report.sentences import (
+    HOPELESS,
+    closest_words,
     odds_words,
     remedy_words,
 )
@@ -57,6 +59,7 @@ class Verdict:
     nearest: StackedBar | None = None  # where nothing fits: the memory that is missing
     reasons: tuple[str, ...] = ()
     remedies: tuple[tuple[str, str], ...] = ()  # changes, each with its plan
+    closest: str = ""  # plan_id of the plan nearest to fitting, or of the soonest one
     skipped: tuple[str, ...] = ()  # launchers without a plan, each with its reasons
 
 
@@ -152,8 +155,10 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         for limits in found.conflicts
     )
     remedies = tuple(map(remedy_words, found.remedies)) or tuple((change, "") for change in found.changes)
-    near = found.nearest
-    if near is not None and near.needed_bytes > near.limit_bytes:
+    near, closest = found.nearest, found.closest
+    if closest is not None and _is_near(closest):
+        sentence = f"{title_of(problem)}: {found.verdict}"
+    elif near is not None and near.needed_bytes > near.limit_bytes:
         missing = figures.gib(near.needed_bytes - near.limit_bytes)
         sentence = f"Nothing fits: the nearest plan lacks {missing} GiB on each GPU of stage {near.stage}."
     elif near is not None and near.lacks_outside:
@@ -167,7 +172,14 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         nearest=_missing(near) if near is not None else None,
         reasons=tuple(map(figures.sentence_case, (*found.reasons, *conflicts))),
         remedies=remedies,
+        notes=() if closest is None else (figures.sentence_case(closest_words(closest, problem)),),
+        closest="" if closest is None else closest.plan_id,
     )
+
+
+def _is_near(closest: Plan) -> bool:
+    """Return whether a plan fits more likely than not, so that what it lacks is a risk, not memory."""
+    return closest.prediction.out_of_memory_probability <= HOPELESS
 
 
 def _missing(near: Shortfall) -> StackedBar:

@@ -24,6 +24,7 @@ from meshwright.profiles.towers import FROZEN_PARTS, TowerSpec
 from meshwright.service.requests.fields import MAX_IMAGES
 from meshwright.service.requests.parts import run_limits, unplaced
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
+from meshwright.solver.answer import Plan, accepts_risk
 from meshwright.solver.configuration import INTEGER_VARIABLES, LOGICAL_VARIABLES, MAX_SIZE, VARIABLES, WORDS
 from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.cost.objective import is_plain
@@ -108,6 +109,33 @@ def check_launcher(name: str, *, at: str = "/launcher") -> None:
         pointer=at, message=f'"{name}" is no launcher. {why}', allowed=", ".join(meant), nearest=meant[0]
     )
     raise UnknownNameError([fault])
+
+
+def check_risk(plan: Plan, problem: Problem, *, accepted: bool, at: str, how: str) -> None:
+    """Refuse files of a plan with a risk that its request does not accept.
+
+    Args:
+        plan: the plan.
+        problem: the request that it answers.
+        accepted: whether the caller accepts it.
+        at: what states that.
+        how: the same as one types it.
+
+    Raises:
+        InvalidProblemError: the risk is not accepted.
+    """
+    if accepted or accepts_risk(problem, plan):
+        return
+    risk = 100.0 * plan.prediction.out_of_memory_probability
+    allowed = 100.0 * problem.options.max_out_of_memory_probability
+    raise InvalidProblemError.of(
+        at,
+        f"plan {plan.plan_id[:_SHORT_ID]} runs out of memory with a risk of {risk:.1f} %, and the request "
+        f"accepts {allowed:g} %. To write its files all the same: {how}",
+    )
+
+
+_SHORT_ID = 12
 
 
 def _unlike_links(problem: Problem) -> Iterator[FieldError]:

@@ -17,13 +17,16 @@ import numpy as np
 
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
-from meshwright.solver.answer import Infeasibility, Shortfall
+from meshwright.solver.answer import Infeasibility, Plan, Shortfall
+from meshwright.solver.check import closest_violations, rule_faults
 from meshwright.solver.clock import Watch, look
-from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray, plan_id_of
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.memory import out_of_memory_probability
+from meshwright.solver.cost.objective import is_asked_for, outlook_of
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.problem import Problem
+from meshwright.solver.predict import predicted
+from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
 from meshwright.solver.search.feasible import fitting, lightest, lightest_of, nearest
 from meshwright.solver.search.mixed.frontier import configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit, LineTables, alone_lines, whole_groups
@@ -120,6 +123,7 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
         reasons=tuple(reasons),
         conflicts=tuple(tuple(_words(limits, conflict)) for conflict in conflicts),
         nearest=min(found, key=lambda one: one.lacks_bytes, default=None),
+        closest=closest_plan(problem, profile, shortfall.config) if shortfall else None,
         changes=tuple(islice(changes, _MOST_CHANGES)),
     )
 
@@ -154,6 +158,30 @@ def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns
         keeps = ~Prescribed.of(problem).lacking(columns)
         fits[keeps] = fitting(priced_rows(problem, profile, columns.take(np.flatnonzero(keeps))))
     return fits
+
+
+def closest_plan(problem: Problem, profile: Profile, config: Configuration) -> Plan | None:
+    """Return a configuration as a plan that need not fit; None: it breaks a rule or another limit, too.
+
+    Raises:
+        InvalidPlanError: the independent check refuses its prediction (a bug).
+    """
+    if rule_faults(problem, [config])[0]:
+        return None
+    (evaluation,) = evaluate(problem, profile, [config], with_spread=True)
+    prediction = predicted(problem, evaluation)
+    plan = Plan(
+        plan_id=plan_id_of(problem_digest(problem), config),
+        rank=0,
+        ranked=False,
+        config=config,
+        prediction=prediction,
+        objective_s=evaluation.objective_s,
+        outlook=outlook_of(problem, profile, config, prediction) if is_asked_for(problem) else None,
+    )
+    if faults := closest_violations(problem, profile, plan):
+        raise InvalidPlanError("; ".join(faults))
+    return plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +286,12 @@ def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | Non
     limit = float(problem.memory_limit_bytes)
     risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
     if risk <= LARGEST_RISK:
-        yield f"an out-of-memory risk of {ceil(risk * 1000 + ROUNDING) / 10:.1f} %"  # never rounded down
+        yield accepted_words(ceil(risk * 1000 + ROUNDING) / 1000)  # never rounded down
+
+
+def accepted_words(risk: float) -> str:
+    """Return the change that accepts a risk to run out of memory."""
+    return f"Accept a {risk * 100:.1f} % out-of-memory risk"
 
 
 def droppable_limits(space: Space, corrections: Sequence[int]) -> Iterator[list[str]]:
@@ -429,6 +462,9 @@ def explained(limits: ProblemLimits, lack: Lack | None, watch: Watch) -> Infeasi
         reasons=tuple(dict.fromkeys(reasons)),
         conflicts=tuple(one for one in conflicts if one),
         nearest=lack.shortfall if lack is not None and about_memory else None,
+        closest=closest_plan(limits.problem, limits.profile, lack.shortfall.config)
+        if lack is not None and about_memory
+        else None,
     )
 
 

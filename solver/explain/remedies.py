@@ -1,20 +1,21 @@
 """Changes that make an infeasible request fit, each with its best plan, cheapest of each kind first.
 
 A change is offered only after its own space was searched and its best plan has passed the independent
-check; it costs the GPU seconds of a token. Changes of the request and of its methods come before less
-work, that before hardware.
+check; it costs the GPU seconds of a token. Changes of the request and of its methods come before adapters,
+which train another thing, these before less work, and that before hardware.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
-from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
+from meshwright.profiles.adapters import BasePrecision
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.cluster import MAX_GPUS, ClusterSpec, NodeGroup, power_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import larger_gpus, with_gpu
@@ -41,6 +42,8 @@ from meshwright.solver.explain.infeasible import (
     ROUNDING,
     Lack,
     ProblemLimits,
+    accepted_words,
+    closest_plan,
     correction_masks,
     droppable_limits,
     explained,
@@ -72,12 +75,14 @@ _SHORTEST = 1024  # tokens of a sequence that is still offered
 class ProblemChange:
     """A changed problem with the profile that prices it."""
 
-    # risk, power, limits, switch, precision, optimizer, offload, launcher, batch, sequence, nodes or gpus
+    # risk, power, limits, switch, precision, optimizer, offload, launcher, lora, qlora, batch, sequence,
+    # nodes, gpus_per_node or gpus
     kind: str
     words: str
     problem: Problem
     profile: Profile
-    last_resort: bool = False  # of no interest where a smaller change is enough
+    last_resort: bool = False  # of no interest where a smaller change, or another of its kind, is enough
+    settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
 
 
 def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[ProblemChange]:
@@ -105,30 +110,98 @@ def _more_power(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
         kw = ceil(gpus * each_kw * 10) / 10  # never rounded down
         options = replace(problem.options, max_power_kw=kw)
         words = f"max_power_kw = {kw:g} ({gpus} GPUs)"
-        yield ProblemChange("power", words, replace(problem, options=options), profile)
+        settings = {"search.max_power_kw": kw}
+        yield ProblemChange("power", words, replace(problem, options=options), profile, settings=settings)
 
 
 def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[ProblemChange]:
     if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
         accepted = ceil(risk * 1000 + ROUNDING) / 1000  # never rounded down
         options = replace(problem.options, max_out_of_memory_probability=accepted)
-        words = f"an out-of-memory risk of {accepted * 100:.1f} %"
-        yield ProblemChange("risk", words, replace(problem, options=options), profile)
+        settings = {"search.max_out_of_memory_probability": accepted}
+        yield ProblemChange(
+            "risk",
+            accepted_words(accepted),
+            replace(problem, options=options),
+            profile,
+            settings=settings,
+        )
 
 
-def done_otherwise(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
-    """Train the same with less memory: other switches, smaller states, another launcher."""
+def done_otherwise(
+    problem: Problem, profile: Profile, plain: Problem | None = None
+) -> Iterator[ProblemChange]:
+    """Train the same with less memory: other switches, smaller states, another launcher.
+
+    ``plain``: the problem without the switches that its own launcher alone may have.
+    """
     yield from _switched(problem, profile)
     yield from lighter(problem, profile)
-    for name in launcher_names():
-        if name not in (problem.launcher, "any"):
-            other = problem.under(name)
-            words = "no launcher's limits (launcher none)" if name == "none" else f"launcher {name}"
-            own = profile_of_variant(other, profile)
-            yield ProblemChange("launcher", words, other, own)
-            for change in lighter(other, own):
-                words_of_both = f"{words} and {change.words}"
-                yield replace(change, kind="launcher", words=words_of_both, last_resort=True)
+    others = [name for name in launcher_names() if name not in (problem.launcher, "any", "none")]
+    plain = plain or problem
+    for name in others:
+        yield _under(plain, profile, name)
+    for name in others:
+        first = _under(plain, profile, name)
+        for change in lighter(first.problem, first.profile):
+            words = f"{change.words} under {name}"
+            settings = {**first.settings, **change.settings}
+            yield replace(change, words=words, last_resort=True, settings=settings)
+    if problem.launcher != "none":
+        free = _under(plain, profile, "none")
+        yield replace(free, words="no launcher's limits, so without launch files", last_resort=True)
+        for change in lighter(free.problem, free.profile):
+            both = {**free.settings, **change.settings}
+            words = f"{change.words}, which no launcher here supports"
+            yield replace(change, words=words, last_resort=True, settings=both)
+
+
+def _under(problem: Problem, profile: Profile, launcher: str) -> ProblemChange:
+    other, settings = problem.under(launcher), {"launcher": launcher}
+    own = profile_of_variant(other, profile)
+    return ProblemChange("launcher", f"launcher {launcher}", other, own, settings=settings)
+
+
+_RANK = 16  # of the adapters that are offered: peft's and Megatron-Bridge's examples begin there
+
+
+def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
+    """Train adapters of frozen weights: LoRA, then QLoRA, under the first launcher that fits them."""
+    work, own = problem.workload, problem.launcher
+    if work.language_frozen or problem.model.diffusion is not None:
+        return
+    others = [name for name in launchers_of("any") if name not in (own, "none")]
+    named = others if own == "any" else [own, *others]
+    names = [name for name in named if launcher_capabilities(name).adapters]
+    bases: tuple[BasePrecision, ...] = ("bf16", "nf4")  # of LoRA and of QLoRA
+    for base in bases:
+        kind, words = ("qlora", "QLoRA") if base != "bf16" else ("lora", "LoRA")
+        for name in names:
+            able = launcher_capabilities(name)
+            known = able.adapter_optimizers or able.optimizers
+            optimizer = work.optimizer if work.optimizer in known else "adamw"
+            changed = replace(
+                work,
+                lora_rank=_RANK,
+                base_precision=base,
+                lora_targets=able.targets_of(problem.model, None),
+                optimizer=optimizer,
+            )
+            settings = {
+                "workload.lora_rank": _RANK,
+                **({"workload.base_precision": base} if base != "bf16" else {}),
+                **({"workload.optimizer": optimizer} if optimizer != work.optimizer else {}),
+                "launcher": name,
+            }
+            one = replace(problem, launcher=name, workload=changed)
+            yield ProblemChange(
+                kind,
+                f"{words} of rank {_RANK}, which trains adapters only",
+                one,
+                profile_of_variant(one, profile),
+                last_resort=True,
+                settings=settings,
+            )
 
 
 def _switched(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
@@ -144,36 +217,46 @@ def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iter
     """Try smaller gradients, states, and states on the host: one after the other, then together."""
     together, words = problem, list[str]()
     ways = (("precision", _gradients), ("optimizer", _states), ("offload", _offloaded))
+    allowed, every = list[str](), dict[str, Any]()
     for kind, change in ways[: 3 if offload else 2]:
         alone, joined = change(problem), change(together)
         if alone is not None and joined is not None:
-            yield ProblemChange(kind, alone[0], alone[1], profile)
+            yield ProblemChange(kind, alone[0], alone[1], profile, settings=alone[2])
             together = joined[1]
             words.append(alone[0])
+            allowed += alone[2].get("search.allow", [])
+            every |= alone[2] | ({"search.allow": allowed} if allowed else {})
     if len(words) > 1:
-        yield ProblemChange("precision", " and ".join(words), together, profile, last_resort=True)
+        both = " and ".join(words)
+        yield ProblemChange("precision", both, together, profile, last_resort=True, settings=every)
 
 
-def _gradients(problem: Problem) -> tuple[str, Problem] | None:
+_Lighter = tuple[str, Problem, dict[str, Any]]  # words, the changed problem, its settings
+
+
+def _gradients(problem: Problem) -> _Lighter | None:
     work = problem.workload
     if work.framework_options.get("gradient_dtype", "fp32") != "fp32":
         return None
     options = {**work.framework_options, "gradient_dtype": "bf16"}
-    return "gradients in bf16", replace(problem, workload=replace(work, framework_options=options))
+    changed = replace(problem, workload=replace(work, framework_options=options))
+    stated = "gradient_dtype" in work.framework_options  # then what is allowed changes nothing
+    return "gradients in bf16", changed, {} if stated else {"search.allow": ["gradient_dtype"]}
 
 
-def _states(problem: Problem) -> tuple[str, Problem] | None:
+def _states(problem: Problem) -> _Lighter | None:
     work = problem.workload
     if work.optimizer not in ("adamw", "adamw-bf16"):
         return None
-    return f"optimizer {_SMALLEST}", replace(problem, workload=replace(work, optimizer=_SMALLEST))
+    changed = replace(problem, workload=replace(work, optimizer=_SMALLEST))
+    return f"optimizer {_SMALLEST}", changed, {"workload.optimizer": _SMALLEST}
 
 
-def _offloaded(problem: Problem) -> tuple[str, Problem] | None:
+def _offloaded(problem: Problem) -> _Lighter | None:
     if "offload" in problem.options.allow or len(launcher_capabilities(problem.launcher).offload) == 1:
         return None
     options = replace(problem.options, allow=(*problem.options.allow, "offload"))
-    return "offload to the host", replace(problem, options=options)
+    return "CPU offload", replace(problem, options=options), {"search.allow": ["offload"]}
 
 
 def less_work(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
@@ -184,14 +267,13 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     for near in (batch // unit * unit, -(-batch // unit) * unit):
         if unit > 1 and near not in (0, batch):
             work = replace(problem.workload, global_batch_size=near)
-            words = f"a global batch of {near}"
-            yield ProblemChange("batch", words, replace(problem, workload=work), profile)
+            words, settings = f"a global batch of {near}", {"workload.global_batch_size": near}
+            yield ProblemChange("batch", words, replace(problem, workload=work), profile, settings=settings)
     seq = problem.workload.seq_length // 2
     while seq >= _SHORTEST and problem.workload.lengths is None:
         work = replace(problem.workload, seq_length=seq)
-        yield ProblemChange(
-            "sequence", f"sequences of {seq} tokens", replace(problem, workload=work), profile
-        )
+        words, settings = f"sequences of {seq} tokens", {"workload.seq_length": seq}
+        yield ProblemChange("sequence", words, replace(problem, workload=work), profile, settings=settings)
         seq //= 2
 
 
@@ -204,7 +286,31 @@ def on_nodes(problem: Problem, profile: Profile, nodes: int) -> ProblemChange:
 
     cluster = replace(problem.cluster, groups=tuple(map(grown_group, problem.cluster.groups)))
     larger, wider = _on(problem, cluster), replace(profile, group=grown_group(profile.group))
-    return ProblemChange("nodes", f"{cluster.num_nodes} nodes", larger, wider)
+    settings = {"cluster.num_nodes": cluster.num_nodes} if cluster.is_homogeneous else {}
+    return ProblemChange("nodes", f"{cluster.num_nodes} nodes", larger, wider, settings=settings)
+
+
+_USUAL_GPUS = 8  # of a node
+
+
+def wider_nodes(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
+    """Try nodes with twice as many GPUs on the same link, up to 8, where they have fewer."""
+    if not problem.cluster.is_homogeneous or problem.cluster.differs:
+        return
+    (group,) = problem.cluster.groups
+    each = 2 * group.gpus_per_node
+    while each <= _USUAL_GPUS and group.island_gpus == group.gpus_per_node:
+        wide = replace(group, gpus_per_node=each, island_gpus=each, measured=None)
+        changed = _on(problem, replace(problem.cluster, groups=(wide,)))
+        words = f"{each} GPUs in {'the' if group.num_nodes == 1 else 'each'} node"
+        settings, own = {"cluster.gpus_per_node": each}, replace(profile, group=wide)
+        yield ProblemChange("gpus_per_node", words, changed, own, settings=settings)
+        for name in launchers_of("any"):
+            if name != problem.launcher:
+                one = _under(changed, own, name)
+                both = {**settings, **one.settings}
+                yield replace(one, kind="gpus_per_node", words=f"{words} under {name}", settings=both)
+        each *= 2
 
 
 def more_hardware(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
@@ -240,8 +346,15 @@ def other_gpus(problem: Problem) -> Iterator[ProblemChange]:
     for gpu in larger_gpus(problem.cluster.groups[0]):
         groups = tuple(with_gpu(group, gpu) for group in problem.cluster.groups)
         changed = _on(problem, replace(problem.cluster, groups=groups))
-        words = f"{gpu.display_name} instead"
-        yield ProblemChange("gpus", words, changed, default_profile(changed.cluster, changed.priced_as))
+        words, first = f"{gpu.display_name} instead", groups[0]
+        settings = {"cluster.groups": gpu.slug, "cluster.gpus_per_node": first.gpus_per_node}
+        yield ProblemChange(
+            "gpus",
+            words,
+            changed,
+            default_profile(changed.cluster, changed.priced_as),
+            settings=settings if changed.cluster.is_homogeneous else {},
+        )
 
 
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
@@ -258,11 +371,19 @@ Judge = Callable[[ProblemChange], Fastest]
 Changes = tuple[Iterator[ProblemChange], int]  # of one kind, and how many with a plan are enough
 
 
-def changes_of_kinds(problem: Problem, profile: Profile, nearest: Shortfall | None) -> list[Changes]:
-    """Return the changes of a request on equal nodes: free ones, less work, and hardware by kind."""
+def changes_of_kinds(
+    problem: Problem, profile: Profile, nearest: Shortfall | None, plain: Problem | None = None
+) -> list[Changes]:
+    """Return the changes of a request on equal nodes: free ones, less work, and hardware by kind.
+
+    ``plain``: as ``done_otherwise``.
+    """
+    plain = plain or problem
     return [
-        (chain(asked_less(problem, profile, nearest), done_otherwise(problem, profile)), _MOST),
+        (chain(asked_less(problem, profile, nearest), done_otherwise(problem, profile, plain)), _MOST),
+        (adapted(plain, profile), _ENOUGH),
         (less_work(problem, profile), _ENOUGH),
+        (wider_nodes(plain, profile), 1),
         (more_hardware(problem, profile), 1),
         (other_gpus(problem), 1),
     ]
@@ -280,27 +401,35 @@ def with_remedies(
         complete = True
     missing = [*([] if judged else [_OPEN]), *([] if complete else [CUT])]
     found = replace(found, reasons=(*found.reasons, *missing))
-    cheap, work, *hardware = groups
-    remedies = remedies_in_order(cheap, work, [*chain(*hardware)], most=_MOST)
+    cheap, adapters, work, *hardware = groups
+    remedies = remedies_in_order(cheap, adapters, work, [*chain(*hardware)], most=_MOST)
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
 
 
+def with_accepted(problem: Problem, profile: Profile, found: Infeasibility) -> Infeasibility:
+    """Return the reasons with the fastest plan of the risk that is offered as the closest, if one is."""
+    accepted = (remedy for remedy in found.remedies if remedy.kind == "risk")
+    plans = (closest_plan(problem, profile, remedy.config) for remedy in accepted)
+    return replace(found, closest=next((plan for plan in plans if plan is not None), found.closest))
+
+
 def _add_fitting(group: list[Remedy], changes: Iterator[ProblemChange], enough: int, judge: Judge) -> bool:
     """Add changes with a plan until there are ``enough``; return whether all tried were judged."""
-    judged = True
+    judged, enough_alone = True, False
     for change in changes:
         if len(group) == enough:
             break
         look()
-        if change.last_resort and group:
+        if change.last_resort and (enough_alone or any(one.kind == change.kind for one in group)):
             continue
         best = judge(change)
         if best is None or best == "unknown":
             judged &= best is None
             continue
-        group.append(remedy_of(change.problem, change.kind, change.words, *best))
+        enough_alone |= not change.last_resort
+        group.append(remedy_of(change.problem, change.kind, change.words, *best, settings=change.settings))
     return judged
 
 
@@ -326,11 +455,17 @@ def problem_of_remedy(
         changes = chain(*several, other_gpus(problem))
     elif remedy.kind in ("batch", "sequence"):
         changes = less_work(problem, profile)
+    elif remedy.kind == "gpus_per_node":
+        changes = wider_nodes(problem, profile)
+    elif remedy.kind in ("lora", "qlora"):
+        changes = (one for one in adapted(problem, profile) if one.settings == remedy.settings)
     elif remedy.kind in ("risk", "power", "limits"):
         changes = asked_less(problem, profile, nearest)
     else:
         changes = done_otherwise(problem, profile)
-    return next((one.problem for one in changes if remedy.change.startswith(one.words)), None)
+    alike = (one for one in changes if remedy.change.startswith(one.words))
+    found = max(alike, key=lambda one: len(one.words), default=None)  # not a part of another one
+    return None if found is None else found.problem
 
 
 def fastest(problem: Problem, profile: Profile) -> Fastest:
@@ -443,8 +578,11 @@ def too_late(problem: Problem, soonest: Plan, more: Sequence[More], watch: Watch
     """
     asked, days, gpus = problem.options.deadline_days or 0.0, soonest.days, soonest.config.num_gpus
     reason = f"deadline: the fastest plan takes {days:.1f} days on {gpus} GPUs, {asked:g} are allowed"
-    words = f"a deadline of {ceil(days * 10) / 10:.1f} days"  # never rounded down
-    remedies = [remedy_of(problem, "deadline", words, soonest.config, soonest.prediction)]
+    later = ceil(days * 10) / 10  # never rounded down
+    words, settings = f"a deadline of {later:.1f} days", {"search.deadline_days": later}
+    remedies = [
+        remedy_of(problem, "deadline", words, soonest.config, soonest.prediction, settings=settings)
+    ]
     complete = False
     with watch.cut():
         for one in more:
@@ -498,7 +636,7 @@ def _as_asked(change: ProblemChange) -> list[Remedy]:
     if run is None or run.days > (problem.options.deadline_days or 0.0):
         return []
     words = f"{change.words} ({run.days:.1f} days)"
-    return [remedy_of(problem, change.kind, words, run.config, run.prediction)]
+    return [remedy_of(problem, change.kind, words, run.config, run.prediction, settings=change.settings)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -517,6 +655,7 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
     limits = limits_of(problem, profile)
     kinds: list[Changes] = [
         (_free_placed(limits, lack), _MOST),
+        (iter(()), 0),  # no launcher that places stages trains adapters
         (less_work(problem, profile), _ENOUGH),
         *(
             (changes(problem, profile, group), 1)
@@ -524,7 +663,8 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
             for changes in (_more_nodes, _larger_gpus)
         ),
     ]
-    return with_remedies(explained(limits, lack, watch), kinds, watch, _fastest_placed)
+    found = with_remedies(explained(limits, lack, watch), kinds, watch, _fastest_placed)
+    return with_accepted(problem, profile, found)
 
 
 def _free_placed(limits: ProblemLimits, lack: Lack | None) -> Iterator[ProblemChange]:

@@ -14,7 +14,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Infeasibility, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.cost.objective import DAY_S, outlook_of
-from meshwright.solver.explain.infeasible import reasons_of_none
+from meshwright.solver.explain.infeasible import closest_plan, reasons_of_none
 from meshwright.solver.explain.remedies import (
     Fastest,
     Judge,
@@ -26,6 +26,7 @@ from meshwright.solver.explain.remedies import (
     on_nodes,
     on_nodes_of,
     too_late,
+    with_accepted,
     with_remedies,
 )
 from meshwright.solver.planner.variants import Answered, Variant, found_by
@@ -50,7 +51,7 @@ def judge_of_changes() -> Judge:
     def judge(change: ProblemChange) -> Fastest:
         one = repr(change.problem), change.profile.version
         if one not in known:
-            faults_of = problem_faults if change.kind == "launcher" else workload_faults
+            faults_of = problem_faults if "launcher" in change.settings else workload_faults
             able = not any(faults_of(change.problem, launcher_capabilities(change.problem.launcher)))
             known[one] = _soon_enough(change) if able else None
         return known[one]
@@ -86,8 +87,15 @@ def with_changed(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> A
         return one
     if options.deadline_days is not None and found.remedies:  # what is late has a plan
         return one
-    kinds = changes_of_kinds(one.variant.problem, one.variant.profile, found.nearest)
+    problem, stated = one.variant.problem, asked.workload.framework_options
+    plain = replace(
+        problem,
+        workload=replace(problem.workload, framework_options=stated),
+        options=replace(problem.options, recompute_kinds=(), constraints=asked.options.constraints),
+    )
+    kinds = changes_of_kinds(problem, one.variant.profile, found.nearest, plain)
     reasons = with_remedies(found, kinds, watch, judge)
+    reasons = with_accepted(one.variant.problem, one.variant.profile, reasons)
     return replace(one, answer=replace(one.answer, infeasible=reasons))
 
 
@@ -102,7 +110,9 @@ def run_too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> A
     own = found_by([replace(one, problem=with_batch(one.problem, batch)) for one in variants])(run)
     problem = on_switches(first.problem, own.problem)
     more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, own.profile))
-    return replace(answer, infeasible=too_late(problem, run, [more], watch))
+    late = too_late(problem, run, [more], watch)
+    soonest = closest_plan(own.problem, own.profile, run.config)
+    return replace(answer, infeasible=replace(late, closest=soonest))
 
 
 def placed_too_late(problem: Problem, profile: Profile, soonest: Plan, watch: Watch) -> Infeasibility:
@@ -111,4 +121,5 @@ def placed_too_late(problem: Problem, profile: Profile, soonest: Plan, watch: Wa
         More(nodes=one.num_nodes, grow=partial(on_nodes_of, problem, profile, at))
         for at, one in enumerate(problem.cluster.distinct_groups)
     ]
-    return too_late(problem, soonest, more, watch)
+    late = too_late(problem, soonest, more, watch)
+    return replace(late, closest=closest_plan(problem, profile, soonest.config))

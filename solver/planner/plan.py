@@ -10,7 +10,15 @@ from math import inf
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import Profile, framework_of
-from meshwright.solver.answer import Answer, Plan, RankFloors, Status, settled_problem, with_gaps
+from meshwright.solver.answer import (
+    Answer,
+    Plan,
+    RankFloors,
+    Status,
+    settled_problem,
+    with_gaps,
+    words_of_none,
+)
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Configuration, mesh_of, plan_id_of
@@ -610,7 +618,10 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
         *_of_batch(answer.plans),
         *_of_stack(problem),
     )
-    return replace(answer, model=problem.model_figures, warnings=warnings)
+    found = answer.infeasible
+    if found is not None:
+        found = replace(found, verdict=words_of_none(problem, answer))
+    return replace(answer, model=problem.model_figures, warnings=warnings, infeasible=found)
 
 
 def _of_encoders(problem: Problem) -> tuple[str, ...]:

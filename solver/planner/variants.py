@@ -35,8 +35,10 @@ from meshwright.solver.answer import (
     Plan,
     Prediction,
     RankFloors,
+    Remedy,
     SkippedLauncher,
     Status,
+    accepts_risk,
     with_gaps,
 )
 from meshwright.solver.check import violations, violations_of_all
@@ -450,7 +452,7 @@ def merged(
             *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()),
         ),
         notes=_notes(first, answered, unasked),
-        infeasible=None if plans else _infeasibility(nearest, asked),
+        infeasible=None if plans else _with_closest(_infeasibility(nearest, asked), asked, answered),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
         space="every" if all(one.space == "every" for one in answers) else "usual",
         skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
@@ -557,9 +559,40 @@ def _infeasibility(nearest: Answered, asked: Problem) -> Infeasibility | None:
     return replace(
         found,
         reasons=tuple(f"{under}: {reason}" for reason in found.reasons),
-        changes=tuple(f"{change} {under}" for change in found.changes),
-        remedies=tuple(replace(remedy, change=f"{remedy.change} {under}") for remedy in found.remedies),
+        changes=tuple(_named(remedy, launcher).change for remedy in found.remedies)
+        or tuple(f"{change} {under}" for change in found.changes),
+        remedies=tuple(_named(remedy, launcher) for remedy in found.remedies),
     )
+
+
+def _named(remedy: Remedy, launcher: str) -> Remedy:
+    """Return a remedy with the launcher that it is for, unless it names one."""
+    if "launcher" in remedy.settings:
+        return remedy
+    settings = {**remedy.settings, "launcher": launcher}
+    return replace(remedy, change=f"{remedy.change} under {launcher}", settings=settings)
+
+
+def _with_closest(
+    found: Infeasibility | None, asked: Problem, answered: Sequence[Answered]
+) -> Infeasibility | None:
+    """Return the reasons with the closest plan of all variants: the soonest, or nearest to fitting."""
+    if found is None:
+        return None
+    plans = list[Plan]()
+    for one in answered:
+        own, variant = one.answer.infeasible, one.variant.problem
+        if own is not None and own.closest is not None:
+            workload = own.closest.workload or changes_of(variant.workload, asked.workload)
+            launchers = (variant.launcher,) if asked.launcher == "any" else ()
+            plans.append(replace(own.closest, workload=workload, launchers=launchers))
+
+    def distance(plan: Plan) -> tuple[bool, float, float, float]:
+        seen = plan.prediction
+        fill = seen.peak_memory_bytes / seen.memory_limit_bytes
+        return not accepts_risk(asked, plan), plan.days, fill, seen.step_time_s
+
+    return replace(found, closest=min(plans, key=distance, default=None))
 
 
 def _status(found: Sequence[Status]) -> Status:

@@ -37,7 +37,7 @@ from meshwright.service.api.schemas import (
 from meshwright.service.db.database import compact_json
 from meshwright.service.errors import MissingExtraError, NotFoundError
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.requests.checks import check_launcher
+from meshwright.service.requests.checks import check_launcher, check_risk
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
 from meshwright.service.verify.verify import environment_of
@@ -54,16 +54,29 @@ ImageQuery = Annotated[
 ]
 
 
-def exported(plan: Plan, problem: Problem, launcher: str, start: Start) -> ExportBundle:
+def exported(
+    plan: Plan, problem: Problem, launcher: str, start: Start, *, accept_risk: bool
+) -> ExportBundle:
     """Return the launch files of a plan.
 
     Raises:
-        InvalidProblemError: there is no such launcher or scheduler, or the image is wrong.
+        InvalidProblemError: there is no such launcher or scheduler, the image is wrong, or the plan's risk
+            is more than its request accepts and ``accept_risk`` is not set.
         RefusedExportError: launcher or scheduler cannot start this plan.
     """
+    check_risk(plan, problem, accepted=accept_risk, at="/query/accept_risk", how="accept_risk=true")
     return scheduled(
         export(plan, problem, launcher), plan, problem, start.scheduler, image=start.image, where="/query/"
     )
+
+
+AcceptQuery = Annotated[
+    bool,
+    Query(
+        description="whether to write files of the closest plan, with an out-of-memory risk that the "
+        "request does not accept"
+    ),
+]
 
 
 def _start(scheduler: SchedulerQuery = "slurm", image: ImageQuery = None) -> Start:
@@ -112,9 +125,10 @@ def export_plan(
     *,
     start: StartDep,
     launcher: LauncherQuery = None,
+    accept_risk: AcceptQuery = False,
 ) -> ExportView:
     """The files that start this plan under a launcher and a scheduler."""
-    chosen, bundle = exported_plan(jobs, tenant, plan_id, launcher, start)
+    chosen, bundle = exported_plan(jobs, tenant, plan_id, launcher, start, accept_risk=accept_risk)
     return ExportView(plan_id=plan_id, launcher=chosen, files=bundle.files, warnings=bundle.warnings)
 
 
@@ -133,9 +147,10 @@ def export_file(
     *,
     start: StartDep,
     launcher: LauncherQuery = None,
+    accept_risk: AcceptQuery = False,
 ) -> PlainTextResponse:
     """One of the files that start this plan, by its name, as text."""
-    chosen, bundle = exported_plan(jobs, tenant, plan_id, launcher, start)
+    chosen, bundle = exported_plan(jobs, tenant, plan_id, launcher, start, accept_risk=accept_risk)
     text = bundle.files.get(name)
     if text is None:
         raise NotFoundError(f"{chosen} has no such file; there are {', '.join(bundle.files)}")
@@ -143,13 +158,13 @@ def export_file(
 
 
 def exported_plan(
-    jobs: Jobs, tenant: str, plan_id: str, launcher: str | None, start: Start
+    jobs: Jobs, tenant: str, plan_id: str, launcher: str | None, start: Start, *, accept_risk: bool
 ) -> tuple[str, ExportBundle]:
     """Return the launcher of a stored plan, and its launch files; errors as ``exported``."""
     job, body = jobs.plan(tenant, plan_id)
-    problem = parse_problem(job.request)
+    problem, plan = parse_problem(job.request), plan_from_json(body)
     chosen = launcher or problem.launcher
-    return chosen, exported(plan_from_json(body), problem, chosen, start)
+    return chosen, exported(plan, problem, chosen, start, accept_risk=accept_risk)
 
 
 @router.post(

@@ -12,7 +12,7 @@ from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.schedulers import SCHEDULERS, Start
 from meshwright.profiles.errors import FieldError, InvalidProblemError, RefusedExportError
 from meshwright.service.api.deps import READS, JobsDep, ServiceDep, TenantDep
-from meshwright.service.api.routes.plans import StartDep, exported, exported_plan
+from meshwright.service.api.routes.plans import AcceptQuery, StartDep, exported, exported_plan
 from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
@@ -22,7 +22,7 @@ from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
 from meshwright.service.web.views import named, problem_of
-from meshwright.solver.answer import Plan, plan_from_json
+from meshwright.solver.answer import Plan, accepts_risk, plan_from_json
 from meshwright.solver.problem import Problem
 
 router = APIRouter()
@@ -42,9 +42,8 @@ def show_plan(
     profile, _ = profile_for(service, problem, answer.versions)
     document = report_of(answer, problem, profile, ReportOptions(what_if="none"))
     best = jobs.plans(tenant, job.id, page_size=1, page_token=None)[1].items
-    return page(
-        request, "plan.html", job=job, document=document, plan=document.plans[0], best_id=best[0]["plan_id"]
-    )
+    best_id = best[0]["plan_id"] if best else plan_id  # the closest is alone
+    return page(request, "plan.html", job=job, document=document, plan=document.plans[0], best_id=best_id)
 
 
 @router.get("/compare", dependencies=[READS])
@@ -78,6 +77,7 @@ def show_files(
     *,
     start: StartDep,
     launcher: Launcher = None,
+    accept_risk: AcceptQuery = False,
 ) -> Response:
     """The launch files of a plan; why there are none, where launcher or scheduler cannot start it."""
     job, body = jobs.plan(tenant, plan_id)
@@ -88,7 +88,7 @@ def show_files(
         start = replace(start, image=None)
     bundle, refused = None, tuple[FieldError, ...]()
     try:
-        bundle = exported(plan, problem, chosen, start)
+        bundle = exported(plan, problem, chosen, start, accept_risk=accept_risk)
     except (RefusedExportError, InvalidProblemError) as fault:
         refused = fault.errors
     return page(
@@ -103,7 +103,9 @@ def show_files(
         launchers=launcher_names(),
         start=start,
         schedulers=tuple(SCHEDULERS),
-        query=_query(start),
+        query=_query(start, accept_risk=accept_risk),
+        accept_risk=accept_risk,
+        risky=not accept_risk and not accepts_risk(problem, plan),
         bundle=bundle,
         refused=refused,
         able=() if bundle else tuple(name for name in launcher_names() if _writes(name, plan, problem)),
@@ -112,10 +114,16 @@ def show_files(
 
 @router.get("/plans/{plan_id}/files/{launcher}.zip", dependencies=[READS])
 def download_all(
-    plan_id: str, launcher: str, jobs: JobsDep, tenant: TenantDep, start: StartDep
+    plan_id: str,
+    launcher: str,
+    jobs: JobsDep,
+    tenant: TenantDep,
+    *,
+    start: StartDep,
+    accept_risk: AcceptQuery = False,
 ) -> Response:
     """All launch files in one zip."""
-    _, bundle = exported_plan(jobs, tenant, plan_id, launcher, start)
+    _, bundle = exported_plan(jobs, tenant, plan_id, launcher, start, accept_risk=accept_risk)
     return Response(
         zipped(bundle.files),
         media_type="application/zip",
@@ -125,10 +133,18 @@ def download_all(
 
 @router.get("/plans/{plan_id}/files/{launcher}/{name:path}", dependencies=[READS])
 def download(
-    plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: TenantDep, *, start: StartDep
+    plan_id: str,
+    launcher: str,
+    name: str,
+    jobs: JobsDep,
+    tenant: TenantDep,
+    *,
+    start: StartDep,
+    accept_risk: AcceptQuery = False,
 ) -> Response:
     """One launch file, to be saved."""
-    text = exported_plan(jobs, tenant, plan_id, launcher, start)[1].files.get(name)
+    bundle = exported_plan(jobs, tenant, plan_id, launcher, start, accept_risk=accept_risk)[1]
+    text = bundle.files.get(name)
     if text is None:
         raise NotFoundError("there is no such file")
     saved = "".join(char for char in name.rpartition("/")[2] if char.isalnum() or char in "._-")
@@ -147,9 +163,10 @@ def _writes(launcher: str, plan: Plan, problem: Problem) -> bool:
     return True
 
 
-def _query(start: Start) -> str:
-    """Return the query that asks for the same start; empty for Slurm."""
-    if start.scheduler == "slurm":
-        return ""
-    asked = {"scheduler": start.scheduler, "image": start.image}
-    return "?" + urlencode({name: value for name, value in asked.items() if value})
+def _query(start: Start, *, accept_risk: bool) -> str:
+    """Return the query that asks for the same start; empty for Slurm and an accepted risk."""
+    asked = {"accept_risk": "true" if accept_risk else None}
+    if start.scheduler != "slurm":
+        asked |= {"scheduler": start.scheduler, "image": start.image}
+    query = urlencode({name: value for name, value in asked.items() if value})
+    return f"?{query}" if query else ""
