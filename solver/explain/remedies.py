@@ -184,7 +184,7 @@ def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
                 work,
                 lora_rank=_RANK,
                 base_precision=base,
-                lora_targets=able.targets_of(problem.model, None),
+                lora_targets=able.default_targets(problem.model),
                 optimizer=optimizer,
             )
             settings = {

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.profiles.profile import default_profile
+from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.memory import memory_budget_bytes
-from meshwright.solver.predict import Prediction, predict
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import lightest_of, nearest
 from meshwright.solver.search.priced_space import have_room, priced_rows

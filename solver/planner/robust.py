@@ -91,8 +91,8 @@ def _chosen(problem: Problem, profile: Profile, plans: Sequence[Plan], count: in
     """Return the plan of least quantile, then those of unlike errors, ordered by their quantiles."""
     first = min(range(len(plans)), key=lambda at: plans[at].prediction.step_time_high_s)
     # each plan adds its own switches to the workload that is asked for
-    own = settled_problem(plans[first], problem)
-    settled = replace(problem, cluster=own.cluster).under(own.launcher)
+    found = settled_problem(plans[first], problem)
+    settled = replace(problem, cluster=found.cluster).under(found.launcher)
     own = profile_of_variant(settled, profile)
     draws = joint_log_steps(settled, own, plans)  # (draws, n)
     taken, best = [first], draws[:, first]

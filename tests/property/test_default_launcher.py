@@ -80,9 +80,9 @@ def able_by_name(raw: dict[str, Any]) -> Iterator[str]:
     """Yield the launchers that take the request where they are named, and write files for it."""
     for name in launcher_names():
         found = parsed(raw, name)
-        named = isinstance(found, Problem) and found.launcher == name
-        if named and not list(problem_faults(found, launcher_capabilities(name))):
-            yield name
+        if isinstance(found, Problem) and found.launcher == name:
+            if not list(problem_faults(found, launcher_capabilities(name))):
+                yield name
 
 
 @pytest.mark.parametrize("seed", range(draws(24)))
@@ -92,7 +92,7 @@ def test_the_default_launcher_can_express_what_any_launcher_can(seed: int) -> No
     if isinstance(found, Problem):
         assert found.launcher in able
         assert found.launcher != "none" or able == ["none"], "it writes no files"
-        assert parsed(problem_to_mapping(found)) == found  # type: ignore[arg-type]
+        assert parsed(problem_to_mapping(found)) == found
     else:
         assert not able, found
         named = " ".join(one.message for one in found.errors)
