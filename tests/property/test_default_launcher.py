@@ -80,9 +80,10 @@ def able_by_name(raw: dict[str, Any]) -> Iterator[str]:
     """Yield the launchers that take the request where they are named, and write files for it."""
     for name in launcher_names():
         found = parsed(raw, name)
-        if isinstance(found, Problem) and found.launcher == name:
-            if not list(problem_faults(found, launcher_capabilities(name))):
-                yield name
+        if not isinstance(found, Problem) or found.launcher != name:
+            continue
+        if not list(problem_faults(found, launcher_capabilities(name))):
+            yield name
 
 
 @pytest.mark.parametrize("seed", range(draws(24)))
