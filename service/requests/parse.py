@@ -51,7 +51,7 @@ from meshwright.service.requests.parts import (
 from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range
 from meshwright.solver.planner.least_memory import default_launcher
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
-from meshwright.solver.space.launcher_choice import started_otherwise
+from meshwright.solver.space.launcher_choice import chosen_launcher, started_otherwise
 from meshwright.solver.space.launcher_rules import with_recipe
 
 
@@ -81,7 +81,7 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         raise UnknownNameError.among("/stack", request.stack, framework_names())
     under = partial(_under, request, model, cluster)
     problem = under(request.launcher or "any")
-    choice = None if request.launcher else default_launcher(problem)
+    choice = None if request.launcher else chosen_launcher(problem)
     launcher = choice.launcher if choice else started_otherwise(problem)
     problem = problem if launcher == problem.launcher else under(launcher)
     with_options(
@@ -97,6 +97,8 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         if able is None:
             raise with_every_reason(named, choice) from None
         problem = under(able)
+    else:
+        problem = problem if choice is None else _with_room(problem, under)
     if request.search.baseline is None:
         return problem
     return replace(
@@ -105,6 +107,19 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
             problem.options, baseline=completed(request.search.baseline, problem, at=("search", "baseline"))
         ),
     )
+
+
+def _with_room(problem: Problem, under: Callable[[str], Problem]) -> Problem:
+    """Return the question under its default launcher, or under one that it fits where that has no room."""
+    choice = default_launcher(under("any"))
+    if choice.launcher == problem.launcher:
+        return problem
+    other = under(choice.launcher)
+    try:
+        check_limits(other)
+    except InvalidProblemError:
+        return problem
+    return other
 
 
 def _under(request: Any, model: ModelSpec, cluster: ClusterSpec, launcher: str) -> Problem:  # noqa: ANN401 - a ProblemRequest
