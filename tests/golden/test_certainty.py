@@ -53,7 +53,7 @@ SENTENCES = {
     "another objective": "Optimal under our cost model: by energy per token, the best of 184 320 "
     "configurations, proved to within 0.5 %.",
     "nothing found": "No plan was found in 1 000 of 184 320 configurations, and nothing is proved.",
-    "nothing fits": "No plan exists: each of 184 320 configurations breaks a rule or a limit, under our "
+    "nothing fits": "Nothing fits: each of 184 320 configurations breaks a rule or a limit, under our "
     "cost model.",
 }
 
