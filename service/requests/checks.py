@@ -202,10 +202,9 @@ def with_other_launchers(
     if launcher in ("any", "none") or not able:
         return fault
     first, *rest = fault.errors
-    words = f"the launchers {', '.join(able)}"
-    allowed = words if (first.allowed or "the launchers ").startswith("the launchers ") else (
-        f"{first.allowed}, or {words}"
-    )  # fmt: skip
+    words = f"the launcher{'s' * (len(able) > 1)} {', '.join(able)}"
+    names_launchers = (first.allowed or "the launchers ").startswith(("the launchers ", "launcher "))
+    allowed = words if names_launchers else f"{first.allowed}, or {words}"
     return type(fault)([replace(first, allowed=allowed, tip=f"--launcher {able[0]}"), *rest])
 
 
