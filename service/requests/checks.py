@@ -203,8 +203,9 @@ def with_other_launchers(
         return fault
     first, *rest = fault.errors
     words = f"the launcher{'s' * (len(able) > 1)} {', '.join(able)}"
-    names_launchers = (first.allowed or "the launchers ").startswith(("the launchers ", "launcher "))
-    allowed = words if names_launchers else f"{first.allowed}, or {words}"
+    said = first.allowed or "the launchers "
+    allowed = words if said.startswith("the launchers ") else f"{said}, or {words}"
+    allowed = said if said.startswith("launcher ") else allowed  # which names them with ``none``
     return type(fault)([replace(first, allowed=allowed, tip=f"--launcher {able[0]}"), *rest])
 
 
