@@ -190,7 +190,7 @@ def is_stated_by_0_2(model: ModelSpec) -> bool:
 def is_run_by_0_2(target: Target) -> bool:
     """Return whether 0.2 can run the plan: its llama3, in 16 bits, with mixed precision where it has it.
 
-    Without shards it has neither replicas nor mixed precision beside tensor ranks or stages (0.2.2,
+    Without shards it has neither replicas nor mixed precision next to tensor ranks or stages (0.2.2,
     models/llama3/infra/parallelize.py:151, distributed/utils.py maybe_enable_amp). On one rank it leaves
     FSDP out, with its 2-byte products and its offload (parallelize.py:125; 0.3 always wraps,
     models/llama3/parallelize.py:69).
@@ -294,7 +294,7 @@ def export(target: Target) -> ExportBundle:
         why = (
             "0.2's llama3 has no query-key norms, no tied embeddings, no heads of another size, "
             "no experts and no latent attention; products in 8 bits, one rank with a ZeRO stage, and "
-            "replicas without shards beside tensor ranks or stages are written for 0.3"
+            "replicas without shards next to tensor ranks or stages are written for 0.3"
         )
         raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
     return common.bundled(

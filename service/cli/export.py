@@ -44,7 +44,8 @@ def export_command(
     accept_risk: Annotated[
         bool,
         typer.Option(
-            "--accept-risk", help="Write the closest plan, too, whose out-of-memory risk was not accepted."
+            "--accept-risk",
+            help="Also write the closest plan, with a larger out-of-memory risk than you accepted.",
         ),
     ] = False,
 ) -> None:
