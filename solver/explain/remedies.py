@@ -196,7 +196,7 @@ def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
             one = replace(problem, launcher=name, workload=changed)
             yield ProblemChange(
                 kind,
-                f"{words} of rank {_RANK}, which trains adapters only",
+                f"{words} of rank {_RANK} under {name}, which trains adapters only",
                 one,
                 profile_of_variant(one, profile),
                 last_resort=True,
@@ -458,7 +458,7 @@ def problem_of_remedy(
     elif remedy.kind == "gpus_per_node":
         changes = wider_nodes(problem, profile)
     elif remedy.kind in ("lora", "qlora"):
-        changes = (one for one in adapted(problem, profile) if one.settings == remedy.settings)
+        changes = adapted(problem, profile)
     elif remedy.kind in ("risk", "power", "limits"):
         changes = asked_less(problem, profile, nearest)
     else:

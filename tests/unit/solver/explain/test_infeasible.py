@@ -97,8 +97,8 @@ def test_a_risk_that_is_offered_is_enough(z: float) -> None:
     assert nearest is not None
     sigma = default_profile(a_cluster(), "megatron-lm").log_memory_sigma
     problem = on_two_gpus(nearest.needed_bytes * math.exp(sigma * z))
-    risks = [change for change in explained(problem).changes if change.startswith("an out-of-memory")]
-    risk = float(risks[0].split()[-2]) / 100
+    risks = [change for change in explained(problem).changes if change.startswith("Accept a ")]
+    risk = float(risks[0].split()[2]) / 100
     options = replace(problem.options, max_out_of_memory_probability=risk)
     assert fits(replace(problem, options=options))
 
