@@ -402,7 +402,9 @@ def with_remedies(
     missing = [*([] if judged else [_OPEN]), *([] if complete else [CUT])]
     found = replace(found, reasons=(*found.reasons, *missing))
     cheap, adapters, work, *hardware = groups
-    remedies = remedies_in_order(cheap, adapters, work, [*chain(*hardware)], most=_MOST)
+    machines = remedies_in_order([*chain(*hardware)], most=_MOST)
+    software = remedies_in_order(cheap, adapters, work, most=_MOST - len(machines))
+    remedies = (*software, *machines)
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))

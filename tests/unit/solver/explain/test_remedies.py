@@ -41,7 +41,8 @@ def changes_of(problem: Problem, found: Infeasibility) -> dict[str, ProblemChang
     profile = default_profile(problem.cluster, problem.launcher)
     every = [
         *asked_less(problem, profile, found.nearest), *done_otherwise(problem, profile),
-        *adapted(problem, profile), *wider_nodes(problem, profile), *less_work(problem, profile), *more_hardware(problem, profile), *other_gpus(problem),
+        *adapted(problem, profile), *wider_nodes(problem, profile),
+        *less_work(problem, profile), *more_hardware(problem, profile), *other_gpus(problem),
     ]  # fmt: skip
     return {change.words: change for change in every}
 
