@@ -237,7 +237,7 @@ def _infeasible(rows: Sequence[Json], answers: Sequence[Json | None]) -> dict[st
         key=lambda one: _lacks(one.get("nearest")),
     )
     more = [f"and {len(reasons) - MAX_REASONS} points more"] if len(reasons) > MAX_REASONS else []
-    return {**nearest, "reasons": [*reasons[:MAX_REASONS], *more], "conflicts": []}
+    return {**nearest, "reasons": [*reasons[:MAX_REASONS], *more], "conflicts": [], "verdict": ""}
 
 
 def _lacks(nearest: Json | None) -> float:

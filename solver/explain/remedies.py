@@ -196,7 +196,7 @@ def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
             one = replace(problem, launcher=name, workload=changed)
             yield ProblemChange(
                 kind,
-                f"{words} of rank {_RANK}, which trains adapters only",
+                f"{words} of rank {_RANK} under {name}, which trains adapters only",
                 one,
                 profile_of_variant(one, profile),
                 last_resort=True,
@@ -402,7 +402,9 @@ def with_remedies(
     missing = [*([] if judged else [_OPEN]), *([] if complete else [CUT])]
     found = replace(found, reasons=(*found.reasons, *missing))
     cheap, adapters, work, *hardware = groups
-    remedies = remedies_in_order(cheap, adapters, work, [*chain(*hardware)], most=_MOST)
+    machines = remedies_in_order([*chain(*hardware)], most=_MOST)
+    software = remedies_in_order(cheap, adapters, work, most=_MOST - len(machines))
+    remedies = (*software, *machines)
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
@@ -458,7 +460,7 @@ def problem_of_remedy(
     elif remedy.kind == "gpus_per_node":
         changes = wider_nodes(problem, profile)
     elif remedy.kind in ("lora", "qlora"):
-        changes = (one for one in adapted(problem, profile) if one.settings == remedy.settings)
+        changes = adapted(problem, profile)
     elif remedy.kind in ("risk", "power", "limits"):
         changes = asked_less(problem, profile, nearest)
     else:

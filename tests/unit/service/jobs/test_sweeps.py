@@ -7,12 +7,13 @@ from sqlalchemy import update
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
+from meshwright.service.db.plan_records import PlanFilter
 from meshwright.service.db.tables import jobs as job_table
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.retention import DAY_S, Retention
 from meshwright.service.jobs.sweeps import Sweeps
-from tests.builders import an_infeasible_answer
+from tests.builders import a_plan, an_infeasible_answer
 from tests.served.job_records import TENANT, RememberingQueue, claimed
 from tests.served.sweep_jobs import (
     BATCHES,
@@ -220,3 +221,22 @@ def test_a_known_answer_that_is_forgotten_at_that_moment_is_searched_again(
     Sweeps(database, engine, worker="worker").child_ended(parent.id)
     record = record_in(database, parent.id)
     assert [row["reused"] for row in (record.answer or {})["points"]] == [False, False]
+
+
+def test_the_closest_plan_of_a_point_is_found_by_its_id_there_and_in_no_list(
+    jobs: Jobs, engine: JobEngine, database: Database, sweeps: Sweeps
+) -> None:
+    nothing = an_infeasible_answer()
+    assert nothing.infeasible is not None
+    closest = replace(a_plan(plan_id="c105e57", rank=0), ranked=False)
+    near = replace(nothing, infeasible=replace(nothing.infeasible, closest=closest))
+    first = jobs.submit(TENANT, a_sweep(global_batch_size=[8]))
+    point = answer_child(engine, near)
+    sweeps.child_ended(first.id)
+    assert ((record_in(database, first.id).answer or {})["infeasible"]["closest"]["plan_id"]) == "c105e57"
+    assert jobs.plan(TENANT, "c105e57")[0].id == point
+    again = jobs.submit(TENANT, a_sweep(global_batch_size=[8, 16]))  # its first point is a copy
+    (copy, _) = children_in(database, again.id)
+    assert copy.state == "infeasible"
+    assert jobs.plan(TENANT, "c105e57")[0].id in {point, copy.id}
+    assert jobs.plans_like(TENANT, PlanFilter(), page_size=10, page_token=None).items == ()

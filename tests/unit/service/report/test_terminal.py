@@ -129,7 +129,7 @@ def test_the_next_command_uses_the_shortest_id_that_is_unique() -> None:
 
 def test_an_infeasible_answer_says_what_is_nearest_why_and_what_would_fit() -> None:
     text = text_of(an_infeasible_answer(), a_problem())
-    assert text.startswith("infeasible: Llama 3.1 70B on 16 × DGX H100 = 128 GPUs. No plan exists: each of")
+    assert text.startswith("infeasible: Llama 3.1 70B on 16 × DGX H100 = 128 GPUs. Nothing fits: each of")
     # 26 + 52 + 28 = 106; with 15 of activations 121
     assert (
         "nearest: tp 8 · pp 8 · zero 1 · mbs 1 · full recompute → stage 0 needs 121.0 of 79.0 GiB "
@@ -149,7 +149,7 @@ def test_limits_that_exclude_each_other_are_told_from_a_single_one() -> None:
 
 def test_infeasibility_is_claimed_for_the_gpus_that_were_searched_only() -> None:
     text = text_of(replace(an_infeasible_answer(), num_gpus_used=120))
-    assert "128 GPUs with 120 of 128 GPUs. No plan exists" in " ".join(text.split())
+    assert "128 GPUs with 120 of 128 GPUs. Nothing fits" in " ".join(text.split())
 
 
 def test_control_characters_of_a_model_name_do_not_reach_the_terminal() -> None:

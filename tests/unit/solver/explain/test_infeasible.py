@@ -13,7 +13,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Infeasibility, remedy_of
-from meshwright.solver.check import violations
+from meshwright.solver.check import closest_violations, violations
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
@@ -97,8 +97,8 @@ def test_a_risk_that_is_offered_is_enough(z: float) -> None:
     assert nearest is not None
     sigma = default_profile(a_cluster(), "megatron-lm").log_memory_sigma
     problem = on_two_gpus(nearest.needed_bytes * math.exp(sigma * z))
-    risks = [change for change in explained(problem).changes if change.startswith("an out-of-memory")]
-    risk = float(risks[0].split()[-2]) / 100
+    risks = [change for change in explained(problem).changes if change.startswith("Accept a ")]
+    risk = float(risks[0].split()[2]) / 100
     options = replace(problem.options, max_out_of_memory_probability=risk)
     assert fits(replace(problem, options=options))
 
@@ -229,6 +229,19 @@ def test_the_stage_that_lacks_memory_is_named_with_its_group_and_by_how_much() -
     (one,) = evaluate(problem, default_profile(problem.cluster, "none"), [config])
     needed = [sum(stage.memory_bytes().values()) - stage.on.budget_bytes for stage in one.stages]
     assert needed[stage] == max(needed) == pytest.approx(short * 2**30, abs=16)
+
+
+def test_the_closest_on_unlike_nodes_is_the_placed_plan_that_lacks_least() -> None:
+    problem, answer = answered(2.6)
+    found = answer.infeasible
+    assert found is not None
+    assert found.closest is not None
+    assert found.nearest is not None
+    assert found.closest.config == found.nearest.config
+    assert closest_violations(problem, default_profile(problem.cluster, "none"), found.closest) == []
+    assert found.closest.prediction.out_of_memory_probability > 0.01
+    assert "No plan exists" not in answer.certainty
+    assert answer.certainty.startswith("Nothing fits")
 
 
 def test_what_lacks_memory_is_told_where_the_time_is_over_before_conflicts_are_known() -> None:

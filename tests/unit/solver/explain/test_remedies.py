@@ -14,6 +14,7 @@ from meshwright.solver.explain import model_shapes as shapes
 from meshwright.solver.explain import remedies
 from meshwright.solver.explain.remedies import (
     ProblemChange,
+    adapted,
     asked_less,
     changes_of_kinds,
     done_otherwise,
@@ -22,6 +23,7 @@ from meshwright.solver.explain.remedies import (
     more_hardware,
     on_nodes,
     other_gpus,
+    wider_nodes,
     with_remedies,
 )
 from meshwright.solver.planner import no_plan
@@ -39,6 +41,7 @@ def changes_of(problem: Problem, found: Infeasibility) -> dict[str, ProblemChang
     profile = default_profile(problem.cluster, problem.launcher)
     every = [
         *asked_less(problem, profile, found.nearest), *done_otherwise(problem, profile),
+        *adapted(problem, profile), *wider_nodes(problem, profile),
         *less_work(problem, profile), *more_hardware(problem, profile), *other_gpus(problem),
     ]  # fmt: skip
     return {change.words: change for change in every}

@@ -1,0 +1,22 @@
+"""A request that fits with a risk of 7.7 %, where 1 % is accepted."""
+
+from functools import cache
+from typing import Any
+
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.plan import ask
+
+TIGHT: dict[str, Any] = {
+    "model": {"name": "qwen3-8b"},
+    "cluster": {"groups": [{"gpu": "a100-sxm-40gb", "gpus_per_node": 4, "num_nodes": 1}]},
+    "workload": {"global_batch_size": 16, "seq_length": 4096},
+    "launcher": "trl",
+}
+
+
+@cache
+def tight_answer() -> Answer:
+    problem = parse_problem({**TIGHT, "search": {"top_k": 1, "certify": "none"}})
+    return ask(problem, default_profile(problem.cluster, problem.launcher))

@@ -1,0 +1,141 @@
+"""An answer without a plan says what fits within which risk, and which changes the request leaves open."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.check import closest_violations
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+
+LORA, OFFLOAD = {"workload.lora_rank": 16}, {"search.allow": ["offload"]}
+
+
+def asked(model: str, gpu: str, gpus: int, launcher: str, **search: object) -> Problem:
+    return parse_problem(
+        {
+            "model": model,
+            "cluster": {"groups": [{"gpu": gpu, "gpus_per_node": gpus, "num_nodes": 1}]},
+            "workload": {"global_batch_size": 16, "seq_length": 4096},
+            "launcher": launcher,
+            "search": {"top_k": 1, "certify": "none", **search},
+        }
+    )
+
+
+def answered(problem: Problem) -> Answer:
+    return ask(problem, default_profile(problem.cluster, problem.launcher))
+
+
+@pytest.mark.parametrize(
+    ("problem", "words", "risk", "offered"),
+    [
+        # 35.9 of 40 GiB: between the 33.6 that a risk of 1 % leaves and all of it
+        (
+            asked("qwen3-8b", "a100-sxm-40gb", 4, "trl"),
+            "within an out-of-memory risk of 1 %; the closest of",
+            (0.01, 0.25),
+            [{"workload.optimizer": "adamw-8bit"}, OFFLOAD, LORA, {"workload.base_precision": "nf4"}],
+        ),
+        # 8.03e9 weights of 16 bytes are 120 GiB, more than the 80 of one GPU
+        (
+            asked("llama-3.1-8b", "h100-sxm-80gb", 1, "trl"),
+            "Nothing fits; even the closest of",
+            (0.999, 1.0),
+            [OFFLOAD, LORA, {"cluster.gpus_per_node": 2}],
+        ),
+        # the launcher cannot train adapters, others can
+        (asked("llama-3.1-8b", "h100-sxm-80gb", 1, "megatron-lm"), "Nothing fits", (0.999, 1.0), [LORA]),
+        # 70.6e9 weights in 4 bits are 33 GiB, in 16 bits 131: of one 80 GB GPU QLoRA alone
+        (
+            asked("llama-3.1-70b", "h100-sxm-80gb", 1, "trl"),
+            "Nothing fits",
+            (0.999, 1.0),
+            [{"workload.base_precision": "nf4"}],
+        ),
+    ],
+    ids=["a small risk", "one GPU", "another launcher", "QLoRA"],
+)
+def test_an_infeasible_request_gets_its_closest_plan_and_changes_of_software_first(
+    problem: Problem, words: str, risk: tuple[float, float], offered: list[dict[str, Any]]
+) -> None:
+    answer = answered(problem)
+    assert answer.status == "infeasible"
+    assert not answer.plans
+    assert answer.infeasible is not None
+    closest, remedies = answer.infeasible.closest, answer.infeasible.remedies
+    assert words in answer.certainty
+    assert "No plan exists" not in answer.certainty
+    assert closest is not None
+    assert risk[0] < closest.prediction.out_of_memory_probability <= risk[1]
+    for settings in offered:
+        assert any(settings.items() <= remedy.settings.items() for remedy in remedies), settings
+    hardware = [remedy.kind in ("gpus_per_node", "nodes", "gpus") for remedy in remedies]
+    assert hardware == sorted(hardware)
+
+
+def test_changes_that_the_request_already_has_are_not_offered() -> None:
+    problem = asked("llama-3.1-70b", "rtx-4090", 1, "trl")
+    adapters = replace(problem, workload=replace(problem.workload, lora_rank=16))
+    found = answered(adapters).infeasible
+    assert found is not None
+    assert not {"lora", "qlora"} & {remedy.kind for remedy in found.remedies}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "none"), [("megatron-lm", "megatron-lm has no plan"), ("none", "No plan exists")]
+)
+def test_that_no_plan_exists_is_said_only_where_no_row_is_legal(launcher: str, none: str) -> None:
+    # 8 tensor ranks and 2 stages are 16 GPUs, whatever their memory
+    pin = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}
+    problem = asked("llama-3.1-8b", "h100-sxm-80gb", 8, launcher)
+    pinned = replace(problem, options=replace(problem.options, pin=pin))
+    answer = answered(pinned)
+    assert (answer.status, answer.legal) == ("infeasible", 0)
+    assert answer.certainty.startswith(none)
+    assert answer.infeasible is not None
+    assert answer.infeasible.closest is None
+
+
+def test_the_plan_of_a_risk_that_is_offered_is_the_closest() -> None:
+    problem = asked("qwen3-8b", "a100-sxm-40gb", 4, "trl")
+    found = answered(problem).infeasible
+    assert found is not None
+    assert found.closest is not None
+    (accepted,) = (remedy for remedy in found.remedies if remedy.kind == "risk")
+    assert accepted.config == found.closest.config
+    stated = accepted.settings["search.max_out_of_memory_probability"]
+    # rounded up to a tenth of a per cent
+    assert 0.0 <= stated - found.closest.prediction.out_of_memory_probability < 1.1e-3
+
+
+def test_the_check_refuses_a_closest_plan_with_another_risk() -> None:
+    problem = asked("qwen3-8b", "a100-sxm-40gb", 4, "trl")
+    profile = default_profile(problem.cluster, problem.launcher)
+    found = answered(problem).infeasible
+    assert found is not None
+    assert found.closest is not None
+    assert closest_violations(problem, profile, found.closest) == []
+    seen = found.closest.prediction
+    half = replace(seen, out_of_memory_probability=seen.out_of_memory_probability / 2)
+    faults = closest_violations(problem, profile, replace(found.closest, prediction=half))
+    assert any("the stated risk is" in fault for fault in faults)
+    assert closest_violations(problem, profile, replace(found.closest, rank=1, ranked=True))
+
+
+def test_the_closest_of_a_missed_deadline_is_the_soonest_plan_which_fits() -> None:
+    problem = asked("llama-3.1-8b", "h100-sxm-80gb", 8, "trl")
+    # 1e12 tokens * 6 * 8e9 FLOPs / 8 GPUs / 4e14 FLOP/s are half a year
+    answer = answered(
+        replace(problem, options=replace(problem.options, deadline_days=1.0, total_tokens=10**12))
+    )
+    assert answer.infeasible is not None
+    closest = answer.infeasible.closest
+    assert closest is not None
+    assert closest.days > 100.0
+    assert closest.prediction.out_of_memory_probability <= 0.01
+    assert answer.certainty.startswith("No plan meets the deadline of 1 days; the fastest of")
