@@ -7,6 +7,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
 
 TIGHT: dict[str, Any] = {
     "model": {"name": "qwen3-8b"},
@@ -16,7 +17,11 @@ TIGHT: dict[str, Any] = {
 }
 
 
+def tight_problem() -> Problem:
+    return parse_problem({**TIGHT, "search": {"top_k": 1, "certify": "none"}})
+
+
 @cache
 def tight_answer() -> Answer:
-    problem = parse_problem({**TIGHT, "search": {"top_k": 1, "certify": "none"}})
+    problem = tight_problem()
     return ask(problem, default_profile(problem.cluster, problem.launcher))

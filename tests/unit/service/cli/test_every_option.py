@@ -32,6 +32,7 @@ from meshwright.solver.explain.remedies import fastest, first_plans
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.runs.table import CATALOG_RUNS
+from tests.problems.tight import tight_answer, tight_problem
 from tests.served.commands import BAD_INPUT, STATE, Outcome, Outside, Place, leaves, remembering
 from tests.served.migrated import migrated
 from tests.unit.service.cli.test_import_file import FILES, PROFILES
@@ -263,6 +264,7 @@ COMMANDS = {
         "--save-dir": "run",
         "--zip": "run.zip",
         "--force": Case(beside="--save-dir taken"),
+        "--accept-risk": Case(base="--from tight.json"),
     }),
     "plot": Command("--from answer.json --out plan.svg", {
         "plan_id": Case("SECOND", base="FIRST --out plan.svg", instead="FIRST"),
@@ -561,6 +563,7 @@ def _write_answers(folder: Path) -> None:
         answer = _ASK(problem, default_profile(problem.cluster, problem.launcher))
         for path in (folder / name, kept / name):
             path.write_text(json.dumps(answer_document(answer, problem)))
+    (folder / "tight.json").write_text(json.dumps(answer_document(tight_answer(), tight_problem())))
     saved(folder / "saved" / "iter_0000090", weights=Entry(problem.model.num_parameters(), 1))
 
 
