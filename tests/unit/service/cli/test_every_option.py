@@ -264,7 +264,7 @@ COMMANDS = {
         "--save-dir": "run",
         "--zip": "run.zip",
         "--force": Case(beside="--save-dir taken"),
-        "--accept-risk": Case(base="--from tight.json"),
+        "--accept-risk": Case(base="--from risky.json"),
     }),
     "plot": Command("--from answer.json --out plan.svg", {
         "plan_id": Case("SECOND", base="FIRST --out plan.svg", instead="FIRST"),
@@ -559,11 +559,19 @@ def _write_answers(folder: Path) -> None:
     kept.mkdir(parents=True)
     for name, nodes, launcher in (("answer.json", 1, "torchtitan"), ("wide.json", 4, "megatron-lm")):
         cluster = {"groups": [{**CLUSTER["groups"][0], "num_nodes": nodes}]}
-        problem = parse_problem({**PROBLEM, "cluster": cluster, "launcher": launcher})
+        # enough work for every node; a schedule and shards that other launchers and releases have
+        search = {
+            **PROBLEM["search"],
+            "forbid": {"pipeline_schedule": ["gpipe"], **({"zero_stage": [0]} if nodes == 1 else {})},
+        }
+        work = {**PROBLEM["workload"], "global_batch_size": 8 if nodes == 1 else 64}
+        problem = parse_problem(
+            {**PROBLEM, "cluster": cluster, "launcher": launcher, "search": search, "workload": work}
+        )
         answer = _ASK(problem, default_profile(problem.cluster, problem.launcher))
         for path in (folder / name, kept / name):
             path.write_text(json.dumps(answer_document(answer, problem)))
-    (folder / "tight.json").write_text(json.dumps(answer_document(tight_answer(), tight_problem())))
+    (folder / "risky.json").write_text(json.dumps(answer_document(tight_answer(), tight_problem())))
     saved(folder / "saved" / "iter_0000090", weights=Entry(problem.model.num_parameters(), 1))
 
 
