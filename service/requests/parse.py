@@ -49,7 +49,6 @@ from meshwright.service.requests.parts import (
     without_schema,
 )
 from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range
-from meshwright.solver.planner.least_memory import default_launcher
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
 from meshwright.solver.space.launcher_choice import chosen_launcher, started_otherwise
 from meshwright.solver.space.launcher_rules import with_recipe
@@ -111,6 +110,8 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
 
 def _with_room(problem: Problem, under: Callable[[str], Problem]) -> Problem:
     """Return the question under its default launcher, or under one that it fits where that has no room."""
+    from meshwright.solver.planner.least_memory import default_launcher  # noqa: PLC0415 - a start loads no search
+
     choice = default_launcher(under("any"))
     if choice.launcher == problem.launcher:
         return problem
