@@ -263,7 +263,6 @@ def test_a_service_refuses_bad_input_as_the_planner_does(service: str) -> None:
 
 REFUSING = """
 import sys
-from tests.processes.pace import pace
 class Refusing:
     def find_spec(self, name, path=None, target=None):
         if name in {names!r}:

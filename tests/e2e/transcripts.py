@@ -70,13 +70,10 @@ def run_page(text: str, folder: Path) -> Iterator[tuple[Exchange, list[str]]]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     said = folder / "stderr"
-    lines = ["trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT"]
+    lines = ["trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT", f"exec 2>'{said}'"]
     for one in every:
-        lines += [
-            f"exec 2>'{said}'",
-            one.command.replace(PORT, port),
-            f"code=$?; printf '{_ERRORS}'; cat '{said}'; printf '{_END}'; (exit $code)",
-        ]
+        shown = f"printf '{_ERRORS}'; cat '{said}'; printf '{_END}'; exec 2>'{said}'"
+        lines += [one.command.replace(PORT, port), f"code=$?; {shown}; (exit $code)"]
     run = subprocess.run(
         ["bash", "--norc", "-c", "\n".join(lines)],
         cwd=folder / "page", env=_environment(folder, port), stdout=subprocess.PIPE,

@@ -279,10 +279,10 @@ def test_who_shards_the_weights_decides_the_nearest_framework(tmp_path: Path) ->
 def test_a_gpu_that_the_catalog_lacks_is_answered_as_the_nearest_in_a_wide_interval(
     tmp_path: Path,
 ) -> None:
-    own, known = (only(tmp_path, gpu=name) for name in ("h100-nvl-94gb", "h200-nvl-141gb"))
+    own, known = (only(tmp_path, gpu=name) for name in ("h800-pcie-80gb", "h100-pcie-80gb"))
     assert own.shape is not None
-    assert "priced as H200 NVL 141 GB" in " ".join(own.shape.warnings)
-    assert own.shape.problem.cluster.groups[0].gpu.memory_bytes == 94 * GB  # as its name has it
+    assert "priced as H100 PCIe 80 GB" in " ".join(own.shape.warnings)
+    assert own.shape.problem.cluster.groups[0].gpu.memory_bytes == 80 * GB  # as its name has it
     far, near = validate([own]).runs[0].prediction, validate([known]).runs[0].prediction
     assert far is not None
     assert near is not None
