@@ -19,6 +19,7 @@ from meshwright.launchers.reading.python_values import constants_of
 from meshwright.profiles.frameworks import OPTION_NUMBERS, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.memory import SWAPPED_GROUP
 from meshwright.solver.cost.step_end import UPDATE_GROUPS
 from meshwright.solver.problem import Workload
 
@@ -75,12 +76,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     group = _group_size(fields)
     options |= _share_offloaded(fields, model, configuration, group)
     options |= _hidden_update(fields, model, configuration, group)
-    if (
-        zero == _SHARDED_WEIGHTS
-        and offload == "none"
-        and group != framework_facts("deepspeed").sub_group_size
-    ):
-        options |= {"sub_group_size": group}
+    if zero == _SHARDED_WEIGHTS and group != framework_facts("deepspeed").sub_group_size:
+        if offload == "none":
+            options |= {"sub_group_size": group}
+        elif group != SWAPPED_GROUP:
+            fields.note(f"sub_group_size {group:g} is priced as {SWAPPED_GROUP}: states are away")
     for name in fields.unread():
         if name.startswith("zero_optimization.") and name not in flag_names("deepspeed"):
             fields.fault(name, "is not a key of ZeRO's section")

@@ -101,6 +101,8 @@ def _settled(request: dict[str, Any], fault: FieldError) -> bool:
         case ["workload", "images_per_sample"] if "images_per_sample" not in work:  # the model sees
             work["images_per_sample"] = 0
             work.pop("image_tokens", None)
+        case ["workload", "image_tokens"] if work.get("images_per_sample") and "image_tokens" not in work:
+            work["image_tokens"] = 256
         case ["workload", "images_per_sample" | "image_tokens"] if nearest not in ("0", None):
             work["images_per_sample"] = float(nearest)
         case ["workload", "seq_length"]:  # images that take more tokens than there are
