@@ -70,6 +70,9 @@ def _take_out(request: dict[str, Any], faults: Sequence[FieldError]) -> None:
     """Leave out what is refused; no launcher's limits hold where one cannot train the model."""
     if _settled(request, faults[0]):
         return
+    if faults[0].pointer == "/workload/image_tokens" and "image_tokens" not in request["workload"]:
+        request["workload"]["image_tokens"] = 256  # a tower that takes images of any size
+        return
     part, _, rest = faults[0].pointer.strip("/").partition("/")
     name, *inner = rest.split("/")
     if not (rest and name in request[part]):
@@ -101,8 +104,6 @@ def _settled(request: dict[str, Any], fault: FieldError) -> bool:
         case ["workload", "images_per_sample"] if "images_per_sample" not in work:  # the model sees
             work["images_per_sample"] = 0
             work.pop("image_tokens", None)
-        case ["workload", "image_tokens"] if work.get("images_per_sample") and "image_tokens" not in work:
-            work["image_tokens"] = 256
         case ["workload", "images_per_sample" | "image_tokens"] if nearest not in ("0", None):
             work["images_per_sample"] = float(nearest)
         case ["workload", "seq_length"]:  # images that take more tokens than there are

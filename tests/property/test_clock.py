@@ -140,7 +140,7 @@ PLANNED = {
     # the same GPUs were refuted again for each of 31 numbers of nodes that legal rows use in part
     "few numbers of GPUs on many numbers of nodes": {
         **request(
-            "trinity-large-400b", 600, 2048, 4096, launcher="llama-factory", certify="none",
+            "trinity-large-400b", 600, 2048, 4096, launcher="ms-swift", certify="none",
             time_limit_s=PLAN_WITHIN_S, objective="tokens_per_s_per_gpu", gpus="fewest",
             pin={"num_microbatches": 2, "context_parallel_size": 2, "pipeline_parallel_size": 1},
         ),

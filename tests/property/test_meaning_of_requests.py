@@ -151,9 +151,11 @@ def in_time(problem: Problem, one: Tried) -> bool:
 def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     """Numbers of GPUs that one launcher means: these; where none is legal there, as many as can be used."""
     profile = profile_of(problem)
-    if problem.options.num_nodes or any_legal(problem, profile, counts):
-        return set(counts)
     each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
+    if problem.options.num_nodes or any_legal(problem, profile, counts):
+        at_most_all = problem.options.gpus == "all" and problem.options.objective == "step_time"
+        fewer_nodes = range(each, most, each) if at_most_all and not problem.options.num_nodes else ()
+        return {*counts, *(count for count in fewer_nodes if any_legal(problem, profile, [count]))}
     fewer = sorted(
         range(1, most), key=lambda count: (count % each > 0, -count)
     )  # whole nodes before others
