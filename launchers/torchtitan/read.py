@@ -452,7 +452,7 @@ def _offload(fields: Fields, zero: int, mesh: _ParallelDegrees) -> str:
 def _zero(fields: Fields, mesh: _ParallelDegrees) -> int:
     """Return the ZeRO stage: weights sharded, gathered after the forward pass, or replicated."""
     reshard = fields.choice("parallelism.fsdp_reshard_after_forward")
-    if mesh.shard * mesh.cp == 1 and reshard == "default" and mesh.tp * mesh.pp * mesh.cp == 1:
+    if mesh.shard * mesh.cp == 1 and reshard == "default":
         return 0
     if reshard == "default":
         return 3 if mesh.pp == 1 else 2  # "default" keeps weights under a pipeline
