@@ -684,13 +684,18 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )  # fmt: skip
 
 
-def cut_base_warnings(problem: Problem) -> tuple[str, ...]:
-    """Return what is left out where frozen weights of 4 or 8 bits might be cut over ranks (FSDP QLoRA)."""
+def unpriced_base(problem: Problem) -> str:
+    """Return the runs that no answer covers: frozen weights of 4 or 8 bits cut over ranks (FSDP QLoRA)."""
     base = problem.workload.base_precision
     if base in WHOLE_PRECISIONS or problem.cluster.num_gpus == 1:
-        return ()
-    cut = f"{base} weights cut over ranks (FSDP with bnb_4bit_quant_storage)"
-    return (f"{cut} are not priced: such runs may fit, and no answer covers them",)
+        return ""
+    return f"{base} weights cut over ranks (FSDP with bnb_4bit_quant_storage)"
+
+
+def cut_base_warnings(problem: Problem) -> tuple[str, ...]:
+    """Return what is left out where frozen weights of 4 or 8 bits might be cut over ranks."""
+    cut = unpriced_base(problem)
+    return (f"{cut} are not priced: such runs may fit, and no answer covers them",) if cut else ()
 
 
 def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
