@@ -13,11 +13,12 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import settled_problem
 from meshwright.solver.check import closest_violations
 from meshwright.solver.configuration import plan_id_of
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.predict import predict, profile_of_variant
+from meshwright.solver.predict import predict, predicted, profile_of_variant
 from meshwright.solver.problem import Problem, problem_digest
 from tests.draws import draws
-from tests.problems.small_requests import a_small_request
+from tests.problems.small_requests import a_small_request, layouts, starts
 
 LAUNCHERS = [name for name in launcher_names() if name != "none"]
 REQUESTS = draws(1)  # of each launcher
@@ -28,10 +29,16 @@ def with_risk(problem: Problem, risk: float) -> Problem:
     return replace(problem, options=replace(problem.options, max_out_of_memory_probability=risk))
 
 
-def on_small_gpus(problem: Problem) -> Problem:
-    """The request on GPUs of 10 GiB, on which few of these requests are feasible."""
+def nearly_fitting(problem: Problem) -> Problem:
+    """The request on GPUs of which its lightest layout fills 95 %; unchanged where none starts."""
+    profile = default_profile(problem.cluster, problem.launcher)
+    starting = [config for config in layouts(problem) if starts(problem, config)]
+    if not starting:
+        return problem
+    peak = min(predicted(problem, one).peak_memory_bytes for one in evaluate(problem, profile, starting))
     groups = tuple(
-        replace(group, gpu=replace(group.gpu, memory_bytes=10 * 2**30)) for group in problem.cluster.groups
+        replace(group, gpu=replace(group.gpu, memory_bytes=int(peak / 0.95)))
+        for group in problem.cluster.groups
     )
     return replace(problem, cluster=replace(problem.cluster, groups=groups))
 
@@ -42,7 +49,7 @@ def test_the_closest_plan_has_its_risk_and_accepting_it_gives_a_plan_no_slower(l
         drawn = a_small_request(launcher, Random(f"closest {launcher} {seed}"))
         if drawn is None:
             continue
-        problem = on_small_gpus(drawn)
+        problem = nearly_fitting(drawn)
         profile = default_profile(problem.cluster, problem.launcher)
         answer = ask(problem, profile)
         if answer.status != "infeasible":
