@@ -11,16 +11,14 @@ import re
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from meshwright.profiles.vendors import vendor_by_name
+
 # What the driver reports of the nominal memory: ECC takes a sixteenth of GDDR, and HBM has spare rows.
 LEAST_OF_NOMINAL, MOST_OF_NOMINAL = 0.93, 1.04
 MAKERS = {
     "nvidia": "nvidia", "geforce": "nvidia", "tesla": "nvidia", "amd": "amd", "instinct": "amd",
     "google": "google", "cloud": "google", "aws": "aws", "amazon": "aws", "intel": "intel",
     "habana": "intel", "huawei": "huawei",
-}  # fmt: skip
-_OF_MAKERS = {
-    "mi": "amd", "tpu": "google", "trainium": "aws", "gaudi": "intel", "ascend": "huawei", "metax": "metax",
-    "epyc": "amd",
 }  # fmt: skip
 _FILLERS = frozenset({"gpu", "gpus", "generation", "edition", "graphics", "accelerator", "oam", "nvl72"})
 _FAMILIES = ("rtx", "tpu", "ascend")  # that people leave out: 4090, v5p, 910b
@@ -78,8 +76,8 @@ def words_of(name: str) -> Words | None:
 
 
 def maker_of(slug: str) -> str:
-    """Return who makes a GPU type of the catalog."""
-    return next((maker for start, maker in _OF_MAKERS.items() if slug.startswith(start)), "nvidia")
+    """Return who makes a GPU type of the catalog; of a CPU next to them, too."""
+    return vendor_by_name(slug) or ("amd" if slug.startswith("epyc") else "nvidia")
 
 
 def holds(memory_gib: float, stated_gb: float) -> bool:

@@ -22,8 +22,14 @@ def vendor_of(gpu: GpuSpec) -> str:
 
 
 @cache
+def vendor_by_name(slug: str) -> str:
+    """Return the vendor whose names a GPU's begins with; empty where that says nothing."""
+    table = catalog_file(_FILE)
+    return next((name for name, one in table.items() if slug.startswith(tuple(one.get("names", ())))), "")
+
+
+@cache
 def _vendor(slug: str, architecture: str) -> str:
     table = catalog_file(_FILE)
-    by_name = (name for name, one in table.items() if slug.startswith(tuple(one.get("names", ()))))
     by_architecture = (name for name, one in table.items() if architecture in one.get("architectures", ()))
-    return next(by_name, None) or next(by_architecture, "")
+    return vendor_by_name(slug) or next(by_architecture, "")

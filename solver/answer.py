@@ -514,7 +514,7 @@ def words_of_none(problem: Problem, answer: Answer, unpriced: str = "") -> str:
         return _words_without_closest(problem, answer, nothing=nothing) + more
     seen, allowed = closest.prediction, problem.options.max_out_of_memory_probability
     risk, deadline = seen.out_of_memory_probability, problem.options.deadline_days
-    if accepts_risk(problem, closest) and deadline is not None:
+    if accepts_risk(problem, closest.prediction) and deadline is not None:
         late = f"the fastest of {size} configurations takes {closest.days:.1f} days"
         return f"No plan meets the deadline of {deadline:g} days; {late}, under our cost model.{more}"
     if risk <= _AS_LIKELY_AS_NOT:
@@ -540,10 +540,19 @@ _AS_LIKELY_AS_NOT = 0.5
 _STATED_RISK = 1.0 + 1e-6  # a risk that is larger only by rounding is accepted
 
 
-def accepts_risk(problem: Problem, plan: Plan) -> bool:
+def accepts_risk(problem: Problem, prediction: Prediction) -> bool:
     """Return whether a request accepts the risk with which a plan runs out of memory."""
     accepted = problem.options.max_out_of_memory_probability
-    return plan.prediction.out_of_memory_probability <= accepted * _STATED_RISK
+    return prediction.out_of_memory_probability <= accepted * _STATED_RISK
+
+
+def status_of_all(found: Sequence[Status]) -> Status:
+    """Return the status of several searches together: proved where each of them is."""
+    if all(status == "infeasible" for status in found):
+        return "infeasible"
+    proved = all(status in ("optimal", "infeasible") for status in found)
+    some = any(status in ("optimal", "feasible") for status in found)
+    return "optimal" if proved else "feasible" if some else "unknown"
 
 
 def _chance(share: float) -> str:

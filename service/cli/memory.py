@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshwright.profiles.units import GIB
 from meshwright.service.cli.options import completion_of
 
 if TYPE_CHECKING:  # help loads no solver
@@ -76,10 +77,11 @@ def memory(
         work={"seq_length": seq_length, "precision": precision, **images},
     )  # fmt: skip
     counts = _counts(num_gpus)
-    every = (
-        one for method in _methods(optimizer, lora_rank) for one in _rows(asked, method, launcher, counts)
-    )
-    rows = list({(one.method.title, one.launcher): one for one in reversed([*every])}.values())[::-1]
+    first = dict[tuple[str, str], Row]()  # of a launcher with both of two ways to do the same
+    for method in _methods(optimizer, lora_rank):
+        for row in _rows(asked, method, launcher, counts):
+            first.setdefault((row.method.title, row.launcher), row)
+    rows = [*first.values()]
     if json_output:
         print_json([row.record() for row in rows])
         return
@@ -141,7 +143,7 @@ class Row:
         """Return it in a few words."""
         if not self.need.fits and len(self.tried) > 1:
             return f"> {self.tried[-1]}"
-        peak = self.need.prediction.peak_memory_bytes / 2**30
+        peak = self.need.prediction.peak_memory_bytes / GIB
         return f"{self.need.num_gpus} × {peak:.3g}{'' if self.need.fits else ' ✗'}"
 
     def record(self) -> dict[str, object]:

@@ -186,7 +186,7 @@ def closest_words(plan: Plan, problem: Problem) -> str:
         f"{words}: {formatting.step_time(seen)} a step, {peak} of {limit} GiB, out-of-memory risk {risk}"
     )
     command = f"To run it: meshwright export {plan.plan_id[:_SHORT_ID]}"
-    if accepts_risk(problem, plan):
+    if accepts_risk(problem, plan.prediction):
         return f"soonest: {takes}. {command}"
     if seen.out_of_memory_probability > HOPELESS:
         return f"closest: {takes}"

@@ -124,7 +124,7 @@ def check_risk(plan: Plan, problem: Problem, *, accepted: bool, at: str, how: st
     Raises:
         InvalidProblemError: the risk is not accepted.
     """
-    if accepted or accepts_risk(problem, plan):
+    if accepted or accepts_risk(problem, plan.prediction):
         return
     risk = 100.0 * plan.prediction.out_of_memory_probability
     allowed = 100.0 * problem.options.max_out_of_memory_probability

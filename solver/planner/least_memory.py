@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.answer import Prediction
+from meshwright.solver.answer import Prediction, accepts_risk
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import lightest_of, nearest
@@ -46,8 +45,7 @@ class Need:
     @property
     def fits(self) -> bool:
         """Return whether it stays within the risk of running out that the problem accepts."""
-        profile = default_profile(self.problem.cluster, self.problem.priced_as)
-        return self.prediction.peak_memory_bytes <= memory_budget_bytes(self.problem, profile)
+        return accepts_risk(self.problem, self.prediction)
 
 
 def least_memory(problem: Problem) -> Need | None:

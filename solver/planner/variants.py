@@ -39,6 +39,7 @@ from meshwright.solver.answer import (
     SkippedLauncher,
     Status,
     accepts_risk,
+    status_of_all,
     with_gaps,
 )
 from meshwright.solver.check import violations, violations_of_all
@@ -421,7 +422,7 @@ def merged(
     first = ranked[0].of.answer if ranked else nearest.answer
     answers = [one.answer for one in answered]
     missing: list[Status] = ["unknown"] * unasked
-    status = _status([*(one.status for one in answers), *missing])
+    status = status_of_all([*(one.status for one in answers), *missing])
     kept = [one.answer for one in reached if one.answer.status != "infeasible"]
     claim, proved = _claim(kept, first, unasked), status == "optimal"
     floors = _floors(reached, unasked)
@@ -590,17 +591,9 @@ def _with_closest(
     def distance(plan: Plan) -> tuple[bool, float, float, float]:
         seen = plan.prediction
         fill = seen.peak_memory_bytes / seen.memory_limit_bytes
-        return not accepts_risk(asked, plan), plan.days, fill, seen.step_time_s
+        return not accepts_risk(asked, seen), plan.days, fill, seen.step_time_s
 
     return replace(found, closest=min(plans, key=distance, default=None))
-
-
-def _status(found: Sequence[Status]) -> Status:
-    if all(status == "infeasible" for status in found):
-        return "infeasible"
-    proved = all(status in ("optimal", "infeasible") for status in found)
-    some = any(status in ("optimal", "feasible") for status in found)
-    return "optimal" if proved else "feasible" if some else "unknown"
 
 
 def best_score_s(asked: Problem, answered: Sequence[Answered]) -> float:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import inf
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Plan, RankFloors, Status, with_gaps
+from meshwright.solver.answer import Answer, Plan, RankFloors, Status, status_of_all, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, on_gpus, per_node_of, usable_gpus
@@ -143,7 +143,7 @@ def _joined(
     if len(answers) == 1 and unsearched_s == inf:
         return whole
     unsearched: list[Status] = ["unknown"] if unsearched_s < inf else []
-    status = _status([*(one.status for one in answers), *unsearched])
+    status = status_of_all([*(one.status for one in answers), *unsearched])
     able = [one for one in answers if one.status != "infeasible"]
     bounds = [None if one.objective is None else one.objective.bound for one in able]
     known = [bound for bound in bounds if bound is not None]
@@ -176,14 +176,6 @@ def _joined(
         space="every" if all(one.space == "every" for one in answers) else "usual",
         floors=floors,
     )  # fmt: skip
-
-
-def _status(found: Sequence[Status]) -> Status:
-    if all(status == "infeasible" for status in found):
-        return "infeasible"
-    if all(status in ("optimal", "infeasible") for status in found):
-        return "optimal"
-    return "feasible" if any(status in ("optimal", "feasible") for status in found) else "unknown"
 
 
 def _floors(answers: Sequence[Answer]) -> RankFloors:

@@ -105,7 +105,7 @@ def show_files(
         schedulers=tuple(SCHEDULERS),
         query=_query(start, accept_risk=accept_risk),
         accept_risk=accept_risk,
-        risky=not accept_risk and not accepts_risk(problem, plan),
+        risky=not accept_risk and not accepts_risk(problem, plan.prediction),
         bundle=bundle,
         refused=refused,
         able=() if bundle else tuple(name for name in launcher_names() if _writes(name, plan, problem)),
