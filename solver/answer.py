@@ -287,6 +287,26 @@ def remedies_in_order(*groups: Sequence[Remedy], most: int) -> tuple[Remedy, ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lever(Remedy):
+    """A change of a problem that has plans, which the user may decide and which trains faster."""
+
+    saves: float  # share of the first plan's time for each token, of all GPUs that were asked for
+    effect: str = ""  # what it changes in numerics or results; empty: nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What one would run without a search, priced by the same cost model."""
+
+    name: str  # "Megatron-Bridge's recipe", "the usual rule of thumb"
+    source: str  # where it is published; of a rule, what the rule is
+    config: Configuration
+    prediction: Prediction
+    speedup: float  # its time for each token / the first plan's, on all GPUs that were asked for
+    problems: tuple[str, ...] = ()  # why it cannot run: rules that it breaks, memory that it lacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasibility:
     """Reasons of a proved infeasible answer."""
 
@@ -383,6 +403,8 @@ class Answer:
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
     model: Mapping[str, str | int] | None = None  # its name and exact counts of parameters
+    levers: tuple[Lever, ...] = ()  # changes that the user may decide and that train faster, the best first
+    reference: Reference | None = None  # what one would run without a search
     floors: RankFloors = field(default_factory=RankFloors, compare=False)  # of ranks' gaps; not shown
 
     @property
