@@ -7,7 +7,8 @@ questions that are asked for them, and the commands that start a plan.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class OnCpu:
     launcher: str
     environment: Environment
     command: tuple[str, ...]  # of ``tune``; empty: the plan's own launch.sh
+    forbid: Mapping[str, Sequence[int]] = field(default_factory=dict)  # that its release cannot run
 
     def variables(self, folder: Path) -> dict[str, str]:
         """What its processes find: its own torchrun first on the path, one thread each.
@@ -56,6 +58,7 @@ class OnCpu:
         search = {
             **problem["search"], "top_k": top_k, "constraints": [f"num_gpus == {processes}"],
             "pin": {"recompute_granularity": "none", **dict.fromkeys(sorted(pinned), 1)},
+            "forbid": {name: list(values) for name, values in self.forbid.items()},
         }  # fmt: skip
         return {
             **problem, "launcher": self.launcher, "search": search,
@@ -74,4 +77,6 @@ TORCHTITAN = OnCpu(
         "--job.config_file", "{save_dir}/torchtitan_0_2.toml", "--training.steps", "{steps}",
         "--metrics.log_freq", "1",
     ),
+    # Without shards 0.2 has neither replicas nor mixed precision; on one rank it leaves FSDP out.
+    {"zero_stage": (0,), "data_parallel_size": (1,)},
 )  # fmt: skip

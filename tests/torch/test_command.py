@@ -18,7 +18,7 @@ from tests.problems.measured_profiles import TINY
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ["-m", "meshwright.service.cli.main"]
-QUESTION = ["profile", "--seq-length", "32", "--device", "cpu", "--quick"]
+QUESTION = {"--seq-length": "32", "--device": "cpu"}
 # Ctrl-C as the first task is done, written and told: typed by the test it might come after the last.
 INTERRUPTED = """
 import os, signal
@@ -46,8 +46,9 @@ def start(
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     launcher = torchrun if ranks > 1 else []
     model = ["--model", str(out.with_name("tiny.json")), "--out", str(out)]
+    question = [word for name, value in QUESTION.items() if name not in options for word in (name, value)]
     return subprocess.Popen(
-        [sys.executable, *launcher, *command, *QUESTION, *model, *options],
+        [sys.executable, *launcher, *command, "profile", "--quick", *question, *model, *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
