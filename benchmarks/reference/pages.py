@@ -143,7 +143,8 @@ def _cell(text: str) -> str:
 
 _GLOSSARY_HEAD = """# Glossary
 
-Look up the words, columns and terms that you meet in tables, reports and files. In the report, hover over a word to see the same text.
+Look up the words, columns and terms that you meet in tables, reports and files. In the report, hover
+over a word to see the same text.
 """
 WORDS = {
     "rank": "one process of the training run",
@@ -156,7 +157,7 @@ WORDS = {
     "micro-batch": "sequences that pass the pipeline together",
     "problem": "your question: model, cluster, batch, limits",
     "plan": "one ranked answer: a configuration with its prediction",
-    "prediction": "what the cost model expects: step time with its band, memory, risk of running out of memory",
+    "prediction": "what the cost model expects: step time with its band, memory, out-of-memory risk",
     "job": "a problem that you submit to a service",
     "profile": "measured costs of GPUs, links and software, with the source of each number",
     "calibration": "corrections for your cluster, fitted to a few of its measured runs",
