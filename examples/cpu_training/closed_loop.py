@@ -245,14 +245,15 @@ def section(taught: list[Trained], held: list[Trained], size: Size) -> str:
     return (
         f"""## The closed loop on one machine
 
-Run `make bench ARGS="cpu-training --write"` to generate this section: a GPT of {model["num_layers"]} layers, hidden size
-{model["hidden_size"]}, {size.batch} sequences of {size.seq_length} tokens a step, trained by
-`examples/cpu_training` on two processes of a CPU (gloo, one thread each) from exported Megatron-LM
+Run `make bench ARGS="cpu-training --write"` to generate this section. A GPT of
+{model["num_layers"]} layers, hidden size {model["hidden_size"]}, {size.batch} sequences of
+{size.seq_length} tokens a step, is trained
+by `examples/cpu_training` on two processes of a CPU (gloo, one thread each) from exported Megatron-LM
 arguments. {len(taught)} of the {len(taught) + len(held)} plans were sent back to the service, the others
 were held out. *Catalog* uses no
-figure of this machine. *Timed layers* uses what `meshwright profile` measured on it. *Calibrated* is fitted to
-the {len(taught)} runs that were sent back. A time is the fastest of {size.steps} steps: the machine
-is shared. Memory is the growth of a process. On a CPU that includes what libraries load on first use.
+figure of this machine. *Timed layers* uses what `meshwright profile` measured on it. *Calibrated* is
+fitted to the {len(taught)} runs that were sent back. A time is the fastest of {size.steps} steps: the
+machine is shared. Memory is the growth of a process. On a CPU that includes what libraries load on first use.
 A busy machine limits what you can read from these figures: there, equal work differs twofold.
 
 """
