@@ -252,8 +252,9 @@ by `examples/cpu_training` on two processes of a CPU (gloo, one thread each) fro
 arguments. {len(taught)} of the {len(taught) + len(held)} plans were sent back to the service, the others
 were held out. *Catalog* uses no
 figure of this machine. *Timed layers* uses what `meshwright profile` measured on it. *Calibrated* is
-fitted to the {len(taught)} runs that were sent back. A time is the fastest of {size.steps} steps: the
-machine is shared. Memory is the growth of a process. On a CPU that includes what libraries load on first use.
+fitted to the {len(taught)} runs that were sent back. A time is the fastest of {size.steps} steps:
+the machine is shared. Memory is the growth of a process. On a CPU that includes what libraries load on
+first use.
 A busy machine limits what you can read from these figures: there, equal work differs twofold.
 
 """
