@@ -75,15 +75,15 @@ _TRIED = 4  # models that have a fact, until one shows it in a figure
 _HEAD = """\
 # Facts of a model
 
-Made from code by `make reference`. A model is a list of facts (`profiles/model.py`,
-`profiles/model_parts.py`); [a config](models.md) of a type states some of them.
+Run `make reference` to make this page from code. A model is a list of facts (`profiles/model.py`,
+`profiles/model_parts.py`). Your [config](models.md) states some of them.
 
 ## What each is priced in
 
-A fact is removed from a model that has it, and both are counted and priced on one DGX H100 (sequences of
-32 768 tokens): ✓ where the figure moves; of adapters, beside every linear layer. What moves no figure
-changes what launch files must say: those that cannot say it refuse the model in the words of the last
-column.
+For each row, a fact is removed from a model that has it, and both models are counted and priced on one
+DGX H100 (sequences of 32 768 tokens). You see ✓ where the figure moves. Adapters are on every linear layer.
+A fact that moves no figure changes the launch files. A launcher that cannot state it refuses your model in
+the words of the last column.
 
 | fact | parameters | of adapters | FLOPs | time | memory | what launchers are told |
 |---|---|---|---|---|---|---|
@@ -91,9 +91,9 @@ column.
 _LAUNCHERS = """
 ## Which launch file states it
 
-Where the launcher has it, by the source that states it; *script*: your own script builds the model;
-**refused** by this name elsewhere. Sizes, the base of rotary positions and the epsilon of norms stand in
-every launch file.
+You see the source that states the fact if the launcher has it. *Script* means that your script builds the
+model. Elsewhere the fact is **refused** by this name. Every launch file states sizes, the base of rotary
+positions and the epsilon of norms.
 
 """
 

@@ -35,19 +35,20 @@ STATED: dict[str, dict[str, object]] = {
 _HEAD = """\
 # Model types
 
-Made from code by `make reference`. A Hugging Face `config.json` of one of these types is planned; its
-count of parameters equals that of the model which `transformers` builds from it: `make test WITH=torch`
-draws configs of every type and compares them, `.ci/environment torch python -m tests.torch.model_table`
-prints what becomes of all types that it has. Types of remote code are counted by their checkpoints'
-sizes. What a config leaves out is its class's default.
+Run `make reference` to make this page from code. You can plan a Hugging Face `config.json` of one of these
+types. Its count of parameters equals the count of the model that `transformers` builds from it.
+`make test WITH=torch` draws configs of every type and compares them, and
+`.ci/environment torch python -m tests.torch.model_table` prints the result for all types that it has. Types
+of remote code are counted by their checkpoints' sizes. If your config leaves a value out, its class's
+default counts.
 
 - **exact**: the launch file states the model, and the launcher itself has built models of this type rank
   by rank with exactly the weights that are priced (`make launchers`).
-- priced: the launch file states the model, or your own script builds it; no builder has confirmed it.
+- priced: the launch file states the model, or your script builds it. No builder has confirmed it.
 - anything else: **refused** with these [facts](facts.md) of the type, which the launcher's files cannot
-  state. `--launcher none` plans it all the same.
+  state. Use `--launcher none` to plan it all the same.
 
-Each type stands with its class's own defaults; a config with other switches may have other facts.
+You see each type with its class's defaults. A config with other switches may have other facts.
 
 """
 
@@ -77,7 +78,7 @@ def _cell(able: Capabilities, model_type: str, model: ModelSpec) -> str:
 _DIFFUSION = """\
 ## Classes of diffusers
 
-The config of such a class names it as `_class_name` ([diffusion transformers](../howto/own-model.md)).
+Your config names the class as `_class_name` ([diffusion transformers](../howto/own-model.md)).
 
 """
 
@@ -103,9 +104,9 @@ def _diffusers() -> str:
 _TOWERS = """\
 ## Types with a vision tower
 
-The config of such a type has its language model in `text_config` and its tower in `vision_config`; both
-are counted as `transformers` builds them ([images](../howto/images.md)). `--launcher none` plans all of
-them, and so do the launchers that stand with each.
+A config of such a type has its language model in `text_config` and its tower in `vision_config`. Both
+are counted as `transformers` builds them ([images](../howto/images.md)). You can plan all of them with
+`--launcher none`, and each with the launchers in its row.
 
 | model type | language model | launchers |
 |---|---|---|
@@ -128,9 +129,9 @@ def _refused() -> str:
     head = """\
 ## Types that are refused
 
-Any other type is refused as unknown, with the nearest planned type. Of a model inside a model (vision,
-audio) give the `text_config` as a config of its own, with the whole one's `tie_word_embeddings`; a type
-whose layers are those of a planned one is planned under that one's `model_type`, or as
+For any other type you get an error with the nearest planned type. If your model is inside a model (vision,
+audio), give the `text_config` as a separate config, with the `tie_word_embeddings` of the whole config. If
+your type has the layers of a planned type, plan it under that `model_type`, or as
 [a shape](../howto/own-model.md).
 
 | model type | why |

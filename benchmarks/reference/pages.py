@@ -48,21 +48,20 @@ from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD
 SHARED = tuple(OPTIONS)
 _CLI_HEAD = """# Commands
 
-`meshwright COMMAND --help` shows the same in a terminal;
-[exit codes](../troubleshooting.md#exit-codes) state how
-a command ended.
+Run `meshwright COMMAND --help` to see the same in your terminal. Read [exit
+codes](../troubleshooting.md#exit-codes) to see how a command ended.
 
-`meshwright --install-completion` makes the shell complete commands, options, and the names of models,
-clusters, GPUs and launchers; `--show-completion` prints what it would install.
+Run `meshwright --install-completion` to make your shell complete commands, options, and the names of
+models, clusters, GPUs and launchers. `--show-completion` prints what it would install.
 
-Where an option that takes one value is given several times, the last one counts, so that a wrapper's
-options can be overridden.
+If you give an option that takes one value twice, you get an error.
 
 ## The problem {#the-problem}
 
-`plan`, `predict`, `explain`, `shapes` and `jobs submit` take a [problem file](files.md#problem-file), these
-options, or both: options go over the file. `plan` and `jobs submit` take all of them. The section of each
-other command names those that it does not take, because they would change nothing in its answer.
+You can give `plan`, `predict`, `explain`, `shapes` and `jobs submit` a [problem
+file](files.md#problem-file), these options, or both. Options override the file. `plan` and `jobs submit`
+take all of them. For other commands, their section names the options that they don't take, because these
+would change nothing in the answer.
 """
 
 
@@ -97,7 +96,7 @@ def _section(path: str, command: TyperCommand | TyperGroup) -> list[str]:
     if taken:
         others = ", ".join(f"`--{name.replace('_', '-')}`" for name in SHARED if name not in taken)
         but = f" except {others}" if others else ""
-        lines += [f"Takes the options of [the problem](#the-problem){but}, and:", ""]
+        lines += [f"Give it the options of [the problem](#the-problem){but}, and:", ""]
     return lines + _table(command, shared=False)
 
 
@@ -263,22 +262,22 @@ def _kind(field: Schema) -> str:
 
 _API_HEAD = """# API
 
-The OpenAPI description that these tables are made from: [openapi.json](../openapi.json); a running service
-serves its own at `/openapi.json`. Faults are `application/problem+json` (RFC 9457) with a stable `type`, a
-sentence in `detail`, and one entry in `errors` for each wrong field. Where a key is needed it is sent as
+These tables come from the OpenAPI description: [openapi.json](../openapi.json). Your service has the same
+at `/openapi.json`. You get errors as `application/problem+json` (RFC 9457) with a stable `type`, a
+sentence in `detail`, and one entry in `errors` for each wrong field. If your service has keys, send one as
 `Authorization: Bearer KEY`.
 
 ## How much a body may hold
 
 {limits}
 
-Beyond the bytes the answer is 413, beyond values, keys or {depth} levels 422, each with what to do. A body
-of more than {small} KiB waits for its turn, {problems} problems and {documents} documents being in work at
-a time: 503 with `Retry-After` after {wait:g} s. One that has not arrived {upload:g} s after its turn came
-is answered with 408.
+If you send more bytes, you get a 413. For more values, more keys or more than {depth} levels, you
+get a 422. Both state what to do. A body of more than {small} KiB waits its turn: {problems} problems and
+{documents} documents are in work at a time. After {wait:g} s you get a 503 with `Retry-After`. If your body
+has not arrived {upload:g} s after its turn came, you get a 408.
 """
 _LIMITS = {
-    "problems, and every body that is not named here": PROBLEM,
+    "problems, and every other body": PROBLEM,
     "`POST /v1/profiles`, `PUT /v1/models/{name}`, `PUT /v1/clusters/{name}`": DOCUMENT,
     "forms of the pages: `POST /jobs`, `POST /own`, `POST /keys`": QUESTION_FORM,
     "forms of the pages: `POST /models`, `POST /clusters`, `POST /profiles`": DOCUMENT_FORM,
@@ -337,7 +336,7 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> list[str
         f"{code} {_media(answer.get('content', {}))}" for code, answer in operation["responses"].items()
     ]
     scopes = [scope for one in operation.get("security", []) for scope in one.get("key", [])]
-    needs = f" Needs a key of scope `{scopes[0]}` where there are keys." if scopes else ""
+    needs = f" If your service has keys, use one with scope `{scopes[0]}`." if scopes else ""
     return [*lines, f"Answers: {', '.join(map(str.strip, answers))}.{needs}", ""]
 
 
@@ -394,14 +393,14 @@ def _problem() -> list[str]:
     lines = [
         "## Problem file {#problem-file}",
         "",
-        "JSON or YAML, the same object that `POST /v1/jobs` takes; what is not known is refused, with",
-        "its place. [What may be asked](../requests.md) explains it.",
+        "Write JSON or YAML, the same object that `POST /v1/jobs` takes. An unknown field is an error with",
+        "its place. Read [what a request may ask](../requests.md) for the meaning.",
         "",
         _EXAMPLE,
-        "A server has the JSON Schemas of problem and fleet files at `/schemas/problem.json` and",
+        "Your server has the JSON Schemas of problem and fleet files at `/schemas/problem.json` and",
         "`/schemas/fleet.json` (copies: [problem](problem.schema.json), [fleet](fleet.schema.json)).",
-        "An editor that is given one completes names and marks mistakes: in YAML by the comment",
-        "`# yaml-language-server: $schema=http://127.0.0.1:8420/schemas/problem.json`, in JSON by a key",
+        "Name one to your editor, and it completes names and marks mistakes. In YAML use the comment",
+        "`# yaml-language-server: $schema=http://127.0.0.1:8420/schemas/problem.json`, in JSON a key",
         '`"$schema"` with the address, which nothing else reads.',
         "",
     ]
@@ -417,31 +416,38 @@ def _cluster() -> list[str]:
     return [
         "## Cluster file {#cluster-file}",
         "",
-        "For `--cluster`, or `cluster` of a problem. `{name: dgx-h100, num_nodes: 4}` of the catalog,",
-        "written out in full (several `groups` make a mixed cluster; `between_groups` is the link",
-        "between them):",
+        "Use it with `--cluster`, or as `cluster` of a problem. You see `{name: dgx-h100, num_nodes: 4}`",
+        "of the catalog, written out in full (several `groups` make a mixed cluster, and `between_groups`",
+        "is the link between them):",
         "",
         *_yaml(written),
-        "Of a group only `gpu` and `num_nodes` are needed: what is left out is the GPU's usual node's,",
-        "and a warning states it. `gpu` is a name of `meshwright gpus`, or the figures of one that is not",
-        "there: `memory_gib`, `hbm_gb_per_s` and dense `peak_tflops` by precision are needed; `name`,",
-        "`power_watts`, links, `gpus_per_node` and an `architecture` of the catalog may follow",
-        "([a GPU of your own](../howto/own-gpu.md)). `bytes_per_s` (or `gb_per_s`) is of one GPU and one",
-        "direction; for a network, `kind: ethernet` means TCP sockets, `roce` and `infiniband` RDMA",
-        "([what each costs](../howto/own-cluster.md#infiniband-roce-or-ethernet)); `island_gpus` are",
-        "joined by the fast link; `host_memory_bytes`, `host_link_bytes_per_s`, `host_memory_bytes_per_s`,",
-        "`nvme_bytes`, `nvme_read_bytes_per_s` and `nvme_write_bytes_per_s` (of a whole node but for the",
-        "link, which is a GPU's) matter to offloading;",
-        "`measured` holds curves that [`meshwright import`](cli.md#import) adds from nccl-tests.",
+        "In a group you need only `gpu` and `num_nodes`. For everything else you get the GPU's usual node,",
+        "and a warning states it. You can also state:",
         "",
-        "`links` of a group, or next to a catalog name, states that links between nodes differ",
-        "([how-to](../howto/links-that-differ.md)): `bytes_per_s` and `latency_s`, each a list of rows",
-        "with a figure for every pair of nodes (of one GPU, from the row's node to the column's; the",
-        "diagonal is not read); `measured: true` if the bandwidths are measured, not line rates;",
-        "`asymmetric: true` if the directions of a pair differ; `hosts`, the names of the nodes;",
-        "`levels`, each with the `nodes` under a switch and their `oversubscription`;",
-        "`rail_only: true` for a network without a spine; `order`, the node in each place, where the",
-        "listed order is not meant.",
+        "- `gpu`: a name of `meshwright gpus`, or the figures of another GPU. These need `memory_gib`,",
+        "  `hbm_gb_per_s` and dense `peak_tflops` by precision. You can add `name`, `power_watts`, links,",
+        "  `gpus_per_node` and an `architecture` of the catalog ([a GPU of your",
+        "  own](../howto/own-gpu.md)).",
+        "- `bytes_per_s` (or `gb_per_s`): the rate for one GPU and one direction.",
+        "- `kind` of a network: `ethernet` means TCP sockets, `roce` and `infiniband` RDMA",
+        "  ([what each costs](../howto/own-cluster.md#infiniband-roce-or-ethernet)).",
+        "- `island_gpus`: the GPUs that the fast link joins.",
+        "- For offloading: `host_memory_bytes`, `host_link_bytes_per_s`, `host_memory_bytes_per_s`,",
+        "  `nvme_bytes`, `nvme_read_bytes_per_s` and `nvme_write_bytes_per_s`. The link counts for one",
+        "  GPU, all others for a whole node.",
+        "- `measured`: curves that [`meshwright import`](cli.md#import) adds from nccl-tests.",
+        "",
+        "Use `links` of a group, or next to a catalog name, if the links between your nodes differ",
+        "([how-to](../howto/links-that-differ.md)):",
+        "",
+        "- `bytes_per_s` and `latency_s`: each a list of rows with a figure for every pair of nodes (for",
+        "  one GPU, from the row's node to the column's). The diagonal is not read.",
+        "- `measured: true` if you give measured bandwidths and not line rates.",
+        "- `asymmetric: true` if the directions of a pair differ.",
+        "- `hosts`: the names of the nodes.",
+        "- `levels`: each with the `nodes` under a switch and their `oversubscription`.",
+        "- `rail_only: true` for a network without a spine.",
+        "- `order`: the node in each place, if you don't mean the listed order.",
         "",
     ]
 
@@ -451,12 +457,12 @@ def _model() -> list[str]:
     return [
         "## Model file {#model-file}",
         "",
-        "For `--model`: a Hugging Face `config.json` as it is, or a shape. `mixtral-8x7b` of the",
-        "catalog, written out:",
+        "Use it with `--model`: an unchanged Hugging Face `config.json`, or a shape. You see",
+        "`mixtral-8x7b` of the catalog, written out:",
         "",
         *_yaml(model_to_mapping(find_model("mixtral-8x7b"))),
-        "Needed are `num_layers`, `hidden_size`, `ffn_hidden_size`, `num_attention_heads`, `vocab_size`.",
-        "`moe` is left out of a dense model.",
+        "You need `num_layers`, `hidden_size`, `ffn_hidden_size`, `num_attention_heads` and `vocab_size`.",
+        "Leave out `moe` for a dense model.",
         "",
     ]
 
@@ -467,16 +473,16 @@ def _profiles() -> list[str]:
     return [
         "## Measured profile {#measured-profile}",
         "",
-        f"Format `{MEASURED}`; written by `meshwright profile`, taken by",
-        "`--profile`. Times in seconds with their percentiles, sizes in bytes, and the machine they were",
-        "taken on.",
+        f"Format `{MEASURED}`. Write it with `meshwright profile`, and use it with",
+        "`--profile`. It has times in seconds with their percentiles, sizes in bytes, and the machine that",
+        "you measured.",
         "",
         *fields_table(measured),
         "## Calibration {#calibration}",
         "",
-        f"Format `{CALIBRATION}`; written by `meshwright calibrate --out`, taken by `--profile`. It holds",
-        "the cluster's constants as logarithms of their ratio to the software stack's, what they leave",
-        "over, and its findings.",
+        f"Format `{CALIBRATION}`. Write it with `meshwright calibrate --out`, and use it with `--profile`.",
+        "It holds the cluster's constants as logarithms of their ratio to the software stack's, their",
+        "residual, and its findings.",
         "",
     ]
 
@@ -484,7 +490,7 @@ def _profiles() -> list[str]:
 def _runs() -> list[str]:
     """The columns of measured runs, as the catalog explains them."""
     text = _COLUMNS.read_text(encoding="utf-8").partition("\n")[2]
-    about = "For `meshwright calibrate` and `meshwright validate`: CSV with a header, one run a row."
+    about = "For `meshwright calibrate` and `meshwright validate`, write CSV with a header, one run a row."
     return ["## Runs {#runs}", "", about, "", text.rstrip(), ""]
 
 
@@ -493,8 +499,8 @@ def _answer() -> list[str]:
     return [
         "## Answer {#answer}",
         "",
-        "`plan --json`, and `answer.json` of `--save-dir`; `GET /v1/jobs/{id}/plans` has the same",
-        "fields, page by page. Its plans are described [with the API](api.md#plan). `problem` is the",
+        "You get it from `plan --json`, and as `answer.json` in `--save-dir`. `GET /v1/jobs/{id}/plans`",
+        "has the same fields, page by page. Read [about plans](api.md#plan) in the API. `problem` is your",
         "question, as a problem file.",
         "",
         *fields_table(schema("AnswerView")),
@@ -514,19 +520,19 @@ def _yaml(document: object) -> list[str]:
 _SWITCHES_HEAD = """\
 # Switches
 
-Made from code by `make reference`. A search chooses every switch that the launcher has and
-`workload.framework_options` does not state, among the settings that a stock installation of the launcher
-runs. `search.allow` (`--allow`) adds the settings that need a package: those of one switch by its name,
-or all of them by `switches`. With `none` no switch is searched but those that are named. A plan that needs
-a package and is more than 3 % faster is listed behind the others with the package's name. A setting that
-another one beats is not searched where that one is legal: under no configuration is its step shorter or its
-memory smaller
+Run `make reference` to make this page from code. The search chooses every switch that the launcher has,
+among the settings that a stock installation of the launcher runs. A switch that you state in
+`workload.framework_options` keeps its value. Add the settings that need a package with `search.allow`
+(`--allow`): name a switch to add its settings, or use `switches` to add all of them. With `none` only the
+switches that you name are searched. A plan that needs a package and is more than 3 % faster is listed
+after the others with the package's name. A setting that another one beats is not searched where that one
+is legal: under no configuration is its step shorter or its memory smaller
 ([why, and what is searched](../adr/0006-switches-are-searched-as-variants.md)).
 
-Every two settings of two switches, beside every launcher that takes both, are refused together or written,
-and what is written has the same price when it is read back. `tests/property/test_priced_is_exported.py`
-holds a few pairs against that, and all where `MESHWRIGHT_TEST_DRAWS=1000` is set; `make launchers` puts
-some before the launchers' own parsers.
+For every launcher, each pair of settings of two switches is either refused or exported, and an exported
+pair has the same price when it is read back. `tests/property/test_priced_is_exported.py` checks a few
+pairs, and all pairs if you set `MESHWRIGHT_TEST_DRAWS=1000`. `make launchers` gives some to the launchers'
+parsers.
 
 """
 
@@ -552,9 +558,9 @@ def _context_section() -> str:
     return "\n".join([
         "## `context_parallel_mode` {#context}", "",
         "How context-parallel ranks share attention: a variable of every configuration. The ring and the",
-        "exchange of heads are always searched; both together (`all_to_all_4+ring`: 4 neighbours",
-        "exchange heads for tokens, and rings are left between such groups) where",
-        "`context_parallel_mode` is allowed, pinned or limited (`switches` does not mean it).", "",
+        "exchange of heads are always searched. Allow, pin or limit `context_parallel_mode` to search both",
+        "together (`all_to_all_4+ring`: 4 neighbours exchange heads for tokens, and rings remain between",
+        "such groups). `switches` does not include it.", "",
         *_who_can(can, CONTEXT_MODES), "",
     ])  # fmt: skip
 
@@ -576,7 +582,7 @@ def _weight_shards_section() -> str:
     able = {name: launcher_capabilities(name) for name in launcher_names()}
     conditions = [
         f"- {name}: {', '.join(f'`{rule}`' for rule in one.weight_shard_constraints)}"
-        + (f"; no {', no '.join(one.weight_shards_without)}" if one.weight_shards_without else "")
+        + (f", no {', no '.join(one.weight_shards_without)}" if one.weight_shards_without else "")
         for name, one in able.items()
         if one.weight_shards
     ]
@@ -584,11 +590,11 @@ def _weight_shards_section() -> str:
         "## `weight_shards` {#weight-shards}", "",
         "Data-parallel ranks may share weights: each stores a part of every matrix and gathers the whole",
         "for its products (`weight_shard_size` ranks for dense matrices, `expert_weight_shard_size` for",
-        "experts). Searched where `weight_shards` is allowed (`switches` does not mean it).",
+        "experts). Allow `weight_shards` to search it (`switches` does not include it).",
         "Conditions of the launchers that have it:", "",
         *conditions, "",
-        "Files for Megatron-Bridge state it from release 0.7 on (`--launcher-version 0.7`), whose pull",
-        "request 5569 hands it on to Megatron-Core.", "",
+        "Files for Megatron-Bridge state it from release 0.7 on (`--launcher-version 0.7`). Pull request",
+        "5569 of that release passes it to Megatron-Core.", "",
     ])  # fmt: skip
 
 
@@ -603,11 +609,11 @@ def _standalone_section() -> str:
         "## `standalone_stages` {#standalone}", "",
         "The embedding may have the model's first chunk to itself, and the head (with loss and prediction",
         "layers) its last one: `stage_layers` then begins or ends with 0. It ends with 0, 0 where layers",
-        "of multi-token prediction have the chunk before that (`…|m|L` of Megatron's layout). Such splits",
-        "are searched with the others where `standalone_stages` is allowed (`switches` does not mean",
-        "it), for pipelines that recompute no layers or all of them; where a rank holds several chunks,",
-        "[some alone](../how-the-search-works.md#what-is-decided), so that a better one may exist.",
-        "A pinned split may begin or end with 0 anyway.", "",
+        "of multi-token prediction have the chunk before that (`…|m|L` of Megatron's layout). Allow",
+        "`standalone_stages` to search such splits with the others (`switches` does not include it), for",
+        "pipelines that recompute no layers or all of them. If a rank holds several chunks, only",
+        "[some splits](../how-the-search-works.md#what-is-decided) are searched, and a better one may",
+        "exist. A split that you pin may begin or end with 0 anyway.", "",
         f"| | {' | '.join(able)} |",
         "|---" * (len(able) + 1) + "|",
         *(f"| {name} | {' | '.join('yes' if one else '–' for one in row)} |" for name, row in rows.items()),
@@ -626,9 +632,9 @@ def _offload_section() -> str:
     ]
     return "\n".join([
         "## `offload` {#offload}", "",
-        "What leaves the GPU, to host memory or to NVMe: a variable of every configuration, searched where",
-        "`offload` is allowed (`switches` does not mean it). Sources are next to each launcher's entry in",
-        "`profiles/catalog/frameworks/capabilities.yaml`.", "",
+        "What leaves the GPU, to host memory or to NVMe: a variable of every configuration. Allow",
+        "`offload` to search it (`switches` does not include it). Find the sources next to each launcher's",
+        "entry in `profiles/catalog/frameworks/capabilities.yaml`.", "",
         *_who_can({name: one.offload for name, one in able.items()}, OFFLOAD[1:]), "",
         *conditions, "",
     ])  # fmt: skip
@@ -643,8 +649,8 @@ def _optimizer_section() -> str:
             reasons.setdefault(one.galore_note, []).append(name)
     return "\n".join([
         "## `optimizer` {#optimizer}", "",
-        "Optimizers for full training: the request's, and those that it allows. Sources are next to",
-        "each launcher's entry in `profiles/catalog/frameworks/capabilities.yaml`.", "",
+        "Optimizers for full training: the one that you ask for, and others that you allow. Find the",
+        "sources next to each launcher's entry in `profiles/catalog/frameworks/capabilities.yaml`.", "",
         *_who_can({name: one.optimizers or OPTIMIZERS for name, one in able.items()}, [*OPTIMIZERS]), "",
         "Why some launchers have no GaLore, or only some of its forms:", "",
         *(f"- {', '.join(names)}: {why}" for why, names in reasons.items()), "",
@@ -663,7 +669,7 @@ def _switch_section(switch: Switch) -> str:
         "",
         f"{switch.meaning}.",
         *(
-            [f"Searched where `{switch.beside}` is allowed; `switches` does not mean it."]
+            [f"Allow `{switch.beside}` to search it (`switches` does not include it)."]
             if switch.beside
             else []
         ),
