@@ -41,80 +41,100 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MESHWRIGHT_", extra="ignore", frozen=True)
 
-    database_url: str = Field(default_factory=default_database_url, description="SQLite or PostgreSQL")
+    database_url: str = Field(
+        default_factory=default_database_url, description="URL of the SQLite or PostgreSQL database"
+    )
     redis_url: str | None = Field(
-        default=None, pattern="^rediss?://", description="None: workers poll the table"
+        default=None,
+        pattern="^rediss?://",
+        description="URL of Redis, which wakes workers. None: workers poll the table",
     )
     redis_password: SecretStr | None = Field(
-        default=None, min_length=1, description="of a Redis with none in its URL; None: as the URL states"
+        default=None, min_length=1, description="Redis password, if its URL has none. None: use the URL's"
     )
-    host: str = Field(default="127.0.0.1", description="address to bind; beyond loopback it needs a key")
-    port: int = Field(default=8420, ge=0, le=65_535, description="0: any free port")
-    insecure: bool = Field(default=False, description="bind beyond loopback although no key was ever made")
+    host: str = Field(default="127.0.0.1", description="address to bind. Beyond loopback you need a key")
+    port: int = Field(default=8420, ge=0, le=65_535, description="port to bind. 0: any free port")
+    insecure: bool = Field(default=False, description="bind beyond loopback without a key")
     allowed_hosts: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9._, -]*$",
         max_length=4096,
-        description="names, separated by commas, that a server without keys answers to, next to loopback "
-        "names and addresses in digits",
+        description="host names, separated by commas, that a server without keys answers to, in addition "
+        "to loopback names and numeric addresses",
     )
     trusted_proxies: str | None = Field(
         default=None,
         max_length=4096,
-        description="addresses or networks of proxies that end TLS, separated by commas: where "
-        "they report https (X-Forwarded-Proto), the session cookie is sent over https alone; *: any; "
-        "None: those of uvicorn's FORWARDED_ALLOW_IPS, else loopback",
+        description="addresses or networks of proxies that end TLS, separated by commas. If they report "
+        "https (X-Forwarded-Proto), the session cookie is sent only over https. *: any proxy. None: "
+        "uvicorn's FORWARDED_ALLOW_IPS, else loopback",
     )
-    workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
+    workers: int = Field(
+        default=1, ge=0, le=256, description="worker processes that `meshwright serve` starts"
+    )
     worker_memory_bytes: int | None = Field(
-        default=None, ge=2**29, description="a search that needs more fails; None: no limit"
+        default=None,
+        ge=2**29,
+        description="memory limit of a search, which fails beyond it. None: no limit",
     )
     verify_memory_bytes: int = Field(
-        default=MEMORY_BYTES, ge=2**30, description="a launcher that needs more to build a plan fails"
+        default=MEMORY_BYTES,
+        ge=2**30,
+        description="memory limit of a launcher that builds a plan, which fails beyond it",
     )
-    verify_time_s: Seconds = Field(default=TIME_S, description="a launcher that builds for longer is ended")
+    verify_time_s: Seconds = Field(
+        default=TIME_S, description="time limit of a launcher that builds a plan"
+    )
     verify_attempts: int = Field(
         default=3,
         ge=1,
         le=100,
-        description="workers that may be lost over one plan; then it counts as not built",
+        description="after losing this number of workers, a plan counts as not built",
     )
     verify_elsewhere: bool = Field(
         default=False,
-        description="launchers are installed where workers verify, not here: any plan is taken",
+        description="accept any plan: launchers are installed on the workers that verify, not here",
     )
-    auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
+    auto_migrate: bool | None = Field(
+        default=None, description="upgrade the database schema at the start. None: only on SQLite"
+    )
     database_wait_s: float = Field(
         default=60.0,
         ge=0,
         le=86_400,
-        description="for PostgreSQL to start, before serve and db upgrade give up",
+        description="how long `serve` and `db upgrade` wait for PostgreSQL to start",
     )
 
-    log_format: LogFormat = Field(default="text", description="json: one object a line, every request too")
+    log_format: LogFormat = Field(
+        default="text", description="text, or json: one object a line, with every request"
+    )
 
     oidc_issuer: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s?#]+$",
-        description="OpenID Connect provider that people sign in at, as its tokens state it; None: keys",
+        description="OpenID Connect provider, as its tokens state it. None: people sign in with keys",
     )
-    oidc_client_id: str = Field(default="meshwright", min_length=1, description="of this service there")
+    oidc_client_id: str = Field(
+        default="meshwright", min_length=1, description="OIDC client id of this service"
+    )
     oidc_client_secret: SecretStr | None = Field(
         default=None,
         min_length=1,
-        description="of this service there; None: a public client, by PKCE alone",
+        description="OIDC client secret of this service. None: a public client with only PKCE",
     )
-    oidc_scopes: str = Field(default="openid profile email", description="that people are asked for there")
+    oidc_scopes: str = Field(default="openid profile email", description="OIDC scopes to request")
     oidc_redirect_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s?#]+$",
-        description="address of /sign-in/oidc/callback as browsers see it; None: from the request",
+        description="address of /sign-in/oidc/callback as browsers see it. None: from the request",
     )
     oidc_tenant: str = Field(
-        default="default", pattern="^[a-z0-9][a-z0-9._-]{0,63}$", description="of whoever signs in there"
+        default="default",
+        pattern="^[a-z0-9][a-z0-9._-]{0,63}$",
+        description="tenant of people who sign in by OIDC",
     )
     oidc_tenant_claim: str | None = Field(
-        default=None, min_length=1, description="claim with the person's tenant, instead of one for all"
+        default=None, min_length=1, description="claim with a person's tenant, instead of `oidc_tenant`"
     )
     oidc_groups_claim: str = Field(
         default="groups", min_length=1, description="claim with a person's groups"
@@ -123,39 +143,54 @@ class Settings(BaseSettings):
         default="", description="groups with the scope admin, separated by commas"
     )
     oidc_submit_groups: str = Field(
-        default="", description="groups with the scope submit, the others read; empty: all submit"
+        default="",
+        description="groups with the scope submit, all others only read. Empty: everyone may submit",
     )
 
     lease_s: Seconds = Field(
         default=15.0,
         ge=MIN_LEASE_S,
-        description="a worker that is silent for so long loses what it has claimed",
+        description="a worker that is silent for this long loses its jobs",
     )
-    sweep_s: Seconds = Field(default=5.0, description="between two sweeps of a worker")
-    poll_s: Seconds = Field(default=0.1, description="between two looks of an idle embedded worker")
-    slow_poll_s: Seconds = Field(default=5.0, description="the same with a queue")
-    grace_s: Seconds = Field(default=5.0, description="to finish requests, or give jobs back")
-    queue_timeout_s: Seconds = Field(default=86_400.0, description="unclaimed this long: expired")
-    max_queued_jobs: int = Field(default=10_000, ge=1, le=10_000_000, description="of one tenant: else 429")
+    sweep_s: Seconds = Field(default=5.0, description="how often workers sweep")
+    poll_s: Seconds = Field(default=0.1, description="how often an idle worker polls without Redis")
+    slow_poll_s: Seconds = Field(default=5.0, description="how often an idle worker polls with Redis")
+    grace_s: Seconds = Field(
+        default=5.0, description="how long a process may finish requests or give jobs back when it stops"
+    )
+    queue_timeout_s: Seconds = Field(
+        default=86_400.0, description="a job that no worker claims for this long expires"
+    )
+    max_queued_jobs: int = Field(
+        default=10_000, ge=1, le=10_000_000, description="queued jobs of one tenant. Beyond: 429"
+    )
     max_running_jobs: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="of one tenant: others wait; None: every worker's"
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="running jobs of one tenant, others wait. None: up to all workers",
     )
     max_submits_per_minute: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="of one tenant: else 429; None: any number"
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="submissions a minute of one tenant. Beyond: 429. None: no limit",
     )
     max_cpu_s_per_day: float | None = Field(
         default=None,
         gt=0,
         le=1e9,
-        description="CPU seconds of one key's searches in a day (UTC): else 429; a key may have its own; "
-        "None: any number",
+        description="CPU seconds a day (UTC) for the searches of one key. Beyond: 429. You can set it for "
+        "each key. None: no limit",
     )
     keep_jobs_days: float = Field(
-        default=90.0, gt=0, le=36_500, description="finished jobs and their results are kept this long"
+        default=90.0, gt=0, le=36_500, description="how long finished jobs and their results are kept"
     )
-    idempotency_ttl_s: Seconds = Field(default=86_400.0, description="then a key is free again")
-    event_heartbeat_s: Seconds = Field(default=15.0, description="between two signs of life of a stream")
-    max_wait_s: Seconds = Field(default=30.0, description="longest long-poll")
+    idempotency_ttl_s: Seconds = Field(default=86_400.0, description="how long an Idempotency-Key is kept")
+    event_heartbeat_s: Seconds = Field(
+        default=15.0, description="how often an event stream sends a sign of life"
+    )
+    max_wait_s: Seconds = Field(default=30.0, description="longest wait of a long poll")
 
     @property
     def queue_url(self) -> str | None:
@@ -213,8 +248,9 @@ def as_markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Read once, from the environment, by servers, workers and the commands that touch",
-        "the records. A value that is out of range is refused at the start, by name.",
+        "Set these environment variables for servers, workers and the commands that touch",
+        "the records. Each process reads them once, at its start. If a value is out of range,",
+        "the process stops with an error that names it.",
         "",
         "| variable | default | what it is |",
         "|---|---|---|",
