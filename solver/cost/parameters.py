@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from operator import add
 from typing import Literal
 
@@ -17,12 +16,12 @@ from meshwright.profiles.adapters import (
     NORMS,
     WHOLE_PRECISIONS,
     BasePrecision,
-    LinearLayer,
     adapted_layers,
     base_bytes,
     copied_parameters,
     quantized_layers,
 )
+from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.solver.configuration import BoolArray, FloatArray
@@ -67,30 +66,12 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     Attention sinks are split as heads are (``DotProductAttention``: ``softmax_offset``). An indexer is
     whole (``experimental_attention_variant/dsa.py``, ``DSAIndexer``: ``parallel_mode="duplicated"``).
     """
-    model, moe, routed = ctx.model, ctx.model.moe, np.zeros_like(ctx.t)
-    split, single, whole = _split_and_whole(model, kind)
-    if kind == "moe" and moe is not None:
-        summed = model.expert_width if model.expert_bias_parameters() else 0
-        divided = model.expert_parameters() + model.expert_bias_parameters() - summed
-        routed = moe.num_experts * (divided / ctx.et + summed) / (ctx.e * ctx.ge)
-    kept = single / ctx.t + whole
-    return Weights(dense=split / (ctx.t * ctx.g) + kept, routed=routed, whole=kept)
-
-
-@lru_cache(maxsize=64)
-def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, int, float]:
-    whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
-    whole += model.undivided_parameters()
-    down = model.hidden_size * model.mla.latent_width if model.mla and model.mixes_tokens else 0
-    if model.mixer is not None and model.mixes:
-        down = model.hidden_size * model.mixer.latents
-    whole += down
-    split = model.attention_parameters() - down
-    single = model.split_bias_parameters(kind) + model.sink_parameters()
-    if kind == "moe" and model.moe is not None:
-        whole += model.router_parameters() + model.expert_latent_parameters()
-        return split + model.shared_expert_parameters(), single, whole
-    return split + model.dense_mlp_parameters(), single, whole
+    layer = ctx.model.layer(kind)
+    own, routed = layer.weights, np.zeros_like(ctx.t)
+    if layer.experts:
+        routed = layer.experts * (own.expert_split / ctx.et + own.expert_whole) / (ctx.e * ctx.ge)
+    kept = own.split / ctx.t + own.whole
+    return Weights(dense=own.sharded / (ctx.t * ctx.g) + kept, routed=routed, whole=kept)
 
 
 def _vocabulary_matrix(ctx: Context) -> FloatArray:
@@ -115,9 +96,9 @@ def tower_weights(ctx: Context, parts: Sequence[FrozenPart] = TOWER_PARTS) -> We
     """
     dense, tower = np.zeros_like(ctx.t), ctx.model.tower
     if tower is not None and "vision" in parts:
-        split, single, whole = _split_and_whole(ctx.model.tower_layers, "dense")
+        own = ctx.model.tower_layers.layer("dense").weights
         dense = (
-            tower.num_layers * ((split + single) / ctx.tower_t + whole + tower.layer_vectors)
+            tower.num_layers * ((own.sharded + own.split) / ctx.tower_t + own.whole + tower.layer_vectors)
             + tower.end_parameters()
         )
     if tower is not None and "projector" in parts:
@@ -294,7 +275,7 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     return np.where(_converts(ctx), number, 0.0)
 
 
-def _on_rank(ctx: Context, layer: LinearLayer) -> FloatArray | float:
+def _on_rank(ctx: Context, layer: Matrix) -> FloatArray | float:
     return layer.experts / ctx.e if layer.experts else 1.0
 
 
@@ -434,7 +415,7 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
         dense = np.full_like(ctx.t, float(ends[part]))
         return Weights(dense=dense, routed=routed, ends=dense)
     kind: LayerKind = "moe" if part == "moe" else "dense"
-    copies = np.full_like(ctx.t, float(model.named_norm_parameters(kind) * norms))
+    copies = np.full_like(ctx.t, float(model.layer(kind).norms * norms))
     dense = copies
     for g in _adapted(ctx, kind):
         elements = ctx.workload.lora_rank * (g.k + g.n) * g.count
