@@ -153,7 +153,7 @@ def _on_rank(ctx: Context, one: Operator) -> Gemm:
 _RANKS: Mapping[Axis, Callable[[Context], FloatArray]] = {
     "tensor": lambda ctx: ctx.t,
     "expert_tensor": lambda ctx: ctx.et,
-    "vocabulary": lambda ctx: ctx.t,
+    "vocabulary": lambda ctx: ctx.vocabulary_ranks,
 }
 _ROWS: Mapping[Rows, Callable[[Context], FloatArray]] = {
     "tokens": lambda ctx: ctx.tokens,

@@ -79,12 +79,16 @@ def _vocabulary_matrix(ctx: Context) -> FloatArray:
     return ctx.padded_vocabulary * ctx.model.embedding_width
 
 
+def _output_matrix(ctx: Context) -> FloatArray:
+    """Count a rank's weights of the output matrix, which weight shards divide as well."""
+    return _vocabulary_matrix(ctx) / (ctx.vocabulary_ranks * ctx.g)
+
+
 def embedding_weights(ctx: Context) -> Weights:
     """Count the embedding, split over tp by the padded vocabulary; learned positions are whole."""
     model = ctx.model
     positions = float(model.embedding_parameters - model.vocab_size * model.embedding_width)
-    split = ctx.t if ctx.facts.embedding_sharded or model.tied_embeddings else np.ones_like(ctx.t)
-    dense = _vocabulary_matrix(ctx) / (split * ctx.g) + positions
+    dense = _vocabulary_matrix(ctx) / (ctx.embedding_ranks * ctx.g) + positions
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=positions)
 
 
@@ -122,14 +126,14 @@ def copied_embedding(ctx: Context) -> FloatArray:
     """
     model = ctx.model
     copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
-    return np.where(ctx.p > 1, copies * (_vocabulary_matrix(ctx) / (ctx.t * ctx.g)), 0.0)
+    return np.where(ctx.p > 1, copies * _output_matrix(ctx), 0.0)
 
 
 def output_weights(ctx: Context) -> Weights:
     """Count output matrix (none of its own if tied), final norm, and the copy of the embedding."""
     model = ctx.model
-    own = 0.0 if model.tied_embeddings else _vocabulary_matrix(ctx) / (ctx.t * ctx.g)
-    whole = ctx.padded_vocabulary / ctx.t * int(model.head_bias) + model.before_head_parameters
+    own = 0.0 if model.tied_embeddings else _output_matrix(ctx)
+    whole = ctx.padded_vocabulary / ctx.vocabulary_ranks * int(model.head_bias) + model.before_head_parameters
     whole = whole + model.final_norm_parameters
     dense = copied_embedding(ctx) + own + whole
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=whole)
@@ -137,7 +141,7 @@ def output_weights(ctx: Context) -> Weights:
 
 def normalized_head_weights(ctx: Context) -> FloatArray:
     """Count the output head's weights of which each micro-batch makes a copy of unit rows, if any."""
-    return _vocabulary_matrix(ctx) / ctx.t * int(ctx.model.normalized_head)
+    return _vocabulary_matrix(ctx) / ctx.vocabulary_ranks * int(ctx.model.normalized_head)
 
 
 def head_weights(ctx: Context) -> Weights:
@@ -305,7 +309,7 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
     if held_precision(ctx) != "fp32":
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (_converts(ctx) & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
-    head = weigh * _vocabulary_matrix(ctx) / ctx.t
+    head = weigh * _vocabulary_matrix(ctx) / ctx.vocabulary_ranks
     return [*(weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, head]
 
 

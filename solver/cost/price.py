@@ -317,9 +317,8 @@ _ENCODED = (512.0, 4096.0)  # tokens of a text and numbers of each, as T5-XXL an
 
 def head_seconds(ctx: Context) -> PassSeconds:
     """Price final norm, projection to the vocabulary, and the loss, for one token prediction."""
-    split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
     product = gemm_seconds(ctx, products(ctx, ctx.model.head), "bf16", trained=HEAD in ctx.trained_modules)
-    logits = ctx.tokens * ctx.model.vocab_size / split
+    logits = ctx.tokens * ctx.model.vocab_size / ctx.logits_ranks
     loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
     back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)
@@ -356,7 +355,7 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
 
 def _one_hot_seconds(ctx: Context) -> PassSeconds:
     """Price the product of one-hot rows with the embedding: written first, and they need no gradient."""
-    wide = ctx.model.vocab_size / ctx.t
+    wide = ctx.model.vocab_size / ctx.vocabulary_ranks
     product = [Gemm(m=ctx.tokens, n=ctx.model.embedding_width, k=wide)]
     whole, inputs = (gemm_seconds(ctx, product, "bf16", trained=trained) for trained in (True, False))
     written = one_hot_bytes(ctx) / ctx.hbm_bytes_per_s
