@@ -62,11 +62,11 @@ def _further(model: ModelSpec) -> Iterator[Operator]:
         yield one("projection of the layer's embeddings", "per_layer_projection", size, h, streams=False)
     if streams := model.streams:
         count, rank = streams.count, streams.low_rank
-        small = {"correction_coefs": (count, count), "prediction_coefs": (count, count**2),
+        sides = {"correction_coefs": (count, count), "prediction_coefs": (count, count**2),
                  "modality_router": (h, count)}  # fmt: skip
+        small = [Matrix(name=n, inputs=a, outputs=b, split="nothing") for n, (a, b) in sides.items()]
         yield Operator(
-            name="streams", title="streams", block="streams", is_priced=False,
-            matrices=tuple(Matrix(name=n, inputs=a, outputs=b, split="nothing") for n, (a, b) in small.items()),
+            name="streams", title="streams", block="streams", is_priced=False, matrices=tuple(small),
             further_products=h * count * (count + 1),
         )  # fmt: skip
         yield one("low rank down", "linear_left", h, rank)

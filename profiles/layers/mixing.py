@@ -1,4 +1,4 @@
-"""Operators that mix tokens: attention, latent attention with its indexer, mixers, attention to a context."""
+"""Operators that mix tokens: attention, latent attention with an indexer, mixers, a context."""
 
 from __future__ import annotations
 

@@ -503,7 +503,7 @@ class Context:
 
     @cached_property
     def padded_vocabulary(self) -> FloatArray:
-        """Return the rows of embedding and head, padded to the framework's multiple for each of their ranks."""
+        """Return the rows of embedding and head, padded to the framework's multiple for each rank."""
         multiple = self.facts.vocabulary_multiple * self.vocabulary_ranks
         return np.asarray(np.ceil(self.model.vocab_size / multiple) * multiple)
 

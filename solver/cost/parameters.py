@@ -133,7 +133,9 @@ def output_weights(ctx: Context) -> Weights:
     """Count output matrix (none of its own if tied), final norm, and the copy of the embedding."""
     model = ctx.model
     own = 0.0 if model.tied_embeddings else _output_matrix(ctx)
-    whole = ctx.padded_vocabulary / ctx.vocabulary_ranks * int(model.head_bias) + model.before_head_parameters
+    whole = (
+        ctx.padded_vocabulary / ctx.vocabulary_ranks * int(model.head_bias) + model.before_head_parameters
+    )
     whole = whole + model.final_norm_parameters
     dense = copied_embedding(ctx) + own + whole
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=whole)

@@ -287,8 +287,8 @@ def _end_price(
     trained = trained_weights(ctx, own, part)
     compute = compute + accumulation(ctx, trained.dense)
     alone = (compute, tensor)
-    for products, collectives in further:
-        compute, tensor = compute + products, tensor + collectives
+    for computing, collectives in further:
+        compute, tensor = compute + computing, tensor + collectives
     busy = compute + tensor
     passes = _passes(ctx, part, _launching(ctx, part, floor_s), busy, alone)
     gathers = weight_gathers(ctx, own, trained, passes, matrices=None)
