@@ -484,6 +484,18 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
     return np.asarray(1.0 + profile.constants.straggler * np.log2(nodes))
 
 
+def _of_every_rank(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
+    """Return what a rank takes whatever it holds, by the names of prices, (n,) each.
+
+    Its tail after the last micro-batch, what a step takes once, and the wait for the slowest node.
+    """
+    return {
+        "rank_tail_s": rank_tail_s(ctx),
+        "fixed_s": fixed_s(ctx),
+        "straggler": profile.time_factor * straggler_share(ctx.columns, profile),
+    }
+
+
 def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
     return {
         "forward_s": np.stack([part.passes.forward for part in parts], axis=1),
@@ -599,8 +611,8 @@ def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatA
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
     once, again = ((passes["forward_s"] + passes["backward_s"]) @ parts, passes["replay_s"] @ parts)
     whole = once[of_row] + np.where(columns.recompute_layers == ALL_LAYERS, again[of_row], 0.0)
-    known = {"fixed_s": fixed_s(ctx), "straggler": profile.time_factor * straggler_share(columns, profile)}
-    prices = with_residuals(RowPrices.partly(len(columns), len(parts), known), problem, columns, profile)
+    known = RowPrices.partly(len(columns), len(parts), _of_every_rank(ctx, profile))
+    prices = with_residuals(known, problem, columns, profile)
     return np.asarray(prices.straggler * (columns.num_microbatches / ctx.p) * whole + prices.fixed_s)
 
 
@@ -624,9 +636,7 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
         **{name: seconds.take(of_row, axis=0) for name, seconds in _pass_prices(parts).items()},
         "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
         "transfer_s": transfer(ctx),
-        "rank_tail_s": rank_tail_s(ctx),
-        "fixed_s": fixed_s(ctx),
-        "straggler": profile.time_factor * straggler_share(columns, profile),
+        **_of_every_rank(ctx, profile),
     }
     prices = RowPrices.partly(len(columns), len(parts), known)
     times = {name: apart[name].take(of_row) for name in ("forward_s", "backward_s") if apart}
@@ -672,9 +682,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         tail_s=np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
-        rank_tail_s=rank_tail_s(ctx),
-        fixed_s=fixed_s(ctx),
-        straggler=profile.time_factor * straggler_share(columns, profile),
+        **_of_every_rank(ctx, profile),
         **memory_prices(ctx, layout, weights, trained),
         prediction=_prediction_prices(ctx) if problem.counts_prediction else {},
         breakdown_s={
