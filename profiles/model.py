@@ -513,15 +513,17 @@ class ModelSpec(Checked):
 
     def head_parameters(self) -> int:
         """Return the weights of the output head and its predecessors; a tied matrix is the embedding's."""
-        matrix = 0 if self.tied_embeddings else self.vocab_size * self.embedding_width
+        logits, *_ = self.head
+        matrix = 0 if self.tied_embeddings else logits.weights
         return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters
 
     @cached_property
     def before_head_parameters(self) -> int:
         """Return the last stage's weights except the final norm and head; none has a vocabulary's size."""
-        transform = (self.hidden_size**2 + self.norm_weights()) * int(self.head_transform)
+        _, *before = self.head
+        norm = self.norm_weights() * int(self.head_transform)
         bias = self.hidden_size * int(self.last_attention_bias)
-        return transform + bias + self.projection_parameters
+        return sum(one.weights for one in before) + norm + bias
 
     def mtp_parameters(self) -> int:
         """Return the weights of the prediction layers: each a layer, a 2h-by-h projection and three norms.
