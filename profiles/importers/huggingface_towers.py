@@ -523,7 +523,7 @@ def _kimi_k25(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> Towe
 
 
 def _mistral3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
-    """Read ``Mistral3MultiModalProjector``: a norm, the merging of patches, two linear layers."""
+    """Read transformers' ``Mistral3MultiModalProjector``: a norm, a merging product, two linear layers."""
     tower, side = _pixtral(reader), _size(whole, "spatial_merge_size", "merged_patches")
     width, language_width = tower["hidden_size"], model.hidden_size
     merging, linear_1, linear_2 = side**2 * width * width, width * language_width, language_width**2
