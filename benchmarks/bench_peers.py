@@ -71,7 +71,7 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # children inherit it
     budget = Budget(limit_s=chosen.limit)
-    core = f"One core of {processor()}; CPU time of whole processes, their start included."
+    core = f"One core of {processor()}. CPU time counts whole processes, their start included."
     for name in [chosen.only] if chosen.only else PEERS:
         found = compared(name, budget, getattr(chosen, name.removesuffix("-mixed").replace("-", "_"), None))
         text = "\n".join([*found, core])

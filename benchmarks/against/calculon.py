@@ -86,7 +86,7 @@ def not_searched(theirs: Run) -> str:
     """What of its space was left out, and what that would have taken."""
     done, whole = theirs.answer["executions"], theirs.answer["executions_with_offload"]
     return (
-        f"nothing is offloaded on either side; with offloading it knows {counted(whole, 'executions')}, "
+        f"nothing is offloaded on either side. With offloading it knows {counted(whole, 'executions')}, "
         f"which would take it {theirs.cpu_s * whole / done / 3600.0:.1f} h at the same rate"
     )
 

@@ -176,7 +176,7 @@ def remarks(
         ratio_remark(NAME, theirs.cpu_s, median_of([run.cpu_s for run in ours]), TARGET),
         memory,
         adapter,
-        "its layers may differ in ZeRO stage, ours not; ours prices its answer by most layers",
+        "its layers may differ in ZeRO stage, ours may not: ours prices its answer by most layers",
     )
 
 

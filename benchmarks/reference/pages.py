@@ -143,27 +143,28 @@ def _cell(text: str) -> str:
 
 _GLOSSARY_HEAD = """# Glossary
 
-The columns, terms and words that tables, reports and files use; the report says the same on hover.
+Look up the words, columns and terms that you meet in tables, reports and files. In the report, hover
+over a word to see the same text.
 """
 WORDS = {
     "rank": "one process of the training run",
     "GPU": "one device, as the driver sees it",
     "node": "one host with its GPUs",
-    "island": "GPUs that the fast link joins; usually a node",
-    "stage": "position in the pipeline; holds consecutive layers",
-    "chunk": "part of a stage's layers, where stages are interleaved (vpp)",
+    "island": "GPUs that the fast link joins, usually a node",
+    "stage": "position in the pipeline: it holds consecutive layers",
+    "chunk": "part of a stage's layers in an interleaved pipeline (vpp)",
     "axis": "dimension of the mesh of ranks: tensor, context, data, pipeline",
     "micro-batch": "sequences that pass the pipeline together",
-    "problem": "what is to be decided: model, cluster, batch, limits",
+    "problem": "your question: model, cluster, batch, limits",
     "plan": "one ranked answer: a configuration with its prediction",
-    "prediction": "what the cost model expects: step time with its band, memory, chance of lacking it",
-    "job": "a problem that was submitted to a service",
-    "profile": "measured costs of GPUs, links and software, with where each number comes from",
-    "calibration": "a cluster's own constants, learnt from a few of its measured runs",
-    "launcher": "training framework that runs the plan; what it cannot run is not proposed for it",
+    "prediction": "what the cost model expects: step time with its band, memory, out-of-memory risk",
+    "job": "a problem that you submit to a service",
+    "profile": "measured costs of GPUs, links and software, with the source of each number",
+    "calibration": "corrections for your cluster, fitted to a few of its measured runs",
+    "launcher": "training framework that runs your plan: plans that it cannot run are left out",
     "optimal": "proved under our model: no configuration of those searched is more than 1 % better",
-    "bound": "the step time that no configuration searched can go below under our model",
-    "gap": "how far the first plan is from the bound",
+    "bound": "under our model, no configuration searched has a shorter step time",
+    "gap": "distance of the first plan from the bound",
     "band": "80 % interval of a prediction: how far the cost model has been from measured runs",
 }
 

@@ -48,7 +48,7 @@ COLUMNS = {
     "#": "Rank by the objective of the search",
     "GPUs": "Accelerators that the plan uses",
     "batch": "Sequences of one optimizer step",
-    "with": "Precision or optimizer where it differs from what was asked",
+    "with": "Precision, optimizer and switches where they differ from your request",
     **{one.short: one.meaning for one in VARIABLES.values() if one.in_tables},
     "recompute": "Layers that compute activations again instead of keeping them: full ×2 the first two of "
     "each chunk (recompute_layers 2), full every one (all of the model)",

@@ -15,6 +15,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_a
 from meshwright.service.requests.fields import Kind
 
 Values = Mapping[str, Sequence[str]]
+_COLUMN = 14  # characters that a list shows in half the width of a phone
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,2})?")
 
@@ -33,6 +34,11 @@ class FormField:
     suggestions: str = ""  # id of the list that the browser completes from
     required: bool = False
     placeholder: str = ""
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether a list has words that a usual column would cut."""
+        return self.kind == "choice" and any(len(words) > _COLUMN for _, words in self.choices)
 
     def values(self, values: Values | None) -> Sequence[str]:
         """Return the values in the field; its default if no form was sent."""

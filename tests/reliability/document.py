@@ -47,7 +47,7 @@ FAULTS = (
     ),
     Fault(
         happens="Redis is down at POST, dies or is demoted at an acknowledgement",
-        promise="202 within 1 s, and the job runs; the worker reconnects, or ends with exit code 1",
+        promise="202 within 1 s, and the job runs. The worker reconnects, or ends with exit code 1",
         tests=(
             QUEUE + "test_f02_without_redis_a_job_is_taken_in_at_once_and_still_runs",
             QUEUE + "test_f02_a_worker_goes_on_after_redis_died_at_its_acknowledgement",
@@ -61,7 +61,7 @@ FAULTS = (
     ),
     Fault(
         happens="a message is delivered again",
-        promise="one result; nothing to do takes less than 50 ms",
+        promise="one result, and less than 50 ms if there is nothing to do",
         tests=(
             QUEUE + "test_f04_a_job_runs_once_however_often_its_hint_is_delivered",
             QUEUE + "test_f04_a_second_delivery_that_finds_nothing_to_do_takes_less_than_50_ms",
@@ -69,7 +69,7 @@ FAULTS = (
     ),
     Fault(
         happens="a worker is killed while it searches",
-        promise="claimed again within lease and sweep; the same result",
+        promise="claimed again within lease and sweep, with the same result",
         tests=(
             WORKERS + "test_f05_worker_sigkill_mid_solve_is_taken_over_within_lease_and_sweep",
             QUEUE + "test_f05_worker_sigkill_mid_solve_another_celery_worker_does_the_job",
@@ -88,7 +88,7 @@ FAULTS = (
     ),
     Fault(
         happens="a job kills its worker, or asks for all memory",
-        promise="failed after 3 attempts, or at once; other jobs are unaffected",
+        promise="failed after 3 attempts, or at once, and other jobs are unaffected",
         tests=(
             WORKERS + "test_f07_poison_job_fails_after_three_attempts_and_others_are_unaffected",
             WORKERS + "test_f07_search_over_the_memory_limit_fails_at_once_and_its_worker_goes_on",
@@ -101,7 +101,7 @@ FAULTS = (
     ),
     Fault(
         happens="a running job is cancelled, perhaps as it ends",
-        promise="cancelled within a second, the worker is free; one terminal state",
+        promise="cancelled within a second, the worker is free, one terminal state",
         tests=(
             WORKERS + "test_f09_cancel_of_a_running_job_takes_less_than_a_second_and_frees_the_worker",
             "unit/service/jobs/test_engine.py::test_cancel_against_finish_leaves_one_terminal_state",
@@ -117,12 +117,12 @@ FAULTS = (
     ),
     Fault(
         happens="SIGTERM for the API while a client follows events",
-        promise="it leaves in time; the client resumes, no event is lost",
+        promise="it leaves in time, the client resumes, no event is lost",
         tests=(STREAMS + "test_f11_a_server_that_is_stopped_ends_its_streams_and_no_event_is_lost",),
     ),
     Fault(
         happens="the database crashes and restarts",
-        promise="503 with Retry-After, never 500; nothing lost, nothing twice; hints stay queued",
+        promise="503 with Retry-After, never 500. Nothing lost, nothing twice, and hints stay queued",
         tests=(
             DATABASES + "test_f12_a_crashed_database_is_a_503_and_costs_no_job",
             DATABASES + "test_f12_hints_stay_queued_while_postgresql_is_away_and_the_log_stays_short",
@@ -141,8 +141,8 @@ FAULTS = (
     ),
     Fault(
         happens="the disk is full, or a quota is used up",
-        promise="503 and not ready; a refused request leaves no record, and older records stay whole and "
-        "readable; ready again within seconds after space is freed",
+        promise="503 and not ready. A refused request leaves no record, and older records stay whole and "
+        "readable. Ready again within seconds after space is freed",
         tests=(
             DATABASES + "test_f15_a_full_disk_is_a_503_not_ready_and_leaves_the_records_whole",
             APP + "test_a_full_disk_is_named_in_the_error",
@@ -174,7 +174,7 @@ FAULTS = (
     ),
     Fault(
         happens="one tenant floods the queue",
-        promise="429 for it; another's job waits for one search at most",
+        promise="429 for it, and another's job waits for one search at most",
         tests=(
             WORKERS + "test_f19_a_flood_of_one_tenant_delays_anothers_job_by_one_search_at_most",
             "unit/service/jobs/test_quotas.py::test_a_full_queue_of_one_tenant_is_not_anothers",
@@ -182,7 +182,7 @@ FAULTS = (
     ),
     Fault(
         happens="a migration while old workers run",
-        promise="refused cleanly; upgrade, downgrade, upgrade with data",
+        promise="refused cleanly, and upgrade, downgrade, upgrade with data",
         tests=(
             "integration/test_worker_start.py::test_a_worker_refuses_a_schema_it_was_not_written_for",
             "integration/test_migrations.py::test_records_survive_a_downgrade_and_an_upgrade",
@@ -210,7 +210,7 @@ FAULTS = (
     ),
     Fault(
         happens="a newer release migrates the schema under this one, or this one has to come back",
-        promise="ready if the newer release declares this one compatible; else refused with the way back",
+        promise="ready if the newer release declares this one compatible, else refused with the way back",
         tests=(
             UPGRADES + "test_f25_a_schema_that_a_newer_release_calls_compatible_is_served",
             UPGRADES + "test_f25_a_schema_that_leaves_this_release_behind_is_refused_with_the_way_back",
@@ -220,12 +220,12 @@ FAULTS = (
     ),
     Fault(
         happens="48 jobs are re-planned at once, as after one failed switch",
-        promise="the whole answer, or 503 with Retry-After; the API stays ready and below 300 MiB",
+        promise="the whole answer, or 503 with Retry-After, and the API stays ready and below 300 MiB",
         tests=(FLOODS + "test_f26_a_flood_of_replans_is_answered_or_refused_and_the_api_stays_ready",),
     ),
     Fault(
         happens="a migration and a prune of several tenants' jobs wait for each other",
-        promise="PostgreSQL ends one of them, which runs again; both are done",
+        promise="PostgreSQL ends one of them, which runs again, and both are done",
         tests=(UPGRADES + "test_f27_a_prune_that_a_deadlock_with_a_migration_ended_is_run_again",),
     ),
     Fault(
@@ -235,7 +235,7 @@ FAULTS = (
     ),
     Fault(
         happens="a fleet is queued while only workers of an older release run, which cannot plan fleets",
-        promise="none of them gets it; it waits for a worker of this release, "
+        promise="none of them gets it. It waits for a worker of this release, "
         "behind its tenant's other jobs, which go on",
         tests=(UPGRADES + "test_f29_a_worker_of_an_older_release_never_gets_a_fleet",),
     ),
