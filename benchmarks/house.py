@@ -98,10 +98,16 @@ class Module:
         return sum(isinstance(node, ast.stmt) for node in self.nodes)
 
     def imported(self, names: frozenset[str]) -> set[str]:
-        """The modules among ``names`` that it imports, inside functions too."""
+        """The modules among ``names`` that it imports when it runs, inside functions too."""
         found = set()
+        for_types = {
+            id(inner)
+            for node in self.nodes
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for inner in ast.walk(node)
+        }
         for node in self.nodes:
-            if isinstance(node, ast.ImportFrom) and node.module:
+            if isinstance(node, ast.ImportFrom) and node.module and id(node) not in for_types:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names} & names
                 found |= inner or ({node.module} & names)
         return found

@@ -9,9 +9,10 @@ arXiv:2305.14314): the layers themselves are kept in NF4, with a scale for every
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal, get_args
 
+from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.model import MIXER_LAYER, LayerKind, ModelSpec
 from meshwright.profiles.model_parts import num_streams
 
@@ -60,160 +61,55 @@ def all_linear_adapts(model: ModelSpec) -> bool:
     return MIXER_LAYER not in model.layer_pattern and model.paired is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearLayer:
-    """One matrix; tensor parallelism splits its outputs, its inputs, or nothing."""
+def fused_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[Matrix, ...]]:
+    """Return the linear layers of one transformer layer of Megatron-Core, by the name of a target.
 
-    inputs: int
-    outputs: int
-    split: Literal["outputs", "inputs", "nothing"] = "outputs"
-    experts: int = 0  # so many of them, one for each routed expert; 0: one for all tokens
-
-
-def fused_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[LinearLayer, ...]]:
-    """Return the linear layers of one transformer layer of Megatron-Core, by the name of a target."""
-    h, moe = model.hidden_size, model.moe
-    experts, width = (0, model.ffn_hidden_size) if kind == "dense" or moe is None else (
-        moe.num_experts, moe.ffn_hidden_size
-    )  # fmt: skip
-    attention = {} if model.mixes else _attention(model)  # Megatron-Core's names of a mixer are others
-    written = tuple(attention.pop(name) for name in ("o_proj",) if name in attention)
-    read = tuple(attention.values())
-    if model.mla is None and read:
-        width_read = sum(layer.outputs for layer in read) + model.gate_width * (not model.gate_in_queries)
-        read = (LinearLayer(inputs=h, outputs=width_read),)
-    h = model.expert_width if experts else h
-    up = LinearLayer(inputs=h, outputs=(model.mlp_matrices - 1) * width, experts=experts)
-    down = LinearLayer(inputs=width, outputs=h, split="inputs", experts=experts)
-    of_mlp = {"linear_fc1": (up,), "linear_fc2": (down,)} if model.has_mlp else {}
-    return {"linear_qkv": read, "linear_proj": written, **of_mlp}
-
-
-def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
-    """Return projections, under transformers' names; a gate's only where it is the queries', too.
-
-    A mixer's convolution is not a linear layer.
+    Matrices that read the same are one layer. Those of latent attention each have one of their own.
     """
-    h, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
-    if not model.mixes_tokens:
-        return {}
-    if model.mixer is not None and model.mixes:
-        widths = model.mixer.projections().items()
-        read = {name: LinearLayer(inputs=h, outputs=width) for name, width in widths}
-        for name, (inputs, outputs, split) in model.mixer.inner_products().items():
-            read[name] = LinearLayer(inputs=inputs, outputs=outputs, split=split)
-        written = LinearLayer(inputs=model.mixer.value_width, outputs=h, split="inputs")
-        return read | {model.mixer.last_projection: written}
-    queries, out = heads * model.head_dim, heads * model.v_head_dim
-    output = {"o_proj": LinearLayer(inputs=out, outputs=h, split="inputs")}
-    if mla is None:
-        key = LinearLayer(inputs=h, outputs=model.num_kv_heads * model.head_dim)
-        value = LinearLayer(inputs=h, outputs=model.num_kv_heads * model.v_head_dim)
-        projected = {"k_proj": key} if model.keys_are_values else {"k_proj": key, "v_proj": value}
-        keys = {} if model.borrows else projected
-        queries += model.gate_width * model.gate_in_queries
-        paired = _attention(model.paired) if model.paired else {}
-        return {"q_proj": LinearLayer(inputs=h, outputs=queries), **keys, **output, **paired}
-    if mla.q_lora_rank:
-        query = {
-            "q_a_proj": LinearLayer(inputs=h, outputs=mla.q_lora_rank, split="nothing"),
-            "q_b_proj": LinearLayer(inputs=mla.q_lora_rank, outputs=queries),
-        }
-    else:
-        query = {"q_proj": LinearLayer(inputs=h, outputs=queries)}
-    down = mla.kv_lora_rank + mla.qk_rope_head_dim
-    up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    return {
-        **query,
-        "kv_a_proj_with_mqa": LinearLayer(inputs=h, outputs=down, split="nothing"),
-        "kv_b_proj": LinearLayer(inputs=mla.kv_lora_rank, outputs=up),
-        **output,
-    }
+    found = dict[str, tuple[Matrix, ...]]()
+    for one in model.layer(kind).operators:
+        if one.target:
+            found[one.target] = (*found.get(one.target, ()), _joined(one))
+    return found
 
 
-def _mlp(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
-    """Return the MLP that every token visits, if any: a dense layer's, or the shared experts."""
-    h, moe = model.hidden_size, model.moe
-    width = model.ffn_hidden_size if kind == "dense" or moe is None else moe.shared_ffn_hidden_size
-    if not (width and model.has_mlp):
-        return {}
-    gate = {"gate_proj": LinearLayer(inputs=h, outputs=width)} if model.gated_mlp else {}
-    return {
-        **gate,
-        "up_proj": LinearLayer(inputs=h, outputs=width),
-        "down_proj": LinearLayer(inputs=width, outputs=h, split="inputs"),
-    }
+def _joined(operator: Operator) -> Matrix:
+    first, width = operator.matrices[0], sum(one.outputs for one in operator.matrices)
+    return replace(first, outputs=width)
 
 
-def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
+def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
     """Return the linear layers of one transformers layer except routed experts, by Llama's names.
 
     Layers that the class fuses have a name of their own.
     """
-    h, moe, found = model.hidden_size, model.moe, _attention(model) | _mlp(model, kind)
+    found = {one.name: one for one in model.layer(kind).linear()}
     fused = {"qkv_proj": model.fused_qkv, "kv_proj": model.fused_kv, "gate_up_proj": model.fused_gate_up}
     for one, several in _FUSED.items():
         if fused[one]:
-            width = sum(found.pop(name).outputs for name in several if name in found)
-            found |= {one: LinearLayer(inputs=h, outputs=width)} if width else {}
-    if model.gate_width and not model.gate_in_queries:
-        found["g_proj"] = LinearLayer(inputs=h, outputs=model.gate_width)
-    whole = dict[str, tuple[int, int]]()  # inputs and outputs, not split over tensor parallelism
-    if model.chooser is not None and model.mla is not None:
-        heads, size = model.chooser.num_heads, model.chooser.head_dim
-        whole |= {
-            "wq_b": (model.mla.q_lora_rank, heads * size),
-            "wk": (h, size),
-            "weights_proj": (h, heads),
-        }
-    if size := model.layer_embedding_size:
-        whole |= {"per_layer_input_gate": (h, size), "per_layer_projection": (size, h)}
-    if model.streams:
-        count, rank = model.streams.count, model.streams.low_rank
-        whole |= {
-            "correction_coefs": (count, count),
-            "prediction_coefs": (count, count**2),
-            "modality_router": (h, count),
-            "linear_left": (h, rank),
-            "linear_right": (rank, h),
-        }
-    if moe is not None and kind == "moe":
-        whole |= {
-            "fc1_latent_proj": (h, moe.latent_size),
-            "fc2_latent_proj": (moe.latent_size, h),
-            "router": (h, moe.num_experts * moe.linear_router),
-            "shared_expert_gate": (h, int(moe.shared_expert_gate)),
-        }
-    return found | {
-        name: LinearLayer(inputs=inputs, outputs=outputs, split="nothing")
-        for name, (inputs, outputs) in whole.items()
-        if inputs and outputs
-    }
+            joined = [found.pop(name) for name in several if name in found]
+            width = sum(each.outputs for each in joined)
+            found |= {one: replace(joined[0], name=one, outputs=width)} if width else {}
+    return found
 
 
-def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
+def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
     """Return routed experts, and their router if it is a linear layer, as peft adapts them.
 
     Of a fused gate and up of twice the rank half of the adapter is counted for each.
     """
-    moe, h = model.moe, model.hidden_size
+    moe = model.moe
     if moe is None or kind == "dense" or moe.expert_adapters == "none":
         return {}
-    gate, up, down = ("w1", "w3", "w2") if moe.expert_adapters == "w1_w3" else (
-        "gate_proj", "up_proj", "down_proj"
-    )  # fmt: skip
     converted = moe.expert_adapters in _CONVERTED
-    width = (model.mlp_matrices - 1 if converted else 1) * moe.ffn_hidden_size
-    read = model.expert_width
-    first = LinearLayer(inputs=read, outputs=width, experts=moe.num_experts)
-    last = LinearLayer(inputs=moe.ffn_hidden_size, outputs=read, split="inputs", experts=moe.num_experts)
-    router = LinearLayer(inputs=h, outputs=moe.num_experts, split="nothing")
-    return {
-        **({gate: first} if model.gated_mlp else {}),
-        up: first,
-        down: last,
-        **({"gate": router} if converted and not moe.linear_router else {}),
-    }
+    found = {one.name: one for one in model.layer(kind).matrices if one.experts}
+    if converted:
+        halves = [one for one in found.values() if one.split == "outputs"]
+        found |= {one.name: replace(one, outputs=one.outputs * len(halves)) for one in halves}
+        if not moe.linear_router:
+            (router,) = (one for one in model.layer(kind).matrices if one.name == "router")
+            found["gate"] = router
+    return found
 
 
 def names_every(targets: tuple[str, ...]) -> bool:
@@ -221,7 +117,7 @@ def names_every(targets: tuple[str, ...]) -> bool:
     return targets == ALL_LINEAR or set(SINGLE_TARGETS) <= set(targets)
 
 
-def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) -> Iterator[LinearLayer]:
+def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) -> Iterator[Matrix]:
     """Yield the linear layers of one transformer layer that have adapters.
 
     Where peft converts the names of experts they mean these alone, not a layer without experts, the shared
@@ -239,21 +135,25 @@ def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) 
 
 def layers_outside(
     model: ModelSpec, targets: tuple[str, ...]
-) -> tuple[tuple[LinearLayer, ...], tuple[LinearLayer, ...]]:
+) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
     """Return adapted linear layers between embedding and first layer, and between last layer and head."""
     h, size, width = model.hidden_size, model.embedding_size, model.layer_embedding_size
     if not names_every(targets):
         return (), ()
     first, last = [], []
     if size:
-        first.append(LinearLayer(inputs=size, outputs=h, split="nothing"))
-        last.append(LinearLayer(inputs=h, outputs=size, split="nothing"))
+        first.append(_whole(size, h))
+        last.append(_whole(h, size))
     if width:
-        first.append(LinearLayer(inputs=h, outputs=model.num_layers * width, split="nothing"))
+        first.append(_whole(h, model.num_layers * width))
     further = num_streams(model.streams) - 1
-    first += [LinearLayer(inputs=h, outputs=h, split="nothing")] * further
-    last += [LinearLayer(inputs=h, outputs=h, split="nothing")] * (further + int(model.head_transform))
+    first += [_whole(h, h)] * further
+    last += [_whole(h, h)] * (further + int(model.head_transform))
     return tuple(first), tuple(last)
+
+
+def _whole(inputs: int, outputs: int) -> Matrix:
+    return Matrix(name="", inputs=inputs, outputs=outputs, split="nothing")
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) -> int:
@@ -275,7 +175,7 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) ->
 def copied_parameters(model: ModelSpec, module: str) -> int:
     """Return the weights of the copies of one of ``TRAINED_MODULES``; of a tied head, too (peft 0.21)."""
     if module == NORMS:
-        layers = sum(model.shaped(one).named_norm_parameters(one.kind) for one in model.layer_shapes())
+        layers = sum(model.shaped(one).layer(one.kind).norms for one in model.layer_shapes())
         ends = int(model.embedding_norm) + int(model.head_transform)
         return (
             layers + model.final_norm_parameters + ends * model.norm_weights() + model.layer_embedding_size
@@ -390,7 +290,7 @@ def of_linear_experts(model: ModelSpec, rank: int) -> int:
     return rank * each * moe.num_experts * model.layer_kinds().count("moe")
 
 
-def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[LinearLayer]:
+def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[Matrix]:
     """Yield the linear layers of one layer that bitsandbytes replaces, experts where they are such."""
     yield from single_layers(model, kind).values()
     if model.moe is not None and model.moe.expert_adapters == "linear":
@@ -417,7 +317,7 @@ def saves_input(
     return bool(set(layers) & set(targets)) and (not routed or any(layer.experts for layer in adapted))
 
 
-def base_bytes(layer: LinearLayer, precision: BasePrecision) -> int:
+def base_bytes(layer: Matrix, precision: BasePrecision) -> int:
     """Return the bytes of one frozen matrix with all that belongs to it.
 
     8 bits: a byte a weight and an fp32 scale for each output (``functional.int8_vectorwise_quant``).

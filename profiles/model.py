@@ -16,6 +16,9 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.layers.build import layer_of
+from meshwright.profiles.layers.ends import first_of, head_of, prediction_of
+from meshwright.profiles.layers.operators import Layer, Operator
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
@@ -54,7 +57,6 @@ AttentionGate = Literal["none", "per_head", "per_element"]
 _VECTORS = {"rmsnorm": 1, "rmsnorm_without_weights": 0, "layernorm": 2, "layernorm_without_bias": 1,
             "layernorm_without_weights": 0}  # fmt: skip
 _NORMS = {"before": 2, "after": 2, "before_and_after": 4, "after_residual": 2}  # of one layer
-_TRAINED_SCALARS = {"xielu": 2}  # of one MLP's activation (arXiv:2411.13010)
 
 
 class LayerShape(NamedTuple):
@@ -403,20 +405,30 @@ class ModelSpec(Checked):
         further = self.streams.end_parameters(self.hidden_size) if self.streams else 0
         return further + (self.embedding_size or 0) * self.hidden_size
 
-    def attention_parameters(self) -> int:
-        """Return the weights of one attention block, norms not counted."""
-        if not self.mixes_tokens:
-            return 0
-        if self.mixer is not None and self.mixes:
-            return self.mixer.matrix_parameters(self.hidden_size)
-        gate = self.hidden_size * self.gate_width
-        if self.mla is not None:
-            return gate + self.mla.matrix_parameters(self.hidden_size, self.num_attention_heads)
-        q_and_output = self.num_attention_heads * (self.head_dim + self.v_head_dim)
-        further = self.paired.attention_parameters() if self.paired else 0
-        own = gate + self.hidden_size * (q_and_output + self.num_kv_heads * self.kv_width)
-        further += own if self.crossing else 0
-        return further + own * self.weight_sets
+    def layer(self, kind: LayerKind) -> Layer:
+        """Return the operators of a layer of a kind, as ``shaped`` views it."""
+        if kind not in self._layers:
+            self._layers[kind] = layer_of(self, kind)
+        return self._layers[kind]
+
+    @cached_property
+    def head(self) -> tuple[Operator, ...]:
+        """Return the output head, and the products before it."""
+        return head_of(self)
+
+    @cached_property
+    def first(self) -> tuple[Operator, ...]:
+        """Return the products between the embedding and the first layer."""
+        return first_of(self)
+
+    @cached_property
+    def prediction(self) -> Operator:
+        """Return what joins a token's embedding and its hidden state before a prediction layer."""
+        return prediction_of(self)
+
+    @cached_property
+    def _layers(self) -> dict[LayerKind, Layer]:
+        return {}
 
     @cached_property
     def gate_width(self) -> int:
@@ -429,38 +441,15 @@ class ModelSpec(Checked):
         """Return the number of weight matrices of one MLP: up and down, and the gate where there is one."""
         return 3 if self.gated_mlp else 2
 
-    def dense_mlp_parameters(self) -> int:
-        """Return the weights of one dense MLP."""
-        one = int(self.has_mlp) * self.mlp_matrices * self.hidden_size * self.ffn_hidden_size
-        return one * self.weight_sets
-
     def expert_parameters(self) -> int:
         """Return the weights of one routed expert (0 for a dense model)."""
-        return self.mlp_matrices * self.expert_width * self.moe.ffn_hidden_size if self.moe else 0
+        return sum(one.weights for one in self.layer("moe").matrices if one.experts)
 
     @cached_property
     def expert_width(self) -> int:
         """Return the elements of a token that a routed expert reads: hidden, or of the experts' latent."""
         latent = self.moe.latent_size if self.moe else 0
         return latent or self.hidden_size
-
-    def expert_latent_parameters(self) -> int:
-        """Return the weights of one layer's projections to the latent of its experts, and back."""
-        latent, h = self.moe.latent_size if self.moe else 0, self.hidden_size
-        return 2 * h * latent + (latent + h) * int(self.mlp_bias and latent > 0)
-
-    def shared_expert_parameters(self) -> int:
-        """Return the weights of all shared experts of one layer together."""
-        return self.mlp_matrices * self.hidden_size * self.moe.shared_ffn_hidden_size if self.moe else 0
-
-    def router_parameters(self) -> int:
-        """Return the weights of one layer's router, with its bias, scales and shared experts' gate."""
-        if self.moe is None:
-            return 0
-        bias = self.moe.num_experts * (int(self.moe.router_bias) + int(self.moe.selection_bias_counted))
-        scales = (self.hidden_size + self.moe.num_experts) * int(self.moe.router_scales)
-        matrix = self.hidden_size * (self.moe.num_experts + int(self.moe.shared_expert_gate))
-        return matrix + bias + scales
 
     def norm_weights(self, width: int | None = None) -> int:
         """Return the weights of one norm over ``width`` elements; over the hidden size when not given."""
@@ -472,10 +461,6 @@ class ModelSpec(Checked):
         if kind == "moe" and self.moe is not None:
             further += int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
         return further + (1 if self.shared_norm else _NORMS[self.norm_position] * self.num_blocks // 2)
-
-    def layer_embedding_parameters(self) -> int:
-        """Return the weights of one layer's gate of its own embeddings, and of their projection."""
-        return 2 * self.hidden_size * self.layer_embedding_size
 
     def layer_tables_parameters(self) -> int:
         """Return the weights that yield every layer's own embedding: a table, a product and a norm."""
@@ -498,91 +483,23 @@ class ModelSpec(Checked):
         each = heads * self.head_dim * (2 if self.crossing else 1)
         return {"per_head": single, "each_head": each, "all_heads": whole}.get(self.query_key_norm, 0)
 
-    def norm_parameters(self, kind: LayerKind) -> int:
-        """Return the weights of all norms of one layer that every tensor-parallel rank holds whole."""
-        outer = self.norms_of(kind) * self.norm_weights()
-        inner = self.norm_weights(self.inner_norm_width(kind))
-        index = 2 * self.chooser.head_dim if self.chooser else 0  # a LayerNorm whatever the others are
-        return outer + index + self.query_key_norm_parameters() + inner
-
-    def named_norm_parameters(self, kind: LayerKind) -> int:
-        """Return the weights of all norms of one layer, those that tensor parallelism splits among them."""
-        mixes = self.mixer is not None and (self.mixes or self.mixer.with_attention)
-        split = self.mixer.split_norm_parameters() if self.mixer is not None and mixes else 0
-        return self.norm_parameters(kind) + split
-
     def inner_norm_width(self, kind: LayerKind) -> int:
         """Return the elements of a token that the norms inside attention and the MLP of one layer read."""
         mlp = self.ffn_hidden_size if kind == "dense" else 0
         return self.num_attention_heads * self.v_head_dim + mlp if self.inner_norms else 0
-
-    def sink_parameters(self) -> int:
-        """Return the number of attention sinks of one layer."""
-        return self.num_attention_heads * int(self.attention_sinks and self.mixes_tokens)
-
-    def indexer_parameters(self) -> int:
-        """Return the weights of one layer's indexer, its norm not counted."""
-        if self.chooser is None or self.mla is None:
-            return 0
-        return self.chooser.matrix_parameters(self.mla.q_lora_rank, self.hidden_size)
 
     @cached_property
     def num_attentions(self) -> int:
         """Return how often one layer computes its scores: for each half of the values where they differ."""
         return 2 if self.differential_attention else 1
 
-    def undivided_parameters(self) -> int:
-        """Return the weights of one layer that tensor parallelism leaves whole, norms and biases aside."""
-        # Differential attention: four vectors of a head's size (transformers' ``DiffLlamaAttention``).
-        weighing = 4 * self.head_dim * int(self.differential_attention)
-        vectors = weighing + _TRAINED_SCALARS.get(self.mlp_activation, 0)
-        streams = self.streams.layer_parameters(self.hidden_size) if self.streams else 0
-        if self.diffusion:
-            double = self.diffusion.two_stream_weights if self.two_streams else self.diffusion.layer_weights
-            streams += double
-        return vectors + streams + self.indexer_parameters() + self.layer_embedding_parameters()
-
-    def split_bias_parameters(self, kind: LayerKind) -> int:
-        """Return one layer's biases that tensor parallelism splits: those wider than the hidden size."""
-        qkv = self.num_attention_heads * self.head_dim + self.num_kv_heads * self.kv_width
-        width = self.ffn_hidden_size if kind == "dense" or not self.moe else self.moe.shared_ffn_hidden_size
-        mlp = (self.mlp_matrices - 1) * width * int(self.mlp_bias and self.has_mlp)
-        gate = self.num_attention_heads * int(self.gate_bias)
-        gate += self.gate_width * int(self.gate_in_queries and self.qkv_bias)
-        if self.mixer is not None and (self.mixes or self.mixer.with_attention):
-            gate += self.mixer.vector_parameters()
-        attentions = 2 if self.crossing else self.weight_sets
-        return gate + qkv * int(self.qkv_bias and self.mixes_tokens) * attentions + mlp * self.weight_sets
-
-    def summed_bias_parameters(self, kind: LayerKind) -> int:
-        """Return the biases of one layer that are added to what tensor-parallel ranks have summed."""
-        shared = bool(self.moe and self.moe.shared_ffn_hidden_size)
-        mlp = self.has_mlp and ((self.mlp_bias and (kind == "dense" or shared)) or self.mlp_output_bias)
-        latent = self.mla.bias_parameters() if self.mla else 0
-        attention = int(self.attention_output_bias and self.mixes_tokens)
-        attention += int(self.paired is not None and self.paired.attention_output_bias)
-        attention *= 2 if self.crossing else self.weight_sets
-        return self.hidden_size * (attention + int(mlp) * self.weight_sets) + latent
-
-    def bias_parameters(self, kind: LayerKind) -> int:
-        """Return all biases of one layer, those of routed experts and of the router not included."""
-        return self.split_bias_parameters(kind) + self.summed_bias_parameters(kind)
-
     def expert_bias_parameters(self) -> int:
         """Return the biases of one routed expert."""
-        if self.moe is None or not (self.mlp_bias and self.moe.expert_bias):
-            return 0
-        return (self.mlp_matrices - 1) * self.moe.ffn_hidden_size + self.expert_width
+        return sum(one.size for one in self.layer("moe").expert_vectors)
 
     def layer_parameters(self, kind: LayerKind) -> int:
         """Return all weights of one layer."""
-        common = self.attention_parameters() + self.norm_parameters(kind) + self.sink_parameters()
-        common += self.bias_parameters(kind) + self.undivided_parameters()
-        if kind == "dense" or not self.moe:
-            return common + self.dense_mlp_parameters()
-        experts = self.moe.num_experts * (self.expert_parameters() + self.expert_bias_parameters())
-        further = self.router_parameters() + self.expert_latent_parameters()
-        return common + experts + self.shared_expert_parameters() + further
+        return self.layer(kind).parameters
 
     @cached_property
     def embedding_parameters(self) -> int:
@@ -596,15 +513,17 @@ class ModelSpec(Checked):
 
     def head_parameters(self) -> int:
         """Return the weights of the output head and its predecessors; a tied matrix is the embedding's."""
-        matrix = 0 if self.tied_embeddings else self.vocab_size * self.embedding_width
+        logits, *_ = self.head
+        matrix = 0 if self.tied_embeddings else logits.weights
         return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters
 
     @cached_property
     def before_head_parameters(self) -> int:
         """Return the last stage's weights except the final norm and head; none has a vocabulary's size."""
-        transform = (self.hidden_size**2 + self.norm_weights()) * int(self.head_transform)
+        _, *before = self.head
+        norm = self.norm_weights() * int(self.head_transform)
         bias = self.hidden_size * int(self.last_attention_bias)
-        return transform + bias + self.projection_parameters
+        return sum(one.weights for one in before) + norm + bias
 
     def mtp_parameters(self) -> int:
         """Return the weights of the prediction layers: each a layer, a 2h-by-h projection and three norms.
@@ -623,7 +542,7 @@ class ModelSpec(Checked):
 
     def mtp_extra_parameters(self) -> int:
         """Return the weights of one multi-token-prediction layer in addition to those of a layer."""
-        return 2 * self.hidden_size**2 + 3 * self.norm_weights()
+        return self.prediction.weights + 3 * self.norm_weights()
 
     @cached_property
     def final_norm_parameters(self) -> int:
@@ -737,21 +656,12 @@ class ModelSpec(Checked):
 
         Scores and weighted values cost ``2 * heads * (qk + v) * attended keys`` each token.
         """
-        active = self.attention_parameters() + self.indexer_parameters() + self.layer_embedding_parameters()
-        if kind == "dense" or self.moe is None:
-            active += self.dense_mlp_parameters()
-        else:
-            active += self.moe.top_k * self.expert_parameters()
-            active += self.shared_expert_parameters() + self.router_parameters()
-            active += 2 * self.hidden_size * self.moe.latent_size
-        if self.diffusion:  # of two sets a token passes one
-            active //= self.weight_sets
+        active = self.layer(kind).multiply_adds
         if self.diffusion and self.crossing:  # keys and values are those of the context
             weights = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
             lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
             tokens = sum(share * length for length, share in lengths)
             active -= round(weights * (1 - self.diffusion.context_tokens / tokens))
-        active += self.streams.layer_products(self.hidden_size) if self.streams else 0
         return 2 * active + self.score_flops_per_token(seq_length)
 
     def score_flops_per_token(self, seq_length: int | Documents) -> float:
@@ -783,8 +693,7 @@ class ModelSpec(Checked):
 
     def head_forward_flops_per_token(self) -> float:
         """Return the forward FLOPs of the output head per token, with what precedes it."""
-        before = self.projection_parameters + self.hidden_size**2 * int(self.head_transform)
-        return 2.0 * (self.embedding_width * self.vocab_size + before)
+        return 2.0 * sum(one.products for one in self.head)
 
     def forward_flops_of(self, shape: LayerShape, seq_length: int | Documents) -> float:
         """Return the forward FLOPs of one layer of a shape per token."""
@@ -797,10 +706,10 @@ class ModelSpec(Checked):
         """
         each = {shape: self.forward_flops_of(shape, seq_length) for shape in self.shapes()}
         layers = sum(each[shape] for shape in self.layer_shapes())
-        forward = layers + self.head_forward_flops_per_token() + 2.0 * self.projection_parameters
-        forward += 2.0 * self.num_layers * self.layer_embedding_size * self.hidden_size
+        forward = layers + self.head_forward_flops_per_token()
+        forward += 2.0 * sum(one.products for one in self.first)
         if self.num_mtp_layers:
-            mtp = self.forward_flops_of(self.mtp_shape, seq_length) + 4.0 * self.hidden_size**2
+            mtp = self.forward_flops_of(self.mtp_shape, seq_length) + 2.0 * self.prediction.products
             forward += self.num_mtp_layers * (mtp + self.head_forward_flops_per_token())
         scores = (self.num_layers + self.num_mtp_layers) * self.score_flops_per_token(seq_length)
         return 2.0 * forward + scores if frozen else 3.0 * forward

@@ -203,13 +203,6 @@ class MlaSpec(Checked):
     norms: bool = True  # RMSNorm of the low-rank queries and of the low-rank keys/values
     latent_bias: bool = False  # of the down-projections
 
-    def matrix_parameters(self, hidden_size: int, heads: int) -> int:
-        """Return the weights of its projections, the output's included."""
-        query = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        query *= self.q_lora_rank or hidden_size
-        up = self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
-        return hidden_size * (self.latent_width + heads * self.v_head_dim) + query + up
-
     def norm_parameters(self) -> int:
         """Return the weights of both norms."""
         return (self.q_lora_rank + self.kv_lora_rank) * int(self.norms)
@@ -256,11 +249,6 @@ class IndexerSpec(Checked):
     top_k: int  # tokens that attention reads of a longer sequence
     reusing_layers: tuple[int, ...] = ()  # counted from 0: they read what the last other one has chosen
 
-    def matrix_parameters(self, q_lora_rank: int, hidden_size: int) -> int:
-        """Return the weights of its three projections."""
-        queries = q_lora_rank * self.num_heads * self.head_dim
-        return queries + hidden_size * (self.head_dim + self.num_heads)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsSpec(Checked):
@@ -283,16 +271,6 @@ class StreamsSpec(Checked):
     count: int
     low_rank: int
     sparse_layers: int = 0  # layers with an MLP gate cut at a quantile of its elements
-
-    def layer_parameters(self, hidden_size: int) -> int:
-        """Return the weights of one layer except its norms: coefficients, their products, a scale."""
-        mixing = self.count**2 + self.count**3
-        return mixing + hidden_size * (self.count + 2 * self.low_rank + 1)
-
-    def layer_products(self, hidden_size: int) -> int:
-        """Multiply-adds of one token in one layer: the streams' mixture is one, its correction is not."""
-        mixing = self.count**2 + self.count**3 + hidden_size * self.count**2
-        return mixing + 2 * hidden_size * (self.count + self.low_rank)
 
     def end_parameters(self, hidden_size: int) -> int:
         """Return weights that make the other streams of the embedding, and as many that join them."""

@@ -406,15 +406,16 @@ class _Shell(Commands):
         return self._peek() is not None and not self._is("esac")
 
     def _matches(self, value: str) -> Status:
-        found: Status = False
+        """Read the patterns of a ``case`` branch up to ``)``; return whether any fits, None if unknown."""
+        matched: Status = False
         while (token := self._peek()) is not None and not self._is(")"):
             if token.kind == "word" and not self._dead:
                 pattern = self.pattern(token)
-                known = UNKNOWN not in pattern and UNKNOWN not in value
-                found = either(found, fits(value, pattern) if known else None)
+                is_known = UNKNOWN not in pattern and UNKNOWN not in value
+                matched = either(matched, fits(value, pattern) if is_known else None)
             self._at += 1
-        self._at += 1
-        return found
+        self._at += 1  # the parenthesis
+        return matched
 
     def _bracket(self) -> Status:
         """Run ``( … )``, with variables of its own, or ``(( … ))``."""

@@ -41,6 +41,7 @@ from benchmarks.mutation.silent import silent
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("survivors.yaml")
 AREAS = {
+    "layers": ("profiles/layers",),
     "cost": ("solver/cost",),
     "rules": ("solver/space", "solver/check.py"),
     "bounds": ("solver/search",),

@@ -523,14 +523,17 @@ def _kimi_k25(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> Towe
 
 
 def _mistral3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Read transformers' ``Mistral3MultiModalProjector``: a norm, a merging product, two linear layers."""
     tower, side = _pixtral(reader), _size(whole, "spatial_merge_size", "merged_patches")
-    hidden, out = tower["hidden_size"], model.hidden_size
-    bias = whole.flag("multimodal_projector_bias", default=False)
+    width, language_width = tower["hidden_size"], model.hidden_size
+    merging, linear_1, linear_2 = side**2 * width * width, width * language_width, language_width**2
+    has_bias = whole.flag("multimodal_projector_bias", default=False)
     return TowerSpec(
-        **tower, merged_patches=side**2,
-        projector_matrices=hidden * side**2 * hidden + hidden * out + out * out,
-        projector_vectors=hidden + 2 * out * bias,
-    )  # fmt: skip
+        **tower,
+        merged_patches=side**2,
+        projector_matrices=merging + linear_1 + linear_2,
+        projector_vectors=width + 2 * language_width * has_bias,
+    )
 
 
 def _idefics3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.layers.operators import Operator
 from meshwright.profiles.model import LayerKind, ModelSpec
 
 # The matrices of a measured layer that each of Megatron-Core's targets of LoRA means.
@@ -131,7 +132,8 @@ class Shard:
 
     def matrices(self, kind: LayerKind) -> dict[str, tuple[int, int]]:
         """Return (outputs, inputs) of every weight matrix of a layer, routed experts not included."""
-        return {**self._attention_matrices(), **self._mlp_matrices(kind)}
+        layer = self.model.layer(kind)
+        return {one.name: self._sides(one) for one in layer.operators if not one.is_routed}
 
     def adapted(self, kind: LayerKind) -> dict[str, tuple[int, int]]:
         """Return (outputs, inputs) of the matrices of a layer that have adapters."""
@@ -140,7 +142,14 @@ class Shard:
 
     def expert_matrices(self) -> dict[str, tuple[int, int]]:
         """Return (outputs, inputs) of the matrices of one routed expert (none for a dense model)."""
-        return _mlp("experts", self.model, self.model.moe.ffn_hidden_size, self) if self.model.moe else {}
+        routed = [one for one in self.model.layer("moe").operators if one.is_routed]
+        return {one.name: self._sides(one) for one in routed}
+
+    def _sides(self, one: Operator) -> tuple[int, int]:
+        size = self.tensor_parallel_size
+        if one.name == "router":  # without the shared experts' gate, one row
+            return one.matrices[0].outputs, one.matrices[0].inputs
+        return int(one.outputs.on(size, max)), int(one.inputs.on(size, max))
 
     def gemms(self) -> tuple[ShardGemm, ...]:
         """Return the matrix products of a forward pass: every kind of layer once, and the output head."""
@@ -179,43 +188,6 @@ class Shard:
             ShardGemm(operator=name, m=rows, n=n, k=k, experts=experts)
             for name, (n, k) in self.expert_matrices().items()
         )
-
-    def _attention_matrices(self) -> dict[str, tuple[int, int]]:
-        model, mla, heads = self.model, self.model.mla, self.heads
-        if mla is None:
-            qkv = (heads + 2 * self.kv_heads) * model.head_dim
-            return {
-                "qkv": (qkv, model.hidden_size),
-                "attention_out": (model.hidden_size, heads * model.head_dim),
-            }
-        queries = heads * model.head_dim
-        query = {"q_up": (queries, mla.q_lora_rank or model.hidden_size)}
-        if mla.q_lora_rank:
-            query = {"q_down": (mla.q_lora_rank, model.hidden_size), **query}
-        return {
-            **query,
-            "kv_down": (mla.kv_lora_rank + mla.qk_rope_head_dim, model.hidden_size),
-            "kv_up": (heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
-            "attention_out": (model.hidden_size, heads * mla.v_head_dim),
-        }
-
-    def _mlp_matrices(self, kind: LayerKind) -> Mapping[str, tuple[int, int]]:
-        moe = self.model.moe
-        if kind == "dense" or moe is None:
-            return _mlp("mlp", self.model, self.model.ffn_hidden_size, self)
-        router = {"router": (moe.num_experts, self.model.hidden_size)}
-        if not moe.num_shared_experts:
-            return router
-        return router | _mlp("shared", self.model, moe.shared_ffn_hidden_size, self)
-
-
-def _mlp(name: str, model: ModelSpec, width: int, shard: Shard) -> dict[str, tuple[int, int]]:
-    """Return an MLP's two matrices: gate and up in one product, as frameworks fuse them, and down."""
-    columns = width // shard.tensor_parallel_size
-    return {
-        f"{name}_up": ((model.mlp_matrices - 1) * columns, model.hidden_size),
-        f"{name}_down": (model.hidden_size, columns),
-    }
 
 
 def _refuse_rest(option: str, divisor: int, whole: int, name: str) -> None:

@@ -15,7 +15,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
-from meshwright.solver.cost.compute import Gemm, layer_gemms, replayed_products
+from meshwright.solver.cost.compute import Gemm, layer_gemms, products, replayed_products
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import base_bytes_beyond, part_weights, unread_products
 from meshwright.solver.cost.pipelines import LaidOut
@@ -160,9 +160,8 @@ def rank_flops(target: Target) -> list[float]:
         found[rank] += sum(trained[one] for one in own)
         found[rank] += sum(again[one] for one in own[: _recomputed(target, chunk)] if full)
         first += count
-    hidden = model.hidden_size
-    rows = 2.0 * _first(ctx.tokens) * hidden / config.tensor_parallel_size
-    head, project = rows * _first(ctx.padded_vocabulary), rows * 2.0 * hidden
+    logits, project = (flops(products(ctx, [one])) for one in (model.head[0], model.prediction))
+    head = logits * _first(ctx.padded_vocabulary) / model.vocab_size
     found[ranks[-1]] += _LINEAR_TRAINED * head
     found[ranks[0]] += 2.0 * head * ctx.facts.embedding_products  # one-hot rows need no gradient
     for _ in range(model.num_mtp_layers):  # each a layer behind a projection, and logits of its own

@@ -261,45 +261,56 @@ def weight_gathers(
     """
     found, sharding = ctx.nothing, ctx.sharding
     if any(rows.any() for rows in (*sharding.gathers_in_passes, sharding.reduces_every_pass)):
-        found = _zero_gathers(ctx, weights, trained, passes, again=matrices is not None)
+        found = _zero_gathers(ctx, weights, trained, passes, in_layer=matrices is not None)
     if not _shares_weights(ctx):
         return found
     return found + _shard_gathers(ctx, weights, trained, passes, matrices)
 
 
 def _zero_gathers(
-    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, again: bool
+    ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, in_layer: bool
 ) -> PassSeconds:
-    """Return what ZeRO gathers and reduces in passes (see ``sharding``).
+    """Return the seconds that passes wait for ZeRO's gathers and reductions (see ``sharding``).
 
-    ``again`` is False for the ends of the model, which travel in 2 bytes: the backward pass of the head
-    follows its forward pass at once, and the embedding's needs no weights (torch's pipeline runtime drops
-    and gathers them as any others). Hidden under the passes (recomputation belongs to the backward one) but
-    for a least share, as in ``context_parallel``; all is seen of reductions that a framework waits for.
+    Both run under the passes but for a least share, as in ``context_parallel``. A framework may wait for
+    its reductions instead, so that all of them is seen.
+
+    Args:
+        ctx: the rows.
+        weights: what passes gather, on a rank, (n,).
+        trained: those of them with gradients, which are reduced.
+        passes: seconds of the part. Recomputation belongs to the backward pass.
+        in_layer: whether the part is a layer. Weights of the model's ends travel in 2 bytes, and once: the
+            backward pass of the head follows its forward pass, and the embedding's needs no weights.
+            Torch's pipeline runtime drops and gathers them as any others.
     """
-    first, later, replayed = _gathered_s(ctx, weights, ctx.sharding.gathered_bytes if again else 2.0)
-    if again and ctx.facts.gathers_modules:  # what a replay has gathered stays for the backward pass
+    first, later, replayed = _gathered_s(ctx, weights, ctx.sharding.gathered_bytes if in_layer else 2.0)
+    if in_layer and ctx.facts.gathers_modules:  # what a replay has gathered stays for the backward pass
         later = np.where(ctx.full & ~_are_let_go(weights), replayed, later)
-    sent, whole = ctx.sharding.gradient_bytes_sent, ctx.sharding.all_reduces
-    reduce = _sharded_s(ctx, trained, sent)
-    if ctx.facts.quantized_reductions:
-        reduce = _exchanged_s(ctx, trained)
-    if ctx.facts.replicas_reduced_every_pass:
-        reduce = reduce + all_reduced_s(ctx, trained, sent, shards=True)
-    if whole.any():
-        reduce = np.where(whole, all_reduced_s(ctx, trained, sent), reduce)
-    if ctx.offloads_gradients.any():
-        reduce = reduce + _kept_s(ctx, trained)
-    reduce = np.where(ctx.sharding.reduces_every_pass, reduce, 0.0)
-    hidden = ~ctx.sharding.waits_for_reductions
-    forward, backward = ctx.sharding.gathers_in_passes
-    needed = again | ctx.sharding.in_torch_pipeline
-    under = passes.backward + ctx.full * passes.forward * again
-    behind = _unhidden_s(ctx, weights, later * backward * needed + reduce * hidden, under)
+    in_forward, in_backward = ctx.sharding.gathers_in_passes
+    gather = later * in_backward * (in_layer | ctx.sharding.in_torch_pipeline)
+    reduction, hides = _reductions_s(ctx, trained), ~ctx.sharding.waits_for_reductions
+    backward = passes.backward + ctx.full * passes.forward * in_layer
+    waits = _unhidden_s(ctx, weights, gather + reduction * hides, backward)
     return PassSeconds(
-        forward=_unhidden_s(ctx, weights, first * forward, passes.forward),
-        backward=behind + np.where(hidden, 0.0, reduce),
+        forward=_unhidden_s(ctx, weights, first * in_forward, passes.forward),
+        backward=waits + np.where(hides, 0.0, reduction),
     )
+
+
+def _reductions_s(ctx: Context, trained: Weights) -> FloatArray:
+    """Return the seconds of reducing gradients in every backward pass; 0 where only the last one does."""
+    sent_bytes, whole = ctx.sharding.gradient_bytes_sent, ctx.sharding.all_reduces
+    seconds = _sharded_s(ctx, trained, sent_bytes)
+    if ctx.facts.quantized_reductions:
+        seconds = _exchanged_s(ctx, trained)
+    if ctx.facts.replicas_reduced_every_pass:
+        seconds = seconds + all_reduced_s(ctx, trained, sent_bytes, shards=True)
+    if whole.any():
+        seconds = np.where(whole, all_reduced_s(ctx, trained, sent_bytes), seconds)
+    if ctx.offloads_gradients.any():
+        seconds = seconds + _kept_s(ctx, trained)
+    return np.where(ctx.sharding.reduces_every_pass, seconds, 0.0)
 
 
 # Bytes that casting weights for a gather reads and writes of each gathered one: 1 and 2 (the shard that is
@@ -532,37 +543,46 @@ def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
     return PassSeconds(forward=attention.forward * share, backward=attention.backward * share)
 
 
-def longest_wait(ctx: Context, most: int) -> FloatArray:
-    """Return the longest wait for documents with two to ``most`` stages over the rows' own, (n,)."""
+def longest_wait(ctx: Context, max_stages: int) -> FloatArray:
+    """Return the longest wait for documents with two to ``max_stages`` stages over the rows' own, (n,)."""
     filled = ctx.workload.filled
     if filled is None or ctx.by_document:
         return np.ones_like(ctx.t)
     if ctx.pads_to_longest:
-        longest, own = (_waiting_for_longest(ctx, some) for some in (most, 0))
+        longest, own = (_waiting_for_longest(ctx, depth) for depth in (max_stages, 0))
     else:
         work = _work_of(filled, ctx.model)
-        longest, own = (_waiting(ctx, work, ctx.micro_batch, most=some) for some in (most, 0))
+        longest, own = (_waiting(ctx, work, ctx.micro_batch, max_stages=depth) for depth in (max_stages, 0))
     return np.where(own > 0.0, longest / np.maximum(own, 1e-30), 1.0)
 
 
 def _waiting(
-    ctx: Context, work: Work, size: FloatArray, rows: IntArray | None = None, *, most: int = 0
+    ctx: Context, work: Work, units: FloatArray, rows: IntArray | None = None, *, max_stages: int = 0
 ) -> FloatArray:
-    """Return the waiting over work of some rows (all: None) with micro-batches of ``size`` units.
+    """Return how long ranks wait for the busiest of them, over the mean work, shape (rows,).
 
-    ``most``: the longest of two to so many stages; 0: of the rows' own.
+    Args:
+        ctx: the rows' context.
+        work: of one unit of a micro-batch: a sequence, or a whole micro-batch.
+        units: of a micro-batch, (n,).
+        rows: indices of the rows that are asked about; None: all.
+        max_stages: ask for the longest wait of pipelines of two to so many stages; 0: of each row's own.
     """
     columns = ctx.columns
-    together = np.clip(np.ceil(ctx.e * ctx.et / (ctx.t * ctx.c)), 1.0, ctx.d)
-    together = np.where(columns.zero_stage >= SHARD_WEIGHTS, ctx.d, together)
-    shapes = np.stack([together, ctx.p, ctx.d, columns.num_microbatches, size], axis=1)
-    few, of_row = np.unique(shapes if rows is None else shapes[rows], axis=0, return_inverse=True)
-    waited = []
-    for begun, stages, *others in few.tolist():
+    in_step = np.clip(
+        np.ceil(ctx.e * ctx.et / (ctx.t * ctx.c)), 1.0, ctx.d
+    )  # replicas that exchange in layers
+    in_step = np.where(columns.zero_stage >= SHARD_WEIGHTS, ctx.d, in_step)
+    shapes = np.stack([in_step, ctx.p, ctx.d, columns.num_microbatches, units], axis=1)
+    distinct, shape_of_row = np.unique(
+        shapes if rows is None else shapes[rows], axis=0, return_inverse=True
+    )
+    waits = []
+    for replicas, stages, *others in distinct.tolist():
         look()
-        numbers = range(2, most + 1) if most else (stages,)
-        waited.append(max(work.waited(begun, number, *others) for number in numbers))
-    return np.array(waited)[of_row.ravel()]
+        depths = range(2, max_stages + 1) if max_stages else (stages,)
+        waits.append(max(work.waited(replicas, depth, *others) for depth in depths))
+    return np.array(waits)[shape_of_row.ravel()]
 
 
 @lru_cache(maxsize=64)
@@ -573,20 +593,18 @@ def _padded_work(filled: FilledSequences, model: ModelSpec, size: int) -> Work:
     return Work.of(each[which.ravel()])
 
 
-def _waiting_for_longest(ctx: Context, most: int = 0) -> FloatArray:
-    """Return the waiting over work, (n,), of micro-batches padded to their longest documents.
+def _waiting_for_longest(ctx: Context, max_stages: int = 0) -> FloatArray:
+    """Return how long ranks wait, over the mean work, for micro-batches padded to their longest document.
 
-    ``most`` as in ``_waiting``.
+    ``max_stages`` as in ``_waiting``. A whole micro-batch is one unit of work, shape (n,).
     """
-    filled, found = ctx.workload.filled, np.zeros_like(ctx.t)
+    filled, waits = ctx.workload.filled, np.zeros_like(ctx.t)
     for size in np.unique(ctx.micro_batch).tolist() if filled is not None else ():
         rows = np.flatnonzero(ctx.micro_batch == size)
         look()
-        own = _padded_work(filled, ctx.model, int(size))
-        found[rows] = _waiting(
-            ctx, own, np.ones_like(ctx.t), rows, most=most
-        )  # a whole micro-batch is one unit
-    return found
+        work = _padded_work(filled, ctx.model, int(size))
+        waits[rows] = _waiting(ctx, work, np.ones_like(ctx.t), rows, max_stages=max_stages)
+    return waits
 
 
 # Ranks start a group of documents together; it is full once their work differs by at most this share

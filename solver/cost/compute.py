@@ -6,18 +6,19 @@ of the forward pass, (m, k) by (k, n), has two in the backward pass: (m, n) by (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.layers.operators import MIXING, Axis, Block, Operator, Rows
+from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import ROW_CASTS, Context, PassSeconds
-from meshwright.solver.cost.scan import projected_width, scan
+from meshwright.solver.cost.scan import scan
 
 # Operators are priced from the measured tables of the GPU, which show how far each shape misses the roof
 # of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
@@ -132,94 +133,44 @@ class Gemm:
     k: FloatArray | float  # input features on this rank
     count: FloatArray | float = 1.0  # equal products, one after the other (or grouped)
     grouped: bool = False  # all of them in one kernel
+    title: str = ""  # as reports name it
 
 
-def attention_gemms(ctx: Context) -> list[Gemm]:
-    """Return the projections of one attention block."""
-    model, t, tokens = ctx.model, ctx.t, ctx.tokens
-    h, heads = model.hidden_size, model.num_attention_heads
-    if not model.mixes_tokens:
-        return []
-    if mixer := model.own_mixer:
-        read = projected_width(ctx, mixer)
-        values = mixer.value_width / t
-        inner = [
-            Gemm(m=tokens, n=written / t, k=one)
-            if split == "outputs"
-            else Gemm(m=tokens, n=written, k=one / t)
-            for one, written, split in mixer.inner_products().values()
-        ]
-        return [Gemm(m=tokens, n=read, k=h), *inner, Gemm(m=tokens, n=h, k=values)]
-    if model.mla is None:
-        kv = np.maximum(model.num_kv_heads / t, 1.0) * model.kv_width
-        q, out = heads * model.head_dim / t, heads * model.v_head_dim / t
-        further = attention_gemms(ctx.paired) if ctx.paired else list[Gemm]()
-        if model.crossing and model.diffusion:
-            read = ctx.micro_batch * model.diffusion.context_tokens
-            width = heads * model.head_dim / t
-            further = [Gemm(m=tokens, n=width, k=h), Gemm(m=read, n=2.0 * width, k=h)]
-            further.append(Gemm(m=tokens, n=h, k=width))
-        return [Gemm(m=tokens, n=q + kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=out), *further]
-    mla = model.mla
-    qk = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) / t
-    rows = tokens * _latent_share(ctx)  # the down-projections are not split over tp
-    query = [Gemm(m=tokens, n=qk, k=mla.q_lora_rank or h)]
-    if mla.q_lora_rank:
-        query.append(Gemm(m=rows, n=mla.q_lora_rank, k=h))
-    gate = [Gemm(m=tokens, n=model.gate_width / t, k=h)] if model.gate_width else []
-    return [
-        *query,
-        Gemm(m=rows, n=mla.kv_lora_rank + mla.qk_rope_head_dim, k=h),
-        Gemm(m=tokens, n=heads * (mla.qk_nope_head_dim + mla.v_head_dim) / t, k=mla.kv_lora_rank),
-        *gate,
-        *_indexer_gemms(ctx, mla.q_lora_rank),
-        Gemm(m=tokens, n=h, k=heads * mla.v_head_dim / t),
-    ]
+def products(ctx: Context, operators: Iterable[Operator]) -> list[Gemm]:
+    """Return the products of operators as one rank of every row has them."""
+    return [_on_rank(ctx, one) for one in operators if one.is_priced]
+
+
+def _on_rank(ctx: Context, one: Operator) -> Gemm:
+    ranks = _RANKS[one.over](ctx)
+    n, k = one.outputs.on(ranks, np.maximum), one.inputs.on(ranks, np.maximum)
+    if one.is_routed and ctx.model.moe:
+        rows, local = routed_rows(ctx, ctx.model.moe)
+        return Gemm(m=rows, n=n, k=k, count=local, grouped=True, title=one.title)
+    return Gemm(m=_ROWS[one.rows](ctx), n=n, k=k, title=one.title)
+
+
+_RANKS: Mapping[Axis, Callable[[Context], FloatArray]] = {
+    "tensor": lambda ctx: ctx.t,
+    "expert_tensor": lambda ctx: ctx.et,
+    "vocabulary": lambda ctx: ctx.vocabulary_ranks,
+}
+_ROWS: Mapping[Rows, Callable[[Context], FloatArray]] = {
+    "tokens": lambda ctx: ctx.tokens,
+    "share": lambda ctx: ctx.tokens * ctx.row_share,
+    "latent": lambda ctx: ctx.tokens * _latent_share(ctx),
+    "context": lambda ctx: ctx.micro_batch * ctx.model.diffusion.context_tokens,  # type: ignore[union-attr]
+}
 
 
 def _latent_share(ctx: Context) -> FloatArray | float:
     return 1.0 if ctx.facts.latents_whole else ctx.row_share
 
 
-def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
-    """Return an indexer's products: all tokens on every rank (Megatron-Core 0.19, ``DSAIndexer``)."""
-    indexer, tokens = ctx.model.chooser, ctx.tokens
-    if indexer is None:
-        return []
-    queries = Gemm(m=tokens, n=indexer.num_heads * indexer.head_dim, k=q_lora_rank)
-    return [queries, Gemm(m=tokens, n=indexer.head_dim + indexer.num_heads, k=ctx.model.hidden_size)]
-
-
-def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[Gemm]:
-    if not model.has_mlp:
-        return []
-    h = model.hidden_size
-    return [Gemm(m=tokens, n=(model.mlp_matrices - 1) * width, k=h), Gemm(m=tokens, n=h, k=width)]
-
-
-def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Return the linear layers of one transformer layer."""
-    model, moe, h = ctx.model, ctx.model.moe, ctx.model.hidden_size
-    gemms, own = attention_gemms(ctx), float(model.layer_embedding_size)
-    if own:  # a gate of the layer's embeddings, and their projection: whole on every tensor rank
-        gemms += [Gemm(m=ctx.tokens, n=n, k=k) for n, k in ((own, h), (h, own))]
-    if model.streams:  # the product of low rank next to attention
-        rank = float(model.streams.low_rank)
-        gemms += [Gemm(m=ctx.tokens, n=n, k=k) for n, k in ((rank, h), (h, rank))]
-    if kind == "dense" or moe is None:
-        return gemms + _mlp_gemms(model, ctx.tokens, model.ffn_hidden_size / ctx.t)
-    if moe.shared_ffn_hidden_size:
-        gemms += _mlp_gemms(model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
-    if latent := moe.latent_size:  # projections to the experts' latent and back: whole on every tensor rank
-        # (Megatron-Core 0.19 ``moe_layer.py``: ``fc1_latent_proj``, ``parallel_mode="duplicated"``)
-        gemms += [Gemm(m=ctx.tokens * ctx.row_share, n=n, k=k) for n, k in ((latent, h), (h, latent))]
-    rows, local = routed_rows(ctx, moe)
-    width, read = moe.ffn_hidden_size / ctx.et, model.expert_width
-    return [
-        *gemms,
-        Gemm(m=rows, n=(model.mlp_matrices - 1) * width, k=read, count=local, grouped=True),
-        Gemm(m=rows, n=read, k=width, count=local, grouped=True),
-    ]
+def layer_gemms(ctx: Context, kind: LayerKind, *blocks: Block) -> list[Gemm]:
+    """Return the linear layers of one transformer layer, or of some blocks of it."""
+    layer = ctx.model.layer(kind)
+    return products(ctx, layer.of(*blocks) if blocks else layer.operators)
 
 
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
@@ -507,18 +458,18 @@ def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """
     model, moe = ctx.model, ctx.model.moe if kind == "moe" else None
     compiled = 1.0 - ctx.single_elementwise
-    run = attention_gemms(ctx)
+    run = layer_gemms(ctx, kind, *MIXING)
     if model.mla is not None and model.mla.q_lora_rank:
         run[:2] = run[1::-1]
     if run:
         run[-1] = replace(run[-1], count=np.where(ctx.sequence_parallel, 1.0 - compiled, 1.0))
-    mlp = shared_expert_gemms(ctx, kind) or _dense_mlp(ctx, kind)
+    mlp = layer_gemms(ctx, kind, "shared", "mlp")
     up, down = mlp[:1], mlp[1:]
     if model.gated_mlp:
         up = [replace(one, n=one.n / 2.0) for one in up * 2]
     if ends_unread(ctx):
         down = [replace(one, count=1.0 - compiled) for one in down]
-    routed = [one for one in layer_gemms(ctx, kind) if one.grouped]
+    routed = layer_gemms(ctx, kind, "routed")
     if moe is not None:
         sent = np.where(ctx.columns.expert_parallel_size > 1, 1.0 - compiled, 1.0)
         routed[-1] = replace(routed[-1], count=routed[-1].count * sent)
@@ -538,39 +489,21 @@ def _forward_s(ctx: Context, gemms: list[Gemm]) -> FloatArray:
     return gemm_seconds(ctx, gemms, ctx.linear_precision).forward
 
 
-def _up_projections(ctx: Context) -> list[Gemm]:
-    mla = ctx.model.mla
-    if mla is None or not ctx.model.mixes_tokens:
-        return []
-    gemms = attention_gemms(ctx)
-    return [gemms[0], gemms[3]] if mla.q_lora_rank else [gemms[2]]
-
-
-def _dense_mlp(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    if kind == "moe":
-        return []
-    return _mlp_gemms(ctx.model, ctx.tokens, ctx.model.ffn_hidden_size / ctx.t)
-
-
-def shared_expert_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Return the MLP of the shared experts; empty if the layer has none."""
-    moe = ctx.model.moe
-    if kind != "moe" or moe is None or not moe.shared_ffn_hidden_size:
-        return []
-    return _mlp_gemms(ctx.model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
+def _up_projections(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """Return the products that read a latent of latent attention."""
+    latents, layer = ("q_b_proj", "kv_b_proj"), ctx.model.layer(kind)
+    return products(ctx, [one for one in layer.of("attention") if one.matrices[0].name in latents])
 
 
 # The products of the modules that have any.
 _REPLAYED: Mapping[str, Callable[[Context, LayerKind], list[Gemm]]] = {
-    "mla_up_proj": lambda ctx, _kind: _up_projections(ctx),
-    "attn_proj": lambda ctx, _kind: attention_gemms(ctx)[-1:],
+    "mla_up_proj": _up_projections,
+    "attn_proj": lambda ctx, kind: layer_gemms(ctx, kind, *MIXING)[-1:],
     "every_second_mm": second_products,
-    "mlp_up": lambda ctx, kind: _dense_mlp(ctx, kind)[:1],
-    "mlp": _dense_mlp,
-    "shared_experts": shared_expert_gemms,
-    "moe": lambda ctx, kind: (
-        shared_expert_gemms(ctx, kind) + [one for one in layer_gemms(ctx, kind) if one.grouped]
-    ),
+    "mlp_up": lambda ctx, kind: layer_gemms(ctx, kind, "mlp")[:1],
+    "mlp": lambda ctx, kind: layer_gemms(ctx, kind, "mlp"),
+    "shared_experts": lambda ctx, kind: layer_gemms(ctx, kind, "shared"),
+    "moe": lambda ctx, kind: layer_gemms(ctx, kind, "shared", "routed"),
 }
 
 
@@ -585,5 +518,5 @@ def _activation_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
 def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
     if kind != "moe":
         return 0.0
-    products = linear_seconds(ctx, kind).forward - _forward_s(ctx, attention_gemms(ctx))
+    products = linear_seconds(ctx, kind).forward - _forward_s(ctx, layer_gemms(ctx, kind, *MIXING))
     return products + permuted_bytes(ctx) * ctx.constants.elementwise / ctx.hbm_bytes_per_s

@@ -485,10 +485,26 @@ class Context:
         """Mark rows with activations that go to the host between forward and backward pass."""
         return is_offloaded(self.columns.offload, "activations")
 
+    @property
+    def vocabulary_ranks(self) -> FloatArray:
+        """Return the ranks that share the rows of embedding and head, shape (n,)."""
+        return self.t
+
+    @cached_property
+    def embedding_ranks(self) -> FloatArray:
+        """Return the ranks that share the rows of the embedding; 1 where the framework copies it."""
+        shared = self.facts.embedding_sharded or self.model.tied_embeddings
+        return self.vocabulary_ranks if shared else np.ones_like(self.t)
+
+    @cached_property
+    def logits_ranks(self) -> FloatArray:
+        """Return the ranks that share the logits of a token; 1 where each gathers them all."""
+        return self.vocabulary_ranks if self.facts.logits_sharded else np.ones_like(self.t)
+
     @cached_property
     def padded_vocabulary(self) -> FloatArray:
-        """Return the rows of embedding and head, padded to the framework's multiple for each tp rank."""
-        multiple = self.facts.vocabulary_multiple * self.t
+        """Return the rows of embedding and head, padded to the framework's multiple for each rank."""
+        multiple = self.facts.vocabulary_multiple * self.vocabulary_ranks
         return np.asarray(np.ceil(self.model.vocab_size / multiple) * multiple)
 
     @cached_property

@@ -407,9 +407,8 @@ def checkpoint_bytes(ctx: Context) -> FloatArray:
 
 def head_workspace_bytes(ctx: Context) -> FloatArray:
     """Return logits with their fp32 copies and gradients at the peak, and the head's input."""
-    split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
     per_logit = min(ctx.facts.logit_bytes, _FUSED_LOGIT_BYTES if ctx.facts.loss_fused else np.inf)
-    logits = ctx.tokens * ctx.padded_vocabulary / split * per_logit
+    logits = ctx.tokens * ctx.padded_vocabulary / ctx.logits_ranks * per_logit
     return logits + ctx.tokens * ctx.model.hidden_size * 4.0 * ctx.row_share
 
 
@@ -601,7 +600,7 @@ def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds
 
 def one_hot_bytes(ctx: Context) -> FloatArray:
     """Return the one-hot rows of a micro-batch's tokens, of which a rank has those of its table."""
-    return _ONE_HOT_BYTES * ctx.tokens * ctx.model.vocab_size / ctx.t
+    return _ONE_HOT_BYTES * ctx.tokens * ctx.model.vocab_size / ctx.vocabulary_ranks
 
 
 def tower_bytes(ctx: Context) -> FloatArray:

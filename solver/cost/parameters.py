@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from operator import add
 from typing import Literal
 
@@ -17,12 +16,12 @@ from meshwright.profiles.adapters import (
     NORMS,
     WHOLE_PRECISIONS,
     BasePrecision,
-    LinearLayer,
     adapted_layers,
     base_bytes,
     copied_parameters,
     quantized_layers,
 )
+from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.solver.configuration import BoolArray, FloatArray
@@ -67,30 +66,12 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     Attention sinks are split as heads are (``DotProductAttention``: ``softmax_offset``). An indexer is
     whole (``experimental_attention_variant/dsa.py``, ``DSAIndexer``: ``parallel_mode="duplicated"``).
     """
-    model, moe, routed = ctx.model, ctx.model.moe, np.zeros_like(ctx.t)
-    split, single, whole = _split_and_whole(model, kind)
-    if kind == "moe" and moe is not None:
-        summed = model.expert_width if model.expert_bias_parameters() else 0
-        divided = model.expert_parameters() + model.expert_bias_parameters() - summed
-        routed = moe.num_experts * (divided / ctx.et + summed) / (ctx.e * ctx.ge)
-    kept = single / ctx.t + whole
-    return Weights(dense=split / (ctx.t * ctx.g) + kept, routed=routed, whole=kept)
-
-
-@lru_cache(maxsize=64)
-def _split_and_whole(model: ModelSpec, kind: LayerKind) -> tuple[int, int, float]:
-    whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
-    whole += model.undivided_parameters()
-    down = model.hidden_size * model.mla.latent_width if model.mla and model.mixes_tokens else 0
-    if model.mixer is not None and model.mixes:
-        down = model.hidden_size * model.mixer.latents
-    whole += down
-    split = model.attention_parameters() - down
-    single = model.split_bias_parameters(kind) + model.sink_parameters()
-    if kind == "moe" and model.moe is not None:
-        whole += model.router_parameters() + model.expert_latent_parameters()
-        return split + model.shared_expert_parameters(), single, whole
-    return split + model.dense_mlp_parameters(), single, whole
+    layer = ctx.model.layer(kind)
+    own, routed = layer.weights, np.zeros_like(ctx.t)
+    if layer.experts:
+        routed = layer.experts * (own.expert_split / ctx.et + own.expert_whole) / (ctx.e * ctx.ge)
+    kept = own.split / ctx.t + own.whole
+    return Weights(dense=own.sharded / (ctx.t * ctx.g) + kept, routed=routed, whole=kept)
 
 
 def _vocabulary_matrix(ctx: Context) -> FloatArray:
@@ -98,12 +79,16 @@ def _vocabulary_matrix(ctx: Context) -> FloatArray:
     return ctx.padded_vocabulary * ctx.model.embedding_width
 
 
+def _output_matrix(ctx: Context) -> FloatArray:
+    """Count a rank's weights of the output matrix, which weight shards divide as well."""
+    return _vocabulary_matrix(ctx) / (ctx.vocabulary_ranks * ctx.g)
+
+
 def embedding_weights(ctx: Context) -> Weights:
     """Count the embedding, split over tp by the padded vocabulary; learned positions are whole."""
     model = ctx.model
     positions = float(model.embedding_parameters - model.vocab_size * model.embedding_width)
-    split = ctx.t if ctx.facts.embedding_sharded or model.tied_embeddings else np.ones_like(ctx.t)
-    dense = _vocabulary_matrix(ctx) / (split * ctx.g) + positions
+    dense = _vocabulary_matrix(ctx) / (ctx.embedding_ranks * ctx.g) + positions
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=positions)
 
 
@@ -115,9 +100,9 @@ def tower_weights(ctx: Context, parts: Sequence[FrozenPart] = TOWER_PARTS) -> We
     """
     dense, tower = np.zeros_like(ctx.t), ctx.model.tower
     if tower is not None and "vision" in parts:
-        split, single, whole = _split_and_whole(ctx.model.tower_layers, "dense")
+        own = ctx.model.tower_layers.layer("dense").weights
         dense = (
-            tower.num_layers * ((split + single) / ctx.tower_t + whole + tower.layer_vectors)
+            tower.num_layers * ((own.sharded + own.split) / ctx.tower_t + own.whole + tower.layer_vectors)
             + tower.end_parameters()
         )
     if tower is not None and "projector" in parts:
@@ -141,14 +126,16 @@ def copied_embedding(ctx: Context) -> FloatArray:
     """
     model = ctx.model
     copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
-    return np.where(ctx.p > 1, copies * (_vocabulary_matrix(ctx) / (ctx.t * ctx.g)), 0.0)
+    return np.where(ctx.p > 1, copies * _output_matrix(ctx), 0.0)
 
 
 def output_weights(ctx: Context) -> Weights:
     """Count output matrix (none of its own if tied), final norm, and the copy of the embedding."""
     model = ctx.model
-    own = 0.0 if model.tied_embeddings else _vocabulary_matrix(ctx) / (ctx.t * ctx.g)
-    whole = ctx.padded_vocabulary / ctx.t * int(model.head_bias) + model.before_head_parameters
+    own = 0.0 if model.tied_embeddings else _output_matrix(ctx)
+    whole = (
+        ctx.padded_vocabulary / ctx.vocabulary_ranks * int(model.head_bias) + model.before_head_parameters
+    )
     whole = whole + model.final_norm_parameters
     dense = copied_embedding(ctx) + own + whole
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=whole)
@@ -156,7 +143,7 @@ def output_weights(ctx: Context) -> Weights:
 
 def normalized_head_weights(ctx: Context) -> FloatArray:
     """Count the output head's weights of which each micro-batch makes a copy of unit rows, if any."""
-    return _vocabulary_matrix(ctx) / ctx.t * int(ctx.model.normalized_head)
+    return _vocabulary_matrix(ctx) / ctx.vocabulary_ranks * int(ctx.model.normalized_head)
 
 
 def head_weights(ctx: Context) -> Weights:
@@ -294,7 +281,7 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     return np.where(_converts(ctx), number, 0.0)
 
 
-def _on_rank(ctx: Context, layer: LinearLayer) -> FloatArray | float:
+def _on_rank(ctx: Context, layer: Matrix) -> FloatArray | float:
     return layer.experts / ctx.e if layer.experts else 1.0
 
 
@@ -324,7 +311,7 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
     if held_precision(ctx) != "fp32":
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (_converts(ctx) & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
-    head = weigh * _vocabulary_matrix(ctx) / ctx.t
+    head = weigh * _vocabulary_matrix(ctx) / ctx.vocabulary_ranks
     return [*(weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, head]
 
 
@@ -434,7 +421,7 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
         dense = np.full_like(ctx.t, float(ends[part]))
         return Weights(dense=dense, routed=routed, ends=dense)
     kind: LayerKind = "moe" if part == "moe" else "dense"
-    copies = np.full_like(ctx.t, float(model.named_norm_parameters(kind) * norms))
+    copies = np.full_like(ctx.t, float(model.layer(kind).norms * norms))
     dense = copies
     for g in _adapted(ctx, kind):
         elements = ctx.workload.lora_rank * (g.k + g.n) * g.count

@@ -44,8 +44,8 @@ from meshwright.solver.cost.compute import (
     layer_gemms,
     linear_seconds,
     memory_bound,
+    products,
     replayed_s,
-    shared_expert_gemms,
 )
 from meshwright.solver.cost.context import (
     Context,
@@ -123,9 +123,9 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
         return np.zeros((len(split), len(kinds) + 2))
     each = list[FloatArray]()
     for _, one in ctx.at_lengths:
-        output = Gemm(m=one.tokens, n=one.model.vocab_size / one.t, k=one.model.hidden_size)
+        output = products(one, one.model.head[:1])
         halves = [0.5 * linear_seconds(one.of(shape), shape.kind).backward for shape in kinds]
-        columns = [*halves, np.zeros_like(one.t), 0.5 * gemm_seconds(one, [output], "bf16").backward]
+        columns = [*halves, np.zeros_like(one.t), 0.5 * gemm_seconds(one, output, "bf16").backward]
         each.append(np.where(split[:, None], np.stack(columns, axis=1), 0.0))
     return OfLengths.of(ctx).whole(each) if ctx.varies else each[0]
 
@@ -162,9 +162,8 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         pieces.append(_moved_s(ctx, converted_bytes(ctx, kind)))
     compute = total(*pieces, accumulation(ctx, trained.dense + trained.routed))
     # blocks: attention, the MLP or the shared experts; routed ones have a tensor parallelism of their own
-    moe = ctx.model.moe
-    routed_alone = kind == "moe" and moe is not None and not moe.shared_ffn_hidden_size
-    tensor = tensor_parallel(ctx, float(ctx.model.num_blocks - int(routed_alone)))
+    layer = ctx.model.layer(kind)
+    tensor = tensor_parallel(ctx, float(layer.closings))
     rings = context_parallel(ctx, attention)
     experts = _expert_exchange(ctx) if kind == "moe" else ctx.nothing
     uneven = unequal_attention(ctx, attention) if ctx.packs else ctx.nothing
@@ -183,7 +182,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         waits = spilled_s(ctx, kind, replace(passes, backward=passes.backward + replay))
         replay = replay + np.where(ctx.full, waits.backward, 0.0)
         passes += replace(waits, backward=np.where(ctx.full, 0.0, waits.backward))
-    matrices = float(sum(np.max(gemm.count) for gemm in layer_gemms(ctx, kind) if not gemm.grouped))
+    matrices = float(layer.dense_products)
     gathers = weight_gathers(ctx, weights, trained, passes, matrices=matrices)
     causes = {
         "compute": compute.forward + compute.backward,
@@ -230,7 +229,7 @@ def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSe
 
 def _expert_exchange(ctx: Context) -> PassSeconds:
     exchange = expert_parallel(ctx)
-    shared = shared_expert_gemms(ctx, "moe")
+    shared = layer_gemms(ctx, "moe", "shared")
     if not (ctx.facts.shared_expert_overlap and shared):
         return exchange
     under = gemm_seconds(ctx, shared, ctx.linear_precision, trained=not ctx.frozen)
@@ -288,8 +287,8 @@ def _end_price(
     trained = trained_weights(ctx, own, part)
     compute = compute + accumulation(ctx, trained.dense)
     alone = (compute, tensor)
-    for products, collectives in further:
-        compute, tensor = compute + products, tensor + collectives
+    for computing, collectives in further:
+        compute, tensor = compute + computing, tensor + collectives
     busy = compute + tensor
     passes = _passes(ctx, part, _launching(ctx, part, floor_s), busy, alone)
     gathers = weight_gathers(ctx, own, trained, passes, matrices=None)
@@ -306,17 +305,6 @@ def _end_price(
     return PartPrice(passes=passes, replay=zero, causes=causes)
 
 
-def head_gemms(ctx: Context) -> list[Gemm]:
-    """Return the projection to the vocabulary, and the products before it, if a model has any."""
-    model = ctx.model
-    gemms = [Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.embedding_width)]
-    if width := model.projection_parameters / model.hidden_size:
-        gemms.append(Gemm(m=ctx.tokens, n=width, k=model.hidden_size))
-    if model.head_transform:
-        gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=model.hidden_size))
-    return gemms
-
-
 # Launches of the head's forward pass over a dense layer's (some 14 kernels): a norm, the product, and of
 # Megatron's loss some 25 kernels and three all-reduces (Megatron-LM d98e8a64 ``core/tensor_parallel/
 # cross_entropy.py``), half of them where the loss is fused.
@@ -329,9 +317,8 @@ _ENCODED = (512.0, 4096.0)  # tokens of a text and numbers of each, as T5-XXL an
 
 def head_seconds(ctx: Context) -> PassSeconds:
     """Price final norm, projection to the vocabulary, and the loss, for one token prediction."""
-    split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
-    product = gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=HEAD in ctx.trained_modules)
-    logits = ctx.tokens * ctx.model.vocab_size / split
+    product = gemm_seconds(ctx, products(ctx, ctx.model.head), "bf16", trained=HEAD in ctx.trained_modules)
+    logits = ctx.tokens * ctx.model.vocab_size / ctx.logits_ranks
     loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
     back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)
@@ -353,24 +340,22 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     look_up = PassSeconds(forward=4.0 * moved, backward=10.0 * (EMBEDDING in ctx.trained_modules) * moved)
     if ctx.facts.embedding_products:
         look_up = _one_hot_seconds(ctx)
-    model, gemms, diffusion = ctx.model, list[Gemm](), ctx.model.diffusion
+    model, diffusion = ctx.model, ctx.model.diffusion
     if diffusion and diffusion.encoder_products:  # text encoders: as long as one product of as many FLOPs
         tokens, k = _ENCODED
         product = Gemm(m=ctx.micro_batch * tokens, n=diffusion.encoder_products / (tokens * k), k=k)
         encoded = gemm_seconds(ctx, [product], "bf16", trained=False).forward
         look_up = replace(look_up, forward=look_up.forward + encoded)
-    if width := model.projection_parameters / model.hidden_size:
-        gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=width))
     if width := model.num_layers * model.layer_embedding_size:
-        gemms.append(Gemm(m=ctx.tokens, n=width, k=model.hidden_size))
         share = width / model.embedding_width  # of the look-up: as many rows, so much longer
         look_up = look_up + PassSeconds(forward=share * look_up.forward, backward=share * look_up.backward)
-    return look_up + gemm_seconds(ctx, gemms, "bf16", trained=not ctx.frozen) if gemms else look_up
+    further = products(ctx, model.first)
+    return look_up + gemm_seconds(ctx, further, "bf16", trained=not ctx.frozen) if further else look_up
 
 
 def _one_hot_seconds(ctx: Context) -> PassSeconds:
     """Price the product of one-hot rows with the embedding: written first, and they need no gradient."""
-    wide = ctx.model.vocab_size / ctx.t
+    wide = ctx.model.vocab_size / ctx.vocabulary_ranks
     product = [Gemm(m=ctx.tokens, n=ctx.model.embedding_width, k=wide)]
     whole, inputs = (gemm_seconds(ctx, product, "bf16", trained=trained) for trained in (True, False))
     written = one_hot_bytes(ctx) / ctx.hbm_bytes_per_s
@@ -379,8 +364,7 @@ def _one_hot_seconds(ctx: Context) -> PassSeconds:
 
 
 def _projection_seconds(ctx: Context) -> PassSeconds:
-    h = ctx.model.hidden_size
-    return gemm_seconds(ctx, [Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)], ctx.linear_precision)
+    return gemm_seconds(ctx, products(ctx, [ctx.model.prediction]), ctx.linear_precision)
 
 
 def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
@@ -500,6 +484,18 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
     return np.asarray(1.0 + profile.constants.straggler * np.log2(nodes))
 
 
+def _of_every_rank(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
+    """Return what a rank takes whatever it holds, by the names of prices, (n,) each.
+
+    Its tail after the last micro-batch, what a step takes once, and the wait for the slowest node.
+    """
+    return {
+        "rank_tail_s": rank_tail_s(ctx),
+        "fixed_s": fixed_s(ctx),
+        "straggler": profile.time_factor * straggler_share(ctx.columns, profile),
+    }
+
+
 def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
     return {
         "forward_s": np.stack([part.passes.forward for part in parts], axis=1),
@@ -615,8 +611,8 @@ def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatA
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
     once, again = ((passes["forward_s"] + passes["backward_s"]) @ parts, passes["replay_s"] @ parts)
     whole = once[of_row] + np.where(columns.recompute_layers == ALL_LAYERS, again[of_row], 0.0)
-    known = {"fixed_s": fixed_s(ctx), "straggler": profile.time_factor * straggler_share(columns, profile)}
-    prices = with_residuals(RowPrices.partly(len(columns), len(parts), known), problem, columns, profile)
+    known = RowPrices.partly(len(columns), len(parts), _of_every_rank(ctx, profile))
+    prices = with_residuals(known, problem, columns, profile)
     return np.asarray(prices.straggler * (columns.num_microbatches / ctx.p) * whole + prices.fixed_s)
 
 
@@ -640,9 +636,7 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
         **{name: seconds.take(of_row, axis=0) for name, seconds in _pass_prices(parts).items()},
         "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
         "transfer_s": transfer(ctx),
-        "rank_tail_s": rank_tail_s(ctx),
-        "fixed_s": fixed_s(ctx),
-        "straggler": profile.time_factor * straggler_share(columns, profile),
+        **_of_every_rank(ctx, profile),
     }
     prices = RowPrices.partly(len(columns), len(parts), known)
     times = {name: apart[name].take(of_row) for name in ("forward_s", "backward_s") if apart}
@@ -688,9 +682,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         tail_s=np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
-        rank_tail_s=rank_tail_s(ctx),
-        fixed_s=fixed_s(ctx),
-        straggler=profile.time_factor * straggler_share(columns, profile),
+        **_of_every_rank(ctx, profile),
         **memory_prices(ctx, layout, weights, trained),
         prediction=_prediction_prices(ctx) if problem.counts_prediction else {},
         breakdown_s={

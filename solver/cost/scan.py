@@ -63,17 +63,6 @@ def scan(ctx: Context, mixer: MixerSpec) -> PassSeconds:
     return PassSeconds(forward=forward, backward=_BACKWARD * forward)
 
 
-def projected_width(ctx: Context, mixer: MixerSpec) -> FloatArray:
-    """Return the columns of a rank's projection of a hidden state: what a scan reads, and its gate.
-
-    A selective scan's time steps, B and C follow from the others; latents are whole on every rank.
-    """
-    if mixer.inner_products() or mixer.kind == "short_convolution":
-        return np.asarray((mixer.projected - mixer.latents) / ctx.t + mixer.latents)
-    read, values = exchanged_widths(ctx, mixer)
-    return read + values
-
-
 def exchanged_widths(ctx: Context, mixer: MixerSpec) -> tuple[FloatArray, FloatArray]:
     """Return the elements of a token that a rank exchanges before a scan and after it."""
     values = mixer.value_width / ctx.t

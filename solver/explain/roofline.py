@@ -11,7 +11,14 @@ from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import OperatorPoint, Roofline
 from meshwright.solver.configuration import Configuration, FloatArray
-from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
+from meshwright.solver.cost.compute import (
+    Gemm,
+    core_attention,
+    gemm_seconds,
+    layer_gemms,
+    linear_seconds,
+    products,
+)
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.pipelines import PricedPipelines
@@ -19,24 +26,6 @@ from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 
 _ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5}  # of an input; 2 otherwise, and of every output
-_ATTENTION = ("attention in (QKV)", "attention out")
-_MIXER = ("mixer in", "mixer out")
-_OF_MIXER = {
-    "x_proj": "time steps, B and C",
-    "dt_proj": "time steps",
-    "f_b_proj": "decays",
-    "g_b_proj": "gate",
-}
-_LATENT = (
-    "query up", "query down", "key/value down", "key/value up", "attention gate", "indexer queries",
-    "indexer keys", "attention out",
-)  # fmt: skip
-_EMBEDDINGS = ("gate of the layer's embeddings", "projection of the layer's embeddings")
-_LOW_RANK = ("low rank down", "low rank up")
-_CONTEXT = ("queries of the context", "context in (KV)", "context out")
-_DENSE = ("MLP up", "MLP down")
-_EXPERTS = "routed experts"
-_EXPERT_LATENTS = ("to the experts' latent", "from the experts' latent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +82,8 @@ def _roofline(on: PricedPipelines, row: int, parts: FloatArray, note: str) -> Ro
         known = {(point.name, point.flops) for point in points}  # of layers of other kinds
         points += [point for point in held if (point.name, point.flops) not in known]
     if parts[-1]:
-        head = Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.hidden_size)
-        points.append(_RooflineReader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
+        (head,) = products(ctx, model.head[:1])
+        points.append(_RooflineReader(ctx=ctx, layers=1).gemm(head.title, head, "bf16"))
     return Roofline(
         gpu=ctx.gpu.display_name,
         bytes_per_s=ctx.gpu.hbm_bytes_per_s,
@@ -108,8 +97,8 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
     read, precision = _RooflineReader(ctx=ctx, layers=layers), ctx.linear_precision
     gemms = layer_gemms(ctx, kind)
     plain = [gemm for gemm in gemms if not gemm.grouped]
-    for name, gemm in zip(_names(ctx, kind, len(plain)), plain, strict=True):
-        yield read.gemm(name, gemm, precision)
+    for gemm in plain:
+        yield read.gemm(gemm.title, gemm, precision)
     if ctx.model.mixes_tokens:
         second = ctx.paired or ctx.crossing
         scans = float(core_attention(second).forward[0]) if second else 0.0
@@ -127,26 +116,7 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
         whole = linear_seconds(ctx, kind).forward
         rest = gemm_seconds(ctx, plain, precision).forward
         work = sum(map(_flops, grouped)), sum(_bytes(gemm, precision) for gemm in grouped)
-        yield read.point(_EXPERTS, *work, float((whole - rest)[0]), precision)
-
-
-def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
-    mixer = ctx.model.own_mixer
-    inner = [_OF_MIXER[name] for name in mixer.inner_products()] if mixer else []
-    own = [_MIXER[0], *inner, _MIXER[1]] if mixer else [*_ATTENTION, *(_MIXER if ctx.paired else ())]
-    own += _CONTEXT if ctx.crossing else ()
-    names = own if ctx.model.mixes_tokens else []
-    if ctx.model.mla is not None and ctx.model.mixes_tokens:
-        lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()
-        lacking |= set() if ctx.model.gate_width else {"attention gate"}
-        lacking |= set() if ctx.model.chooser else {"indexer queries", "indexer keys"}
-        names = [name for name in _LATENT if name not in lacking]
-    names += _EMBEDDINGS if ctx.model.layer_embedding_size else ()
-    names += _LOW_RANK if ctx.model.streams else ()
-    shared = "shared experts" if kind == "moe" and ctx.model.moe else "MLP"
-    latents = _EXPERT_LATENTS if ctx.model.moe and ctx.model.moe.latent_size else ()
-    mlp = [] if count == len(names) + len(latents) else [name.replace("MLP", shared) for name in _DENSE]
-    return [*names, *mlp, *latents][:count]
+        yield read.point(grouped[0].title, *work, float((whole - rest)[0]), precision)
 
 
 def _one(value: object) -> float:

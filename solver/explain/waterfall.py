@@ -17,12 +17,12 @@ import numpy as np
 from meshwright.profiles.adapters import HEAD
 from meshwright.profiles.model import LayerKind
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, linear_seconds
+from meshwright.solver.cost.compute import core_attention, gemm_seconds, linear_seconds, products
 from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, Context, PassSeconds, is_offloaded
 from meshwright.solver.cost.evaluation import Evaluation, StageTable
 from meshwright.solver.cost.parameters import adapter_gemms
 from meshwright.solver.cost.pipelines import PricedPipelines
-from meshwright.solver.cost.price import UNEQUAL_LENGTHS, head_gemms, price, straggler_share
+from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, straggler_share
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem, real_tokens
 
@@ -86,12 +86,14 @@ def _layer(ctx: Context, kind: LayerKind) -> tuple[PassSeconds, PassSeconds]:
 
 def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:
     model, depth = ctx.model, ctx.model.num_mtp_layers
-    one = _both(gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=(HEAD in ctx.trained_modules)))
+    one = _both(
+        gemm_seconds(ctx, products(ctx, ctx.model.head), "bf16", trained=(HEAD in ctx.trained_modules))
+    )
     if not depth:
         return one, np.zeros_like(ctx.t)
-    project = Gemm(m=ctx.tokens, n=model.hidden_size / ctx.t, k=2.0 * model.hidden_size)
+    project = products(ctx, [model.prediction])
     gemm, core = _layer(ctx.of(model.mtp_shape), model.mtp_shape.kind)
-    more = _both(gemm_seconds(ctx, [project], ctx.linear_precision)) + _both(gemm) + one
+    more = _both(gemm_seconds(ctx, project, ctx.linear_precision)) + _both(gemm) + one
     return one + depth * more, depth * _both(core)
 
 
@@ -109,7 +111,7 @@ def _ideal_s(ctx: Context) -> tuple[FloatArray, FloatArray]:
     products = {
         one: its.layer_forward_flops_per_token(one.kind, seq) - scores[one] for one, its in shaped.items()
     }
-    more = products[model.mtp_shape] + 4.0 * model.hidden_size**2
+    more = products[model.mtp_shape] + 2.0 * model.prediction.products
     of_head = 3.0 if (HEAD in ctx.trained_modules) else 2.0  # passes
     head = (1 + depth) * model.head_forward_flops_per_token() * of_head / half
     gemm = [*(passes * products[one] / linear for one in kinds), 0.0, head + passes * depth * more / linear]

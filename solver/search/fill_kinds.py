@@ -526,14 +526,17 @@ def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> B
 
 
 def _reaches_of(rows: Rows) -> Iterator[tuple[IntArray, Reach]]:
-    """Yield rows of one shape with their test; parts that depend on no time are computed once."""
-    for split in (False, True):
-        kept = np.flatnonzero(rows.splits_backward == split)
-        for pp, vpp, members in groups_of_shape(rows.take(kept)):
+    """Yield batches of rows of one pipeline shape, by their indices, each with its test (``Reach``).
+
+    A test computes once what no step time changes, so ask it for as many times as needed.
+    """
+    for splits_backward in (False, True):
+        alike = np.flatnonzero(rows.splits_backward == splits_backward)
+        for pp, vpp, members in groups_of_shape(rows.take(alike)):
             for start in range(0, len(members), _BATCH):
                 look()
-                index = kept[members[start : start + _BATCH]]
-                yield index, _reach(rows.take(index), pp, vpp, split=split)
+                batch = alike[members[start : start + _BATCH]]
+                yield batch, _reach(rows.take(batch), pp, vpp, split=splits_backward)
 
 
 def _reach(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:

@@ -117,7 +117,7 @@ def test_every_weight_of_a_layer_is_built_and_learned(cpu: Device, name: str) ->
     model = MODELS[name]
     layer = build_layer(shard_of(model), kind_of(model), cpu)
     elements = sum(weight.numel() for key, weight in layer.weights.items() if not key.endswith("norm"))
-    assert elements == model.layer_parameters(kind_of(model)) - model.norm_parameters(kind_of(model))
+    assert elements == model.layer_parameters(kind_of(model)) - model.layer(kind_of(model)).norms
     out = layer.forward(cpu.random(2, 32, model.hidden_size))
     gradients = cpu.torch.autograd.grad(out.sum(), tuple(layer.weights.values()))
     assert all(bool(gradient.abs().sum() > 0) for gradient in gradients)

@@ -88,26 +88,28 @@ class Relaxation:
         cls, rows: MixedRows, numbers: Sequence[int], most_us: Sequence[float], range_at: int = 0,
         *, by_sender: bool = False, hides: bool = False,
     ) -> Relaxation:  # fmt: skip
-        """Return that of one row, or of several that are alike, with all patterns within some times.
+        """Return the relaxation of one row, or of several rows that have the same stages to choose from.
 
         Args:
             rows: the priced rows.
-            numbers: those that are asked about.
-            most_us: of ``slowest_us`` of each.
+            numbers: indices of the rows that the relaxation bounds.
+            most_us: the longest stage that each may have, microseconds: all patterns up to it count.
             range_at: as ``patterns_of``.
             by_sender: as ``patterns_of``.
-            hides: whether it is for ``least_us``.
+            hides: whether ``least_us`` is asked, which counts what stages hide.
         """
-        parts = [
-            patterns_of(rows, row, most, range_at, by_sender=by_sender)
-            for row, most in zip(numbers, most_us, strict=True)
+        each = [
+            patterns_of(rows, row, limit_us, range_at, by_sender=by_sender)
+            for row, limit_us in zip(numbers, most_us, strict=True)
         ]
-        patterns = parts[0] if len(parts) == 1 else patterns_of_any(parts)
-        legal = rows.legal_stages(numbers[0], range_at)
-        times_us = np.unique(np.concatenate([own.slowest_us for own in parts]))
-        most = min(int(rows.num_microbatches[numbers[0]]), int(legal.max(initial=1))) - 1
-        hidden = most if hides else None
-        return cls(rows, numbers[0], patterns, legal, slowest_us=times_us, most_hidden=hidden)
+        patterns = each[0] if len(each) == 1 else patterns_of_any(each)
+        first = numbers[0]
+        legal = rows.legal_stages(first, range_at)
+        times_us = np.unique(np.concatenate([one.slowest_us for one in each]))
+        most_hidden = None
+        if hides:
+            most_hidden = min(int(rows.num_microbatches[first]), int(legal.max(initial=1))) - 1
+        return cls(rows, first, patterns, legal, slowest_us=times_us, most_hidden=most_hidden)
 
     def _constrain(self, rows: MixedRows, row: int, legal: IntArray) -> None:
         patterns, every = self.patterns, np.arange(self._number)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
     SINGLE_TARGETS,
-    LinearLayer,
     adapter_parameters,
     base_bytes,
     linear_names,
     quantized_layers,
     target_fault,
 )
+from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.library import find_model
 
 
@@ -66,7 +66,7 @@ def test_latent_attention_has_its_own_projections() -> None:
 
 
 def test_a_frozen_matrix_of_fewer_bits_has_its_weights_and_their_scales() -> None:
-    layer = LinearLayer(inputs=2459, outputs=5)
+    layer = Matrix(name="", inputs=2459, outputs=5)
     # 12 295 weights: 6148 bytes, 193 scales of 4 bytes and 16 code points of 4
     assert base_bytes(layer, "nf4") == 6148 + 193 * 4 + 64
     # 193 scales of 1 byte, 1 of their own, 256 code points and an offset

@@ -55,7 +55,7 @@ def flops(gemms: list[Gemm]) -> float:
 def test_the_gemms_of_a_dense_layer_hold_two_flops_for_each_weight_and_token() -> None:
     model = a_model()
     problem = a_problem(model, seq_length=4096)
-    weights = model.attention_parameters() + model.dense_mlp_parameters()
+    weights = model.layer("dense").weights_of("attention", "mlp")
     assert flops(layer_gemms(context(problem, a_layout(stage_layers=(80,))), "dense")) == pytest.approx(
         2 * weights * 4096
     )
@@ -80,7 +80,7 @@ def test_routed_tokens_visit_top_k_experts() -> None:
     # alone: 2 experts a token, 3 matrices of 4096 x 14336, and the attention
     model = a_moe_model()
     layout = a_layout(stage_layers=(32,))
-    weights = model.attention_parameters() + 2 * 3 * 4096 * 14336
+    weights = model.layer("moe").weights_of("attention") + 2 * 3 * 4096 * 14336
     assert flops(layer_gemms(context(a_problem(model), layout), "moe")) == pytest.approx(2 * weights * 2048)
 
 

@@ -104,7 +104,8 @@ def test_experts_are_sharded_over_their_own_data_parallel_group() -> None:
     )
     prices = prices_of(a_problem(model), layout)
     experts = 2 * 3 * 4096 * 14336
-    dense = model.attention_parameters() + model.norm_parameters("moe") + model.router_parameters()
+    layer, router = model.layer("moe"), 8 * 4096
+    dense = layer.weights_of("attention") + layer.norms + router
     assert states(prices) == pytest.approx(12.0 * experts + 7.5 * dense)
 
 

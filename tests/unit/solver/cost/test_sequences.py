@@ -16,7 +16,7 @@ from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.communication import sent_bytes, shape_message_s, transfer, unequal_attention
-from meshwright.solver.cost.compute import attention_gemms, core_attention
+from meshwright.solver.cost.compute import core_attention, layer_gemms
 from meshwright.solver.cost.context import PassSeconds, context_of
 from meshwright.solver.cost.objective import weighing_of
 from meshwright.solver.cost.price import price
@@ -327,5 +327,5 @@ def test_torchtitans_tensor_ranks_project_every_row_to_latents() -> None:
     for framework, share in (("megatron-core", 0.5), ("fsdp", 1.0)):
         problem = a_problem(model)
         ctx = context_of(problem, Columns.of([row]), a_profile(problem, framework))
-        up, down, *_ = attention_gemms(ctx)
+        up, down, *_ = layer_gemms(ctx, "dense", "attention")
         assert (float(down.m[0]), down.n) == (share * float(up.m[0]), 64)

@@ -128,9 +128,7 @@ def needed(problem: Problem, config: Configuration) -> float:
 
 def test_the_fullest_rank_keeps_16_bytes_of_each_of_its_weights_over_the_ranks_that_share_them() -> None:
     # 2 layers and the head on tp 2, shared by dp 2: (12 of states + 4 of a gradient's copy) / 2 for each
-    layer = (MODEL.attention_parameters() + MODEL.dense_mlp_parameters()) / 2 + MODEL.norm_parameters(
-        "dense"
-    )
+    layer = MODEL.layer("dense").weights_of("attention", "mlp") / 2 + MODEL.layer("dense").norms
     head = MODEL.vocab_size * MODEL.hidden_size / 2
     expected = (2 * layer + head) * 16 / 2
     assert needed(on_hosts(100), STAGES) == pytest.approx(expected, rel=0.01)
@@ -139,9 +137,7 @@ def test_the_fullest_rank_keeps_16_bytes_of_each_of_its_weights_over_the_ranks_t
 def test_without_stages_one_rank_has_both_ends() -> None:
     whole = replace(STAGES, pipeline_parallel_size=1, data_parallel_size=8, zero_shard_size=8,
                     num_microbatches=2, pipeline_schedule="none", stage_layers=(8,))  # fmt: skip
-    layer = (MODEL.attention_parameters() + MODEL.dense_mlp_parameters()) / 2 + MODEL.norm_parameters(
-        "dense"
-    )
+    layer = MODEL.layer("dense").weights_of("attention", "mlp") / 2 + MODEL.layer("dense").norms
     ends = 2 * MODEL.vocab_size * MODEL.hidden_size / 2
     assert needed(on_hosts(100), whole) == pytest.approx((8 * layer + ends) * 16 / 8, rel=0.01)
 

@@ -1,0 +1,127 @@
+"""The operators and vectors of one layer of a model, family by family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.profiles.layers.mixing import attention, context, latent_attention, mixer
+from meshwright.profiles.layers.mlp import experts, mlp
+from meshwright.profiles.layers.operators import Block, Layer, Matrix, Operator, Vector
+
+if TYPE_CHECKING:
+    from meshwright.profiles.model import LayerKind, ModelSpec
+
+_TRAINED_SCALARS = {"xielu": 2}  # of one MLP's activation (arXiv:2411.13010)
+
+
+def layer_of(model: ModelSpec, kind: LayerKind) -> Layer:
+    """Return a layer of a kind; ``model`` has its attention throughout (``ModelSpec.shaped``)."""
+    moe = model.moe if kind == "moe" else None
+    operators = (*_mixing(model), *_further(model), *_mlp(model, kind))
+    every = tuple(_vectors(model, kind))
+    own: tuple[Vector, ...] = ()
+    if moe and model.mlp_bias and moe.expert_bias:
+        up = Vector(name="expert bias", size=(model.mlp_matrices - 1) * moe.ffn_hidden_size, split=True)
+        own = (up, Vector(name="expert bias", size=model.expert_width))
+    return Layer(
+        operators=operators,
+        vectors=tuple(one for one in every if one.size),
+        expert_vectors=own,
+        experts=moe.num_experts if moe else 0,
+        visited=moe.top_k if moe else 0,
+    )
+
+
+def _mixing(model: ModelSpec) -> Iterator[Operator]:
+    if not model.mixes_tokens:
+        return
+    if own := model.own_mixer:
+        yield from mixer(model, own)
+    elif model.mla is not None:
+        yield from latent_attention(model, model.mla)
+    else:
+        yield from attention(model)
+        if model.paired and (own := model.paired.mixer):  # summed with attention's output
+            yield from mixer(model.paired, own, closes=False)
+        if model.crossing:
+            yield from context(model)
+
+
+def _further(model: ModelSpec) -> Iterator[Operator]:
+    """Yield what some models have between attention and MLP, whole on every rank."""
+    h = model.hidden_size
+
+    def one(title: str, name: str, inputs: int, outputs: int, *, streams: bool = True) -> Operator:
+        matrix = Matrix(name=name, inputs=inputs, outputs=outputs, split="nothing")
+        block: Block = "streams" if streams else "embedding"
+        return Operator(name=name, title=title, block=block, matrices=(matrix,))
+
+    if size := model.layer_embedding_size:
+        yield one("gate of the layer's embeddings", "per_layer_input_gate", h, size, streams=False)
+        yield one("projection of the layer's embeddings", "per_layer_projection", size, h, streams=False)
+    if streams := model.streams:
+        count, rank = streams.count, streams.low_rank
+        sides = {"correction_coefs": (count, count), "prediction_coefs": (count, count**2),
+                 "modality_router": (h, count)}  # fmt: skip
+        small = [Matrix(name=n, inputs=a, outputs=b, split="nothing") for n, (a, b) in sides.items()]
+        yield Operator(
+            name="streams", title="streams", block="streams", is_priced=False, matrices=tuple(small),
+            further_products=h * count * (count + 1),
+        )  # fmt: skip
+        yield one("low rank down", "linear_left", h, rank)
+        yield one("low rank up", "linear_right", rank, h)
+
+
+def _mlp(model: ModelSpec, kind: LayerKind) -> Iterator[Operator]:
+    if kind == "moe" and model.moe is not None:
+        yield from experts(model, model.moe)
+    elif model.has_mlp:
+        yield from mlp(model, model.ffn_hidden_size, sets=model.weight_sets)
+
+
+def _vectors(model: ModelSpec, kind: LayerKind) -> Iterator[Vector]:
+    """Yield norms, biases and scalars."""
+    h, mixes, sets, moe = model.hidden_size, model.mixes_tokens, model.weight_sets, model.moe
+    heads = model.num_attention_heads
+    inner = model.norm_weights(model.inner_norm_width(kind))
+    yield Vector(name="norms", size=model.norms_of(kind) * model.norm_weights(), is_norm=True)
+    yield Vector(name="inner norms", size=inner, is_norm=True)
+    yield Vector(name="query and key norms", size=model.query_key_norm_parameters(), is_norm=True)
+    yield Vector(name="index norm", size=2 * model.chooser.head_dim if model.chooser else 0, is_norm=True)
+    yield Vector(name="sinks", size=heads * (model.attention_sinks and mixes), split=True)
+    attentions = 2 if model.crossing else sets
+    qkv = (heads * model.head_dim + model.num_kv_heads * model.kv_width) * (model.qkv_bias and mixes)
+    gate = heads * model.gate_bias + model.gate_width * (model.gate_in_queries and model.qkv_bias)
+    yield Vector(name="attention bias", size=qkv * attentions + gate, split=True)
+    width = model.ffn_hidden_size if kind == "dense" or not moe else moe.shared_ffn_hidden_size
+    up = (model.mlp_matrices - 1) * width * (model.mlp_bias and model.has_mlp)
+    yield Vector(name="MLP bias", size=up * sets, split=True)
+    last = int(model.attention_output_bias and mixes)
+    last += bool(model.paired and model.paired.attention_output_bias)
+    yield Vector(name="attention output bias", size=h * last * attentions)
+    passes = kind == "dense" or bool(moe and moe.shared_ffn_hidden_size)
+    down = model.has_mlp and ((model.mlp_bias and passes) or model.mlp_output_bias)
+    yield Vector(name="MLP output bias", size=h * down * sets)
+    if model.mla is not None:
+        yield Vector(name="latent bias", size=model.mla.bias_parameters())
+    if model.mixer is not None and (model.mixes or model.mixer.with_attention):
+        split = model.mixer.split_norm_parameters()
+        yield Vector(name="mixer norm", size=split, split=True, is_norm=True)
+        yield Vector(name="mixer", size=model.mixer.vector_parameters() - split, split=True)
+    # Differential attention: four vectors of a head's size (transformers' ``DiffLlamaAttention``).
+    yield Vector(name="weighing", size=4 * model.head_dim * model.differential_attention)
+    yield Vector(name="activation", size=_TRAINED_SCALARS.get(model.mlp_activation, 0))
+    if model.streams:
+        yield Vector(name="stream scale", size=h)
+    if own := model.diffusion:
+        yield Vector(
+            name="modulation", size=own.two_stream_weights if model.two_streams else own.layer_weights
+        )
+    if kind == "moe" and moe is not None:
+        bias = moe.num_experts * (moe.router_bias + moe.selection_bias_counted)
+        scales = (h + moe.num_experts) * moe.router_scales
+        yield Vector(name="router", size=bias + scales, multiplied=True)
+        yield Vector(
+            name="latent bias", size=(moe.latent_size + h) * (model.mlp_bias and moe.latent_size > 0)
+        )

@@ -1,0 +1,123 @@
+"""Operators that mix tokens: attention, latent attention with an indexer, mixers, a context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshwright.profiles.layers.operators import Block, Matrix, Operator, Rows, Split
+
+if TYPE_CHECKING:
+    from meshwright.profiles.mixers import MixerSpec
+    from meshwright.profiles.model import ModelSpec
+    from meshwright.profiles.model_parts import MlaSpec
+
+_TITLES = {
+    "x_proj": "time steps, B and C",
+    "dt_proj": "time steps",
+    "f_b_proj": "decays",
+    "g_b_proj": "gate",
+}
+_KEYS = {"q_proj": 1, "k_proj": 1, "in_proj_qkv": 2, "in_proj_qkvz": 2, "in_proj": 2, "qkv_proj": 2}
+_LATENTS = ("f_a_proj", "g_a_proj")  # whole on every rank
+
+
+def attention(model: ModelSpec) -> Iterator[Operator]:
+    """Yield queries, keys and values in one product, and the output (Shoeybi et al. 2019)."""
+    h, heads, kv, sets = model.hidden_size, model.num_attention_heads, model.num_kv_heads, model.weight_sets
+    gate = model.gate_width
+    queries = heads * model.head_dim + gate * model.gate_in_queries
+    read = [Matrix(name="q_proj", inputs=h, outputs=queries, sets=sets)]
+    columns = {"k_proj": model.head_dim, "v_proj": 0 if model.keys_are_values else model.v_head_dim}
+    for name, size in columns.items():
+        if size and not model.borrows:
+            read.append(Matrix(name=name, inputs=h, outputs=kv * size, heads=kv, of_head=size, sets=sets))
+    if gate and not model.gate_in_queries:
+        read.append(Matrix(name="g_proj", inputs=h, outputs=gate, sets=sets))
+    written = Matrix(name="o_proj", inputs=heads * model.v_head_dim, outputs=h, split="inputs", sets=sets)
+    yield Operator(
+        name="qkv", title="attention in (QKV)", block="attention", matrices=tuple(read), target="linear_qkv"
+    )
+    yield Operator(
+        name="attention_out", title="attention out", block="attention", matrices=(written,),
+        target="linear_proj", closes=True,
+    )  # fmt: skip
+
+
+def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:
+    """Yield the products of latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    Down-projections are whole (Megatron-Core 0.19 ``MLASelfAttention``: ``parallel_mode = "duplicated"``),
+    and so is an indexer (``DSAIndexer``).
+    """
+    h, heads, rank = model.hidden_size, model.num_attention_heads, mla.q_lora_rank
+
+    def one(
+        name: str, title: str, *matrices: Matrix, rows: Rows = "tokens", target: str = "linear_qkv",
+        block: Block = "attention",
+    ) -> Operator:  # fmt: skip
+        return Operator(name=name, title=title, block=block, matrices=matrices, rows=rows, target=target)
+
+    up = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    yield one(
+        "q_up", "query up", Matrix(name="q_b_proj" if rank else "q_proj", inputs=rank or h, outputs=up)
+    )
+    if rank:
+        down = Matrix(name="q_a_proj", inputs=h, outputs=rank, split="nothing")
+        yield one("q_down", "query down", down, rows="latent")
+    latent = mla.kv_lora_rank + mla.qk_rope_head_dim
+    down = Matrix(name="kv_a_proj_with_mqa", inputs=h, outputs=latent, split="nothing")
+    yield one("kv_down", "key/value down", down, rows="latent")
+    up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    yield one("kv_up", "key/value up", Matrix(name="kv_b_proj", inputs=mla.kv_lora_rank, outputs=up))
+    if model.gate_width:
+        gate = Matrix(
+            name="g_proj", inputs=h, outputs=model.gate_width, is_linear=not model.gate_in_queries
+        )
+        yield one("attention_gate", "attention gate", gate, target="")
+    if indexer := model.chooser:
+        size = indexer.head_dim
+        queries = Matrix(name="wq_b", inputs=rank, outputs=indexer.num_heads * size, split="nothing")
+        keys = Matrix(name="wk", inputs=h, outputs=size, split="nothing")
+        weighing = Matrix(name="weights_proj", inputs=h, outputs=indexer.num_heads, split="nothing")
+        yield one("indexer_queries", "indexer queries", queries, target="", block="indexer")
+        yield one("indexer_keys", "indexer keys", keys, weighing, target="", block="indexer")
+    written = Matrix(name="o_proj", inputs=heads * mla.v_head_dim, outputs=h, split="inputs")
+    yield Operator(
+        name="attention_out", title="attention out", block="attention", matrices=(written,),
+        target="linear_proj", closes=True,
+    )  # fmt: skip
+
+
+def mixer(model: ModelSpec, own: MixerSpec, *, closes: bool = True) -> Iterator[Operator]:
+    """Yield the products and the convolution of a mixer."""
+    h, inner = model.hidden_size, own.inner_products()
+    copied = 0 if inner or own.kind == "short_convolution" else own.num_key_heads
+    read = []
+    for name, width in own.projections().items():
+        size = own.key_head_dim * _KEYS.get(name, 0) if copied else 0
+        split: Split = "nothing" if name in _LATENTS else "outputs"
+        read.append(
+            Matrix(name=name, inputs=h, outputs=width, heads=copied * bool(size), of_head=size, split=split)
+        )
+    yield Operator(name="mixer_in", title="mixer in", block="mixer", matrices=tuple(read))
+    for name, (inputs, outputs, side) in inner.items():
+        matrix = Matrix(name=name, inputs=inputs, outputs=outputs, split=side)
+        yield Operator(name=name, title=_TITLES[name], block="mixer", matrices=(matrix,))
+    written = Matrix(name=own.last_projection, inputs=own.value_width, outputs=h, split="inputs")
+    yield Operator(name="mixer_out", title="mixer out", block="mixer", matrices=(written,), closes=closes)
+    kernel = Matrix(name="conv1d", inputs=own.convolution, outputs=own.qkv_width, is_linear=False)
+    yield Operator(name="conv1d", title="convolution", block="mixer", matrices=(kernel,), is_priced=False)
+
+
+def context(model: ModelSpec) -> Iterator[Operator]:
+    """Yield the products of the attention to a text (Wan, arXiv:2503.20314, section 4.2.1)."""
+    h, width = model.hidden_size, model.num_attention_heads * model.head_dim
+    keys = tuple(Matrix(name=name, inputs=h, outputs=width, is_linear=False) for name in ("k", "v"))
+    query = Matrix(name="q", inputs=h, outputs=width, is_linear=False)
+    out = Matrix(name="o", inputs=width, outputs=h, split="inputs", is_linear=False)
+    yield Operator(name="context_q", title="queries of the context", block="context", matrices=(query,))
+    yield Operator(
+        name="context_kv", title="context in (KV)", block="context", matrices=keys, rows="context"
+    )
+    yield Operator(name="context_out", title="context out", block="context", matrices=(out,), closes=True)

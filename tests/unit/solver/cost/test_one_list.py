@@ -1,0 +1,104 @@
+"""A fact about a layer is stated once: whatever is asked of a layer follows from its list of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from meshwright.launchers.target import Target
+from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters, single_layers
+from meshwright.profiles.layers import build
+from meshwright.profiles.layers.operators import Matrix, Operator
+from meshwright.profiles.measure.shard import Shard
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.service.verify.priced import rank_flops, rank_matrices
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.parameters import layer_weights
+from meshwright.solver.cost.price import price
+from meshwright.solver.explain.roofline import rooflines_of
+from meshwright.solver.explain.waterfall import waterfalls
+from tests.launchers.plans import CASES
+
+STAGED = next(
+    case
+    for case in CASES["megatron-bridge"].values()
+    if case.config.pipeline_parallel_size > 1 and case.model.moe is None and case.model.mla is None
+)
+
+
+def answers(target: Target) -> dict[str, object]:
+    """Return what the product states of a model's layers and of its head, by the question."""
+    problem, model = target.problem, target.model
+    profile, columns = default_profile(problem.cluster, problem.launcher), Columns.of([target.config])
+    prices = price(problem, columns, profile)
+    (evaluated,) = evaluate(problem, profile, [target.config])
+    shard = Shard(
+        model=model, tensor_parallel_size=2, expert_parallel_size=1, micro_batch_size=1, seq_length=512
+    )
+    return {
+        "parameters": model.num_parameters(),
+        "FLOPs of a token": model.model_flops_per_token(4096),
+        "weights of a layer on a rank": float(
+            layer_weights(context_of(problem, columns, profile), "dense").dense[0]
+        ),
+        "seconds of a layer": float(prices.forward_s[0, 0]),
+        "seconds of the head": float(prices.forward_s[0, -1]),
+        "bytes of the head's weights": float(prices.weights_bytes[0, -1]),
+        "bytes of logits": float(prices.head_workspace_bytes[0]),
+        "roofline": [
+            (one.name, one.flops) for one in rooflines_of(problem, profile, target.config)[0].points
+        ],
+        "matrices to verify": rank_matrices(target)[0],
+        "FLOPs to verify": rank_flops(target),
+        "adapters": adapter_parameters(model, 16, SINGLE_TARGETS),
+        "linear layers": sorted(single_layers(model, "dense")),
+        "products to measure": [one.operator for one in shard.gemms()],
+        "losses of matrix products": waterfalls(problem, [evaluated])[0]["gemm_efficiency"],
+    }
+
+
+def changed_by(before: dict[str, object], after: dict[str, object]) -> set[str]:
+    return {question for question, answer in before.items() if after[question] != answer}
+
+
+def with_model(target: Target, model: ModelSpec) -> Target:
+    return replace(target, problem=replace(target.problem, model=model))
+
+
+OF_THE_HEAD = {"seconds of the head", "bytes of the head's weights", "bytes of logits"}
+
+
+def test_a_further_product_of_attention_reaches_every_question_from_its_builder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = answers(STAGED)
+    attention = build.attention
+
+    def with_low_rank_gate(model: ModelSpec) -> Iterator[Operator]:
+        first, *others = attention(model)
+        down = Matrix(name="g_a_proj", inputs=model.hidden_size, outputs=64, split="nothing")
+        up = Matrix(name="g_b_proj", inputs=64, outputs=model.num_attention_heads * model.v_head_dim)
+        yield first
+        yield Operator(name="gate_down", title="gate down", block="attention", matrices=(down,))
+        yield Operator(name="gate_up", title="gate up", block="attention", matrices=(up,))
+        yield from others
+
+    monkeypatch.setattr(build, "attention", with_low_rank_gate)
+    gated = replace(STAGED.model, source="another model, which has built no layer yet")
+    assert changed_by(before, answers(with_model(STAGED, gated))) == {*before} - OF_THE_HEAD
+
+
+def test_ranks_of_the_vocabulary_reach_every_question_about_the_head_from_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = answers(STAGED)
+    every_rank = property(lambda ctx: ctx.t * ctx.p)
+    monkeypatch.setattr(Context, "vocabulary_ranks", every_rank)
+    changed = changed_by(before, answers(STAGED))
+    assert {*OF_THE_HEAD, "roofline", "FLOPs to verify", "losses of matrix products"} <= changed
+    assert not changed & {"parameters", "FLOPs of a token", "seconds of a layer"}
