@@ -147,7 +147,7 @@ def test_layers_that_borrow_keys_have_queries_alone_and_embeddings_of_layers_a_t
 
 def test_what_one_stage_looks_up_for_another_keeps_layers_on_one_stage() -> None:
     model = replace(GLOBAL, layer_embedding_size=64)
-    name = "layers with embeddings of their own, or with borrowed or reused keys, are on one stage"
+    name = "layers with separate embeddings or shared keys are on one stage"
     (rule,) = (one for one in rules_of(_problem(model)) if one.name == name)
     two = Configuration(stage_layers=(3, 3), pipeline_parallel_size=2)
     rows = Columns.of([Configuration(stage_layers=(6,)), two])
