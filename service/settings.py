@@ -48,73 +48,85 @@ class Settings(BaseSettings):
     redis_password: SecretStr | None = Field(
         default=None, min_length=1, description="of a Redis with none in its URL; None: as the URL states"
     )
-    host: str = Field(default="127.0.0.1", description="address to bind; beyond loopback it needs a key")
+    host: str = Field(
+        default="127.0.0.1", description="address to bind (beyond loopback, create a key first)"
+    )
     port: int = Field(default=8420, ge=0, le=65_535, description="0: any free port")
-    insecure: bool = Field(default=False, description="bind beyond loopback although no key was ever made")
+    insecure: bool = Field(default=False, description="bind beyond loopback although no key exists")
     allowed_hosts: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9._, -]*$",
         max_length=4096,
-        description="names, separated by commas, that a server without keys answers to, next to loopback "
-        "names and addresses in digits",
+        description="host names that a server without keys answers to, separated by commas, in addition to "
+        "loopback and numeric addresses",
     )
     trusted_proxies: str | None = Field(
         default=None,
         max_length=4096,
-        description="addresses or networks of proxies that end TLS, separated by commas: where "
-        "they report https (X-Forwarded-Proto), the session cookie is sent over https alone; *: any; "
-        "None: those of uvicorn's FORWARDED_ALLOW_IPS, else loopback",
+        description="addresses or networks of proxies that end TLS, separated by commas. If they report "
+        "https (X-Forwarded-Proto), the session cookie is sent only over https. *: any proxy. "
+        "None: uvicorn's FORWARDED_ALLOW_IPS, else loopback",
     )
     workers: int = Field(default=1, ge=0, le=256, description="worker processes that serve starts")
     worker_memory_bytes: int | None = Field(
-        default=None, ge=2**29, description="a search that needs more fails; None: no limit"
+        default=None, ge=2**29, description="memory limit of a search (None: no limit)"
     )
     verify_memory_bytes: int = Field(
-        default=MEMORY_BYTES, ge=2**30, description="a launcher that needs more to build a plan fails"
+        default=MEMORY_BYTES, ge=2**30, description="memory limit of a launcher that builds a plan"
     )
-    verify_time_s: Seconds = Field(default=TIME_S, description="a launcher that builds for longer is ended")
+    verify_time_s: Seconds = Field(
+        default=TIME_S, description="time limit of a launcher that builds a plan"
+    )
     verify_attempts: int = Field(
         default=3,
         ge=1,
         le=100,
-        description="workers that may be lost over one plan; then it counts as not built",
+        description="workers that one plan may crash before it counts as not built",
     )
     verify_elsewhere: bool = Field(
         default=False,
-        description="launchers are installed where workers verify, not here: any plan is taken",
+        description="workers on other machines have the launchers, so accept every plan for verification",
     )
     auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
     database_wait_s: float = Field(
         default=60.0,
         ge=0,
         le=86_400,
-        description="for PostgreSQL to start, before serve and db upgrade give up",
+        description="how long serve and db upgrade wait for PostgreSQL to start",
     )
 
-    log_format: LogFormat = Field(default="text", description="json: one object a line, every request too")
+    log_format: LogFormat = Field(
+        default="text", description="json: one object per line, including every request"
+    )
 
     oidc_issuer: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s?#]+$",
-        description="OpenID Connect provider that people sign in at, as its tokens state it; None: keys",
+        description="issuer URL of the OpenID Connect provider for sign-in (None: keys only)",
     )
-    oidc_client_id: str = Field(default="meshwright", min_length=1, description="of this service there")
+    oidc_client_id: str = Field(
+        default="meshwright", min_length=1, description="OIDC client id of this service"
+    )
     oidc_client_secret: SecretStr | None = Field(
         default=None,
         min_length=1,
-        description="of this service there; None: a public client, by PKCE alone",
+        description="OIDC client secret of this service (None: a public client with PKCE)",
     )
-    oidc_scopes: str = Field(default="openid profile email", description="that people are asked for there")
+    oidc_scopes: str = Field(default="openid profile email", description="OIDC scopes to request")
     oidc_redirect_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s?#]+$",
-        description="address of /sign-in/oidc/callback as browsers see it; None: from the request",
+        description="external URL of /sign-in/oidc/callback (None: from the request)",
     )
     oidc_tenant: str = Field(
-        default="default", pattern="^[a-z0-9][a-z0-9._-]{0,63}$", description="of whoever signs in there"
+        default="default",
+        pattern="^[a-z0-9][a-z0-9._-]{0,63}$",
+        description="tenant of everyone who signs in",
     )
     oidc_tenant_claim: str | None = Field(
-        default=None, min_length=1, description="claim with the person's tenant, instead of one for all"
+        default=None,
+        min_length=1,
+        description="claim with the person's tenant, instead of one tenant for everyone",
     )
     oidc_groups_claim: str = Field(
         default="groups", min_length=1, description="claim with a person's groups"
@@ -123,39 +135,50 @@ class Settings(BaseSettings):
         default="", description="groups with the scope admin, separated by commas"
     )
     oidc_submit_groups: str = Field(
-        default="", description="groups with the scope submit, the others read; empty: all submit"
+        default="", description="groups with the scope submit, others get read (empty: everyone can submit)"
     )
 
     lease_s: Seconds = Field(
         default=15.0,
         ge=MIN_LEASE_S,
-        description="a worker that is silent for so long loses what it has claimed",
+        description="a worker loses its jobs after this time without a sign of life",
     )
-    sweep_s: Seconds = Field(default=5.0, description="between two sweeps of a worker")
-    poll_s: Seconds = Field(default=0.1, description="between two looks of an idle embedded worker")
-    slow_poll_s: Seconds = Field(default=5.0, description="the same with a queue")
-    grace_s: Seconds = Field(default=5.0, description="to finish requests, or give jobs back")
-    queue_timeout_s: Seconds = Field(default=86_400.0, description="unclaimed this long: expired")
-    max_queued_jobs: int = Field(default=10_000, ge=1, le=10_000_000, description="of one tenant: else 429")
+    sweep_s: Seconds = Field(default=5.0, description="how often a worker cleans up lost jobs")
+    poll_s: Seconds = Field(default=0.1, description="how often an idle embedded worker polls")
+    slow_poll_s: Seconds = Field(
+        default=5.0, description="how often an idle worker polls when it has a queue"
+    )
+    grace_s: Seconds = Field(
+        default=5.0, description="how long a stopping process may finish requests or return jobs"
+    )
+    queue_timeout_s: Seconds = Field(default=86_400.0, description="a job expires after waiting this long")
+    max_queued_jobs: int = Field(
+        default=10_000, ge=1, le=10_000_000, description="limit per tenant, then 429"
+    )
     max_running_jobs: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="of one tenant: others wait; None: every worker's"
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="limit per tenant, other jobs wait (None: all workers)",
     )
     max_submits_per_minute: int | None = Field(
-        default=None, ge=1, le=1_000_000, description="of one tenant: else 429; None: any number"
+        default=None, ge=1, le=1_000_000, description="limit per tenant, then 429 (None: no limit)"
     )
     max_cpu_s_per_day: float | None = Field(
         default=None,
         gt=0,
         le=1e9,
-        description="CPU seconds of one key's searches in a day (UTC): else 429; a key may have its own; "
-        "None: any number",
+        description="CPU seconds of searches per key and day (UTC), then 429. A key can have its own limit "
+        "(None: no limit)",
     )
     keep_jobs_days: float = Field(
-        default=90.0, gt=0, le=36_500, description="finished jobs and their results are kept this long"
+        default=90.0, gt=0, le=36_500, description="how long to keep finished jobs and their results"
     )
     idempotency_ttl_s: Seconds = Field(default=86_400.0, description="then a key is free again")
-    event_heartbeat_s: Seconds = Field(default=15.0, description="between two signs of life of a stream")
-    max_wait_s: Seconds = Field(default=30.0, description="longest long-poll")
+    event_heartbeat_s: Seconds = Field(
+        default=15.0, description="how often an event stream sends a keep-alive"
+    )
+    max_wait_s: Seconds = Field(default=30.0, description="longest wait of a long poll")
 
     @property
     def queue_url(self) -> str | None:

@@ -93,7 +93,7 @@ def test_what_megatron_lm_excludes_is_illegal_by_rule_and_by_check(change: dict[
     [
         (asked(None), "needs the lengths of packed documents, and none are stated"),
         (asked(replace(LONG, batching="padding")), "documents, and batching is padding"),
-        (replace(asked(), launcher="megatron-bridge"), "true, but training/initialize.py:802"),
+        (replace(asked(), launcher="megatron-bridge"), "no data loader of this launcher"),
         (replace(asked(), model=find_model("deepseek-v3")), "it needs a model with no latent attention"),
         (replace(asked(), model=HYBRID, launcher="none"), "a model that has only self-attention layers"),
         (replace(asked(), model=HYBRID), "it needs a model with self-attention alone"),
@@ -146,7 +146,7 @@ def test_its_files_state_the_tokens_of_a_rank_and_are_read_as_they_were_priced()
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ((f"rank {SEQ // 4}", "rank 4096"), "4096 is not priced with --hybrid-context-parallel"),
+        ((f"rank {SEQ // 4}", "rank 4096"), "4096 is not supported with --hybrid-context-parallel"),
         ((f"--max-seqlen-per-dp-cp-rank {SEQ // 4}", ""), "is required with --hybrid-context-parallel"),
         (("--calculate-per-token-loss", ""), "needs --calculate-per-token-loss"),
     ],
