@@ -190,13 +190,13 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     first = {"gate_up": ("gate_proj", "up_proj"), "w1_w3": ("w1", "w3")}.get(named, ())
     halves, others = set(first) & set(targets), set(EXPERT_TARGETS) & set(targets)
     if model.gated_mlp and len(halves) == 1:
-        return f"{halves.pop()} alone: peft adapts the fused gate and up of experts together"
+        return f"only {halves.pop()}: peft adapts the experts' fused gate and up projections together"
     if others and named != "w1_w3":
-        return f"{min(others)}: only Mixtral's experts have layers of such a name that are priced"
+        return f"{min(others)}: only Mixtral's experts have layers with this name"
     if not targets:
-        return f"is required: without it attention is adapted, and {model.title} has none"
+        return f"is required: the default adapts attention, and {model.title} has none"
     if not adapter_parameters(model, 1, targets):
-        return f"no layer of {model.title} that peft adapts has such a name"
+        return f"{model.title} has no layer with this name that peft can adapt"
     return None
 
 

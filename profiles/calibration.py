@@ -99,8 +99,8 @@ class Calibration:
         launchers = ", ".join(launchers_of_stack(self.stack)) or "no launcher"
         raise InvalidProblemError.of(
             "/profile/stack",
-            f"was calibrated under the software stack {self.stack}; "
-            f"the problem runs under {profile.framework.stack}",
+            f"was calibrated with the software stack {self.stack}, but you asked for "
+            f"{profile.framework.stack}",
             allowed=f"problems under {self.stack} ({launchers})",
         )
 
@@ -149,10 +149,10 @@ def read_calibration(document: Mapping[str, Any]) -> Calibration:
             "/", "is not a calibration written by `meshwright calibrate`"
         ) from fault
     if any(abs(offset) > MAX_LOG_OFFSET for offset in offsets.values()):
-        raise InvalidProblemError.of("/log_offsets", "moves a constant more than a hundredfold")
+        raise InvalidProblemError.of("/log_offsets", "changes a constant by more than a factor of 100")
     unknown = offsets.keys() - {f.name for f in fields(Constants)}
     if unknown:
-        raise InvalidProblemError.of("/log_offsets", "names a constant that is not known")
+        raise InvalidProblemError.of("/log_offsets", "names an unknown constant")
     return calibration
 
 

@@ -241,7 +241,7 @@ class ClusterSpec:
             raise InvalidProblemError.of(
                 "/cluster/groups",
                 "links between nodes differ in a group, and there are several groups",
-                allowed="links of one node group alone; between_groups is the link between several",
+                allowed="such links with one node group only (between_groups is the link between several)",
             )
         if self.num_gpus > MAX_GPUS:
             pointer = "/cluster/num_nodes" if len(self.groups) == 1 else "/cluster/groups"

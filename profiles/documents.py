@@ -64,7 +64,7 @@ DOCUMENT = InputLimits(
     max_bytes=8 * 2**20,
     max_values=200_000,
     max_keys=10_000,
-    advice="leave out measurements that lie close to others",
+    advice="leave out measurements that are close to others",
 )
 # Files of the command line, answers with thousands of plans among them.
 FILE = InputLimits(
@@ -350,7 +350,7 @@ class _YamlLoader(yaml.CSafeLoader):
         node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
         make = self.yaml_constructors.get(tag)
         if make is None:
-            why = "merge keys (<<) are not read" if tag == _MERGE else "a tag that is not known"
+            why = "merge keys (<<) are not read" if tag == _MERGE else "an unknown tag"
             raise yaml.constructor.ConstructorError(None, None, why, event.start_mark)
         return make(self, node)
 
@@ -369,19 +369,21 @@ def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
         elif isinstance(event, yaml.CollectionStartEvent):
             if event.tag not in _PLAIN_TAGS:
                 where = f"line {builder.line}"
-                raise InvalidProblemError.of("", f"not YAML: a tag that is not known ({where})")
+                raise InvalidProblemError.of("", f"not YAML: an unknown tag ({where})")
             builder.begin({} if isinstance(event, yaml.MappingStartEvent) else [])
         elif isinstance(event, yaml.CollectionEndEvent):
             builder.end()
         elif isinstance(event, yaml.AliasEvent):
             where = f"line {builder.line}"
-            raise InvalidProblemError.of("", f"YAML aliases are not accepted; they can blow up ({where})")
+            raise InvalidProblemError.of(
+                "", f"YAML aliases are not accepted because they can expand without limit ({where})"
+            )
         elif isinstance(event, yaml.DocumentStartEvent):
             num_documents += 1
             if num_documents > 1:
                 where = f"line {builder.line}"
                 raise InvalidProblemError.of(
-                    "", f"several YAML documents, where one is read (the second: {where})"
+                    "", f"the file has several YAML documents (the second: {where}). Keep one"
                 )
 
 
@@ -416,10 +418,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _too_big(limits: InputLimits) -> InvalidProblemError:
     return InvalidProblemError.of(
-        "", f"the input is too big; {limits.advice}", allowed=f"{limits.max_bytes} bytes"
+        "", f"the input is too big: {limits.advice}", allowed=f"{limits.max_bytes} bytes"
     )
 
 
 def _too_many(limits: InputLimits) -> InvalidProblemError:
-    message = f"holds too many values; {limits.advice}"
+    message = f"has too many values: {limits.advice}"
     return InvalidProblemError.of("", message, allowed=f"{limits.max_values} values")

@@ -493,12 +493,12 @@ def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
     captured = [name for name in ("mlp", "moe") if name in graph]
     return [
         (
-            "recompute_modules", bool(foreign), f"{facts.name}, which replays no {' or '.join(foreign)}",
+            "recompute_modules", bool(foreign), f"{facts.name}: it can't recompute {' or '.join(foreign)}",
             "mlp or full recomputation",
         ),
         (
             "offload_modules", not {*sent}.isdisjoint(_FOREIGN_OFFLOADS) and facts.stack == "megatron-core",
-            f"{facts.name}, which sends no {' or '.join(_FOREIGN_OFFLOADS)}", "other modules",
+            f"{facts.name}: it can't offload {' or '.join(_FOREIGN_OFFLOADS)}", "other modules",
         ),
         (
             "recompute_modules", "moe" in replayed and facts.overlap_experts, "overlap_experts = true",
@@ -512,7 +512,7 @@ def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
             "cuda_graph", "moe" in replayed and router, f"recompute_modules = {facts.recompute_modules}",
             "a scope without moe_router",
         ),
-        ("cuda_graph", "moe" in graph and router, "itself: moe holds moe_router", "moe or moe_router"),
+        ("cuda_graph", "moe" in graph and router, "itself: moe contains moe_router", "moe or moe_router"),
         (
             "cuda_graph", "moe_preprocess" in graph and not router,
             "itself: moe_preprocess needs moe_router", "moe_router+moe_preprocess",
@@ -531,7 +531,7 @@ def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
         ),
         (
             "offload_modules", "attn_proj" in sent and "core_attn" not in sent,
-            "itself: attn_proj goes with core_attn", "core_attn+attn_proj",
+            "itself: attn_proj needs core_attn", "core_attn+attn_proj",
         ),
         (
             "offload_modules", facts.cuda_graph == "full_iteration" and facts.offload_modules != "all",

@@ -237,7 +237,9 @@ def _name(reader: FieldReader) -> str:
     if not NAME.fullmatch(name):
         reader.fault("name", "is not usable", allowed=NAME_FORM)
     elif name in gpu_names():
-        reader.fault("name", f"the catalog has a GPU of this name; write gpu: {name}, or use another name")
+        reader.fault(
+            "name", f"the catalog already has a GPU with this name: write gpu: {name}, or use another name"
+        )
     return name
 
 
@@ -269,7 +271,7 @@ def _architecture(reader: FieldReader) -> str:
     if stated and stated not in known:
         reader.fault(
             "architecture",
-            f"{stated} has no measured shares; leave it out to use those of the nearest",
+            f"{stated} has no measured efficiencies: leave it out to use the efficiencies of the nearest",
             allowed=", ".join(sorted(known)),
         )
         return ""
@@ -318,7 +320,7 @@ def _refuse_above(
 def _assumed(pointer: str, usual: GpuSpec, links: Mapping[str, LinkSpec | None]) -> list[str]:
     place = pointer.lstrip("/").replace("/", ".")
     return [
-        f"{place}.{name}: not given; that of the nearest GPU, {usual.display_name}: "
+        f"{place}.{name}: not given. Assuming the nearest GPU's ({usual.display_name}): "
         f"{link_rate(getattr(usual, name))} per GPU and direction"
         for name, link in links.items()
         if link is None

@@ -267,7 +267,7 @@ def _nodes_of(
     if num_nodes is not None and num_gpus % num_nodes:
         raise InvalidProblemError.of(
             f"{pointer}/num_gpus",
-            f"{num_gpus} GPUs are not {num_nodes} nodes with as many each",
+            f"{num_gpus} GPUs can't be split evenly over {num_nodes} nodes",
             allowed=f"a multiple of {num_nodes}",
             nearest=_multiples(num_gpus, num_nodes),
         )
@@ -277,7 +277,7 @@ def _nodes_of(
     if num_gpus % each:
         raise InvalidProblemError.of(
             f"{pointer}/num_gpus",
-            f"{num_gpus} GPUs are no whole nodes of {each}",
+            f"{num_gpus} GPUs don't fill nodes of {each}",
             allowed=f"a multiple of {each}, or gpus_per_node",
             nearest=_multiples(num_gpus, each),
         )
@@ -292,7 +292,7 @@ def _multiples(number: int, of: int) -> str:
 def _require_as_many(links: NodeLinks | None, num_nodes: int, pointer: str) -> None:
     stated = None if links is None else links.stated_nodes
     if stated not in (None, num_nodes):
-        message = f"states {stated} nodes; the group has {num_nodes}"
+        message = f"states {stated} nodes, but the group has {num_nodes}"
         raise InvalidProblemError.of(f"{pointer}/links", message, allowed=f"{num_nodes} nodes")
 
 
@@ -304,8 +304,8 @@ def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     if usual:
         each = "; ".join(f"{name}: {', '.join(words)}" for name, words in usual.items())
         warnings.append(
-            "cluster.groups: values not given come from each GPU's usual node "
-            f"(links per GPU and direction). {each}"
+            "assumed for the cluster, from each GPU's usual node (links per GPU and direction): "
+            f"{each}. Set your values in a cluster file"
         )
     between = link_from(reader.child("between_groups"))
     texts = {key: reader.text(key, default="") for key in ("name", "display_name", "source")}

@@ -183,13 +183,13 @@ def _assumption(slug: str, fitting: Iterable[str]) -> str:
     form = _form(slug).upper().replace("PCIE", "PCIe")
     size = f"{_named_gb(slug) or _gpu(slug).memory_bytes / GIB:.0f} GB"
     unlike = [
-        f"form not stated: taken as {form}" if len({_form(one) for one in fitting}) > 1 else "",
-        f"memory not stated: taken as {size}" if len({_named_gb(one) for one in fitting}) > 1 else "",
+        f"assuming {form}" if len({_form(one) for one in fitting}) > 1 else "",
+        f"assuming {size}" if len({_named_gb(one) for one in fitting}) > 1 else "",
     ]
     return "; ".join(filter(None, unlike))
 
 
-_OWN_CHIP = "a GPU of the catalog (meshwright gpus), or the figures of your own (--gpu chip.yaml)"
+_OWN_CHIP = "a GPU of the catalog (meshwright gpus), or your chip's data sheet (--gpu chip.yaml)"
 
 
 def _unknown_gpu(name: str, pointer: str) -> UnknownNameError:
@@ -199,7 +199,7 @@ def _unknown_gpu(name: str, pointer: str) -> UnknownNameError:
     allowed: str | None = _OWN_CHIP
     nearest = None
     if APPLE.fullmatch(spaced(name)):
-        why = "Apple GPUs are not planned"
+        why = "Apple GPUs are not supported"
     elif words is not None and known:
         fitting = sorted(_fitting(words))
         allowed = ", ".join(fitting or sorted(known))
@@ -227,7 +227,7 @@ def _no_such_form(words: Words, known: Iterable[str]) -> str:
         return f"The catalog has {names}"
     sizes = sorted({round(_named_gb(slug) or _gpu(slug).memory_bytes / GIB) for slug in known})
     has = f"{names} ({', '.join(map(str, sizes))} GB)"
-    return f"No such card has {words.memory_gb:g} GB; the catalog has {has}"
+    return f"No such card has {words.memory_gb:g} GB. The catalog has {has}"
 
 
 def _misspelt(words: Words) -> list[str]:
@@ -375,7 +375,7 @@ def unknown_model(name: str) -> UnknownNameError:
     if _HUB_ID.fullmatch(name):
         config += f", from https://huggingface.co/{name}/resolve/main/config.json"
     if "hears" in kind_words(name):
-        config += "; audio towers are not planned, its language model is (its text_config alone)"
+        config += ". Audio towers are not supported, but you can plan its language model (text_config)"
     allowed = f"a name of the catalog (meshwright models), or {config}"
     return UnknownNameError([FieldError(pointer="/model/name", message=message, allowed=allowed)])
 

@@ -220,7 +220,7 @@ def _matrix_faults(name: str, rows: Matrix, high: float, *, zero: bool) -> list[
     size, allowed = len(rows), f"{'0' if zero else 'above 0'} to {high:g}"
     for at, row in enumerate(rows):
         if len(row) != size:
-            message = f"{len(row)} figures; the matrix has {size} rows, so that it is not square"
+            message = f"{len(row)} figures, but the matrix has {size} rows: it must be square"
             return [FieldError(pointer=f"/{name}/{at}", message=message, allowed=f"{size} figures")]
     if size == 0:
         return []
@@ -257,7 +257,7 @@ def _count_faults(links: NodeLinks) -> list[FieldError]:
         words = ", ".join(f"{name} of {count}" for name, count in stated.items())
         found.append(FieldError(pointer="", message=f"different numbers of nodes: {words}"))
     if len(set(links.hosts)) < len(links.hosts):
-        found.append(FieldError(pointer="/hosts", message="a host is named twice"))
+        found.append(FieldError(pointer="/hosts", message="a host appears twice"))
     if sorted(links.order) != list(range(len(links.order))):
         message = "must name every node once, by its number from 0"
         found.append(FieldError(pointer="/order", message=message))
@@ -276,8 +276,8 @@ def _level_faults(levels: tuple[SwitchLevel, ...]) -> list[FieldError]:
                 )
             )
         if one.nodes <= below or one.nodes % below:
-            message = f"{one.nodes} nodes under a switch; a switch of the level below has {below}"
-            allowed = f"a multiple of {below}, larger than it"
+            message = f"{one.nodes} nodes under a switch, but a switch of the level below has {below}"
+            allowed = f"a larger multiple of {below}"
             found.append(FieldError(pointer=f"/levels/{at}/nodes", message=message, allowed=allowed))
         below = max(one.nodes, 1)
     return found

@@ -156,10 +156,10 @@ class MixerSpec(Checked):
         """Return the only value that a size of this kind may have, and why."""
         match self.kind:
             case "mamba1":
-                why = "in mamba1 every channel is a head of one value, and all share B"
+                why = "in mamba1 every channel is a head with one value, and all heads share B"
                 return ("num_key_heads", 1, why), ("value_head_dim", 1, why)
             case "short_convolution":
-                why = "in a short convolution every channel is a head of one value"
+                why = "in a short convolution every channel is a head with one value"
                 return (
                     ("num_key_heads", self.num_heads, why),
                     ("key_head_dim", 1, why),

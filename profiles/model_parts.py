@@ -319,7 +319,9 @@ class DiffusionSpec(Checked):
 
     def exclusions(self) -> Iterable[Exclusion]:
         """Yield text that is both read and part of the sequence."""
-        why = "text is read by cross-attention (context_tokens) or part of the sequence, not both"
+        why = (
+            "text is either the input of cross-attention (context_tokens) or part of the sequence, not both"
+        )
         both = self.context_tokens and self.two_stream_layers
         return (Exclusion("two_stream_layers", both, why, "0", "0"),)
 
@@ -351,7 +353,7 @@ class LocalAttention(Checked):
 
     def exclusions(self) -> Iterable[Exclusion]:
         """Yield an attention that does not differ."""
-        return (Exclusion("", not self.stated(), "states nothing; leave it out"),)
+        return (Exclusion("", not self.stated(), "is empty: leave it out"),)
 
     def stated(self) -> dict[str, Any]:
         """Return the values that differ in local layers."""

@@ -62,7 +62,7 @@ def _sizes(model: Model) -> Iterable[Exclusion]:
         ),
         Exclusion(
             "moe/num_dense_layers", dense >= layers,
-            f"{dense} leaves none of the {layers} layers for experts", f"0 to {layers - 1}",
+            f"{dense} leaves no layer of {layers} for experts", f"0 to {layers - 1}",
         ),
         Exclusion(
             "streams/sparse_layers", sparse > layers, f"{sparse} is more than num_layers = {layers}",
@@ -78,7 +78,7 @@ def _sizes(model: Model) -> Iterable[Exclusion]:
 
 
 def _unpriced(model: Model, names: Iterable[str], where: str) -> Iterator[Exclusion]:
-    yield from (Exclusion(name, getattr(model, name), f"is not priced {where}") for name in names)
+    yield from (Exclusion(name, getattr(model, name), f"is not supported {where}") for name in names)
 
 
 def _pattern(model: Model) -> Iterable[Exclusion]:
@@ -87,7 +87,7 @@ def _pattern(model: Model) -> Iterable[Exclusion]:
     wrong = [letter for letter in pattern if letter not in "M*-E"]
     placed = moe and (moe.num_dense_layers, moe.frequency, moe.dense_layers) != (0, 1, ())
     attends = mixer and (mixer.attention_every or mixer.attention_layers)
-    stated = "layer_pattern states which layers these are"
+    stated = "layer_pattern already lists these layers"
     return (
         Exclusion(
             "layer_pattern", wrong, f"{''.join(wrong[:1])!r} is not a kind of layer",
@@ -108,7 +108,7 @@ def _pattern(model: Model) -> Iterable[Exclusion]:
         Exclusion("moe/num_dense_layers", placed, stated),
         Exclusion("mixer/attention_every", attends, stated),
         *_unpriced(model, (*_NOT_WITH_A_PATTERN, *_NOT_WITH_A_MIXER), "in layers of one block"),
-        Exclusion("norm_position", model.norm_position != "before", "is not priced in layers of one block"),
+        Exclusion("norm_position", model.norm_position != "before", "is not supported in one-block layers"),
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _unlike_layers(model: Model) -> Iterable[Exclusion]:
     widths, each, layers = model.layer_ffn_sizes, model.layer_kv_heads, model.num_layers
     empty = [layer for layer, sizes in enumerate(zip(widths, each, strict=False)) if not any(sizes)]
     wrong = [one for one in each if one and model.num_attention_heads % one]
-    where = "where layers have unlike sizes"
+    where = "where layers have different sizes"
     return (
         *(
             Exclusion(
@@ -133,7 +133,7 @@ def _unlike_layers(model: Model) -> Iterable[Exclusion]:
             "0, or a divisor of num_attention_heads",
         ),
         *_unpriced(model, _NOT_WITH_UNLIKE_LAYERS, where),
-        Exclusion("norm_position", model.norm_position != "before", f"is not priced {where}"),
+        Exclusion("norm_position", model.norm_position != "before", f"is not supported {where}"),
     )  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def _borrowed_keys(model: Model) -> Iterable[Exclusion]:
         ),
         Exclusion(
             "borrowing_layers", lacking,
-            f"no layer before the last {borrowing} attends as one of them does",
+            f"no layer before the last {borrowing} has the same kind of attention",
         ),
         Exclusion("borrowing_layers", borrowing and model.mla, "contradicts mla"),
         Exclusion("borrowing_ffn_hidden_size", width, "needs borrowing_layers"),

@@ -55,7 +55,7 @@ def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> M
         values["num_kv_heads"] = heads
     if values["head_dim"] is None:
         if mla is None and hidden % heads:
-            reader.fault("num_attention_heads", f"{heads} does not divide hidden_size; state head_dim")
+            reader.fault("num_attention_heads", f"{heads} does not divide hidden_size: set head_dim")
         values["head_dim"] = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else max(1, hidden // heads)
     reader.refuse_unknown()
     reader.finish()

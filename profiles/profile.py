@@ -452,11 +452,12 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
 def _mixed_warning(cluster: ClusterSpec, profile: Profile, launcher_or_framework: str) -> str:
     able = launchers_placing_stages()
     if launcher_or_framework in able:
-        link = "; between_groups is not given: the slower network of two groups joins them"
-        return "mixed cluster: stages are placed on node groups" + link * (cluster.between_groups is None)
+        link = ". No link between the groups given: using the slower of their networks"
+        return "mixed cluster: each stage runs on one node group" + link * (cluster.between_groups is None)
     return (
-        f"mixed cluster: the slowest GPU ({profile.group.gpu.slug}) sets the pace of every stage; "
-        f"the launchers {' and '.join(able)} place stages on node groups"
+        "mixed cluster: every stage runs at the speed of the slowest GPU "
+        f"({profile.group.gpu.slug}). To place stages on node groups, use --launcher "
+        f"{' or '.join(able)}"
     )
 
 
@@ -472,13 +473,13 @@ def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
         facts = replace(facts, attention_kernel="cudnn")
     if facts.flash and group.gpu.architecture in _WITHOUT_FLASH:
         facts = replace(facts, attention_kernel="megatron-fused")
-        warnings.append(f"{group.gpu.slug} has no flash attention: scores are kept in memory")
+        warnings.append(f"{group.gpu.slug} has no flash attention, so attention scores stay in memory")
     if group.gpu.nearest:
         warnings.append(borrowed_words(group.gpu))
     elif not operators.measured:
         warnings.append(
-            f"no operator measurements for {group.gpu.slug}: shares of the {group.gpu.architecture} "
-            "architecture are used"
+            f"no operator measurements for {group.gpu.slug}: using the {group.gpu.architecture} "
+            "architecture's efficiencies"
         )
     return Profile(
         title=f"{group.gpu.display_name} under {facts.name}, uncalibrated",
@@ -497,9 +498,9 @@ def borrowed_words(gpu: GpuSpec) -> str:
     """Return the sentence about a GPU type that has no measured architecture of its own."""
     wider = percent(np.expm1(architectures_log_spread()))
     return (
-        f"{gpu.slug}: efficiencies, kernels and host are those of the {gpu.architecture} architecture, the "
-        f"nearest in the catalog ({gpu.nearest}), which adds ± {wider} to the interval of a step time; "
-        "meshwright profile or measured runs narrow it"
+        f"no measurements of {gpu.slug}: borrowing efficiencies, kernels and host from the "
+        f"nearest GPU in the catalog ({gpu.nearest}, {gpu.architecture}) adds ± {wider} to the "
+        "step time's interval. To narrow it, use meshwright profile or measured runs"
     )
 
 

@@ -319,7 +319,7 @@ def lengths_from_mapping(raw: Mapping[str, Any], at: tuple[str, ...]) -> Sequenc
     batching = raw.get("batching", "packing")
     if batching not in BATCHINGS:
         raise InvalidProblemError.of(
-            pointer(*at, "batching"), f"{shown(str(batching))} is not a way to make sequences of documents",
+            pointer(*at, "batching"), f"{shown(str(batching))} is not a way to batch documents",
             allowed=", ".join(BATCHINGS), nearest=BATCHINGS[0],
         )  # fmt: skip
     given = [name for name in ("percentiles", "histogram") if raw.get(name) is not None]
@@ -351,7 +351,7 @@ def _percentiles(raw: object, at: tuple[str, ...]) -> tuple[tuple[float, int], .
             )  # fmt: skip
     if found[-1][0] != _WHOLE:
         raise InvalidProblemError.of(
-            pointer(*at, "p100"), "is required: the tokens of the longest document",
+            pointer(*at, "p100"), "is required: the length of the longest document",
             allowed=f"{found[-1][2]} to seq_length",
         )  # fmt: skip
     first = () if found[0][0] == 0.0 else ((0.0, 1),)
@@ -390,7 +390,7 @@ def _histogram(raw: object, at: tuple[str, ...]) -> tuple[tuple[int, float], ...
     if abs(total - 1.0) > _TOLERANCE:
         shares = ", ".join(f"{share / total:.4g}" for _, share in found[:8]) if total else "1"
         raise InvalidProblemError.of(
-            pointer(*at), f"the shares sum up to {total:.6g}", allowed="a sum of 1",
+            pointer(*at), f"the shares add up to {total:.6g}", allowed="a sum of 1",
             nearest=shares + (", …" if len(found) > 8 else ""),  # noqa: PLR2004 - as many as are shown
         )  # fmt: skip
     return tuple(sorted(found))

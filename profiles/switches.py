@@ -219,11 +219,11 @@ def _lacking(launcher: str, stated: Options, facts: FrameworkFacts) -> Iterator[
             name = "cuda_graphs" if option == "cuda_graph" and "cuda_graphs" in stated else option
             if name in stated and asked != does:
                 usual, takers = str(does).lower(), ", ".join(sorted(switch.takers))
-                why = switch.lacking.get(launcher, f"no launch file of {launcher} can state it")
+                why = switch.lacking.get(launcher, f"{launcher}'s launch files have no setting for it")
                 yield FieldError(
                     pointer=f"/workload/framework_options/{name}",
                     message=f"{str(stated[name]).lower()[:40]}, but {why}",
-                    allowed=f"absent, or {usual}; launchers that take others: {takers}",
+                    allowed=f"absent, or {usual} (launchers with other values: {takers})",
                     nearest=None if name != option else usual,
                 )
 
@@ -392,13 +392,13 @@ def clashes(launcher: str, facts: FrameworkFacts, model: ModelSpec, precision: s
         # mcore_adapter/training_args.py __post_init__ overwrites the value in the file
         yield Clash(
             ("gradient_dtype",),
-            "precision = bf16: its adapter keeps the gradients in fp32",
+            "precision = bf16 (its adapter keeps gradients in fp32)",
             "fp32",
             "fp32",
         )
     if launcher == "torchtitan" and facts.overlap_tensor and not facts.elementwise_fused:
         # distributed/compile.py:80 sets inductor's passes, which blocks that are not compiled never run
-        against = "elementwise_fused = false: only compiled blocks overlap them"
+        against = "elementwise_fused = false (only compiled blocks overlap)"
         yield Clash(("overlap_tensor", "elementwise_fused"), against, "false", "false")
     if launcher in switches()["recompute_modules"].launchers:  # those over Megatron-Core
         yield from _graph_clashes(facts, model)
@@ -407,7 +407,7 @@ def clashes(launcher: str, facts: FrameworkFacts, model: ModelSpec, precision: s
         yield from _part_clashes(facts, model)
 
 
-_UNEVEN = "moe_capacity_factor = 0: the sizes of exchanges differ from step to step"
+_UNEVEN = "moe_capacity_factor = 0 (exchange sizes change from step to step)"
 
 
 def _without(joined: str, parts: Collection[str], otherwise: str) -> str:
@@ -434,7 +434,7 @@ def _graph_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
         instead = "a scope without experts, or moe_capacity_factor above 0"
         yield Clash(("cuda_graph",), _UNEVEN, instead, without("moe"))
     elif model.moe is not None and "moe" in graph and facts.moe_dispatcher == "deepep":  # tc:1605: unpadded
-        against = "moe_dispatcher = deepep, which pads no expert's tokens"
+        against = "moe_dispatcher = deepep (it doesn't pad the experts' tokens)"
         yield Clash(("cuda_graph", "moe_dispatcher"), against, "a scope without moe", without("moe"))
     biased = model.qkv_bias or model.attention_output_bias
     if biased and facts.delay_wgrad and "attn" in graph:  # ta:1846

@@ -407,7 +407,7 @@ def _with_unknown_logits(
 
 
 def _assumed(stated: Configuration, judged: Configuration) -> tuple[str, ...]:
-    words = "is not stated, and the run would hardly have fitted without: its memory is judged with"
+    words = "is not stated, but the run would hardly have fit without it. Its memory is compared with"
     notes = []
     if judged.recompute_granularity != stated.recompute_granularity:
         notes.append(f"recompute {words} full recomputation")

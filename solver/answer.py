@@ -329,7 +329,9 @@ class SkippedLauncher:
 
 
 # The note of an answer that a longer search would not change: all of the sample was searched.
-SAMPLE = {"sample": "there are too many configurations: a sample alone is searched, and all of it was"}
+SAMPLE = {
+    "sample": "there are too many configurations to search them all: only a sample was searched, completely"
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,9 +466,9 @@ class Answer:
 OPTIMAL_GAP = 0.01 + 1e-9  # relative; rounding counted
 OBJECTIVE_NAMES = {
     "tokens_per_s_per_gpu": "tokens per second and GPU",
-    "gpu_hours_per_token": "GPU hours per token, interruptions counted",
+    "gpu_hours_per_token": "GPU hours per token, including interruptions",
     "energy_per_token": "energy per token",
-    "robust": "the 90 % quantile of the step",
+    "robust": "the 90th-percentile step time",
 }
 _WITHOUT_RIVALS = Odds(best_probability=1.0, regret_p90=0.0)
 
@@ -503,7 +505,7 @@ def certainty_words(
     if not found:
         return f"No plan was found in {which} configurations, and nothing is proved."
     if gap is None:
-        words = f"{best_found}; how far it is from the best possible is not known."
+        words = f"{best_found}. How far it is from the best possible is unknown."
     elif status == "optimal" and gap <= OPTIMAL_GAP:
         words = f"Optimal under our cost model: {by}the best of {size} configurations, proved to within "
         words += f"{_at_most(gap)}."

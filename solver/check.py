@@ -82,11 +82,11 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             f"{name} needs sequence_parallel for experts with tensor parallelism": (
                 whole_sequences and has_experts and able.experts_need_sequence_parallel
             ),
-            f"{name} recomputes as many layers of every stage": (
+            f"{name} recomputes the same number of layers on every stage": (
                 config.stage_recompute_layers and not able.recompute_per_stage
             ),
             f"{name} has no context parallelism by {mode}": mode not in able.context_parallel_modes,
-            f"{name} passes no windows and no attention sinks round a ring": (
+            f"{name} runs sliding windows and attention sinks without a ring only": (
                 able.rings_are_plain and more_than_causal and cp > 1 and mode != "all_to_all"
             ),
         }
@@ -98,7 +98,7 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         {
             f"{name} does not number ranks by {order}": not known,
             f"rank_order = {order} numbers the ranks as {plain} does": plain != order,
-            f"{name} needs as many replicas of experts as of attention with {order}": (
+            f"{name} needs equal numbers of expert and attention replicas with {order}": (
                 able.data_parallel_alike
                 and order != RANK_ORDERS[0]
                 and config.expert_ranks != ranks_of_a_replica
@@ -134,7 +134,7 @@ def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str
             f"4-bit gradients need ZeRO-3 and matrix sizes divisible by {2 * ranks}": (
                 options.get("quantized_reductions") and (not shards_weights or uneven)
             ),
-            "offloading a share of the states needs ZeRO-3 and host memory, not drives": (
+            "offloading a share of the states needs ZeRO-3 and host memory (not NVMe)": (
                 problem.launcher == "deepspeed"
                 and shared
                 and "optimizer" in config.offload
@@ -219,7 +219,7 @@ def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if config.offload not in able.offload:
         yield f"{able.launcher} does not offload {config.offload}"
     elif "activations" in config.offload and able.offloads_modules and modules == "all":
-        yield f"{able.launcher} offloads activations of named modules alone"
+        yield f"{able.launcher} offloads only activations of named modules"
     if config.offload != "none" and "offload" not in problem.options.allow:
         yield "offload is not allowed"
     elif config.offload != "none" and is_a_row(config):
@@ -349,7 +349,7 @@ def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"{problem.launcher} cannot place stages on node groups"
         return
     if config.replicas and not able.unlike_replicas:
-        yield f"{problem.launcher} has no replicas of unlike sizes"
+        yield f"{problem.launcher} has no replicas of different sizes"
     for one in config.classes:
         yield from _class_faults(problem, one)
     if config.data_parallel_size != sum(one.data_parallel_size for one in config.classes):
@@ -359,7 +359,7 @@ def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     groups, stages = problem.cluster.group_named, config.stage_groups
     if config.replicas or not len(stages) == config.pipeline_parallel_size == len(config.stage_layers):
-        yield f"{len(stages)} stages are placed, not pipeline_parallel_size of them"
+        yield f"{len(stages)} stages are placed, but pipeline_parallel_size differs"
     elif not {stage.group for stage in stages} <= groups.keys():
         yield f"stages are on {', '.join(sorted(groups))}"
     elif min(config.stage_layers) < 1:
@@ -503,7 +503,7 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     }
     yield from _broken(
         {
-            "stages cannot hand on embeddings of each layer, borrowed keys or a choice of keys": (
+            "stages cannot pass on per-layer embeddings, shared keys or a selection of keys": (
                 config.pipeline_parallel_size > 1
                 and (model.layer_embedding_size or model.borrowing_layers or reused)
             ),
@@ -527,7 +527,7 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             f"all_to_all cannot exchange {heads[0]} heads over tp = {tp} and cp = {among}": (
                 mode != "ring" and (cp == 1 or any(count % (tp * among) for count in heads))
             ),
-            f"{mode} leaves no ring of cp = {cp}": cp % among or (cp == among and ring),
+            f"cp = {cp} is too small for {mode}": cp % among or (cp == among and ring),
             f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}": (
                 seq % (cp * (tp if config.sequence_parallel else 1))
                 or (cp > 1 and mode != "all_to_all" and seq % (2 * cp))
@@ -590,13 +590,13 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
             "recompute_layers must be 0 unless whole layers are recomputed": (
                 kind in RECOMPUTE and kind != "full" and again
             ),
-            "recompute_layers must fit every chunk and leave a layer of one, or be all of the model's": (
+            "recompute_layers must fit every chunk and leave at least one layer, or equal the "
+            "model's layers": (
                 kind == "full" and not own and again != layers_split and not 1 <= again <= most_again
             ),
-            "stage_recompute_layers goes with full recomputation, recompute_layers is its largest, not 0": (
-                own and (kind != "full" or again != max(own) or not again)
-            ),
-            "stage_recompute_layers must name a count for each chunk, of its layers at most": (
+            "stage_recompute_layers needs full recomputation, and recompute_layers must be its "
+            "largest value, above 0": (own and (kind != "full" or again != max(own) or not again)),
+            "stage_recompute_layers needs one count per chunk, at most the layers of the chunk": (
                 own and not counts_fit
             ),
         }
@@ -631,7 +631,7 @@ def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) 
                 )
                 for stage in stages
             },
-            "the peak memory is not that of the fullest stage": (
+            "the peak memory is not the peak of the fullest stage": (
                 plan.prediction.peak_memory_bytes / limit
                 != max(stage.peak_memory_bytes / (stage.memory_limit_bytes or limit) for stage in stages)
             ),

@@ -132,7 +132,7 @@ class Configuration:
     sequence_parallel: Annotated[
         bool,
         Variable(
-            "Tensor-parallel ranks split the tokens between their products",
+            "Whether tensor-parallel ranks split the tokens between matrix products",
             part_of="tensor_parallel_size",
             scope="run",
         ),
@@ -149,7 +149,8 @@ class Configuration:
     virtual_pipeline_size: Annotated[
         int,
         Variable(
-            "Virtual pipeline size: chunks of layers that each stage holds; more chunks, smaller bubble",
+            "Virtual pipeline size: chunks of layers on each stage. More chunks make the pipeline "
+            "bubble smaller",
             short="vpp",
             in_tables=True,
             uniform_only=True,
@@ -169,7 +170,7 @@ class Configuration:
     expert_parallel_size: Annotated[
         int,
         Variable(
-            "Expert parallel size: GPUs that share out the experts",
+            "Expert parallel size: GPUs that divide the experts among them",
             short="ep",
             in_tables=True,
             needs="expert_parallel",
@@ -200,7 +201,7 @@ class Configuration:
     zero_stage: Annotated[
         int,
         Variable(
-            "ZeRO stage: what replicas shard; 1 optimizer states, 2 gradients too, 3 weights too",
+            "ZeRO stage, what replicas shard: 1 optimizer states, 2 also gradients, 3 also weights",
             short="zero",
             in_tables=True,
             least=0,
@@ -209,13 +210,13 @@ class Configuration:
         ),
     ] = 0
     zero_shard_size: Annotated[
-        int, Variable("Ranks that share one set of shards; 1 for ZeRO stage 0", follows=True, scope="run")
+        int, Variable("Ranks that share one set of shards, 1 for ZeRO stage 0", follows=True, scope="run")
     ] = 1
     weight_shard_size: Annotated[
         int,
         Variable(
-            "Weight shard size: data-parallel ranks that store a part of every dense matrix each, "
-            "and gather it for every product",
+            "Weight shard size: data-parallel ranks that each store a part of every dense matrix and "
+            "gather it for every product",
             short="ws",
             needs="weight_shards",
             allowed_by="weight_shards",
@@ -226,8 +227,8 @@ class Configuration:
     expert_weight_shard_size: Annotated[
         int,
         Variable(
-            "Expert weight shard size: ranks that store a part of every expert each, "
-            "and gather it for every product",
+            "Expert weight shard size: ranks that each store a part of every expert and gather it "
+            "for every product",
             short="ews",
             needs="weight_shards",
             allowed_by="weight_shards",
@@ -245,16 +246,21 @@ class Configuration:
         ),
     ] = 1
     num_microbatches: Annotated[
-        int, Variable("Micro-batches of every pipeline in one step", follows=True, scope="layout")
+        int, Variable("Micro-batches per pipeline and step", follows=True, scope="layout")
     ] = 1
     pipeline_schedule: Annotated[
         str,
-        Variable("Order in which a stage works off its passes", words=SCHEDULES, follows=True, scope="run"),
+        Variable(
+            "Order in which a stage runs its forward and backward passes",
+            words=SCHEDULES,
+            follows=True,
+            scope="run",
+        ),
     ] = "none"
     recompute_granularity: Annotated[
         str,
         Variable(
-            "What is computed again instead of kept: nothing, core attention (selective), whole layers",
+            "What the backward pass recomputes: nothing, core attention (selective) or whole layers",
             words=RECOMPUTE,
             column="recompute",
             scope="run",
@@ -263,7 +269,8 @@ class Configuration:
     recompute_layers: Annotated[
         int,
         Variable(
-            "Leading layers of each chunk that are recomputed; the number of all layers: every one",
+            "Recomputed layers at the start of each chunk. The model's number of layers recomputes "
+            "them all",
             least=0,
             part_of="recompute_granularity",
             scope="run",
@@ -272,7 +279,7 @@ class Configuration:
     offload: Annotated[
         str,
         Variable(
-            "What is kept in host memory, or on its NVMe drives",
+            "What lives in host memory or on NVMe drives",
             words=OFFLOAD,
             allowed_by="offload",
             uniform_only=True,
@@ -282,8 +289,9 @@ class Configuration:
     context_parallel_mode: Annotated[
         str,
         Variable(
-            "Keys and values pass round a ring, heads are exchanged for tokens, or both: "
-            "so many neighbours exchange, and rings are left between them",
+            "How context-parallel ranks share a sequence: keys and values pass around a ring, ranks "
+            "exchange heads for tokens, or both (the number of neighbors that exchange; rings "
+            "connect those groups)",
             words=CONTEXT_MODES,
             part_of="context_parallel_size",
             uniform_only=True,
@@ -293,7 +301,7 @@ class Configuration:
     rank_order: Annotated[
         str,
         Variable(
-            "Mesh axes, fastest first: which of them crosses which link",
+            "Mesh axes, fastest first: decides which axis crosses which link",
             words=RANK_ORDERS,
             uniform_only=True,
             scope="run",
@@ -394,9 +402,13 @@ def counted(split: Sequence[int], *, ends: bool, prediction: bool) -> tuple[int,
 
 def chunk_sizes(alone: Alone) -> str:
     """Return, in words, the conditions of ``holds_layers``."""
-    every = "one layer or more in every chunk"
-    also = ", the last but one too where the last has none (prediction layers)" if alone[1] > 1 else ""
-    return f"{every}; the first and the last of several may have none{also}" if any(alone) else every
+    every = "at least one layer in every chunk"
+    also = (
+        ", and so may the second-to-last if the last has none (prediction layers)" if alone[1] > 1 else ""
+    )
+    return (
+        f"{every}. With several chunks the first and the last may have none{also}" if any(alone) else every
+    )
 
 
 VARIABLES: Mapping[str, Variable] = {

@@ -212,7 +212,9 @@ def _of_values(fields: Fields, known: Known, given: Fields) -> LaunchFile:
     processes = fields.optional("num_processes")
     precision = fields.choice("mixed_precision", "no")
     if precision in ("no", "fp8"):
-        fields.fault("mixed_precision", f"{precision} is not priced under DeepSpeed", allowed="bf16, fp16")
+        fields.fault(
+            "mixed_precision", f"{precision} is not supported under DeepSpeed", allowed="bf16, fp16"
+        )
     fields.slip_for(f"{AT}zero_stage")
     fields.stop()
     world = known.required("num_gpus", processes or known.num_gpus(), "num_processes")
@@ -468,7 +470,7 @@ def _zero(fields: Fields) -> int:
     """Return FSDP2's ZeRO stage: 3 if weights are resharded after the forward pass, else 2."""
     fields.choice(f"{FSDP}fsdp_auto_wrap_policy")
     if fields.integer(_VERSION) == 1:
-        fields.note("fsdp_version is 1: FSDP1 is priced as FSDP2")
+        fields.note("fsdp_version is 1: FSDP1 is predicted as FSDP2")
         return int(fields.priced(_STRATEGY))
     return 3 if fields.flag(f"{FSDP}fsdp_reshard_after_forward", default=True) else 2
 
@@ -500,5 +502,5 @@ def _precision(fields: Fields) -> str:
     precision = fields.choice("mixed_precision", "no")
     fields.stop()
     if precision == "no":
-        fields.fault("mixed_precision", "training in fp32 is not priced", allowed="bf16, fp16")
+        fields.fault("mixed_precision", "training in fp32 is not supported", allowed="bf16, fp16")
     return precision

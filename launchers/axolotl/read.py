@@ -70,7 +70,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     tuned = _tuned(fields, known)
     if "base_precision" in tuned and known.model().moe is not None:
         name = next(name for name in _QUANTISED.values() if fields.raw(name))
-        fields.fault(name, "experts of fewer bits under Axolotl are not priced", allowed="false")
+        fields.fault(name, "experts of fewer bits under Axolotl are not supported", allowed="false")
     precision = _precision(fields)
     for name in ("micro_batch_size", "sequence_len"):
         fields.expect(name)
@@ -212,11 +212,11 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
         found = {"optimizer": name, "base_precision": base_of(fields, nested=True)}
-        fields.note("weights of 4 or 8 bits under Axolotl are priced as on accelerate's replicas")
+        fields.note("weights of 4 or 8 bits under Axolotl are predicted as on accelerate's replicas")
         if _is_cut(fields):
             fields.fault(
                 _QUANTISED[kind],
-                "weights of 4 or 8 bits cut over ranks are not priced",
+                "weights of 4 or 8 bits cut over ranks are not supported",
                 allowed="without FSDP",
             )
     if kind not in _ADAPTERS and not fields.has("deepspeed"):
@@ -277,7 +277,7 @@ def _recomputes(fields: Fields) -> bool:
     if said not in ("true", "false"):
         fields.fault(
             "gradient_checkpointing",
-            f"{shown(said)}: activations on the host are not priced under Axolotl",
+            f"{shown(said)}: activations on the host are not supported under Axolotl",
             allowed="true, false",
             nearest="true",
         )
@@ -347,7 +347,9 @@ def _precision(fields: Fields) -> str:
     if said not in ("auto", "none", "false"):
         fields.fault("bf16", f"{shown(said)} is none of its values", allowed="true, false, auto")
     if not half and not fields.flag("bfloat16"):
-        fields.fault("bf16", "neither bf16 nor fp16 is on: training in fp32 is not priced", allowed="true")
+        fields.fault(
+            "bf16", "neither bf16 nor fp16 is on: training in fp32 is not supported", allowed="true"
+        )
     if half and fields.word("adapter", "") not in _ADAPTERS:
         fields.fault(
             "fp16",
@@ -386,7 +388,7 @@ def _is_away(fields: Fields) -> bool:
     """Return whether weights, gradients and states are on the host, as priced for full training."""
     away = _is_cut(fields) and fields.flag(_OFFLOADS)
     if away and fields.word("adapter", "") in _ADAPTERS:
-        fields.fault(_OFFLOADS, "frozen weights on the host are not priced", allowed="false")
+        fields.fault(_OFFLOADS, "frozen weights on the host are not supported", allowed="false")
     return away
 
 
@@ -401,7 +403,8 @@ def _take_replicas(fields: Fields) -> None:
     else:
         fields.fault(
             "fsdp_config",
-            "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not priced",
+            "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not "
+            "supported",
             allowed="fsdp_version: 2 and an fsdp_config",
         )
 
@@ -412,7 +415,7 @@ def _take_fsdp1(fields: Fields) -> None:
     if adapters or _version(fields) != 1:
         fields.fault(
             "fsdp_version",
-            f"{_version(fields)} is not priced under Axolotl" + (" with adapters" if adapters else ""),
+            f"{_version(fields)} is not supported under Axolotl" + (" with adapters" if adapters else ""),
             allowed="2",
             nearest="2",
         )
@@ -421,7 +424,7 @@ def _take_fsdp1(fields: Fields) -> None:
     for word in _strategies(fields):
         if word not in _FSDP1_WORDS:
             fields.fault(
-                "fsdp", f"{shown(word)} is not priced under Axolotl", allowed=", ".join(_FSDP1_WORDS)
+                "fsdp", f"{shown(word)} is not supported under Axolotl", allowed=", ".join(_FSDP1_WORDS)
             )
     runs = "shard_grad_op" if _keeps_gathered(fields) else "full_shard"
     said = str(fields.raw(f"{_FSDP}sharding_strategy") or runs)
@@ -474,8 +477,8 @@ def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
     tp, cp = (fields.integer(f"{name}_parallel_size") for name in ("tensor", "context"))
     if cp > 1:
         fields.note(
-            "context_parallel_size is priced as the rings of Axolotl 0.19; 0.21 chooses "
-            "between rings and all-to-all by the heads"
+            "context_parallel_size is predicted as the rings of Axolotl 0.19; 0.21 chooses between "
+            "rings and all-to-all by the heads"
         )
     for name in ("tensor_parallel_size", "context_parallel_size", "dp_shard_size", "dp_replicate_size"):
         fields.slip_for(name)

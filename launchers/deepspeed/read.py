@@ -80,7 +80,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         if offload == "none":
             options |= {"sub_group_size": group}
         elif group != SWAPPED_GROUP:
-            fields.note(f"sub_group_size {group:g} is priced as {SWAPPED_GROUP}: states are away")
+            fields.note(f"sub_group_size {group:g} is predicted as {SWAPPED_GROUP}: states are away")
     for name in fields.unread():
         if name.startswith("zero_optimization.") and name not in flag_names("deepspeed"):
             fields.fault(name, "is not a key of ZeRO's section")
@@ -120,7 +120,7 @@ def _precision(fields: Fields, known: Known) -> str:
     if bf16 and fp16:
         fields.fault("fp16.enabled", "contradicts bf16.enabled: DeepSpeed takes one of them")
     if not bf16 and not fp16:
-        fields.fault("bf16.enabled", "neither bf16 nor fp16 is enabled: training in fp32 is not priced")
+        fields.fault("bf16.enabled", "neither bf16 nor fp16 is enabled: training in fp32 is not supported")
     return "fp16" if fp16 else "bf16"
 
 
@@ -187,7 +187,7 @@ def _options(fields: Fields, precision: str, zero: int) -> Options:
         does = "overlaps" if zero == _SHARDED_WEIGHTS else "does not overlap"
         fields.note(f"overlap_comm is not given: stage {zero} {does} its collectives")
     elif zero and overlap != (zero == _SHARDED_WEIGHTS):
-        fields.note(f"overlap_comm {str(overlap).lower()} is priced as stage {zero}'s default")
+        fields.note(f"overlap_comm {str(overlap).lower()} is predicted as stage {zero}'s default")
     return options
 
 
@@ -308,7 +308,9 @@ def _zenflow(fields: Fields, configuration: Configuration) -> Options:
     if configuration.num_microbatches > 1:
         fields.fault("gradient_accumulation_steps", "ZenFlow replaces it by update_interval", nearest="1")
     if not fields.flag(overlap):
-        fields.fault(overlap, "updates that steps wait for are not priced", allowed="true", nearest="true")
+        fields.fault(
+            overlap, "updates that steps wait for are not supported", allowed="true", nearest="true"
+        )
     if fields.raw(interval) in (None, "auto"):
         fields.fault(interval, "auto depends on the gradients", allowed="2 to 1000", nearest="4")
         return {}

@@ -45,7 +45,7 @@ FULL, BLOCK = 1, 1  # codes of the lists by stage: arguments.py, help of recompu
 def replicas_are_alike(target: Target) -> Iterator[FieldError]:
     """Refuse unlike replicas: each mesh holds a part of the pipeline, never all of it."""
     if target.config.replicas:
-        yield fault("replicas", "FlagScale has no replicas of unlike sizes", nearest="none")
+        yield fault("replicas", "FlagScale has no replicas of different sizes", nearest="none")
 
 
 def a_type_is_one_part_of_the_pipeline(target: Target) -> Iterator[FieldError]:

@@ -160,11 +160,11 @@ def _mesh(fields: Fields, known: Known) -> _Axes:
     fields.stop()
     sizes = {axis: across[axis] * inside[axis] for axis in _READ_AXES}
     if sizes["tensor"] > 1 and sizes["tensor_sequence"] > 1:
-        fields.fault("ici_tensor_parallelism", "both tensor axes together are not priced", allowed="1")
+        fields.fault("ici_tensor_parallelism", "both tensor axes together are not supported", allowed="1")
     if sizes["tensor"] > 1:
         fields.note(
-            "the axis tensor splits hidden states along their size between layers: it is priced as "
-            "tensor_sequence, which splits the sequence and moves as many bytes"
+            "the axis tensor splits hidden states along their size between layers: it is predicted "
+            "as tensor_sequence, which splits the sequence and moves as many bytes"
         )
     split = sizes.pop("tensor")
     sizes["tensor_sequence"] *= split
@@ -257,7 +257,7 @@ def _check(fields: Fields, mesh: _Axes, model: ModelSpec, shards: int) -> None:
     if sizes["context"] > 1 and strategy != "ring":
         fields.fault(
             "context_parallel_strategy",
-            f"{strategy} of context ranks is not priced",
+            f"{strategy} of context ranks is not supported",
             allowed="ring",
             nearest="ring",
         )
@@ -297,7 +297,7 @@ def _batch(fields: Fields, mesh: _Axes, dp: int) -> tuple[int, int]:
     if pp > 1 and steps > 1:
         fields.fault(
             "gradient_accumulation_steps",
-            f"{steps} rounds of a pipeline in a step are not priced",
+            f"{steps} rounds of a pipeline in a step are not supported",
             allowed="1, with as many num_pipeline_microbatches",
         )
     if sequences < dp * count or sequences % (dp * count):
@@ -359,12 +359,12 @@ def _sent(fields: Fields) -> tuple[str, ...]:
     if policy == "custom":
         sent = tuple(name for name, place in _places(fields).items() if place == "offload")
     for name in (one for one in sent if one not in named):
-        fields.fault(name, "this tensor in host memory is not priced", allowed="remat, device")
+        fields.fault(name, "this tensor in host memory is not supported", allowed="remat, device")
     for names in SENT_BY.values():
         if lacking := [name for name in names if name not in sent and len({*names} & {*sent})]:
             fields.fault(
                 lacking[0],
-                "is not in host memory like the other inputs of its module, which is not priced",
+                "is not in host memory like the other inputs of its module, which is not supported",
                 allowed=f"{' and '.join(names)} in one place",
             )
     modules = tuple(module for module, names in SENT_BY.items() if {*names} <= {*sent})
@@ -377,7 +377,7 @@ def _recompute(fields: Fields) -> str:
         return "full"
     if not {*ALWAYS_KEPT} <= {*kept}:
         lacking = ", ".join(name for name in ALWAYS_KEPT if name not in kept)
-        fields.fault("remat_policy", f"keeping some products without {lacking} is not priced")
+        fields.fault("remat_policy", f"keeping some products without {lacking} is not supported")
     return "selective"
 
 
@@ -483,7 +483,7 @@ def _shape(fields: Fields) -> dict[str, object]:
     block = fields.choice("decoder_block")
     if (gated := fields.raw("mlp_activations")) not in (None, ["silu", "linear"]):
         fields.fault(
-            "mlp_activations", f"{shown(str(gated))[:64]} is not priced", allowed='["silu", "linear"]'
+            "mlp_activations", f"{shown(str(gated))[:64]} is not supported", allowed='["silu", "linear"]'
         )
     if fields.flag("attention_bias") and block != "qwen2":
         fields.note(f"attention_bias does nothing in decoder_block {block}")

@@ -97,7 +97,7 @@ def take_precision(given: Given, values: ConfigValues) -> None:
     if held is None:
         held = {"bf16": "true"}
         given.take("--bf16", Value((), line), called=_KEY)
-        given.fault("bf16", f'"{text[:40]}" is not priced', allowed=", ".join(_RECIPES))
+        given.fault("bf16", f'"{text[:40]}" is not supported', allowed=", ".join(_RECIPES))
     _take(given, held, line, values)
     low = held.get("grad_reduce_in_fp32", "true").lower() in _FALSE
     said, at = values.get(_DDP, ("", 0))
@@ -145,7 +145,7 @@ def _take(given: Given, held: Mapping[str, str], line: int, values: ConfigValues
     fp16 = held.get("fp16", "false").lower() == "true"
     given.take("--fp16" if fp16 else "--bf16", Value((), line), called=_KEY)
     if not fp16 and held.get("bf16", "false").lower() != "true":
-        given.fault("bf16", "neither bf16 nor fp16 is on: fp32 is not priced", allowed="bf16:true")
+        given.fault("bf16", "neither bf16 nor fp16 is on: fp32 is not supported", allowed="bf16:true")
     for key, text in held.items():
         row = flag_names("megatron-bridge").row(f"{_KEY}.{key}")
         if row is not None and row.refuses(text):
@@ -281,7 +281,7 @@ def _recipe_of(command: Command, overrides: Overrides) -> tuple[Recipe | None, l
     if adapters:
         raise InvalidProblemError.of(
             "--recipe",
-            f"line {word.line}: {adapters} trains adapters, which are not priced",
+            f"line {word.line}: {adapters} trains adapters, which are not supported",
             allowed="a recipe for pretraining or sft",
         )
     return found, [(key, text_of(value), word.line) for key, value in found.values.items()]
@@ -341,7 +341,7 @@ def _refuse_adapters(given: Given, values: ConfigValues) -> None:
         if key.partition(".")[0] == "peft" and text.lower() not in _UNSET:
             given.refuse(
                 key[:64],
-                f"line {line}: trains adapters, which are not priced under Megatron-Bridge",
+                f"line {line}: trains adapters, which are not supported under Megatron-Bridge",
                 allowed="null, which trains all weights",
             )
             return

@@ -103,7 +103,7 @@ def context_mode(given: Given, cp: int) -> str:
         return "all_to_all"
     if words == {"a2a+p2p"}:
         return _both_modes(given, cp)
-    given.note("--cp-comm-type is priced as p2p, the ring")
+    given.note("--cp-comm-type is predicted as p2p, the ring")
     return "ring"
 
 
@@ -121,7 +121,7 @@ def _both_modes(given: Given, cp: int) -> str:
     modes = {1: "ring", cp: "all_to_all", **{size: mode for mode, size in HIERARCHICAL.items()}}
     if sizes[0] not in modes:
         given.fault(
-            name, "is not priced", allowed=", ".join(map(str, HIERARCHICAL.values())) + " that exchange"
+            name, "is not supported", allowed=", ".join(map(str, HIERARCHICAL.values())) + " that exchange"
         )
     return modes.get(sizes[0], "ring")
 

@@ -56,7 +56,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     require_training(command, source.name)
     if model := data("reading/programs.yaml")["other_models"].get(program):
         line = command.before[0].line if command.before else 1
-        raise refused(f"line {line}: {program} trains {model}, which is not priced")
+        raise refused(f"line {line}: {program} trains {model}, which is not supported")
     given = given_flags(command.words, overrides)
     if program in _OF_PATTERNS and not {"--hybrid-layer-pattern", "--hybrid-override-pattern"} & {
         *given.values,

@@ -172,7 +172,7 @@ def _experts(given: Given) -> None:
         given.fault_of(
             "--mlp-type",
             given.others["--mlp-type"],
-            "cannot be read: an MLP next to its experts is not priced",
+            "cannot be read: an MLP next to its experts is not supported",
             allowed="standard",
         )
         return
@@ -180,7 +180,8 @@ def _experts(given: Given) -> None:
         given.fault_of(
             "--num-experts",
             said,
-            "cannot be read: DeepSpeed's experts next to tensor ranks, which repeat them, are not priced",
+            "cannot be read: DeepSpeed's experts next to tensor ranks, which repeat them, are not "
+            "supported",
             allowed="--tensor-model-parallel-size 1",
         )
         return
@@ -212,7 +213,7 @@ def _experts(given: Given) -> None:
     width = given.integer("ffn-hidden-size", 4 * given.integer("hidden-size", 1))
     given.note(
         "DeepSpeed's gate moves tokens by products with masks of all experts' places, "
-        f"{tokens / max(width, 1):.0%} of the experts' own products here, which are not priced"
+        f"{tokens / max(width, 1):.0%} of the experts' own products here, which are not supported"
     )
 
 
@@ -350,6 +351,8 @@ def partition(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     split[0] -= ends
     split[-1] -= ends
     if min(split) < 1:
-        given.fault("pipeline-model-parallel-size", "leaves a stage without a layer, which is not priced")
+        given.fault(
+            "pipeline-model-parallel-size", "leaves a stage without a layer, which is not supported"
+        )
         return ()
     return tuple(split)

@@ -69,7 +69,7 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
     positions = given.word("position-embedding-type", "learned_absolute")
     learned = positions == "learned_absolute"
     if positions not in ("learned_absolute", "rope", "yarn") and not (positions == "none" and pattern):
-        given.note(f"--position-embedding-type {positions} is priced as rope")
+        given.note(f"--position-embedding-type {positions} is predicted as rope")
     biased = not given.has("disable-bias-linear")
     model = ModelSpec(
         name=name,
@@ -123,7 +123,7 @@ def pattern_of(given: Given) -> str:
     text = given.word(PATTERN)
     main, _, prediction = text.partition("/")
     if prediction:
-        given.fault(PATTERN, "prediction layers behind a pattern are not priced", allowed="no / in it")
+        given.fault(PATTERN, "prediction layers behind a pattern are not supported", allowed="no / in it")
     letters = main.replace("|", "")
     wrong = next((letter for letter in letters if letter not in _SYMBOLS), None)
     if wrong is not None or (text and not letters):
@@ -262,7 +262,7 @@ def _mixer(given: Given) -> MixerSpec | None:
     if not given.has(variant):
         return None
     if given.word(variant) != "gated_delta_net":
-        given.fault(variant, "other kinds of attention are not priced", allowed="gated_delta_net")
+        given.fault(variant, "other kinds of attention are not supported", allowed="gated_delta_net")
         given.stop()
     name, num_layers = "linear-attention-freq", given.integer("num-layers", 0)
     mixing = _layers_of(given, name, lambda every: lambda layer: (layer + 1) % every != 0)

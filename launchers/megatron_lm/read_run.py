@@ -118,7 +118,7 @@ def _segments(given: Given, pp: int) -> tuple[int, ...]:
     if len(split) % pp:
         given.fault(PATTERN, f"has {len(split)} stages, which {pp} pipeline ranks do not share evenly")
     elif not all(split):
-        given.fault(PATTERN, "has a stage without a layer, which is not priced")
+        given.fault(PATTERN, "has a stage without a layer, which is not supported")
     else:
         return split
     return ()
@@ -147,7 +147,9 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
             allowed="…m|L with no layer next to m or L, or …mL",
         )
     elif not holds_layers(split, (1, 1 + any("m" in stage for stage in stages[:-1]))):
-        given.fault(name, "has a stage without a layer between the first and the last, which is not priced")
+        given.fault(
+            name, "has a stage without a layer between the first and the last, which is not supported"
+        )
     else:
         return split
     return ()
@@ -176,7 +178,7 @@ def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
         others = set(given.words("recompute-modules")) - {*OPTION_PARTS["recompute_modules"][0]}
         if granularity and others:
             names = ", ".join(sorted(others))[:80]
-            given.note(f"recomputed modules {names} are priced as if they were kept")
+            given.note(f"recomputed modules {names} are predicted as if they were kept")
         return granularity or "none", 0
     return "full", _recomputed_layers(given, split or (1,))
 
@@ -188,7 +190,7 @@ def _recomputed_layers(given: Given, split: tuple[int, ...]) -> int:
         given.fault("recompute-method", "is needed with full recomputation", allowed="uniform or block")
     if method == "uniform":
         if count > 1:
-            given.note(f"recomputation in groups of {count} layers is priced as groups of one")
+            given.note(f"recomputation in groups of {count} layers is predicted as groups of one")
         return sum(split)
     if count > max(split):
         given.note(f"--recompute-num-layers {count} is more than a chunk has: every layer recomputes")
@@ -329,7 +331,7 @@ def _precision(given: Given) -> tuple[str, str]:
     if given.has("bf16") and given.has("fp16"):
         given.fault("fp16", "contradicts --bf16: Megatron-LM takes one of them", allowed="no --fp16")
     if not (given.has("bf16") or given.has("fp16")):
-        given.fault("bf16", "neither --bf16 nor --fp16 is given: training in fp32 is not priced")
+        given.fault("bf16", "neither --bf16 nor --fp16 is given: training in fp32 is not supported")
     if given.has("fp8-format"):
         recipe = given.word("fp8-recipe", "delayed")
         return "fp8", "" if recipe == "delayed" else _RECIPES.get(recipe, "")
@@ -344,7 +346,7 @@ def _optimizer(given: Given) -> str:
         one = "exp-avg-dtype" if moments[0] != "fp32" else "exp-avg-sq-dtype"
         given.fault(one, "needs --use-precision-aware-optimizer", allowed="fp32", nearest="fp32")
     elif moments[0] != moments[1]:
-        given.note(f"--exp-avg-sq-dtype {moments[1]} is priced as {moments[0]}, the other moment's")
+        given.note(f"--exp-avg-sq-dtype {moments[1]} is predicted as {moments[0]}, the other moment's")
     if name == "adam" and aware:
         return _SMALL_STATES.get(given.word("exp-avg-dtype", "fp32"), "adamw")
     return _OPTIMIZERS.get(name, "adamw")
@@ -377,7 +379,7 @@ def _note_slower_runs(given: Given) -> None:
     # Launchers over Megatron-Core take it from the model's provider, unless a name turns it off.
     unset = given.has("num-experts") and not given.called
     if not given.has("moe-grouped-gemm") and (unset or "--moe-grouped-gemm" in given.called):
-        given.note("experts run one by one without --moe-grouped-gemm, but are priced as one product")
+        given.note("experts run one by one without --moe-grouped-gemm, but are predicted as one product")
 
 
 def _gradient_dtype(given: Given, known: FrameworkFacts) -> str:
@@ -631,7 +633,7 @@ def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
     group = given.integer(name, pp)
     at = name if given.has(name) else "global-batch-size"
     if group != pp:
-        given.note(f"--{name} {group} is priced as {pp}, one of each stage")
+        given.note(f"--{name} {group} is predicted as {pp}, one of each stage")
     if not pp <= group <= count:
         given.fault(
             at,

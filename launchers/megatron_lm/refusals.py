@@ -60,7 +60,7 @@ def refuse_words(given: Given) -> None:
         known = {one.lower() for one in allowed or value.texts}
         for word in (one for one in value.texts if one.lower() not in known):  # forks write rmsnorm
             near = difflib.get_close_matches(word, allowed, n=1)
-            message = f'"{shown(word)}" is not priced, or not known'
+            message = f'"{shown(word)}" is not supported, or not known'
             nearest = near[0] if near else None
             given.fault(flag.removeprefix("--"), message, allowed=", ".join(allowed), nearest=nearest)
 
@@ -69,12 +69,12 @@ def _note_other_types(given: Given, _: ModelSpec) -> None:
     notes = (
         (
             given.word("transformer-impl") == "local",
-            "--transformer-impl local is priced as Transformer Engine, which has faster kernels",
+            "--transformer-impl local is predicted as Transformer Engine, which has faster kernels",
         ),
-        (given.word("main-params-dtype", "fp32") != "fp32", "--main-params-dtype is priced as fp32"),
+        (given.word("main-params-dtype", "fp32") != "fp32", "--main-params-dtype is predicted as fp32"),
         (
             given.word("exp-avg-dtype") == "fp16",
-            "--exp-avg-dtype fp16 is priced as bf16, of as many bytes",
+            "--exp-avg-dtype fp16 is predicted as bf16, of as many bytes",
         ),
     )
     given.note(*(text for applies, text in notes if applies))
@@ -196,7 +196,7 @@ def _documents(given: Given, _: ModelSpec) -> None:
     room = given.integer("seq-length", 1) // given.integer("context-parallel-size", 1)
     stated = given.integer(size, 1) if given.has(size) else None
     if stated != room:
-        found = "is required" if stated is None else f"{stated} is not priced"
+        found = "is required" if stated is None else f"{stated} is not supported"
         allowed = f"--seq-length / --context-parallel-size, {room}"
         given.fault(size, f"{found} with --hybrid-context-parallel", allowed=allowed, nearest=room)
     if (pp := given.integer(stages, 1)) > 1:

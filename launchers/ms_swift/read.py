@@ -159,7 +159,7 @@ def _leave_graphs(given: Given, launcher: str) -> None:
     whole = WHOLE_STEP in (*given.words("cuda-graph-scope"), *given.words("cuda-graph-modules"))
     if impl == "local" and not whole:
         name = "enable-cuda-graph" if given.has("enable-cuda-graph") else "cuda-graph-impl"
-        given.fault(name, f"CUDA graphs of Megatron-Core alone are not priced under {launcher}")
+        given.fault(name, f"CUDA graphs of Megatron-Core alone are not supported under {launcher}")
     elif impl != "none" or given.has("external-cuda-graph"):
         name = "cuda-graph-impl" if impl != "none" else "external-cuda-graph"
         line = given.values[f"--{name}"].line
@@ -202,8 +202,8 @@ def _tower_notes(run: LaunchFile, others: Mapping[str, str]) -> Iterator[str]:
     replays = not is_off(others.get("vit_gradient_checkpointing", "true"))  # the default of a trained tower
     if trained and replays != (run.configuration.recompute_granularity == "full"):
         yield (
-            f"vit_gradient_checkpointing is {str(replays).lower()}: layers of the tower are priced as "
-            "those of the language model, which replay where recompute_granularity is full"
+            f"vit_gradient_checkpointing is {str(replays).lower()}: layers of the tower are predicted "
+            "as those of the language model, which replay where recompute_granularity is full"
         )
 
 
@@ -279,7 +279,7 @@ def _take_precision(given: Given, others: dict[str, str]) -> None:
         )
     core.take(given, "fp16" if name == "float16" else "bf16", "true", 0, called="--torch_dtype")
     if name not in ("", "bfloat16", "float16"):
-        given.fault("bf16", f"{name[:20]} is not priced", allowed="bfloat16, float16")
+        given.fault("bf16", f"{name[:20]} is not supported", allowed="bfloat16, float16")
 
 
 def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple[str, ...]]:
@@ -293,7 +293,7 @@ def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple
         line = max((word.line for word in words if word.text.partition("=")[0] == f"--{name}"), default=0)
         return InvalidProblemError.of(
             f"--{name}",
-            f"line {line}: {shown(others[name])} is not priced",
+            f"line {line}: {shown(others[name])} is not supported",
             allowed=allowed,
             nearest=near_word(others[name], allowed),
         )

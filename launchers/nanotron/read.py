@@ -37,9 +37,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields.expect("tokens.sequence_length")
     seq_length = fields.integer("tokens.sequence_length", 1)
     if fields.word("model.dtype", "bfloat16") != "bfloat16":
-        fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")
+        fields.fault("model.dtype", "is not supported", allowed="bfloat16", nearest="bfloat16")
     if fields.word("optimizer.optimizer_factory.name", "adamW").lower() != "adamw":
-        fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")
+        fields.fault("optimizer.optimizer_factory.name", "is not supported", allowed="adamW")
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
         seq_length=seq_length,
@@ -104,8 +104,9 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
         fields.note("accumulate_grad_in_fp32 is false: the prediction assumes fp32 accumulation")
     elif zero:
         fields.note(
-            "zero_stage 1 with accumulate_grad_in_fp32 raises NotImplementedError in nanotron, April 2026 "
-            "(optim/gradient_accumulator.py:355, trainer.py:645); it is priced as older versions ran it"
+            "zero_stage 1 with accumulate_grad_in_fp32 raises NotImplementedError in nanotron, April "
+            "2026 (optim/gradient_accumulator.py:355, trainer.py:645); it is predicted as older "
+            "versions ran it"
         )
     schedule = _schedule(fields, pp)
     recompute = fields.flag("parallelism.recompute_layer")
@@ -227,10 +228,10 @@ def _refuse_layers(fields: Fields) -> None:
                 allowed=passing(name),
             )
     if fields.word(_AT + "hidden_act", "silu") != "silu":
-        fields.fault(_AT + "hidden_act", "is not priced", allowed="silu")
+        fields.fault(_AT + "hidden_act", "is not supported", allowed="silu")
     kernel = fields.word(_AT + "_attn_implementation", _KERNELS[0])
     if kernel not in _KERNELS:
-        fields.note(f"_attn_implementation {shown(kernel)} is priced as {_KERNELS[0]}")
+        fields.note(f"_attn_implementation {shown(kernel)} is predicted as {_KERNELS[0]}")
 
 
 _KERNELS = ("flash_attention_2", "ring_flash_triton")  # the latter for context parallelism

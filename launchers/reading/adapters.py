@@ -70,7 +70,9 @@ def adapters_of(
         kind = "lora"
     if kind not in ("full", "lora"):
         fields.fault(
-            next(name for name in _KINDS if fields.has(name)), f"{kind} is not priced", allowed="full, lora"
+            next(name for name in _KINDS if fields.has(name)),
+            f"{kind} is not supported",
+            allowed="full, lora",
         )
     if kind != "lora":
         if pefts and not whole:
@@ -92,7 +94,9 @@ def adapters_of(
             allowed="lora_r, in the script or next to it (--set lora_rank=…)",
         )
     if str(fields.raw("adapter") or "lora") not in ("lora", "qlora"):
-        fields.fault("adapter", f"{shown(str(fields.raw('adapter')))} is not priced", allowed="lora, qlora")
+        fields.fault(
+            "adapter", f"{shown(str(fields.raw('adapter')))} is not supported", allowed="lora, qlora"
+        )
     if strange and not fastchats and _bits(fields) and not any(fields.raw(name) for name in _TARGETS):
         why = (
             "is not given, and scripts on weights of few bits often adapt all linear layers, not peft's two"
@@ -108,7 +112,7 @@ UNCOUNTED = re.compile(
     r"(?:\w+\.)?(?:peft_|lora_)?(?:bias|rank_pattern|layers_to_transform|layers_pattern|exclude_modules|"
     r"layer_replication|trainable_token_indices|use_(?:dora|qalora|bdlora))(?:\..+)?|target_regex"
 )
-WHY_UNCOUNTED = "changes which weights are trained next to a rank and targets, and is not priced"
+WHY_UNCOUNTED = "changes which weights are trained next to a rank and targets, and is not supported"
 
 
 def refuse_uncounted(fields: Fields) -> None:
@@ -187,7 +191,7 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
     name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
     for whole in _ADAPTED_AS_THEY_ARE:
         if fields.raw(whole):
-            fields.fault(whole, "weights that are adapted without a layer of their own are not priced")
+            fields.fault(whole, "weights that are adapted without a layer of their own are not supported")
     if pefts and not fields.raw(name):
         fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
         return _PEFTS_OWN
@@ -218,7 +222,7 @@ def trained_whole(fields: Fields) -> tuple[str, ...]:
     other = next((word for word in words if word.rpartition(".")[2] not in _WHOLE), None)
     if other is not None:
         fields.fault(
-            name, f"{shown(other)} trained whole is not priced", allowed=", ".join(TRAINED_MODULES)
+            name, f"{shown(other)} trained whole is not supported", allowed=", ".join(TRAINED_MODULES)
         )
     found = {_WHOLE.get(word.rpartition(".")[2]) for word in words}
     return tuple(module for module in TRAINED_MODULES if module in found)
@@ -235,8 +239,9 @@ def of_trainer(
         return targets
     if more := of_linear_experts(model, rank):
         fields.note(
-            "all linear layers are those of transformers 5, which leave out experts; under transformers 4 "
-            f"adapters stand next to each expert, too: {more} weights more, which are not priced"
+            "all linear layers are those of transformers 5, which leave out experts; under "
+            f"transformers 4 adapters stand next to each expert, too: {more} weights more, which are "
+            "not supported"
         )
     return linear_names(model)
 
@@ -260,7 +265,7 @@ _FLAGS = {  # of TRL, Axolotl, and scripts after peft's examples
     "load_in_4bit": 4, "load_in_8bit": 8, "use_4bit_quantization": 4, "use_8bit_quantization": 8,
     **dict.fromkeys(_SWITCHED_BITS, 4),
 }  # fmt: skip
-_WHY = "is not priced from launch files yet"
+_WHY = "is not supported from launch files yet"
 _SHARDED = 3  # ZeRO-3
 
 
@@ -340,6 +345,6 @@ def require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
     if zero == _SHARDED:
         why = _IN_FLOATS if _stored_in_floats(fields) else _WHOLE_ON_RANKS
         fields.fault(
-            name, f"{bits} cut over ranks are not priced: {why}", allowed="without ZeRO-3 and FSDP"
+            name, f"{bits} cut over ranks are not supported: {why}", allowed="without ZeRO-3 and FSDP"
         )
     fields.stop()

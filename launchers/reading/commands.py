@@ -412,7 +412,7 @@ def require_training(command: Command, name: str) -> None:
         line = next((word.line for word in (*command.before, *command.words)), 0)
         program = command.program.rsplit("/", 1)[-1][:64]
         raise refused(
-            f"line {line} of {name[:64]}: {program or 'the command'} {does}, which is not priced",
+            f"line {line} of {name[:64]}: {program or 'the command'} {does}, which is not supported",
             allowed="a script that pre-trains or fine-tunes on sequences",
         )
 

@@ -98,7 +98,7 @@ def _fault(source: Source, what: str, step: str) -> FieldError:
 # Trainings on transformers' Trainer that no plan describes, by their arguments and programs.
 
 
-_ON_PREFERENCES = "training on preferences or rewards is not priced"
+_ON_PREFERENCES = "training on preferences or rewards is not supported"
 
 
 @cache
@@ -147,14 +147,15 @@ def refuse_unpriced(fields: Fields, program: str = "") -> None:
     stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""
     if stage not in _STAGES:
         fields.fault(
-            "stage", f"{shown(stage)} is not priced: plans train on one sequence", allowed="sft, pt"
+            "stage", f"{shown(stage)} is not supported: plans train on one sequence", allowed="sft, pt"
         )
     if "ms-swift" not in fields.programs:  # which trains whatever do_train is
         _require_training(fields, program)
     if (seeing := _SEEING_PROGRAM.search(program)) is not None:
         fields.fault(
             WHOLE_FILE,
-            f"{shown(program)} trains what sees or hears ({seeing[0].strip('-_./')}), which is not priced",
+            f"{shown(program)} trains what sees or hears ({seeing[0].strip('-_./')}), which is not "
+            "supported",
             allowed=_STARTER,
         )
     fields.stop()

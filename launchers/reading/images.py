@@ -55,7 +55,7 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
         if trained := [part for part in TOWER_PARTS if part not in frozen]:
             raise InvalidProblemError.of(
                 "/workload/frozen",
-                f"adapters in {' and '.join(trained)} are not priced",
+                f"adapters in {' and '.join(trained)} are not supported",
                 allowed="a frozen tower and projector",
             )
         frozen = ()

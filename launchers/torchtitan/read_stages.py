@@ -48,10 +48,11 @@ def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[
     ):
         fields.fault(
             _NAME,
-            "tok_embeddings belongs to the first stage, norm and output to the last: others are not priced",
+            "tok_embeddings belongs to the first stage, norm and output to the last: others are not "
+            "supported",
         )
     elif not holds_layers([len(part) for part in layers], _ALONE):
-        fields.fault(_NAME, "a stage without a layer between the first and the last is not priced")
+        fields.fault(_NAME, "a stage without a layer between the first and the last is not supported")
     else:
         return tuple(len(part) for part in layers)
     fields.stop()

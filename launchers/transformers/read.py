@@ -365,11 +365,11 @@ def _projected(fields: Fields) -> dict[str, Any]:
     name = fields.word("optim", "adamw_torch")
     if name not in _PROJECTED:
         allowed = ", ".join(_PROJECTED)
-        fields.fault("optim", f"{shown(name)} is not priced with use_galore", allowed=allowed)
+        fields.fault("optim", f"{shown(name)} is not supported with use_galore", allowed=allowed)
     for other, usual in (("galore_target", "all"), ("galore_proj_type", "std")):
         stated = fields.word(other, usual)
         if stated != usual:
-            fields.fault(other, f"{shown(stated)} is not priced", allowed=usual, nearest=usual)
+            fields.fault(other, f"{shown(stated)} is not supported", allowed=usual, nearest=usual)
     interval = fields.integer("galore_update_interval", USUAL_INTERVAL)
     return {
         "optimizer": _PROJECTED.get(name, "galore"),
@@ -413,7 +413,9 @@ def trainers_galore(fields: Fields, model: ModelSpec, key: str = "optim") -> dic
                 allowed=f"1 to {10 ** (_DIGITS - 1) - 1}",
             )
     if (kind := found.get("proj_type", "std")) != "std":
-        fields.fault("optim_args", f"proj_type = {shown(kind)} is not priced", allowed="std", nearest="std")
+        fields.fault(
+            "optim_args", f"proj_type = {shown(kind)} is not supported", allowed="std", nearest="std"
+        )
     _require_every_layer(fields, model)
     rank, interval = numbers["rank"], numbers["update_proj_gap"]
     return {
@@ -452,7 +454,7 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     if config.zero_stage > 0 or found.launcher == "deepspeed":
         fields.fault(
             galore,
-            "GaLore decomposes whole gradients, and is not priced with DeepSpeed or FSDP",
+            "GaLore decomposes whole gradients, and is not supported with DeepSpeed or FSDP",
             allowed="plain replicas, or another optimizer",
             nearest=nearest,
         )
@@ -466,7 +468,7 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     if name not in OPTIMIZERS:
         fields.fault(
             layers,
-            "layerwise updates are not priced with weights in fp32",
+            "layerwise updates are not supported with weights in fp32",
             allowed="weights in bfloat16, or updates of all layers at once",
             nearest=nearest,
         )
@@ -531,7 +533,7 @@ def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not planned:
         fields.fault(
             named,
-            f"{shown(text)} sees or hears: what trains besides its language model is not priced",
+            f"{shown(text)} sees or hears: what trains besides its language model is not supported",
             allowed=f"a language model, or --ignore {named} and --model for it alone",
         )
     if named in _PERHAPS_MODELS and named_model(text) is None:
@@ -694,7 +696,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
     fields.has("bf16")
     fields.fault(
         "bf16",
-        "neither bf16 nor fp16 is given: training in fp32 is not priced",
+        "neither bf16 nor fp16 is given: training in fp32 is not supported",
         allowed="bf16 or fp16 true, or --set precision=bf16",
     )
     return "bf16"

@@ -126,7 +126,7 @@ def _own_fsdp(fields: Fields, source: Source) -> dict[str, LocatedValue]:
     found: dict[str, object] = {ENGINE: "FSDP"}
     strategy = next((word for word in words if word in _STRATEGIES), None)
     if strategy is None and not set(words) & {"true", "fsdp", "fsdp2"}:
-        fields.fault("fsdp", f"{shown(' '.join(words))} is not priced", allowed=", ".join(_STRATEGIES))
+        fields.fault("fsdp", f"{shown(' '.join(words))} is not supported", allowed=", ".join(_STRATEGIES))
     if strategy is not None:
         found["fsdp_config.fsdp_sharding_strategy"] = strategy.upper()
     found |= {_OFFLOADS: True} if "offload" in words else {}
@@ -439,7 +439,10 @@ def require_gpus_of_their_own(
     sharded = fields.raw("fsdp") or re.search(r"zero_?3|stage_?3", str(fields.raw("deepspeed") or ""))
     if command.program.startswith("swift"):
         if gpus // each > 1 and not sharded and not (each == 1 and world.num_nodes):
-            why = f"a process holds the model over {gpus // each} of them (device_map), which is not priced"
+            why = (
+                f"a process holds the model over {gpus // each} of them (device_map), which is not "
+                "supported"
+            )
             fields.fault(
                 "NPROC_PER_NODE", f"{each} on {gpus} visible GPUs: {why}", allowed=f"NPROC_PER_NODE={gpus}"
             )
@@ -448,7 +451,7 @@ def require_gpus_of_their_own(
             why = f"python starts one process on {gpus} visible GPUs (torch's DataParallel)"
             fields.fault(
                 "CUDA_VISIBLE_DEVICES",
-                f"{why}, which is not priced",
+                f"{why}, which is not supported",
                 allowed=f"torchrun --nproc_per_node {gpus}, or one GPU",
             )
         elif not gpus:
@@ -460,7 +463,7 @@ def require_gpus_of_their_own(
         fields.note("auto_find_batch_size halves micro-batches where memory runs out: priced as it starts")
     if str(fields.raw("device_map")).lower() in _PLACEMENTS and gpus != 1:
         fields.note(
-            "device_map: layers on several GPUs, one working after another, are not priced: one GPU each"
+            "device_map: layers on several GPUs, one working after another, are not supported: one GPU each"
         )
     fields.stop()
 
@@ -486,7 +489,7 @@ def kernel_of(fields: Fields, launcher: str, configuration: Configuration) -> Op
     word = fields.word(name) if name else ""
     found = _KERNELS.get(word.lower(), "")
     if name and word and not found:
-        fields.note(f"{name} {shown(word)} is priced as the launcher's own attention")
+        fields.note(f"{name} {shown(word)} is predicted as the launcher's own attention")
     return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
 
 

@@ -171,7 +171,7 @@ def _precision(fields: Fields) -> str:
     if half and brain:
         fields.fault("bf16", "true, and so is fp16: TrainingArguments takes one of them", allowed="false")
     elif not half and not brain:
-        fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
+        fields.fault("bf16", "training in fp32 is not supported", allowed="true, or fp16: true")
     return "fp16" if half else "bf16"
 
 

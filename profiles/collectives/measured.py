@@ -45,7 +45,7 @@ class MeasuredCurve:
         """
         if self.collective not in COLLECTIVES:
             raise InvalidProblemError.of(
-                "/collective", f"{self.collective[:40]} is not priced", allowed=", ".join(COLLECTIVES)
+                "/collective", f"{self.collective[:40]} is not supported", allowed=", ".join(COLLECTIVES)
             )
         self._check_ranks()
         sizes, rates = self.payload_bytes, self.bus_bytes_per_s
@@ -53,7 +53,7 @@ class MeasuredCurve:
             raise InvalidProblemError.of(
                 "/bus_bytes_per_s",
                 f"{len(rates)} bandwidths of {len(sizes)} payloads",
-                allowed=f"as many as payload_bytes, 1 to {MAX_POINTS}",
+                allowed=f"one per value of payload_bytes, 1 to {MAX_POINTS}",
                 nearest=str(max(min(len(sizes), MAX_POINTS), 1)),
             )
         if list(sizes) != sorted(set(sizes)) or not 1 <= sizes[0] <= sizes[-1] <= MAX_PAYLOAD_BYTES:

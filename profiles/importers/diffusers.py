@@ -39,7 +39,7 @@ def model_from_diffusers(config: Mapping[str, object], *, name: str) -> ModelSpe
     stated = str(config.get(CLASS))[:60]
     if stated not in _CLASSES:
         raise UnsupportedModelError.field(
-            CLASS, f"{stated} is not a class that is planned; planned: {', '.join(_CLASSES)}"
+            CLASS, f"{stated} is not a supported class. Supported: {', '.join(_CLASSES)}"
         )
     defaults, build = _CLASSES[stated]
     reader = FieldReader({**defaults, **config}, "/model")
@@ -55,7 +55,7 @@ def model_from_diffusers(config: Mapping[str, object], *, name: str) -> ModelSpe
     reader.finish()
     for key in reader.unread():
         if key not in defaults:
-            raise UnsupportedModelError.field(key[:60], f"no part of {stated} reads this key")
+            raise UnsupportedModelError.field(key[:60], f"{stated} doesn't use this key")
     return ModelSpec(name=name[:MAX_TEXT], source=f"config.json of diffusers, {stated}", **facts)
 
 
@@ -111,7 +111,7 @@ def _flux(reader: FieldReader) -> dict[str, Any]:
     embedded = 1 + int(reader.flag("guidance_embeds", default=False))
     if not double + single:
         reader.fault(
-            "num_layers", "0, and num_single_layers is 0, too: no layer is left", allowed="1 or more"
+            "num_layers", "0, and num_single_layers is also 0: the model has no layers", allowed="1 or more"
         )
         reader.finish()
     square = _linear(hidden, hidden)
@@ -139,7 +139,7 @@ def _wan(reader: FieldReader) -> dict[str, Any]:
     outputs = volume * (_optional(reader, "out_channels") or inputs)
     added, image = _optional(reader, "added_kv_proj_dim"), _optional(reader, "image_dim")
     if reader.value("qk_norm") != "rms_norm_across_heads":
-        raise UnsupportedModelError.field("qk_norm", "planned: rms_norm_across_heads")
+        raise UnsupportedModelError.field("qk_norm", "supported: rms_norm_across_heads")
     square = _linear(hidden, hidden)
     further = _linear(_size(reader, "freq_dim"), hidden) + square + _linear(hidden, 6 * hidden)
     further += _linear(_size(reader, "text_dim"), hidden) + square + 2 * hidden

@@ -119,7 +119,7 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
     if family.keys["max_position_embeddings"] in added and not facts.get("learned_position_embeddings"):
         facts["max_position_embeddings"] = None  # not stated by any config, and no sequence is as long
     if reader.has("ffn_config.hidden_size") and reader.value("ffn_config.hidden_size") != hidden_size:
-        raise UnsupportedModelError.field("ffn_config.hidden_size", f"another one than {hidden_size}")
+        raise UnsupportedModelError.field("ffn_config.hidden_size", f"a value other than {hidden_size}")
     facts |= _positions(reader, model_type, facts, head_dim)
     facts |= _mixed_layers(reader, family, facts) if family.mixer else _layers(reader, family, num_layers)
     facts |= _stated(reader, family, facts, head_dim)
@@ -254,7 +254,7 @@ def _rotary_fraction(reader: FieldReader, rope: FieldReader, head_dim: int) -> f
         if round(stated * head_dim) != round(share * head_dim):
             raise UnsupportedModelError.field(
                 "partial_rotary_factor",
-                f"{stated:g}: rotary_dim states {share:g} of a head of {head_dim}; leave one of them out",
+                f"{stated:g}: rotary_dim states {share:g} of a head of {head_dim}. Leave one of them out",
             )
         return share
     name = holder.first(("rotary_pct", "partial_rotary_factor"))
@@ -369,7 +369,7 @@ def _refuse_other_values(reader: FieldReader, family: ModelTypeKeys) -> None:
     Raises:
         UnsupportedModelError: names a key with another value.
     """
-    own = {key: (value, "not planned for this model type") for key, value in family.fixed.items()}
+    own = {key: (value, "not supported for this model type") for key, value in family.fixed.items()}
     known = config_keys().fixed
     unread = {key: known[key] for key in reader.unread() if key in known}
     for key, (value, why) in {**unread, **own}.items():
@@ -388,7 +388,7 @@ def _refuse_unread(reader: FieldReader | None, known: tuple[str, ...] = ()) -> N
     """
     for key in reader.unread() if reader else ():
         if key not in known and harmless_reason(key) is None:
-            why = "no code here reads this key; remove it if it changes nothing of the model"
+            why = "Meshwright doesn't know this key. Remove it if it doesn't change the model's shape"
             inside = reader.pointer.removeprefix("/model").replace("/", ".").lstrip(".") if reader else ""
             raise UnsupportedModelError.field(f"{inside}.{key[:60]}".lstrip("."), why)
 
@@ -462,7 +462,7 @@ def _indexer(reader: FieldReader, family: ModelTypeKeys, num_layers: int) -> Ind
     reusing = layers_that_reuse(reader, num_layers)
     if reusing and "indexer_types" not in family.plans:
         key = reader.first(("indexer_types", "index_topk_pattern", "index_topk_freq"))
-        raise UnsupportedModelError.field(key, "layers that use the keys which another has chosen")
+        raise UnsupportedModelError.field(key, "layers that use another layer's selection of keys")
     reader.finish()
     return IndexerSpec(**sizes, reusing_layers=reusing)
 
@@ -505,7 +505,7 @@ def _moe(reader: FieldReader, family: ModelTypeKeys, num_layers: int, adapters: 
     if num_experts == 0:
         raise UnsupportedModelError.field(
             family.experts,
-            "0: the class then builds layers of experts without any; set model_type to a dense type",
+            "0: the class would build expert layers without experts. Set model_type to a dense type",
         )
     width = reader.first(("moe_intermediate_size", family.keys["ffn_hidden_size"]))
     ffn_hidden_size = _integer(reader, width, limits="ffn_hidden_size")
@@ -514,7 +514,7 @@ def _moe(reader: FieldReader, family: ModelTypeKeys, num_layers: int, adapters: 
     router: dict[str, Any] = {"expert_adapters": adapters, **family.router, **_router(reader, family)}
     if not num_shared and family.needs_shared_experts:
         key = reader.first((*_SHARED_WIDTH, *config_keys().shared_experts))
-        raise UnsupportedModelError.field(key, "0: the class then builds shared experts of no use")
+        raise UnsupportedModelError.field(key, "0: the class would build unused shared experts")
     reader.finish()
     return MoeSpec(
         num_experts=num_experts,

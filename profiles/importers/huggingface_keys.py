@@ -149,7 +149,7 @@ def refuse_type(reader: FieldReader, model_type: str, planned: Sequence[str]) ->
         UnsupportedModelError: always.
     """
     what = config_keys().refused_types.get(model_type)
-    why = "is an unknown type" if what is None else f"is not priced yet: {what}"
+    why = "is an unknown type" if what is None else f"is not supported yet: {what}"
     fault = FieldError(
         pointer="/model/model_type",
         message=f'"{shown(model_type[:40])}" {why}',
@@ -159,7 +159,7 @@ def refuse_type(reader: FieldReader, model_type: str, planned: Sequence[str]) ->
     raise UnsupportedModelError([fault])
 
 
-_PLANNED = "a planned decoder-only type (docs/howto/own-model.md)"
+_PLANNED = "a supported decoder-only type, or the model's sizes as a shape (docs/howto/own-model.md)"
 _ALIKE = 4  # letters at the beginning of two types of one family
 _TYPO = 0.8  # least difflib ratio of a typo: one letter in five is wrong
 
@@ -194,15 +194,15 @@ _ATTENTION = {"attn_type_list": "1"}  # the entry of a list of kinds for a layer
 def _language_model(reader: FieldReader, name: str) -> str:
     inside, own = reader.value("text_config"), f"{str(reader.value('model_type'))[:40]}_text"
     if name in _TOWERS and not inside and own in _types():  # an older config, of both in one
-        return f'; plan its language model: the same config without {name}, model_type "{own}"'
+        return f'. To plan its language model, remove {name} and set model_type to "{own}"'
     if name not in (*_TOWERS, "text_config") or not isinstance(inside, Mapping) or not inside:
         return ""
     model_type = str(inside.get("model_type", ""))[:40]
     refused = config_keys().refused_types.get(model_type)
     if refused:
-        return f'; its language model ("{model_type}") is refused, too: {refused}'
+        return f'. Its language model ("{model_type}") isn\'t supported either: {refused}'
     of_type = f' (model_type "{model_type}")' if model_type else ""
-    return f"; plan its language model: give text_config{of_type} as a config of its own"
+    return f". To plan its language model, save text_config{of_type} as a separate config"
 
 
 def refuse_unsupported(
@@ -293,7 +293,7 @@ def completed(
         elif value is not None and value != config[names[key]]:
             other = shown(str(config[names[key]]))
             raise UnsupportedModelError.field(
-                key, f"another name of {names[key]}, which is {other}; remove one of them"
+                key, f"another name of {names[key]}, which is {other}. Remove one of them"
             )
     if family.as_built:
         stated = family.as_built({**entry["defaults"], **family.defaults, **stated})
@@ -339,5 +339,5 @@ def _refuse_unread(key: str, value: object, family: ModelTypeKeys) -> None:
     neutral = value in (None, False, 0, [], {}, family.defaults.get(key), _NEUTRAL.get(key))
     if not (harmless or neutral):
         raise UnsupportedModelError.field(
-            key, "transformers' class of this type does not read this key; remove it, or correct model_type"
+            key, "transformers' class for this type ignores this key. Remove it, or correct model_type"
         )

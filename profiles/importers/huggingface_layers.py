@@ -229,7 +229,9 @@ def heads_by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     for is_local, heads in zip(model.local_layers(), counts, strict=True):
         found[is_local].add(heads)
     if max(map(len, found.values())) > 1:
-        raise UnsupportedModelError.field(_HEADS, "layers that attend alike have other numbers of heads")
+        raise UnsupportedModelError.field(
+            _HEADS, "layers with the same attention have different numbers of heads"
+        )
     whole, local = ({"num_attention_heads": next(iter(found[kind]), 1)} for kind in (False, True))
     return _each(model, whole, local)
 
@@ -250,13 +252,13 @@ def _by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any] | None:
         return None
     wanted = {str(layer) for layer, local in enumerate(model.local_layers()) if not local}
     if not isinstance(listed, Mapping) or not all(isinstance(one, Mapping) for one in listed.values()):
-        reader.fault(name, "must be a mapping of layers to what they have of their own")
+        reader.fault(name, "must map layers to their own settings")
         return None
     stated = [dict(one) for one in listed.values()]
     if {*map(str, listed)} != wanted or any(one != stated[0] for one in stated):
-        raise UnsupportedModelError.field(name, "other layers than all global ones have sizes of their own")
+        raise UnsupportedModelError.field(name, "layers other than all global ones have different sizes")
     if any(key not in _OF_A_LAYER or type(value) is not int for key, value in stated[0].items()):
-        raise UnsupportedModelError.field(name, f"planned for numbers of {', '.join(_OF_A_LAYER)}")
+        raise UnsupportedModelError.field(name, f"supported for numbers of {', '.join(_OF_A_LAYER)}")
     return {_OF_A_LAYER[key]: value for key, value in stated[0].items()}
 
 
@@ -307,12 +309,10 @@ def gemma_3n_streams(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     listed = given if isinstance(given, list) else []
     shares = [one for one in listed if isinstance(one, int | float) and 0 <= one < 1]
     if not len(shares) == len(listed) == layers:
-        reader.fault(
-            _SPARSE, f"must be a list of {layers} shares, one of each layer", allowed="0 to below 1"
-        )
+        reader.fault(_SPARSE, f"must be a list of {layers} shares, one per layer", allowed="0 to below 1")
         return {}
     if not reader.integer("hidden_size_per_layer_input", low=0, default=0):
-        raise UnsupportedModelError.field("hidden_size_per_layer_input", "0: only the class has its norm")
+        raise UnsupportedModelError.field("hidden_size_per_layer_input", "0: only the class has this norm")
     streams = StreamsSpec(
         count=reader.integer("altup_num_inputs", high=64),
         low_rank=reader.integer("laurel_rank", high=2**20),
@@ -344,7 +344,7 @@ def mimo_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     for key, value in repeats.items():
         if reader.has(key) and reader.value(key) != value:
             raise UnsupportedModelError.field(
-                key, f"transformers' class builds a model of {str(value)[:40]} and does not read this key"
+                key, f"transformers' class builds a model with {str(value)[:40]} and ignores this key"
             )
     width = reader.integer("v_head_dim", default=model.head_dim, high=2**14)
     of_global = {"num_kv_heads": model.num_kv_heads, "attention_sinks": False}
@@ -535,7 +535,7 @@ def _block_sizes(reader: FieldReader) -> tuple[tuple[int, ...], tuple[int, ...]]
                 if key not in known and inner.value(key) not in (None, False):
                     raise UnsupportedModelError.field(
                         f"{_BLOCKS_OF_LAYERS}[{number}].{part}.{key[:40]}",
-                        "no such layer is planned; planned: null, false",
+                        "not supported. Supported: null, false",
                     )
         widths.append(0 if ffn.flag("no_op", default=False) else _width_of(ffn, hidden))
         group = 0

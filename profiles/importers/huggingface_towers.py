@@ -78,7 +78,7 @@ def model_from_whole(
         raise InvalidProblemError.of(
             f"/model/{_VISION}",
             f"{shown(vision)} is not an object with the tower's fields",
-            allowed="the tower's config",
+            allowed="the vision tower's config",
         )
     text = _text_of(config, whole)
     if whole.unmasked:
@@ -139,7 +139,7 @@ def _refuse_unread(reader: FieldReader, whole: WholeType) -> None:
                 words = ", ".join(map(str, values))
                 raise _at(reader, key, f"{shown(reader.value(key))} is not planned", allowed=words)
         elif key not in whole.unused and not harmless_reason(key):
-            raise _at(reader, key, "unsupported: no part of the plan reads this key")
+            raise _at(reader, key, "Meshwright doesn't know this key")
 
 
 def _at(reader: FieldReader, key: str, why: str, *, allowed: str | None = None) -> UnsupportedModelError:
@@ -161,7 +161,7 @@ def _side(reader: FieldReader, key: str) -> int:
     value = reader.value(key)
     if isinstance(value, list | tuple):
         if len(value) != 2 or value[0] != value[1]:  # noqa: PLR2004 - height and width
-            reader.fault(key, "must be one number, or two equal ones")
+            reader.fault(key, "must be one number or two equal numbers")
             return 1
         reader = FieldReader({key: value[0]}, reader.pointer, reader.faults)
     return reader.integer(key, low=1, high=65_536)

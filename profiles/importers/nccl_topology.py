@@ -41,7 +41,7 @@ def _parse(file: ForeignFile) -> ET.Element:
     if len(file.text) > MAX_XML_BYTES:
         raise file.fault("", f"larger than {MAX_XML_BYTES // 2**20} MiB, too large for one node")
     if "<!DOCTYPE" in file.text or "<!ENTITY" in file.text:
-        raise file.fault("", "declares a document type, which NCCL never writes")
+        raise file.fault("", "declares a document type (NCCL never writes one)")
     try:
         root = ET.fromstring(file.text)  # noqa: S314 (documents with entities were refused above)
     except ET.ParseError as error:

@@ -124,7 +124,9 @@ def fields_of_topology(topology: NodeTopology, gpu: GpuSpec, source: str) -> Gro
     notes = []
     if topology.num_hosts > 1:
         fields["gpus_per_node"] = len(topology.gpus) // topology.num_hosts
-        notes.append(f"the dump joins {topology.num_hosts} hosts: GPUs are shared out evenly")
+        notes.append(
+            f"the dump covers {topology.num_hosts} hosts: assuming an equal number of GPUs on each"
+        )
     if topology.island_gpus > 1:
         links = min(place.nvlinks for place in topology.gpus)
         one = _NVLINK_BYTES_PER_S.get(gpu.architecture)
@@ -136,14 +138,14 @@ def fields_of_topology(topology: NodeTopology, gpu: GpuSpec, source: str) -> Gro
             slowest = min(slot for slot in slots if slot)
             fields["intra_node"] = link_fields("pcie", slowest, gpu.intra_node.latency_s, source)
     if "intra_node" not in fields:
-        notes.append("the speed of the links between GPUs is not stated: the GPU's usual link is kept")
+        notes.append("no speed for the links between GPUs: assuming the GPU's usual link")
     rates = [rate for rate in topology.nic_bytes_per_s if rate]
     if rates and len(rates) == len(topology.nic_bytes_per_s):
         total = sum(rates) / max(len(topology.gpus), 1)
         fields["inter_node"] = link_fields(gpu.inter_node.kind, total, gpu.inter_node.latency_s, source)
     else:
         cards = f"{len(topology.nic_bytes_per_s)} network cards"
-        notes.append(f"{cards} without a rate: the GPU's usual network is kept")
+        notes.append(f"{cards} without a rate: assuming the GPU's usual network")
     return GroupFields(fields=fields, notes=tuple(notes))
 
 
@@ -152,7 +154,8 @@ def fields_of_switches(tree: SwitchTree) -> GroupFields:
     levels = {len(tree.path(node)) for switch in tree.switches for node in switch.nodes}
     leaves = sum(bool(switch.nodes) for switch in tree.switches)
     note = (
-        f"{leaves} leaf switches in {max(levels, default=0)} levels are not priced: all nodes count alike"
+        f"{leaves} leaf switches in {max(levels, default=0)} levels are ignored: all nodes count "
+        "as equally distant"
     )
     return GroupFields(fields={"num_nodes": tree.num_nodes}, notes=(note,))
 
@@ -220,7 +223,7 @@ def _fields_of_pairs(
         links["latency_s"] = _matrix(hosts, {**late, **dict.fromkeys(missing, network.latency_s)})
         words += f", and latencies of {min(late.values()) * 1e6:.3g} to {max(late.values()) * 1e6:.3g} µs"
     links["source"] = source
-    notes = [f"{words}; plans come with an order of these hosts"]
+    notes = [f"{words}. Plans include an order of these hosts"]
     if missing:
         some = ", ".join(f"{shown(one)} with {shown(other)}" for one, other in missing[:_PAIRS_NAMED])
         more = f" and {len(missing) - _PAIRS_NAMED} more" if len(missing) > _PAIRS_NAMED else ""
@@ -271,8 +274,8 @@ def _pair_bytes_per_s(table: CollectiveTable) -> float:
     names, ranks = " with ".join(map(shown, table.hosts)), table.num_ranks or 0
     if table.collective not in _OF_PAIRS or ranks % _PAIR:
         raise InvalidProblemError.of(
-            "/links/bytes_per_s", f"{names}: {table.collective} of {ranks} ranks states no link of a GPU",
-            allowed=f"{', '.join(_OF_PAIRS.values())}, with as many ranks on both hosts",
+            "/links/bytes_per_s", f"{names}: {table.collective} of {ranks} ranks gives no link of a GPU",
+            allowed=f"{', '.join(_OF_PAIRS.values())}, with the same number of ranks on both hosts",
         )  # fmt: skip
     rails = 1 if table.collective == _POINT_TO_POINT else ranks // _PAIR
     rate = table.bus_bytes_per_s[-1] / rails

@@ -62,9 +62,7 @@ def _encoder(key: str, raw: object, tokens: int) -> TextEncoder:
     reader.finish()
     for name in reader.unread():
         if name not in unused and not harmless_reason(name):
-            fault = InvalidProblemError.of(
-                f"/model/{key}/{name[:60]}", "no part of the plan reads this key"
-            )
+            fault = InvalidProblemError.of(f"/model/{key}/{name[:60]}", "Meshwright doesn't know this key")
             raise UnsupportedModelError(fault.errors)
     return found
 

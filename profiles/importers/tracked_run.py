@@ -172,7 +172,9 @@ def read_mlflow_run(path: Path | str) -> MeasuredRun:
     )  # fmt: skip
     if len(runs) != 1:
         names = ", ".join(shown(one.name) for one in runs[:_MOST_NAMED])
-        message = f"holds {len(runs)} runs: name the folder of one ({names})" if runs else "holds no run"
+        message = (
+            f"contains {len(runs)} runs: give the folder of one ({names})" if runs else "contains no run"
+        )
         raise ProfileError(f"{shown(place.name)}: {message}")
     (run,) = runs
     metrics: dict[str, list[tuple[int, float]]] = {}

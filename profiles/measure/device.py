@@ -179,7 +179,10 @@ def open_device(kind: str, *, dtype: Dtype, index: int = 0) -> Device:
         torch.manual_seed(SEED)
         return Device(torch=torch, kind="cpu", index=0, dtype=dtype, flush=None)
     if index >= torch.cuda.device_count():
-        message = f"process {index} of this node finds {torch.cuda.device_count()} GPUs: start one a GPU"
+        message = (
+            f"process {index} of this node finds {torch.cuda.device_count()} GPUs: start one process "
+            "per GPU"
+        )
         raise InvalidProblemError.of("--device", message)
     torch.cuda.set_device(index)
     torch.set_float32_matmul_precision("highest")  # fp32 products in fp32, not TF32
@@ -194,8 +197,8 @@ def open_device(kind: str, *, dtype: Dtype, index: int = 0) -> Device:
     except RuntimeError as fault:
         name, why = torch.cuda.get_device_name(index), str(fault).partition("\n")[0]
         raise ProfileError(
-            f"torch {torch.__version__} cannot run on {name}: {why}; "
-            "install the build for this GPU's compute capability and driver"
+            f"torch {torch.__version__} cannot run on {name}: {why}. Install the build for this GPU's "
+            "compute capability and driver"
         ) from None
     return device
 

@@ -114,7 +114,7 @@ def open_notebook(path: Path, subject: Subject, machine: Machine, session: Sessi
     found = read_measured_profile(path)
     odds = [*_other_subject(subject, found.subject), *differences(machine, found.machine)]
     if odds:
-        message = f"{path.name} holds other measurements ({'; '.join(odds)}); choose another file"
+        message = f"{path.name} has other measurements ({', '.join(odds)}). Choose another file"
         raise InvalidProblemError.of("--out", message)
     return Notebook(path, replace(found, sessions=(*found.sessions, session)))
 
@@ -241,7 +241,7 @@ _OTHER_ENDS = (
 
 Say = Callable[[str], None]
 MILLISECONDS = 1e3
-ALONE = "collectives: skipped, they need several processes (start the command with torchrun)"
+ALONE = "collectives: skipped. To measure them, start the command with torchrun"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ def measure(wanted: WantedMeasurements, path: Path, start: MeasuringOptions) -> 
         start.say(ALONE)
     window = wanted.subject.model.sliding_window
     if window is not None and window < wanted.subject.seq_length:
-        start.say(f"attention: the model's window of {window} tokens is left out, all attend to all before")
+        start.say(f"attention: measured without the model's window of {window} tokens")
     effort = QUICK if wanted.subject.quick else FULL
     if together:
         notebook = _measure_together(together, wanted, path, start, effort=effort)
@@ -346,7 +346,7 @@ def _measure_alone(task: Task, notebook: Notebook, start: MeasuringOptions, effo
         start.say(f"{task.name}: skipped, {reason}")
     start.device.release()
     if reason is not None and not start.device.answers():
-        lost = f"{start.device.name} no longer responds; start again"
+        lost = f"{start.device.name} no longer responds. Start again"
         raise ProfileError(f"{task.name}: {reason}; {lost}")
 
 

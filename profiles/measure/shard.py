@@ -67,12 +67,12 @@ class Shard:
         )  # fmt: skip
         for name in unmeasured:
             if getattr(model, name):
-                raise InvalidProblemError.of("--model", f"layers with {name} are not measured")
+                raise InvalidProblemError.of("--model", f"layers with {name} can't be measured")
         for name in self.lora_targets if self.lora_rank else ():
             if name not in MATRICES_OF:
                 raise UnknownNameError.among("--lora-target", name, MATRICES_OF)
             if model.moe is not None and name in _OF_EXPERTS:
-                message = f"{name} adapts routed experts; their adapters are not measured"
+                message = f"{name} adapts routed experts. Adapters of experts can't be measured"
                 raise InvalidProblemError.of("--lora-target", message, nearest="linear_qkv,linear_proj")
         _refuse_rest("--tp", size, model.num_attention_heads, "num_attention_heads")
         widths = {"ffn_hidden_size": model.ffn_hidden_size}

@@ -278,7 +278,7 @@ def load_operator_tables(gpu: str) -> OperatorTables:
     """
     if gpu not in operator_table_names():
         raise ProfileError(
-            f"no operator tables of {gpu[:60]}; there are {', '.join(operator_table_names())}"
+            f"no operator tables for {gpu[:60]}. Available: {', '.join(operator_table_names())}"
         )
     return tables_from_json(json.loads((FOLDER / f"{gpu}.json").read_text("utf-8")))
 

@@ -36,14 +36,14 @@ _MUCH_MORE = 1.25  # times the catalog's scatter; runs like the catalog's show .
 
 
 def calibrate_command(
-    runs: Annotated[Path, typer.Argument(help="Measured runs of the cluster, one a row (CSV).")],
+    runs: Annotated[Path, typer.Argument(help="Measured runs of the cluster, one per row (CSV).")],
     *,
     cluster: Annotated[
-        str | None, typer.Option(help="Cluster to learn, if the file holds several.")
+        str | None, typer.Option(help="Cluster to calibrate, if the file has several.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Calibration (JSON) to write, for --profile.")] = None,
     measure_next: Annotated[
-        int, typer.Option(min=0, help="Name this many rows without a time that are worth measuring.")
+        int, typer.Option(min=0, help="Suggest this many untimed rows to measure next.")
     ] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
@@ -88,7 +88,7 @@ def _next(observations: Sequence[Observation], count: int) -> list[str]:
     done = [index for index, one in enumerate(observations) if is_measured(one)]
     if len(done) == len(observations):
         raise InvalidProblemError.of(
-            "--measure-next", "every row is measured; add rows without step_time_s as candidates"
+            "--measure-next", "every row is measured. Add rows without step_time_s as candidates"
         )
     order = measuring_order(RunCandidates.of(observations, default_profile_of), done)
     return [observations[index].name for index in islice(order, count)]
@@ -113,7 +113,7 @@ def _constants(calibration: Calibration) -> list[RenderableType]:
     moved = {n: exp(v) - 1.0 for n, v in calibration.log_offsets.items()}
     moved = {n: v for n, v in moved.items() if abs(v) > _WORTH_SAYING}
     if not moved:
-        return [Text("every constant stays within 5 % of its stack's")]
+        return [Text("every constant stays within 5 % of its software stack's value")]
     rows = (
         (name, f"{change:+.0%}", f"± {exp(calibration.log_sds.get(name, 0.0)) - 1.0:.0%}")
         for name, change in sorted(moved.items(), key=lambda item: -abs(item[1]))
@@ -134,9 +134,9 @@ def _spread(calibration: Calibration, timed: Sequence[Observation]) -> list[Rend
     if scatter is not None and scatter["these"] > _MUCH_MORE * scatter["catalog"]:
         lines.append(
             Text(
-                f"these runs scatter by {scatter['these']:.1%} about what their layouts explain, runs of "
-                f"one catalogued cluster by {scatter['catalog']:.1%}: every band is wider for it. Were "
-                "nodes shared, warm-up steps counted, or versions mixed?",
+                f"these runs scatter by {scatter['these']:.1%}, runs of one catalogued cluster by "
+                f"{scatter['catalog']:.1%}, so every band is wider. Did you share nodes, count warm-up "
+                "steps, or mix versions?",
                 style="yellow",
             )
         )

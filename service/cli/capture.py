@@ -46,7 +46,7 @@ def capture_command(
         sys.stderr.writelines(f"  {line[:200]}\n" for line in found.output.splitlines()[-_LINES:])
         raise typer.Exit(NOTHING_STARTED)
     if found.stopped:
-        say_warnings([f"stopped: {found.stopped}; the capture holds what was called until then"])
+        say_warnings([f"stopped: {found.stopped}. The capture has the calls up to then"])
     elif found.exit_code:
         say_warnings([f"the command ended with exit code {found.exit_code}"])
     text = json.dumps(found.document, indent=1) + "\n"
@@ -63,6 +63,6 @@ def _nothing(last: str, stopped: str | None, exit_code: int | None) -> str:
     """Why there is nothing to keep, and what to do."""
     why = f"it was stopped ({stopped})" if stopped else f"exit code {exit_code}"
     return (
-        f"no launcher was called: {why}; the last command was: {last}. Give the script the arguments and "
-        "variables that it needs, as when you start it: NAME=value meshwright capture -- bash train.sh …"
+        f"no launcher was called: {why}. The last command was: {last}. Give the script its usual "
+        "arguments and variables: NAME=value meshwright capture -- bash train.sh …"
     )

@@ -17,7 +17,7 @@ from meshwright.service.report.comparison import render_comparison
 from meshwright.service.report.question import header
 from meshwright.solver.explain.compare import compared
 
-_PLAN_HELP = "Id that plan printed (a prefix will do), or a rank of the newest answer or of --from."
+_PLAN_HELP = "Plan id (or its first characters), or a rank in the newest answer or in --from."
 
 
 def compare(

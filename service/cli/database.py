@@ -37,7 +37,9 @@ def options() -> None:
 
 @app.command()
 def upgrade(
-    database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
+    ] = None,
 ) -> None:
     """Bring the schema to its newest revision; on PostgreSQL the service may keep running."""
     settings = settings_with({"database_url": database_url})
@@ -50,9 +52,11 @@ def upgrade(
 @app.command()
 def downgrade(
     revision: Annotated[
-        str, typer.Argument(help="Revision of an older release, as its `db check` names it, e.g. 0014.")
+        str, typer.Argument(help="Revision that the older release's `db check` prints, e.g. 0014.")
     ],
-    database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
+    ] = None,
 ) -> None:
     """Take the schema back to an older revision, with the newer release, before the older one is started.
 
@@ -70,7 +74,9 @@ def downgrade(
 
 @app.command()
 def check(
-    database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
+    ] = None,
 ) -> None:
     """Report whether this version can serve the schema; exit 2 if not."""
     with opened(settings_with({"database_url": database_url})) as database:
@@ -104,7 +110,7 @@ def _tell_revision(database: Database) -> None:
     if found == migrations.head():
         suffix = ", as this version needs it"
     elif migrations.fit(database) == "newer":
-        suffix = f"; this version ({migrations.head()}) can serve it"
+        suffix = f". This version ({migrations.head()}) can serve it"
     typer.echo(f"the schema is at revision {found}{suffix}")
 
 
@@ -112,8 +118,12 @@ def _tell_revision(database: Database) -> None:
 def delete_tenant(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant, as keys list shows it.")],
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm: the records cannot be restored.")] = False,
-    database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Confirm that you want to delete the records for good.")
+    ] = False,
+    database_url: Annotated[
+        str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
+    ] = None,
 ) -> None:
     """Delete all records of a tenant while the service runs: jobs, plans, profiles, definitions, keys."""
     if not yes:
@@ -131,8 +141,10 @@ def delete_tenant(
 
 @app.command("backup")
 def backup_command(
-    target: Annotated[Path, typer.Argument(help="File to write; replaced when it is there.")],
-    database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
+    target: Annotated[Path, typer.Argument(help="File to write (replaces an existing one).")],
+    database_url: Annotated[
+        str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
+    ] = None,
 ) -> None:
     """Copy the SQLite file while the service runs; PostgreSQL has pg_dump."""
     source = _file(database_url)
@@ -146,7 +158,9 @@ def backup_command(
 @app.command("restore")
 def restore_command(
     source: Annotated[Path, typer.Argument(help="A file that backup wrote.")],
-    database_url: Annotated[str | None, typer.Option(help="Default: the settings'.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
+    ] = None,
 ) -> None:
     """Put a copy in the place of the SQLite file; the service must be stopped."""
     target = _file(database_url)
@@ -161,6 +175,6 @@ def _file(database_url: str | None) -> Path:
     path = sqlite_path(settings_with({"database_url": database_url}).database_url)
     if path is None:
         raise InvalidProblemError.of(
-            "--database-url", "the records are in PostgreSQL; use pg_dump and pg_restore"
+            "--database-url", "the records are in PostgreSQL: use pg_dump and pg_restore"
         )
     return path

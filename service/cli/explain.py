@@ -52,7 +52,8 @@ def explain(
     ignored: Annotated[list[str] | None, typer.Option("--ignore", metavar="FLAG", help=IGNORE_HELP)] = None,
     run: Annotated[int | None, typer.Option("--run", min=1, help=RUN_HELP)] = None,
     plan: Annotated[
-        str | None, typer.Option(metavar="ID", help="A plan that was found, in full, instead of yours.")
+        str | None,
+        typer.Option(metavar="ID", help="Explain a saved plan in full, instead of your configuration."),
     ] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
@@ -61,7 +62,7 @@ def explain(
     if plan is not None:
         if request or config or assign or from_args or variable or profile:
             raise typer.BadParameter(
-                "--plan is a whole question with its answer: nothing else goes with it"
+                "--plan already contains the question and its answer: remove the other options"
             )
         _explain_plan(plan, as_json=json_output)
         return

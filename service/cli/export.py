@@ -18,7 +18,7 @@ from meshwright.service.requests.checks import check_risk
 
 
 def export_command(
-    plan_id: Annotated[str | None, typer.Argument(help="Id that plan printed; a prefix will do.")] = None,
+    plan_id: Annotated[str | None, typer.Argument(help="Plan id, or its first characters.")] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
@@ -27,7 +27,7 @@ def export_command(
         str | None, typer.Option(help="Launcher release to write for, e.g. 0.3.")
     ] = None,
     save_dir: Annotated[
-        Path | None, typer.Option(help="Folder to write; default: print the files.")
+        Path | None, typer.Option(help="Folder to write [default: print the files]")
     ] = None,
     scheduler: Annotated[
         str, typer.Option(help="File that starts the job: slurm, pytorchjob, trainjob or skypilot.")
@@ -39,13 +39,13 @@ def export_command(
         Path | None, typer.Option("--zip", help="Zip file to write, instead of --save-dir.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
+        bool, typer.Option("--force", help="Overwrite a folder that contains other files.")
     ] = False,
     accept_risk: Annotated[
         bool,
         typer.Option(
             "--accept-risk",
-            help="Also write the closest plan, with a larger out-of-memory risk than you accepted.",
+            help="Also write the closest plan, which exceeds your out-of-memory risk.",
         ),
     ] = False,
 ) -> None:
@@ -53,7 +53,7 @@ def export_command(
     if zip_file is not None and save_dir is not None:
         raise typer.BadParameter("--zip or --save-dir, not both")
     if force and save_dir is None:
-        raise typer.BadParameter("--force is about the folder of --save-dir")
+        raise typer.BadParameter("--force needs --save-dir")
     chosen = with_closest(chosen_plan(plan_id, source, rank))
     words = (
         f"meshwright export {plan_id or chosen.plan_id[:12]}{f' --from {source}' * (source is not None)}"

@@ -44,26 +44,26 @@ def fleet(
     *,
     running: Annotated[
         Path | None,
-        typer.Option(help="State of the running fleet (YAML or JSON), to plan again what is left."),
+        typer.Option(help="State of the running fleet (YAML or JSON), to replan the remaining work."),
     ] = None,
     skip_impossible: Annotated[
         bool,
-        typer.Option("--skip-impossible", help="Leave out jobs that cannot be planned; plan the others."),
+        typer.Option("--skip-impossible", help="Skip jobs without a plan and schedule the others."),
     ] = False,
     effort: Annotated[
         float,
         typer.Option(
-            max=MAX_EFFORT, help="Deterministic seconds of CP-SAT for a fleet that is hard to prove."
+            max=MAX_EFFORT, help="CP-SAT's time limit for a hard fleet, in deterministic seconds."
         ),
     ] = EFFORT,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same answer.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed. The same seed gives the same answer.")] = 0,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for launch files of each plan, a Slurm start list and a report."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
+        bool, typer.Option("--force", help="Overwrite a folder that contains other files.")
     ] = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="The answer as JSON, alone on stdout.")
@@ -72,7 +72,7 @@ def fleet(
     """Plan several jobs on one cluster: how many nodes each gets, with which layout, and when."""
     require_above_0("--effort", effort)
     if force and out is None:
-        raise typer.BadParameter("--force is about the folder of --out")
+        raise typer.BadParameter("--force needs --out")
     request = read_fleet(_with_problem_files(file), skip_impossible=skip_impossible)
     if running is not None:
         request = planned_again(request, read_state(read_problem_file(running), request))
@@ -124,7 +124,7 @@ def _save(found: FleetResult, document: Mapping[str, Any], out: Path, *, force: 
     }
     save_folder(out, files, plan_id="", force=force, option="--out")
     say_warnings(made.warnings)
-    sys.stderr.write(f"wrote {len(files)} files to {out}; queue the jobs with: bash {out}/start.sh\n")
+    sys.stderr.write(f"wrote {len(files)} files to {out}. To queue the jobs, run: bash {out}/start.sh\n")
 
 
 def _with_problem_files(file: Path) -> dict[str, object]:

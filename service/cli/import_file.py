@@ -65,17 +65,17 @@ from meshwright.solver.runs.table import read_runs
 def import_file(
     file: Annotated[
         list[str],
-        typer.Argument(metavar="[FORMAT] FILE", help="File to import, after its format if you give one."),
+        typer.Argument(metavar="[FORMAT] FILE", help="File to import, optionally preceded by its format."),
     ],
     *,
     format_name: Annotated[
         str | None,
-        typer.Option("--format", help="Format of the file [default: by its content]."),
+        typer.Option("--format", help="Format of the file [default: detected]"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write [default: stdout].")] = None,
     into: Annotated[Path | None, typer.Option(help="Cluster file or table of runs to add it to.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Catalog name or config.json: what was measured.")
+        str | None, typer.Option(help="Model that was measured: catalog name or config.json.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="GPU type that it was measured on.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Nodes of a new cluster file.")] = None,
@@ -83,11 +83,11 @@ def import_file(
     cluster: Annotated[str | None, typer.Option(help="Name of the new cluster.")] = None,
     assign: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Value that the training log does not contain."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Value that is missing from the training log."),
     ] = None,
     plan: Annotated[
         str | None,
-        typer.Option(metavar="ID|FILE", help="Plan that the training log ran; its facts fill the row."),
+        typer.Option(metavar="ID|FILE", help="Plan that the training log ran. Its values fill the row."),
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the plan in that file.")] = 1,
 ) -> None:
@@ -259,7 +259,7 @@ def run_import(request: ImportRequest) -> int:
         write_file(target, imported.text, "--out")
     _say_outcome(imported, target)
     if target is not None:
-        sys.stderr.write(f"wrote {target}; use it with: {imported.usage.format(target)}\n")
+        sys.stderr.write(f"wrote {target}. Use it with: {imported.usage.format(target)}\n")
     return FOUND
 
 
@@ -348,7 +348,7 @@ def _model_of(request: ImportRequest) -> ModelSpec:
 def _run_of_plan(request: ImportRequest, name: str) -> Imported:
     facts = {"--model": request.model, "--gpu": request.gpu, "--num-nodes": request.num_nodes}
     for option in (option for option, value in facts.items() if value is not None):
-        raise InvalidProblemError.of(option, "is the plan's; leave it out with --plan")
+        raise InvalidProblemError.of(option, "comes from the plan: leave it out with --plan")
     run = None if name == HUGGING_FACE else import_profile(request.file, name)
     if not isinstance(run, MeasuredRun):
         raise InvalidProblemError.of("--plan", "goes with a training log or a tracked run")
@@ -390,7 +390,7 @@ def _say_outcome(imported: Imported, table: Path | None) -> None:
         seen = [Observation.of(one) for one in rows if one.cluster == imported.cluster]
         learnt = calibrate([one for one in seen if one is not None] or [run], cluster=imported.cluster)
     except InvalidProblemError as fault:
-        sys.stderr.write(f"{words}; nothing can be learnt yet: {fault.errors[0].message}\n")
+        sys.stderr.write(f"{words}; nothing to calibrate yet: {fault.errors[0].message}\n")
         return
     now_s = predict(run.problem, learnt.applied(default_profile_of(run)), run.configuration).step_time_s
     now = f"predicted now {seconds(now_s)} ({off_by(now_s, run.step_time_s)})"
@@ -425,7 +425,7 @@ def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
         logged, own = run.configuration.get(name), getattr(model, name)
         if logged not in (None, own):
             unlike = f"{name} is {logged} in the log, {own} in {model.name}"
-            notes.append(f"{unlike}: the log's counts; what it leaves out is taken from that model")
+            notes.append(f"{unlike}: using the log's value. Missing values come from that model")
     return Imported(
         text=table_with(_existing(request), row),
         read=f"{title}, {time}",

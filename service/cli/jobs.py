@@ -46,10 +46,12 @@ def submit(
     url: Url = DEFAULT_URL,
     key: Annotated[
         str | None,
-        typer.Option("--idempotency-key", help="Key of this request; repeating it returns the same job."),
+        typer.Option(
+            "--idempotency-key", help="Idempotency key: repeating the request returns the same job."
+        ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Search again, even if the answer is stored.")
+        bool, typer.Option("--fresh", help="Search again, even if there is a stored answer.")
     ] = False,
     wait_for_it: Annotated[bool, typer.Option("--wait", help="Wait for the answer and print it.")] = False,
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
@@ -58,7 +60,7 @@ def submit(
     ] = None,
     deadline_s: Annotated[
         float | None,
-        typer.Option(help="Expire the job if no worker has started it after this many seconds."),
+        typer.Option(help="Expire the job if no worker starts it within this many seconds."),
     ] = None,
     label: Annotated[
         list[str] | None,
@@ -88,9 +90,7 @@ def list_jobs(
         typer.Option(metavar="NAME=VALUE", help="Only jobs with this label (repeat: with all)."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Only jobs of this model: llama-3.1-70b.")] = None,
-    owner: Annotated[
-        str | None, typer.Option(help="Only jobs that this key submitted: its id, or me.")
-    ] = None,
+    owner: Annotated[str | None, typer.Option(help="Only jobs from this key: its id, or me.")] = None,
     state: Annotated[str | None, typer.Option(help="Only jobs in this state: failed.")] = None,
     json_output: AsJson = False,
 ) -> None:
@@ -140,7 +140,7 @@ def list_plans(
         typer.Option("--measured/--unmeasured", help="Only plans with, or without, a reported run."),
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="Figure to sort by; - before it puts the largest first.")
+        str, typer.Option(help="Figure to sort by. Put - before it to sort in descending order.")
     ] = "step_time_s",
     limit: Annotated[int, typer.Option(min=1, max=200, help="Plans to show.")] = 20,
     json_output: AsJson = False,
@@ -206,7 +206,7 @@ def delete(job_id: JobId, url: Url = DEFAULT_URL) -> None:
 def share(
     job_id: JobId,
     *,
-    days: Annotated[float, typer.Option(help="Days for which the link works.")] = 7.0,
+    days: Annotated[float, typer.Option(help="Days until the link expires.")] = 7.0,
     url: Url = DEFAULT_URL,
     json_output: AsJson = False,
 ) -> None:

@@ -23,7 +23,7 @@ from meshwright.service.settings import settings_with
 
 app = typer.Typer(help="Keys of a service.", no_args_is_help=True)
 
-DatabaseUrl = Annotated[str | None, typer.Option(help="Default: the settings'.")]
+DatabaseUrl = Annotated[str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")]
 SHOWN = 1000
 
@@ -31,15 +31,17 @@ SHOWN = 1000
 @app.command()
 def create(
     *,
-    tenant: Annotated[str, typer.Option(help="Tenant with the records that the key opens.")] = "default",
-    scope: Annotated[str, typer.Option(help="read, submit or admin; each includes the former.")] = "submit",
+    tenant: Annotated[str, typer.Option(help="Tenant whose records the key can access.")] = "default",
+    scope: Annotated[
+        str, typer.Option(help="read, submit or admin. Each includes the one before.")
+    ] = "submit",
     title: Annotated[str, typer.Option(help="Note about the purpose of the key.")] = "",
     expires_in_days: Annotated[
         float | None, typer.Option(help="Days until it expires [default: never].")
     ] = None,
     max_cpu_s_per_day: Annotated[
         float | None,
-        typer.Option(help="CPU seconds of its searches in a day (UTC) [default: the settings']."),
+        typer.Option(help="CPU seconds of searches per day (UTC) [default: MESHWRIGHT_MAX_CPU_S_PER_DAY]"),
     ] = None,
     database_url: DatabaseUrl = None,
 ) -> None:

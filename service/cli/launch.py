@@ -31,21 +31,23 @@ class NotLaunchedError(PlannerError):
 
 def launch(
     command: Annotated[
-        list[str] | None, typer.Argument(help="After --: what starts the training; default: launch.sh.")
+        list[str] | None,
+        typer.Argument(help="Command that starts the training, after -- [default: launch.sh]"),
     ] = None,
     *,
     problem: Annotated[
-        Path | None, typer.Option(help="Model, batch and launcher; default: problem.yaml or .json here.")
+        Path | None,
+        typer.Option(help="Model, batch and launcher [default: problem.yaml or .json in this folder]"),
     ] = None,
     cluster_from: Annotated[
         str | None,
-        typer.Option(help="slurm, k8s, torchelastic, or a JSON file that states it; default: found out."),
+        typer.Option(help="slurm, k8s, torchelastic, or a JSON file [default: detected]"),
     ] = None,
-    save_dir: Annotated[Path, typer.Option(help="Folder of the launch files that all nodes see.")] = Path(
-        "meshwright-run"
-    ),
+    save_dir: Annotated[
+        Path, typer.Option(help="Shared folder for the launch files, visible to all nodes.")
+    ] = Path("meshwright-run"),
     limit_s: Annotated[
-        float, typer.Option(min=0.1, help="Longest delay of the job's start, in seconds.")
+        float, typer.Option(min=0.1, help="Longest time to delay the job's start, in seconds.")
     ] = 120.0,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
     report: Annotated[
@@ -80,7 +82,7 @@ def launch(
         )  # fmt: skip
         if choice.source == "last answer":
             said = f"the service gave no answer ({choice.why})"
-            say_warnings([f"{said}: the plan that was last accepted for this question is used"])
+            say_warnings([f"{said}: using the last accepted plan for this question"])
         say_warnings(choice.warnings)
         low_s, high_s = choice.step_time_low_s, choice.step_time_high_s
         sys.stderr.write(

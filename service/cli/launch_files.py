@@ -109,7 +109,7 @@ def _folder(folder: Path) -> Source:
     if not 0 < len(paths) <= MAX_FILES:
         raise InvalidProblemError.of(
             "--from-args",
-            f"{shown_path(folder)} holds {len(paths)} files that may be launch files",
+            f"{shown_path(folder)} contains {len(paths)} possible launch files",
             allowed=f"1 to {MAX_FILES}; or name the files",
         )
     return source_of_folder({path.name: text_of(path) for path in paths})
@@ -185,7 +185,7 @@ def own_of(request: Request, asked: ConfigurationOptions) -> Own:
     if not asked.from_args:
         beside = {"--var": asked.variables, "--ignore": asked.ignored, "--run": asked.run}
         for name in (name for name, given in beside.items() if given):
-            raise InvalidProblemError.of(name, "is about a launch file, and --from-args names none")
+            raise InvalidProblemError.of(name, "needs a launch file: add --from-args")
         problem = parse_problem(_with_workload(request, settings))
         raw = {
             **problem.options.pin,
@@ -197,7 +197,9 @@ def own_of(request: Request, asked: ConfigurationOptions) -> Own:
         notes = tuple(assumption_notes(problem, assumed))
         return Own(problem=problem, configuration=own, assumed=assumed, notes=notes)
     if asked.config:
-        raise InvalidProblemError.of("--from-args", "the launch file is the configuration: no --config")
+        raise InvalidProblemError.of(
+            "--from-args", "the launch file is already the configuration: remove --config"
+        )
     variables = _variables(asked.variables or ())
     source = source_of(asked.from_args)
     with _options_of_fewer_ranks():

@@ -48,17 +48,17 @@ def memory(
         str, typer.Option(help="GPU type.", autocompletion=completion_of("gpu"))
     ] = "h100-sxm-80gb",
     num_gpus: Annotated[
-        int | None, typer.Option(help="GPUs that you have, up to 8 a node [default: the fewest that do]")
+        int | None, typer.Option(help="GPUs that you have, up to 8 per node [default: the fewest that fit]")
     ] = None,
     launcher: Annotated[
-        str, typer.Option(help="Launcher, or any: all.", autocompletion=completion_of("launcher"))
+        str, typer.Option(help="Launcher, or any to try all.", autocompletion=completion_of("launcher"))
     ] = "any",
-    seq_length: Annotated[int, typer.Option(help="Tokens per sequence, one sequence a GPU.")] = 4096,
+    seq_length: Annotated[int, typer.Option(help="Tokens per sequence, with one sequence per GPU.")] = 4096,
     precision: Annotated[str, typer.Option(help="bf16, fp16, fp8, …")] = "bf16",
     optimizer: Annotated[
         str | None, typer.Option(help="Optimizer of full training [default: adamw, and adamw-8bit]")
     ] = None,
-    lora_rank: Annotated[int, typer.Option(help="Rank of LoRA's and QLoRA's adapters.")] = _RANK,
+    lora_rank: Annotated[int, typer.Option(help="Rank of the LoRA and QLoRA adapters.")] = _RANK,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Show on how many GPUs a model can be trained: in full, with offload, LoRA or QLoRA, by launcher.
@@ -90,7 +90,7 @@ def memory(
         f"{asked.title} · {seq_length} tokens, one sequence a GPU{', no images' * text} · {precision}"
     )
     fewest = "Fewest GPUs" if num_gpus is None else "GPUs"
-    console.print(f"{fewest} × the least GiB that training takes of each:\n")
+    console.print(f"{fewest} × the least memory in GiB per GPU, by method:\n")
     console.print(_table(rows))
     console.print()
     for line in _advice(
@@ -257,7 +257,7 @@ def _advice(rows: Sequence[Row], given: Mapping[str, object]) -> Iterator[str]:
         yield "✗ does not fit within the accepted out-of-memory risk"
     fitting = [row for row in rows if row.need.fits]
     if not fitting:
-        yield "Nothing fits here. GPUs with more memory may do, or more of them: --num-gpus"
+        yield "Nothing fits here. Try GPUs with more memory, or more GPUs with --num-gpus"
         return
     row = min(fitting, key=lambda one: one.need.num_gpus)
     need = row.need

@@ -54,17 +54,17 @@ def _completion(option: Option) -> Callable[[str], list[str]] | None:
 
 Request = dict[str, object]
 PROFILE_HELP = (
-    "Calibration (calibrate --out), or measured profile (profile, import); one for each GPU type."
+    "Calibration (calibrate --out) or measured profile (profile, import). Repeat it for each GPU type."
 )
 SWEEP_HELP = "Search every combination: num_nodes=8,16; global_batch_size, cluster, tp, …"
 SET_HELP = (
-    "Value of the run that is priced: part of its configuration (tp=8), or what launch files leave open "
-    "(vocab_size=128256). Where a search chooses the configuration, --pin states its parts."
+    "Set a value of your run: a size (tp=8), or a value that your script leaves out "
+    "(vocab_size=128256). To constrain a search, use --pin."
 )
-FROM_ARGS_HELP = "Launch file to read (repeat for files it refers to), or a folder."
-VAR_HELP = "Value of a shell variable, before the script's own (1=…: its first argument)."
+FROM_ARGS_HELP = "Launch file to read, or a folder. Repeat it for files that the launch file refers to."
+VAR_HELP = "Set a shell variable for the script (1=… is its first argument)."
 IGNORE_HELP = "Ignore this flag of the launch file."
-RUN_HELP = "Which of several runs that the launch file starts, from 1; the error lists them."
+RUN_HELP = "Number of the run, if the launch file starts several (the error lists them)."
 
 
 def read_request(
@@ -133,7 +133,7 @@ _PROBLEM = inspect.Parameter(
     default=typer.Argument(
         None,
         metavar="MODEL|FILE",
-        help="Model, as --model takes it, or a problem file (JSON or YAML); options override it.",
+        help="Model (as for --model), or a problem file (JSON or YAML) that options override.",
         autocompletion=completion_of("model"),
     ),
     annotation=str | None,

@@ -20,7 +20,7 @@ from meshwright.service.cli.options import (
     with_request,
 )
 
-FROM_CAPTURE_HELP = "Model, batch and launcher of what meshwright capture wrote, or of a launch file."
+FROM_CAPTURE_HELP = "Capture or launch file to read the model, batch and launcher from."
 
 
 @with_request
@@ -36,12 +36,12 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
         Path | None, typer.Option(help="Write answer, report and launch files here.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
+        bool, typer.Option("--force", help="Overwrite a folder that contains other files.")
     ] = False,
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
     measure_next: Annotated[
         int,
-        typer.Option(min=0, help="Number of plans to suggest measuring."),
+        typer.Option(min=0, help="Suggest this many plans to measure next."),
     ] = 0,
     from_capture: Annotated[Path | None, typer.Option(help=FROM_CAPTURE_HELP)] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
@@ -70,10 +70,10 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
         )
         say_reading(found, form)
     if force and save_dir is None:
-        raise typer.BadParameter("--force is about the folder of --save-dir")
+        raise typer.BadParameter("--force needs --save-dir")
     if with_sweep(request, sweep or ()):
         if save_dir or measure_next:
-            raise typer.BadParameter("--save-dir and --measure-next do not go with a sweep")
+            raise typer.BadParameter("--save-dir and --measure-next can't be combined with --sweep")
         raise typer.Exit(run_sweep(request, form=form, calibration=profile))
     raise typer.Exit(
         run_plan(

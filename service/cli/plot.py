@@ -19,7 +19,7 @@ from meshwright.service.reporting import checked_timelines, settled_for
 
 def plot(
     plan_id: Annotated[
-        str | None, typer.Argument(help="Id that plan printed (a prefix will do), or a rank.")
+        str | None, typer.Argument(help="Plan id (or its first characters), or a rank.")
     ] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,

@@ -44,7 +44,7 @@ def predict_command(
         str | None,
         typer.Option(
             metavar="ID|FILE",
-            help="A plan that was found, by its id or its answer file, instead of a configuration.",
+            help="Predict a saved plan (id or answer file) instead of a configuration.",
         ),
     ] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
@@ -60,12 +60,14 @@ def predict_command(
     if pin:
         raise InvalidProblemError.of(
             "--pin",
-            "predict searches nothing that could be pinned; it prices one configuration",
+            "predict doesn't search, so there is nothing to pin: use --set",
             allowed=f"--set {pin[0]}",
         )
     if plan is not None:
         if request or config or assign or from_args or variable or ignored or run:
-            raise typer.BadParameter("--plan is a whole question: only --profile and --json go with it")
+            raise typer.BadParameter(
+                "--plan already contains the question: only --profile and --json go with it"
+            )
         _predict_plan(plan, profile, as_json=json_output)
         return
     with faults_also_as_json(as_json=json_output):
@@ -137,7 +139,7 @@ def _print(
         console.print(found.render(console.width))
         if assumed:
             words = (f"{SHORT_NAMES.get(name, name)} {_word(value)}" for name, value in assumed.items())
-            console.print(wrapped(f"Assumed, not stated: {', '.join(words)}.", console.width, indent=2))
+            console.print(wrapped(f"Assumed: {', '.join(words)}.", console.width, indent=2))
         console.print(reading_lines(notes, unread, width=console.width))
 
 
@@ -147,7 +149,7 @@ def _require_one(request: Request) -> None:
         value = given.get(name) if isinstance(given, dict) else None
         if isinstance(value, list | dict):
             raise InvalidProblemError.of(
-                pointer(part, name), "predict prices one configuration: state one number"
+                pointer(part, name), "predict takes one configuration: give one number"
             )
 
 

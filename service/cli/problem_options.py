@@ -64,8 +64,8 @@ def request_of(
     if given.get("lora_target") and not _object(request, "workload").get("lora_rank"):
         raise InvalidProblemError.of(
             "--lora-target",
-            "names what adapters are put on, and there are none",
-            allowed="with a --lora-rank above 0",
+            "names modules to adapt, but there are no adapters",
+            allowed="together with --lora-rank above 0",
         )
     return dict(with_usual_words(request))
 
@@ -156,7 +156,7 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
     found = dict(given)
     limit = str(found.get("gpus", "")).lower()
     if limit in _LIMITS and not searches:
-        message = f"{limit} is about a search, and this command prices one configuration"
+        message = f"{limit} limits a search, but this command predicts one configuration"
         raise InvalidProblemError.of("--gpus", message, allowed="GPUs by type: --gpus 64xH100")
     if limit in _LIMITS:
         found["gpus"] = limit
@@ -167,11 +167,13 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
     ways = [name for name in ("cluster", *words) if name in words.keys() - sizes or name in found]
     if len(ways) > 1:
         names = " and ".join(f"--{name}" for name in ways)
-        raise InvalidProblemError.of(f"--{ways[-1]}", f"{names} both state the cluster; give one of them")
+        raise InvalidProblemError.of(
+            f"--{ways[-1]}", f"{names} both describe the cluster. Give one of them"
+        )
     for name, text in words.items():
         stated = _stated(name, text)
         for twice in stated.keys() & found.keys():
-            message = f"--{twice.replace('_', '-')} states the same; give one of them"
+            message = f"--{twice.replace('_', '-')} means the same. Give one of them"
             raise InvalidProblemError.of(f"--{name}", message)
         found |= stated
     return found
@@ -191,7 +193,7 @@ def _stated(name: str, text: str) -> dict[str, Any]:
     if name == "gpus":
         raise InvalidProblemError.of(
             "--gpus",
-            f'"{shown(text)}" states no number of GPUs',
+            f'"{shown(text)}" has no number of GPUs',
             allowed="64xH100, 16xH100,32xA100, all or fewest",
             nearest=f"8x{text}" if is_gpu_name(text) else None,
         )
@@ -253,7 +255,7 @@ def _sequences(given: dict[str, Any], request: Request) -> dict[str, Any]:
     if type(length) is not int or length < 1:
         raise InvalidProblemError.of(
             "--global-batch-size",
-            f'"{shown(batch)}" is in tokens, and nothing states the length of a sequence',
+            f'"{shown(batch)}" is in tokens, so the sequence length is required',
             allowed="with --seq-length, or a number of sequences",
         )
     return {**given, "global_batch_size": "".join(_of_tokens(part, length) for part in parts)}
@@ -274,7 +276,7 @@ def _of_tokens(part: str, length: int) -> str:
     below = max(int(whole[0] // length), 1)
     raise InvalidProblemError.of(
         "--global-batch-size",
-        f"{shown(match[1] + match[2])} tokens are no whole sequences of {length}",
+        f"{shown(match[1] + match[2])} tokens don't fill whole sequences of {length}",
         allowed="a number of sequences",
         nearest=f"{below} or {below + 1}",
     )
@@ -322,7 +324,7 @@ def _put_nodes(request: Request, path: str, value: object) -> None:
     if name == "gpus_per_node" and "groups" not in part and "name" in part:
         raise InvalidProblemError.of(
             "--gpus-per-node",
-            f'belongs to --gpu; the nodes of "{shown(str(part["name"]))}" are as the catalog has them',
+            f'belongs to --gpu. The catalog defines the nodes of "{shown(str(part["name"]))}"',
         )
     if isinstance(groups, list):
         if len(groups) != 1 or not isinstance(groups[0], dict):
@@ -387,8 +389,8 @@ def without_files(
     for name in (name for name, value in given.items() if value):
         raise InvalidProblemError.of(
             name,
-            "is about a launch file, and --from-capture names none",
-            allowed="--pin, which states the sizes that are searched" if name == "--set" else None,
+            "needs a launch file: add --from-capture",
+            allowed="--pin, to fix sizes of the search" if name == "--set" else None,
         )
 
 

@@ -44,7 +44,9 @@ def profile(  # noqa: PLR0913 - the signature is the list of options
     *,
     model: Annotated[str, typer.Option(help="Catalog name, or a Hugging Face config.json.")],
     seq_length: Annotated[int, typer.Option(min=1, max=MAX_SEQ_LENGTH, help="Tokens per sequence.")],
-    out: Annotated[Path, typer.Option(help="Measured profile (JSON) to write; resumed where it exists.")],
+    out: Annotated[
+        Path, typer.Option(help="Measured profile (JSON) to write. An existing one is resumed.")
+    ],
     tp: Annotated[
         str, typer.Option(metavar="N[,N]", help="Tensor parallel sizes to cut shards for.")
     ] = "1",
@@ -53,19 +55,19 @@ def profile(  # noqa: PLR0913 - the signature is the list of options
         int, typer.Option(min=1, max=MAX_SIZE, help="Expert parallel size to cut shards for.")
     ] = 1,
     lora_rank: Annotated[
-        int, typer.Option(min=0, max=MAX_SIZE, help="LoRA rank of the layers; 0 trains every weight.")
+        int, typer.Option(min=0, max=MAX_SIZE, help="LoRA rank of the layers (0 trains every weight).")
     ] = 0,
     lora_target: Annotated[
         str, typer.Option(metavar="NAME[,NAME]", help="Modules that LoRA adapts, e.g. linear_qkv.")
     ] = ",".join(ATTENTION_TARGETS),
     only: Annotated[
         str | None,
-        typer.Option(help="Measure these alone: collectives, gemm, attention, memory_bound, layer."),
+        typer.Option(help="Measure only these: collectives, gemm, attention, memory_bound, layer."),
     ] = None,
     dtype: Annotated[Literal["bf16", "fp16", "fp32"], typer.Option(help="Type of tensors.")] = "bf16",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to measure.")] = "auto",
     budget_s: Annotated[
-        float | None, typer.Option(help="Start no further measurement after this many seconds.")
+        float | None, typer.Option(help="Stop starting measurements after this many seconds.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats and fewer payload sizes.")] = False,
 ) -> None:
@@ -104,7 +106,7 @@ def profile(  # noqa: PLR0913 - the signature is the list of options
     try:
         outcome = measure(wanted, out, start)
     except KeyboardInterrupt:
-        _say("interrupted: what was measured is kept, the same command goes on from there")
+        _say("interrupted: finished measurements are saved. To continue, run the same command")
         raise typer.Exit(CANCELLED) from None
     if outcome is not None:
         _show(outcome, out)
@@ -145,7 +147,7 @@ def _show(outcome: MeasuringOutcome, out: Path) -> None:
         short = outcome.profile.skipped and all(one.reason == NO_MEMORY for one in outcome.profile.skipped)
         words += f"; {outcome.skipped} skipped" + (" for lack of memory" if short else ", see above")
     if outcome.held + outcome.skipped < outcome.planned:
-        words += "; the time was up, the same command goes on from there"
+        words += ". Time is up: to continue, run the same command"
     sys.stdout.write(f"{words}\n")
 
 

@@ -99,20 +99,22 @@ def _body(_own: object, **given: Any) -> dict[str, Any]:  # noqa: ANN401 - value
 def replan(
     body: dict[str, Any],
     *,
-    plan_id: Annotated[str | None, typer.Argument(help="Id of the running plan; a prefix will do.")] = None,
+    plan_id: Annotated[
+        str | None, typer.Argument(help="Id of the running plan, or its first characters.")
+    ] = None,
     source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     cluster_from: Annotated[
-        str | None, typer.Option(help="slurm, k8s or torchelastic: as many nodes as this job has now.")
+        str | None, typer.Option(help="Take the node count from slurm, k8s or torchelastic.")
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder of the checkpoint: format, step and model are read.")
+        Path | None, typer.Option(help="Checkpoint folder, to read the format, step and model from.")
     ] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     save_dir: Annotated[Path | None, typer.Option(help="Folder for launch and resume files.")] = None,
-    way: Annotated[int, typer.Option(help="Rank of the way that --save-dir gets files for.")] = 1,
+    way: Annotated[int, typer.Option(help="Rank of the option to write files for (with --save-dir).")] = 1,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
+        bool, typer.Option("--force", help="Overwrite a folder that contains other files.")
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
@@ -122,7 +124,7 @@ def replan(
     if cluster_from is not None:
         if body["num_nodes"] is not None or body["lost_nodes"]:
             raise typer.BadParameter(
-                "--cluster-from counts the nodes: leave --num-nodes and --lost-nodes out"
+                "--cluster-from counts the nodes: leave out --num-nodes and --lost-nodes"
             )
         body["num_nodes"] = _nodes_now(cluster_from, kept.problem.cluster)
     if checkpoint is not None:
@@ -163,7 +165,7 @@ def _check_saving(folder: Path | None, way: int, *, force: bool) -> None:
     if folder is not None:
         check_folder(folder, force=force)
     elif force or way != 1:
-        raise typer.BadParameter("--way and --force are about the folder of --save-dir")
+        raise typer.BadParameter("--way and --force need --save-dir")
 
 
 def _save(kept: SavedPlan, found: Replan, job: Changed, rank: int, folder: Path, *, force: bool) -> None:
@@ -201,14 +203,12 @@ def _nodes_now(scheduler: str, cluster: ClusterSpec) -> int:
     except UnknownNodesError as fault:
         raise InvalidProblemError.of("--cluster-from", str(fault)) from None
     if found.num_nodes is None:
-        raise InvalidProblemError.of(
-            "--cluster-from", f"{scheduler} does not tell how many nodes there are"
-        )
+        raise InvalidProblemError.of("--cluster-from", f"{scheduler} doesn't report the number of nodes")
     planned = {group.gpus_per_node for group in cluster.groups}
     if found.gpus_per_node is not None and found.gpus_per_node not in planned:
         each = " or ".join(map(str, sorted(planned)))
         here = f"{scheduler} reports {found.gpus_per_node} GPUs of this node"
-        say_warnings([f"{here}; the plan, and so every way, is for nodes of {each}"])
+        say_warnings([f"{here}, but the plan needs nodes of {each}"])
     return found.num_nodes
 
 

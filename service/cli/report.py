@@ -30,21 +30,23 @@ _JOB_ID = 32  # hex digits; a plan's id has fewer
 
 def report(
     plan_or_job: Annotated[
-        str | None, typer.Argument(help="Id that plan printed (a prefix will do), or a job's, with --url.")
+        str | None, typer.Argument(help="Plan id (or its first characters), or with --url a job id.")
     ] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from to show first.")] = 1,
-    url: Annotated[str | None, typer.Option(help="A service that has the job or the plan.")] = None,
+    url: Annotated[str | None, typer.Option(help="Service that has the job or plan.")] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     what_if: Annotated[
         Method,
-        typer.Option(help="Other hardware and batches: searched, predicted (faster), or left out."),
+        typer.Option(
+            help="Other hardware and batches: search them, predict them (faster), or leave them out."
+        ),
     ] = "search",
-    out: Annotated[Path | None, typer.Option(help="File to write; default: report-ID.html here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write [default: report-ID.html]")] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     timeline: Annotated[
-        Path | None, typer.Option(help="Write the step's timeline for Perfetto here instead.")
+        Path | None, typer.Option(help="Write the step's timeline for Perfetto to this file instead.")
     ] = None,
 ) -> None:
     """Write an answer as one HTML file to read, print or mail."""

@@ -53,11 +53,11 @@ class SavedPlan:
             InvalidProblemError: the answer has none, or another version wrote it.
         """
         if not self.body:
-            raise InvalidProblemError.of("plan", "the answer holds no plan")
+            raise InvalidProblemError.of("plan", "the answer has no plan")
         try:
             return plan_from_json(self.body)
         except (KeyError, TypeError, ValueError):
-            raise InvalidProblemError.of("--from", "the plan was written by another version") from None
+            raise InvalidProblemError.of("--from", "another version wrote the plan: plan again") from None
 
     @cached_property
     def problem(self) -> Problem:
@@ -117,7 +117,7 @@ def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
         name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}.json"
         _keep(state_folder() / name, document, MAX_KEPT)
     except OSError as fault:
-        return [f"the answer is not kept ({fault.strerror}): export it with --save-dir, or keep --json"]
+        return [f"the answer can't be saved ({fault.strerror}): use --save-dir, or keep --json"]
     return []
 
 
@@ -126,7 +126,7 @@ def keep_verdict(plan_id: str, verdict: str) -> list[str]:
     try:
         _keep(_verdict_of(plan_id), {"plan_id": plan_id, "verdict": verdict}, _MAX_VERDICTS)
     except OSError as fault:
-        return [f"the verdict is not kept ({fault.strerror})"]
+        return [f"the verdict can't be saved ({fault.strerror})"]
     return []
 
 
@@ -189,7 +189,9 @@ def find_plan(plan_id: str) -> SavedPlan:
     if (rank := _rank_in(plan_id)) is not None:
         answers = [document for document, _ in _plans_like("") if document["plans"]]
         if not answers:
-            raise InvalidProblemError.of("plan_id", "no answer is saved; plan first, or pass --from")
+            raise InvalidProblemError.of(
+                "plan_id", "no saved answer. Run meshwright plan first, or pass --from"
+            )
         return SavedPlan(document=answers[-1], body=_of_rank(answers[-1]["plans"], rank))
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
@@ -197,7 +199,7 @@ def find_plan(plan_id: str) -> SavedPlan:
         near = get_close_matches(plan_id[:_ID_LENGTH], ids, n=_MOST_NAMED)
         raise InvalidProblemError.of(
             "plan_id",
-            f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again',
+            f'no saved plan starts with "{shown(plan_id)}". Pass --from answer.json, or plan again',
             nearest=", ".join(near) or None,
         )
     if len(found) > 1:

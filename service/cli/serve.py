@@ -15,22 +15,24 @@ from meshwright.service.errors import ServerStartError
 from meshwright.service.serving.serve import serve
 from meshwright.service.settings import Settings, settings_with
 
-DatabaseUrl = Annotated[str | None, typer.Option(help="SQLite or PostgreSQL; default: the settings'.")]
-RedisUrl = Annotated[str | None, typer.Option(help="Redis that wakes workers; without it they poll.")]
+DatabaseUrl = Annotated[
+    str | None, typer.Option(help="SQLite or PostgreSQL URL [default: MESHWRIGHT_DATABASE_URL]")
+]
+RedisUrl = Annotated[str | None, typer.Option(help="Redis URL to wake workers (without it, workers poll).")]
 
 
 def serve_command(
     *,
     host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0: any free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port (0 picks a free one).")] = None,
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes to start.")] = None,
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Bind beyond loopback without any key.")
+        bool | None, typer.Option("--insecure", help="Bind beyond loopback although no key exists.")
     ] = None,
     allowed_hosts: Annotated[
-        str | None, typer.Option(help="Names, with commas, to answer to without any key.")
+        str | None, typer.Option(help="Host names to answer to without a key, separated by commas.")
     ] = None,
 ) -> None:
     """Run the service: API, records and workers on this machine."""
@@ -54,7 +56,7 @@ def serve_command(
 def worker(
     database_url: DatabaseUrl = None,
     redis_url: RedisUrl = None,
-    celery: Annotated[bool, typer.Option("--celery", help="Take wake-ups from the queue.")] = False,
+    celery: Annotated[bool, typer.Option("--celery", help="Wait for wake-ups from the queue.")] = False,
 ) -> None:
     """Run one worker process (python -m meshwright.workers)."""
     command = [sys.executable, "-m", "meshwright.workers"]
@@ -69,6 +71,6 @@ def _announce(settings: Settings, url: str) -> None:
     records = make_url(settings.database_url).render_as_string(hide_password=True)
     sys.stdout.write(f"{url}\n")
     sys.stdout.write(f"  records    {records}\n")
-    sys.stdout.write("  stop       Ctrl-C, or SIGTERM: running searches are handed on\n")
+    sys.stdout.write("  stop       Ctrl-C, or SIGTERM (another worker resumes running searches)\n")
     sys.stdout.write("  first key  meshwright keys create --scope admin\n")
     sys.stdout.flush()

@@ -41,10 +41,10 @@ def shapes(
     problem = parse_problem(request)
     advice = shape_advice(problem, profile_for(problem, profile), tolerance=tolerance, most=most)
     if advice is None:
-        say_error("the model has no plan on this cluster; meshwright plan gives the reasons")
+        say_error("the model has no plan on this cluster. For the reasons, run meshwright plan")
         raise typer.Exit(INFEASIBLE)
     if advice == "unknown":
-        say_error("the model has too many configurations here to look at all of them: pin some variables")
+        say_error("the model has too many configurations here to search them all: pin some sizes")
         raise typer.Exit(NO_PLAN)
     if json_output:
         print_json(asdict(advice))

@@ -47,24 +47,32 @@ PROFILE_FILE, REPORT_FILE = "profile.json", "tuning.md"
 
 
 def tune(
-    plan_id: Annotated[str | None, typer.Argument(help="A plan of the answer; a prefix will do.")] = None,
+    plan_id: Annotated[
+        str | None, typer.Argument(help="Id of a plan of the answer, or its first characters.")
+    ] = None,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND", help="Starts a run; {save_dir}, {steps}; default: launch.sh."),
+        typer.Argument(
+            metavar="-- COMMAND",
+            help="Command for one run, with {save_dir} and {steps} [default: launch.sh]",
+        ),
     ] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     save_dir: Annotated[Path, typer.Option(help="Folder of runs, report and profile.")] = Path("tuning"),
-    top: Annotated[int, typer.Option(min=1, help="Best plans, and as many that would decide most.")] = 4,
+    top: Annotated[
+        int,
+        typer.Option(min=1, help="How many top plans to run, and as many more whose result tells most."),
+    ] = 4,
     steps: Annotated[int, typer.Option(min=4, help="Steps of a run.")] = 10,
     confidence: Annotated[
         float,
-        typer.Option(min=0.5, max=0.999, help="Stop when one plan is the best with this probability."),
+        typer.Option(min=0.5, max=0.999, help="Stop when one plan is the fastest with this probability."),
     ] = 0.9,
     budget_gpu_minutes: Annotated[
-        float, typer.Option(min=0.001, help="GPU-minutes that all runs together may take.")
+        float, typer.Option(min=0.001, help="GPU-minutes for all runs together.")
     ] = 60.0,
-    run_limit_s: Annotated[float, typer.Option(min=1.0, help="A run that takes longer is killed.")] = 600.0,
+    run_limit_s: Annotated[float, typer.Option(min=1.0, help="Stop a run after this time.")] = 600.0,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
@@ -137,8 +145,8 @@ class _Tuning:
             if plan is None:
                 decided = now.chance() >= confidence
                 if not now.plans:
-                    return now, "No plan ran; another --save-dir tries all of them again."
-                return now, "The best is decided." if decided else "No further run would decide it."
+                    return now, "No plan ran. To try all of them again, use another --save-dir."
+                return now, "Found the fastest plan." if decided else "Further runs would not decide it."
             spent = sum(one.gpu_minutes for one in runs)
             if spent + likely_gpu_minutes(now) > budget_gpu_minutes:
                 return now, "The budget is used up."

@@ -17,12 +17,12 @@ from meshwright.solver.runs.table import read_runs
 
 
 def validate_command(
-    runs: Annotated[Path, typer.Argument(help="Measured runs, one a row (CSV).")],
+    runs: Annotated[Path, typer.Argument(help="Measured runs, one per row (CSV).")],
     *,
     calibrate: Annotated[int, typer.Option(min=0, help="Runs of each cluster to calibrate on.")] = 0,
     choose: Annotated[Choice, typer.Option(help="How to choose the runs to calibrate on.")] = "suggested",
     seed: Annotated[int, typer.Option(help="Random seed of --choose random.")] = 0,
-    per_run: Annotated[Path | None, typer.Option(help="Write every prediction to this CSV.")] = None,
+    per_run: Annotated[Path | None, typer.Option(help="CSV file to write every prediction to.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Predict measured runs and report the errors of the predictions."""

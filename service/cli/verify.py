@@ -31,19 +31,21 @@ _EXIT = {"verified": FOUND, "partly verified": FOUND, "differs": NO_PLAN, "not b
 
 
 def verify_command(
-    plan_id: Annotated[str | None, typer.Argument(help="Id that plan printed; a prefix will do.")] = None,
+    plan_id: Annotated[str | None, typer.Argument(help="Plan id, or its first characters.")] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
     install: Annotated[
         list[str] | None,
-        typer.Option(metavar="LAUNCHER|all", help="Make the pinned environment of a launcher, and stop."),
+        typer.Option(metavar="LAUNCHER|all", help="Install the pinned environment of a launcher and exit."),
     ] = None,
     memory_gib: Annotated[
-        float, typer.Option(help="Memory that the launcher's process may take.")
+        float, typer.Option(help="Memory limit of the launcher's process, in GiB.")
     ] = MEMORY_BYTES / GIB,
-    time_limit: Annotated[float, typer.Option(help="Seconds that it may run.")] = TIME_S,
+    time_limit: Annotated[
+        float, typer.Option(help="Time limit of the launcher's process, in seconds.")
+    ] = TIME_S,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Let the launcher's own code build every distinct rank of a plan on this CPU, and compare."""
@@ -61,7 +63,7 @@ def verify_command(
     if found.launcher == own:
         say_warnings(keep_verdict(found.plan_id, found.verdict))
     else:
-        say_warnings([f"the plan is of {own}: the verdict of {found.launcher} is not kept with it"])
+        say_warnings([f"the plan is for {own}: the verdict of {found.launcher} is not saved with it"])
     if json_output:
         print_json(found.to_json())
     else:
@@ -75,12 +77,14 @@ def _install(names: list[str], beside: str | None) -> int:
         check_launcher(name, at="--install")
         if name not in BUILDERS:
             raise InvalidProblemError.of(
-                "--install", f"{name} builds no rank without a GPU", allowed=", ".join((*BUILDERS, "all"))
+                "--install",
+                f"{name} can't build a rank without a GPU",
+                allowed=", ".join((*BUILDERS, "all")),
             )
     if beside is not None:
         raise InvalidProblemError.of(
             beside,
-            "--install makes environments and verifies nothing",
+            "--install only installs: remove the other options",
             allowed=f"--install {beside}" if beside in BUILDERS else "--install alone",
         )
     for name in wanted:

@@ -254,7 +254,7 @@ def _diffusion(problem: Problem) -> Iterator[FieldError]:
     if work.lora_rank:
         yield FieldError(
             pointer=pointer("workload", "lora_rank"),
-            message=f"adapters of {model.title} are not priced: its layers have other names",
+            message=f"adapters of {model.title} are not supported: its layers have other names",
             allowed="0",
             nearest="0",
         )

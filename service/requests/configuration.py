@@ -54,7 +54,7 @@ def _placed(raw: Mapping[str, object], problem: Problem) -> Configuration:
     parts = _classes(raw)
     if parts is not None and not launcher_capabilities(problem.launcher).unlike_replicas:
         raise InvalidProblemError.of(
-            pointer(*_AT, "replicas"), f"{problem.launcher} has no replicas of unlike sizes"
+            pointer(*_AT, "replicas"), f"{problem.launcher} has no replicas of different sizes"
         )
     if parts is None:
         config = _one(raw, problem, at=_AT, whole=True)

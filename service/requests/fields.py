@@ -132,7 +132,7 @@ FIELDS = (
             name="config",
             label="config.json of a model on Hugging Face",
             kind="json",
-            hint="Drop the file, or paste it. It takes the place of the name above.",
+            hint="Drop or paste the file. It replaces the name above.",
         ),
     ),
     RequestField(
@@ -154,7 +154,7 @@ FIELDS = (
         limits={"json_schema_extra": {"type": ["object", "string"]}},
         option=Option(
             group=COMMON,
-            help="Catalog name, cloud instance (p5.48xlarge), GPU type, or a cluster file.",
+            help="Catalog name, cloud instance (p5.48xlarge), GPU type, or cluster file.",
             default="required, or --gpu, --gpus or --nodes",
             completes="library:cluster_names",
             twice=TWO_KINDS,
@@ -198,7 +198,7 @@ FIELDS = (
         option=Option(
             group=CLUSTER,
             help="Number of GPUs, instead of --num-nodes: one node, or several usual ones.",
-            default="those of the nodes",
+            default="from the nodes",
             kind=int,
         ),
     ),
@@ -216,7 +216,7 @@ FIELDS = (
     RequestField(
         path="cluster.gpus_per_node",
         option=Option(
-            group=CLUSTER, help="GPUs of one node, with --gpu.", default="as its usual node", kind=int
+            group=CLUSTER, help="GPUs of one node, with --gpu.", default="from its usual node", kind=int
         ),
     ),
     RequestField(path="workload", type="WorkloadRequest"),
@@ -259,9 +259,8 @@ FIELDS = (
         path="workload.precision",
         type=Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"],
         default="bf16",
-        about="fp32 multiplies in TF32 where the GPU has it (tf32_products of framework_options); "
-        "mxfp8 and nvfp4 mean fp8 with the recipe of that name "
-        "(precision_recipe of framework_options)",
+        about="fp32 multiplies in TF32 if the GPU has it (tf32_products of framework_options). mxfp8 "
+        "and nvfp4 mean fp8 with the recipe of that name (precision_recipe of framework_options)",
         option=Option(group=COMMON, help="bf16, fp16, fp8, mxfp8, nvfp4 or fp32."),
         question=FormQuestion(part="first", label="Precision", kind="choice"),
     ),
@@ -277,7 +276,7 @@ FIELDS = (
         type=int,
         default=0,
         limits={"ge": 0, "le": MAX_RANK},
-        about="rank of GaLore's projection; 0: a quarter of the hidden size",
+        about="rank of GaLore's projection (0: a quarter of the hidden size)",
     ),
     RequestField(
         path="workload.optimizer_interval",
@@ -285,23 +284,23 @@ FIELDS = (
         default=0,
         limits={"ge": 0, "le": MAX_INTERVAL},
         sparse=True,
-        about="steps between decompositions of GaLore's projections (update_proj_gap); 0: 200",
+        about="steps between decompositions of GaLore's projections (update_proj_gap, 0: 200)",
     ),
     RequestField(
         path="workload.lora_rank",
         type=int,
         default=0,
         limits={"ge": 0, "le": MAX_RANK},
-        about="rank of LoRA adapters; 0 trains all weights",
-        option=Option(group=MODEL, help="LoRA rank; 0 trains the full model.", kind=int),
+        about="rank of LoRA adapters (0 trains all weights)",
+        option=Option(group=MODEL, help="LoRA rank (0 trains the full model).", kind=int),
     ),
     RequestField(
         path="workload.lora_targets",
         type="LoraTargets",
         default=None,
-        about="linear layers with adapters, where lora_rank > 0: Megatron-Core's fused "
-        "ones, routed experts among them, or transformers' single ones; all-linear: every one, by the "
-        "launcher's names; null: the launcher's own default, and all-linear under any",
+        about="linear layers with adapters, if lora_rank > 0: Megatron-Core's fused layers (including "
+        "routed experts) or transformers' single layers. all-linear selects every layer by the "
+        "launcher's names. null selects the launcher's default, and all-linear for launcher any",
         option=Option(
             group=MODEL,
             name="lora_target",
@@ -316,9 +315,9 @@ FIELDS = (
         type="BasePrecision",
         default="bf16",
         sparse=True,
-        about="storage of the frozen weights, where lora_rank > 0: all in bf16 or fp32, or its linear "
-        "layers in int8 or nf4 as bitsandbytes keeps them (LLM.int8, QLoRA), nf4's scales quantised again "
-        "under nf4-double",
+        about="storage of the frozen weights, if lora_rank > 0: bf16 or fp32 for all, or int8 or nf4 "
+        "for linear layers as in bitsandbytes (LLM.int8, QLoRA). nf4-double also quantizes nf4's "
+        "scales",
         option=Option(
             group=MODEL,
             help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA).",
@@ -329,8 +328,8 @@ FIELDS = (
         type="TrainedModules",
         default=[],
         sparse=True,
-        about="modules trained in full next to adapters (lora_rank > 0), by Llama's names: a copy "
-        "of each, as peft's modules_to_save makes it; norm is every norm",
+        about="modules trained in full next to adapters (lora_rank > 0), by Llama's names. Each is a "
+        "copy, like peft's modules_to_save. norm selects every norm",
         option=Option(
             group=MODEL,
             name="trained_module",
@@ -346,7 +345,7 @@ FIELDS = (
         default=None,
         sparse=True,
         limits={"max_length": MAX_NAMES},
-        about="lengths of documents that are not all seq_length long: percentiles "
+        about="document lengths, if not all are seq_length: percentiles "
         '({"p50": 900, "p100": 8192}) or histogram ([{"length": 900, "share": 0.5}, ...]), and batching, '
         "packing (the default), padding or padding_to_longest",
         option=Option(
@@ -376,7 +375,7 @@ FIELDS = (
         ),
         question=FormQuestion(
             part="documents",
-            label="Sequences are made by",
+            label="Batch documents by",
             kind="choice",
             unset="full length",
             choices=(
@@ -392,11 +391,11 @@ FIELDS = (
         default=None,
         sparse=True,
         limits={"ge": 0, "le": MAX_IMAGES, "allow_inf_nan": False},
-        about="average number of images in one sequence, which a model with a vision tower must state; "
-        "their tokens are part of seq_length; 0: text alone, with the tower's weights and none of its work",
+        about="average number of images per sequence, required for a model with a vision tower. Image "
+        "tokens are part of seq_length. 0 means text only: the tower's weights without its work",
         option=Option(
             group=MODEL,
-            help="Average number of images per sequence, e.g. 1.5; 0: text alone (vision models).",
+            help="Average number of images per sequence, e.g. 1.5 (vision models, 0 for text only).",
             default="none",
             kind=float,
         ),
@@ -404,7 +403,7 @@ FIELDS = (
             part="documents",
             label="Images per sequence",
             kind="number",
-            hint="of models with a vision tower; 0: text alone",
+            hint="for models with a vision tower (0: text only)",
         ),
     ),
     RequestField(
@@ -412,17 +411,17 @@ FIELDS = (
         type="ImageTokens",
         default=None,
         sparse=True,
-        about="tokens of the language model that one image becomes: a number, or percentiles "
-        '({"p50": 256, "p100": 1024}); null: those of one tile, where the tower has tiles of one size',
+        about="tokens per image in the language model: a number, or percentiles "
+        '({"p50": 256, "p100": 1024}). null means one tile, if the tower has tiles of one size',
         option=Option(
             group=MODEL,
-            help="Tokens that one image becomes: 256, or percentiles (p50=256,p100=1024).",
+            help="Tokens per image: 256, or percentiles (p50=256,p100=1024).",
             default="one tile's",
             metavar="N|pN=N,…",
         ),
         question=FormQuestion(
             part="documents",
-            label="Tokens of an image",
+            label="Tokens per image",
             kind="number",
             hint="an image becomes pixels / (patch size × merge size)² tokens",
         ),
@@ -432,12 +431,12 @@ FIELDS = (
         type="FrozenParts",
         default=[],
         sparse=True,
-        about="parts of a model with a vision tower that are not trained: vision (the tower), projector, "
-        "language; next to adapters none is",
+        about="frozen parts of a model with a vision tower: vision (the tower), projector, language. "
+        "With adapters, all parts are frozen",
         option=Option(
             group=MODEL,
             name="freeze",
-            help="Part that is not trained: vision (the tower), projector or language.",
+            help="Part to freeze: vision (the tower), projector or language.",
             default="none",
             repeats=True,
             metavar="PART",
@@ -468,12 +467,12 @@ FIELDS = (
         type=str,
         default=None,
         limits={"max_length": 64},
-        about="the framework that trains, any or none; without it the first that can express the "
-        "question, in an order for its kind: megatron-lm for most pre-training, trl for adapters",
+        about="the training framework, any (compare all) or none. Default: the first that supports the "
+        "request, such as megatron-lm for pre-training or trl for adapters",
         option=Option(
             group=COMMON,
             help="megatron-lm, torchtitan, …, any or none.",
-            default="the first that can express the question",
+            default="the first that supports the request",
             completes="capabilities:launcher_names",
             more=("any", "none"),
             twice="To compare all: --launcher any",
@@ -483,7 +482,7 @@ FIELDS = (
             label="Launcher",
             kind="choice",
             unset="automatic",
-            hint="framework to run; automatic: the first that can express the question",
+            hint="training framework (automatic: the first that supports the request)",
         ),
     ),
     RequestField(
@@ -492,10 +491,10 @@ FIELDS = (
         default=None,
         sparse=True,
         limits={"max_length": 64},
-        about="an older software stack to price the launcher as, such as megatron-lm-2021 or fsdp1",
+        about="an older software stack to predict with, such as megatron-lm-2021 or fsdp1",
         option=Option(
             group=CLUSTER,
-            help="An older software stack to price the launcher as: megatron-lm-2021, fsdp1, …",
+            help="Older software stack to predict with: megatron-lm-2021, fsdp1, …",
             default="the current one",
             completes="frameworks:framework_names",
         ),
@@ -518,7 +517,7 @@ FIELDS = (
                 ("tokens_per_s_per_gpu", "most tokens per second and GPU"),
                 ("gpu_hours_per_token", "fewest GPU hours per token"),
                 ("energy_per_token", "least energy per token"),
-                ("robust", "shortest step that holds 9 times in 10"),
+                ("robust", "lowest 90th-percentile step time"),
             ),
         ),
     ),
@@ -535,11 +534,11 @@ FIELDS = (
         path="search.diverse",
         type=bool,
         default=True,
-        about="the best plan of each mesh, not variants of one mesh in ZeRO stage and micro-batch",
+        about="only the best plan of each mesh, without variants in ZeRO stage or micro-batch",
         option=Option(
             group=SEARCH,
-            help="The best plan of each mesh first, or layouts that differ in ZeRO stage and micro-batch "
-            "alone as well.",
+            help="List the best plan of each mesh first, or also plans that differ only in ZeRO stage or "
+            "micro-batch.",
             default="--diverse",
             kind=bool,
             takers="rankings",
@@ -550,10 +549,10 @@ FIELDS = (
         type="Object",
         default=None,
         sparse=True,
-        about="your own configuration, priced and ranked with the plans",
+        about="your own configuration, predicted and ranked with the plans",
         option=Option(
             group=SEARCH,
-            help="File of your configuration, to rank it.",
+            help="File with your configuration, to rank it with the plans.",
             kind=Path,
             takers="rankings",
         ),
@@ -563,7 +562,7 @@ FIELDS = (
         type=float,
         default=30.0,
         limits={"gt": 0, "le": MAX_TIME_LIMIT_S},
-        option=Option(group=SEARCH, help="Seconds the search may take.", kind=float),
+        option=Option(group=SEARCH, help="Time limit of the search, in seconds.", kind=float),
         question=FormQuestion(part="limits", label="Time limit", kind="number", hint="seconds of search"),
     ),
     RequestField(
@@ -571,14 +570,15 @@ FIELDS = (
         type=int,
         default=0,
         limits={"ge": 0, "le": 2**31 - 1},
-        option=Option(group=SEARCH, help="Random seed; the same seed gives the same answer.", kind=int),
+        option=Option(group=SEARCH, help="Random seed. The same seed gives the same answer.", kind=int),
     ),
     RequestField(
         path="search.certify",
         type="Certify",
         default="cp-sat",
         option=Option(
-            group=SEARCH, help="Judge that proves plans: none, cp-sat (the best plan) or cp-sat-all."
+            group=SEARCH,
+            help="Plans that CP-SAT double-checks: none, cp-sat (the best plan) or cp-sat-all.",
         ),
         question=FormQuestion(
             part="limits",
@@ -612,10 +612,11 @@ FIELDS = (
         path="search.gpus",
         type=Literal["all", "fewest"],
         default="all",
-        about="all: as many as are fastest; fewest: on the smallest number of nodes that has a plan",
+        about="all: the fastest number of GPUs. fewest: the smallest number of nodes with a plan",
         option=Option(
             group=COMMON,
-            help="GPUs by type, instead of --cluster: 64xH100, 4xA100-40GB; or use all, or the fewest.",
+            help="GPUs by type, instead of --cluster: 64xH100, 4xA100-40GB. Or all or fewest, for how "
+            "many to use.",
             metavar="NxGPU|all|fewest",
             takers="all",
             twice="For two types: --gpus 16xH100,32xA100. For the fewest: --gpu h100 --gpus fewest",
@@ -624,22 +625,22 @@ FIELDS = (
             part="limits",
             label="GPUs",
             kind="choice",
-            choices=(("all", "as many as are fastest"), ("fewest", "the fewest that fit a plan")),
+            choices=(("all", "the fastest number"), ("fewest", "the fewest with a plan")),
         ),
     ),
     RequestField(
         path="search.num_nodes",
         type="NodeCounts",
         default=None,
-        about="numbers of nodes that a plan may use; default: all of the cluster",
+        about="numbers of nodes that a plan may use (default: all nodes)",
     ),
     RequestField(
         path="search.reserve_nodes",
         type=int,
         default=0,
         limits={"ge": 0, "le": MAX_BATCH},
-        about="nodes that are kept spare",
-        option=Option(group=CLUSTER, help="Number of nodes kept spare.", kind=int, takers="all"),
+        about="nodes to keep spare",
+        option=Option(group=CLUSTER, help="Number of nodes to keep spare.", kind=int, takers="all"),
     ),
     RequestField(
         path="search.max_power_kw",
@@ -647,11 +648,11 @@ FIELDS = (
         default=None,
         sparse=True,
         limits={"gt": 0, "le": MAX_POWER_KW},
-        about="kilowatts that a plan's GPUs may draw while all of them compute; hosts, network and cooling "
-        "are not counted",
+        about="power limit for all of a plan's GPUs at full load, in kilowatts, without hosts, network "
+        "and cooling",
         option=Option(
             group=CLUSTER,
-            help="Kilowatts that a plan's GPUs may draw while all compute, hosts not counted: 500.",
+            help="Power limit for all GPUs, in kW, without hosts: 500.",
             kind=float,
         ),
     ),
@@ -660,7 +661,7 @@ FIELDS = (
         type=float,
         default=None,
         limits={"gt": 0},
-        about="days in which to train workload.total_tokens",
+        about="days to train workload.total_tokens",
         option=Option(group=WHOLE_RUN, help="Finish --total-tokens within this many days.", kind=float),
     ),
     RequestField(
@@ -677,10 +678,10 @@ FIELDS = (
         default=None,
         sparse=True,
         limits={"ge": 0, "le": MAX_GRID_CO2},
-        about="grams of CO2 that the grid emits per kWh, to report the run's CO2 for workload.total_tokens",
+        about="the grid's CO2 emissions in g/kWh, to report the CO2 of training workload.total_tokens",
         option=Option(
             group=WHOLE_RUN,
-            help="Grams of CO2 per kWh of the grid, e.g. 400, to report CO2 for --total-tokens.",
+            help="The grid's CO2 emissions in g/kWh, e.g. 400, to report CO2 for --total-tokens.",
             kind=float,
         ),
     ),
@@ -690,10 +691,10 @@ FIELDS = (
         type="Pins",
         default=dict,
         limits={"max_length": MAX_NAMES},
-        about="variable: its only value; stage_layers: the layers of each chunk",
+        about="variable: its only value (stage_layers: the layers of each chunk)",
         option=Option(
             group=SIZES,
-            help="Fix a size: tensor_parallel_size, pipeline_parallel_size, … or tp, pp, ….",
+            help="Fix a size: tp=8, pp=4, or tensor_parallel_size=8.",
             repeats=True,
             metavar="NAME=VALUE",
         ),
@@ -725,14 +726,14 @@ FIELDS = (
         type="Allowed",
         default=list,
         limits={"max_length": MAX_NAMES},
-        about="searched in addition to the switches that a stock installation of the launcher runs: "
-        "offload, fp8, other optimizers, a switch with its settings that need a package, or all such "
-        "settings by switches; none: no switch but those that are named",
+        about="options to search beyond a stock installation: offload, fp8, other optimizers, or a "
+        "switch including settings that need a package. switches allows every such setting. none "
+        "allows only the switches that you name",
         option=Option(
             group=SIZES,
-            help="Search offload, fp8, an optimizer or a switch too; switches: all, also those that need a "
-            "package; none: no switch.",
-            default="the switches that a stock launcher runs",
+            help="Also search offload, fp8, an optimizer or a switch. switches: all, including those that "
+            "need a package. none: no switches.",
+            default="the switches of a stock installation",
             repeats=True,
             metavar="NAME",
         ),
@@ -740,8 +741,8 @@ FIELDS = (
             part="limits",
             label="Also try",
             kind="checks",
-            hint="in addition to the switches that a stock launcher runs; none: no switch but those named; "
-            "switches: those that need a package, too",
+            hint="besides the switches of a stock installation (none: only those you name, "
+            "switches: also those that need a package)",
         ),
     ),
     RequestField(
@@ -753,7 +754,7 @@ FIELDS = (
         option=Option(
             group=SIZES,
             name="constraint",
-            help="Constraint that every plan must meet: 'tp * cp <= 8'.",
+            help="Constraint on every plan: 'tp * cp <= 8'.",
             repeats=True,
             metavar="EXPRESSION",
         ),
@@ -791,8 +792,9 @@ FIELDS = (
         default=None,
         sparse=True,
         limits={"min_length": 1, "max_length": 200},
-        about="id of a stored profile; `latest`, the default: what the service has learnt of this "
-        "cluster; `catalog`: the catalog alone; in a problem file, the path of a profile file",
+        about="id of a stored profile. `latest` (default) is the service's newest calibration of this "
+        "cluster, and `catalog` uses only the catalog. In a problem file: the path of a profile "
+        "file",
         question=FormQuestion(
             part="run",
             label="Profile",

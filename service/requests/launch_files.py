@@ -94,7 +94,7 @@ def _packed_notes(found: LaunchFile, problem: Problem) -> list[str]:
         return []
     length = problem.workload.seq_length
     filled = f"{found.packed} fills each sequence with several documents"
-    priced = f"it is priced as one document of {length} tokens, with longer attention"
+    priced = f"it is predicted as one document of {length} tokens, with longer attention"
     return [f"{filled}; {priced}. State the documents' lengths with --lengths (p50=900,p100=8192)"]
 
 

@@ -103,7 +103,7 @@ def impossible(one: Observation, profile: Profile) -> str | None:
     least_bytes = _LEAST_BYTES_A_WEIGHT * one.problem.model.num_parameters() / one.configuration.num_gpus
     if one.peak_memory_bytes is not None and one.peak_memory_bytes < least_bytes:
         return (
-            f"run {called(one)} is left out: {one.peak_memory_bytes / GIB:.4g} GiB do not hold "
+            f"run {called(one)} is left out: {one.peak_memory_bytes / GIB:.4g} GiB cannot hold "
             f"{least_bytes / GIB:.4g} GiB, a GPU's share of the weights in 4 bits"
         )
     if one.step_time_s is None:
@@ -170,8 +170,8 @@ def _beyond(mfu: float, problem: Problem, configuration: Configuration, profile:
         return None
     stack = f"under {profile.framework.stack}" if record.of_stack else "under any software stack"
     return (
-        f"{mfu:.0%} MFU; the best catalogued run {stack} ({record.run_id}) reached {record.mfu:.0%}, and "
-        f"{model_mfu:.0%} is expected here uncalibrated"
+        f"{mfu:.0%} MFU. The best catalogued run {stack} ({record.run_id}) reached "
+        f"{record.mfu:.0%}, and the uncalibrated prediction here is {model_mfu:.0%}"
     )
 
 
@@ -192,7 +192,7 @@ def require_credible(
         some, more = profile.learnt_from[:_MOST_RUNS_NAMED], len(profile.learnt_from) - _MOST_RUNS_NAMED
         runs = ", ".join(some) + (f" and {more} more" if more > 0 else "")
         kind = "run" if len(profile.learnt_from) == 1 else "runs"
-        learnt = f"{kind} {runs or 'that it does not name'}"
+        learnt = f"{kind} {runs or '(not named)'}"
         fault = FieldError(
             pointer="/profile",
             message=f"the calibration on {learnt} predicts {prediction.step_time_s:.4g} s a step, {beyond}",
@@ -225,7 +225,7 @@ def contradictions(
         way = words[0] if leave_one_out[index] > 0 else words[1]
         text = f"run {called(observations[index])} is {abs(leave_one_out[index]):.1f} spreads {way} than "
         if apart[index, twin] < _TWINS:
-            text += f"the other runs imply; the most similar run is {called(observations[twin])}"
+            text += f"the other runs imply (the most similar run is {called(observations[twin])})"
         else:
             text += "the other runs imply"
         findings.append(text)
@@ -242,12 +242,12 @@ def constants_at_bounds(
         value = own * exp(offset)
         upper, lower = UPPER_BOUNDS.get(name, np.inf), LOWER_BOUNDS.get(name, 0.0)
         if abs(offset) > _BARELY and value >= upper > own:
-            findings.append(f"{name} was driven to its physical bound {upper:g}")
+            findings.append(f"{name} reached its physical bound {upper:g}")
         elif abs(offset) > _BARELY and value <= lower < own:
-            findings.append(f"{name} was driven to its physical bound {lower:g}")
+            findings.append(f"{name} reached its physical bound {lower:g}")
         elif abs(offset) > _FAR * widths[name]:
             findings.append(
-                f"{name} came out {exp(offset):.2g} times its stack's value, which no other cluster needs"
+                f"{name} came out {exp(offset):.2g} times its stack's value. No other cluster needs that"
             )
     return findings
 
@@ -319,7 +319,8 @@ def _stack_of(possible: Sequence[Observation], profile_of: ProfileOf) -> str:
     if len(stacks) > 1:
         named = ", ".join(f"{stack} (run {run})" for stack, run in sorted(stacks.items()))
         message = (
-            f"the runs come from several software stacks: {named}; give each a cluster name of its own"
+            f"the runs come from several software stacks: {named}. Give the runs of each stack a "
+            "separate cluster name"
         )
         raise InvalidProblemError.of("/runs/framework_family", message, allowed="runs of one stack")
     return next(iter(stacks))
@@ -338,11 +339,11 @@ def _to_learn_from(
     reasons = tuple(reason for _, reason in refused if reason)
     possible = [one for one, reason in refused if reason is None]
     if not possible:
-        raise InvalidProblemError.of("/runs", reasons[0] if reasons else "there is no run to learn from")
+        raise InvalidProblemError.of("/runs", reasons[0] if reasons else "there is no run to calibrate on")
     if len(possible) <= MOST_RUNS:
         return possible, reasons
     drawn = np.unique(np.linspace(0, len(possible) - 1, MOST_RUNS).astype(np.int64))
-    more = f"learnt from {MOST_RUNS} of {len(possible)} runs, evenly drawn by name"
+    more = f"calibrated on {MOST_RUNS} of {len(possible)} runs, sampled evenly by name"
     return [possible[i] for i in drawn], (*reasons, more)
 
 
@@ -394,8 +395,8 @@ def _in_milliseconds(log_times: FloatArray) -> list[str]:
     times = float(np.median(log_times))
     if times < log(1000.0) / 2.0:
         return []
-    seen = f"half of the runs took over {exp(times):.0f} times what is expected"
-    return [f"{seen}: step_time_s counts seconds, not milliseconds"]
+    seen = f"half of the runs took over {exp(times):.0f} times the expected time"
+    return [f"{seen}: write step_time_s in seconds, not milliseconds"]
 
 
 def _memory_part(observations: Sequence[Observation | None], profile_of: ProfileOf) -> _Part | None:
@@ -443,8 +444,9 @@ def _filled_by_others(one: Observation, blind: Prediction | None) -> str | None:
     if expected >= _LEAST_FILLED * limit:
         return None
     return (
-        f"run {called(one)} ran out of memory where {expected / GIB:.3g} of {limit / GIB:.3g} GiB are "
-        "expected: nothing is learnt from it; something else filled the GPU, or it ran otherwise"
+        f"run {called(one)} ran out of memory where {expected / GIB:.3g} of {limit / GIB:.3g} GiB "
+        "are expected. The calibration ignores this run: something else filled the GPU, or the "
+        "run used another configuration"
     )
 
 

@@ -32,7 +32,9 @@ def require_equal_nodes(config: Configuration, at: str) -> None:
         InvalidProblemError: it has; ``at`` is the place of the plan in what the user gave.
     """
     if config.is_placed:
-        message = "its stages are placed on unlike GPUs; a calibration learns from clusters of equal nodes"
+        message = (
+            "its stages run on different GPU types. You can calibrate only on clusters with identical nodes"
+        )
         raise InvalidProblemError.of(at, message)
 
 

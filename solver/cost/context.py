@@ -611,7 +611,9 @@ def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> s
         if needs in gpu.peak_flops and not {gpu.architecture, gpu.slug} & _WITHOUT_BLOCKS.get(name, set())
     ]
     if recipe in _GEMM_PRECISION and recipe not in able:
-        lacking = precision if precision not in gpu.peak_flops else "products of blocks with a scale each"
+        lacking = (
+            precision if precision not in gpu.peak_flops else "matrix products with a scale for each block"
+        )
         raise InvalidProblemError.of(
             "/workload/framework_options/precision_recipe",
             f"{recipe} needs {lacking}, which {gpu.slug} lacks",

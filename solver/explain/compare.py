@@ -60,7 +60,7 @@ def differences_of(first: Configuration, second: Configuration) -> dict[str, str
             found[name] = _words(name, first, second)
     same_chunks = len(first.stage_layers) == len(second.stage_layers)
     if same_chunks and first.stage_layers != second.stage_layers:
-        found["stage_layers"] = "layers of the chunks"
+        found["stage_layers"] = "layers per chunk"
     return found
 
 
@@ -202,7 +202,7 @@ def best_order(differences: Sequence[str], prices: Mapping[int, tuple[int, float
 def _whole(second: Configuration) -> str:
     if second.replicas:
         names = [one.stage_groups[0].group for one in second.replicas]
-        return f"replicas of their own on {', '.join(names)}"
+        return f"separate replicas on {', '.join(names)}"
     return "stages on node groups" if second.stage_groups else "one mesh over all nodes"
 
 
@@ -297,7 +297,7 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
         if name in then:
             options[name] = then[name]
         problem = replace(problem, workload=replace(problem.workload, framework_options=options))
-        value = then.get(name, getattr(facts, name, "as the framework has it"))
+        value = then.get(name, getattr(facts, name, "the framework's default"))
         word = ("off", "on")[value] if isinstance(value, bool) else str(value)
         found.append((f"{name.replace('_', ' ')} {word}", problem))
     return found

@@ -214,9 +214,9 @@ def _lack_of(problem: Problem, profile: Profile, config: Configuration, within: 
     static = sum(memory[at][term] for term in _STATIC_TERMS)
     limit, place, there = on.problem.memory_limit_bytes, f" on {on.name}" * bool(on.name), " there"
     reason = (
-        f"memory: stage {at}{place} of the nearest configuration{within} needs {needed / GIB:.1f} GiB "
-        f"({static / GIB:.1f} GiB of it weights, gradients and optimizer states), {short[at] / GIB:.1f} "
-        f"GiB more than a predicted peak may fill{there * bool(on.name)}: "
+        f"memory: stage {at}{place} of the nearest configuration{within} needs {needed / GIB:.1f} "
+        f"GiB ({static / GIB:.1f} GiB for weights, gradients and optimizer states), "
+        f"{short[at] / GIB:.1f} GiB more than a predicted peak may fill{there * bool(on.name)}: "
         f"{budgets[at] / GIB:.1f} of {limit / GIB:.1f} GiB"
     )
     shortfall = Shortfall(
@@ -272,7 +272,7 @@ def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:
 
 def _broken_rules(space: Space, asked: str, meeting: BoolArray) -> Iterator[str]:
     if not meeting.any():
-        yield f"{asked}: no configuration on {space.num_gpus} GPUs has it"
+        yield f"{asked}: impossible on {space.num_gpus} GPUs"
         return
     mask = minimal_masks(space.masks[meeting])[0]
     for bit, rule in enumerate(space.rules):
@@ -363,8 +363,8 @@ def _least_lack(
 
 _MOST_LIMITS = 6  # limits with sets that are all tried; of more, one minimal set is found
 _ABUNDANT_BYTES = 2**50  # memory that nothing fills
-_CUT = "the time limit came before all conflicts of limits were found: there may be others"
-_SAMPLED = "whether some limits conflict is not known: not all of their configurations could be searched"
+_CUT = "the time limit ended the analysis of conflicting limits. There may be others"
+_SAMPLED = "some limits may also conflict: not all of their configurations could be searched"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -472,7 +472,7 @@ def _of_request(limits: ProblemLimits, conflict: Sequence[str]) -> Iterator[str]
     prefix = " and ".join(conflict) or "on this cluster"
     if any(f"constraint {text}" in conflict for text in group_constraints(limits.problem)):
         them = "it" if len(conflict) == 1 else "them"
-        yield f"{prefix}: no placement of stages on the node groups keeps {them}"
+        yield f"{prefix}: no placement of stages on the node groups satisfies {them}"
         return
     fleet = NodeGroups.of(limits.problem, limits.profile)
     columns, fewest = every_columns(fleet), list[Rule]()

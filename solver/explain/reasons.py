@@ -139,7 +139,7 @@ def _attention(start: _AdviceStart) -> list[ChangeToTry]:
 
 def _tensor(start: _AdviceStart) -> list[ChangeToTry]:
     able = start.problem.launcher in ("none", *switches()["overlap_tensor"].takers)
-    hidden = start.option("collectives under the products", "overlap_tensor") if able else []
+    hidden = start.option("collectives overlapped with matrix products", "overlap_tensor") if able else []
     return [
         *start.moved("a smaller tp", "tensor_parallel_size", -1),
         *(hidden if start.configuration.sequence_parallel else ()),
@@ -170,27 +170,27 @@ _WAYS: Mapping[str, Callable[[_AdviceStart], list[ChangeToTry]]] = {
     "context_parallel": lambda start: start.moved("a smaller cp", "context_parallel_size", -1),
     "expert_parallel": lambda start: [
         *start.moved("a smaller ep", "expert_parallel_size", -1),
-        *start.option("all-to-alls under computing", "overlap_experts"),
+        *start.option("all-to-alls overlapped with compute", "overlap_experts"),
     ],
     "pipeline_transfer": lambda start: [
-        *start.moved("fewer chunks a rank", "virtual_pipeline_size", -1),
+        *start.moved("fewer chunks per rank", "virtual_pipeline_size", -1),
         *start.moved("fewer stages", "pipeline_parallel_size", -1),
-        *start.option("transfers under computing", "overlap_transfer"),
+        *start.option("transfers overlapped with compute", "overlap_transfer"),
     ],
     "imbalance": lambda start: start.moved("fewer stages", "pipeline_parallel_size", -1),
     "bubble": lambda start: [
         *start.moved("a smaller micro-batch", "micro_batch_size", -1),
         *start.moved("a smaller dp", "data_parallel_size", -1),
-        *start.moved("more chunks a rank (vpp)", "virtual_pipeline_size", 1),
+        *start.moved("more chunks per rank (vpp)", "virtual_pipeline_size", 1),
         *start.moved("fewer stages", "pipeline_parallel_size", -1),
     ],
     "data_parallel": lambda start: [
-        *start.option("reduction under the backward pass", "overlap_gradients"),
+        *start.option("gradient reduction overlapped with the backward pass", "overlap_gradients"),
         *start.option("gradients reduced in bf16", "reduced_gradient_dtype", "bf16"),
     ],
     "optimizer": lambda start: [
         *start.moved("a higher ZeRO stage", "zero_stage", 1),
-        *start.worked("states in 8 bits", "optimizer=adamw-8bit", optimizer="adamw-8bit"),
+        *start.worked("8-bit optimizer states", "optimizer=adamw-8bit", optimizer="adamw-8bit"),
     ],
     "fixed": lambda start: start.option("CUDA graphs", "cuda_graph", "layer"),
 }
@@ -329,9 +329,9 @@ def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
     explained, warnings = sum(plan.why is not None for plan in plans), list[str]()
     if explained < len(plans):
         number = f"{len(plans) - explained} of {len(plans)} plans"
-        warnings.append(f"{number} could not be explained within the time limit")
+        warnings.append(f"the time limit left {number} without an explanation")
     if odds and any(plan.odds is None for plan in plans):
-        warnings.append("the time limit left no time to compute the plans' odds")
+        warnings.append("the time limit left no time to compute each plan's chance of being fastest")
     return tuple(warnings)
 
 
@@ -409,7 +409,6 @@ def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan])
                 "the head": split[-1] == 0,
             }
             names = " and ".join(name for name, alone in ends.items() if alone)
-            closed = "stages without layers are not searched (search.allow: standalone_stages)"
             steps_s = f"{step_s:.3g} s instead of {first.prediction.step_time_s:.3g} s"
-            return (f"{closed}; with one for {names} a layout of these meshes takes {steps_s}",)
+            return (f"with a stage for {names} alone, a layout takes {steps_s}: --allow standalone_stages",)
     return ()

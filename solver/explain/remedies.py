@@ -63,8 +63,8 @@ from meshwright.solver.space.request_rules import with_group_renamed, without_li
 
 
 _SMALLEST = "adamw-8bit"
-CUT = "the time limit came before all changes were tried: there may be others, and cheaper ones"
-_OPEN = "some changes could not be searched whole: whether they have a plan is not known"
+CUT = "the time limit came before every change was tried. There may be others, also cheaper ones"
+_OPEN = "some changes have too many configurations to search completely. They may have a plan"
 NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
 _MOST_TIMES_NODES = 64  # times as many nodes that are still tried
 _DIGITS = 4  # of a number of nodes, in binary: up to 16 every one is tried, then 18, 20, …
@@ -149,10 +149,10 @@ def done_otherwise(
             yield replace(change, words=words, last_resort=True, settings=settings)
     if problem.launcher != "none":
         free = _under(plain, profile, "none")
-        yield replace(free, words="no launcher's limits, so without launch files", last_resort=True)
+        yield replace(free, words="without any launcher's limits (no launch files)", last_resort=True)
         for change in lighter(free.problem, free.profile):
             both = {**free.settings, **change.settings}
-            words = f"{change.words}, which no launcher here supports"
+            words = f"{change.words} (no launcher here supports it)"
             yield replace(change, words=words, last_resort=True, settings=both)
 
 

@@ -12,7 +12,7 @@ _LOSSES: Mapping[str, str] = {
     "gemm_efficiency": "matrix products below the peak",
     "attention_efficiency": "attention below the peak",
     "memory_bound": "memory-bound operators",
-    "launch_floor": "waiting for the CPU to launch",
+    "launch_floor": "waiting for the CPU to launch kernels",
     "offload": "offloading",
     "recompute": "recomputing",
     "tensor_parallel": "tensor-parallel collectives",
@@ -24,7 +24,7 @@ _LOSSES: Mapping[str, str] = {
     "bubble": "the pipeline's bubble",
     "data_parallel": "data-parallel collectives",
     "straggler": "waiting for the slowest node",
-    "fixed": "a step's fixed costs",
+    "fixed": "fixed costs of a step",
 }
 
 
@@ -32,11 +32,11 @@ def time_sentence(why: Why) -> str:
     """Return how much of the step is the model's own work, and the largest of what is not."""
     step_s = sum(why.waterfall_s.values())
     share = tied(percent(why.waterfall_s["ideal"] / step_s))
-    ideal = f"{share} of the step is the model's own work at the peak"
+    ideal = f"{share} of the step is useful work at peak speed"
     lost = [f"{_loss_words(loss.term)} ({_seconds(loss.seconds, step_s)})" for loss in why.losses[:_NAMED]]
     if not lost:
         return f"Time: {ideal}."
-    return f"Time: {ideal}; most of the rest is {listed(lost)}."
+    return f"Time: {ideal}. Biggest losses: {listed(lost)}."
 
 
 def limit_sentence(why: Why) -> str:
@@ -48,22 +48,23 @@ def limit_sentence(why: Why) -> str:
         (one, one.change, one.step_change_s) for one in why.losses if one.change and one.step_change_s
     ]
     if not changes:
-        return "Binds: no limit; no single change of a size lowers these losses."
+        return "Nothing to gain: no single change of a size lowers these losses."
     loss, change, longer_s = next((one for one in changes if one[2] < 0), changes[0])
     words, cost = _loss_words(loss.term), _seconds(longer_s, step_s)
-    longer = f"{cost} {'longer' if longer_s > 0 else 'shorter'}"
-    return f"Binds: no limit; {tied(change)}, which lowers {words} most, makes a step {longer}."
+    if longer_s < 0:
+        return f"Try next: {tied(change)} lowers {words} most and makes the step {cost} shorter."
+    return f"Nothing to gain: even {tied(change)}, which lowers {words} most, makes the step {cost} longer."
 
 
 def limit_words(limit: Limit, step_s: float) -> str:
-    """Return a limit: ``tp 4 would be 0.15 s faster but for memory (activations of stage 1, …)``."""
+    """Return a limit: ``tp 4 would save 0.15 s, but memory is the limit (activations of stage 1, …)``."""
     kind, colon, detail = limit.name.partition(": ")
-    faster = f"{tied(limit.change)} would be {_seconds(limit.gain_s, step_s)} faster"
+    faster = f"{tied(limit.change)} would save {_seconds(limit.gain_s, step_s)}"
     if not colon:
         return f"{faster}, but breaks the rule that {limit.name}."
     if kind.startswith("GPUs of "):
         return f"{faster}, but there are {detail} {kind}."
-    return f"{faster} but for {kind} ({detail})."
+    return f"{faster}, but {kind} is the limit ({detail})."
 
 
 def listed(words: Sequence[str]) -> str:

@@ -171,7 +171,7 @@ def require_room(
             words = "; ".join(
                 f"{name}: {', '.join(map(str, own))}" for name, own in zip(some, counts, strict=True)
             )
-            message = "no number of nodes has a plan for all jobs that must have equal numbers"
+            message = "no number of nodes has a plan for every job that must use the same number"
             job = next(one for one in fleet.jobs if one.name in some and one.as_many_nodes_as)
             faults.append(
                 FieldError(pointer=at(job.name, "as_many_nodes_as"), message=message, allowed=words)
@@ -200,7 +200,7 @@ def _overfull(
             if held > kind.nodes:
                 names = ", ".join(one.name for one, _ in here)
                 message = f"{names} are pinned to {held} nodes at the same time"
-                allowed = f"up to {kind.nodes}, which is what the cluster has"
+                allowed = f"up to {kind.nodes}, the nodes of the cluster"
                 return [
                     FieldError(
                         pointer=at(here[-1][0].name, "start_hours"), message=message, allowed=allowed
@@ -251,7 +251,7 @@ def _round(
         if limits.ended():
             raise StoppedError(_STOPPED)
         names = _pinned(fleet)
-        message = f"no schedule that keeps the pinned starts of {', '.join(names)} was found"
+        message = f"no schedule found that keeps the pinned starts of {', '.join(names)}"
         allowed = "later starts, or fewer nodes for these jobs"
         raise InvalidProblemError.of(at(names[-1], "start_hours"), message, allowed=allowed)
     least = bounds_of(fleet, known.minutes, Score.of(fleet, hint), rounds=_HINT_PRICES)

@@ -44,7 +44,7 @@ def ask_and_compare(
     ):
         name, step_s = faster
         then, now = f"{step_s:.3g} s", f"{answer.plans[0].prediction.step_time_s:.3g} s"
-        notes["faster_launcher"] = f"{name} would take {then} instead of {now}: --launcher {name}"
+        notes["faster_launcher"] = f"{name} would take {then} instead of {now}: add --launcher {name}"
     return replace(answer, notes=notes)
 
 

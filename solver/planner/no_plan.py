@@ -33,7 +33,7 @@ from meshwright.solver.planner.variants import Answered, Variant, found_by
 from meshwright.solver.problem import Problem, on_switches, with_batch
 from meshwright.solver.space.launcher_rules import problem_faults, workload_faults
 
-_NO_TIME = "nothing is legal and fits; the time limit came before the reasons were found"
+_NO_TIME = "nothing is legal and fits. The time limit came before the reasons were found"
 
 
 def with_reasons_of_none(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:

@@ -28,8 +28,11 @@ from meshwright.solver.space.enumerate import is_too_large, searched_space
 
 STEP = 0.04  # of the peak before
 _MOST_POINTS = 48  # of one number of GPUs
-_TOO_MANY = "there are too many configurations to search them all, however long"
-_LIGHTER = f"a front has at most {_MOST_POINTS} points of one number of GPUs, and lighter layouts remain"
+_TOO_MANY = "there are too many configurations to search them all, however long you wait"
+_LIGHTER = (
+    f"a front lists at most {_MOST_POINTS} points for one number of GPUs, and layouts with "
+    "less memory remain"
+)
 
 
 def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> ParetoFront:
@@ -58,15 +61,15 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
 
 
 def _claim(*, ended_by: str, left_out: Sequence[str], of_its_own: bool) -> str:
-    missing = "points that are listed are proved under our model, slower ones may be missing"
+    missing = "the listed points are proved under our model, but slower ones may be missing"
     if ended_by:
         return f"{ended_by}: {missing}"
     if left_out:
         return f"{left_out[0]}: {missing}"
-    layout = "layout of its own launcher, precision, optimizer and switches" if of_its_own else "layout"
+    layout = "layout with the same launcher, precision, optimizer and switches" if of_its_own else "layout"
     return (
-        f"every point is proved under our model, over the switches that were searched: no {layout} that "
-        "stays within its budget_bytes on as many GPUs is faster"
+        f"every point is proved under our model and the searched switches: no {layout} within its "
+        "budget_bytes is faster on the same number of GPUs"
     )
 
 

@@ -134,16 +134,14 @@ def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) 
     late, bound_s = len(answer.plans) - len(plans), answer.bound_step_time_s
     steps = [plan.prediction.step_time_s for plan in plans]
     plans = with_gaps(plans, steps, RankFloors(), bound_s, of_steps=True)  # floors are of other ranks
-    left_out = (
-        f"{late} of the {len(answer.plans)} plans of shortest step miss the deadline and are left out"
-    )
+    left_out = f"{late} of the {len(answer.plans)} fastest plans miss the deadline and are left out"
     return replace(
         answer,
         plans=plans,
         gap=relative_gap(steps[0], bound_s),
         num_gpus_used=plans[0].config.num_gpus,
         objective=claim_of(problem, profile, steps[0], bound_s),
-        warnings=(*answer.warnings, f"{left_out}; plans of longer step were not sought in their place"),
+        warnings=(*answer.warnings, f"{left_out}. Slower plans were not searched to replace them"),
     )
 
 
@@ -631,10 +629,10 @@ def _of_encoders(problem: Problem) -> tuple[str, ...]:
         return ()
     if diffusion.encoder_weights:
         ours = f"{diffusion.encoder_weights / 1e9:.2f} billion weights of frozen text encoders"
-        priced = f"every step runs {ours}, which each GPU with the first layer holds whole in 2 bytes"
-        return (f"{priced}; the autoencoder is not priced: its outputs are assumed to be precomputed",)
-    assumed = "text encoder and autoencoder are not priced: their outputs are assumed to be precomputed"
-    return (f"{assumed}; for encoders that run in every step, give their config.json as text_encoder",)
+        priced = f"every step runs {ours}, and each GPU with the first layer holds them in 16 bits"
+        return (f"{priced}. The autoencoder isn't included: precompute its outputs",)
+    assumed = "the text encoder and autoencoder aren't included: precompute their outputs"
+    return (f"{assumed}. If encoders run in every step, give their config.json as text_encoder",)
 
 
 def _of_stack(problem: Problem) -> tuple[str, ...]:
@@ -644,7 +642,7 @@ def _of_stack(problem: Problem) -> tuple[str, ...]:
     if asked == own:
         return ()
     priced = f"times and memory are those of the software stack {problem.stack}"
-    return (f"{priced}, not of what {problem.launcher} runs today",)
+    return (f"{priced}, not of today's {problem.launcher}",)
 
 
 _ONCE_A_STEP = ("bubble", "data_parallel", "optimizer", "fixed")  # times that no larger batch makes longer
@@ -665,7 +663,9 @@ def _of_batch(plans: Sequence[Plan]) -> tuple[str, ...]:
         return ()
     most = max(once_s, key=lambda name: once_s[name]).replace("_", " ")
     batch = f"batch {config.global_batch_size} is small for {config.num_gpus} GPUs"
-    return (f"{batch}: {100 * share:.0f} % of #1's step takes as long for a larger one (mostly {most})",)
+    return (
+        f"{batch}: {100 * share:.0f} % of #1's step stays the same with a larger batch (mostly {most})",
+    )
 
 
 def _run_of(

@@ -352,8 +352,8 @@ def packaged_warning(problem: Problem, first: Plan, plan: Plan) -> str:
     """Return what a plan that needs a package gains, and how to have such plans ranked."""
     then, now = (_taken(problem, one) for one in (plan, first))
     return (
-        f"#{plan.rank} needs {' and '.join(plan.needs)}, which a stock installation lacks: {then} "
-        f"instead of {now}; search.allow: {EVERY_SWITCH} ranks such plans, too"
+        f"#{plan.rank} needs {' and '.join(plan.needs)}, not part of a stock installation, and "
+        f"takes {then} instead of {now}. To rank such plans, add --allow {EVERY_SWITCH}"
     )
 
 
@@ -513,8 +513,8 @@ def _listed(
 
 
 _UNLIKE_STACKS = (
-    "launchers are compared by fits of their own software stacks, each with its own error, not at one "
-    "level of software; `stack` prices all of them as one"
+    "each launcher is predicted with its own software stack, and each stack has a different "
+    "error. To compare them on one software stack, add --stack"
 )
 
 

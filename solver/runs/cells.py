@@ -18,7 +18,7 @@ REQUIRED_COLUMNS = (
 MAX_ROWS = 1_000_000
 MAX_CELL = 4_000_000  # characters; a plan's cell holds its cluster, link tables included
 csv.field_size_limit(MAX_CELL)
-COLUMNS_ARE_DESCRIBED = "the columns of profiles/catalog/runs/columns.md; an empty cell means unknown"
+COLUMNS_ARE_DESCRIBED = "the columns of profiles/catalog/runs/columns.md (an empty cell means unknown)"
 
 
 @dataclass(frozen=True, slots=True)

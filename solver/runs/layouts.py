@@ -243,7 +243,8 @@ def gpu_warning(cells: Cells, cluster: ClusterSpec) -> str | None:
         find_gpu(stated)
     except InvalidProblemError:
         return (
-            f"GPU {stated[:40]} is not in the catalog: priced as {gpu.display_name}, with a wide interval"
+            f"GPU {stated[:40]} is not in the catalog. It is predicted as {gpu.display_name}, with a "
+            "wide interval"
         )
     return None
 
@@ -258,7 +259,7 @@ def cluster_of(cells: Cells) -> ClusterSpec:
     if slug is None:
         raise RefusedRunError("gpu is not known")
     if "+" in slug:
-        raise RefusedRunError("a mixed cluster: which rank runs on which GPU is not in the table")
+        raise RefusedRunError("a mixed cluster: the table doesn't say which rank runs on which GPU")
     gpu = gpu_of_run(slug, cells.number("gpu_memory_gb"))
     num_gpus = needed(cells, "num_gpus")
     per_node = min(cells.count("gpus_per_node") or gpu.gpus_per_node, num_gpus)
@@ -381,7 +382,7 @@ def _lora_targets_of(cells: Cells) -> tuple[str, ...]:
         return ATTENTION_TARGETS
     unknown = [name for name in stated.split("+") if name not in LORA_TARGETS]
     if unknown:
-        message = f'"{unknown[0][:40]}" is not a module that can be adapted'
+        message = f'"{unknown[0][:40]}" is not a module with adapters'
         raise cells.fault("lora_targets", message, f"{', '.join(LORA_TARGETS)} joined by +")
     return tuple(stated.split("+"))
 

@@ -77,7 +77,7 @@ def _no_plans(_: str) -> RunShape:
     Raises:
         RefusedRunError: always.
     """
-    raise RefusedRunError("the row is a plan's, which is not read here")
+    raise RefusedRunError("the row comes from a plan, and this command can't read it")
 
 
 def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]:
@@ -97,7 +97,7 @@ def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]
         name = cells.text("run_id")
         if name is not None and lines.setdefault(name, cells.line) != cells.line:
             raise cells.fault(
-                "run_id", f'"{name[:40]}" is the run of line {lines[name]} already', "a run_id of its own"
+                "run_id", f'"{name[:40]}" is the run of line {lines[name]} already', "a different run_id"
             )
     return tuple(_run_of(cells, plan_shape) for cells in rows)
 
@@ -168,10 +168,10 @@ def _measurement_of(cells: Cells) -> RunMeasurement:
         rank = "first"  # nanotron logs it (src/nanotron/utils.py, log_memory)
     if seconds == 0.0:
         raise cells.fault(
-            "step_time_s", "step time must be positive", "a positive number; empty: not measured"
+            "step_time_s", "step time must be positive", "a positive number, or empty if not measured"
         )
     if failed and seconds is not None:
-        raise cells.fault("oom", "a run that is out of memory has no step_time_s", "0, or no step_time_s")
+        raise cells.fault("oom", "a run that ran out of memory has no step_time_s", "0, or no step_time_s")
     return RunMeasurement(
         step_time_s=seconds,
         peak_memory_bytes=peak * GIB if peak else None,

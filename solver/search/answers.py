@@ -132,7 +132,7 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
     floors = proof.floors if len(plans) == len(frontier.ranked) else RankFloors()
     plans = with_gaps(plans, scores, floors, claimed, of_steps=is_plain(found.problem))
     few = f"the first {len(plans)} of {len(frontier.ranked)} ranked plans"
-    unlisted = f"the time limit came before more than {few} were predicted"
+    unlisted = f"the time limit came after {few} were predicted"
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     return Answer(

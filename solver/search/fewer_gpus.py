@@ -206,5 +206,5 @@ def _idle(problem: Problem, whole: Answer, plans: Sequence[Plan]) -> dict[str, s
     if on_all:
         words += f", all {most} take {score_s(problem, on_all[0]):.4g} s"
     elif whole.status == "infeasible":
-        words += f", and on all {most} no configuration fits"
+        words += f", and no configuration fits on all {most}"
     return {IDLE: words}

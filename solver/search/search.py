@@ -290,7 +290,7 @@ def _search_on(
 def _mixed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
     """Return the answer of CP-SAT, which is loaded for problems on unlike node groups alone."""
     if find_spec("ortools") is None:
-        message = "node groups that differ are planned by OR-Tools, which is not installed"
+        message = "mixed clusters need OR-Tools, which is not installed"
         allowed = "one kind of node, or pip install ortools"
         raise InvalidProblemError.of("cluster.groups", message, allowed=allowed)
     from meshwright.solver.search.mixed.search import search_mixed  # noqa: PLC0415 (it is not for every problem)

@@ -52,28 +52,28 @@ _TRAINERS = ("trl", "llama-factory-accelerate", "axolotl", "accelerate")
 # In order: the first kind that a question is of decides.
 PREFERENCES = (
     Preference(
-        why="unlike nodes, on which it places stages",
+        why="different node types: it places stages on them",
         asked=_places,
         launchers=("flagscale",),
     ),
     Preference(
-        why="adapters on several nodes, over which it splits the model",
+        why="adapters on several nodes: it splits the model over them",
         asked=_tunes_on_nodes,
         launchers=("ms-swift", *_TRAINERS),
     ),
     Preference(
-        why="fine-tuning, from a checkpoint of transformers as it is",
+        why="fine-tuning: it starts from a transformers checkpoint without conversion",
         asked=_tunes,
         launchers=(*_TRAINERS, "ms-swift"),
     ),
     Preference(
-        why="one GPU, on which transformers' trainer needs no mesh",
+        why="one GPU: transformers' trainer needs no mesh there",
         asked=_on_one_gpu,
         launchers=(*_TRAINERS, "deepspeed"),
     ),
 )  # fmt: skip
 _USUAL = Preference(
-    why="training over many GPUs, which it splits in every way",
+    why="training over many GPUs: it has every kind of parallelism",
     asked=lambda _: True,
     launchers=(),
 )

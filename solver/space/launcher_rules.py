@@ -84,7 +84,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         others = [one for one in launchers_of("any") if launcher_capabilities(one).adapters]
         yield FieldError(
             pointer="/workload/lora_rank",
-            message=f"{name} is not planned with adapters",
+            message=f"{name} can't train LoRA adapters",
             allowed=f"the launchers {', '.join(others)}",
         )
     elif workload.lora_rank:
@@ -95,22 +95,21 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             if others := [one for one in getattr(workload, field) if one not in named]:
                 yield FieldError(
                     pointer=f"/workload/{field}",
-                    message=f"{name} names no {', '.join(others)}",
+                    message=f"{name} has no modules called {' or '.join(others)}",
                     allowed=", ".join(named) or "[]",
                 )
         whole_class = able.adapters == ("single",) and {*SINGLE_TARGETS} <= {*workload.lora_targets}
         if whole_class and not all_linear_adapts(problem.model):
             yield FieldError(
                 pointer="/workload/lora_targets",
-                message=f"peft adapts no out_proj of {problem.model.title}, and all linear layers contain "
-                "it",
+                message=f"peft can't adapt out_proj of {problem.model.title}, one of its linear layers",
                 allowed=f"some of {', '.join(SINGLE_TARGETS)}",
                 nearest=json.dumps(SINGLE_TARGETS[:4]),
             )
         if workload.base_precision not in able.base_precisions:
             yield FieldError(
                 pointer="/workload/base_precision",
-                message=f"{name} is not planned with frozen weights in {workload.base_precision}",
+                message=f"{name} doesn't support frozen weights in {workload.base_precision}",
                 allowed=", ".join(able.base_precisions),
                 nearest=able.base_precisions[0],
             )
@@ -160,22 +159,21 @@ def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
     if kind in able.frozen_together and len(frozen & both) == 1:
         yield FieldError(
             pointer="/workload/frozen",
-            message=f"{able.launcher} freezes vision and projector of {kind} together, or neither",
-            allowed="both of vision, projector; or neither",
+            message=f"{able.launcher} freezes vision and projector of {kind} together or not at all",
+            allowed="both vision and projector, or neither",
             nearest=json.dumps([part for part in FROZEN_PARTS if part in frozen | both]),
         )
     if kind in able.projector_trained and "projector" in frozen:
         yield FieldError(
             pointer="/workload/frozen",
-            message=f"{able.launcher} trains projectors of {kind}'s inner layers, whatever is frozen",
+            message=f"{able.launcher} always trains the projectors of {kind}'s inner layers",
             allowed="vision, language",
             nearest=json.dumps([part for part in workload.frozen if part != "projector"]),
         )
     if workload.lora_rank and "single" not in able.adapters and workload.lora_targets != FUSED_TARGETS:
         yield FieldError(
             pointer="/workload/lora_targets",
-            message=f"{able.launcher} adapts layers of the tower, too, where lora_targets are named "
-            "one by one",
+            message=f"{able.launcher} also adapts the vision tower if you name lora_targets one by one",
             allowed=f"all of {', '.join(FUSED_TARGETS)}",
         )
 
@@ -187,7 +185,7 @@ def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         why = f": {able.batching_note}" if able.batching_note else ""
         yield FieldError(
             pointer="/workload/lengths/batching",
-            message=f"{able.launcher} is not planned with {lengths.batching}{why}",
+            message=f"{able.launcher} doesn't support {lengths.batching}{why}",
             allowed=", ".join(able.batchings) or "launchers that pack or pad whole documents",
             nearest=next(iter(able.batchings), None),
         )
@@ -225,7 +223,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
     if with_recipe(workload, workload.precision, able) != workload:
         yield FieldError(
             pointer="/workload/framework_options/precision_recipe",
-            message=f"{name} is not planned with fp8 that names no recipe",
+            message=f"{name} needs an fp8 recipe",
             allowed=", ".join(one for one in able.recipes if one != "none"),
             nearest=able.fp8_recipe,
         )
@@ -239,7 +237,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
             why = f": {able.galore_note}" if projects and able.galore_note else ""
             yield FieldError(
                 pointer=f"/workload/{field}",
-                message=f"{name} is not planned with {value[:40]}{why}",
+                message=f"{name} doesn't support {value[:40]}{why}",
                 allowed=", ".join(words),
                 nearest=next((one for one in (WITHOUT_COPY.get(word),) if one in words), words[0]),
             )
@@ -258,7 +256,7 @@ def beyond_positions(problem: Problem) -> tuple[str, ...]:
     seq, most = problem.workload.seq_length, problem.model.max_position_embeddings
     if most is None or seq <= most:
         return ()
-    return (f"seq_length {seq} is longer than the {most} positions that {problem.model.title} states",)
+    return (f"seq_length {seq} is longer than the {most} positions of {problem.model.title}",)
 
 
 def unwritten(problem: Problem) -> tuple[str, ...]:
@@ -275,8 +273,8 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
     found = found if lacking else []
     found += [(fault.message, _launchers_on(gpu)) for gpu, fault in _chips_lacked(problem, able)]
     return tuple(
-        f"{why}: plans are priced, their launch files are refused"
-        + (f"; launchers that can: {', '.join(others)}" if others else "")
+        f"{why}: you get predictions but no launch files"
+        + (f". Launchers that can: {', '.join(others)}" if others else "")
         for why, others in found
     )
 
@@ -291,17 +289,15 @@ def stored_notes(problem: Problem) -> tuple[str, ...]:
     if kind is None or (work.lora_rank and work.base_precision in kind.base):
         return ()
     start = "16-bit weights"
-    start += (
-        f" (transformers: {kind.dequantize})" if kind.dequantize else " of the model that was quantised"
-    )
+    start += f" (transformers: {kind.dequantize})" if kind.dequantize else " of the unquantized model"
     said = f"the weights of {model.title} are stored in {kind.words}"
     if not work.lora_rank:
-        cannot = "" if kind.dequantize else ", which cannot be trained in full"
-        return (f"{said}{cannot}: the plan trains {start}; for QLoRA add {_QLORA}",)
+        cannot = "" if kind.dequantize else ". They can't be trained in full"
+        return (f"{said}{cannot}. The plan trains {start}. For QLoRA, add {_QLORA}",)
     if work.base_precision in ("bf16", "fp32"):
-        return (f"{said}: the plan's frozen base is {start}; adapters on {kind.words} are not priced",)
-    again = "" if kind.base else ", as transformers quantises no checkpoint twice"
-    return (f"{said}: the plan's base is quantised to {work.base_precision} from {start}{again}",)
+        return (f"{said}. The plan freezes {start}: adapters on {kind.words} can't be predicted",)
+    again = "" if kind.base else ": transformers can't quantize a checkpoint twice"
+    return (f"{said}. The plan quantizes {start} to {work.base_precision}{again}",)
 
 
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
@@ -387,7 +383,7 @@ def overlap_obstacles(problem: Problem, config: Configuration) -> tuple[str, ...
 def overlap_notes(problem: Problem, config: Configuration) -> tuple[str, ...]:
     """Return the same as a sentence; none where experts overlap, or the option is off."""
     rules = overlap_obstacles(problem, config)
-    words = f"overlap_experts is on, but the all-to-alls of experts do not overlap: {'; '.join(rules)}"
+    words = f"overlap_experts is on, but the experts' all-to-alls don't overlap: {'; '.join(rules)}"
     return (words,) if rules else ()
 
 
@@ -403,8 +399,8 @@ def overlap_warnings(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]
         settled = replace(problem, workload=with_changes(problem.workload, plan.workload))
         ranks.setdefault(overlap_obstacles(settled, plan.config), []).append(f"#{plan.rank}")
     return tuple(
-        f"{chosen}, but {', '.join(which)} cannot overlap the all-to-alls of experts "
-        f"and {'is' if len(which) == 1 else 'are'} priced and written without: {'; '.join(rules)}"
+        f"{chosen}, but {', '.join(which)} can't overlap the experts' all-to-alls and "
+        f"{'runs' if len(which) == 1 else 'run'} without: {'; '.join(rules)}"
         for rules, which in ranks.items()
         if rules
     )
@@ -427,13 +423,13 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     if able.heads_whole_on_ranks:
         yield Rule(
             name=f"{name} splits the key/value heads",
-            reason=f"it copies none of the {kv_heads} key/value heads",
+            reason=f"it can't copy the {kv_heads} key/value heads",
             reads=("tensor_parallel_size",),
             violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
         )
     if able.rings_are_plain and (problem.model.attention_sinks or problem.model.sliding_window):
         yield Rule(
-            name=f"{name} passes no windows and no attention sinks round a ring",
+            name=f"{name} runs sliding windows and attention sinks without a ring only",
             reason="context parallelism of sliding windows and learned softmax offsets is all_to_all only",
             reads=("context_parallel_size", "context_parallel_mode"),
             violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode != ALL_TO_ALL),
@@ -460,7 +456,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     if able.balances_stages:
         yield Rule(
             name=f"{name} gives every stage a layer and the last one the output head",
-            reason="it splits the layers itself, by the weights of layers and output head",
+            reason="it splits the layers itself, weighing layers and the output head",
             reads=Prescribed.READS,
             violated=Prescribed(balanced=problem.model).lacking,
         )
@@ -470,7 +466,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         rule = _needed(name, text, "with lists of recomputed layers", problem.model.num_layers)
         yield replace(
             rule,
-            name=f"{rule.name} where stages recompute unlike numbers of layers",
+            name=f"{rule.name} where stages recompute different numbers of layers",
             reads=(*rule.reads, "recompute_layers"),
             violated=partial(_broken_by_stage, rule),
         )
@@ -512,7 +508,7 @@ def dynamic_faults(problem: Problem) -> Iterator[FieldError]:
     if stated and problem.launcher == "none" and not NEEDS["self-attention alone"](problem.model):
         yield FieldError(
             pointer=option,
-            message="true: it needs a model with self-attention alone",
+            message="true: it needs a model that has only self-attention layers",
             allowed="false",
             nearest="false",
         )
@@ -533,14 +529,14 @@ def _packing_faults(launcher: str, dynamic: bool) -> Iterator[FieldError]:
     if launcher not in ("none", "any"):
         yield FieldError(
             pointer=pointer,
-            message=f"true: {launcher} packs no passes; only Megatron-LM's dev branch does",
+            message=f"true: {launcher} can't pack passes, only Megatron-LM's dev branch can",
             allowed="false, or true with launcher none",
             nearest="false",
         )
     elif not dynamic:
         yield FieldError(
             pointer=pointer,
-            message="true: there is nothing to pack without dynamic_context_parallel",
+            message="true: it does nothing without dynamic_context_parallel",
             allowed="false, or true with dynamic_context_parallel: true",
             nearest="false",
         )
@@ -552,7 +548,7 @@ def selection_faults(problem: Problem) -> Iterator[FieldError]:
     if name in work.framework_options and every not in {*work.framework_options, *problem.options.allow}:
         yield FieldError(
             pointer=f"/workload/framework_options/{name}",
-            message=f"{work.framework_options[name]}: no gradients are selected without {every}",
+            message=f"{work.framework_options[name]}: it does nothing without {every}",
             allowed=f"absent, or with {every} stated or in search.allow",
         )
 
@@ -569,7 +565,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     if graph not in ("none", "full_iteration") and able.launcher in known["cuda_graph"].launchers:
         yield Rule(
             name=f"{able.launcher} captures CUDA graphs while it recomputes",
-            reason=f"cuda_graph {graph} excludes full recomputation, which full_iteration alone allows",
+            reason=f"cuda_graph {graph} excludes full recomputation (only full_iteration allows it)",
             reads=("recompute",),
             violated=lambda c: c.recompute == _FULL,
         )
@@ -590,7 +586,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     if late and able.launcher in known["optimizer_offload_fraction"].launchers:
         yield Rule(
             name=f"{able.launcher} offloads the optimizer of 8-bit weights",  # arguments.py:1808
-            reason="--fp8-param-gather with --optimizer-cpu-offload asks for delayed scaling",
+            reason="--fp8-param-gather with --optimizer-cpu-offload needs delayed scaling",
             reads=("offload",),
             violated=lambda c: is_one_of(c.offload, _STATES_AWAY),
         )
@@ -695,7 +691,11 @@ def unpriced_base(problem: Problem) -> str:
 def cut_base_warnings(problem: Problem) -> tuple[str, ...]:
     """Return what is left out where frozen weights of 4 or 8 bits might be cut over ranks."""
     cut = unpriced_base(problem)
-    return (f"{cut} are not priced: such runs may fit, and no answer covers them",) if cut else ()
+    return (
+        (f"{cut} are not part of this answer: such runs may fit, but Meshwright can't predict them yet",)
+        if cut
+        else ()
+    )
 
 
 def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
@@ -714,7 +714,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
             "with stages of the embedding or the head alone",
             able.standalone_constraints * problem.counts_ends,
         ),
-        ("with stages on unlike node groups", able.placed_constraints * problem.among_unlike),
+        ("with stages on different node groups", able.placed_constraints * problem.among_unlike),
         ("with adapters", able.adapter_constraints * bool(workload.lora_rank)),
         (f"with {workload.optimizer}", dict(able.optimizer_constraints).get(workload.optimizer, ())),
         *((f"with {option}", dict(able.option_constraints).get(option, ())) for option in options),
@@ -879,7 +879,7 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     )
     if able.data_parallel_alike:
         yield Rule(
-            name=f"{name} has as many replicas of experts as of attention",
+            name=f"{name} has equal numbers of expert and attention replicas",
             reason="with pp before dp, experts are split over tp * cp ranks, and a dense model has no cp",
             reads=(
                 "tensor_parallel_size",
@@ -892,7 +892,7 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
     yield Rule(
         name=f"{name} supports the shard sets",
-        reason="sharding inside groups, replicas across them, where the launcher has that",
+        reason="shards inside groups and replicas across them, if the launcher has that",
         reads=(
             "context_parallel_size",
             "data_parallel_size",
@@ -907,7 +907,8 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     yield from _weight_shard_rules(problem, able)
     yield Rule(
         name=f"{name} supports the split of experts and sequences",
-        reason="expert tensor parallelism, and experts without sequence parallelism, where it has them",
+        reason="expert tensor parallelism, and experts without sequence parallelism, if the launcher "
+        "has them",
         reads=("tensor_parallel_size", "sequence_parallel", "expert_tensor_parallel_size"),
         violated=lambda c: (
             ((c.expert_tensor_parallel_size > 1) & (not able.expert_tensor_parallel))
@@ -954,9 +955,9 @@ def weight_shard_obstacle(problem: Problem, able: Capabilities) -> str:
     if not able.weight_shards:
         return "the launcher has no shards of single weights"
     if work.lora_rank:
-        return "adapters are not planned with it"
+        return "adapters can't be combined with it"
     if recipe == "nvfp4" or work.precision == "fp32":
-        return f"{recipe if recipe == 'nvfp4' else 'fp32'} is not planned with it"
+        return f"{recipe if recipe == 'nvfp4' else 'fp32'} can't be combined with it"
     if recipe == "mxfp8" and facts is not None and not facts.low_precision_weights:
         return "mxfp8 needs low_precision_weights (--fp8-param-gather)"
     return f"its release cannot shard {', '.join(lacking)}" if lacking else ""

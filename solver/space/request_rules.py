@@ -376,7 +376,7 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
     asked += [
         (
             f"max_power_kw = {options.max_power_kw:g}",
-            f"the request asks for it: GPUs that compute, hosts not counted{limited}",
+            f"the request asks for it: GPUs at full load, without hosts{limited}",
             text,
         )
         for text in _power_texts(problem)

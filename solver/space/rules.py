@@ -147,14 +147,14 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
     swaps = any("@nvme" in word for word in launcher_capabilities(problem.launcher).offload)
     return tuple(
         f"host memory of {group.gpu.slug} nodes is not stated: the usual node's "
-        f"{_node_gib(group, host_of(group).memory_bytes)} GiB are assumed ({host_of(group).source}); "
-        "host_memory_bytes states another size"
+        f"{_node_gib(group, host_of(group).memory_bytes)} GiB are assumed "
+        f"({host_of(group).source}). If yours differ, set host_memory_bytes"
         for group in problem.cluster.distinct_groups
         if group.host_memory_bytes is None
     ) + tuple(
         f"drives of {group.gpu.slug} nodes are not stated: the usual node's "
-        f"{_node_gib(group, host_of(group).nvme_bytes)} GiB of NVMe are assumed; nvme_bytes, "
-        "nvme_read_bytes_per_s and nvme_write_bytes_per_s state other figures"
+        f"{_node_gib(group, host_of(group).nvme_bytes)} GiB of NVMe are assumed. If yours differ, "
+        "set nvme_bytes, nvme_read_bytes_per_s and nvme_write_bytes_per_s"
         for group in problem.cluster.distinct_groups
         if swaps and group.nvme_bytes is None
     )
@@ -304,7 +304,7 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="rings are left between context-parallel ranks that exchange heads",
-        reason="so many of them exchange among each other, and there are several times as many",
+        reason="the number of ranks that exchange heads divides the context-parallel size and is smaller",
         reads=("context_parallel_size", "context_parallel_mode"),
         violated=lambda c: (
             (c.context_parallel_mode > ALL_TO_ALL)
@@ -350,8 +350,7 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="expert_tensor_parallel_size divides an island and the experts' width",
-        reason=f"ffn_hidden_size = {moe.ffn_hidden_size} of an expert is split over ranks of one island, "
-        "which need not be those of tensor parallelism",
+        reason=f"ffn_hidden_size = {moe.ffn_hidden_size} of an expert is split over ranks of one island",
         reads=("expert_tensor_parallel_size",),
         violated=lambda c: (
             (island % c.expert_tensor_parallel_size != 0)
@@ -377,8 +376,8 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     reused = model.indexer is not None and model.indexer.reusing_layers
     if model.layer_embedding_size or model.borrowing_layers or reused:
         yield Rule(
-            name="layers with embeddings of their own, or with borrowed or reused keys, are on one stage",
-            reason="later stages would need what the first has looked up, or another stage's keys",
+            name="layers with separate embeddings or shared keys are on one stage",
+            reason="later stages would need the first stage's lookups or another stage's keys",
             reads=("pipeline_parallel_size",),
             violated=lambda c: c.pipeline_parallel_size > 1,
         )
@@ -390,13 +389,14 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="interleaving needs num_microbatches to be a multiple of pipeline_parallel_size",
-        reason="the interleaved schedule runs micro-batches in groups of one for each stage",
+        reason="the interleaved schedule runs micro-batches in groups of pipeline_parallel_size",
         reads=("pipeline_parallel_size", "pipeline_schedule", "num_microbatches"),
         violated=lambda c: runs_in_groups(c) & (c.num_microbatches % c.pipeline_parallel_size != 0),
     )
     yield Rule(
         name="the schedule fits the stages",
-        reason="none without stages; 1f1b and the like with one chunk a stage, interleaved ones with more",
+        reason="no schedule without stages, 1f1b and similar with one chunk per stage, interleaved ones "
+        "with more",
         reads=("pipeline_parallel_size", "virtual_pipeline_size", "pipeline_schedule"),
         violated=lambda c: ~takes_all_chunks(c),
     )
@@ -408,7 +408,7 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="a split backward pass recomputes no whole layers",
-        reason="what recomputation throws away is kept until the weight gradients are done",
+        reason="the weight gradients need the activations that recomputation would discard",
         reads=("pipeline_schedule", "recompute"),
         violated=lambda c: splits_backward(c) & (c.recompute == _FULL),
     )
@@ -441,7 +441,7 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="weight_shard_size divides data_parallel_size",
-        reason="ranks that share dense weights train on sequences of their own",
+        reason="ranks that share dense weights train on different sequences",
         reads=("data_parallel_size", "weight_shard_size"),
         violated=lambda c: c.data_parallel_size % c.weight_shard_size != 0,
     )
@@ -464,7 +464,7 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
     )
     yield Rule(
         name="zero_shard_size divides the ranks that share weights",
-        reason="shard sets have equal sizes, those of experts too",
+        reason="all shard sets have equal sizes, also of experts",
         reads=(
             "tensor_parallel_size",
             "context_parallel_size",
@@ -517,7 +517,7 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
     able = launcher_capabilities(problem.launcher)
     order = Rule(
         name="rank_order puts some rank elsewhere",
-        reason=f"of orders that number all ranks alike the first is meant: {', '.join(RANK_ORDERS)}",
+        reason=f"if several orders number the ranks equally, use the first: {', '.join(RANK_ORDERS)}",
         reads=(
             "tensor_parallel_size",
             "context_parallel_size",

@@ -55,7 +55,7 @@ EXPECTED = {
     "LoRA of a 70B model on 8 H100": Expected(launchers=TRAINERS, gpus=8),
     # FSDP with 4-bit storage runs such a model; it is not priced yet
     "QLoRA of a 70B model on two RTX 3090": Expected(
-        code=NOTHING_FITS, launchers=("trl",), says="are not priced"
+        code=NOTHING_FITS, launchers=("trl",), says="can't predict them yet"
     ),
     "Train all weights of an 8B model on 4 A100 of 40 GB": Expected(
         code=NOTHING_FITS, launchers=("trl",), would_fit=("adamw-8bit", "out-of-memory risk", "LoRA")

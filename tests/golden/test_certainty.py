@@ -46,8 +46,8 @@ SENTENCES = {
     "possible under our cost model. On your machines: within 5.9 % of the fastest listed, 9 times in 10.",
     "cut short": "Best found: among 1 000 of 184 320 configurations, within 3.7 % of the best possible "
     "under our cost model. On your machines: within 5.9 % of the fastest listed, 9 times in 10.",
-    "without a bound": "Best found: among 1 000 of 184 320 configurations; how far it is from the best "
-    "possible is not known.",
+    "without a bound": "Best found: among 1 000 of 184 320 configurations. How far it is from the best "
+    "possible is unknown.",
     "unlike node groups": "Best found: among 184 320 configurations, within 22.1 % of the best "
     "possible under our cost model. On your machines: within 5.9 % of the fastest listed, 9 times in 10.",
     "another objective": "Optimal under our cost model: by energy per token, the best of 184 320 "

@@ -366,7 +366,7 @@ def test_a_start_without_a_usable_key_says_so_and_goes_on_with_what_was_accepted
         code, out, told = start("mw_x", "3")
         assert (code, out) == (0, "started\n")
         assert "this key is not usable" in told
-        assert "the plan that was last accepted for this question is used" in told
+        assert "using the last accepted plan for this question" in told
 
 
 def test_a_run_out_of_memory_is_reported_as_such(server: RunningServer, tmp_path: Path) -> None:

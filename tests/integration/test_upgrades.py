@@ -76,7 +76,7 @@ def test_f25_a_schema_that_a_newer_release_calls_compatible_is_served(clean: Dat
         assert (ready.status_code, ready.json()["migration"]) == (200, "newer")
     _prepare_schema(settings)  # a server of this release starts, and changes nothing
     checked = run("db", "check", "--database-url", url_of(clean))
-    assert f"revision {NEXT}; this version ({migrations.head()}) can serve it" in checked.stdout
+    assert f"revision {NEXT}. This version ({migrations.head()}) can serve it" in checked.stdout
     assert run("db", "upgrade", "--database-url", url_of(clean)).returncode == 0
     assert migrations.current(clean) == NEXT
     measured(25, "servers not ready for a newer, compatible schema", 0, on=clean.dialect)

@@ -56,7 +56,7 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "optimizer": "AdamW of one kernel or of many costs the same",
     },
     "flagscale": {
-        "system.recompute_num_layers": "layers that are recomputed in groups are priced as each alone",
+        "system.recompute_num_layers": "layers that are recomputed in groups are predicted as each alone",
         "system.tensor_model_parallel_size": "the meshes state their own",
     },
     "llama_factory": {
@@ -84,7 +84,7 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "optimizer.use_precision_aware_optimizer": "with moments in fp32 it keeps the same bytes",
         "checkpoint.ckpt_format": _CHECKPOINTS,
         "checkpoint.dist_ckpt_optim_fully_reshardable": _CHECKPOINTS,
-        "model.recompute_num_layers": "layers that are recomputed in groups are priced as each alone",
+        "model.recompute_num_layers": "layers that are recomputed in groups are predicted as each alone",
         "model.overlap_moe_expert_parallel_comm": "it does nothing in a pipeline without virtual stages",
         "model.moe_router_dtype": _ROUTER,
         "mixed_precision": "its parts are stated one by one behind it",
@@ -95,14 +95,14 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "dist.use_megatron_fsdp": _EITHER,
     },
     "megatron_lm": {
-        "--recompute-num-layers": "layers that are recomputed in groups are priced as each alone",
+        "--recompute-num-layers": "layers that are recomputed in groups are predicted as each alone",
         "--make-vocab-size-divisible-by": "the vocabulary is a multiple of either",
         "--use-distributed-optimizer": "Megatron's FSDP implies it",
         "--overlap-param-gather": "Megatron's FSDP gathers weights by itself",
     },
     "ms_swift": {
         "--torch_dtype": "--bf16 decides before it",
-        "--recompute_num_layers": "layers that are recomputed in groups are priced as each alone",
+        "--recompute_num_layers": "layers that are recomputed in groups are predicted as each alone",
         "--moe_router_dtype": _ROUTER,
     },
     "nanotron": {

@@ -106,7 +106,9 @@ def test_an_interrupted_start_keeps_what_it_measured_and_the_next_goes_on(out: P
     process = start(out, *options, command=["-c", INTERRUPTED])
     stderr = process.communicate()[1]
     assert process.returncode == 130, stderr
-    assert stderr.endswith("interrupted: what was measured is kept, the same command goes on from there\n")
+    assert stderr.endswith(
+        "interrupted: finished measurements are saved. To continue, run the same command\n"
+    )
     kept = read_measured_profile(out)
     assert 1 <= len(kept.completed) < 32
     code, stdout, _ = profiled(out, *options)
@@ -120,7 +122,7 @@ def test_an_interrupted_start_keeps_what_it_measured_and_the_next_goes_on(out: P
 def test_a_start_whose_time_is_up_says_so(out: Path) -> None:
     code, stdout, _ = profiled(out, "--budget-s", "0.001")
     assert code == 0
-    assert stdout.endswith("; the time was up, the same command goes on from there\n")
+    assert stdout.endswith(". Time is up: to continue, run the same command\n")
     assert read_measured_profile(out).completed == ()
 
 

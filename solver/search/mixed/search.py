@@ -52,7 +52,7 @@ from meshwright.solver.space.request_rules import group_constraints
 _EVERY = 1 << 20
 _FURTHER = 16  # sets of groups that share the batch, solved for places behind the first
 _NOT_SHARED = (
-    f"more than {MOST_SHARED} node groups: replicas that share the batch over them were not searched"
+    f"more than {MOST_SHARED} node groups: the search skips replicas that split the batch over the groups"
 )
 _NEAR, _FIRST_CALLS = 0.95, 8  # bound over best plan, or calls of CP-SAT, before replicas on sets of groups
 _FEW_ROWS = 512  # of more a first plan is sought among the lightest
@@ -346,7 +346,7 @@ def _answer(
         num_gpus_used=plans[0].config.num_gpus if plans else problem.cluster.num_gpus,
         peak_flops=plans[0].prediction.peak_flops_per_gpu if plans else profile.group.gpu.peak_bf16_flops,
         notes={
-            "profile": "each node group by its own profile: "
+            "profile": "each node group has a separate profile: "
             + "; ".join(one.title for one in profile.by_group),
             "kept_free": kept_free_words(problem, profile),
             **(SAMPLE if sampled else {}),

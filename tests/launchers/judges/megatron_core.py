@@ -61,7 +61,7 @@ def sharding_of(ddp: typing.Any, optimizer: typing.Any, ranks: int) -> Seen:
     if ddp.overlap_param_gather != (sharded and ddp.overlap_grad_reduce):
         raise ValueError("weights are gathered early, or late, alone")
     if optimizer.optimizer != "adam":
-        raise ValueError(f"{optimizer.optimizer} is not priced")
+        raise ValueError(f"{optimizer.optimizer} is not supported")
     instances = ddp.num_distributed_optimizer_instances or 1
     seen: Seen = {
         "zero_stage": int(sharded),

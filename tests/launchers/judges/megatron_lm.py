@@ -74,7 +74,7 @@ def seen_of(args: typing.Any, config: typing.Any) -> Seen:
     """The plan as Megatron-LM understood it."""
     ranks = args.data_parallel_size * args.context_parallel_size
     if args.transformer_impl != "transformer_engine":
-        raise ValueError(f"{args.transformer_impl} kernels are not priced")
+        raise ValueError(f"{args.transformer_impl} kernels are not supported")
     return {
         "seq_length": args.seq_length,
         "tensor_parallel_size": args.tensor_model_parallel_size,

@@ -86,7 +86,7 @@ REFUSED = {
     "more recomputed layers than a stage has": (
         replace(BY_STAGE, stage_recompute_layers=(27, 12, 0)), "27 of 26 layers"),
     "unlike replicas": (
-        Configuration(replicas=(PLACED.config, PLACED.config), stage_layers=(80,)), "unlike sizes"),
+        Configuration(replicas=(PLACED.config, PLACED.config), stage_layers=(80,)), "different sizes"),
     "more GPUs than the group has": (
         replace(PLACED.config, stage_groups=(NEW, NEW, NEW)), "which has 8"),
 }  # fmt: skip

@@ -138,7 +138,7 @@ def test_ms_swift_freezes_tower_and_projector_unless_it_is_stated_otherwise() ->
     assert _of_swift("--language_model_only true").model.tower is None
     lora = _of_swift("--tuner_type lora --target_modules all-linear")
     assert (lora.workload.lora_rank, lora.workload.frozen) == (8, ())
-    with pytest.raises(InvalidProblemError, match="adapters in vision are not priced"):
+    with pytest.raises(InvalidProblemError, match="adapters in vision are not supported"):
         _of_swift("--tuner_type lora --freeze_vit false")
 
 

@@ -82,7 +82,7 @@ def test_what_a_launcher_does_otherwise_is_refused_with_what_it_does(
     with pytest.raises(RefusedExportError) as caught:
         files(launcher, RINGS, batching)
     found = [one for one in caught.value.errors if one.pointer == "/workload/lengths/batching"]
-    assert [one.message.split(":")[0] for one in found] == [f"{launcher} is not planned with {batching}"]
+    assert [one.message.split(":")[0] for one in found] == [f"{launcher} doesn't support {batching}"]
 
 
 def test_megatron_packs_one_sequence_a_micro_batch() -> None:

@@ -141,7 +141,7 @@ def test_launchers_that_do_not_overlap_experts_refuse_the_option_by_name(launche
 
 @pytest.mark.parametrize("launcher", ["accelerate", "trl", "deepspeed", "nanotron"])
 def test_only_launchers_whose_files_say_so_have_collectives_under_products(launcher: str) -> None:
-    message = f"true, but no launch file of {launcher} can state it"
+    message = f"true, but {launcher}'s launch files have no setting for it"
     (fault,) = asked(launcher, "overlap_tensor", model={"name": "llama-2-7b"})
     assert fault == ("/workload/framework_options/overlap_tensor", message)
     assert asked("torchtitan", "overlap_tensor", model={"name": "llama-2-7b"}) == []

@@ -125,7 +125,7 @@ def test_graphs_that_no_loop_captures_are_read_as_none(launcher: str) -> None:
         assert "cuda_graph" not in found.workload.framework_options
         assert any("own training loop captures no graphs" in note for note in found.notes)
     with pytest.raises(
-        InvalidProblemError, match=f"of Megatron-Core alone are not priced under {launcher}"
+        InvalidProblemError, match=f"of Megatron-Core alone are not supported under {launcher}"
     ):
         written("local", "attn")
 

@@ -125,7 +125,7 @@ def test_a_script_without_a_package_of_its_plan_names_it_with_what_is_there_and_
 
     code, out, error = tried(transformer_engine="2.12.0")
     assert (code, out) == (2, "")
-    assert "error: the plan needs HybridEP (moe_dispatcher hybridep sends " in error
+    assert "error: the plan needs HybridEP (moe_dispatcher hybridep runs " in error
     assert "node7 has no deep_ep\nbuild the branch hybrid-ep of github.com/deepseek-ai/DeepEP, or " in error
     assert "or plan with workload.framework_options: {moe_dispatcher: alltoall}" in error
     code, out, error = tried(transformer_engine="2.10.0", deep_ep="1.2.1")

@@ -89,4 +89,4 @@ def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:
 
 
 def test_a_model_without_attention_needs_targets_by_name() -> None:
-    assert "without it attention is adapted" in (target_fault(find_model("llama-3.1-8b"), ()) or "")
+    assert "the default adapts attention" in (target_fault(find_model("llama-3.1-8b"), ()) or "")

@@ -68,7 +68,7 @@ def test_another_gpu_is_told_and_another_stack_is_refused() -> None:
     other = default_profile(a_cluster(gpu=slow), "torchtitan")
     assert CALIBRATION.mismatches(other) == ("calibrated on h100-sxm-80gb, used for a100-sxm-80gb",)
     CALIBRATION.require_stack(PROFILE)
-    with pytest.raises(InvalidProblemError, match="stack megatron-core; the problem runs under fsdp"):
+    with pytest.raises(InvalidProblemError, match="stack megatron-core, but you asked for fsdp"):
         CALIBRATION.require_stack(other)
 
 

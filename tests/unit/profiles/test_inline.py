@@ -125,12 +125,13 @@ def test_links_left_out_are_the_usual_ones_and_a_warning_says_so() -> None:
     cluster = cluster_from_mapping({"groups": [GROUP]})
     assert cluster.groups[0].intra_node == find_gpu("h100-sxm-80gb").intra_node
     assert cluster.title == "12 × node of 8 H100 SXM 80 GB = 96 GPUs"
-    usual = "cluster.groups: values not given come from each GPU's usual node (links per GPU and direction)"
+    usual = "assumed for the cluster, from each GPU's usual node (links per GPU and direction)"
+    way = "Set your values in a cluster file"
     h100 = "H100 SXM 80 GB: intra_node nvswitch 450 GB/s, inter_node infiniband 50 GB/s"
-    assert cluster.warnings == (f"{usual}. {h100}",)
+    assert cluster.warnings == (f"{usual}: {h100}. {way}",)
     a100 = "A100 SXM 80 GB: intra_node nvswitch 300 GB/s, inter_node infiniband 25 GB/s"
     three = cluster_from_mapping({"groups": [GROUP, GROUP | {"gpu": "a100-sxm-80gb"}, GROUP]})
-    assert three.warnings == (f"{usual}. {h100}; {a100}",)
+    assert three.warnings == (f"{usual}: {h100}; {a100}. {way}",)
 
 
 def test_links_given_are_taken_without_a_warning() -> None:
@@ -145,7 +146,7 @@ def test_mixed_groups_keep_their_order_and_the_link_between_them() -> None:
     )
     assert [group.gpu.slug for group in cluster.groups] == ["h100-sxm-80gb", "a100-sxm-80gb"]
     assert cluster.between_groups is not None
-    assert "cluster.groups.1.gpu: a100-sxm: memory not stated: taken as 80 GB" in cluster.warnings
+    assert "cluster.groups.1.gpu: a100-sxm: assuming 80 GB" in cluster.warnings
     assert not cluster.is_homogeneous
 
 

@@ -136,7 +136,7 @@ def test_the_fast_link_of_an_nvl72_joins_72_gpus() -> None:
 
 def test_an_alias_says_what_it_assumes() -> None:
     assert find_gpu("a100-sxm").slug == "a100-sxm-80gb"
-    assert gpu_alias_note("a100-sxm") == "memory not stated: taken as 80 GB"
+    assert gpu_alias_note("a100-sxm") == "assuming 80 GB"
     assert gpu_alias_note("a100-sxm-80gb") is None
 
 

@@ -54,7 +54,7 @@ def test_a_rail_only_network_alone_has_no_order() -> None:
 def test_a_matrix_must_be_square() -> None:
     ((at, message),) = faults_of({"bytes_per_s": [*RATES[:2], [1e9, 1e9]]})
     assert at == "/links/bytes_per_s/2"
-    assert "not square" in message
+    assert "must be square" in message
 
 
 def test_bandwidth_must_be_positive() -> None:
@@ -79,7 +79,9 @@ def test_an_asymmetric_matrix_must_be_declared() -> None:
 
 
 def test_links_state_as_many_nodes_as_the_group_has() -> None:
-    assert faults_of({"bytes_per_s": RATES}, num_nodes=4) == [("/links", "states 3 nodes; the group has 4")]
+    assert faults_of({"bytes_per_s": RATES}, num_nodes=4) == [
+        ("/links", "states 3 nodes, but the group has 4")
+    ]
     ((at, message),) = faults_of({"bytes_per_s": RATES, "hosts": ["a", "b"]})
     assert (at, message) == ("/links", "different numbers of nodes: hosts of 2, bytes_per_s of 3")
 

@@ -59,7 +59,7 @@ def test_other_measurements_are_refused_and_the_file_stays_as_it_was(
     path = tmp_path / "p.json"
     open_notebook(path, SUBJECT, MACHINE, SESSION).add("gemm/qkv", [FORWARD])
     before = path.read_bytes()
-    with pytest.raises(InvalidProblemError, match=f"--out: p.json holds other measurements .*{message}"):
+    with pytest.raises(InvalidProblemError, match=f"--out: p.json has other measurements .*{message}"):
         open_notebook(path, subject, machine, SESSION)  # type: ignore[arg-type]
     assert path.read_bytes() == before
 

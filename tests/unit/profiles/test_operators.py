@@ -127,7 +127,9 @@ def raw() -> dict[str, Any]:
 
 
 def test_an_unknown_gpu_is_named_with_those_that_are_known() -> None:
-    with pytest.raises(ProfileError, match=r"no operator tables of v100-sxm-16gb; there are a100-sxm-80gb"):
+    with pytest.raises(
+        ProfileError, match=r"no operator tables for v100-sxm-16gb. Available: a100-sxm-80gb"
+    ):
         load_operator_tables("v100-sxm-16gb")
 
 

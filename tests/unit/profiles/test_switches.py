@@ -242,19 +242,19 @@ def test_the_nearest_value_of_a_refused_option_is_legal(
 @pytest.mark.parametrize(
     ("launcher", "stated", "says"),
     [
-        ("deepspeed", {"cuda_graph": "layer"}, "no launch file of deepspeed can state it"),
-        ("torchtitan", {"cuda_graphs": True}, "no launch file of torchtitan can state it"),
-        ("ms-swift", {"cuda_graph": "attn"}, "a loop of its own, which captures none"),
-        ("llama-factory", {"cuda_graphs": True}, "a loop of its own, which captures none"),
+        ("deepspeed", {"cuda_graph": "layer"}, "deepspeed's launch files have no setting for it"),
+        ("torchtitan", {"cuda_graphs": True}, "torchtitan's launch files have no setting for it"),
+        ("ms-swift", {"cuda_graph": "attn"}, "this launcher's training loop captures no graphs"),
+        ("llama-factory", {"cuda_graphs": True}, "this launcher's training loop captures no graphs"),
         (
             "torchtitan",
             {"recompute_modules": "mlp"},
-            "absent, or every_second_mm; launchers that take others: llama",
+            "absent, or every_second_mm (launchers with other values: llama",
         ),
         (
             "accelerate",
             {"gradient_dtype": "bf16"},
-            "absent, or fp32; launchers that take others: deepspeed, llama-factory, maxtext, megatron-b",
+            "absent, or fp32 (launchers with other values: deepspeed, llama-factory, maxtext, megatron-b",
         ),
         ("ms-swift", {"optimizer_offload_fraction": 0.5}, ""),  # hybrid optimizer of Megatron-Core
         ("deepspeed", {"gradient_dtype": "fp32"}, ""),  # communication_data_type, stated and not searched

@@ -175,7 +175,7 @@ def test_states_that_nobody_says_who_keeps_are_shared_where_they_would_not_fit()
     assert states[0] == pytest.approx(64 * states[1], rel=1e-6)
     assert blind.step_time_s == told.step_time_s, "times stay those of the stated layout"
     (warning,) = [words for words in report.warnings if "zero_stage" in words]
-    assert "its memory is judged with the optimizer's states sharded" in warning
+    assert "Its memory is compared with the optimizer's states sharded" in warning
     assert warning.endswith("(1 of 2 runs)")
 
 

@@ -237,7 +237,7 @@ def test_counts_of_recomputed_layers_by_stage_go_with_full_recomputation_and_the
         pipeline_parallel_size=2, stage_layers=(3, 4), stage_recompute_layers=(1, 3), recompute_layers=3,
         recompute_granularity="full",
     )  # fmt: skip
-    goes_with = "stage_recompute_layers goes with full recomputation"
+    goes_with = "stage_recompute_layers needs full recomputation"
 
     def said(config: Configuration) -> list[str]:
         (sentences,) = check.rule_faults(a_problem(), [config])
@@ -248,7 +248,7 @@ def test_counts_of_recomputed_layers_by_stage_go_with_full_recomputation_and_the
         assert any(goes_with in one for one in said(replace(counted, **wrong)))
     for counts in ((3,), (1, 3, 3), (1, 5)):  # of two chunks, the second with 4 layers
         [fault] = said(replace(counted, stage_recompute_layers=counts, recompute_layers=max(counts)))
-        assert fault.startswith("stage_recompute_layers must name a count for each chunk")
+        assert fault.startswith("stage_recompute_layers needs one count per chunk")
     empty = replace(counted, stage_layers=(0, 0), stage_recompute_layers=(), recompute_layers=1)
     # it ended in a TypeError
     assert any("must fit every chunk" in one for one in said(empty))
@@ -325,10 +325,10 @@ def test_the_power_of_placed_stages_is_that_of_all_their_gpus() -> None:
     ("launcher", "model", "config", "words"),
     [
         ("megatron-lm", {"sliding_window": 4096}, {}, None),  # no ring of one rank
-        ("megatron-lm", {"sliding_window": 4096}, {"context_parallel_size": 2}, "round a ring"),
+        ("megatron-lm", {"sliding_window": 4096}, {"context_parallel_size": 2}, "without a ring only"),
         ("nanotron", {}, {}, None),
         ("nanotron", {}, {"expert_tensor_parallel_size": 2}, "no tensor parallelism of experts"),
-        ("none", {"borrowing_layers": 2}, {"pipeline_parallel_size": 2}, "borrowed keys"),
+        ("none", {"borrowing_layers": 2}, {"pipeline_parallel_size": 2}, "shared keys"),
         ("none", {}, {"pipeline_parallel_size": 2}, None),
     ],
 )
@@ -337,7 +337,7 @@ def test_what_a_launcher_or_a_model_lacks_is_refused_from_a_size_of_two_on(
 ) -> None:
     problem = replace(a_problem(model=a_model(**model)), launcher=launcher)
     (said,) = check.rule_faults(problem, [Configuration(stage_layers=(80,), **config)])  # type: ignore[arg-type]
-    known = "round a ring", "tensor parallelism of experts", "borrowed keys"
+    known = "without a ring only", "tensor parallelism of experts", "shared keys"
     assert [one for one in known if any(one in fault for fault in said)] == [
         one for one in known if words and one in words
     ]

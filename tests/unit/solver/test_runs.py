@@ -281,7 +281,7 @@ def test_a_gpu_that_the_catalog_lacks_is_answered_as_the_nearest_in_a_wide_inter
 ) -> None:
     own, known = (only(tmp_path, gpu=name) for name in ("gb10-128gb", "b200-sxm-180gb"))
     assert own.shape is not None
-    assert "priced as B200 SXM 180 GB" in " ".join(own.shape.warnings)
+    assert "predicted as B200 SXM 180 GB" in " ".join(own.shape.warnings)
     assert own.shape.problem.cluster.groups[0].gpu.memory_bytes == 128 * GB  # as its name has it
     far, near = validate([own]).runs[0].prediction, validate([known]).runs[0].prediction
     assert far is not None

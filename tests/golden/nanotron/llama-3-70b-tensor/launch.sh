@@ -38,7 +38,7 @@ needs_package() {
     echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
     exit 2
 }
-needs_package 'flash-attn (its layers import FlashAttention, whatever attention they run)' \
+needs_package 'flash-attn (its layers always import FlashAttention)' \
     'from importlib.metadata import version; version("flash_attn")' \
     flash_attn 'pip install "flash-attn>=2.5,<2.7" --no-build-isolation, or plan with another launcher'
 

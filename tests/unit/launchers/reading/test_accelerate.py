@@ -59,10 +59,10 @@ def test_deepspeeds_own_file_is_read_where_the_plugin_names_it() -> None:
     [
         ("zero_stage: 2", "zero_stage: 5", "zero_stage: line 6: 5 is not a whole .*Allowed: 0 to 3"),
         ("main_process_ip: node0\n", "", "num_machines: line 8: 2, but no main_process_ip"),
-        ("bf16", "no", "mixed_precision: line 8: no is not priced"),
+        ("bf16", "no", "mixed_precision: line 8: no is not supported"),
         ("zero_stage", "zero_stgae", "zero_stgae: line 6: is unknown. Nearest: .*zero_stage"),
         ("num_machines: 2", "num_machines: 3", "num_processes: line 10: num_machines: 3 does not divide"),
-        ("device: cpu", "device: disk", 'line 5: "disk" is not priced. Allowed: none, cpu, nvme'),
+        ("device: cpu", "device: disk", 'line 5: "disk" is not supported. Allowed: none, cpu, nvme'),
         ("deepspeed_config:\n", "deepspeed_config:\n  deepspeed_config_file: ds.json\n",
          "zero_stage: line 7: contradicts"),
     ],

@@ -39,7 +39,7 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
     whole, cut = text.replace("adapter: lora", "adapter:"), "fsdp: [full_shard, auto_wrap]\n"
     with pytest.raises(InvalidProblemError, match="Axolotl's weights are in two precisions"):
         read(whole, Overrides(num_gpus=4), "full.yml")
-    with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl with adapters"):
+    with pytest.raises(InvalidProblemError, match="1 is not supported under Axolotl with adapters"):
         read(f"{text}{cut}", Overrides(num_gpus=4), "sharded.yml")
     # flash attention takes embeddings and norms back to bf16; FSDP1 casts all weights up
     for more, *expected in (
@@ -90,7 +90,7 @@ def test_galore_under_axolotl_is_read_on_replicas_with_its_arguments() -> None:
         ),
         ("optimizer: galore_adamw\ndeepspeed: zero3_bf16.json\n", "whole gradients"),
         ("optimizer: galore_adamw_layerwise\n", "refuses several GPUs"),
-        ("optimizer: galore_adafactor\n", "is not priced"),
+        ("optimizer: galore_adafactor\n", "is not supported"),
         (
             "optimizer: galore_adamw\noptim_args: rank=0\n",
             "rank = '?0'? is not a whole number above 0. Allowed: 1 to 999999999$",
@@ -283,7 +283,7 @@ def test_a_refused_section_is_refused_by_the_names_in_it(own: str) -> None:
         "micro_batch_size: 2\nbf16: auto\nflash_attention: true\n"
     )
     assert read(text, Overrides(num_gpus=4), "a.yml").launcher == "trl"
-    with pytest.raises(InvalidProblemError, match=r"line 7: cannot be read: .* not priced"):
+    with pytest.raises(InvalidProblemError, match=r"line 7: cannot be read: .* not supported"):
         read(f"{text}{own}\n", Overrides(num_gpus=4), "a.yml")
 
 

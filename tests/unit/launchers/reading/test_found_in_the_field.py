@@ -187,7 +187,7 @@ def test_a_checkpoints_model_is_the_one_that_its_path_names() -> None:
 )
 def test_programs_that_prepare_data_are_refused(program: str, flags: str) -> None:
     text = f"torchrun --nproc_per_node 8 {program} {SIZES} --vocab-file bert-vocab.txt {flags}\n"
-    with pytest.raises(InvalidProblemError, match="prepares data, which is not priced"):
+    with pytest.raises(InvalidProblemError, match="prepares data, which is not supported"):
         read(text)
 
 
@@ -409,7 +409,7 @@ def test_what_stages_and_steps_are_called_elsewhere_is_read_or_refused() -> None
     beside = Source(name="a.sh", text=text, files={json.name: json.text, "a.sh": text})
     assert read_launch_files(beside, Overrides()).workload.global_batch_size == 64
     away = json.text.replace("1}", '3, "offload_optimizer": {"device": "gpu"}}')
-    with pytest.raises(InvalidProblemError, match=r'"gpu" is not priced. Allowed: none, cpu, nvme'):
+    with pytest.raises(InvalidProblemError, match=r'"gpu" is not supported. Allowed: none, cpu, nvme'):
         read_launch_files(replace(beside, files={json.name: away, "a.sh": text}), Overrides())
     grown = json.text.replace("{", '{"curriculum_learning": {"enabled": true, "min_difficulty": 8}, ', 1)
     found = read_launch_files(replace(beside, files={json.name: grown, "a.sh": text}), Overrides())
@@ -495,7 +495,9 @@ def test_every_other_layer_of_megatron_deepspeed_has_experts_with_room_for_their
     assert found.configuration.expert_parallel_size == 4
     assert found.workload.framework_options["moe_capacity_factor"] == 1.0
     # masks of 2 * 128 tokens against products of 2048 columns: 256 / 2048
-    assert any("12% of the experts' own products here, which are not priced" in one for one in found.notes)
+    assert any(
+        "12% of the experts' own products here, which are not supported" in one for one in found.notes
+    )
     dropless = read(f"{start}{experts}--global-batch-size 16 --disable-moe-token-dropping --topk 2\n")
     assert "moe_capacity_factor" not in dropless.workload.framework_options
     for more, what in (

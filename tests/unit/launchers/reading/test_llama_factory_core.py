@@ -135,7 +135,7 @@ def test_a_word_that_is_off_is_not_given_and_one_that_is_not_known_is_refused() 
         ("exp_avg_sq_dtype: xxx\n", "fp32, fp16, bf16, fp8"),
     ):
         with pytest.raises(
-            InvalidProblemError, match=rf"line 11: .*is not priced, or not known\. Allowed: {allowed}"
+            InvalidProblemError, match=rf"line 11: .*is not supported, or not known\. Allowed: {allowed}"
         ):
             core(text)
 

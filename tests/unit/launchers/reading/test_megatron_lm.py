@@ -333,7 +333,7 @@ WORDED = [
 def test_a_word_that_is_none_of_an_arguments_choices_is_refused(name: str) -> None:
     with pytest.raises(InvalidProblemError) as caught:
         read_launch_file(SCRIPT.replace("--bf16", f"--bf16 {name} xxx"))
-    said = [one.sentence() for one in caught.value.errors if '"xxx" is not priced, or' in one.message]
+    said = [one.sentence() for one in caught.value.errors if '"xxx" is not supported, or' in one.message]
     assert len(said) == 1
     assert said[0].startswith(f"{name}: line 21: ")
     assert "Allowed: " in said[0]

@@ -58,7 +58,7 @@ def test_a_name_of_the_model_that_only_a_fork_has_is_refused() -> None:
     assert (
         read("num_key_value_heads: 8", "num_key_value_heads: 8\n    attn_rank: null").model.num_layers == 80
     )
-    with pytest.raises(InvalidProblemError, match=r"hidden_act: line \d+: is not priced"):
+    with pytest.raises(InvalidProblemError, match=r"hidden_act: line \d+: is not supported"):
         read("num_key_value_heads: 8", "num_key_value_heads: 8\n    hidden_act: gelu")
 
 

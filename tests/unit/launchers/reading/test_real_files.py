@@ -145,7 +145,7 @@ def test_what_a_launcher_runs_and_no_plan_has_is_priced_on_its_stack() -> None:
     )
     own = own_of_files(request, Source(name="a.sh", text=swift))
     assert (own.problem.workload.lora_rank, own.problem.stack) == (8, "deepspeed")
-    assert any("not planned with adapters" in note for note in own.notes)
+    assert any("can't train LoRA adapters" in note for note in own.notes)
 
 
 def test_a_vocabulary_that_is_told_is_the_models() -> None:
@@ -184,7 +184,7 @@ def test_a_trainer_without_a_strategy_runs_replicas_and_without_a_type_is_refuse
         0,
         2048,
     )
-    with pytest.raises(InvalidProblemError, match="training in fp32 is not priced"):
+    with pytest.raises(InvalidProblemError, match="training in fp32 is not supported"):
         read(TRAINER.replace("--bf16 True ", "") + "\n")
 
 
@@ -480,8 +480,8 @@ SWIFT = (
 @pytest.mark.parametrize(
     ("rest", "fault"),
     [
-        ("--tuner_type adalora", "--tuner_type: line 1: adalora is not priced"),
-        ("--tuner_type lora --lora_rank sixteen", "--lora_rank: line 1: sixteen is not priced"),
+        ("--tuner_type adalora", "--tuner_type: line 1: adalora is not supported"),
+        ("--tuner_type lora --lora_rank sixteen", "--lora_rank: line 1: sixteen is not supported"),
         ("--tuner_type lora --lora_rank $RANK_OF_IT", r"--lora_rank: line 1: .*\$RANK_OF_IT, which"),
         (
             "--tuner_type lora --target_modules linear_qkv all-router",
@@ -512,7 +512,7 @@ def test_axolotls_base_model_is_the_model() -> None:
         read(
             text.replace("meta-llama/Llama-3.1-8B", "our/Llama-3.1-8B-own"), "a.yaml", Overrides(num_gpus=8)
         )
-    with pytest.raises(InvalidProblemError, match='optimizer: line 5: "muon" is not priced'):
+    with pytest.raises(InvalidProblemError, match='optimizer: line 5: "muon" is not supported'):
         read(text.replace("adamw_torch_fused", "muon"), "a.yaml", Overrides(num_gpus=8))
 
 

@@ -173,7 +173,7 @@ def test_defaults_of_llama_factory_are_not_taken_for_a_script_in_its_names() -> 
 def test_whole_weights_of_llama_factory_without_a_precision_are_trained_in_fp32() -> None:
     words = "--stage sft --do_train --finetuning_type full --model_name_or_path Qwen/Qwen2.5-7B"
     run = f"CUDA_VISIBLE_DEVICES=0 llamafactory-cli train {words} --per_device_train_batch_size 1"
-    with pytest.raises(InvalidProblemError, match="training in fp32 is not priced"):
+    with pytest.raises(InvalidProblemError, match="training in fp32 is not supported"):
         read(f"{run}\n")
     assert read(f"{run} --pure_bf16\n").workload.precision == "bf16"
 
@@ -211,9 +211,9 @@ def test_galore_of_llama_factory_is_read_with_its_rank_and_interval() -> None:
             "CUDA_VISIBLE_DEVICES=0",
             "--bf16 --galore_target q_proj",
             "galore_target",
-            "q_proj is not priced",
+            "q_proj is not supported",
         ),
-        ("CUDA_VISIBLE_DEVICES=0", "--bf16 --optim adafactor", "optim", "not priced with use_galore"),
+        ("CUDA_VISIBLE_DEVICES=0", "--bf16 --optim adafactor", "optim", "not supported with use_galore"),
     ],
 )
 def test_galore_that_is_not_priced_or_not_run_is_refused(
@@ -251,8 +251,8 @@ def test_galore_of_the_trainer_is_read_with_its_arguments(words: str, optimizer:
     [
         ("0", "--optim galore_adamw --optim_args rank=0", "optim_args", "rank = 0 is not a whole number"),
         ("0", f"--optim galore_adamw --optim_args rank={'9' * 5000}", "optim_args", "not a whole number"),
-        ("0", "--optim galore_adamw --optim_args proj_type=left", "optim_args", "left is not priced"),
-        ("0", "--optim galore_adafactor", "optim", '"galore_adafactor" is not priced'),
+        ("0", "--optim galore_adamw --optim_args proj_type=left", "optim_args", "left is not supported"),
+        ("0", "--optim galore_adafactor", "optim", '"galore_adafactor" is not supported'),
     ],
 )
 def test_galore_of_the_trainer_that_is_not_priced_is_refused(
@@ -267,7 +267,7 @@ def test_layer_by_layer_the_trainer_takes_one_gpu_and_weights_in_bf16() -> None:
     with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*refuses several GPUs"):
         read(f"{several} --optim galore_adamw_layerwise\n")
     in_fp32 = TRAINERS.replace("--torch_dtype bfloat16", "--torch_dtype float32")
-    with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*not priced with weights in fp32"):
+    with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*not supported with weights in fp32"):
         read(f"CUDA_VISIBLE_DEVICES=0 {in_fp32} --optim galore_adamw_layerwise\n")
 
 
@@ -338,9 +338,9 @@ ARGUMENTS = (
         ("train.py", "--train_mode qlora", "train_mode: line 1: of adapters, and nothing states whether"),
         ("train.py", "--ssm_layers [0,1,2]", "affects which layers the model has"),
         ("train.py", "--bits 4 --lora_r 8", "lora_target_modules: is not given, and scripts on weights of"),
-        ("train.py", "--rrhf_weight 1", "training on preferences or rewards is not priced"),
+        ("train.py", "--rrhf_weight 1", "training on preferences or rewards is not supported"),
         ("split_get_grads.py", "", "collects gradients and trains nothing"),
-        ("train.py", "--pre_seq_len 128", "prefixes and soft prompts are not priced"),
+        ("train.py", "--pre_seq_len 128", "prefixes and soft prompts are not supported"),
         ("run_glue.py", "--do_train", "another head than a language model's"),
         ("train-reward.py", "", "trains on preferences or rewards"),
         ("distill.py", "", "learns from another model"),
@@ -350,7 +350,7 @@ ARGUMENTS = (
         ("train.py", "--do_predict", "do_train: is not given next to do_predict"),
         ("train.py", "--no_cuda", "no_cuda: line 1: cannot be read: it runs on no GPU"),
         ("train.py", "--max_length 512", "model_max_length: line 1: 2048, but max_length is 512"),
-        ("train.py", "--optimizer galore", 'optimizer: line 1: "galore" is not priced'),
+        ("train.py", "--optimizer galore", 'optimizer: line 1: "galore" is not supported'),
         ("train.py", "--trainable_parameters lm_head", "affects which weights are trained"),
     ],
 )
@@ -595,7 +595,7 @@ def test_chinese_alpacas_scripts_train_adapters_unless_they_say_all_weights() ->
     found = read(f"{start}{more}").workload
     assert (found.lora_rank, found.lora_targets) == (64, ("q_proj", "v_proj"))
     assert (len(found.trained_modules), found.base_precision) == (2, "fp32")  # as loaded: no torch_dtype
-    with pytest.raises(InvalidProblemError, match=r"not priced|which weights are trained"):
+    with pytest.raises(InvalidProblemError, match=r"not supported|which weights are trained"):
         read(f"{start}{more} --full_finetuning True")
 
 

@@ -156,6 +156,6 @@ def test_flagscales_own_examples_are_read_with_rotary_positions() -> None:
     ],
 )
 def test_an_experiment_that_trains_otherwise_is_refused_with_that_one_reason(said: str, other: str) -> None:
-    with pytest.raises(InvalidProblemError, match="is not priced") as raised:
+    with pytest.raises(InvalidProblemError, match="is not supported") as raised:
         flagscale(EXPERIMENT.replace(said, other))
     assert len(raised.value.errors) == 1

@@ -73,7 +73,7 @@ def test_every_drawn_config_of_every_planned_type_has_the_parameters_that_transf
         if found != one["parameters"]:
             unlike.append((one["config"], found, one["parameters"]))
     assert unlike == []
-    assert refused < len(DRAWN) / 20, "a switch that is not priced is refused, and few are"
+    assert refused < len(DRAWN) / 20, "a switch that is not supported is refused, and few are"
     assert {one["config"]["model_type"] for one in DRAWN} == set(families()) - OF_REMOTE_CODE
 
 
@@ -293,10 +293,10 @@ def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
         ({"model_type": "Qwen3"}, '"Qwen3" is an unknown type. {allowed}. Nearest: qwen3'),
         ({"model_type": "zzz"}, '"zzz" is an unknown type. {allowed}. Nearest: llama'),  # the usual layers
         ({"model_type": "zzz", "num_experts": 8}, '"zzz" is an unknown type. {allowed}. Nearest: mixtral'),
-        ({"model_type": "bert"}, '"bert" is not priced yet: an encoder. {allowed}. Nearest: llama'),
+        ({"model_type": "bert"}, '"bert" is not supported yet: an encoder. {allowed}. Nearest: llama'),
         (
             {"model_type": "recurrent_gemma"},  # by its layers
-            '"recurrent_gemma" is not priced yet: gated linear recurrences. {allowed}. Nearest: gemma2',
+            '"recurrent_gemma" is not supported yet: gated linear recurrences. {allowed}. Nearest: gemma2',
         ),
     ],
 )
@@ -305,7 +305,9 @@ def test_a_type_that_is_not_planned_is_answered_with_the_nearest_one(
 ) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         model_from_config(config, name="x")
-    allowed = "Allowed: a planned decoder-only type (docs/howto/own-model.md)"
+    allowed = (
+        "Allowed: a supported decoder-only type, or the model's sizes as a shape (docs/howto/own-model.md)"
+    )
     assert str(caught.value) == "model.model_type: " + words.format(allowed=allowed)
 
 
@@ -388,8 +390,8 @@ def test_a_pattern_of_blocks_that_does_not_fit_is_refused_with_the_field(
         ({"intermediate_size": 4096}, "intermediate_size", r"4096 is not expand \* hidden_size.*8192"),
         ({"rms_norm": False}, "rms_norm", "planned: true"),
         ({"hidden_act": "gelu"}, "hidden_act", "planned: silu or swish"),
-        ({"num_local_experts": 8}, "num_local_experts", "does not read this key"),
-        ({"attn_layer_indices": [3]}, "attn_layer_indices", "no code here reads this key"),
+        ({"num_local_experts": 8}, "num_local_experts", "ignores this key"),
+        ({"attn_layer_indices": [3]}, "attn_layer_indices", "Meshwright doesn't know this key"),
     ],
 )
 def test_a_config_of_mamba_2_that_its_class_cannot_build_is_refused_with_the_field(
@@ -536,7 +538,7 @@ def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> N
         "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]},
     }  # fmt: skip
     whole = {"model_type": "glm_ocr", "text_config": text, "vision_config": {"depth": 24}}
-    with pytest.raises(UnsupportedModelError, match=r'give text_config \(model_type "qwen3_vl_text"\)'):
+    with pytest.raises(UnsupportedModelError, match=r'save text_config \(model_type "qwen3_vl_text"\)'):
         model_from_config(whole, name="x")
     assert model_from_config(text, name="x").num_parameters() == 1_720_574_976
     older = {**text, "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}
@@ -592,7 +594,7 @@ def test_ling_2_is_counted_as_its_own_code_builds_it() -> None:
 
 def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
     hybrid = {"model_type": "zamba2", "conv_kernel": 4, "hybrid_override_pattern": "M*-"}
-    with pytest.raises(UnsupportedModelError, match='"zamba2" is not priced yet: layers that share'):
+    with pytest.raises(UnsupportedModelError, match='"zamba2" is not supported yet: layers that share'):
         model_from_config(hybrid, name="x")
 
 
@@ -790,7 +792,9 @@ def test_layers_that_attend_alike_have_one_number_of_heads() -> None:
     kinds = ["full_attention", "sliding_attention", "sliding_attention"]
     laguna = {"model_type": "laguna", "num_hidden_layers": 3, "layer_types": kinds}
     for heads in ([8, 16, 32], [8, 32, 16]):
-        with pytest.raises(UnsupportedModelError, match="layers that attend alike have other numbers"):
+        with pytest.raises(
+            UnsupportedModelError, match="layers with the same attention have different numbers"
+        ):
             model_from_config({**laguna, "num_attention_heads_per_layer": heads}, name="x")
 
 
@@ -851,7 +855,7 @@ def test_the_loss_that_balances_experts_is_the_config_s_or_its_class_s(
     [
         (
             {"model_type": "mixtral", "num_local_experts": 0},
-            "num_local_experts: .*0: the class then builds",
+            "num_local_experts: .*0: the class would build",
         ),
         ({"model_type": "deepseek_v3", "q_lora_rank": 0}, "q_lora_rank: .*are null, not 0"),
         ({"model_type": "cohere2_moe", "sliding_window_pattern": "4"}, "'4' is not a whole number"),
@@ -864,7 +868,7 @@ def test_the_loss_that_balances_experts_is_the_config_s_or_its_class_s(
         ),
         (
             {"model_type": "gemma4_text", "per_layer_config": {"5": 3}},
-            "per_layer_config: must be a mapping",
+            "per_layer_config: must map layers",
         ),
         ({"model_type": "bailing_hybrid", "layer_group_size": 0}, "layer_group_size: .*Allowed: 1 or more"),
         ({"model_type": "bailing_hybrid", "first_k_dense_replace": -1}, "Allowed: 0 or more"),
@@ -929,7 +933,7 @@ def test_a_model_of_unlike_layers_has_its_published_number_of_weights() -> None:
         (
             "attention",
             {"replace_with_linear": True},
-            "attention.replace_with_linear .no such layer is plan",
+            "attention.replace_with_linear .not supported",
         ),
         ("ffn", {"sparsify": [1]}, r"block_configs\[0\].ffn.sparsify"),
         (

@@ -132,8 +132,8 @@ def test_network_cards_share_their_rates_among_the_gpus_unless_one_is_unknown() 
         return network["bytes_per_s"] if isinstance(network, dict) else found.notes[-1]
 
     assert link(50e9, 30e9) == 20e9  # 80 GB/s for 4 GPUs
-    assert link(50e9, None) == "2 network cards without a rate: the GPU's usual network is kept"
-    assert link() == "0 network cards without a rate: the GPU's usual network is kept"
+    assert link(50e9, None) == "2 network cards without a rate: assuming the GPU's usual network"
+    assert link() == "0 network cards without a rate: assuming the GPU's usual network"
 
 
 def test_gpus_of_several_hosts_are_shared_out_as_whole_gpus() -> None:

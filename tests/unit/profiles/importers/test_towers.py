@@ -133,9 +133,9 @@ def test_older_configs_have_the_language_model_s_keys_next_to_the_tower() -> Non
     [
         ({"out_hidden_size": 768}, "vision_config/out_hidden_size", "768 is not the language model's"),
         ({"num_heads": 5}, "tower/num_attention_heads", "5 does not divide hidden_size = 128"),
-        ({"patch_size": [14, 16]}, "vision_config/patch_size", "two equal ones"),
+        ({"patch_size": [14, 16]}, "vision_config/patch_size", "two equal numbers"),
         ({"hidden_act": "relu"}, "vision_config/hidden_act", "is not planned"),
-        ({"registers": 4}, "vision_config/registers", "no part of the plan reads this key"),
+        ({"registers": 4}, "vision_config/registers", "Meshwright doesn't know this key"),
         ({"depth": "many"}, "vision_config/depth", "is not a whole number"),
     ],
 )

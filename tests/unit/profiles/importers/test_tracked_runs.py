@@ -131,7 +131,7 @@ def test_an_mlflow_run_of_nanotron_is_read_from_its_folder_or_the_one_above(tmp_
 def test_of_several_mlflow_runs_one_must_be_named(tmp_path: Path) -> None:
     mlflow_run(tmp_path)
     (tmp_path / "0" / "77aa" / "metrics").mkdir(parents=True)
-    with pytest.raises(ProfileError, match=r"holds 2 runs: name the folder of one \(3f9c, 77aa"):
+    with pytest.raises(ProfileError, match=r"contains 2 runs: give the folder of one \(3f9c, 77aa"):
         import_profile(tmp_path)
 
 

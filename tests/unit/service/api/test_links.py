@@ -72,7 +72,7 @@ def test_a_matrix_is_kept_once_and_its_cluster_named_by_problems(
 @pytest.mark.parametrize(
     ("links", "at", "word"),
     [
-        ({"bytes_per_s": [*RATES[:3], [FAST, FAST]]}, "/links/bytes_per_s/3", "not square"),
+        ({"bytes_per_s": [*RATES[:3], [FAST, FAST]]}, "/links/bytes_per_s/3", "must be square"),
         ({"bytes_per_s": [[0, -1.0, 1, 1], *RATES[1:]]}, "/links/bytes_per_s/0/1", "out of range"),
         ({"bytes_per_s": [[0, 1e9, FAST, FAST], *RATES[1:]]}, "/links/bytes_per_s/0/1", "the other way"),
         ({"latency_s": [[0, -1e-6, 0, 0], *([[0] * 4] * 3)]}, "/links/latency_s/0/1", "out of range"),

@@ -60,7 +60,7 @@ def test_a_plan_that_was_found_is_told_in_full(
     assert json.loads(text)["why"] == second["why"]
     code, _, error = run_here(monkeypatch, capsys, "explain", "--plan", "ab", "--set", "tp=2")
     assert code == 2
-    assert "nothing else goes with it" in error
+    assert "remove the other options" in error
     alone = {name: part for name, part in json.loads(text).items() if name != "status"}
     (tmp_path / "plan.json").write_text(json.dumps({"plans": [alone], "problem": {}}))
     code, _, error = run_here(monkeypatch, capsys, "report", "--from", str(tmp_path / "plan.json"))

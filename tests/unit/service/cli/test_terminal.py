@@ -197,7 +197,7 @@ def test_nanotrons_own_split_completes_a_configuration_and_another_one_breaks_it
         ({"sequence_parallel": 1}, "sequence_parallel: must be true or false$"),
         (
             {"stage_layers": [40, 0, 20, 20], "pipeline_parallel_size": 4},
-            "Allowed: one layer or more in every chunk",
+            "Allowed: at least one layer in every chunk",
         ),
         ({"num_microbatches": 7}, "but the global batch is 512. Nearest: 4"),
         ({"tpp": 8}, 'unknown "tpp"'),

@@ -121,7 +121,7 @@ def test_a_batch_is_stated_in_sequences_tokens_or_with_their_length(
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"global_batch_size": "4M"}, "nothing states the length of a sequence"),
+        ({"global_batch_size": "4M"}, "so the sequence length is required"),
         (
             {"global_batch_size": "4M", "seq_length": 6000},
             "no whole sequences of 6000.*Nearest: 699 or 700",
@@ -190,10 +190,10 @@ def test_nodes_of_two_kinds_are_two_groups_with_their_own_links() -> None:
         ({"gpus": "8xH100", "cluster": "dgx-h100"}, "--cluster and --gpus both state the cluster"),
         ({"nodes": "2xdgx-h100", "gpu": "h100"}, "--gpu and --nodes both state the cluster"),
         ({"gpus": "8", "gpu": "h100", "num_gpus": 4}, "--num-gpus states the same"),
-        ({"gpus": "H100"}, "states no number of GPUs.*Nearest: 8xH100"),
+        ({"gpus": "H100"}, "has no number of GPUs.*Nearest: 8xH100"),
         ({"gpus": "2xdgx-h100"}, "is a node, not a GPU type. Nearest: --nodes 2xdgx-h100"),
         ({"gpu": "h100,a100"}, "--nodes 1xh100,1xa100"),
-        ({"gpus": "8xM3 Max"}, "--gpus: .*Apple GPUs are not planned"),
+        ({"gpus": "8xM3 Max"}, "--gpus: .*Apple GPUs are not supported"),
     ],
 )
 def test_hardware_that_is_stated_twice_or_wrongly_is_refused(given: Mapping[str, Any], why: str) -> None:

@@ -31,7 +31,9 @@ def test_objective_run_and_baseline_are_said_in_one_line_each() -> None:
     )
     answer = an_answer(replace(a_plan(), outlook=OUTLOOK), objective=claim, baseline=BASELINE)
     objective, run, own = said(answer).splitlines()
-    assert objective.strip() == ("Ranked by GPU hours per token, interruptions counted: 1e-06 GPU h/token.")
+    assert objective.strip() == (
+        "Ranked by GPU hours per token, including interruptions: 1e-06 GPU h/token."
+    )
     assert run.strip() == (
         "Run of #1 on 128 GPUs: 54.3 days, goodput 93 % with a checkpoint every 14 min, "
         "cost 1 700 000, 2.3 J/token."

@@ -24,7 +24,7 @@ WHY = Why(
     limits=(Limit(name="memory: activations of stage 1, 41.0 GiB more", change="tp 4", gain_s=0.15),),
 )  # fmt: skip
 PLAN = replace(a_plan(), why=WHY, odds=Odds(best_probability=0.58, regret_p90=0.031))
-TIME = "Time: 67 % of the step is the model's own work at the peak; most of the rest is "
+TIME = "Time: 67 % of the step is useful work at peak speed. Biggest losses: "
 
 
 def said(plan: Plan, width: int = 300) -> list[str]:
@@ -35,14 +35,14 @@ def test_time_and_limit_have_a_sentence_each_without_a_word_of_the_waterfall() -
     assert said(PLAN) == [
         # 4.0 of 6.0 s
         f"{TIME}matrix products below the peak (1.20 s) and the pipeline's bubble (0.80 s).",
-        "Binds: tp 4 would be 0.15 s faster but for memory (activations of stage 1, 41.0 GiB more).",
+        "Binds: tp 4 would save 0.15 s, but memory is the limit (activations of stage 1, 41.0 GiB more).",
     ]
 
 
 def test_a_rule_that_binds_is_named_whole() -> None:
     rule = Limit(name="tensor_parallel_size divides an island", change="tp 16", gain_s=0.2)
     assert limit_sentence(replace(WHY, limits=(rule,))) == (
-        "Binds: tp\N{NO-BREAK SPACE}16 would be 0.20\N{NO-BREAK SPACE}s faster, but breaks the rule that "
+        "Binds: tp\N{NO-BREAK SPACE}16 would save 0.20\N{NO-BREAK SPACE}s, but breaks the rule that "
         "tensor_parallel_size divides an island."
     )
 
@@ -50,25 +50,25 @@ def test_a_rule_that_binds_is_named_whole() -> None:
 def test_too_few_gpus_of_a_node_group_are_counted() -> None:
     few = Limit(name="GPUs of h100-sxm-80gb: only 8", change="tp 2 on h100-sxm-80gb", gain_s=0.2)
     assert limit_sentence(replace(WHY, limits=(few,))).replace("\N{NO-BREAK SPACE}", " ") == (
-        "Binds: tp 2 on h100-sxm-80gb would be 0.20 s faster, but there are only 8 GPUs of h100-sxm-80gb."
+        "Binds: tp 2 on h100-sxm-80gb would save 0.20 s, but there are only 8 GPUs of h100-sxm-80gb."
     )
 
 
 def test_where_nothing_binds_the_best_change_is_told_with_its_cost() -> None:
     text = limit_sentence(replace(WHY, limits=())).replace("\N{NO-BREAK SPACE}", " ")
     assert text == (
-        "Binds: no limit; vpp 5, which lowers the pipeline's bubble most, makes a step 0.46 s longer."
+        "Nothing to gain: even vpp 5, which lowers the pipeline's bubble most, makes the step 0.46 s "
+        "longer."
     )
     bare = limit_sentence(replace(WHY, limits=(), losses=WHY.losses[:1]))
-    assert bare == "Binds: no limit; no single change of a size lowers these losses."
+    assert bare == "Nothing to gain: no single change of a size lowers these losses."
 
 
 def test_a_first_plan_by_another_objective_may_have_a_faster_neighbour_and_that_is_said() -> None:
     faster = replace(WHY.losses[0], change="mbs 2", saves_s=0.2, step_change_s=-0.1)
     text = limit_sentence(replace(WHY, limits=(), losses=(WHY.losses[1], faster)))
     assert text.replace("\N{NO-BREAK SPACE}", " ") == (
-        "Binds: no limit; mbs 2, which lowers matrix products below the peak most, "
-        "makes a step 0.10 s shorter."
+        "Try next: mbs 2 lowers matrix products below the peak most and makes the step 0.10 s shorter."
     )
 
 
@@ -103,8 +103,8 @@ def test_the_losses_the_limits_and_the_certainty_are_said() -> None:
     assert "costs: GEMMs below peak 1.20 s (21 %); lower: a larger micro-batch\n" in text
     assert "vpp 5: −0.11 s of it, +0.46 s of the step" in text
     assert (
-        "binds: tp 4, dp 128 would be 0.15 s faster but for memory (activations of stage 1, 41.0 GiB more)."
-        in text
+        "binds: tp 4, dp 128 would save 0.15 s, but memory is the limit (activations of stage 1, 41.0 GiB "
+        "more)." in text
     )
     assert "Certainty: #1 has a 58 % chance of being the fastest of its ranking" in text
     assert "at most 3.1 % slower than the fastest" in text

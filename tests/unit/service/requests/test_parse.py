@@ -437,7 +437,7 @@ def test_a_pinned_split_that_nanotron_would_not_run_names_the_one_that_it_runs()
     ("pin", "words"),
     [
         ({"stage_layers": [40, 39]}, "2 chunks with 79 layers, but the model has 80"),
-        ({"stage_layers": [40, 0, 40]}, "one layer or more in every chunk"),
+        ({"stage_layers": [40, 0, 40]}, "at least one layer in every chunk"),
         ({"stage_layers": 4}, "must be a list of layers"),
         ({"zero_stage": [1]}, "must be one value"),
         ({"stage_layers": [1.5]}, "each an integer"),
@@ -507,15 +507,15 @@ def test_blocks_with_a_scale_each_are_refused_where_the_gpu_multiplies_none() ->
     workload = {"global_batch_size": 64, "seq_length": 2048, "precision": "mxfp8"}
     words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload, launcher="none")
     assert words == (
-        "workload.precision: mxfp8 needs products of blocks with a scale each, which h100-sxm-80gb lacks. "
-        "Allowed: bf16, fp8. Nearest: fp8"
+        "workload.precision: mxfp8 needs matrix products with a scale for each block, which "
+        "h100-sxm-80gb lacks. Allowed: bf16, fp8. Nearest: fp8"
     )
     for launcher, legal in (
         ("trl", "bf16, fp16. Nearest: bf16"),
         ("torchtitan", "bf16, fp8. Nearest: fp8"),
     ):
         words = refusal(workload=workload, launcher=launcher)
-        assert words == f"workload.precision: {launcher} is not planned with mxfp8. Allowed: {legal}"
+        assert words == f"workload.precision: {launcher} doesn't support mxfp8. Allowed: {legal}"
 
 
 def test_what_is_about_experts_is_refused_for_a_model_without() -> None:
@@ -650,7 +650,7 @@ def test_a_launcher_that_cannot_express_the_model_is_searched_with_a_warning() -
     asked = parse_problem(request(model={"name": "kimi-k2"}, launcher="megatron-lm"))
     (said,) = unwritten(asked)
     assert said.startswith("megatron-lm 0.19.2 cannot express ")
-    assert "their launch files are refused; launchers that can: " in said
+    assert "you get predictions but no launch files. Launchers that can: " in said
     assert unwritten(parse_problem(request())) == ()
 
 
@@ -666,15 +666,19 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
         (
             "Qwen/Qwen3-8B-FP8",
             {},
-            r"stored in fp8: the plan trains 16-bit weights \(transformers: FineGrained",
+            r"stored in fp8. The plan trains 16-bit weights \(transformers: FineGrained",
         ),
-        ("Qwen/Qwen3-8B-AWQ", {}, r"AWQ, which cannot be trained in full: .* for QLoRA add --lora-rank 16"),
+        ("Qwen/Qwen3-8B-AWQ", {}, r"AWQ. They can't be trained in full. .* For QLoRA, add --lora-rank 16"),
         (
             "Qwen/Qwen3-8B-AWQ",
             {"lora_rank": 16},
-            r"the plan's frozen base is 16-bit .* on AWQ are not priced",
+            r"The plan freezes 16-bit .* on AWQ can't be predicted",
         ),
-        ("Qwen/Qwen3-8B-FP8", {"lora_rank": 16, "base_precision": "nf4"}, r"no checkpoint twice"),
+        (
+            "Qwen/Qwen3-8B-FP8",
+            {"lora_rank": 16, "base_precision": "nf4"},
+            r"can't quantize a checkpoint twice",
+        ),
         # what bitsandbytes has quantised is the base of QLoRA as it is
         ("unsloth/Qwen3-8B-bnb-4bit", {"lora_rank": 16, "base_precision": "nf4"}, None),
         ("unsloth/Qwen3-8B-bnb-4bit", {}, r"trains 16-bit weights \(transformers: model.dequantize\(\)\)"),

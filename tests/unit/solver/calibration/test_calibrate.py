@@ -86,8 +86,8 @@ def test_runs_of_a_described_gpu_replace_the_shares_that_it_borrowed(
     calibration = calibrate(runs[::5], cluster="described")
     before, after = default_profile_of(runs[1]), calibration.applied(default_profile_of(runs[1]))
     assert (before.borrowed, after.borrowed) == (True, False)
-    assert any("nearest in the catalog" in words for words in before.warnings)
-    assert not any("nearest in the catalog" in words for words in after.warnings)
+    assert any("nearest GPU in the catalog" in words for words in before.warnings)
+    assert not any("nearest GPU in the catalog" in words for words in after.warnings)
     rest = runs[2::5]
     widths = [
         [log(one.step_time_high_s / one.step_time_low_s) for one in predicted(learnt, rest)]
@@ -233,7 +233,7 @@ def test_a_constant_driven_to_its_physical_bound_is_reported(observations: list[
     known = replace(default_profile_of(observations[0]).constants, gather_exposed=0.4)
     # 0.4 * 3 is more than all of the gathers, which cannot be seen; 0.4 * 1.5 = 0.6 can
     findings = constants_at_bounds(known, {"gather_exposed": log(3.0)}, {"gather_exposed": 0.4})
-    assert findings == ["gather_exposed was driven to its physical bound 1"]
+    assert findings == ["gather_exposed reached its physical bound 1"]
     assert not constants_at_bounds(known, {"gather_exposed": log(1.5)}, {"gather_exposed": 0.4})
     # 5 times what the stack shows of its gathers is more than all of them; a share of that is applied
     assert findings[0] in calibrate(as_if(observations, gather_exposed=5.0)[::5], cluster="x").findings

@@ -141,7 +141,9 @@ def test_the_check_refuses_an_order_that_megatron_cannot_group() -> None:
         rank_order="tp-cp-pp-dp", stage_layers=(4, 4),
     )  # fmt: skip
     profile = default_profile(problem.cluster, problem.launcher)
-    assert any("replicas of experts" in sentence for sentence in violations(problem, profile, config))
+    assert any(
+        "expert and attention replicas" in sentence for sentence in violations(problem, profile, config)
+    )
     alone = replace(config, context_parallel_size=1, data_parallel_size=4, num_microbatches=4)
     assert not any("order" in one or "replicas" in one for one in violations(problem, profile, alone))
     torn = replace(alone, rank_order="tp-dp-pp-cp")

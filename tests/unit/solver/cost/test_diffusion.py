@@ -132,6 +132,6 @@ def test_answers_state_that_frozen_encoders_are_not_priced() -> None:
     of_wan, of_encoded, of_gpt = (
         ask(replace(problem, model=model), profile).warnings for model in (WAN, encoded, find_model("gpt2"))
     )
-    assert any(one.startswith("text encoder and autoencoder are not priced") for one in of_wan)
+    assert any(one.startswith("the text encoder and autoencoder aren't included") for one in of_wan)
     assert any(one.startswith("every step runs 5.68 billion weights of frozen text") for one in of_encoded)
     assert not any("encoder" in one for one in of_gpt)

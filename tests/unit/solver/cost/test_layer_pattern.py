@@ -163,9 +163,21 @@ def test_a_pattern_is_read_back_as_it_was_written_and_is_a_fact_that_launchers_s
         ({"layer_pattern": "MEM*EM-X"}, "layer_pattern", "'X' is not a kind of layer"),
         ({"mixer": None}, "layer_pattern", "has a layer M, and model.mixer is missing"),
         ({"layer_pattern": "MMM**M--"}, "layer_pattern", "has no layer E, and model.moe is stated"),
-        ({"mixer": replace(MAMBA, attention_every=4)}, "mixer/attention_every", "states which layers"),
-        ({"norm_position": "after"}, "norm_position", "not priced in layers of one block"),
-        ({"sliding_window": 512}, "sliding_window", "not priced in layers of one block"),
+        (
+            {"mixer": replace(MAMBA, attention_every=4)},
+            "mixer/attention_every",
+            "already lists these layers",
+        ),
+        (
+            {"norm_position": "after"},
+            "norm_position",
+            "not supported in (one-block layers|layers of one block)",
+        ),
+        (
+            {"sliding_window": 512},
+            "sliding_window",
+            "not supported in (one-block layers|layers of one block)",
+        ),
     ],
 )
 def test_a_pattern_that_does_not_fit_the_model_is_refused_with_the_field(

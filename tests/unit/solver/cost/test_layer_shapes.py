@@ -128,7 +128,7 @@ def test_local_heads_that_their_keys_do_not_divide_are_refused_by_name() -> None
         replace(GLOBAL, local_attention=LocalAttention(num_kv_heads=3))
     with pytest.raises(InvalidProblemError, match="local layers next to global ones"):
         replace(GLOBAL, sliding_window=None, local_attention=LocalAttention(num_kv_heads=8))
-    with pytest.raises(InvalidProblemError, match="states nothing"):
+    with pytest.raises(InvalidProblemError, match="is empty"):
         LocalAttention()
 
 
@@ -147,7 +147,7 @@ def test_layers_that_borrow_keys_have_queries_alone_and_embeddings_of_layers_a_t
 
 def test_what_one_stage_looks_up_for_another_keeps_layers_on_one_stage() -> None:
     model = replace(GLOBAL, layer_embedding_size=64)
-    name = "layers with embeddings of their own, or with borrowed or reused keys, are on one stage"
+    name = "layers with separate embeddings or shared keys are on one stage"
     (rule,) = (one for one in rules_of(_problem(model)) if one.name == name)
     two = Configuration(stage_layers=(3, 3), pipeline_parallel_size=2)
     rows = Columns.of([Configuration(stage_layers=(6,)), two])
@@ -199,7 +199,7 @@ def test_a_layer_of_unlike_sizes_costs_what_it_costs_in_a_model_of_such_layers()
         ({"layer_kv_heads": (4, 2, 0, 3)}, "layer_kv_heads: 3 does not divide num_attention_heads = 16"),
         ({"layer_ffn_sizes": (8192, 2816, 0, 0)}, "layer 2 has neither attention nor an MLP"),
         ({"layer_kv_heads": (4,)}, "layer_kv_heads: 1 sizes for num_layers = 4"),
-        ({"sliding_window": 512}, "sliding_window: is not priced where layers have unlike sizes"),
+        ({"sliding_window": 512}, "sliding_window: is not supported where layers have different sizes"),
     ],
 )
 def test_sizes_that_fit_no_layers_are_refused(changes: dict[str, object], words: str) -> None:

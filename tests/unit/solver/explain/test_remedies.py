@@ -141,7 +141,7 @@ def test_too_many_configurations_prove_nothing(monkeypatch: pytest.MonkeyPatch) 
     )
     assert found.reasons == (
         "why",
-        "some changes could not be searched whole: whether they have a plan is not known",
+        "some changes have too many configurations to search completely. They may have a plan",
     )
 
 

@@ -184,7 +184,7 @@ def test_a_job_pinned_before_one_that_it_waits_for_can_end_is_refused() -> None:
     source = Durations({"first": {ONE: 60}, "second": {ONE: 60}})
     fleet = on_four(FleetJob(name="first"), FleetJob(name="second", after=("first",), start_min=30))
     with pytest.raises(
-        InvalidProblemError, match="no schedule that keeps the pinned starts of second"
+        InvalidProblemError, match="no schedule found that keeps the pinned starts of second"
     ) as no:
         planned(fleet, source)
     assert no.value.errors[0].pointer == "/second/start_hours"

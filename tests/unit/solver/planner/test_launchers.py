@@ -37,11 +37,14 @@ def test_on_unlike_nodes_the_launcher_is_one_that_places_stages() -> None:
     """Elsewhere every GPU is priced as an A100: 8 of 24 have 989 TFLOP/s, 16 have 312, and all wait."""
     problem = asked(MIXED)
     assert problem.launcher == "flagscale"
-    assert answered(problem).notes["launcher"] == "flagscale, for unlike nodes, on which it places stages"
+    assert (
+        answered(problem).notes["launcher"]
+        == "flagscale, for different node types: it places stages on them"
+    )
     notes = answered(asked(MIXED, "megatron-lm")).notes
     assert "launcher" not in notes, "it is stated, and not the one of the question"
     assert notes["faster_launcher"].startswith("flagscale would take ")
-    assert notes["faster_launcher"].endswith(": --launcher flagscale")
+    assert notes["faster_launcher"].endswith(": add --launcher flagscale")
 
 
 def test_nothing_is_said_of_launchers_that_are_hardly_faster() -> None:

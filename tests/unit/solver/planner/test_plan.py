@@ -115,7 +115,7 @@ def test_an_answer_carries_the_exact_count_and_warns_beyond_the_models_positions
         "name": short.model.name, "num_parameters": 8_030_261_248, "num_active_parameters": 8_030_261_248,
         "num_mtp_parameters": 0, "num_trainable_parameters": 8_030_261_248,
     }  # fmt: skip
-    said = "seq_length 2048 is longer than the 1024 positions that Llama 3.1 70B states"
+    said = "seq_length 2048 is longer than the 1024 positions of Llama 3.1 70B"
     assert said in answer.warnings
     assert said not in answered(problem).warnings
 
@@ -129,7 +129,7 @@ def test_a_batch_too_small_for_its_gpus_is_named_in_one_sentence() -> None:
 
     (warning,) = warned(1)
     assert warning.startswith("batch 1 is small for 16 GPUs: ")
-    assert warning.endswith(" % of #1's step takes as long for a larger one (mostly optimizer)")
+    assert warning.endswith(" % of #1's step stays the same with a larger batch (mostly optimizer)")
     assert warned(512) == []
     hurried = replace(answered(problem).plans[0], why=None)  # waits 1 s for a slower stage
     waiting = replace(hurried.prediction, step_time_s=1.5, time_breakdown_s={"bubble": 1.0})
@@ -155,7 +155,7 @@ def in_time(deadline_days: float, *plans: Plan, **proved: object) -> Answer:
 
 
 def test_other_software_than_the_launcher_runs_today_is_said_of_its_prices() -> None:
-    told = "times and memory are those of the software stack {}, not of what {} runs today"
+    told = "times and memory are those of the software stack {}, not of today's {}"
     for launcher, stack, said in (
         ("torchtitan", "megatron-lm-2021", True), ("megatron-lm", "megatron-lm-2021", True),
         ("torchtitan", "fsdp1", False), ("torchtitan", None, False), ("none", "megatron-lm-2021", False),
@@ -172,7 +172,7 @@ def test_plans_in_time_move_up_and_the_gap_is_that_of_the_first_of_them() -> Non
     assert answer.gap == pytest.approx(1 / 3)
     assert answer.objective is not None
     assert (answer.objective.value, answer.objective.bound) == (30.0, 20.0)
-    assert answer.warnings[-1].startswith("1 of the 2 plans of shortest step miss the deadline")
+    assert answer.warnings[-1].startswith("1 of the 2 fastest plans miss the deadline")
 
 
 def test_plans_that_are_all_in_time_stay_as_they_are() -> None:

@@ -93,7 +93,7 @@ def test_a_plan_that_fits_on_fewer_nodes_alone_is_found() -> None:
     assert (on_all.status, on_all.legal > 0) == ("infeasible", True)
     assert (found.status, found.num_gpus_used) == ("optimal", 2)
     assert found.notes[IDLE].startswith("5 of 7 nodes are idle: 2 nodes take ")
-    assert found.notes[IDLE].endswith(" s a step with this batch, and on all 7 no configuration fits")
+    assert found.notes[IDLE].endswith(" s a step with this batch, and no configuration fits on all 7")
 
 
 def test_a_search_that_ends_before_fewer_gpus_are_tried_claims_no_more_than_the_peak_allows(

@@ -252,7 +252,7 @@ def test_the_bound_of_all_splits_of_the_batch_is_close_below_the_best_of_them() 
 def test_launchers_that_cannot_place_stages_say_so() -> None:
     problem = replace(a_mixed_problem((FAST, SLOW_GROUP)), launcher="megatron-lm")
     warnings = searched(problem).warnings
-    assert any("the slowest GPU (slow) sets the pace of every stage" in warning for warning in warnings)
+    assert any("every stage runs at the speed of the slowest GPU (slow)" in warning for warning in warnings)
 
 
 def replicas(**limit: object) -> Problem:

@@ -81,4 +81,4 @@ def test_constraints_on_node_groups_that_cannot_be_met_together_are_the_smallest
     texts = ("first('fast')", "last('fast')", "layers('slow') > 0", "zero_stage < 3")
     found = reasons_of(*texts)
     assert found.conflicts == (tuple(f"constraint {text}" for text in texts[:3]),)
-    assert found.reasons[0].endswith("no placement of stages on the node groups keeps them")
+    assert found.reasons[0].endswith("no placement of stages on the node groups satisfies them")

@@ -82,7 +82,7 @@ def test_counts_of_nothing_are_refused_and_read_as_no_recomputation() -> None:
     with pytest.raises(InvalidProblemError, match="stage_recompute_layers"):
         completed(nothing, problem)
     config = replace(answered(problem).plans[0].config, stage_recompute_layers=(0,) * 4, recompute_layers=0)
-    assert any("not 0" in one for one in violations(problem, profile, config))
+    assert any("above 0" in one for one in violations(problem, profile, config))
 
 
 def test_a_number_that_covers_every_chunk_is_read_as_all_layers_of_the_model() -> None:
@@ -94,8 +94,8 @@ def test_a_number_that_covers_every_chunk_is_read_as_all_layers_of_the_model() -
 
 
 @pytest.mark.parametrize(("counts", "fault"), [
-    ((9, 9, 9, 9), "a count for each chunk"),
-    ((1, 1, 1), "a count for each chunk"),
+    ((9, 9, 9, 9), "one count per chunk"),
+    ((1, 1, 1), "one count per chunk"),
 ])  # fmt: skip
 def test_counts_that_chunks_do_not_have_are_refused(counts: tuple[int, ...], fault: str) -> None:
     problem = tight()
@@ -114,7 +114,7 @@ def test_a_launcher_with_one_number_neither_finds_nor_exports_nor_accepts_such_a
     plan = answered(problem).plans[0]
     theirs = replace(problem, launcher="megatron-lm")
     faults = list(violations(theirs, default_profile(problem.cluster, "megatron-lm"), plan.config))
-    assert any("as many layers of every stage" in one for one in faults)
+    assert any("the same number of layers on every stage" in one for one in faults)
     with pytest.raises(RefusedExportError, match="stage_recompute_layers"):
         export(plan, theirs, "megatron-lm")
 
