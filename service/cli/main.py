@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
-from typer.main import get_command_from_info, get_group_from_info
+from typer.main import get_command, get_command_from_info, get_group_from_info
 from typer.models import CommandInfo, TyperInfo
 
 from meshwright.profiles.errors import InternalError, PlannerError
@@ -46,6 +46,7 @@ COMMANDS = {
     "models": ("catalogs:models", "List the models of the catalog."),
     "clusters": ("catalogs:clusters", "List the clusters of the catalog."),
     "gpus": ("catalogs:gpus", "List the GPU types of the catalog."),
+    "values": ("catalogs:values", "List the values that an option takes."),
     "serve": ("serve:serve_command", "Run the service: API, pages, records and workers."),
     "worker": ("serve:worker", "Run one more worker process of the service."),
     "launch": ("launch:launch", "Start this job with the plan that a service gives it."),
@@ -198,9 +199,9 @@ def main() -> None:
     except InternalError:
         raise  # a bug: the traceback is wanted, the exit code is 1
     except PlannerError as fault:
-        sys.exit(report_fault(fault))
+        sys.exit(report_fault(fault, get_command(app)))
     except TyperException as fault:
-        sys.exit(report_usage(fault))
+        sys.exit(report_usage(fault, get_command(app)))
     finally:
         gc.freeze()  # or Python scans all objects once more before it exits
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from meshwright.profiles.documents import pointer, shown, shown_path
-from meshwright.profiles.errors import InvalidProblemError, faults_as
+from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.profiles.gpus import NAME
 from meshwright.profiles.importers.text_encoders import ENCODERS
 from meshwright.profiles.inline import cluster_of_words, is_counted
@@ -62,11 +63,13 @@ def request_of(
             value = given[name] if read is None else read(f"--{name.replace('_', '-')}", given[name])
             _PUT.get(row.path, _put)(request, row.path, value)
     if given.get("lora_target") and not _object(request, "workload").get("lora_rank"):
-        raise InvalidProblemError.of(
-            "--lora-target",
-            "names what adapters are put on, and there are none",
+        fault = FieldError(
+            pointer="--lora-target",
+            message="names what adapters are put on, and there are none",
             allowed="with a --lora-rank above 0",
+            tip="--lora-rank 16",
         )
+        raise InvalidProblemError([fault])
     return dict(with_usual_words(request))
 
 
@@ -98,8 +101,11 @@ def _require_known(name: str) -> None:
     try:
         find_model(name)
     except InvalidProblemError as fault:
-        message = f"there is no such file, and no such model: {fault.errors[0].message}"
-        raise InvalidProblemError.of("argument", message, allowed=_ARGUMENT) from None
+        first = fault.errors[0]
+        message = f"there is no such file, and no such model: {first.message}"
+        raise InvalidProblemError.of(
+            "argument", message, allowed=_ARGUMENT, nearest=first.nearest
+        ) from None
 
 
 _ARGUMENT = "a problem file (problem.json), or a model (llama-3.1-8b, ./config.json)"
@@ -125,11 +131,14 @@ def _is_model(text: str) -> bool:
 def _problem_file(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() in _SCRIPTS:
-        raise InvalidProblemError.of(
-            "argument",
-            f"{shown_path(path)} is a script, not a problem file or a model",
-            allowed=f"meshwright plan --from-capture {shown_path(path)}, or predict --from-args",
+        fault = FieldError(
+            pointer="argument",
+            message=f"{shown_path(path)} is a script, not a problem file or a model",
+            allowed="meshwright plan --from-capture, or predict --from-args",
+            nearest=f"--from-capture {shlex.quote(shown_path(path))}",
+            value=text,
         )
+        raise InvalidProblemError([fault])
     if not os.path.exists(text):  # noqa: PTH110 - False for a name that no file system takes
         raise InvalidProblemError.of(
             "argument",
@@ -198,7 +207,7 @@ def _stated(name: str, text: str) -> dict[str, Any]:
     if "," in text:
         each = ",".join(f"1x{one.strip()}" for one in text.split(","))
         raise InvalidProblemError.of(
-            "--gpu", f"{shown(text)} are several GPU types", allowed=f"nodes of each: --nodes {each}"
+            "--gpu", f"{shown(text)} are several GPU types", nearest=f"--nodes {each}"
         )
     return {"gpu": text}
 
@@ -251,11 +260,13 @@ def _sequences(given: dict[str, Any], request: Request) -> dict[str, Any]:
         return given
     length = given.get("seq_length", _object(request, "workload").get("seq_length"))
     if type(length) is not int or length < 1:
-        raise InvalidProblemError.of(
-            "--global-batch-size",
-            f'"{shown(batch)}" is in tokens, and nothing states the length of a sequence',
+        fault = FieldError(
+            pointer="--global-batch-size",
+            message=f'"{shown(batch)}" is in tokens, and nothing states the length of a sequence',
             allowed="with --seq-length, or a number of sequences",
+            tip="--seq-length 8192",
         )
+        raise InvalidProblemError([fault])
     return {**given, "global_batch_size": "".join(_of_tokens(part, length) for part in parts)}
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from meshwright.profiles.optimizers import OPTIMIZERS
 
@@ -802,6 +802,28 @@ FIELDS = (
     ),
 )
 OPTIONS: Mapping[str, RequestField] = {one.option.name or one.name: one for one in FIELDS if one.option}
+
+
+def patch_of(tip: str) -> dict[str, object] | None:
+    """Return options of a tip as a JSON merge patch (RFC 7396) of a request; None if no field has them."""
+    name, _, value = tip.removeprefix("--").partition(" ")
+    row = OPTIONS.get(name.replace("-", "_"))
+    if row is None or row.option is None or not row.type or row.option.repeats or " " in value:
+        return None
+    patch: object = row.option.kind(value)
+    for part in reversed(row.path.split(".")):
+        patch = {part: patch}
+    return cast("dict[str, object]", patch)
+
+
+def tip_of(patch: object) -> str:
+    """Return the options of a tip from its merge patch; empty if there is none."""
+    path, value = list[str](), patch
+    while isinstance(value, Mapping) and len(value) == 1:
+        ((part, value),) = value.items()
+        path.append(str(part))
+    name = next((name for name, row in OPTIONS.items() if row.path == ".".join(path)), None)
+    return "" if name is None else f"--{name.replace('_', '-')} {value}"
 
 
 def options_of(takers: str) -> frozenset[str]:
