@@ -27,6 +27,7 @@ from meshwright.service.cli.assignments import (
     typed_at,
     values_of,
 )
+from meshwright.service.cli.defaults import Defaults
 from meshwright.service.cli.numbers import BINARY, DECIMAL, number_of, written_out
 from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
 from meshwright.service.requests.fields import OPTIONS
@@ -44,15 +45,19 @@ def request_of(
     has_files: bool = False,
     searches: bool = True,
     stored: bool = False,
+    defaults: Defaults | None = None,
 ) -> Request:
     """Return the raw request of a problem file or a model, with the given options over it.
 
     A GPU type alone means one node of it, unless launch files (``has_files``) state the number, or a file
     a cluster: how many of its nodes are meant is not guessed. ``searches``: whether the command does.
-    ``stored``: whether a service may know models by names of their own.
+    ``stored``: whether a service may know models by names of their own. ``defaults``: what a person takes
+    for options that neither states.
     """
     file, given = _problem_or_model(problem, given, stored=stored)
     request = dict(with_usual_words(named_parts(read_problem_file(file)))) if file else {}
+    if defaults is not None:
+        given = {**defaults.for_request(given, request, has_files=has_files), **given}
     given = _sequences(_hardware(given, searches=searches), request)
     stated = "cluster" in request or has_files or "num_gpus" in given
     if "gpu" in given and not stated:

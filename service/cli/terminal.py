@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import isfinite
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from meshwright.profiles.documents import shown_path
+from meshwright.profiles.documents import document_text, shown_path
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
 from meshwright.service.cli.strict import RepeatedError
 from meshwright.service.files import write_whole
@@ -40,9 +40,12 @@ def screen() -> Console:
     )
 
 
-def print_json(document: object) -> None:
-    """Print a document as JSON on stdout."""
-    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+def print_json(document: Mapping[str, Any] | Sequence[object]) -> None:
+    """Print a document as JSON on stdout, with its schema version if it is an object."""
+    if isinstance(document, Mapping):
+        sys.stdout.write(document_text(document))
+    else:
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def write_file(path: Path, text: str, option: str) -> None:

@@ -395,6 +395,7 @@ COMMANDS = {
         "--json": Case(base=f"--from wide.json {LOST}"),
     }),
     **{name: Command("", {"--json": ""}) for name in ("models", "clusters", "gpus")},
+    "config": Command("", {"--json": ""}),
     "values": Command("launcher", {
         "option": Case("optimizer", instead="launcher"),
         "--json": Case(base="launcher"),
