@@ -126,9 +126,10 @@ def without_version(document: Mapping[str, Any]) -> Mapping[str, Any]:
     version = document[_VERSIONED]
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         newer = type(version) is int and version > SCHEMA_VERSION
+        why = "is of a newer Meshwright; upgrade yours" if newer else "is no version"
         raise InvalidProblemError.of(
             f"/{_VERSIONED}",
-            f"{shown(str(version))} {'is of a newer Meshwright; upgrade yours' if newer else 'is no version'}",
+            f"{shown(str(version))} {why}",
             allowed=f"1 to {SCHEMA_VERSION}" if SCHEMA_VERSION > 1 else "1",
         )
     return {name: value for name, value in document.items() if name != _VERSIONED}

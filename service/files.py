@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
-from errno import EISDIR, ENOENT, ENOTDIR
+from errno import EISDIR, ENOTDIR
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,9 +28,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write as ``write_text`` does."""
+    """Write as ``write_text`` does; folders around it are made."""
     if not path.name:
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+    path.parent.mkdir(parents=True, exist_ok=True)
     _write_all({path: data})
 
 
@@ -132,8 +133,6 @@ def check_written(path: Path, option: str, *, is_folder: bool) -> None:
     try:
         if not is_folder and path.is_dir():
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-        if not is_folder and not path.absolute().parent.is_dir():
-            raise FileNotFoundError(ENOENT, f"{shown_path(path.parent)} is not a folder")
         _require_writable(path if is_folder else path.absolute().parent)
     except OSError as fault:
         raise _unwritable(path, fault, option) from None

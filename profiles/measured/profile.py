@@ -175,6 +175,7 @@ def write_measured_profile(path: Path, profile: MeasuredProfile) -> None:
     """
     text = json.dumps(with_version(profile.to_json()), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)

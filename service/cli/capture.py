@@ -53,6 +53,7 @@ def capture_command(
     if out is None:
         sys.stdout.write(text)
     else:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, "utf-8")
         calls = "call" if found.num_calls == 1 else "calls"
         sys.stderr.write(f"wrote {found.num_calls} {calls} to {out}\n")

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from meshwright.profiles.documents import shown_path
 from meshwright.service.cli.defaults import (
     PROFILE,
     REMEMBERED,
     Default,
     Defaults,
     config_file,
+    shown_file,
     typed,
     variable,
 )
@@ -43,7 +43,7 @@ def config(
     console = screen()
     console.print(plain_table(("option", "default", "from", "variable"), rows))
     if not path.is_file():
-        console.print(f"\nYou have no {shown_path(path)} yet. To begin one:", soft_wrap=True)
+        console.print(f"\nYou have no {shown_file()} yet. To begin one:", soft_wrap=True)
         folder = shlex.quote(str(path.parent))
         console.print(
             f"  mkdir -p {folder} && echo 'cluster = \"dgx-h100\"' >> {shlex.quote(str(path))}",

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from meshwright.profiles.documents import shown, shown_path, without_version
+from meshwright.profiles.documents import shown, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.service.cli.numbers import written_out
 from meshwright.service.requests.fields import OPTIONS
@@ -65,6 +65,19 @@ def config_file() -> Path:
     return base / "meshwright" / "config.toml"
 
 
+def shown_file() -> str:
+    """Return the configuration file as messages name it: ~/.config/meshwright/config.toml."""
+    text, home = str(config_file()), os.path.expanduser("~")  # noqa: PTH111 - as above
+    return f"~{text.removeprefix(home)}" if text.startswith(f"{home}/") else text
+
+
+def _wrong(source: str, message: str, **more: str | None) -> InvalidProblemError:
+    """Return what is wrong with a variable, or with the configuration file, which it names."""
+    if source.startswith(PREFIX):
+        return InvalidProblemError.of(source, message, **more)
+    return InvalidProblemError.of("config", f"{source}: {message}", **more)
+
+
 class Defaults:
     """The defaults of this person, each read at its first use."""
 
@@ -83,12 +96,12 @@ class Defaults:
         """
         found = {one.name: one for one in (*_of_file(config_file()), *_of_environment())}
         stated = [found[name] for name in _CLUSTER if name in found]
-        of_file = [one for one in stated if one.source == shown_path(config_file())]
+        of_file = [one for one in stated if one.source == shown_file()]
         if len(stated) > 1 and len(of_file) == 1:  # the environment counts before the file
             del found[of_file[0].name]
         elif len(stated) > 1:
             message = "cluster and gpu both state the cluster; keep one of them"
-            raise InvalidProblemError.of(stated[0].source, message)
+            raise _wrong(stated[0].source, message)
         return found
 
     def for_request(
@@ -189,23 +202,15 @@ def _of_environment() -> Iterator[Default]:
 
 def _of_file(path: Path) -> Iterator[Default]:
     values = read_file(path)
-    source = shown_path(path)
-    with faults_as(lambda one: replace(one, pointer=source, message=f"schema_version {one.message}")):
+    source = shown_file()
+    with faults_as(lambda one: _wrong(source, f"schema_version {one.message}").errors[0]):
         values = dict(without_version(values))
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in REMEMBERED:
-            near = get_close_matches(name, REMEMBERED, n=1)
-            raise InvalidProblemError(
-                [
-                    FieldError(
-                        pointer=source,
-                        message=f'unknown key "{shown(key)}"',
-                        allowed=None if near else ", ".join(REMEMBERED),
-                        nearest=next(iter(near), None),
-                    )
-                ]
-            )
+            near = next(iter(get_close_matches(name, REMEMBERED, n=1)), None)
+            known = None if near else ", ".join(REMEMBERED)
+            raise _wrong(source, f'unknown key "{shown(key)}"', allowed=known, nearest=near)
         yield Default(name=name, value=_value(name, value, source), source=source)
 
 
@@ -222,9 +227,9 @@ def read_file(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as fault:
-        raise InvalidProblemError.of(shown_path(path), fault.strerror or "cannot be read") from None
+        raise _wrong(shown_file(), fault.strerror or "cannot be read") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
-        raise InvalidProblemError.of(shown_path(path), f"is not TOML: {fault}") from None
+        raise _wrong(shown_file(), f"is not TOML: {fault}") from None
 
 
 def _value(name: str, value: object, source: str) -> Any:  # noqa: ANN401 - of the option's kind
@@ -237,15 +242,15 @@ def _value(name: str, value: object, source: str) -> Any:  # noqa: ANN401 - of t
         paths = value if isinstance(value, list) else [value]
         if all(isinstance(one, str) for one in paths):
             return paths
-        raise InvalidProblemError.of(source, "profile is not a path, or a list of paths")
+        raise _wrong(source, "profile is not a path, or a list of paths")
     row = OPTIONS[name].option
     kind: Callable[[str], Any] = str if row is None else row.kind
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         message = f"{name} is not one value"
-        raise InvalidProblemError.of(source, message, allowed='a word ("2,4") or a number')
+        raise _wrong(source, message, allowed='a word ("2,4") or a number')
     text = str(value)
     try:
         return kind(written_out(name, text, whole=kind is int) if kind in (int, float) else text)
     except ValueError:
         words = "an integer" if kind is int else "a number"
-        raise InvalidProblemError.of(source, f'{name}: "{shown(text)}" is not {words}') from None
+        raise _wrong(source, f'{name}: "{shown(text)}" is not {words}') from None
