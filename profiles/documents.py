@@ -27,7 +27,7 @@ from yaml.reader import ReaderError
 from meshwright.profiles.errors import InvalidProblemError
 
 SCHEMA_VERSION = 1  # of every document that we write, as its first key; a reader takes those up to it
-_VERSIONED = "schema_version"
+VERSIONED = "schema_version"
 MAX_DEPTH = 32  # a problem is 6 deep; more is an attack or a mistake
 MAX_ERRORS = 20  # faults that one answer names
 MAX_SHOWN = 64  # characters of foreign text that an error repeats
@@ -110,7 +110,7 @@ def document_text(document: Mapping[str, Any], *, indent: int | None = 1) -> str
 
 def with_version(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a document that we write with its schema version ahead."""
-    return {_VERSIONED: SCHEMA_VERSION, **document}
+    return {VERSIONED: SCHEMA_VERSION, **document}
 
 
 def without_version(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,18 +121,18 @@ def without_version(document: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         InvalidProblemError: a newer Meshwright wrote it.
     """
-    if _VERSIONED not in document:
+    if VERSIONED not in document:
         return document
-    version = document[_VERSIONED]
+    version = document[VERSIONED]
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         newer = type(version) is int and version > SCHEMA_VERSION
         why = "is of a newer Meshwright; upgrade yours" if newer else "is no version"
         raise InvalidProblemError.of(
-            f"/{_VERSIONED}",
+            f"/{VERSIONED}",
             f"{shown(str(version))} {why}",
             allowed=f"1 to {SCHEMA_VERSION}" if SCHEMA_VERSION > 1 else "1",
         )
-    return {name: value for name, value in document.items() if name != _VERSIONED}
+    return {name: value for name, value in document.items() if name != VERSIONED}
 
 
 def read_json(text: str | bytes, limits: InputLimits = FILE) -> Mapping[str, object]:

@@ -38,7 +38,7 @@ class FieldError:
     nearest: str | None = None  # the nearest legal value or values
     value: int | str | None = None  # the wrong value, where a program may want it
     values: tuple[int | str, ...] | None = None  # the legal values, where they are few
-    tip: str = ""  # options with which the same command has an answer, e.g. "--launcher trl"
+    tip: str = ""  # options with which the same command has an answer, "--launcher trl", or "without --gpu"
 
     @property
     def field(self) -> str:

@@ -181,12 +181,18 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
     ways = [name for name in ("cluster", *words) if name in words.keys() - sizes or name in found]
     if len(ways) > 1:
         names = " and ".join(f"--{name}" for name in ways)
-        raise InvalidProblemError.of(f"--{ways[-1]}", f"{names} both state the cluster; give one of them")
+        fault = FieldError(
+            pointer=f"--{ways[-1]}",
+            message=f"{names} both state the cluster; give one of them",
+            tip=f"without --{ways[0]}",
+        )
+        raise InvalidProblemError([fault])
     for name, text in words.items():
         stated = _stated(name, text)
         for twice in stated.keys() & found.keys():
             message = f"--{twice.replace('_', '-')} states the same; give one of them"
-            raise InvalidProblemError.of(f"--{name}", message)
+            tip = f"without --{twice.replace('_', '-')}"
+            raise InvalidProblemError([FieldError(pointer=f"--{name}", message=message, tip=tip)])
         found |= stated
     return found
 

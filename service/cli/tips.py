@@ -20,6 +20,7 @@ from meshwright.service.requests.fields import COMMON, COUNTS, OPTIONS
 from meshwright.service.requests.parts import LONG_NAMES
 
 _HELP = "--help"
+_WITHOUT = "without "  # of a tip that leaves an option out
 _REQUIRED: Mapping[str, str] = {  # what a question cannot do without: an example of it
     "/model": "--model llama-3.1-8b",
     "/cluster": "--cluster dgx-h100",
@@ -140,7 +141,8 @@ def tips_of(faults: Sequence[FieldError], line: Line) -> list[str]:
         fixed = better or fixed
     if fixed is not None and not unfixed and fixed.typed != line.typed and fixed.parses():
         return [shlex.join(["meshwright", *fixed.typed])]
-    return list(dict.fromkeys(_looked_up(fault, line) for fault in unfixed or faults))[:_MAX_TIPS]
+    found = list(dict.fromkeys(_looked_up(fault, line) for fault in unfixed or faults))
+    return [one for one in found if f"{one}-all" not in found][:_MAX_TIPS]
 
 
 def tip_of_repeated(line: Line, name: str) -> str:
@@ -226,6 +228,9 @@ def _long(name: str) -> str:
 
 def _fixed(fault: FieldError, line: Line) -> Line | None:
     """Return the line without a fault; None if the fault does not say how."""
+    if fault.tip.startswith(_WITHOUT):
+        left = line.without(fault.tip.removeprefix(_WITHOUT))
+        return left if left != line else None
     if fault.tip:
         return _with_options(fault.tip, line)
     if fault.message.startswith("is required") and fault.pointer in _REQUIRED:

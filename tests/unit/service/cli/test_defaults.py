@@ -19,7 +19,7 @@ from meshwright.service.settings import Settings
 from tests.served.commands import commands
 
 ROOT = Path(__file__).parents[4]
-MODEL = {"model": "llama-3.1-8b"}
+MODEL: dict[str, Any] = {"model": "llama-3.1-8b"}
 Write = Callable[[str], Path]
 
 
@@ -73,7 +73,7 @@ def test_a_problem_file_counts_before_a_default(write: Write, tmp_path: Path) ->
     ],
 )
 def test_the_default_cluster_counts_where_no_other_hardware_is_stated(
-    write: Write, given: dict[str, str], cluster: object
+    write: Write, given: dict[str, Any], cluster: object
 ) -> None:
     write('cluster = "dgx-h100"\nnum-nodes = 4\n')
     assert asked(**MODEL, **given)["cluster"] == cluster

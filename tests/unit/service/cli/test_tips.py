@@ -107,6 +107,8 @@ TYPED = (  # words, and the command under the error
     (f"plan train.py --gpus 8xh100 {BATCH}", f"plan --gpus 8xh100 {BATCH} --from-capture train.py"),
     (f"predict llama-3.1-8b --gpus 8xh100 {BATCH} --pin tp=8",
      f"predict llama-3.1-8b --gpus 8xh100 {BATCH} --set tp=8"),
+    (f"plan llama-3.1-8b --gpus 8xh100 --cluster=dgx-h100 {BATCH}",
+     f"plan llama-3.1-8b --gpus 8xh100 {BATCH}"),
     ("plan --gpus 8xh100",
      "plan --gpus 8xh100 --model llama-3.1-8b --global-batch-size 512 --seq-length 8192"),
     ("plan llama-3.1-8b --modle x", "plan llama-3.1-8b --model x"),
