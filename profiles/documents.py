@@ -26,6 +26,8 @@ from yaml.reader import ReaderError
 
 from meshwright.profiles.errors import InvalidProblemError
 
+SCHEMA_VERSION = 1  # of every document that we write, as its first key; a reader takes those up to it
+VERSIONED = "schema_version"
 MAX_DEPTH = 32  # a problem is 6 deep; more is an attack or a mistake
 MAX_ERRORS = 20  # faults that one answer names
 MAX_SHOWN = 64  # characters of foreign text that an error repeats
@@ -99,6 +101,38 @@ def shown_path(path: Path) -> str:
 def pointer(*parts: object) -> str:
     """Return the JSON pointer (RFC 6901) of ``parts``; each part is escaped and kept short."""
     return "".join("/" + shown(str(part)).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def document_text(document: Mapping[str, Any], *, indent: int | None = 1) -> str:
+    """Return a document that we write as JSON, with its schema version."""
+    return json.dumps(with_version(document), indent=indent, allow_nan=False) + "\n"
+
+
+def with_version(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document that we write with its schema version ahead."""
+    return {VERSIONED: SCHEMA_VERSION, **document}
+
+
+def without_version(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document that we wrote, or a person did, without its schema version.
+
+    One without a version is taken as before there were any.
+
+    Raises:
+        InvalidProblemError: a newer Meshwright wrote it.
+    """
+    if VERSIONED not in document:
+        return document
+    version = document[VERSIONED]
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        newer = type(version) is int and version > SCHEMA_VERSION
+        why = "is of a newer Meshwright; upgrade yours" if newer else "is no version"
+        raise InvalidProblemError.of(
+            f"/{VERSIONED}",
+            f"{shown(str(version))} {why}",
+            allowed=f"1 to {SCHEMA_VERSION}" if SCHEMA_VERSION > 1 else "1",
+        )
+    return {name: value for name, value in document.items() if name != VERSIONED}
 
 
 def read_json(text: str | bytes, limits: InputLimits = FILE) -> Mapping[str, object]:

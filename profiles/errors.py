@@ -15,12 +15,17 @@ Every class has a stable ``code``; HTTP statuses and exit codes are mapped at th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 MAX_SHOWN = 64  # characters of a wrong name that a message repeats
+MAX_LISTED = 8  # names that a sentence lists; of more it lists the nearest ones and their number
+_NEAREST_LISTED = 5
 _MANY = 60  # names, of which an error lists the nearest alone
+# More words than a sentence lists.
+_LIST = re.compile(rf"[^\s,]+(?:, (?!or |and )[^\s,]+){{{MAX_LISTED},}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,7 @@ class FieldError:
     nearest: str | None = None  # the nearest legal value or values
     value: int | str | None = None  # the wrong value, where a program may want it
     values: tuple[int | str, ...] | None = None  # the legal values, where they are few
-    tip: str = ""  # an option with which the same command has an answer, e.g. "--launcher trl"
+    tip: str = ""  # options with which the same command has an answer, "--launcher trl", or "without --gpu"
 
     @property
     def field(self) -> str:
@@ -42,12 +47,40 @@ class FieldError:
 
     def sentence(self) -> str:
         """Return the whole fault on one line: field, message, allowed range, nearest legal value."""
-        parts = [f"{self.field}: {self.message}"]
+        return f"{self.field}: {self.reason()}"
+
+    def reason(self) -> str:
+        """Return the sentence without the field."""
+        parts = [self.few(self.message)]
         if self.allowed:
-            parts.append(f"Allowed: {self.allowed}")
-        if self.nearest:
-            parts.append(f"Nearest: {self.nearest}")
+            parts.append(f"Allowed: {self.few(self.allowed)}")
+        if self.nearest and _DID_YOU_MEAN not in self.message:
+            parts.append(f"Nearest: {self.few(self.nearest)}")
         return ". ".join(part.rstrip(".") for part in parts).replace("?. ", "? ")
+
+    def few(self, words: str) -> str:
+        """Return a list of many names as the ones nearest to the wrong value, and their number."""
+        return _LIST.sub(lambda match: _nearest_of(match.group().split(", "), self.wrong), words)
+
+    @property
+    def wrong(self) -> str:
+        """Return the wrong value as it was given; empty if the message does not state it."""
+        if self.value is not None:
+            return str(self.value)
+        quoted = _QUOTED.search(self.message)
+        return (quoted[1] or quoted[2] or "") if quoted else ""
+
+
+_DID_YOU_MEAN = "Did you mean"
+_QUOTED = re.compile(r'"([^"]*)"|^(\S+) is out of range')
+
+
+def _nearest_of(names: Sequence[str], wrong: str) -> str:
+    """Return the few names that are nearest to a wrong one, in their order."""
+    near = difflib.get_close_matches(wrong[:MAX_SHOWN].lower(), names, n=_NEAREST_LISTED, cutoff=0.3)
+    more = [name for name in names if name not in near]
+    kept = {*near, *more[: _NEAREST_LISTED - len(near)]}
+    return f"{', '.join(name for name in names if name in kept)}, … ({len(names)} in all)"
 
 
 class PlannerError(Exception):
@@ -98,13 +131,20 @@ class UnknownNameError(InvalidProblemError):
         """Name the nearest entries of ``known``; of few, all where none is near."""
         names = sorted(known)
         close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        allowed, hint = None, ""
         if close:
-            hint = f"Did you mean {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?"
+            hint = f". {_DID_YOU_MEAN} {' or '.join(filter(None, (', '.join(close[:-1]), close[-1])))}?"
         elif len(names) > _MANY:
-            hint = f"None of the {len(names)} known names is close to it"
+            hint = f". None of the {len(names)} known names is close to it"
         else:
-            hint = f"Known: {', '.join(names)}"
-        return cls([FieldError(pointer=pointer, message=f'unknown "{shown_name(name)}". {hint}')])
+            allowed = ", ".join(names)
+        error = FieldError(
+            pointer=pointer,
+            message=f'unknown "{shown_name(name)}"{hint}',
+            allowed=allowed,
+            nearest=" or ".join(close) or None,
+        )
+        return cls([error])
 
 
 class UnsupportedModelError(InvalidProblemError):

@@ -213,7 +213,7 @@ def _unknown_gpu(name: str, pointer: str) -> UnknownNameError:
     else:
         near = _misspelt(words) if words else []
         why = f"Did you mean {' or '.join(near)}?" if near else "No GPU of the catalog has this name"
-        allowed = None if near else _OWN_CHIP
+        allowed, nearest = (None, " or ".join(near)) if near else (_OWN_CHIP, None)
     message = f'unknown "{shown}". {why}'
     return UnknownNameError(
         [FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest)]
@@ -261,11 +261,12 @@ def _unknown_cluster(name: str) -> UnknownNameError:
     known = {one.lower(): one for one in (*cluster_names(), *instance_names())}
     near = [known[one] for one in get_close_matches(name.lower(), known, n=_MOST_NEAR)]
     joined = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
-    hint = f"Did you mean {joined}?" if near else f"Known: {', '.join(cluster_names())}"
+    others = "or a cloud's instance (p5.48xlarge), or GPUs (64xH100)"
     fault = FieldError(
         pointer="/cluster/name",
-        message=f'unknown "{shown_name(name)}". {hint}',
-        allowed=None if near else "a cluster, a cloud's instance (p5.48xlarge), or GPUs (64xH100)",
+        message=f'unknown "{shown_name(name)}"{f". Did you mean {joined}?" if near else ""}',
+        allowed=None if near else f"{', '.join(cluster_names())}, {others}",
+        nearest=joined or None,
     )
     return UnknownNameError([fault])
 
@@ -368,16 +369,24 @@ def unknown_model(name: str) -> UnknownNameError:
 
     known = tuple(_hub_ids()) if "/" in name else (*model_names(), *_folder_names())
     near = nearest_models(name, known, find_model)
-    message = f'unknown "{shown_name(name)}"'
+    message, tip = f'unknown "{shown_name(name)}"', ""
     if near:
         message += f". Did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?"
     config = "the model's config.json (--model path/to/config.json)"
     if _HUB_ID.fullmatch(name):
         config += f", from https://huggingface.co/{name}/resolve/main/config.json"
+        tip = "--model ./config.json"
     if "hears" in kind_words(name):
         config += ". Audio towers are not supported, but you can plan its language model (text_config)"
     allowed = f"a name of the catalog (meshwright models), or {config}"
-    return UnknownNameError([FieldError(pointer="/model/name", message=message, allowed=allowed)])
+    fault = FieldError(
+        pointer="/model/name",
+        message=message,
+        allowed=allowed,
+        nearest=" or ".join(near) or None,
+        tip="" if near else tip,
+    )
+    return UnknownNameError([fault])
 
 
 def model_of_folder(path: str) -> ModelSpec:

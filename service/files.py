@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from errno import EISDIR, ENOTDIR
@@ -13,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from meshwright.profiles.documents import shown_path
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.documents import document_text, shown_path
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 
 ANSWER_FILE = "answer.json"
 REPORT_FILE = "report.html"
@@ -27,9 +28,10 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write as ``write_text`` does."""
+    """Write as ``write_text`` does; folders around it are made."""
     if not path.name:
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+    path.parent.mkdir(parents=True, exist_ok=True)
     _write_all({path: data})
 
 
@@ -87,7 +89,7 @@ def save_export(
     Raises:
         InvalidProblemError: as ``save_folder``.
     """
-    whole = {**files, ANSWER_FILE: json.dumps(answer, indent=1, allow_nan=False) + "\n"}
+    whole = {**files, ANSWER_FILE: document_text(answer)}
     save_folder(folder, whole, plan_id=plan_id, force=force)
     return list(whole)
 
@@ -116,9 +118,24 @@ def check_folder(
         raise _unwritable(folder, fault, option) from None
     if not fits:
         what = "other files" if plan_id is None else "files of another plan"
-        raise InvalidProblemError.of(
-            option, f"{shown_path(folder)} holds {what}; choose another folder, or --force"
-        )
+        message = f"{shown_path(folder)} holds {what}; choose another folder, or --force"
+        raise InvalidProblemError([FieldError(pointer=option, message=message, tip="--force")])
+
+
+def check_written(path: Path, option: str, *, is_folder: bool) -> None:
+    """Refuse a file or a folder that a command could not write, before it begins its work.
+
+    Raises:
+        InvalidProblemError: it cannot be written; names the ``option``.
+    """
+    if not is_folder and path.exists() and not (path.is_file() or path.is_dir()):
+        return  # /dev/stdout
+    try:
+        if not is_folder and path.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        _require_writable(path if is_folder else path.absolute().parent)
+    except OSError as fault:
+        raise _unwritable(path, fault, option) from None
 
 
 def _require_writable(folder: Path) -> None:
@@ -175,5 +192,7 @@ def _may_hold(folder: Path, plan_id: str | None, problem: Mapping[str, Any] | No
 
 
 def _unwritable(folder: Path, fault: OSError, option: str) -> InvalidProblemError:
-    reason = fault.strerror or "cannot be written"
-    return InvalidProblemError.of(option, f"{shown_path(folder)}: {reason}")
+    reason, name = fault.strerror or "cannot be written", folder.name
+    message = f"{shown_path(folder)}: {reason}"
+    tip = f"{option} {shlex.quote(name)}" if name and not Path(name).exists() else ""
+    return InvalidProblemError([FieldError(pointer=option, message=message, tip=tip)])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
@@ -23,6 +22,7 @@ from meshwright.launchers.registry import export as export_plan
 from meshwright.launchers.registry import launcher_of
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.calibration import Calibration
+from meshwright.profiles.documents import document_text
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.profile import Profile
 from meshwright.service.files import save_export, write_text
@@ -274,7 +274,7 @@ class CalibrateResult(Result):
         Raises:
             OSError: the file cannot be written.
         """
-        write_text(Path(path), json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        write_text(Path(path), document_text(self.to_json()))
 
     def render(self, width: int) -> RenderableType:  # noqa: ARG002 - sentences are folded by the terminal
         """Return the findings, in sentences."""

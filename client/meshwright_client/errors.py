@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright_client.answers import Job
@@ -19,6 +20,9 @@ class FieldFault:
     nearest: str | None = None
     value: int | str | None = None  # the wrong value
     values: tuple[int | str, ...] | None = None  # the legal values, where they are few
+    tip: Mapping[str, object] | None = (
+        None  # merge patch (RFC 7396) of the problem, which then has an answer
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

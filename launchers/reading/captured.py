@@ -6,6 +6,7 @@ import json
 import shlex
 
 from meshwright.launchers.reading.base import Source, refused
+from meshwright.profiles.documents import without_version
 
 FORM = "meshwright_capture"
 VERSION = 1
@@ -23,8 +24,8 @@ def source_of_capture(source: Source) -> Source:
         InvalidProblemError: it is not a capture of this version.
     """
     try:
-        raw = json.loads(source.text)
-    except (ValueError, RecursionError):
+        raw = without_version(json.loads(source.text))
+    except (ValueError, RecursionError, TypeError):
         raise refused("the capture is not JSON") from None
     calls, files = (raw.get("calls"), raw.get("files")) if isinstance(raw, dict) else (None, None)
     if not isinstance(calls, list) or not isinstance(files, dict) or raw.get(FORM) != VERSION:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from meshwright.profiles.collectives.measured import COLLECTIVES, MAX_CURVES, MeasuredCurve, MeasuredLink
+from meshwright.profiles.documents import with_version
 from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
@@ -172,8 +173,9 @@ def write_measured_profile(path: Path, profile: MeasuredProfile) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    text = json.dumps(profile.to_json(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(with_version(profile.to_json()), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from meshwright.profiles.adapters import FUSED_TARGETS
-from meshwright.profiles.documents import FILE, read_json
+from meshwright.profiles.documents import FILE, read_json, without_version
 from meshwright.profiles.errors import InvalidProblemError, ProfileError, faults_as
 from meshwright.profiles.measured.profile import (
     FORMAT,
@@ -54,7 +54,7 @@ def read_measured_profile(path: Path) -> MeasuredProfile:
     """
     try:
         with path.open("rb") as file:
-            return measured_profile_from_json(read_json(file.read(FILE.max_bytes + 1)))
+            return measured_profile_from_json(without_version(read_json(file.read(FILE.max_bytes + 1))))
     except OSError as fault:
         raise ProfileError(f"{path.name}: {fault.strerror or 'cannot be read'}") from None
     except InvalidProblemError as fault:

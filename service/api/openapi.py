@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 
 from meshwright.launchers.reading.registry import reader_names
 from meshwright.profiles.calibration import FORMAT as CALIBRATION
+from meshwright.profiles.documents import SCHEMA_VERSION, VERSIONED
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.service.api.schemas import EventView
 from meshwright.service.auth.keys import MAX_LIFE_DAYS, MAX_TITLE, SCOPES
@@ -79,7 +80,13 @@ _QUEUEING: dict[str, Any] = {
 
 
 _SCHEMA: dict[str, Any] = {
-    SCHEMA: {"type": "string", "description": "address of this schema (/schemas/NAME.json), for editors"}
+    SCHEMA: {"type": "string", "description": "address of this schema (/schemas/NAME.json), for editors"},
+    VERSIONED: {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": SCHEMA_VERSION,
+        "description": "version of this form, as our own files state it; without one, the present one",
+    },
 }
 
 

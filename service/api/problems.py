@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 import h11
 from fastapi import Request
 from fastapi.responses import Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from meshwright.profiles.errors import FieldError
+from meshwright.service.requests.fields import patch_of
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_LEFT = 499  # nginx's status of a client that left; only in metrics and the log
@@ -29,6 +30,16 @@ class FaultView(BaseModel):
     nearest: str | None = None
     value: int | str | None = None  # the wrong value
     values: list[int | str] | None = None  # the legal values, where they are few
+    tip: dict[str, Any] | None = Field(
+        default=None,
+        description="a JSON merge patch (RFC 7396) of the problem, with which it has an answer: "
+        '{"launcher": "trl"}',
+    )
+
+    @classmethod
+    def of(cls, error: FieldError) -> Self:
+        """Return a fault as the API states it."""
+        return cls(**{**asdict(error), "tip": patch_of(error.tip)})
 
 
 class ProblemView(BaseModel):
@@ -74,7 +85,7 @@ def problem_response(
         detail=detail,
         instance=request.url.path[:256],
         request_id=request_id,
-        errors=[FaultView(**asdict(error)) for error in errors] or None,
+        errors=[FaultView.of(error) for error in errors] or None,
     )
     return Response(
         view.model_dump_json(exclude_none=True),

@@ -121,7 +121,8 @@ def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, 
             raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')
         meant = None if name in _LONG_NAMES or name in _WORKLOAD else near_short_name(name)
         if meant:
-            raise InvalidProblemError.of(option, f'unknown "{shown(name)}". Did you mean {meant}?')
+            message = f'unknown "{shown(name)}". Did you mean {meant}?'
+            raise InvalidProblemError.of(option, message, nearest=meant)
         long_name = _LONG_NAMES.get(name) or _WORKLOAD.get(name, name.replace("-", "_"))
         if long_name in seen:
             raise InvalidProblemError.of(option, f"{shown(long_name)} is given more than once")

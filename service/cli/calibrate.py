@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.profiles.calibration import Calibration
-from meshwright.profiles.documents import shown
+from meshwright.profiles.documents import document_text, shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.terminal import print_json, say_warnings, screen, write_file
 from meshwright.service.library import is_measured, of_one_cluster
@@ -56,7 +55,7 @@ def calibrate_command(
     if measured or not measure_next:
         calibration = calibrate(measured, cluster=rows[0].cluster)
     if calibration is not None and out is not None:
-        write_file(out, json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n", "--out")
+        write_file(out, document_text(calibration.to_json()), "--out")
         sys.stderr.write(f"wrote {out}\n")
     if json_output:
         print_json(

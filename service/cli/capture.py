@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from meshwright.profiles.documents import document_text
 from meshwright.service.cli.terminal import FOUND, say_error, say_warnings
 
 NOTHING_STARTED = 2
@@ -49,10 +49,11 @@ def capture_command(
         say_warnings([f"stopped: {found.stopped}. The capture has the calls up to then"])
     elif found.exit_code:
         say_warnings([f"the command ended with exit code {found.exit_code}"])
-    text = json.dumps(found.document, indent=1) + "\n"
+    text = document_text(found.document)
     if out is None:
         sys.stdout.write(text)
     else:
+        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, "utf-8")
         calls = "call" if found.num_calls == 1 else "calls"
         sys.stderr.write(f"wrote {found.num_calls} {calls} to {out}\n")

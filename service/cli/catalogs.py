@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 import typer
 
+from meshwright.profiles.errors import UnknownNameError
 from meshwright.profiles.library import (
     cluster_names,
     find_cluster,
@@ -16,6 +16,7 @@ from meshwright.profiles.library import (
     model_names,
 )
 from meshwright.profiles.units import GB, GIB, TERA
+from meshwright.service.cli.terminal import print_json, screen
 
 NAMES = ("name", "gpu")  # columns of names that problems use: never cut
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")]
@@ -36,13 +37,28 @@ def gpus(json_output: AsJson = False) -> None:
     _show(gpu_rows(), json_output=json_output)
 
 
+def values(
+    option: Annotated[str, typer.Argument(help="Option, as you type it: launcher, allow, pin, …")],
+    json_output: AsJson = False,
+) -> None:
+    """List the values that an option takes."""
+    from meshwright.service.requests.schema import listed_values, names_with_values  # noqa: PLC0415 - slow
+
+    name = option.removeprefix("--")
+    found = listed_values(name)
+    if not found:
+        raise UnknownNameError.among("option", name, names_with_values())
+    if json_output:
+        print_json([*found])
+    else:
+        typer.echo("\n".join(found))
+
+
 def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> None:
     if json_output:
-        typer.echo(json.dumps(rows, indent=1))
+        print_json(rows)
         return
     from rich.table import Table  # noqa: PLC0415 - the same
-
-    from meshwright.service.cli.terminal import screen  # noqa: PLC0415 - the same
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, value in rows[0].items():

@@ -10,6 +10,7 @@ import httpx
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
+from meshwright.service.requests.fields import tip_of
 
 LONG_POLL_S = 20.0
 TIMEOUT_S = 40.0  # longer than a long poll
@@ -108,6 +109,7 @@ def _refusal(reply: httpx.Response) -> InvalidProblemError:
             nearest=fault.get("nearest"),
             value=fault.get("value"),
             values=tuple(fault["values"]) if fault.get("values") else None,
+            tip=tip_of(fault.get("tip")),
         )
         for fault in problem.get("errors") or ()
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import subprocess
@@ -16,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.profiles.documents import shown_path
+from meshwright.profiles.documents import document_text, shown_path
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.service.cli.client import ServiceClient
 from meshwright.service.cli.jobs import followed, print_answer
@@ -86,8 +85,8 @@ def run_main_job(problem_file: Path, out: Path) -> int:
 def _write(service: ServiceClient, job: Mapping[str, Any], answer: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        ANSWER_FILE: json.dumps({**answer, "problem": job["request"]}, indent=1) + "\n",
-        "problem.json": json.dumps(job["request"], indent=1) + "\n",
+        ANSWER_FILE: document_text({**answer, "problem": job["request"]}),
+        "problem.json": document_text(job["request"]),
     }
     if answer["plans"] and job["request"]["launcher"] != "none":
         bundle = service.call(

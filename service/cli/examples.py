@@ -74,6 +74,8 @@ EXAMPLES = {
     "models": ("meshwright models", "meshwright models --json"),
     "clusters": ("meshwright clusters", "meshwright clusters --json"),
     "gpus": ("meshwright gpus", "meshwright gpus --json"),
+    "values": ("meshwright values launcher", "meshwright values allow"),
+    "config": ("meshwright config", "MESHWRIGHT_LAUNCHER=trl meshwright config --json"),
     "serve": (
         "meshwright serve",
         "meshwright serve --port 9000 --workers 4 --database-url sqlite:////var/lib/meshwright/jobs.db",

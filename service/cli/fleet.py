@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from itertools import count
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwright.profiles.documents import document_text
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.progress import ProgressLine, cancellable
@@ -119,7 +119,7 @@ def _save(found: FleetResult, document: Mapping[str, Any], out: Path, *, force: 
     made = fleet_files(scheduled(found))
     files = {
         **made.files,
-        ANSWER_FILE: json.dumps({**document, "plans": []}, indent=1, allow_nan=False) + "\n",
+        ANSWER_FILE: document_text({**document, "plans": []}),
         REPORT_FILE: render_page(fleet_page(document)),
     }
     save_folder(out, files, plan_id="", force=force, option="--out")

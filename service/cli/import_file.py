@@ -15,7 +15,7 @@ import yaml
 
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.collectives.measured import measured_from
-from meshwright.profiles.documents import read_config, shown, shown_path
+from meshwright.profiles.documents import read_config, shown, shown_path, with_version
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.gpus import NAME, gpu_from_mapping, gpu_to_mapping, link_from
 from meshwright.profiles.importers.foreign_file import ForeignFile
@@ -153,7 +153,7 @@ def cluster_text(
     mine.setdefault("num_nodes", 1)
     document = {"name": name or document.get("name") or "imported", **document, "groups": groups}
     cluster = cluster_from_mapping(document)
-    written = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    written = yaml.safe_dump(with_version(document), sort_keys=False, allow_unicode=True)
     read = ", ".join(f"{key} = {_words(value)}" for key, value in said.fields.items())
     assumed = tuple(warning for warning in cluster.warnings if "not given" in warning)
     return written, read, (*said.notes, *assumed)
@@ -318,7 +318,7 @@ def _gpu(request: ImportRequest) -> Imported:
     peak = f"{gpu.peak_bf16_flops / TERA:g} TFLOP/s in 16 bits"
     memory = f"{gpu.memory_bytes / GIB:g} GiB at {gpu.hbm_bytes_per_s / GB:g} GB/s"
     return Imported(
-        text=yaml.safe_dump(document, sort_keys=False, allow_unicode=True),
+        text=yaml.safe_dump(with_version(document), sort_keys=False, allow_unicode=True),
         read=f"GPU {gpu.display_name}, {peak}, {memory}",
         notes=tuple(notes),
         usage="meshwright plan --cluster {}",

@@ -18,6 +18,7 @@ from meshwright.service.cli.terminal import (
     say_warnings,
 )
 from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.fields import tip_of
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 USUAL = ("problem.yaml", "problem.yml", "problem.json")
@@ -95,7 +96,10 @@ def launch(
         raise typer.Exit(INFEASIBLE) from None
     except ProblemError as fault:
         faults = fault.problem.errors or ()
-        errors = [FieldError(**{name: getattr(one, name) for name in one.__slots__}) for one in faults]
+        errors = [
+            FieldError(**{name: getattr(one, name) for name in one.__slots__} | {"tip": tip_of(one.tip)})
+            for one in faults
+        ]
         raise InvalidProblemError(errors or [FieldError(pointer="", message=str(fault))]) from None
     except MeshwrightError as fault:
         raise NotLaunchedError(str(fault)) from None

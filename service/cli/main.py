@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
-from typer.main import get_command_from_info, get_group_from_info
+from typer.main import get_command, get_command_from_info, get_group_from_info
 from typer.models import CommandInfo, TyperInfo
 
 from meshwright.profiles.errors import InternalError, PlannerError
@@ -46,6 +47,8 @@ COMMANDS = {
     "models": ("catalogs:models", "List the models of the catalog."),
     "clusters": ("catalogs:clusters", "List the clusters of the catalog."),
     "gpus": ("catalogs:gpus", "List the GPU types of the catalog."),
+    "values": ("catalogs:values", "List the values that an option takes."),
+    "config": ("config:config", "Show your defaults and where each comes from."),
     "serve": ("serve:serve_command", "Run the service: API, pages, records and workers."),
     "worker": ("serve:worker", "Run one more worker process of the service."),
     "launch": ("launch:launch", "Start this job with a plan from a service."),
@@ -105,6 +108,7 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
         )
         for command_built in group.commands.values():
             _take_numbers(command_built.params)
+            _check_outputs(command_built.params)
         return group
     built = get_command_from_info(
         CommandInfo(
@@ -117,6 +121,7 @@ def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - th
         rich_markup_mode=None,
     )
     _take_numbers(built.params)
+    _check_outputs(built.params, name)
     for one in built.params:
         if one.callback is None and not one.required and one.nargs == 1:
             absent = () if one.multiple else None
@@ -130,6 +135,28 @@ def _take_numbers(parameters: Iterable[Any]) -> None:
         kind = one.type_descriptor.annotation
         if kind in (int, float) and one.nargs == 1 and not one.multiple:
             one.process_value = partial(_number, one.process_value, one.name, kind is int)
+
+
+_FOLDERS = frozenset({"save_dir"})  # options that name what a command writes
+_FILES = frozenset({"out", "zip_file", "per_run", "timeline"})
+_OUT_FOLDERS = frozenset({"fleet", "demo"})  # commands with a folder as --out
+
+
+def _check_outputs(parameters: Iterable[Any], command: str = "") -> None:
+    """Let every option that names a file or a folder to write be checked before the command begins."""
+    for one in parameters:
+        if one.name in _FOLDERS | _FILES and one.type_descriptor.annotation is Path:
+            is_folder = one.name in _FOLDERS or command in _OUT_FOLDERS
+            one.process_value = partial(_written, one.process_value, max(one.opts, key=len), is_folder)
+
+
+def _written(convert: Callable[..., Any], option: str, is_folder: bool, context: Any, value: object) -> Any:  # noqa: ANN401 - Typer's own types
+    path = convert(context, value)
+    if isinstance(path, Path) and not context.resilient_parsing:
+        from meshwright.service.files import check_written  # noqa: PLC0415 - help writes nothing
+
+        check_written(path, option, is_folder=is_folder)
+    return path
 
 
 def _number(convert: Callable[..., Any], name: str, whole: bool, context: object, value: object) -> Any:  # noqa: ANN401
@@ -198,9 +225,9 @@ def main() -> None:
     except InternalError:
         raise  # a bug: the traceback is wanted, the exit code is 1
     except PlannerError as fault:
-        sys.exit(report_fault(fault))
+        sys.exit(report_fault(fault, get_command(app)))
     except TyperException as fault:
-        sys.exit(report_usage(fault))
+        sys.exit(report_usage(fault, get_command(app)))
     finally:
         gc.freeze()  # or Python scans all objects once more before it exits
 

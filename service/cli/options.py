@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwright.service.cli.defaults import PROFILE, REMEMBERED, Defaults, say_defaults, variable
 from meshwright.service.cli.strict import StrictCommand
 from meshwright.service.requests.fields import (
     CLUSTER,
@@ -73,12 +74,13 @@ def read_request(
     has_files: bool = False,
     searches: bool = True,
     stored: bool = False,
+    defaults: Defaults | None = None,
     **given: object,
 ) -> Request:
     """Return the raw request of a problem file, or a model, with the options over it; None: not given.
 
     ``has_files``: launch files are read as well. ``searches``: the command searches. ``stored``: a service
-    may know the model.
+    may know the model. ``defaults``: of the person who asks; None: none count.
     """
     unknown = given.keys() - OPTIONS
     if unknown:
@@ -87,7 +89,9 @@ def read_request(
         from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - help loads no solver
 
     stated = {name: value for name, value in given.items() if value is not None}
-    return request_of(problem, stated, has_files=has_files, searches=searches, stored=stored)
+    return request_of(
+        problem, stated, has_files=has_files, searches=searches, stored=stored, defaults=defaults
+    )
 
 
 _FOR_ONE_COMMAND = {
@@ -192,7 +196,8 @@ def _with_default(name: str, option: str, words: str) -> tuple[str, str]:
     if default is None:
         return option, words
     shown = default if default.startswith("required") else f"default: {default}"
-    return option, f"{words.partition('  [default')[0].removesuffix('.')} [{shown}]."
+    of_a_person = f" [env: {variable(name)}]" if name in REMEMBERED else ""
+    return option, f"{words.partition('  [default')[0].removesuffix('.')} [{shown}]{of_a_person}."
 
 
 _ALL = "meshwright.help_all"
@@ -228,17 +233,31 @@ def with_request(
         for name, row in OPTIONS.items()
         if row.option and name not in left_out
     ]
-    run = with_parameters(
-        command,
-        [_PROBLEM, *shared],
-        lambda own, **given: read_request(
-            **given,
-            has_files=bool(own.get("from_args") or own.get("from_capture")),
-            searches=searches,
-            stored=stored,
-        ),
-    )
-    run.of_the_problem = frozenset(one.name for one in (_PROBLEM, *shared))  # type: ignore[attr-defined]
+    names = frozenset(one.name for one in (_PROBLEM, *shared))
+
+    def asked(own: dict[str, Any], **given: Any) -> tuple[Request, Defaults]:  # noqa: ANN401 - of options
+        defaults = Defaults(names)
+        with defaults.named():
+            request = read_request(
+                **given,
+                has_files=bool(own.get("from_args") or own.get("from_capture")),
+                searches=searches,
+                stored=stored,
+                defaults=None if own.get("plan") else defaults,
+            )
+            if PROFILE in own and not own[PROFILE]:
+                own[PROFILE] = defaults.profile
+        say_defaults(defaults)
+        return request, defaults
+
+    @functools.wraps(command)
+    def answered(question: tuple[Request, Defaults], **own: Any) -> None:  # noqa: ANN401 - the command's own
+        request, defaults = question
+        with defaults.named():
+            command(request, **own)
+
+    run = with_parameters(answered, [_PROBLEM, *shared], asked)
+    run.of_the_problem = names  # type: ignore[attr-defined]
     return run
 
 

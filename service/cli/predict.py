@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -61,7 +62,7 @@ def predict_command(
         raise InvalidProblemError.of(
             "--pin",
             "predict doesn't search, so there is nothing to pin: use --set",
-            allowed=f"--set {pin[0]}",
+            nearest=f"--set {shlex.quote(pin[0])}",
         )
     if plan is not None:
         if request or config or assign or from_args or variable or ignored or run:

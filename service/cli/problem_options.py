@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from meshwright.profiles.documents import pointer, shown, shown_path
-from meshwright.profiles.errors import InvalidProblemError, faults_as
+from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.profiles.gpus import NAME
 from meshwright.profiles.importers.text_encoders import ENCODERS
 from meshwright.profiles.inline import cluster_of_words, is_counted
@@ -26,6 +27,7 @@ from meshwright.service.cli.assignments import (
     typed_at,
     values_of,
 )
+from meshwright.service.cli.defaults import Defaults
 from meshwright.service.cli.numbers import BINARY, DECIMAL, number_of, written_out
 from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
 from meshwright.service.requests.fields import OPTIONS
@@ -43,15 +45,19 @@ def request_of(
     has_files: bool = False,
     searches: bool = True,
     stored: bool = False,
+    defaults: Defaults | None = None,
 ) -> Request:
     """Return the raw request of a problem file or a model, with the given options over it.
 
     A GPU type alone means one node of it, unless launch files (``has_files``) state the number, or a file
     a cluster: how many of its nodes are meant is not guessed. ``searches``: whether the command does.
-    ``stored``: whether a service may know models by names of their own.
+    ``stored``: whether a service may know models by names of their own. ``defaults``: what a person takes
+    for options that neither states.
     """
     file, given = _problem_or_model(problem, given, stored=stored)
     request = dict(with_usual_words(named_parts(read_problem_file(file)))) if file else {}
+    if defaults is not None:
+        given = {**defaults.for_request(given, request, has_files=has_files), **given}
     given = _sequences(_hardware(given, searches=searches), request)
     stated = "cluster" in request or has_files or "num_gpus" in given
     if "gpu" in given and not stated:
@@ -62,11 +68,13 @@ def request_of(
             value = given[name] if read is None else read(f"--{name.replace('_', '-')}", given[name])
             _PUT.get(row.path, _put)(request, row.path, value)
     if given.get("lora_target") and not _object(request, "workload").get("lora_rank"):
-        raise InvalidProblemError.of(
-            "--lora-target",
-            "names modules to adapt, but there are no adapters",
+        fault = FieldError(
+            pointer="--lora-target",
+            message="names modules to adapt, but there are no adapters",
             allowed="together with --lora-rank above 0",
+            tip="--lora-rank 16",
         )
+        raise InvalidProblemError([fault])
     return dict(with_usual_words(request))
 
 
@@ -98,8 +106,11 @@ def _require_known(name: str) -> None:
     try:
         find_model(name)
     except InvalidProblemError as fault:
-        message = f"there is no such file, and no such model: {fault.errors[0].message}"
-        raise InvalidProblemError.of("argument", message, allowed=_ARGUMENT) from None
+        first = fault.errors[0]
+        message = f"there is no such file, and no such model: {first.message}"
+        raise InvalidProblemError.of(
+            "argument", message, allowed=_ARGUMENT, nearest=first.nearest
+        ) from None
 
 
 _ARGUMENT = "a problem file (problem.json), or a model (llama-3.1-8b, ./config.json)"
@@ -125,11 +136,14 @@ def _is_model(text: str) -> bool:
 def _problem_file(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() in _SCRIPTS:
-        raise InvalidProblemError.of(
-            "argument",
-            f"{shown_path(path)} is a script, not a problem file or a model",
-            allowed=f"meshwright plan --from-capture {shown_path(path)}, or predict --from-args",
+        fault = FieldError(
+            pointer="argument",
+            message=f"{shown_path(path)} is a script, not a problem file or a model",
+            allowed="meshwright plan --from-capture, or predict --from-args",
+            nearest=f"--from-capture {shlex.quote(shown_path(path))}",
+            value=text,
         )
+        raise InvalidProblemError([fault])
     if not os.path.exists(text):  # noqa: PTH110 - False for a name that no file system takes
         raise InvalidProblemError.of(
             "argument",
@@ -167,14 +181,18 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
     ways = [name for name in ("cluster", *words) if name in words.keys() - sizes or name in found]
     if len(ways) > 1:
         names = " and ".join(f"--{name}" for name in ways)
-        raise InvalidProblemError.of(
-            f"--{ways[-1]}", f"{names} both describe the cluster. Give one of them"
+        fault = FieldError(
+            pointer=f"--{ways[-1]}",
+            message=f"{names} both describe the cluster. Give one of them",
+            tip=f"without --{ways[0]}",
         )
+        raise InvalidProblemError([fault])
     for name, text in words.items():
         stated = _stated(name, text)
         for twice in stated.keys() & found.keys():
             message = f"--{twice.replace('_', '-')} means the same. Give one of them"
-            raise InvalidProblemError.of(f"--{name}", message)
+            tip = f"without --{twice.replace('_', '-')}"
+            raise InvalidProblemError([FieldError(pointer=f"--{name}", message=message, tip=tip)])
         found |= stated
     return found
 
@@ -200,7 +218,7 @@ def _stated(name: str, text: str) -> dict[str, Any]:
     if "," in text:
         each = ",".join(f"1x{one.strip()}" for one in text.split(","))
         raise InvalidProblemError.of(
-            "--gpu", f"{shown(text)} are several GPU types", allowed=f"nodes of each: --nodes {each}"
+            "--gpu", f"{shown(text)} are several GPU types", nearest=f"--nodes {each}"
         )
     return {"gpu": text}
 
@@ -253,11 +271,13 @@ def _sequences(given: dict[str, Any], request: Request) -> dict[str, Any]:
         return given
     length = given.get("seq_length", _object(request, "workload").get("seq_length"))
     if type(length) is not int or length < 1:
-        raise InvalidProblemError.of(
-            "--global-batch-size",
-            f'"{shown(batch)}" is in tokens, so the sequence length is required',
+        fault = FieldError(
+            pointer="--global-batch-size",
+            message=f'"{shown(batch)}" is in tokens, so the sequence length is required',
             allowed="with --seq-length, or a number of sequences",
+            tip="--seq-length 8192",
         )
+        raise InvalidProblemError([fault])
     return {**given, "global_batch_size": "".join(_of_tokens(part, length) for part in parts)}
 
 

@@ -91,10 +91,6 @@ def profile(  # noqa: PLR0913 - the signature is the list of options
         groups=_groups(only),
     )
     compute_tasks(wanted)  # refuses impossible shards before anything heavy is loaded
-    if out.is_dir():  # better now than after the first measurement
-        raise InvalidProblemError.of("--out", f"{shown(str(out))} is a folder", nearest="a file in it")
-    if not out.parent.is_dir():
-        raise InvalidProblemError.of("--out", f"{shown(str(out.parent))} is not a folder")
     ranks = ranks_from(os.environ)
     start = MeasuringOptions(
         device=open_device(device, dtype=dtype, index=ranks.local_rank),

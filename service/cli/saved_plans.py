@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import typer
 
-from meshwright.profiles.documents import shown
+from meshwright.profiles.documents import document_text, shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.files import ANSWER_FILE, write_text
 from meshwright.service.jobs.answers import stored_answer
@@ -133,7 +133,7 @@ def keep_verdict(plan_id: str, verdict: str) -> list[str]:
 def _keep(path: Path, document: Mapping[str, Any], most: int) -> None:
     """Write a file, and remove the oldest ones next to it beyond ``most``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(document, allow_nan=False))
+    write_text(path, document_text(document, indent=None))
     for old in _newest_first(path.parent)[most:]:
         old.unlink(missing_ok=True)
 

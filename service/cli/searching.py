@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from meshwright.profiles.documents import document_text
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.problem_options import (
@@ -133,7 +133,11 @@ def _save(
     folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, page: str, force: bool
 ) -> None:
     sys.stdout.flush()
-    files = {ANSWER_FILE: _text(document), "problem.json": _text(document["problem"]), REPORT_FILE: page}
+    files = {
+        ANSWER_FILE: document_text(document),
+        "problem.json": document_text(document["problem"]),
+        REPORT_FILE: page,
+    }
     warnings: Sequence[str] = ()
     if answer.plans and problem.launcher != "none":
         from meshwright.launchers.registry import export  # noqa: PLC0415 - only for a folder
@@ -178,10 +182,6 @@ def say_reading(found: LaunchFile, form: Form) -> None:
         return
     unread = [f"not understood, and not priced: {', '.join(found.unread)}"] if found.unread else []
     sys.stderr.writelines(f"note: {line}\n" for line in (*found.notes, *unread))
-
-
-def _text(document: object) -> str:
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,6 +10,14 @@ from typer.core import TyperCommand
 from meshwright.service.requests.fields import OPTIONS
 
 
+class RepeatedError(typer.BadParameter):
+    """An option of one value is given twice."""
+
+    def __init__(self, message: str, option: str, ctx: Any) -> None:  # noqa: ANN401 - Typer's own type
+        self.option = option
+        super().__init__(message, ctx=ctx)
+
+
 class StrictCommand(TyperCommand):
     """A command whose options of one value are given once."""
 
@@ -22,7 +30,7 @@ class StrictCommand(TyperCommand):
             values, rest, order = parse(args)
             for index, one in enumerate(order):
                 if one in order[:index] and not (_may_repeat(one) or ctx.resilient_parsing):
-                    raise typer.BadParameter(_twice(self, one), ctx=ctx)
+                    raise RepeatedError(_twice(self, one), one.opts[-1], ctx)
             return values, rest, order
 
         parser.parse_args = parse_once  # type: ignore[method-assign]

@@ -6,24 +6,25 @@ import codecs
 import io
 import json
 import os
-import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from meshwright.profiles.documents import shown_path
+from meshwright.profiles.documents import document_text, shown_path
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
+from meshwright.service.cli.strict import RepeatedError
 from meshwright.service.files import write_whole
 from meshwright.service.requests.fields import OPTIONS
 
 if TYPE_CHECKING:  # listing the commands loads no solver
+    from meshwright.service.cli.tips import Line
     from meshwright.solver.answer import Answer
 
 PIPE_WIDTH = 160  # columns of a pipe, which has no width
@@ -39,9 +40,12 @@ def screen() -> Console:
     )
 
 
-def print_json(document: object) -> None:
-    """Print a document as JSON on stdout."""
-    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+def print_json(document: Mapping[str, Any] | Sequence[object]) -> None:
+    """Print a document as JSON on stdout, with its schema version if it is an object."""
+    if isinstance(document, Mapping):
+        sys.stdout.write(document_text(document))
+    else:
+        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def write_file(path: Path, text: str, option: str) -> None:
@@ -162,44 +166,66 @@ def faults_also_as_json(*, as_json: bool) -> Iterator[None]:
         raise
 
 
-def report(fault: PlannerError) -> int:
-    """Print what is wrong, one line a fault; return the exit code."""
-    if isinstance(fault, InvalidProblemError | RefusedExportError):
-        for error in fault.errors:
-            names = _OPTIONS.get(error.pointer) if error.message == "is required" else None
-            say_error(error.sentence() + (f" ({names}, or a problem file)" if names else ""))
-            name = error.pointer.removeprefix("/configuration/")
-            if error.values and name != error.pointer:
-                sys.stderr.write(f"tip: --set {name}={error.nearest}\n")
-        sys.stderr.writelines(f"tip: {_retried(error.tip)}\n" for error in fault.errors if error.tip)
-    else:
+def report(fault: PlannerError, commands: Any, typed: Sequence[str] | None = None) -> int:  # noqa: ANN401 - Typer's own type
+    """Print what is wrong, one line a fault, and a command to paste; return the exit code.
+
+    Args:
+        fault: what is wrong.
+        commands: every command, as Typer built them.
+        typed: the words of the command line, by default this process's.
+    """
+    if not isinstance(fault, InvalidProblemError | RefusedExportError):
         say_error(str(fault))
+        return BAD_INPUT
+    from meshwright.service.cli.tips import Line, tips_of  # noqa: PLC0415 - only for an error
+
+    for error in fault.errors:
+        names = _OPTIONS.get(error.pointer) if error.message == "is required" else None
+        say_error(error.sentence() + (f" ({names}, or a problem file)" if names else ""))
+    for tip in tips_of(fault.errors, Line.of(sys.argv[1:] if typed is None else typed, commands)):
+        _say_tip(tip)
     return BAD_INPUT
 
 
-def _retried(option: str) -> str:
-    """Return the command that was typed with another value of an option."""
-    name, words = option.partition(" ")[0], list[str]()
-    typed = iter(sys.argv[1:])
-    for word in typed:
-        if word == name:
-            next(typed, None)
-        elif not word.startswith(f"{name}="):
-            words.append(word)
-    return f"meshwright {shlex.join(words)} {option}"
+def _say_tip(command: str) -> None:
+    sys.stderr.write(f"tip: {command}\n")
 
 
-def report_usage(fault: TyperException) -> int:
-    """Print what is wrong with a command line, or the help of a group; return the exit code."""
+def report_usage(fault: TyperException, commands: Any, typed: Sequence[str] | None = None) -> int:  # noqa: ANN401 - the same
+    """Print what is wrong with a command line, or the help of a group; return the exit code.
+
+    Args:
+        fault: what is wrong.
+        commands: as of ``report``.
+        typed: the same.
+    """
+    from meshwright.service.cli.tips import Line, tips_of  # noqa: PLC0415 - only for an error
+
+    line = Line.of(sys.argv[1:] if typed is None else typed, commands)
     error = _fault_of_value(fault)
-    message = error.sentence() if error else fault.format_message()
+    if error is not None:
+        say_error(error.sentence())
+        _say_tip(tips_of([error], line)[0])
+        return BAD_INPUT
+    message = fault.format_message()
     if "\n" in message:
         sys.stderr.write(f"{message}\n")
         return BAD_INPUT
-    command = getattr(getattr(fault, "ctx", None), "command_path", "meshwright")
     sentence = message.removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
-    say_error(f"{sentence}{'' if sentence.endswith('?') else '.'} See: {command} --help")
+    say_error(f"{sentence}{'' if sentence.endswith('?') else '.'}")
+    _say_tip(_tip_of_usage(fault, line))
     return BAD_INPUT
+
+
+def _tip_of_usage(fault: TyperException, line: Line) -> str:
+    from meshwright.service.cli import tips  # noqa: PLC0415 - only for an error
+
+    if isinstance(fault, RepeatedError):
+        return tips.tip_of_repeated(line, fault.option)
+    if fault.format_message().startswith("No such command"):
+        return tips.tip_of_command(line)
+    meant = getattr(fault, "possibilities", None) or ("",)
+    return tips.tip_of_usage(line, getattr(fault, "option_name", ""), meant[0])
 
 
 def _fault_of_value(fault: TyperException) -> FieldError | None:

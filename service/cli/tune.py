@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from meshwright.launchers.registry import export, launcher_of
+from meshwright.profiles.documents import document_text
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.costs import profile_for
@@ -188,9 +188,7 @@ class _Tuning:
 def _save(now: TuningState, why: str, plans: tuple[Plan, ...], folder: Path) -> None:
     write_text(folder / REPORT_FILE, report_of(now, _names(plans), why))
     if now.calibration is not None:
-        write_text(
-            folder / PROFILE_FILE, json.dumps(now.calibration.to_json(), indent=1, allow_nan=False) + "\n"
-        )
+        write_text(folder / PROFILE_FILE, document_text(now.calibration.to_json()))
     faults = (f"plan {one.plan_id}: {one.outcome}: {one.last_words}" for one in now.runs if one.is_faulty)
     say_warnings(dict.fromkeys(faults))
 

@@ -255,7 +255,7 @@ def _diffusion(problem: Problem) -> Iterator[FieldError]:
         yield FieldError(
             pointer=pointer("workload", "lora_rank"),
             message=f"adapters of {model.title} are not supported: its layers have other names",
-            allowed="0",
+            allowed="0, which trains all weights",
             nearest="0",
         )
     if work.lengths is not None:

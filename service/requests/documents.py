@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from meshwright.profiles.documents import (
@@ -17,10 +18,12 @@ from meshwright.profiles.documents import (
     read_yaml,
     shown,
     shown_path,
+    without_version,
 )
-from meshwright.profiles.errors import InvalidProblemError, faults_as
+from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.profiles.sequences import mapping_of_counts
 
+_WHOLE = ("", "/schema_version")  # pointers of faults of the whole file
 _COLUMNS = 2  # of a table of lengths: tokens, documents
 _NUMBER = re.compile(r"[0-9]{1,12}")
 
@@ -47,10 +50,16 @@ def read_model_file(path: Path) -> Mapping[str, object]:
 def _read(path: Path, of_json: Callable[[bytes], Mapping[str, object]]) -> Mapping[str, object]:
     is_yaml = path.suffix.lower() in {".yaml", ".yml"}
     content = _content(path, YAML_FILE if is_yaml else FILE)
-    with faults_as(  # a field has its pointer, the whole file its name
-        lambda one: one if one.pointer else replace(one, message=f"{shown_path(path)}: {one.message}")
-    ):
-        return read_yaml(content) if is_yaml else of_json(content)
+    with faults_as(partial(_of_file, path)):
+        read = read_yaml(content) if is_yaml else of_json(content)
+        return read if of_json is read_config else without_version(read)
+
+
+def _of_file(path: Path, error: FieldError) -> FieldError:
+    """Return a fault of the whole file with its name; a field has its pointer."""
+    if error.pointer not in _WHOLE:
+        return error
+    return replace(error, message=f"{shown_path(path)}: {error.message}")
 
 
 def read_lengths_file(path: Path) -> Mapping[str, object]:

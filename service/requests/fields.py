@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from meshwright.profiles.optimizers import OPTIMIZERS
 
@@ -48,6 +48,7 @@ class Option:
     completes: str = ""  # function of meshwright.profiles that lists the values, as module:function
     more: tuple[str, ...] = ()  # completed in addition
     takers: Literal["all", "searches", "rankings", ""] = ""  # commands; by default: searches for search.*
+    remembered: bool = False  # a person may have a default of it: a configuration file, MESHWRIGHT_NAME
     twice: str = ""  # how to say what a person means who gives it twice
 
 
@@ -153,6 +154,7 @@ FIELDS = (
         about="a catalog name, alone or with num_nodes, or node groups inline",
         limits={"json_schema_extra": {"type": ["object", "string"]}},
         option=Option(
+            remembered=True,
             group=COMMON,
             help="Catalog name, cloud instance (p5.48xlarge), GPU type, or cluster file.",
             default="required, or --gpu, --gpus or --nodes",
@@ -175,6 +177,7 @@ FIELDS = (
     RequestField(
         path="cluster.groups",
         option=Option(
+            remembered=True,
             group=COMMON,
             name="gpu",
             help='GPU type, instead of --cluster: h100, "NVIDIA A100-SXM4-40GB", 4090.',
@@ -205,6 +208,7 @@ FIELDS = (
     RequestField(
         path="cluster.num_nodes",
         option=Option(
+            remembered=True,
             group=COMMON,
             help="Number of nodes; a list or range lets the search choose.",
             default="1",
@@ -216,7 +220,11 @@ FIELDS = (
     RequestField(
         path="cluster.gpus_per_node",
         option=Option(
-            group=CLUSTER, help="GPUs of one node, with --gpu.", default="from its usual node", kind=int
+            remembered=True,
+            group=CLUSTER,
+            help="GPUs of one node, with --gpu.",
+            default="from its usual node",
+            kind=int,
         ),
     ),
     RequestField(path="workload", type="WorkloadRequest"),
@@ -225,6 +233,7 @@ FIELDS = (
         type="Batches",
         about="sequences per optimizer step: one number, a list, or a range by doubling",
         option=Option(
+            remembered=True,
             group=COMMON,
             help="Sequences per optimizer step: 512, 4M tokens (4M), or with their length (512x8192).",
             metavar=f"{COUNTS}|NxLENGTH",
@@ -245,7 +254,9 @@ FIELDS = (
         type=int,
         about="tokens per sequence",
         limits={"ge": 1, "le": MAX_SEQ_LENGTH},
-        option=Option(group=COMMON, help="Tokens per sequence, e.g. 8192 or 8k.", kind=int),
+        option=Option(
+            remembered=True, group=COMMON, help="Tokens per sequence, e.g. 8192 or 8k.", kind=int
+        ),
         question=FormQuestion(
             part="first",
             label="Sequence length",
@@ -261,14 +272,14 @@ FIELDS = (
         default="bf16",
         about="fp32 multiplies in TF32 if the GPU has it (tf32_products of framework_options). mxfp8 "
         "and nvfp4 mean fp8 with the recipe of that name (precision_recipe of framework_options)",
-        option=Option(group=COMMON, help="bf16, fp16, fp8, mxfp8, nvfp4 or fp32."),
+        option=Option(remembered=True, group=COMMON, help="bf16, fp16, fp8, mxfp8, nvfp4 or fp32."),
         question=FormQuestion(part="first", label="Precision", kind="choice"),
     ),
     RequestField(
         path="workload.optimizer",
         type="Optimizer",
         default="adamw",
-        option=Option(group=MODEL, help=f"{', '.join(OPTIMIZERS)}."),
+        option=Option(remembered=True, group=MODEL, help=f"{', '.join(OPTIMIZERS)}."),
         question=FormQuestion(part="first", label="Optimizer", kind="choice"),
     ),
     RequestField(
@@ -470,6 +481,7 @@ FIELDS = (
         about="the training framework, any (compare all) or none. Default: the first that supports the "
         "request, such as megatron-lm for pre-training or trl for adapters",
         option=Option(
+            remembered=True,
             group=COMMON,
             help="megatron-lm, torchtitan, …, any or none.",
             default="the first that supports the request",
@@ -505,6 +517,7 @@ FIELDS = (
         type="Objective",
         default="step_time",
         option=Option(
+            remembered=True,
             group=SEARCH,
             help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token, energy_per_token or robust.",
         ),
@@ -527,7 +540,9 @@ FIELDS = (
         default=10,
         limits={"ge": 1, "le": MAX_TOP_K},
         about="number of plans to rank",
-        option=Option(group=SEARCH, help="Number of plans to rank.", kind=int, takers="rankings"),
+        option=Option(
+            remembered=True, group=SEARCH, help="Number of plans to rank.", kind=int, takers="rankings"
+        ),
         question=FormQuestion(part="limits", label="Plans", kind="number", hint="how many are ranked"),
     ),
     RequestField(
@@ -562,7 +577,9 @@ FIELDS = (
         type=float,
         default=30.0,
         limits={"gt": 0, "le": MAX_TIME_LIMIT_S},
-        option=Option(group=SEARCH, help="Time limit of the search, in seconds.", kind=float),
+        option=Option(
+            remembered=True, group=SEARCH, help="Time limit of the search, in seconds.", kind=float
+        ),
         question=FormQuestion(part="limits", label="Time limit", kind="number", hint="seconds of search"),
     ),
     RequestField(
@@ -594,6 +611,7 @@ FIELDS = (
         default=0.01,
         limits={"gt": 0, "lt": 1},
         option=Option(
+            remembered=True,
             group=SEARCH,
             name="max_oom_probability",
             help="Highest acceptable probability of running out of memory.",
@@ -670,7 +688,9 @@ FIELDS = (
         default=None,
         limits={"ge": 0},
         about="price of one GPU-hour in any currency",
-        option=Option(group=WHOLE_RUN, help="Price of one GPU-hour, to report cost.", kind=float),
+        option=Option(
+            remembered=True, group=WHOLE_RUN, help="Price of one GPU-hour, to report cost.", kind=float
+        ),
     ),
     RequestField(
         path="search.grid_co2_g_per_kwh",
@@ -680,6 +700,7 @@ FIELDS = (
         limits={"ge": 0, "le": MAX_GRID_CO2},
         about="the grid's CO2 emissions in g/kWh, to report the CO2 of training workload.total_tokens",
         option=Option(
+            remembered=True,
             group=WHOLE_RUN,
             help="The grid's CO2 emissions in g/kWh, e.g. 400, to report CO2 for --total-tokens.",
             kind=float,
@@ -804,6 +825,28 @@ FIELDS = (
     ),
 )
 OPTIONS: Mapping[str, RequestField] = {one.option.name or one.name: one for one in FIELDS if one.option}
+
+
+def patch_of(tip: str) -> dict[str, object] | None:
+    """Return options of a tip as a JSON merge patch (RFC 7396) of a request; None if no field has them."""
+    name, _, value = tip.removeprefix("--").partition(" ")
+    row = OPTIONS.get(name.replace("-", "_"))
+    if row is None or row.option is None or not row.type or row.option.repeats or " " in value:
+        return None
+    patch: object = row.option.kind(value)
+    for part in reversed(row.path.split(".")):
+        patch = {part: patch}
+    return cast("dict[str, object]", patch)
+
+
+def tip_of(patch: object) -> str:
+    """Return the options of a tip from its merge patch; empty if there is none."""
+    path, value = list[str](), patch
+    while isinstance(value, Mapping) and len(value) == 1:
+        ((part, value),) = value.items()
+        path.append(str(part))
+    name = next((name for name, row in OPTIONS.items() if row.path == ".".join(path)), None)
+    return "" if name is None else f"--{name.replace('_', '-')} {value}"
 
 
 def options_of(takers: str) -> frozenset[str]:

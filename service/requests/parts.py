@@ -17,7 +17,7 @@ from meshwright.profiles.capabilities import (
     launchers_placing_stages,
 )
 from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
-from meshwright.profiles.documents import pointer
+from meshwright.profiles.documents import pointer, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import NO_SWITCH, switches
@@ -41,8 +41,9 @@ SCHEMA = "$schema"  # of a problem or fleet file: where an editor finds its sche
 
 
 def without_schema(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a document without the address of its schema, which only editors read."""
-    return {name: value for name, value in raw.items() if name != SCHEMA or not isinstance(value, str)}
+    """Return a document without the address of its schema, which only editors read, and its version."""
+    plain = without_version(raw)
+    return {name: value for name, value in plain.items() if name != SCHEMA or not isinstance(value, str)}
 
 
 def named_parts(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from meshwright.profiles.calibration import FORMAT as CALIBRATION
 from meshwright.profiles.calibration import Calibration, read_calibration
 from meshwright.profiles.capabilities import launchers_of
 from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.documents import without_version
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.profiles.measured.profile import MeasuredProfile
@@ -48,6 +49,7 @@ def read_given(document: Mapping[str, object]) -> GivenProfile:
     Raises:
         InvalidProblemError: neither, or broken; pointers start at the document.
     """
+    document = without_version(document)
     named = document.get("format")
     if named == MEASURED:
         return measured_profile_from_json(document)

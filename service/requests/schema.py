@@ -7,7 +7,7 @@ in ``meshwright.service.requests.checks``; models and clusters are read by ``pro
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import GenericAlias
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -24,15 +24,18 @@ from meshwright.profiles.adapters import (
     BasePrecision,
     TrainedModule,
 )
+from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
-from meshwright.profiles.frameworks import allowed_values, option_names
+from meshwright.profiles.frameworks import allowed_values, framework_names, option_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
-from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, RequestField
+from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, OPTIONS, RequestField
 from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest
+from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.problem import ALLOWED, Certify, Objective
 from meshwright.solver.space.expressions import MAX_LENGTH
+from meshwright.solver.space.request_rules import NAMES
 
 MAX_VALUES = 1024  # forbidden values of one variable
 
@@ -264,6 +267,42 @@ def words_of(kind: object) -> tuple[str, ...]:
     if get_origin(kind) is Literal:
         return tuple(map(str, get_args(kind)))
     return tuple(word for part in get_args(kind) for word in words_of(part))
+
+
+def listed_values(name: str) -> tuple[str, ...]:
+    """Return the words that an option or a field takes, where they are a closed list; else nothing.
+
+    ``name``: as it is typed without dashes (``allow``), or the last part of the field's path.
+    """
+    name = name.replace("-", "_")
+    if name in _LISTED:
+        return tuple(_LISTED[name]())
+    row = OPTIONS.get(name) or next((one for one in FIELDS if one.name == name), None)
+    if row is None or not row.type or row.type in ("Pins", "Bounds", "Prohibitions"):
+        return ()
+    return words_of(_definition(row)[0])
+
+
+def names_with_values() -> tuple[str, ...]:
+    """Return the names that ``listed_values`` knows, as they are typed."""
+    names = (*_LISTED, *OPTIONS)
+    return tuple(dict.fromkeys(name.replace("_", "-") for name in names if listed_values(name)))
+
+
+def _sweep_names() -> Iterable[str]:
+    from meshwright.service.requests.jobs import AXES  # noqa: PLC0415 - which reads this module
+
+    return AXES
+
+
+_LISTED: Mapping[str, Callable[[], Iterable[str]]] = {
+    "launcher": lambda: ("any", *launcher_names()),
+    "stack": framework_names,
+    "framework_options": lambda: sorted(option_names()),
+    "constraint": lambda: NAMES,
+    "sweep": _sweep_names,
+    **dict.fromkeys(("pin", "bound", "bounds", "forbid", "set"), lambda: VARIABLES),
+}
 
 
 def _unknown_word(where: Sequence[int | str], given: str, words: Sequence[str]) -> FieldError:

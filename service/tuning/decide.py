@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.calibration import Calibration
-from meshwright.profiles.documents import shown_path
+from meshwright.profiles.documents import document_text, shown_path, without_version
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.files import write_text
@@ -256,7 +256,7 @@ def kept_runs(folder: Path, problem: Problem) -> list[RunResult]:
     if not path.exists():
         return []
     try:
-        state: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        state: Mapping[str, Any] = without_version(json.loads(path.read_text(encoding="utf-8")))
         same = (state["format"], state["problem"]) == (FORMAT, problem_digest(problem))
         runs = [RunResult(**one) for one in state["runs"]]
         begun = None if state.get("running") is None else Begun(**state["running"])
@@ -289,7 +289,7 @@ def keep_runs(
         "format": FORMAT, "problem": problem_digest(problem), "runs": [asdict(one) for one in runs],
         "running": None if begun is None else asdict(begun),
     }  # fmt: skip
-    write_text(folder / STATE_FILE, json.dumps(state, indent=1, allow_nan=False) + "\n")
+    write_text(folder / STATE_FILE, document_text(state))
 
 
 def report_of(now: TuningState, names: Mapping[str, str], why: str) -> str:

@@ -135,6 +135,7 @@ def _environment(folder: Path, port: str) -> dict[str, str]:
     return {
         **kept,
         "HOME": str(folder / "home"),
+        "XDG_CONFIG_HOME": str(folder / "home" / ".config"),
         "XDG_STATE_HOME": str(folder / "home"),
         "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "src"),

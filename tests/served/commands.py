@@ -243,9 +243,9 @@ def _run(words: Sequence[str]) -> tuple[int, str, str]:
         except InternalError:
             raise
         except PlannerError as fault:
-            code = report(fault)
+            code = report(fault, commands(), words)
         except TyperException as fault:
-            code = report_usage(fault)
+            code = report_usage(fault, commands(), words)
     return int(code or 0), out.getvalue(), err.getvalue()
 
 

@@ -45,7 +45,7 @@ def test_what_was_learnt_is_written_and_changes_the_profile(
     out = tmp_path / "cluster.json"
     calibrate(table(tmp_path / "runs.csv", measured=8), out=out)
     printed = json.loads(capsys.readouterr().out)
-    assert printed["calibration"] == json.loads(out.read_text(encoding="utf-8"))
+    assert {"schema_version": 1, **printed["calibration"]} == json.loads(out.read_text(encoding="utf-8"))
     assert printed["calibration"]["num_runs"] == 8
     problem = replace(a_problem(), launcher="torchtitan")
     assert profile_for(problem, out).version != profile_for(problem, None).version

@@ -395,6 +395,11 @@ COMMANDS = {
         "--json": Case(base=f"--from wide.json {LOST}"),
     }),
     **{name: Command("", {"--json": ""}) for name in ("models", "clusters", "gpus")},
+    "config": Command("", {"--json": ""}),
+    "values": Command("launcher", {
+        "option": Case("optimizer", instead="launcher"),
+        "--json": Case(base="launcher"),
+    }),
     "serve": Command("", {
         "--host": "0.0.0.0",  # noqa: S104 - nothing is bound
         "--port": "9000",

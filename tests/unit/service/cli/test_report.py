@@ -66,5 +66,6 @@ def test_an_answer_without_plans_has_a_report(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_said(answer_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
     with pytest.raises(InvalidProblemError, match="--out"):
-        report(source=answer_file, what_if="none", out=tmp_path / "no" / "such" / "folder.html")
+        report(source=answer_file, what_if="none", out=tmp_path / "file" / "report.html")

@@ -20,6 +20,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.explain.alternatives import settle
 from meshwright.solver.problem import Progress
 from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer
+from tests.served.commands import commands
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,20 @@ def test_how_a_search_ended_decides_the_exit_code(answer: Answer, cancelled: boo
     [
         (
             "plan --seq-length 4kk",
-            '--seq-length: "4kk" is not an integer. Allowed: from 1 to 10000000. See: ',
+            '"4kk" is not an integer. Allowed: from 1 to 10000000\ntip: meshwright plan --help',
         ),
         (
             "plan --measure-next -1",
-            "--measure-next: -1 is out of range. Allowed: from 0. Nearest: 0. See: ",
+            "-1 is out of range. Allowed: from 0. Nearest: 0\ntip: meshwright plan --measure-next 0",
         ),
-        ("profile --model a --seq-length 4kk --out b", "Allowed: from 1 to 16777216. See: "),  # not plan's
-        ("tune x --confidence 2", "2 is out of range. Allowed: from 0.5 to 0.999. Nearest: 0.999. See: "),
+        (
+            "profile --model a --seq-length 4kk --out b",
+            "Allowed: from 1 to 16777216\ntip: meshwright ",
+        ),  # not plan's
+        (
+            "tune x --confidence 2",
+            "Allowed: from 0.5 to 0.999. Nearest: 0.999\ntip: meshwright tune x --confidence 0.999",
+        ),
         (
             "report --what-if serch",
             '"serch" is not supported. Allowed: search, predict, none. Nearest: search',
@@ -62,7 +69,7 @@ def test_a_bad_option_is_one_line_with_what_is_allowed(
 ) -> None:
     with pytest.raises(TyperException) as refused:
         app(words.split(), prog_name="meshwright", standalone_mode=False)
-    assert report_usage(refused.value) == 2
+    assert report_usage(refused.value, commands(), words.split()) == 2
     assert message in capsys.readouterr().err
 
 

@@ -16,7 +16,7 @@ from meshwright.service.cli.terminal import report_usage
 from meshwright.service.files import check_folder
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.parse import parse_problem
-from tests.served.commands import leaves
+from tests.served.commands import commands, leaves
 
 # --------------------------------------------------------------------------------------------------
 # Each option once.
@@ -48,16 +48,13 @@ def test_options_that_repeat_are_taken_as_often_as_they_are_given() -> None:
 def test_a_second_cluster_is_told_how_nodes_of_two_kinds_are_stated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    typed = ["plan", "--cluster", "dgx-h100", "--cluster=dgx-a100"]
     with pytest.raises(TyperException) as refused:
-        app(
-            ["plan", "--cluster", "dgx-h100", "--cluster=dgx-a100"],
-            prog_name="meshwright",
-            standalone_mode=False,
-        )
-    assert report_usage(refused.value) == 2
+        app(typed, prog_name="meshwright", standalone_mode=False)
+    assert report_usage(refused.value, commands(), typed) == 2
     assert capsys.readouterr().err == (
-        "error: --cluster is given twice. For nodes of two kinds: --nodes 2xdgx-h100,4xdgx-a100. "
-        "See: meshwright plan --help\n"
+        "error: --cluster is given twice. For nodes of two kinds: --nodes 2xdgx-h100,4xdgx-a100.\n"
+        "tip: meshwright plan --nodes 1xdgx-h100,1xdgx-a100\n"
     )
 
 

@@ -1,0 +1,315 @@
+"""The command to paste under an error: what was typed with the one change that it needs.
+
+A change comes from the options of a fault's ``tip``, or from its nearest legal value and the option that
+states the field. Where a fault names neither, the tip lists the legal values, or shows the help.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, Self
+
+from typer.exceptions import TyperException
+
+from meshwright.profiles.errors import FieldError, PlannerError
+from meshwright.service.requests.fields import COMMON, COUNTS, OPTIONS
+from meshwright.service.requests.parts import LONG_NAMES
+
+_HELP = "--help"
+_WITHOUT = "without "  # of a tip that leaves an option out
+_REQUIRED: Mapping[str, str] = {  # what a question cannot do without: an example of it
+    "/model": "--model llama-3.1-8b",
+    "/cluster": "--cluster dgx-h100",
+    "/workload": "--global-batch-size 512 --seq-length 8192",
+    "/workload/global_batch_size": "--global-batch-size 512",
+    "/workload/seq_length": "--seq-length 8192",
+    "/workload/images_per_sample": "--images-per-sample 0",
+}
+_LISTS: Mapping[str, str] = {
+    "--model": "meshwright models",
+    "--cluster": "meshwright clusters",
+    "--nodes": "meshwright clusters",
+    "--gpu": "meshwright gpus",
+    "--gpus": "meshwright gpus",
+}
+_HARDWARE = ("--gpu", "--gpus", "--nodes", "--cluster")
+_COUNTED = frozenset(
+    name for name, row in OPTIONS.items() if row.option and COUNTS in (row.option.metavar or "")
+)
+_ARGUMENT = ""  # the name of a word without an option
+_MAX_TIPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One option of a command line with its value, or an argument."""
+
+    name: str
+    value: str | None = None
+
+    def written(self) -> list[str]:
+        """Return it as typed."""
+        named = [self.name] if self.name else []
+        return [*named, *([] if self.value is None else [self.value])]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A command line: the command, and the words that were typed behind it."""
+
+    path: tuple[str, ...]
+    command: Any  # Typer's own; None: no such command
+    words: tuple[Word, ...] = field(default=())
+
+    commands: Any = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, typed: Sequence[str], commands: Any) -> Self:  # noqa: ANN401 - Typer's own type
+        """Read the words behind ``meshwright``; ``commands``: every command, as Typer built them."""
+        path, command, rest = list[str](), commands, list(typed)
+        while rest and hasattr(command, "commands") and rest[0] in command.commands:
+            path.append(rest.pop(0))
+            command = command.commands[path[-1]]
+        if hasattr(command, "commands"):
+            words = tuple(Word("", one) for one in rest)
+            return cls(tuple(path), None, words, commands=command)
+        return cls(tuple(path), command, tuple(_words(rest, command)), commands=commands)
+
+    @property
+    def typed(self) -> list[str]:
+        """Return the words behind ``meshwright``."""
+        return [*self.path, *(part for word in self.words for part in word.written())]
+
+    def option(self, name: str) -> Any:  # noqa: ANN401 - Typer's own type
+        """Return the command's option of a name; None if there is none."""
+        params = self.command.params if self.command is not None else ()
+        return next((one for one in params if name in (*one.opts, *one.secondary_opts)), None)
+
+    def parses(self) -> bool:
+        """Return whether the command takes these words."""
+        try:
+            self.command.make_context(" ".join(self.path), self.typed[len(self.path) :])
+        except (TyperException, PlannerError):
+            return False
+        return True
+
+    def without(self, name: str, wrong: str = "") -> Line:
+        """Return it without an option, or without the argument that is wrong."""
+        kept = (word for word in self.words if word.name != name or (not name and word.value != wrong))
+        return replace(self, words=tuple(kept))
+
+    def with_option(self, name: str, value: str | None) -> Line | None:
+        """Return it with an option in the place of the same one; None if the command has none such."""
+        option = self.option(name)
+        if option is None:
+            return None
+        word = Word(name, value)
+        same = [at for at, one in enumerate(self.words) if one.name == name and _is_same(option, one, word)]
+        if not same:
+            ends = [at for at, one in enumerate(self.words) if one == Word(_ARGUMENT, "--")]
+            at = ends[0] if ends else len(self.words)
+            return replace(self, words=(*self.words[:at], word, *self.words[at:]))
+        words = [one for at, one in enumerate(self.words) if at not in same[1:]]
+        words[same[0]] = word
+        return replace(self, words=tuple(words))
+
+    def with_value(self, wrong: str, right: str, names: Sequence[str]) -> Line | None:
+        """Return it with another value where a wrong one was typed; None if it was not."""
+        sought = re.compile(rf"(?<![\w.-])((?:\d+x)?){re.escape(wrong)}(?![\w.-])")
+        for at, word in enumerate(self.words):
+            if (not names or word.name in names) and word.value and sought.search(word.value):
+                value = sought.sub(lambda match: f"{match[1]}{right}", word.value, count=1)
+                return replace(
+                    self, words=(*self.words[:at], Word(word.name, value), *self.words[at + 1 :])
+                )
+        return None
+
+
+def tips_of(faults: Sequence[FieldError], line: Line) -> list[str]:
+    """Return the commands to paste under the faults of a command line, the best one first."""
+    if line.command is None:
+        return [shlex.join(["meshwright", *line.path, _HELP])]
+    fixed: Line | None = line
+    unfixed = []
+    for fault in faults:
+        better = _fixed(fault, fixed or line)
+        unfixed += [fault] if better is None else []
+        fixed = better or fixed
+    if fixed is not None and not unfixed and fixed.typed != line.typed and fixed.parses():
+        return [shlex.join(["meshwright", *fixed.typed])]
+    found = list(dict.fromkeys(_looked_up(fault, line) for fault in unfixed or faults))
+    return [one for one in found if f"{one}-all" not in found][:_MAX_TIPS]
+
+
+def tip_of_repeated(line: Line, name: str) -> str:
+    """Return the command to paste where an option of one value is given twice.
+
+    Clusters and GPU types become nodes of several kinds, and counts a list. Else the last one is meant.
+    """
+    option = line.option(name)
+    names = (*option.opts, *option.secondary_opts)
+    values = [str(one.value) for one in line.words if one.name in names]
+    if name in ("--cluster", "--gpu"):
+        counts = [one.value or "" for one in line.words if one.name == "--num-nodes"]
+        counts = counts if len(counts) == len(values) else (counts[:1] or ["1"]) * len(values)
+        kinds = (f"{count}x{one}" for count, one in zip(counts, values, strict=True))
+        name, value, names = "--nodes", ",".join(kinds), (*names, "--num-nodes")
+    elif option.name in _COUNTED:
+        value = ",".join(values)
+    else:
+        value = "any" if name == "--launcher" and line.path[:1] == ("plan",) else values[-1]
+    kept = replace(line, words=tuple(one for one in line.words if one.name not in names))
+    fixed = kept.with_option(name, value)
+    if fixed is not None and fixed.parses():
+        return shlex.join(["meshwright", *fixed.typed])
+    return shlex.join(["meshwright", *line.path, _HELP])
+
+
+def tip_of_command(line: Line) -> str:
+    """Return the command to paste where there is none of that name."""
+    typed = line.typed[len(line.path) :]
+    near = get_close_matches(typed[0], line.commands.commands, n=1) if typed else []
+    meant = Line.of([*near, *typed[1:]], line.commands)
+    if near and typed[1:] and meant.command is not None and meant.parses():
+        return shlex.join(["meshwright", *line.path, *meant.typed])
+    return shlex.join(["meshwright", *line.path, *near, _HELP])
+
+
+def tip_of_usage(line: Line, wrong: str = "", right: str = "") -> str:
+    """Return the command to paste under a usage error; ``right``: the option meant by ``wrong``."""
+    if right:
+        words = tuple(replace(one, name=right) if one.name == wrong else one for one in line.words)
+        if (fixed := replace(line, words=words)).command is not None and fixed.parses():
+            return shlex.join(["meshwright", *fixed.typed])
+    return shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+
+
+# --------------------------------------------------------------------------------------------------
+# What was typed.
+
+
+def _words(rest: list[str], command: Any) -> Iterator[Word]:  # noqa: ANN401 - Typer's own type
+    flags = {name: one.is_flag for one in command.params for name in (*one.opts, *one.secondary_opts)
+             if one.param_type_name == "option"}  # fmt: skip
+    left = iter(rest)
+    for word in left:
+        name, equals, value = word.partition("=")
+        if word == "--":
+            yield from (Word(_ARGUMENT, one) for one in (word, *left))
+        elif not word.startswith("--"):
+            yield Word(_ARGUMENT, word)
+        elif equals:
+            yield Word(name, value)
+        else:  # an unknown option is one with a value, if a word follows that is none
+            is_flag = flags.get(word, False)
+            yield Word(word, None if is_flag else next(left, None))
+
+
+def _is_same(option: Any, one: Word, other: Word) -> bool:  # noqa: ANN401 - Typer's own type
+    """Return whether two words of an option state the same: of one that repeats, those of one name."""
+    if not option.multiple:
+        return True
+    name, equals, _ = (one.value or "").partition("=")
+    wanted = (other.value or "").partition("=")[0]
+    return one.value == other.value or (bool(equals) and _long(name) == _long(wanted))
+
+
+def _long(name: str) -> str:
+    return LONG_NAMES.get(name.strip(), name.strip().replace("-", "_"))
+
+
+# --------------------------------------------------------------------------------------------------
+# What a fault asks to change.
+
+
+def _fixed(fault: FieldError, line: Line) -> Line | None:
+    """Return the line without a fault; None if the fault does not say how."""
+    if fault.tip.startswith(_WITHOUT):
+        left = line.without(fault.tip.removeprefix(_WITHOUT))
+        return left if left != line else None
+    if fault.tip:
+        return _with_options(fault.tip, line)
+    if fault.message.startswith("is required") and fault.pointer in _REQUIRED:
+        return _with_options(_REQUIRED[fault.pointer], line)
+    return _with_nearest(fault, line)
+
+
+def _with_nearest(fault: FieldError, line: Line) -> Line | None:
+    """Return the line with the nearest legal value, where it was typed or as an option more."""
+    name, key = option_of(fault.pointer)
+    right = re.split(r", | or | \(", _as_typed(fault.nearest or "", name))[0].strip()
+    if not right or right[0] in '[{"':
+        return None
+    if right.startswith("--"):
+        return _with_options(right, line.without(_ARGUMENT if name == "argument" else name, fault.wrong))
+    if name == "argument":
+        return line.with_value(fault.wrong, right, (_ARGUMENT,))
+    names = _HARDWARE if name in _HARDWARE else (name, _ARGUMENT) if name == "--model" else (name,)
+    replaced = line.with_value(fault.wrong, right, () if name == "" else names) if fault.wrong else None
+    if replaced is not None or not name:
+        return replaced
+    return line.with_option(name, f"{key}={right}" if key else right)
+
+
+def _as_typed(nearest: str, name: str) -> str:
+    """Return the nearest value as an option states it: a bound as LOW:HIGH."""
+    return re.sub(r"\[(\S+), (\S+)\]", r"\1:\2", nearest) if name == "--bound" else nearest
+
+
+def _with_options(words: str, line: Line) -> Line | None:
+    """Return the line with options as they are typed; None if the command lacks one of them."""
+    changed: Line | None = line
+    for word in _words(shlex.split(words), line.command):
+        if changed is not None and word.name == "--model" and changed.option("--model") is not None:
+            changed = replace(changed, words=tuple(one for one in changed.words if one.name))
+        changed = changed and changed.with_option(word.name, word.value)
+    return changed
+
+
+def option_of(pointer: str) -> tuple[str, str]:
+    """Return the option that states a field, and the name within it (``--pin``, ``tp``); empty: none."""
+    if not pointer.startswith("/"):
+        return pointer, ""
+    parts = pointer.strip("/").split("/")
+    if parts[0] == "configuration" and len(parts) > 1:
+        return "--set", parts[1]
+    if parts[:2] == ["cluster", "groups"]:
+        last = {"gpu": "--gpu", "num_nodes": "--num-nodes", "gpus_per_node": "--gpus-per-node"}
+        return last.get(parts[-1], ""), ""
+    if parts[-1] == "name" and parts[0] in ("model", "cluster"):
+        return f"--{parts[0]}", ""
+    for names, key in ((parts, ""), (parts[:-1], parts[-1])):
+        option = next((name for name, row in OPTIONS.items() if row.path == ".".join(names)), None)
+        row = OPTIONS[option].option if option else None
+        if option and row is not None and (not key or row.repeats):
+            return f"--{option.replace('_', '-')}", "" if key.isdecimal() else key
+    known = len(parts) == 1 or parts[0] == "sweep"
+    return (f"--{parts[0].replace('_', '-')}", "") if known else ("", "")
+
+
+# --------------------------------------------------------------------------------------------------
+# Where to look what is legal.
+
+
+def _looked_up(fault: FieldError, line: Line) -> str:
+    """Return the command that lists the legal values of a field, or the help of the command."""
+    from meshwright.service.requests.schema import listed_values  # noqa: PLC0415 - only for an error
+
+    name, key = option_of(fault.pointer)
+    if fault.pointer.startswith("/workload/framework_options"):
+        name, key = "--framework-options", ""
+    if name in _LISTS:
+        return _LISTS[name]
+    if name and not (key and key != "0") and listed_values(name.removeprefix("--")):
+        return f"meshwright values {name.removeprefix('--')}"
+    return shlex.join(["meshwright", *line.path, _help_of(line, name)])
+
+
+def _help_of(line: Line, name: str) -> str:
+    row = OPTIONS.get(name.removeprefix("--").replace("-", "_"))
+    is_common = row is None or row.option is None or row.option.group == COMMON
+    return _HELP if is_common or line.option("--help-all") is None else "--help-all"

@@ -1,0 +1,234 @@
+"""Every error ends with a command to paste, which the command line takes.
+
+Errors are those of the reviewed requests (``tests/golden/requests``), of every option with a value that it
+does not take, and of what people type (``TYPED``).
+"""
+
+import itertools
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from typer.exceptions import TyperException
+
+from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, UnknownNameError
+from meshwright.service.cli.main import app
+from meshwright.service.cli.options import read_request
+from meshwright.service.cli.terminal import report, report_usage
+from meshwright.service.cli.tips import Line, tips_of
+from meshwright.service.requests.fields import OPTIONS, patch_of, tip_of
+from meshwright.service.requests.jobs import read_job_request
+from meshwright.service.requests.parse import parse_problem
+from tests.golden.requests.test_requests import FILE, request_with
+from tests.served.commands import commands, leaves
+
+EVERY = 1 if os.environ.get("MESHWRIGHT_TEST_DRAWS") else 3  # of the reviewed requests
+BATCH = "--global-batch-size 64 --seq-length 4096"
+LONG_LIST = re.compile(r"[^\s,]+(?:, (?!or )[^\s,]+){8,}")
+BAD_VALUES = ("x", "-1", "0", "1e30", "foo=1", "[", "")
+PIECES = ["a", "b,c", "dgx-h10", "tp=x,9"]
+
+
+def requires_a_tip(typed: Sequence[str], printed: str) -> str:
+    """Return the last line's command, after checking what holds of every error."""
+    assert not re.search(r"Allowed: 0(?![ .,\d])", printed), printed
+    assert not LONG_LIST.search(printed.partition("\ntip: ")[0]), printed
+    *_, last = printed.rstrip("\n").split("\n")
+    assert last.startswith("tip: meshwright "), printed
+    words = shlex.split(last.removeprefix("tip: "))[1:]
+    assert words != list(typed), f"{last} is what was typed"
+    require_command(words)
+    return shlex.join(words)
+
+
+def require_command(words: Sequence[str]) -> None:
+    """Require that the command line takes the words: a command, its options and their values."""
+    command, rest = commands(), list(words)
+    while hasattr(command, "commands") and rest and rest[0] in command.commands:
+        command = command.commands[rest.pop(0)]
+    if rest in (["--help"], ["--help-all"]):
+        assert any(rest[0] in one.opts for one in command.params) or rest == ["--help"]
+        return
+    assert not hasattr(command, "commands"), words
+    command.make_context("meshwright", rest)
+
+
+def printed_of(typed: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what a command line prints on stderr."""
+    try:
+        app([*typed], prog_name="meshwright", standalone_mode=False)
+    except PlannerError as fault:
+        report(fault, commands(), typed)
+    except TyperException as fault:
+        report_usage(fault, commands(), typed)
+    return capsys.readouterr().err
+
+
+# --------------------------------------------------------------------------------------------------
+# What people type.
+
+TYPED = (  # words, and the command under the error
+    (
+        f"plan llama-3.1-8b --cluster dgx-h100 --num-nodes 2 --cluster dgx-a100 --num-nodes 4 {BATCH}",
+        f"plan llama-3.1-8b {BATCH} --nodes 2xdgx-h100,4xdgx-a100",
+    ),
+    (
+        f"plan llama-3.1-8b --gpus 4xh100 --lora-rank 16 --launcher megatron-lm {BATCH}",
+        f"plan llama-3.1-8b --gpus 4xh100 --lora-rank 16 --launcher trl {BATCH}",
+    ),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --launcher=fsdp",
+     f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --launcher torchtitan"),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --launcher zzz", "values launcher"),
+    (f"plan llama-3.1-8b --gpu 'M3 Max' {BATCH}", "gpus"),
+    (f"plan llama-3.1-8b --cluster dgx-h10 {BATCH}", f"plan llama-3.1-8b --cluster dgx-h100 {BATCH}"),
+    (f"plan llama-3.1-8b --cluster nowhere {BATCH}", "clusters"),
+    (f"plan llama-3.1-8c --gpus 8xh100 {BATCH}", f"plan llama-3.1-8b --gpus 8xh100 {BATCH}"),
+    (f"plan --model llama-3.1-8c --gpus 8xh100 {BATCH}",
+     f"plan --model llama-3.1-8b --gpus 8xh100 {BATCH}"),
+    ("plan llama-3.1-8b --num-nodes '32 gpus' --gpu h100", "plan llama-3.1-8b --gpu h100 --num-gpus 32"),
+    ("plan llama-3.1-8b --gpus 8xh100 --global-batch-size 4M",
+     "plan llama-3.1-8b --gpus 8xh100 --global-batch-size 4M --seq-length 8192"),
+    (f"plan llama-3.1-8b --gpu h100,a100 {BATCH}", f"plan llama-3.1-8b {BATCH} --nodes 1xh100,1xa100"),
+    (f"plan llama-3.1-8b --gpus h100 {BATCH}", f"plan llama-3.1-8b --gpus 8xh100 {BATCH}"),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tpp=4 --pin pp=2",
+     f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tp=4 --pin pp=2"),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin mbs=0 --pin pp=2",
+     f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin mbs=1 --pin pp=2"),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin foo=4", "values pin"),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --allow foo", "values allow"),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --bound tp=8:4",
+     f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --bound tensor_parallel_size=4:8"),
+    (f"plan my-org/private-model --gpus 8xh100 {BATCH}",
+     f"plan --gpus 8xh100 {BATCH} --model ./config.json"),
+    (f"plan train.py --gpus 8xh100 {BATCH}", f"plan --gpus 8xh100 {BATCH} --from-capture train.py"),
+    (f"predict llama-3.1-8b --gpus 8xh100 {BATCH} --pin tp=8",
+     f"predict llama-3.1-8b --gpus 8xh100 {BATCH} --set tp=8"),
+    (f"plan llama-3.1-8b --gpus 8xh100 --cluster=dgx-h100 {BATCH}",
+     f"plan llama-3.1-8b --gpus 8xh100 {BATCH}"),
+    ("plan --gpus 8xh100",
+     "plan --gpus 8xh100 --model llama-3.1-8b --global-batch-size 512 --seq-length 8192"),
+    ("plan llama-3.1-8b --modle x", "plan llama-3.1-8b --model x"),
+    ("plan llama-3.1-8b --num-nodes 2 --num-nodes 4", "plan llama-3.1-8b --num-nodes 2,4"),
+    ("plan llama-3.1-8b --seq-length 8q", "plan --help"),
+    ("plan llama-3.1-8b --max-oom-probability x", "plan --help-all"),
+    ("memory llama-3.1-8b --num-gpus 9", "memory llama-3.1-8b --num-gpus 8"),
+    ("exprot 1", "export 1"),
+    ("plna", "plan --help"),
+    ("jobs lits", "jobs list --help"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "command"), TYPED)
+def test_the_tip_is_the_command_that_was_typed_with_the_one_change(
+    words: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = shlex.split(words)
+    assert requires_a_tip(typed, printed_of(typed, capsys)) == command
+
+
+# --------------------------------------------------------------------------------------------------
+# Every error that is drawn.
+
+
+def refused_requests() -> Iterator[InvalidProblemError]:
+    rows = (json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines())
+    refused = [(base, changes) for base, changes, found in rows if isinstance(found, str)]
+    for base, changes in refused[::EVERY]:
+        request = request_with(base, changes)
+        request.pop("configuration", None)
+        try:
+            read_job_request(request, parse_problem)
+        except InvalidProblemError as fault:
+            yield fault
+
+
+def test_every_error_of_a_request_ends_with_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    typed, seen = ["plan", "problem.json"], 0
+    for seen, fault in enumerate(refused_requests(), start=1):  # noqa: B007 - the number is held below
+        report(fault, commands(), typed)
+        requires_a_tip(typed, capsys.readouterr().err)
+    assert seen > 60
+
+
+def test_every_option_with_a_value_that_it_does_not_take_ends_with_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    usual = {"model": "llama-3.1-8b", "global_batch_size": "64", "seq_length": 4096, "gpus": "8xh100"}
+    seen = set[str]()
+    for (name, row), value in itertools.product(OPTIONS.items(), (*BAD_VALUES, *PIECES)):
+        kind = row.option.kind if row.option else str
+        try:
+            given = value if kind in (str, bool) else kind(value)
+            given = [given] if row.option and row.option.repeats else given
+            asked: dict[str, Any] = {**usual, name: given}
+            parse_problem(read_request(**asked))
+        except InvalidProblemError as fault:
+            typed = ["plan", "llama-3.1-8b", *shlex.split(BATCH), f"--{name.replace('_', '-')}={value}"]
+            report(fault, commands(), typed)
+            requires_a_tip(typed, capsys.readouterr().err)
+            seen.add(name)
+        except (ValueError, OverflowError):
+            continue
+    assert len(seen) > 35
+
+
+@pytest.mark.parametrize("path", sorted(path for path, _ in leaves()))
+def test_every_usage_error_ends_with_a_command(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = dict(leaves())[path]
+    options = [one.opts[-1] for one in command.params if one.param_type_name == "option"]
+    numbers = [one for one in options if dict_of(command)[one].type_descriptor.annotation in (int, float)]
+    for words in (["--nosuch"], *([one, "x"] for one in numbers), *([one] for one in options[:2])):
+        typed = [*path.split(), *words]
+        try:
+            command.make_context(path, list(words))
+        except TyperException as fault:
+            report_usage(fault, commands(), typed)
+            printed = capsys.readouterr().err
+            if printed.startswith("error: "):
+                requires_a_tip(typed, printed)
+
+
+def dict_of(command: Any) -> dict[str, Any]:  # noqa: ANN401 - Typer keeps the type of commands to itself
+    return {one.opts[-1]: one for one in command.params}
+
+
+# --------------------------------------------------------------------------------------------------
+# Lists of names.
+
+
+def test_of_many_names_a_sentence_shows_the_nearest_five_and_their_number() -> None:
+    names = [f"name-{letter}" for letter in "abcdefghi"]
+    few = UnknownNameError.among("/x", "zzzz", names[:8]).errors[0].sentence()
+    many = UnknownNameError.among("/x", "zzzz", names).errors[0].sentence()
+    assert few.endswith(f"Allowed: {', '.join(names[:8])}")
+    assert many.endswith("Allowed: name-a, name-b, name-c, name-d, name-e, … (9 in all)")
+    near = FieldError(pointer="/x", message='"name-i" is wrong', allowed=", ".join(names))
+    assert "name-i, … (9 in all)" in near.sentence()
+
+
+def test_a_tip_is_a_merge_patch_for_a_program() -> None:
+    assert patch_of("--launcher trl") == {"launcher": "trl"}
+    assert patch_of("--seq-length 8192") == {"workload": {"seq_length": 8192}}
+    assert patch_of("--force") is None
+    assert tip_of({"workload": {"seq_length": 8192}}) == "--seq-length 8192"
+    assert tip_of(None) == ""
+
+
+def test_the_patch_of_a_tip_gives_the_request_an_answer() -> None:
+    request = {
+        "model": "llama-3.1-8b", "cluster": "dgx-h100", "launcher": "megatron-lm",
+        "workload": {"global_batch_size": 64, "seq_length": 4096, "lora_rank": 16},
+    }  # fmt: skip
+    with pytest.raises(InvalidProblemError) as refused:
+        parse_problem(request)
+    patch = patch_of(refused.value.errors[0].tip)
+    assert parse_problem({**request, **(patch or {})}).launcher == "trl"
+
+
+def test_a_command_without_the_option_of_a_tip_gets_its_help() -> None:
+    fault = FieldError(pointer="/plan", message="x", tip="--launcher trl")
+    assert tips_of([fault], Line.of(["compare", "1", "2"], commands())) == ["meshwright compare --help"]
