@@ -60,6 +60,7 @@ class Job:
     cancel_requested: bool
     links: Mapping[str, str]
     model: str | None = None  # its name in the request
+    title: str | None = None  # the question in a line
     owner: str | None = None  # id of the key that submitted it
     labels: Mapping[str, str] | None = None
     cpu_s: float | None = None  # CPU seconds of its workers

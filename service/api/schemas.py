@@ -60,6 +60,7 @@ class JobView(ApiAnswer):
     expires_at: datetime  # unclaimed until then: expired
     priority: int  # 0 goes before 9 among this tenant's own
     model: str | None = None  # its name in the request
+    title: str | None = None  # the question in a line; a fleet has a name
     owner: str | None = None  # id of the key that submitted it
     labels: dict[str, str] | None = None
     cpu_s: float | None = None  # CPU seconds of its workers

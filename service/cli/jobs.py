@@ -108,14 +108,14 @@ def list_jobs(
         (
             job["id"],
             job["state"],
-            job.get("model") or "–",
+            job.get("title") or job.get("model") or "–",
             _minute(job["created_at"]),
             _minute(job.get("finished_at")),
             *(selector_of(job.get("labels") or {}) for _ in labelled),
         )
         for job in page["jobs"]
     ]
-    screen().print(plain_table(("job", "state", "model", "created", "finished", *labelled), rows))
+    screen().print(plain_table(("job", "state", "question", "created", "finished", *labelled), rows))
 
 
 def _minute(moment: str | None) -> str:

@@ -63,6 +63,7 @@ class JobSummary:
     point: Mapping[str, Any] | None  # its values, and the job that had answered it before
     num_children: int | None  # of a sweep
     model: str | None  # its name in the question
+    title: str | None  # the question in a line; none of jobs of older releases
     owner: str | None  # id of the key that submitted it
     labels: Mapping[str, str] | None
     cpu_s: float | None  # of its workers
@@ -170,6 +171,7 @@ class NewJob:
     owner: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     kind: str | None = None
+    title: str | None = None  # the question in a line
 
 
 def _stated(new: NewJob) -> dict[str, Any]:
@@ -185,6 +187,7 @@ def _stated(new: NewJob) -> dict[str, Any]:
         "traceparent": new.origin.traceparent,
         "owner": new.owner,
         "model": name_in(new.request, "model"),
+        "title": new.title and new.title[:MAX_NAME],
         "labels": dict(new.labels) or None,
         "kind": new.kind,
     }
@@ -393,6 +396,7 @@ class NewChild:
 
     values: Mapping[str, object]
     request: Mapping[str, object]
+    title: str | None = None
     cache_key: str = ""  # shared with an earlier answer to the same request
     known: str | None = None
 
@@ -404,6 +408,7 @@ def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChil
     own = {"labels": None}  # lists name the sweep
     for position, child in enumerate(children):
         values = {**job_values(new), **own, "id": f"{stem}{position:04x}", "request": child.request}
+        values["title"] = child.title and child.title[:MAX_NAME]
         values |= {"parent_id": new.id, "position": position}
         values["point"] = {"values": dict(child.values), "reused_from": child.known}
         if child.known is None or not _copy(connection, new.tenant, child.known, values):

@@ -81,6 +81,7 @@ jobs = Table(
     # What lists of jobs ask for.
     Column("owner", String(16)),  # the key that submitted it
     Column("model", String(200)),  # its name in the request; a trigger writes it where code does not
+    Column("title", String(200)),  # the question in a line; none of what older code adds
     Column("labels", JSON(none_as_null=True)),  # as ``job_labels`` has them
     Column("cpu_s", Double),  # of every worker that had it and could say so
     Column("kind", String(16)),  # fleet; every other job has none

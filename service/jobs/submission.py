@@ -19,6 +19,7 @@ from meshwright.service.db.records import (
 )
 from meshwright.service.jobs.answers import cache_key_of, versions_of
 from meshwright.service.jobs.states import DEFAULT_PRIORITY, FLEET
+from meshwright.service.report.question import sweep_title, title_of
 from meshwright.service.requests.jobs import Sweep
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.solver.problem import Problem
@@ -62,6 +63,7 @@ class StoredSubmission:
     cache_key: str
     time_limit_s: float
     kind: str | None = None  # fleet
+    title: str | None = None  # in a line; none of a fleet, which has a name
     parts: tuple[NewChild, ...] = ()  # of a sweep
 
 
@@ -84,16 +86,19 @@ def question_of(tenant: str, submission: Submission) -> StoredSubmission:
     request, key = _canonical(tenant, problem)
     limit_s = problem.options.time_limit_s
     if sweep is None:
-        return StoredSubmission(request=request, cache_key=key, time_limit_s=limit_s)
+        return StoredSubmission(
+            request=request, cache_key=key, time_limit_s=limit_s, title=title_of(problem)
+        )
     parts = []
     for point, one in zip(sweep.points, sweep.problems, strict=True):
         own, own_key = _canonical(tenant, one)
-        parts.append(NewChild(values=point.values, request=own, cache_key=own_key))
+        parts.append(NewChild(values=point.values, request=own, title=title_of(one), cache_key=own_key))
     key = sweep_key(tenant, [part.values for part in parts], [part.cache_key for part in parts])
     return StoredSubmission(
         request={**request, "sweep": {name: list(given) for name, given in sweep.axes.items()}},
         cache_key=key,
         time_limit_s=limit_s,
+        title=sweep_title(problem, sweep.axes, len(parts)),
         parts=tuple(parts),
     )
 
@@ -117,6 +122,7 @@ def add(
         request=question.request,
         time_limit_s=question.time_limit_s,
         kind=question.kind,
+        title=question.title,
         queue_timeout_s=submission.deadline_s or timeout_s,
         priority=submission.priority,
         origin=submission.origin,

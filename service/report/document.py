@@ -14,6 +14,7 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import Bars, memory_bars, waterfall_bars
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
 from meshwright.service.report.charts.timeline import TimelineChart, timeline_chart
+from meshwright.service.report.question import title_of
 from meshwright.service.report.rank_map import RankMap, rank_map
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
@@ -24,7 +25,6 @@ from meshwright.service.report.verdict import (
     facts_of,
     question_of,
     reasons_of,
-    title_of,
     verdict_of,
 )
 from meshwright.service.report.what_if import WhatIfs

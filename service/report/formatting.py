@@ -181,6 +181,16 @@ def recompute(configuration: Configuration) -> str:
     return f"full ×{configuration.recompute_layers}"
 
 
+def layout_words(configuration: Configuration) -> str:
+    """Return how GPUs divide the work: ``tensor 4 · pipeline 4 · data 8``; one of them: ``1 GPU``."""
+    divided = [
+        f"{called} {getattr(configuration, name)}"
+        for name, called in LONG_NAMES.items()
+        if VARIABLES[name].scope == "mesh" and getattr(configuration, name) != VARIABLES[name].off
+    ]
+    return " · ".join(divided) or "1 GPU"
+
+
 def configuration_words(configuration: Configuration, names: Mapping[str, str] | None = None) -> str:
     """Return ``tp 8 · pp 4 · dp 4 · zero 1 · mbs 1``: sizes that are on, micro-batch, recomputation.
 

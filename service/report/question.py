@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+
 from rich.text import Text
 
 from meshwright.profiles.figures import tied
@@ -9,6 +12,7 @@ from meshwright.profiles.frameworks import FORMATS
 from meshwright.service.report.formatting import count, wrapped
 from meshwright.solver.problem import Problem, Workload
 
+_MOST_TYPES = 3  # of GPUs that a title names
 _LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
 
 
@@ -60,6 +64,37 @@ def images_words(problem: Problem) -> str:
         return ", no images"
     what = "image" if number == 1 else "images"
     return f", {number:g} {what} of {load.tokens / number:.0f} tokens each"
+
+
+def title_of(problem: Problem) -> str:
+    """Return the question in a line: ``Qwen3 8B LoRA on 4 × A100 40 GB``."""
+    return f"{_subject(problem)} on {_hardware(problem)}"
+
+
+def sweep_title(problem: Problem, axes: Collection[str], num_points: int) -> str:
+    """Return the title of a sweep, without the hardware where that is what it varies."""
+    about = _subject(problem) if {"num_nodes", "cluster"} & set(axes) else title_of(problem)
+    return f"{about}, a sweep of {num_points} points"
+
+
+def _subject(problem: Problem) -> str:
+    """Return the model, and what of it is trained if that is not all."""
+    model, workload = clean(problem.model.title), problem.workload
+    if workload.lora_rank:
+        return f"{model} {'QLoRA' if workload.base_precision.startswith('nf4') else 'LoRA'}"
+    return f"{model} with frozen {' and '.join(workload.frozen)}" if workload.frozen else model
+
+
+def _hardware(problem: Problem) -> str:
+    """Return GPUs by their type: ``16 × H100 80 GB + 32 × A100 80 GB``."""
+    number = Counter[str]()
+    for group in problem.cluster.groups:
+        number[group.gpu.display_name.replace(" SXM ", " ")] += group.num_gpus
+    counts = [*number.items()]
+    words = [f"{count} × {clean(name)}" for name, count in counts[:_MOST_TYPES]]
+    words += ["other GPUs"] * (len(counts) > _MOST_TYPES)
+    smaller = any(nodes < problem.cluster.num_nodes for nodes in problem.options.num_nodes)
+    return f"{'up to ' * smaller}{' + '.join(words)}"
 
 
 def clean(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 from meshwright.profiles.figures import percent, seconds_like
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import StackedBar, memory_bar, step_bar
-from meshwright.service.report.question import clean, question_words
+from meshwright.service.report.question import clean, question_words, title_of
 from meshwright.service.report.sentences import (
     HOPELESS,
     closest_words,
@@ -62,11 +62,6 @@ class Verdict:
     remedies: tuple[tuple[str, str], ...] = ()  # changes, each with its plan
     closest: str = ""  # plan_id of the plan nearest to fitting, or of the soonest one
     skipped: tuple[str, ...] = ()  # launchers without a plan, each with its reasons
-
-
-def title_of(problem: Problem) -> str:
-    """Return model and cluster."""
-    return f"{clean(problem.model.title)} on {clean(problem.cluster.title)}"
 
 
 def question_of(problem: Problem) -> tuple[Fact, ...]:
@@ -159,7 +154,7 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
     remedies = tuple(map(remedy_words, found.remedies)) or tuple((change, "") for change in found.changes)
     near, closest = found.nearest, found.closest
     if closest is not None and _is_near(closest):
-        sentence = f"{title_of(problem)}: {found.verdict}"
+        sentence = found.verdict
     elif near is not None and near.needed_bytes > near.limit_bytes:
         missing = figures.gib(near.needed_bytes - near.limit_bytes)
         lacks = f"the nearest plan lacks {missing} GiB on each GPU of stage {near.stage}"
@@ -171,7 +166,7 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         kind="infeasible",
         badge="nothing fits",
         sentence=sentence,
-        certainty=answer.certainty,
+        certainty="" if sentence == answer.certainty else answer.certainty,
         nearest=_missing(near) if near is not None else None,
         reasons=tuple(map(figures.sentence_case, (*found.reasons, *conflicts))),
         remedies=remedies,

@@ -15,9 +15,10 @@ from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
 from meshwright.service.report.formatting import gib, seconds, with_questions
+from meshwright.service.report.question import sweep_title, title_of
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
-from meshwright.service.report.verdict import Fact, Verdict, question_of, title_of, verdict_of
+from meshwright.service.report.verdict import Fact, Verdict, question_of, verdict_of
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Problem
@@ -96,7 +97,7 @@ def measured_words(one: PlanFigures) -> str:
 
 def job_rows(jobs: Jobs, tenant: str, found: Sequence[JobSummary]) -> list[JobRow]:
     """Return the lines of a list."""
-    headings = jobs.headings(tenant, [job.id for job in found])
+    headings = jobs.headings(tenant, [job.id for job in found if job.title is None])
     return [_row(job, headings.get(job.id)) for job in found]
 
 
@@ -106,20 +107,28 @@ def _row(job: JobSummary, heading: QuestionHeading | None) -> JobRow:
     took_s = None
     if job.started_at_s is not None and job.finished_at_s is not None:
         took_s = job.finished_at_s - job.started_at_s
-    about = f"{heading.model} on {heading.num_nodes} × {heading.cluster}" if heading else job.id[:8]
-    if job.kind == FLEET and heading:
-        about = f"{heading.fleet}, a fleet on {heading.num_nodes} × {heading.cluster}"
     return JobRow(
         id=job.id,
         state=job.state,
         words=STATE_WORDS[job.state],
-        title=about if job.num_children is None else f"{about}, a sweep of {job.num_children}",
+        title=job.title or _heading_words(job, heading),
         path=path_of(job),
         created_at_s=job.created_at_s,
         took="" if took_s is None else seconds(took_s),
         best="" if step_s is None else seconds(step_s),
         is_open=job.state not in TERMINAL_STATES,
     )
+
+
+def _heading_words(job: JobSummary, heading: QuestionHeading | None) -> str:
+    """Return what a fleet, or a job of an older release, is called in lists."""
+    if heading is None:
+        return job.id[:8]
+    where = f"{heading.num_nodes} × {heading.cluster}"
+    if job.kind == FLEET:
+        return f"{heading.fleet}, a fleet on {where}"
+    about = f"{heading.model} on {where}"
+    return about if job.num_children is None else f"{about}, a sweep of {job.num_children}"
 
 
 def path_of(job: JobSummary) -> str:
@@ -203,8 +212,7 @@ def named(job: JobRecord) -> tuple[str, tuple[Fact, ...]]:
         return job.id, ()
     if not (axes := job.request.get("sweep")):
         return title_of(problem), question_of(problem)
-    where = "" if {"num_nodes", "cluster"} & set(axes) else f" on {problem.cluster.title}"
     swept = " · ".join(point_words({name: ", ".join(map(str, values))}) for name, values in axes.items())
     fixed = [one for one in question_of(problem) if one.label != "Batch" or not _BATCH & set(axes)]
-    title = f"{problem.model.title}{where}, a sweep of {job.num_children} points"
+    title = sweep_title(problem, axes, job.num_children or 0)
     return title, (*fixed, Fact(label="Sweep", value=swept))

@@ -59,7 +59,7 @@ def test_ten_thousand_plans_come_a_page_at_a_time(
     expect(page.get_by_text("Plans 26 to 50")).to_be_visible()
     expect(rows).to_have_count(25)
     page.get_by_role("link", name="Plan 30 in full").click()
-    expect(page.get_by_role("heading", name="Plan 30", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Plan 30: ")).to_be_visible()
 
 
 SELECTED = """selects => selects.filter(select => {

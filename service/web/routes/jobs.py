@@ -113,6 +113,7 @@ async def what_if(request: Request, job_id: str, service: ServiceDep, tenant: Te
         return page(
             request,
             "what_if.html",
+            title=views.named(job)[0],
             job=job,
             grid=what_ifs(problem, profile, answer, method=method, budget_s=WHAT_IF_BUDGET_S),
         )

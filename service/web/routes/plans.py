@@ -17,7 +17,7 @@ from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
 from meshwright.service.jobs.answers import answer_of
-from meshwright.service.report.formatting import configuration_words
+from meshwright.service.report.formatting import configuration_words, layout_words
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
@@ -43,7 +43,15 @@ def show_plan(
     document = report_of(answer, problem, profile, ReportOptions(what_if="none"))
     best = jobs.plans(tenant, job.id, page_size=1, page_token=None)[1].items
     best_id = best[0]["plan_id"] if best else plan_id  # the closest is alone
-    return page(request, "plan.html", job=job, document=document, plan=document.plans[0], best_id=best_id)
+    return page(
+        request,
+        "plan.html",
+        job=job,
+        document=document,
+        name=_name_of(whole.plans[0]),
+        plan=document.plans[0],
+        best_id=best_id,
+    )
 
 
 @router.get("/compare", dependencies=[READS])
@@ -97,7 +105,7 @@ def show_files(
         job=job,
         title=named(job)[0],
         plan_id=plan_id,
-        rank=plan.rank,
+        name=_name_of(plan),
         words=configuration_words(plan.config),
         launcher=chosen,
         launchers=launcher_names(),
@@ -153,6 +161,11 @@ def download(
         media_type="text/plain; charset=utf-8",
         headers={**HEADERS, "Content-Disposition": f'attachment; filename="{saved}"'},
     )
+
+
+def _name_of(plan: Plan) -> str:
+    """Return ``Plan 2: tensor 4 · data 8``."""
+    return f"{f'Plan {plan.rank}' if plan.rank else 'Closest plan'}: {layout_words(plan.config)}"
 
 
 def _writes(launcher: str, plan: Plan, problem: Problem) -> bool:
