@@ -383,7 +383,7 @@ class Client:
 
         A plan of a finished job is priced under its own switches, precision, optimizer and launcher.
         """
-        body: dict[str, object] = {"problem": dict(problem)}
+        body = dict(problem)
         if isinstance(configuration, Plan):
             body["plan"] = configuration.plan_id
         elif configuration is not None:

@@ -58,6 +58,8 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         summary="Model, cluster and batch in; a ranking of parallel configurations out, proved under our "
         "model, over the switches that were searched.",
         version=version_of("meshwright"),
+        openapi_tags=openapi.TAGS,
+        servers=openapi.SERVERS,
         lifespan=lifespan,
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
@@ -81,7 +83,11 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
     """Every route, made ready once a process: that takes far longer than all else."""
-    every = APIRouter(responses=declared(421, 500))
+    every = APIRouter(
+        responses=declared(421, 500),
+        # A client's generator makes a method of each name: submit_job, list_jobs.
+        generate_unique_id_function=lambda route: route.name,
+    )
     for part in (
         jobs, fleets, plans, reports, shares, predictions, profiles, catalogs, keys, use, probes
     ):  # fmt: skip

@@ -39,6 +39,22 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
 EXAMPLES = Path(__file__).with_name("examples.json")  # recorded: benchmarks.reference.api_examples
+SERVERS = [{"url": "/", "description": "the service that sends this document"}]
+TAGS = [
+    {"name": name, "description": description}
+    for name, description in (
+        ("jobs", "Submit a question, follow its search, and read the ranked plans."),
+        ("fleets", "Share one cluster among several training jobs: nodes, layout and time of each."),
+        ("plans", "Read plans of all jobs, export their launch files, verify them, report measured runs."),
+        ("reports", "Read answers and plans as pages that need no service, and share them by links."),
+        ("predictions", "Predict step time and memory of a configuration or a launch file of your own."),
+        ("profiles", "Keep measured and calibrated profiles of your clusters."),
+        ("catalogs", "Read the models, clusters and GPU types of the catalog; add your own."),
+        ("keys", "Administer keys and tenants, and read what administrators did."),
+        ("use", "See who used how much, and which workers are alive."),
+        ("probes", "Ask whether the process lives and can serve; its metrics for Prometheus."),
+    )
+]
 _REF = "#/components/schemas/{model}"
 
 
@@ -125,6 +141,25 @@ def _job_request() -> dict[str, Any]:
     }
 
 
+def _predictions() -> dict[str, Any]:
+    """Return the bodies of a prediction: a question as a job's, and what is priced."""
+    problem = ProblemRequest.model_json_schema(ref_template=_REF)
+    nested = {
+        "type": "object",
+        "description": "the question in one part, instead of model, cluster, workload, … next to it",
+    }
+    return {
+        name: {
+            "title": name,
+            "type": "object",
+            "additionalProperties": False,
+            "required": [next(iter(own))],
+            "properties": {**problem["properties"], **_SCHEMA, "problem": nested, **own},
+        }
+        for name, own in _PREDICTIONS.items()
+    }
+
+
 def _texts_of(description: str, most: int, longest: int) -> dict[str, Any]:
     return {
         "type": "object",
@@ -173,48 +208,17 @@ JOB_BODY = json_body_of(
         ]
     }
 )
-PREDICTION_BODY = json_body_of(
-    {
-        "oneOf": [
-            {
-                "type": "object",
-                "required": ["problem", "configuration"],
-                "additionalProperties": False,
-                "properties": {
-                    "problem": {"$ref": _REF.format(model="ProblemRequest")},
-                    "configuration": _PARTIAL,
-                },
-            },
-            {
-                "type": "object",
-                "required": ["problem", "launch_file"],
-                "additionalProperties": False,
-                "properties": {
-                    "problem": {
-                        "type": "object",
-                        "required": ["cluster"],
-                        "description": "as a ProblemRequest; model and workload only where the files do "
-                        "not tell them",
-                    },
-                    "launch_file": _LAUNCH_FILE,
-                    "configuration": _PARTIAL,
-                },
-            },
-            {
-                "type": "object",
-                "required": ["plan"],
-                "additionalProperties": False,
-                "properties": {
-                    "problem": {
-                        "$ref": _REF.format(model="ProblemRequest"),
-                        "description": "default: the problem of the newest job that found the plan",
-                    },
-                    "plan": {"type": "string", "description": "plan_id of a plan that a job found"},
-                },
-            },
-        ]
-    }
-)
+_PREDICTIONS: Mapping[str, Mapping[str, Any]] = {  # by the name of their schema
+    "ConfigurationPrediction": {"configuration": _PARTIAL},
+    "LaunchFilePrediction": {"launch_file": _LAUNCH_FILE, "configuration": _PARTIAL},
+    "PlanPrediction": {
+        "plan": {
+            "type": "string",
+            "description": "plan_id of a plan that a job found; by default its newest job's question",
+        }
+    },
+}
+PREDICTION_BODY = json_body_of({"anyOf": [{"$ref": _REF.format(model=name)} for name in _PREDICTIONS]})
 
 PROFILE_BODY = json_body_of(
     {
@@ -460,7 +464,9 @@ def install(app: FastAPI) -> None:
             ref_template=_REF,
         )
         document["components"]["schemas"].update(
-            definitions["$defs"], JobRequest=_job_request(), PartialConfiguration=_partial_configuration()
+            {**definitions["$defs"], **_predictions()},
+            JobRequest=_job_request(),
+            PartialConfiguration=_partial_configuration(),
         )
         _add_examples(document)
         return document

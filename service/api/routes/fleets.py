@@ -147,7 +147,7 @@ def list_fleets(query: Annotated[ListQuery, Query()], jobs: JobsDep, caller: Cal
     responses={304: {"description": "Unchanged since If-None-Match"}, **declared(404)},
     summary="Look at a fleet",
 )
-async def read_fleet_job(
+async def read_fleet(
     request: Request,
     fleet_id: str,
     service: ServiceDep,
@@ -168,7 +168,7 @@ async def read_fleet_job(
     responses=declared(404, 409),
     summary="Report of a fleet",
 )
-def fleet_report(fleet_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
+def report_fleet(fleet_id: str, service: ServiceDep, tenant: TenantDep) -> Response:
     """The schedule of an answered fleet as one self-contained page: proof, Gantt chart, table and rules."""
     return page_of_fleet(fleet_of(service, tenant, fleet_id))
 
@@ -194,7 +194,7 @@ async def export_fleet(
     responses={200: {"content": {"application/zip": {}}}, **declared(404, 409)},
     summary="Launch files and start list of a fleet, as an archive",
 )
-async def export_archive(
+async def export_fleet_archive(
     request: Request, fleet_id: str, service: ServiceDep, tenant: TenantDep
 ) -> Response:
     """The files of ``export`` as a zip archive; scripts are executable."""

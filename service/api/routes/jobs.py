@@ -121,7 +121,7 @@ def submission_of(
     openapi_extra=JOB_BODY,
     summary="Submit a problem",
 )
-def submit(
+def submit_job(
     request: Request,
     body: BodyDep,
     *,
@@ -225,7 +225,7 @@ async def looked_at(
     responses={**EVENTS, **declared(404)},
     summary="Follow a job",
 )
-async def follow(
+async def follow_job(
     job_id: str,
     service: ServiceDep,
     tenant: TenantDep,
@@ -272,7 +272,7 @@ def delete_job(job_id: str, service: ServiceDep, caller: CallerDep) -> None:
     responses=declared(404, 408, 413),
     summary="Cancel a job",
 )
-def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDep) -> Response:
+def cancel_job(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDep) -> Response:
     """Cancel a job and, of a sweep, its points; repeating it, or a finished job, changes nothing."""
     return _detail(jobs.cancel(tenant, job_id, key=idempotency_key))
 
@@ -372,7 +372,7 @@ def read_replan(job_id: str, replan_id: str, service: ServiceDep, tenant: Tenant
     responses=declared(404, 409),
     summary="Fetch the answer",
 )
-def read_plans(
+def read_answer(
     job_id: str, jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
 ) -> Response:
     """The answer of a finished job with one page of its plans, best first."""
@@ -394,7 +394,7 @@ def read_plans(
     responses=declared(404),
     summary="List the points of a sweep",
 )
-def list_children(
+def list_points(
     job_id: str, jobs: JobsDep, tenant: TenantDep, page_size: PageSize = 50, page_token: PageToken = None
 ) -> Response:
     """Return the jobs of a sweep in the order of its points; any other job has none."""

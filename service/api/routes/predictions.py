@@ -19,6 +19,7 @@ from meshwright.service.requests.configuration import (
     broken_rules,
     completed,
 )
+from meshwright.service.requests.fields import FIELDS
 from meshwright.service.requests.launch_files import (
     Own,
     given_launch_file,
@@ -27,6 +28,7 @@ from meshwright.service.requests.launch_files import (
     ramp_notes,
 )
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parts import SCHEMA
 from meshwright.service.requests.startable import idle_notes
 from meshwright.solver.answer import Prediction, plan_from_json, settled_problem
 from meshwright.solver.calibration.calibrate import require_credible
@@ -35,7 +37,8 @@ from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.predict import predict
 from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, stored_notes, unwritten
 
-_PARTS = {"problem", "configuration", "launch_file", "plan"}
+_OF_THE_QUESTION = (*(row.name for row in FIELDS if not row.section), SCHEMA)
+_PARTS = {"problem", "configuration", "launch_file", "plan", *_OF_THE_QUESTION}
 _INSTEAD = ("configuration", "launch_file")  # of a plan
 router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=declared(401, 403, 422, 503))
 
@@ -50,8 +53,9 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=dec
 def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> PredictionView:
     """Predict step time and memory of a configuration, of the launch file that runs it, or of a plan.
 
-    A plan is priced under its own switches, precision, optimizer and launcher. Answers at once, stores
-    nothing.
+    Write the question as for ``POST /v1/jobs``, next to ``configuration``, ``launch_file`` or ``plan``; or
+    put it into ``problem``, but not both. A plan is priced under its own switches, precision, optimizer
+    and launcher. Answers at once, stores nothing.
     """
     own = own_of_body(service, tenant, body)
     problem, configuration = service.profiles.resolved(tenant, own.problem), own.configuration
@@ -92,9 +96,10 @@ def own_of_body(service: Service, tenant: str, body: Mapping[str, object]) -> Ow
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
         NotFoundError: this tenant has no such plan.
     """
+    _require_parts(body)
     if "plan" in body:
         return _from_plan(service, tenant, body)
-    request = service.definitions.filled_in(tenant, _part(body, "problem"))
+    request = service.definitions.filled_in(tenant, _question(body))
     if "launch_file" in body:
         return _from_launch_file(request, body)
     problem = parse_problem(request)
@@ -105,7 +110,6 @@ def own_of_body(service: Service, tenant: str, body: Mapping[str, object]) -> Ow
 
 def _from_plan(service: Service, tenant: str, body: Mapping[str, object]) -> Own:
     """A stored plan with the problem as it settled it: the given problem, or its job's."""
-    _require_parts(body)
     for name in (name for name in _INSTEAD if name in body):
         raise InvalidProblemError.of(pointer(name), "a plan has its own configuration", allowed="leave out")
     plan_id = body["plan"]
@@ -113,8 +117,8 @@ def _from_plan(service: Service, tenant: str, body: Mapping[str, object]) -> Own
         raise InvalidProblemError.of("/plan", "must be the plan_id of a plan, as text")
     job, stored = service.jobs.plan(tenant, plan_id)
     request = job.request
-    if "problem" in body:
-        request = service.definitions.filled_in(tenant, _part(body, "problem"))
+    if question := _question(body):
+        request = service.definitions.filled_in(tenant, question)
     plan = plan_from_json(stored)
     return Own(problem=settled_problem(plan, parse_problem(request)), configuration=plan.config)
 
@@ -140,8 +144,19 @@ def _require_parts(body: Mapping[str, object]) -> None:
         raise UnknownNameError.among(pointer(other), other, sorted(_PARTS))
 
 
+def _question(body: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the problem of a body: in ``problem``, or as a job's body states it."""
+    flat = {name: body[name] for name in _OF_THE_QUESTION if name in body}
+    if "problem" not in body:
+        return flat
+    for name in flat:
+        raise InvalidProblemError.of(
+            pointer(name), "is given next to problem, which states it too", allowed="one of them"
+        )
+    return _part(body, "problem")
+
+
 def _part(body: Mapping[str, object], name: str) -> Mapping[str, object]:
-    _require_parts(body)
     part = body.get(name)
     if not isinstance(part, dict):
         raise InvalidProblemError.of(pointer(name), "is required and must be an object")

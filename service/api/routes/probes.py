@@ -19,13 +19,13 @@ router = APIRouter(tags=["probes"])
 
 
 @router.get("/livez", summary="Is the process alive?")
-async def livez() -> dict[str, str]:
+async def check_liveness() -> dict[str, str]:
     """Answer as long as the process runs, also while other requests wait for the database."""
     return {"status": "alive"}
 
 
 @router.get("/readyz", responses={503: {"model": ReadyView}}, summary="Can it serve?")
-def readyz(service: ServiceDep, response: Response) -> ReadyView:
+def check_readiness(service: ServiceDep, response: Response) -> ReadyView:
     """Answer whether database and schema can serve; without its queue, jobs only start more slowly.
 
     A database that takes no writes, as on a full disk, is not ready. A schema that a newer release has

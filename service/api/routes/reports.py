@@ -47,7 +47,7 @@ WhatIf = Annotated[bool, Query(description="also predict other hardware and batc
     responses=declared(404, 409),
     summary="Report of a ranking",
 )
-async def job_report(
+async def report_job(
     request: Request, job_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True
 ) -> Response:
     """The ranking of a finished job as one self-contained page."""
@@ -66,7 +66,7 @@ async def job_report(
     responses=declared(404),
     summary="Report of a plan",
 )
-async def plan_report(
+async def report_plan(
     request: Request, plan_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: WhatIf = True
 ) -> Response:
     """One plan as a self-contained page."""
@@ -88,7 +88,7 @@ async def plan_report(
     responses=declared(404),
     summary="Timeline of a plan's step",
 )
-async def plan_timeline(
+async def trace_plan(
     request: Request, plan_id: str, service: ServiceDep, tenant: TenantDep
 ) -> dict[str, Any]:
     """Every pass of every pipeline rank in the Trace Event Format (Perfetto, chrome://tracing)."""

@@ -69,6 +69,29 @@ def test_a_stored_plan_is_priced_under_its_own_switches(client: TestClient, plan
     assert again.json() == read
 
 
+def test_a_question_is_written_as_for_a_job_or_in_one_part(client: TestClient, plan_id: str) -> None:
+    # tp 4 on 4 nodes of 8 GPUs, and a launch file that leaves the cluster open, and a plan
+    for priced, asked in (
+        ({"configuration": {"tensor_parallel_size": 4}}, BODY),
+        ({"launch_file": {"name": "train.sh", "text": SCRIPT}}, CLUSTER),
+        ({"plan": plan_id}, BODY),
+    ):
+        flat = client.post("/v1/predictions", json={**asked, **priced})
+        nested = client.post("/v1/predictions", json={"problem": asked, **priced})
+        assert flat.status_code == 200, flat.text
+        assert flat.json() == nested.json()
+
+
+@pytest.mark.parametrize("name", ["model", "cluster", "workload", "launcher", "search"])
+def test_a_question_that_is_given_twice_is_refused_by_the_name_of_the_part(
+    client: TestClient, name: str
+) -> None:
+    body = {"problem": BODY, "configuration": {}, name: BODY.get(name, {})}
+    answer = client.post("/v1/predictions", json=body)
+    assert answer.status_code == 422
+    assert faults(answer.json()) == [(f"/{name}", "is given next to problem, which states it too")]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "pointer"),
     [

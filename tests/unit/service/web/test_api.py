@@ -33,7 +33,7 @@ def test_every_operation_is_on_the_page_with_its_example(browser: TestClient) ->
 
 def test_the_command_of_a_request_with_a_body_names_its_file(browser: TestClient) -> None:
     text = browser.get("/docs").text
-    (command,) = re.findall(r'id="curl-submit_v1_jobs_post"[^>]*><code>(.*?)</code>', text, re.DOTALL)
+    (command,) = re.findall(r'id="curl-submit_job"[^>]*><code>(.*?)</code>', text, re.DOTALL)
     assert command.startswith("curl http://localhost/v1/jobs")
     assert "-d @request.json" in command
     assert "curl -X DELETE" in text
