@@ -40,12 +40,12 @@ from meshwright.profiles.model_shapes import Json, model_to_mapping
 from meshwright.profiles.profile import borrowed_words
 from meshwright.profiles.reading import FieldReader
 from meshwright.profiles.units import GB, GIB, TERA
-from meshwright.service.cli.assignments import values_of
 from meshwright.service.cli.problem_options import model_part
 from meshwright.service.cli.saved_plans import plan_named
 from meshwright.service.cli.terminal import FOUND, say_warnings, write_file
 from meshwright.service.report.formatting import seconds
 from meshwright.service.report.measured import off_by
+from meshwright.service.requests.assignments import values_of
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import (
     NEEDED,

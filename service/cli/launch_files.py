@@ -12,8 +12,8 @@ from meshwright.launchers.reading.base import MAX_BYTES, MAX_FILES, LaunchFile, 
 from meshwright.launchers.reading.registry import source_of_folder
 from meshwright.profiles.documents import shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.assignments import values_of
 from meshwright.service.cli.problem_options import Request
+from meshwright.service.requests.assignments import values_of
 from meshwright.service.requests.configuration import assumed_values, assumption_notes, completed
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.launch_files import (

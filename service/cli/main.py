@@ -19,10 +19,10 @@ from typer.models import CommandInfo, TyperInfo
 
 from meshwright.profiles.errors import InternalError, PlannerError
 from meshwright.service.cli.examples import examples_of
-from meshwright.service.cli.numbers import written_out
 from meshwright.service.cli.strict import StrictCommand
 from meshwright.service.cli.terminal import report as report_fault
 from meshwright.service.cli.terminal import report_usage, service_packages_for, spell_plainly
+from meshwright.service.requests.numbers import written_out
 
 # name: where it is defined in service/cli, and the line that lists show
 COMMANDS = {

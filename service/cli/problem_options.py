@@ -17,7 +17,8 @@ from meshwright.profiles.gpus import NAME
 from meshwright.profiles.importers.text_encoders import ENCODERS
 from meshwright.profiles.inline import cluster_of_words, is_counted
 from meshwright.profiles.library import find_model, is_cluster, is_gpu_name, model_names
-from meshwright.service.cli.assignments import (
+from meshwright.service.cli.defaults import Defaults
+from meshwright.service.requests.assignments import (
     MAX_DIGITS,
     bounds_of,
     counts_of,
@@ -27,10 +28,9 @@ from meshwright.service.cli.assignments import (
     typed_at,
     values_of,
 )
-from meshwright.service.cli.defaults import Defaults
-from meshwright.service.cli.numbers import BINARY, DECIMAL, number_of, written_out
 from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
 from meshwright.service.requests.fields import OPTIONS
+from meshwright.service.requests.numbers import BINARY, DECIMAL, number_of, written_out
 from meshwright.service.requests.parts import named_parts, with_usual_words
 from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.request_rules import constraint_of

@@ -11,7 +11,6 @@ import typer
 
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.service.cli.assignments import MAX_DIGITS
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP, option_parameter, with_parameters
 from meshwright.service.cli.saved_plans import SavedPlan, chosen_plan, document_of, keep
@@ -43,6 +42,7 @@ from meshwright.service.replan.request import (
     read_replan_request,
 )
 from meshwright.service.replan.ways import Replan
+from meshwright.service.requests.assignments import MAX_DIGITS
 from meshwright.service.requests.fields import Option
 
 _HOUR_S = 3600.0

@@ -29,8 +29,13 @@ MAX_POWER_KW = 1e7  # 10 GW: several of the largest data centres
 MAX_GRID_CO2 = 2000.0  # g/kWh; coal plants emit 740 to 910 (IPCC AR5, WG III, annex III, table A.III.2)
 
 Choices = tuple[tuple[str, str], ...]
-# How a form takes a value; "named": p50=900, p100=8192.
-Kind = Literal["text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json", "named"]
+# How a form takes a value. "numbers": 2,4 or 2:8; "names": q_proj, v_proj; "named": p50=900, p100=8192;
+# "sized": such percentiles, or one number; "pins", "bounds", "values", "labels": NAME=VALUE on each line;
+# "added": one more word of a list.
+Kind = Literal[
+    "text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json", "names", "named",
+    "sized", "pins", "bounds", "values", "labels", "added",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,7 @@ class Option:
 class FormQuestion:
     """How the web form asks for a field."""
 
-    part: Literal["first", "config", "documents", "limits", "run"]
+    part: Literal["first", "nodes", "adapters", "config", "documents", "search", "sizes", "costs", "run"]
     label: str
     name: str = ""  # where it is not the field's
     kind: Kind = "text"
@@ -67,6 +72,7 @@ class FormQuestion:
     suggestions: str = ""
     required: bool = False
     placeholder: str = ""
+    instead_of: tuple[str, ...] = ()  # paths that it leaves out of the request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,11 +173,11 @@ FIELDS = (
         question=FormQuestion(
             part="first",
             name="cluster",
-            label="Cluster",
-            suggestions="clusters",
+            label="GPU or node type",
+            suggestions="hardware",
             required=True,
             default="dgx-h100",
-            hint="node type",
+            hint="a100-40gb, dgx-h100, p5.48xlarge, or one of your own",
         ),
     ),
     RequestField(
@@ -195,6 +201,14 @@ FIELDS = (
             metavar="NxNODE[,…]",
             twice=TWO_KINDS,
         ),
+        question=FormQuestion(
+            part="nodes",
+            name="nodes",
+            label="Nodes of several types",
+            placeholder="2 x dgx-h100, 4 x dgx-a100",
+            hint="Replaces the type and the number of GPUs above.",
+            instead_of=("cluster.name", "cluster.num_gpus"),
+        ),
     ),
     RequestField(
         path="cluster.num_gpus",
@@ -204,6 +218,7 @@ FIELDS = (
             default="from the nodes",
             kind=int,
         ),
+        question=FormQuestion(part="first", label="GPUs", kind="number", default="128", hint="in all"),
     ),
     RequestField(
         path="cluster.num_nodes",
@@ -215,7 +230,13 @@ FIELDS = (
             metavar=COUNTS,
             twice="For the search to choose: --num-nodes 2,4",
         ),
-        question=FormQuestion(part="first", label="Nodes", kind="number", default="16"),
+        question=FormQuestion(
+            part="nodes",
+            label="Nodes",
+            kind="numbers",
+            hint="Replaces the number of GPUs. To let the search choose: 2,4 or 2:8.",
+            instead_of=("cluster.num_gpus",),
+        ),
     ),
     RequestField(
         path="cluster.gpus_per_node",
@@ -225,6 +246,12 @@ FIELDS = (
             help="GPUs of one node, with --gpu.",
             default="from its usual node",
             kind=int,
+        ),
+        question=FormQuestion(
+            part="nodes",
+            label="GPUs per node",
+            kind="number",
+            hint="Empty: as in the usual node of this GPU.",
         ),
     ),
     RequestField(path="workload", type="WorkloadRequest"),
@@ -245,7 +272,7 @@ FIELDS = (
             label="Batch",
             kind="numbers",
             default="512",
-            hint="sequences per step; several with commas",
+            hint="sequences per step; to compare several: 256,512",
             required=True,
         ),
     ),
@@ -304,6 +331,13 @@ FIELDS = (
         limits={"ge": 0, "le": MAX_RANK},
         about="rank of LoRA adapters (0 trains all weights)",
         option=Option(group=MODEL, help="LoRA rank (0 trains the full model).", kind=int),
+        question=FormQuestion(
+            part="first",
+            label="LoRA rank",
+            kind="number",
+            placeholder="none",
+            hint="16 is usual. Empty trains all weights",
+        ),
     ),
     RequestField(
         path="workload.lora_targets",
@@ -320,6 +354,13 @@ FIELDS = (
             repeats=True,
             metavar="NAME",
         ),
+        question=FormQuestion(
+            part="adapters",
+            label="LoRA targets",
+            kind="names",
+            placeholder="all-linear",
+            hint="q_proj, v_proj, …; empty: the launcher's own",
+        ),
     ),
     RequestField(
         path="workload.base_precision",
@@ -332,6 +373,19 @@ FIELDS = (
         option=Option(
             group=MODEL,
             help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA).",
+        ),
+        question=FormQuestion(
+            part="first",
+            label="Base weights",
+            kind="choice",
+            choices=(
+                ("bf16", "bf16"),
+                ("nf4", "4-bit (QLoRA)"),
+                ("nf4-double", "4-bit, double"),
+                ("int8", "8-bit"),
+                ("fp32", "fp32"),
+            ),
+            hint="frozen under LoRA; double: quantized scales",
         ),
     ),
     RequestField(
@@ -348,6 +402,12 @@ FIELDS = (
             default="none",
             repeats=True,
             metavar="NAME",
+        ),
+        question=FormQuestion(
+            part="adapters",
+            label="Trained in full next to LoRA",
+            kind="checks",
+            choices=(("embed_tokens", "embedding"), ("lm_head", "output head"), ("norm", "norms")),
         ),
     ),
     RequestField(
@@ -392,7 +452,7 @@ FIELDS = (
             choices=(
                 ("packing", "packing"),
                 ("padding", "padding"),
-                ("padding_to_longest", "padding_to_longest"),
+                ("padding_to_longest", "padding to longest"),
             ),
         ),
     ),
@@ -433,8 +493,9 @@ FIELDS = (
         question=FormQuestion(
             part="documents",
             label="Tokens per image",
-            kind="number",
-            hint="an image becomes pixels / (patch size × merge size)² tokens",
+            kind="sized",
+            placeholder="256",
+            hint="pixels / (patch size × merge size)², or percentiles: p50=256, p100=1024",
         ),
     ),
     RequestField(
@@ -451,6 +512,16 @@ FIELDS = (
             default="none",
             repeats=True,
             metavar="PART",
+        ),
+        question=FormQuestion(
+            part="adapters",
+            label="Frozen parts of a vision model",
+            kind="checks",
+            choices=(
+                ("vision", "vision tower"),
+                ("projector", "projector"),
+                ("language", "language model"),
+            ),
         ),
     ),
     RequestField(
@@ -471,6 +542,9 @@ FIELDS = (
             help="Tokens in the whole training run, e.g. 15T.",
             kind=float,
             takers="searches",
+        ),
+        question=FormQuestion(
+            part="costs", label="Tokens of the whole run", kind="number", placeholder="15T"
         ),
     ),
     RequestField(
@@ -494,7 +568,7 @@ FIELDS = (
             label="Launcher",
             kind="choice",
             unset="automatic",
-            hint="training framework (automatic: the first that supports the request)",
+            hint="framework that trains",
         ),
     ),
     RequestField(
@@ -510,6 +584,13 @@ FIELDS = (
             default="the current one",
             completes="frameworks:framework_names",
         ),
+        question=FormQuestion(
+            part="search",
+            label="Software stack",
+            kind="choice",
+            unset="the current one",
+            hint="to price the launcher as an older release",
+        ),
     ),
     RequestField(path="search", type="SearchRequest", default=dict),
     RequestField(
@@ -522,15 +603,15 @@ FIELDS = (
             help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token, energy_per_token or robust.",
         ),
         question=FormQuestion(
-            part="limits",
-            label="Look for",
+            part="search",
+            label="Optimize for",
             kind="choice",
             choices=(
-                ("step_time", "shortest step"),
-                ("tokens_per_s_per_gpu", "most tokens per second and GPU"),
-                ("gpu_hours_per_token", "fewest GPU hours per token"),
-                ("energy_per_token", "least energy per token"),
-                ("robust", "lowest 90th-percentile step time"),
+                ("step_time", "step time"),
+                ("tokens_per_s_per_gpu", "tokens/s per GPU"),
+                ("gpu_hours_per_token", "GPU hours per token"),
+                ("energy_per_token", "energy per token"),
+                ("robust", "90th-percentile step time"),
             ),
         ),
     ),
@@ -543,7 +624,7 @@ FIELDS = (
         option=Option(
             remembered=True, group=SEARCH, help="Number of plans to rank.", kind=int, takers="rankings"
         ),
-        question=FormQuestion(part="limits", label="Plans", kind="number", hint="how many are ranked"),
+        question=FormQuestion(part="search", label="Plans", kind="number", hint="how many to rank"),
     ),
     RequestField(
         path="search.diverse",
@@ -558,6 +639,14 @@ FIELDS = (
             kind=bool,
             takers="rankings",
         ),
+        question=FormQuestion(
+            part="search",
+            label="Rank",
+            kind="choice",
+            default="true",
+            choices=(("true", "the best of each layout"), ("false", "variants of a layout too")),
+            hint="variants differ in ZeRO stage and micro-batch",
+        ),
     ),
     RequestField(
         path="search.baseline",
@@ -571,6 +660,13 @@ FIELDS = (
             kind=Path,
             takers="rankings",
         ),
+        question=FormQuestion(
+            part="search",
+            label="Your own configuration, to rank it with the plans",
+            kind="json",
+            placeholder='{"tp": 4, "pp": 4, "mbs": 1}',
+            hint="The name and value of each size, as JSON. Left out: chosen as a launcher does.",
+        ),
     ),
     RequestField(
         path="search.time_limit_s",
@@ -580,7 +676,7 @@ FIELDS = (
         option=Option(
             remembered=True, group=SEARCH, help="Time limit of the search, in seconds.", kind=float
         ),
-        question=FormQuestion(part="limits", label="Time limit", kind="number", hint="seconds of search"),
+        question=FormQuestion(part="search", label="Time limit", kind="number", hint="seconds of search"),
     ),
     RequestField(
         path="search.seed",
@@ -588,6 +684,7 @@ FIELDS = (
         default=0,
         limits={"ge": 0, "le": 2**31 - 1},
         option=Option(group=SEARCH, help="Random seed. The same seed gives the same answer.", kind=int),
+        question=FormQuestion(part="search", label="Seed", kind="number"),
     ),
     RequestField(
         path="search.certify",
@@ -598,11 +695,11 @@ FIELDS = (
             help="Plans that CP-SAT double-checks: none, cp-sat (the best plan) or cp-sat-all.",
         ),
         question=FormQuestion(
-            part="limits",
-            label="Certify",
+            part="search",
+            label="Check with CP-SAT",
             kind="choice",
-            choices=(("cp-sat", "best plan"), ("cp-sat-all", "every plan"), ("none", "no plan")),
-            hint="confirm the search's proof with a second solver",
+            choices=(("cp-sat", "the best plan"), ("cp-sat-all", "every plan"), ("none", "no plan")),
+            hint="a second solver confirms the proof",
         ),
     ),
     RequestField(
@@ -619,11 +716,11 @@ FIELDS = (
             takers="all",
         ),
         question=FormQuestion(
-            part="limits",
+            part="search",
             name="risk",
             label="Accepted risk",
             kind="number",
-            hint="highest acceptable probability of running out of memory",
+            hint="of running out of memory: 0.01 or 1%",
         ),
     ),
     RequestField(
@@ -640,10 +737,10 @@ FIELDS = (
             twice="For two types: --gpus 16xH100,32xA100. For the fewest: --gpu h100 --gpus fewest",
         ),
         question=FormQuestion(
-            part="limits",
-            label="GPUs",
+            part="nodes",
+            label="Use",
             kind="choice",
-            choices=(("all", "the fastest number"), ("fewest", "the fewest with a plan")),
+            choices=(("all", "as many GPUs as are fastest"), ("fewest", "the fewest GPUs that fit")),
         ),
     ),
     RequestField(
@@ -659,6 +756,7 @@ FIELDS = (
         limits={"ge": 0, "le": MAX_BATCH},
         about="nodes to keep spare",
         option=Option(group=CLUSTER, help="Number of nodes to keep spare.", kind=int, takers="all"),
+        question=FormQuestion(part="nodes", label="Spare nodes", kind="number"),
     ),
     RequestField(
         path="search.max_power_kw",
@@ -673,6 +771,9 @@ FIELDS = (
             help="Power limit for all GPUs, in kW, without hosts: 500.",
             kind=float,
         ),
+        question=FormQuestion(
+            part="nodes", label="Power limit", kind="number", hint="kW of all GPUs, without hosts"
+        ),
     ),
     RequestField(
         path="search.deadline_days",
@@ -681,6 +782,7 @@ FIELDS = (
         limits={"gt": 0},
         about="days to train workload.total_tokens",
         option=Option(group=WHOLE_RUN, help="Finish --total-tokens within this many days.", kind=float),
+        question=FormQuestion(part="costs", label="Deadline of the run", kind="number", hint="days"),
     ),
     RequestField(
         path="search.gpu_hour_price",
@@ -690,6 +792,9 @@ FIELDS = (
         about="price of one GPU-hour in any currency",
         option=Option(
             remembered=True, group=WHOLE_RUN, help="Price of one GPU-hour, to report cost.", kind=float
+        ),
+        question=FormQuestion(
+            part="costs", label="Price of a GPU-hour", kind="number", hint="in any currency, to report cost"
         ),
     ),
     RequestField(
@@ -705,6 +810,9 @@ FIELDS = (
             help="The grid's CO2 emissions in g/kWh, e.g. 400, to report CO2 for --total-tokens.",
             kind=float,
         ),
+        question=FormQuestion(
+            part="costs", label="CO2 of the grid", kind="number", hint="grams per kWh, to report CO2"
+        ),
     ),
     RequestField(path="search.reliability", type="ReliabilityRequest", default=dict),
     RequestField(
@@ -718,6 +826,13 @@ FIELDS = (
             help="Fix a size: tp=8, pp=4, or tensor_parallel_size=8.",
             repeats=True,
             metavar="NAME=VALUE",
+        ),
+        question=FormQuestion(
+            part="sizes",
+            label="Fix other sizes",
+            kind="pins",
+            placeholder="offload=optimizer",
+            hint="one on each line, by its name",
         ),
     ),
     RequestField(
@@ -733,6 +848,13 @@ FIELDS = (
             repeats=True,
             metavar="NAME=LOW:HIGH",
         ),
+        question=FormQuestion(
+            part="sizes",
+            label="Limit sizes",
+            kind="bounds",
+            placeholder="mbs=1:4",
+            hint="lowest and highest, one size on each line",
+        ),
     ),
     RequestField(
         path="search.forbid",
@@ -741,6 +863,13 @@ FIELDS = (
         limits={"max_length": MAX_NAMES},
         about="variable: values to avoid",
         option=Option(group=SIZES, help="Values to avoid: tp=8.", repeats=True, metavar="NAME=V[,V]"),
+        question=FormQuestion(
+            part="sizes",
+            label="Avoid values",
+            kind="values",
+            placeholder="tp=8",
+            hint="one size on each line",
+        ),
     ),
     RequestField(
         path="search.allow",
@@ -758,13 +887,6 @@ FIELDS = (
             repeats=True,
             metavar="NAME",
         ),
-        question=FormQuestion(
-            part="limits",
-            label="Also try",
-            kind="checks",
-            hint="besides the switches of a stock installation (none: only those you name, "
-            "switches: also those that need a package)",
-        ),
     ),
     RequestField(
         path="search.constraints",
@@ -780,7 +902,7 @@ FIELDS = (
             metavar="EXPRESSION",
         ),
         question=FormQuestion(
-            part="limits",
+            part="sizes",
             label="Constraints",
             kind="lines",
             hint="one on each line",
@@ -801,10 +923,10 @@ FIELDS = (
             takers="rankings",
         ),
         question=FormQuestion(
-            part="limits",
-            label="Time against memory too",
+            part="search",
+            label="Show time against memory",
             kind="check",
-            hint="the whole trade-off between step time and peak memory",
+            hint="the trade-off between step time and peak memory",
         ),
     ),
     RequestField(

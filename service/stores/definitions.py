@@ -152,6 +152,11 @@ class Definitions:
         if groups is None and "gpu" in cluster:  # one group
             gpu = self._of_name(tenant, "gpu", cluster["gpu"])
             return cluster if gpu is None else {**cluster, "gpu": dict(gpu.document)}
+        name = cluster.get("name")
+        if groups is None and name not in CATALOG["cluster"][0]():  # a GPU type may stand for its nodes
+            gpu = self._of_name(tenant, "gpu", name)
+            others = {key: value for key, value in cluster.items() if key != "name"}
+            return cluster if gpu is None else {**others, "gpu": dict(gpu.document)}
         if not isinstance(groups, list | tuple) or len(groups) > MAX_GROUPS:
             return cluster  # refused when it is read; each name costs a query
         filled = []

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.profiles.documents import DOCUMENT, pointer, read_config
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
+from meshwright.service.requests.assignments import bounds_of, prohibitions_of, values_of
 from meshwright.service.requests.fields import Kind
+from meshwright.service.requests.numbers import written_out
 
 Values = Mapping[str, Sequence[str]]
 _COLUMN = 14  # characters that a list shows in half the width of a phone
@@ -34,11 +36,17 @@ class FormField:
     suggestions: str = ""  # id of the list that the browser completes from
     required: bool = False
     placeholder: str = ""
+    instead_of: tuple[tuple[str, ...], ...] = ()  # positions that its value leaves out of the request
 
     @property
     def is_wide(self) -> bool:
         """Return whether a list has words that a usual column would cut."""
-        return self.kind == "choice" and any(len(words) > _COLUMN for _, words in self.choices)
+        return self.kind in ("choice", "added") and any(len(words) > _COLUMN for _, words in self.choices)
+
+    @property
+    def is_listed(self) -> bool:
+        """Return whether it takes one entry on each line."""
+        return self.kind in ("lines", "pins", "bounds", "values", "labels")
 
     def values(self, values: Values | None) -> Sequence[str]:
         """Return the values in the field; its default if no form was sent."""
@@ -56,7 +64,7 @@ class FormField:
             return list(given) or None
         text = given[-1].strip() if given else ""
         with faults_as(lambda fault: replace(fault, pointer=pointer(*self.at))):
-            return _READERS[self.kind](text) if text else None
+            return _READERS[self.kind](text, self) if text else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +89,9 @@ class Form:
 
 
 def request_of(fields: Iterable[FormField], values: Values) -> dict[str, object]:
-    """Return the request of a form; a later field replaces earlier values in the same place.
+    """Return the request of a form.
+
+    A later field replaces earlier values in the same place, or adds to an object or a list there.
 
     Raises:
         InvalidProblemError: some text cannot be read; see ``FormField.read``.
@@ -91,12 +101,30 @@ def request_of(fields: Iterable[FormField], values: Values) -> dict[str, object]
         value = one.read(one.values(values))
         if value is None:
             continue
-        part = request
-        for name in one.at[:-1]:
-            inner = part.setdefault(name, {})
-            part = inner if isinstance(inner, dict) else {}
-        part[one.at[-1]] = value
+        for at in one.instead_of:
+            _part(request, at).pop(at[-1], None)
+        part = _part(request, one.at)
+        part[one.at[-1]] = _joined(part.get(one.at[-1]), value, one)
     return request
+
+
+def _part(request: dict[str, object], at: Sequence[str]) -> dict[str, object]:
+    """Return the object that a position is in; a new one that nothing keeps where there is other text."""
+    part = request
+    for name in at[:-1]:
+        inner = part.setdefault(name, {})
+        part = inner if isinstance(inner, dict) else {}
+    return part
+
+
+def _joined(earlier: object, value: object, one: FormField) -> object:
+    if isinstance(earlier, list) and isinstance(value, list):
+        return [*earlier, *value]
+    if one.kind != "pins" or not isinstance(earlier, dict) or not isinstance(value, dict):
+        return value
+    for name in earlier.keys() & value.keys():
+        raise InvalidProblemError.of(pointer(*one.at, name), f"{name} is fixed twice")
+    return earlier | value
 
 
 def faulty(fields: Sequence[FormField], values: Values, fault: InvalidProblemError) -> Form:
@@ -128,15 +156,31 @@ def _field_of(fields: Sequence[FormField], values: Values, path: tuple[str, ...]
     return max(near, key=nearness) if near else None
 
 
-def _number(text: str) -> object:
-    """Return a number where it is one; else the text, which the request's own check will name."""
+# --------------------------------------------------------------------------------------------------
+# From words to values of the request.
+
+
+def _number(text: str, name: str = "") -> object:
+    """Return a number, of a field with units such as ``8k`` or ``1%`` as well.
+
+    Other text is left for the request's own check, which names it.
+    """
+    for whole in (True, False) if name else ():
+        found = written_out(name, text, whole=whole)
+        if _NUMBER.fullmatch(found):
+            text = found
+            break
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def _numbers(text: str) -> object:
-    found = [_number(part.strip()) for part in text.split(",")]
+    """Return ``4`` as 4, ``2,4`` as a list, ``2:8`` as a range."""
+    ends = [_number(part.strip(), "length") for part in text.split(":")]
+    if len(ends) == len(_RANGE):
+        return dict(zip(_RANGE, ends, strict=True))
+    found = [_number(part.strip(), "length") for part in text.split(",")]
     return found if len(found) > 1 else found[0]
 
 
@@ -147,7 +191,7 @@ def _named(text: str) -> dict[str, object]:
         name, _, value = (word.strip() for word in part.partition("="))
         if name in found:
             raise InvalidProblemError.of("", f"{name} is given more than once")
-        found[name] = _number(value)
+        found[name] = _number(value, "length")
     return found
 
 
@@ -155,14 +199,33 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-_READERS: Mapping[Kind, Callable[[str], object]] = {
-    "text": str,
-    "long": str,
-    "choice": _number,  # most are words
-    "number": _number,
-    "numbers": _numbers,
-    "named": _named,
-    "json": lambda text: dict(read_config(text, DOCUMENT)),
-    "lines": _lines,
-    "check": bool,
+def _labels(text: str) -> dict[str, object]:
+    found = dict[str, object]()
+    for line in _lines(text.replace(",", "\n")):
+        name, _, value = (word.strip() for word in line.partition("="))
+        if name in found:
+            raise InvalidProblemError.of("", f"{name} is given more than once")
+        found[name] = value
+    return found
+
+
+_SWITCHES = {"true": True, "false": False}
+_RANGE = ("min", "max")
+_READERS: Mapping[Kind, Callable[[str, FormField], object]] = {
+    "text": lambda text, _: text,
+    "long": lambda text, _: text,
+    "choice": lambda text, _: _SWITCHES.get(text, _number(text)),  # most are words
+    "number": lambda text, one: _number(text, "length" if one.at[-1] == "seq_length" else one.at[-1]),
+    "numbers": lambda text, _: _numbers(text),
+    "named": lambda text, _: _named(text),
+    "sized": lambda text, _: _named(text) if "=" in text else _number(text, "length"),
+    "names": lambda text, _: re.findall(r"[^\s,]+", text),
+    "json": lambda text, _: dict(read_config(text, DOCUMENT)),
+    "lines": lambda text, _: _lines(text),
+    "pins": lambda text, _: values_of("", _lines(text)),
+    "bounds": lambda text, _: bounds_of("", _lines(text)),
+    "values": lambda text, _: prohibitions_of("", _lines(text)),
+    "labels": lambda text, _: _labels(text),
+    "check": lambda text, _: bool(text),
+    "added": lambda text, _: [text],
 }

@@ -19,8 +19,8 @@ from tests.processes.warm import ROOT
 IMAGES = ROOT / "docs" / "images"
 DOCUMENT = ROOT / "docs" / "live-page.md"
 BEGIN, END = "<!-- weights -->", "<!-- end of weights -->"
-NODES = "16"
-SLOW_MODEL, SLOW_NODES = "deepseek-v3", "256"  # a search that can be looked at
+NUM_GPUS = "128"
+SLOW_MODEL, SLOW_NUM_GPUS = "deepseek-v3", "2048"  # a search that can be looked at
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def _story(browser: Browser, server: RunningServer) -> str:
     with a_page(browser, height=980) as page:
         weights.append(_weighed(page, "the first page", server.url))
         _shoot(page, "first-page")
-        page.get_by_label("Nodes").fill(NODES)
+        page.get_by_label("GPUs", exact=True).fill(NUM_GPUS)
         began = time.monotonic()
         page.get_by_role("button", name="Search", exact=True).click()
         page.wait_for_url("**/jobs/*")
@@ -77,14 +77,14 @@ def _elsewhere(browser: Browser, server: RunningServer) -> None:
     with a_page(browser, height=980) as page:
         page.goto(server.url)
         page.get_by_label("Model", exact=True).fill(SLOW_MODEL)
-        page.get_by_label("Nodes").fill(SLOW_NODES)
+        page.get_by_label("GPUs", exact=True).fill(SLOW_NUM_GPUS)
         page.get_by_role("button", name="Search", exact=True).click()
         expect(page.locator("[data-show=bound]")).not_to_have_text("–", timeout=30_000)
         _shoot(page, "searching")
         await_answer(page)
         page.goto(server.url)
         page.get_by_label("Batch", exact=True).fill("511")
-        page.get_by_text("Pin sizes").click()
+        page.get_by_text("Fix or limit sizes").click()
         page.get_by_label("Data parallel").fill("4")
         page.get_by_role("button", name="Search", exact=True).click()
         expect(page.locator("#fault-batch")).to_be_visible()

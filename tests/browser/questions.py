@@ -27,8 +27,8 @@ def fill_in(page: Page, url: str, *, batch: str = "64", model: str = MODEL, node
     """The first page with a small question typed in."""
     page.goto(url)
     page.get_by_label("Model", exact=True).fill(model)
-    page.get_by_label("Cluster", exact=True).fill(CLUSTER)
-    page.get_by_label("Nodes").fill(nodes)
+    page.get_by_label("GPU or node type", exact=True).fill(CLUSTER)
+    page.get_by_label("GPUs", exact=True).fill(str(8 * int(nodes)))
     page.get_by_label("Batch", exact=True).fill(batch)
     page.get_by_label("Sequence length").fill("4096")
 

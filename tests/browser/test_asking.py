@@ -68,8 +68,8 @@ def test_a_config_json_is_chosen_and_one_is_dropped(
 ) -> None:
     (tmp_path / "config.json").write_text(CONFIG)
     fill_in(page, server.url)
-    page.get_by_text("A model of your own").click()
-    page.get_by_label("Choose a file").set_input_files(tmp_path / "config.json")
+    page.get_by_text("Your own model").click()
+    page.get_by_label("Choose a file").first.set_input_files(tmp_path / "config.json")
     expect(page.locator("#config")).to_have_value(CONFIG)
     page.locator("#config").fill("")
     dropped = page.evaluate_handle(

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.assignments import bounds_of, counts_of, prohibitions_of, values_of
 from meshwright.service.cli.launch_files import with_files
 from meshwright.service.cli.main import app
 from meshwright.service.cli.options import read_request
 from meshwright.service.cli.problem_options import model_part, without_files
+from meshwright.service.requests.assignments import bounds_of, counts_of, prohibitions_of, values_of
 from meshwright.service.requests.parse import parse_problem
 
 

@@ -10,11 +10,11 @@ from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.main import app
-from meshwright.service.cli.numbers import written_out
 from meshwright.service.cli.options import read_request
 from meshwright.service.cli.terminal import report_usage
 from meshwright.service.files import check_folder
 from meshwright.service.requests.fields import OPTIONS
+from meshwright.service.requests.numbers import written_out
 from meshwright.service.requests.parse import parse_problem
 from tests.served.commands import commands, leaves
 

@@ -135,7 +135,10 @@ def test_faults_are_told_beside_their_fields_and_what_was_typed_stays(browser: T
     assert "Did you mean llama-3.1-8b" in fault_beside(answer.text, "model")
     assert 'value="many"' in answer.text
     (field,) = [one for one in Page(answer.text).all("input") if one.get("id") == "num_nodes"]
-    assert (field["aria-invalid"], field["aria-describedby"].split()) == ("true", ["fault-num_nodes"])
+    assert (field["aria-invalid"], field["aria-describedby"].split()) == (
+        "true",
+        ["fault-num_nodes", "hint-num_nodes"],
+    )
 
 
 def test_a_batch_that_no_replica_can_split_names_the_nearest(browser: TestClient) -> None:
@@ -156,7 +159,7 @@ def test_a_fault_in_a_config_names_its_place_in_the_file(browser: TestClient) ->
 def test_the_part_with_a_fault_is_open(browser: TestClient) -> None:
     answer = browser.post("/jobs", data={**TYPED, "constraints": "no_such_thing == 1"})
     opened = re.findall(r'<details class="part" open><summary>(.*?)</summary>', answer.text)
-    assert opened == ["Limits of the search"]
+    assert opened == ["Nodes: number, size, several types", "Fix or limit sizes"]
 
 
 def test_a_foreign_pages_form_is_refused(browser: TestClient, jobs: Jobs) -> None:

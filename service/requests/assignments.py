@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.numbers import written_out
+from meshwright.service.requests.numbers import written_out
 from meshwright.service.requests.parts import LONG_NAMES as _LONG_NAMES
 
 _WORKLOAD = {"gbs": "global_batch_size", "seq": "seq_length"}  # of the workload, as people call them
