@@ -19,6 +19,8 @@ Every class has a stable ``code``; ``meshwright.service.api.errors`` maps codes 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class ServiceError(Exception):
     """The service cannot do what was asked."""
@@ -72,13 +74,24 @@ class BusyError(ServiceError):
     code = "busy"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimit:
+    """A limit that a request may meet, as RateLimit header fields name it."""
+
+    name: str
+    quota: int
+    unit: str = "requests"
+    window_s: int | None = None
+
+
 class TooManyRequestsError(ServiceError):
-    """This tenant is at its limit of requests; ``retry_after_s``: when to ask again."""
+    """This tenant is at its ``limit``; ``retry_after_s``: when to ask again."""
 
     code = "too_many_requests"
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, retry_after_s: float, limit: RateLimit) -> None:
         self.retry_after_s = retry_after_s
+        self.limit = limit
         super().__init__(message)
 
 

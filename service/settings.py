@@ -105,6 +105,13 @@ class Settings(BaseSettings):
         description="how long `serve` and `db upgrade` wait for PostgreSQL to start",
     )
 
+    docs_url: str = Field(
+        default="",
+        pattern=r"^(https?://[^\s?#]+)?$",
+        description="address of your documentation site (`make docs` builds it), which pages link to. "
+        "Empty: no links",
+    )
+
     log_format: LogFormat = Field(
         default="text", description="text, or json: one object a line, with every request"
     )

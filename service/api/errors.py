@@ -110,7 +110,7 @@ def _service_error(request: Request, error: Exception) -> Response:
     if isinstance(error, BusyError) or (isinstance(error, NotReadyError) and not error.finished):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if isinstance(error, TooManyRequestsError):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers |= _limit_headers(error)
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     faults = [FieldError(pointer="/query/page_token", message=str(error), allowed=_PAGES)]
@@ -118,6 +118,19 @@ def _service_error(request: Request, error: Exception) -> Response:
         request, STATUS_OF[code], code=code, detail=str(error), headers=headers,
         errors=faults if isinstance(error, BadPageTokenError) else (),
     )  # fmt: skip
+
+
+def _limit_headers(error: TooManyRequestsError) -> dict[str, str]:
+    """Return when to ask again, and which limit was met (draft-ietf-httpapi-ratelimit-headers-10)."""
+    limit, wait_s = error.limit, max(1, math.ceil(error.retry_after_s))
+    policy = f'"{limit.name}";q={limit.quota}'
+    policy += f';qu="{limit.unit}"' if limit.unit != "requests" else ""
+    policy += f";w={limit.window_s}" if limit.window_s is not None else ""
+    return {
+        "Retry-After": str(wait_s),
+        "RateLimit-Policy": policy,
+        "RateLimit": f'"{limit.name}";r=0;t={wait_s}',
+    }
 
 
 def _bad_parameters(request: Request, error: Exception) -> Response:

@@ -98,7 +98,26 @@ def problem_response(
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """OpenAPI's description of the problems that a route may answer with."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemView"}}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+    found: dict[int | str, dict[str, Any]] = {
+        status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
+    }
+    if 429 in found:  # noqa: PLR2004 - Too Many Requests
+        found[429] = {**found[429], "headers": _OF_A_LIMIT}
+    return found
+
+
+_OF_A_LIMIT = {
+    name: {"description": description, "schema": {"type": kind}}
+    for name, description, kind in (
+        ("Retry-After", "seconds until the request may succeed", "integer"),
+        ("RateLimit-Policy", 'the limit that was met: `"submits";q=60;w=60` is 60 in 60 seconds', "string"),
+        (
+            "RateLimit",
+            'what is left of it, and seconds until there is more: `"submits";r=0;t=12`',
+            "string",
+        ),
+    )
+}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from meshwright.service.errors import (
     BadPageTokenError,
     NotFoundError,
     NotReadyError,
+    RateLimit,
     TooManyRequestsError,
 )
 from meshwright.service.jobs.engine import JobEngine
@@ -371,7 +372,9 @@ class Jobs:
         used_s, left_s = used_today(connection, tenant, submission.owner)
         if used_s >= most_s:
             used = f"{round(used_s, 3):.10g} of {most_s:.10g} CPU seconds today (UTC)"
-            raise TooManyRequestsError(f"the searches of this key have used {used}", retry_after_s=left_s)
+            limit = RateLimit(name="cpu", quota=int(most_s), unit="cpu-seconds", window_s=86_400)
+            message = f"the searches of this key have used {used}"
+            raise TooManyRequestsError(message, retry_after_s=left_s, limit=limit)
 
     def _require_room(self, connection: Connection, tenant: str) -> None:
         """Refuse a job more than this tenant may have.
@@ -383,9 +386,13 @@ class Jobs:
         if per_minute is not None:
             wait_s = records.wait_for_submits(connection, tenant, per_minute, window_s=WINDOW_S)
             if wait_s is not None:
-                raise TooManyRequestsError(f"at most {per_minute} jobs a minute", retry_after_s=wait_s)
+                limit = RateLimit(name="submits", quota=per_minute, window_s=int(WINDOW_S))
+                message = f"at most {per_minute} jobs a minute"
+                raise TooManyRequestsError(message, retry_after_s=wait_s, limit=limit)
         if not self._room.admits(tenant, lambda: most - records.count_open(connection, tenant, limit=most)):
-            raise TooManyRequestsError(f"at most {most} jobs may be queued", retry_after_s=QUEUE_RETRY_S)
+            limit = RateLimit(name="queue", quota=most, unit="jobs")
+            message = f"at most {most} jobs may be queued"
+            raise TooManyRequestsError(message, retry_after_s=QUEUE_RETRY_S, limit=limit)
 
 
 def _answered(connection: Connection, tenant: str, cache_key: str) -> JobRecord | None:

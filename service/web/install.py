@@ -15,7 +15,18 @@ from starlette.routing import BaseRoute
 
 from meshwright.service.web import assets
 from meshwright.service.web.rendering import page
-from meshwright.service.web.routes import api, fleets, jobs, keys, plans, searches, shares, sign_in, stores
+from meshwright.service.web.routes import (
+    api,
+    fleets,
+    jobs,
+    keys,
+    plans,
+    searches,
+    shares,
+    sign_in,
+    stores,
+    words,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Errors of page addresses as pages: the same statuses and sentences as the API's, for people.
@@ -90,6 +101,6 @@ def install(app: FastAPI) -> None:
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
     every = APIRouter(include_in_schema=False)
-    for part in (assets, sign_in, searches, jobs, fleets, plans, shares, stores, keys, api):
+    for part in (assets, sign_in, searches, jobs, fleets, plans, shares, stores, keys, api, words):
         every.include_router(part.router)
     return tuple(every.routes)

@@ -58,9 +58,32 @@ def _frame(request: Request) -> Mapping[str, object]:
         "may_administer": reach >= SCOPES.index("admin"),
         "has_keys": service_of(request).access.has_keys,
         "here": request.url.path,
+        "docs_url": service_of(request).settings.docs_url.rstrip("/"),
+        "guide": guide_of(request.url.path),
         "styles": [address_of(name) for name in STYLES],
         "scripts": [address_of(name) for name in SCRIPTS],
     }
+
+
+# The documentation of a page, by the first part of its address; any other page's is the first one.
+GUIDES: Mapping[str, str] = {
+    "": "requests",
+    "own": "howto/launch-command",
+    "jobs": "glossary",
+    "plans": "glossary",
+    "fleets": "howto/fleet",
+    "models": "howto/own-model",
+    "clusters": "howto/own-cluster",
+    "gpus": "howto/own-gpu",
+    "profiles": "howto/calibrate",
+    "keys": "howto/team",
+    "docs": "reference/api",
+}
+
+
+def guide_of(path: str) -> str:
+    """Return the page of the documentation that explains a page, relative to ``docs_url``."""
+    return f"{GUIDES.get(path.split('/')[1], 'index')}.html"
 
 
 def _moment(time_s: float | None) -> str:

@@ -18,7 +18,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import api_keys
 
-OPEN = {"/livez", "/readyz"}  # they say nothing about anybody
+OPEN = {"/livez", "/readyz", "/llms.txt"}  # they say nothing about anybody
 
 
 @cache

@@ -33,6 +33,7 @@ def test_a_tenant_with_a_full_queue_is_asked_to_come_back(database: Database, en
         refused = client.post("/v1/jobs", json=BODY)
         assert (refused.status_code, refused.headers["content-type"]) == (429, PROBLEM_TYPE)
         assert refused.headers["Retry-After"] == "5"
+        assert refused.headers["RateLimit"] == '"queue";r=0;t=5'
         assert refused.json()["detail"] == "at most 2 jobs may be queued"
         claimed(engine)  # one of them is running now
         assert submit(client) not in ids
@@ -73,6 +74,7 @@ def test_submissions_of_one_minute_are_counted(database: Database) -> None:
         refused = client.post("/v1/jobs", json=BODY)
         assert refused.status_code == 429
         assert 55 <= int(refused.headers["Retry-After"]) <= 60  # the first of three leaves the minute then
+        assert refused.headers["RateLimit-Policy"] == '"submits";q=3;w=60'
         with database.write() as connection:
             connection.execute(update(jobs).values(created_at_s=now_s() - 61))
         submit(client)
