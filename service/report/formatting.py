@@ -26,7 +26,7 @@ def built_words(plans: Sequence[Plan], verdicts: Mapping[str, str]) -> str:
 # Warnings name a field of the request by its path and value; people need the option or question to set.
 
 
-ALSO_TRY = "Also try"  # the form's question for search.allow
+ALSO_TRY = "Also try"  # the part of the form for search.allow
 _ALLOWED = re.compile(r"search\.allow: (\w+)")
 
 
@@ -363,7 +363,10 @@ _HANG = 2
 _LEAST_ROOM = 20  # columns of text that a continued line keeps
 
 
-_UNIT = re.compile(r"(?<=[\d–]) (?=(?:s|ms|GiB|GPUs|TFLOP/s|tokens)\b|%)|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)")
+_UNIT = re.compile(
+    r"(?<=[\d–]) (?=(?:s|ms|GB|GiB|GPUs|TFLOP/s|tokens)\b|[%×])|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)"
+    r"|(?<=×) (?=\S)"
+)
 _SIZE = re.compile(
     r"\b(tensor|pipeline|interleaved|context|expert|data|ZeRO|micro-batch|tp|pp|vpp|cp|ep|dp|zero|mbs"
     r"|stage|kind) (?=\d)"

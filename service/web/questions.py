@@ -11,6 +11,7 @@ from meshwright.profiles.frameworks import framework_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
+from meshwright.service.report.formatting import ALSO_TRY
 from meshwright.service.requests.fields import FIELDS, Choices, FormQuestion, RequestField
 from meshwright.service.requests.jobs import MAX_PRIORITY
 from meshwright.service.requests.schema import TYPES, words_of
@@ -146,6 +147,7 @@ _MEMORY = (
     "cpu_update_interval",
     "secondary_shards",
 )
+ALLOW_TITLE = f"{ALSO_TRY}: offload, fp8, switches"
 ALLOW = (
     FormField(
         name="switches",

@@ -14,10 +14,9 @@ from rich.console import Console
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB, TERA
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import ALSO_TRY, with_options, with_questions
+from meshwright.service.report.formatting import with_options, with_questions
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer, render_prediction, short_id
-from meshwright.service.requests.fields import FIELDS
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Infeasibility, Remedy, SkippedLauncher
 from meshwright.solver.problem import Problem
@@ -324,8 +323,5 @@ def test_a_warning_names_a_field_as_the_reader_can_state_it() -> None:
     assert with_options(warning).endswith("; --allow switches ranks such plans, too")
     said = "; “Also try: switches” (--allow switches) ranks such plans, too"
     assert with_questions(warning).endswith(said)
-    (field,) = (one for one in FIELDS if one.path == "search.allow")
-    assert field.question is not None
-    assert field.question.label == ALSO_TRY
     for plain in ("", "a warning without a field"):
         assert with_options(plain) == with_questions(plain) == plain
