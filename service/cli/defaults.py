@@ -19,8 +19,8 @@ from typing import Any
 
 from meshwright.profiles.documents import shown, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
-from meshwright.service.cli.numbers import written_out
 from meshwright.service.requests.fields import OPTIONS
+from meshwright.service.requests.numbers import written_out
 
 PREFIX = "MESHWRIGHT_"
 PROFILE = "profile"  # a command's own option: a calibration, or a measured profile
