@@ -88,6 +88,13 @@ def _reference(problem: Problem, profile: Profile, gpus: int) -> Reference | Non
     return found[0] if found else None
 
 
+def usual_configuration(problem: Problem, profile: Profile, gpus: int) -> Configuration | None:
+    """Return the configuration of the rule of thumb on so many GPUs, whatever the request pins."""
+    free = replace(problem, options=_without_limits(problem.options, gpus))
+    found = _rule_of_thumb(free, profile, gpus)
+    return None if found is None else found[2]
+
+
 def _gpus_of(problem: Problem, first: Plan) -> int:
     return first.config.num_gpus if problem.options.gpus == "fewest" else gpu_counts(problem)[0]
 
@@ -216,8 +223,8 @@ _MEGATRON = (
     "whole layers are recomputed only where nothing else fits (arXiv:2104.04473, section 3)"
 )
 _SHARDED = (
-    "what the launchers' examples do: gradient checkpointing; whole replicas where they fit, else ZeRO over "
-    "all GPUs; the largest micro-batch up to 8 that fits (transformers' docs: perf_train_gpu_one, fsdp)"
+    "what the launchers' examples do: gradient checkpointing; whole replicas where they fit, else ZeRO "
+    "over all GPUs; the largest micro-batch up to 8 that fits (transformers: perf_train_gpu_one, fsdp)"
 )
 _MOST_SEQUENCES = 8
 _RULE = "the usual rule of thumb"
