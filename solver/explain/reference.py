@@ -88,11 +88,16 @@ def _reference(problem: Problem, profile: Profile, gpus: int) -> Reference | Non
     return found[0] if found else None
 
 
-def usual_configuration(problem: Problem, profile: Profile, gpus: int) -> Configuration | None:
-    """Return the configuration of the rule of thumb on so many GPUs, whatever the request pins."""
-    free = replace(problem, options=_without_limits(problem.options, gpus))
-    found = _rule_of_thumb(free, profile, gpus)
-    return None if found is None else found[2]
+def usual_meshes(problem: Problem, gpus: int) -> list[Configuration]:
+    """Return the meshes that a person would try on so many GPUs, whatever of them is legal or fits."""
+    able = launcher_capabilities(problem.launcher)
+    groups = [*_sharded(problem, able, gpus)]
+    if len(able.schedules) > 1 and gpus > 1:
+        groups += [*_megatron(problem, able, gpus)][:_SPREADS]
+    return list(dict.fromkeys(config for configs in groups for config in configs))
+
+
+_SPREADS = 2  # numbers of GPUs that share experts
 
 
 def _gpus_of(problem: Problem, first: Plan) -> int:

@@ -27,6 +27,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
+from meshwright.solver.explain.reference import usual_meshes
 from meshwright.solver.planner.variants import searchable, searched_together, variants_of
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
@@ -302,7 +303,6 @@ def other_launchers(problem: Problem) -> Iterator[Problem]:
 
 
 _ROUNDS, _BEAM, _LAST = 3, 2, 3  # of moves, from so many configurations each; plans that are predicted
-_STARTS = 4  # plans that are begun with
 _HOPELESS = 1.15  # times as slow at first as what is to be beaten: nothing near is faster
 _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, or take off it
 
@@ -337,23 +337,18 @@ def _switches_of(plan: Plan) -> dict[str, str]:
 
 
 def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
-    """Return configurations to begin with: the first plans, and of another launcher its plain shards."""
-    able = launcher_capabilities(way.launcher)
-    configs = [plan.config for plan in answer.ranking[:_STARTS]]
-    if way.launcher != problem.launcher:
-        most = max(able.zero_stages)
-        configs = [one if one.zero_stage <= most else replace(one, zero_stage=most) for one in configs]
-        layers = problem.model.num_layers
-        configs.append(
-            Configuration(
-                data_parallel_size=configs[0].num_gpus, zero_stage=most if configs[0].num_gpus > 1 else 0,
-                recompute_granularity="full", recompute_layers=layers, stage_layers=(layers,),
-            )
-        )  # fmt: skip
+    """Return configurations to begin with: the first plan, and the meshes that a person would try.
+
+    Not the other plans, for levers do not depend on how many are asked for.
+    """
+    able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
+    if first.zero_stage not in able.zero_stages:
+        first = replace(first, zero_stage=max(able.zero_stages))
+    own = settle(way, first)
+    configs = [*([] if own is None else [own]), *usual_meshes(way, first.num_gpus)]
     if "offload" in way.options.allow and "offload" not in problem.options.allow:
-        configs = [replace(one, offload=place) for one in configs[:2] for place in able.offload]
-    settled = (settle(way, one) for one in configs)
-    return list(dict.fromkeys(one for one in settled if one is not None))
+        configs = [replace(one, offload=place) for place in able.offload for one in configs]
+    return list(dict.fromkeys(configs))
 
 
 def descend(
@@ -365,12 +360,11 @@ def descend(
     since a move may free the memory. Where all are far too slow at first nothing near them is sought.
     """
     judge, known, opened = RuleJudge(problem), dict[Configuration, _Seen](), set[Configuration]()
-    beam = list(starts)
-    for round_ in range(_ROUNDS):
+    beam, fresh = list(starts[:1]), dict.fromkeys(starts)
+    for _ in range(_ROUNDS):
         look()
         opened.update(beam)
-        fresh = dict.fromkeys(beam) if not round_ else {}
-        fresh |= dict.fromkeys(each for one in beam[: 2 * _BEAM] for each in moves_of(problem, one))
+        fresh |= dict.fromkeys(each for one in beam for each in moves_of(problem, one))
         evaluated = evaluate(problem, profile, [one for one in fresh if one not in known])
         for one in evaluated:
             legal = not judge.broken(one)
@@ -378,7 +372,7 @@ def descend(
         beam = [one for fits in (True, False) for one in _fastest(known, fits=fits, most=_BEAM)]
         if min((known[one].step_s for one in beam), default=inf) > _HOPELESS * most_s:
             return []
-        beam = [one for one in beam if one not in opened]
+        beam, fresh = [one for one in beam if one not in opened], {}
         if not beam or not evaluated:
             break
     last = [
