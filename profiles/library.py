@@ -347,6 +347,11 @@ def find_model(name: str) -> ModelSpec:
     return _stored_model(found, wanted)
 
 
+def catalog_name(hub_id: str) -> str | None:
+    """Return the catalog's name of a model on the Hugging Face hub; None: it is not in the catalog."""
+    return _of_hub_id(hub_id.lower())
+
+
 def _of_hub_id(wanted: str) -> str | None:
     ids = _hub_ids()
     spellings: tuple[str, ...] = _spellings(wanted)

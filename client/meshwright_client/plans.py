@@ -222,6 +222,34 @@ class SkippedLauncher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """A change that you may decide and that trains faster, with a plan that shows it."""
+
+    change: str  # in words
+    kind: str  # gradients, optimizer, precision, launcher, batch, packing, offload, package
+    settings: Mapping[str, Any]  # values by their paths in the request
+    effect: str  # what it changes in numerics or results; empty: nothing
+    saves: float  # share of the first plan's time for each token
+    config: Configuration
+    step_time_s: float
+    num_gpus: int
+    gpu_s_per_token: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What one would run without a search, priced by the same cost model."""
+
+    name: str
+    source: str  # where it is published; of a rule, what the rule is
+    config: Configuration
+    prediction: Prediction
+    speedup: float  # its time for each token / the first plan's
+    problems: tuple[str, ...]  # why it cannot run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The answer of a job: its certificate and its plans, best first."""
 
@@ -255,6 +283,8 @@ class Answer:
     space: str = "usual"  # or every: candidates that bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # of a request for any launcher
     certainty: str | None = None  # how good the first plan is, in words
+    levers: tuple[Lever, ...] = ()  # changes that you may decide and that train faster, the best first
+    reference: Reference | None = None  # what one would run without a search
     next_page_token: str | None = None  # None: these are all plans
 
 

@@ -26,8 +26,10 @@ from meshwright.service.cli.saved_plans import SavedPlan, find_plan, keep
 from meshwright.service.cli.terminal import code_of, print_json, screen
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.library import PlanResult, compared_with_best, recommended
+from meshwright.service.report.levers import render_levers
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import profile_words, render_answer, render_plan
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.planner.plan import ask
@@ -55,15 +57,30 @@ def explain(
         str | None,
         typer.Option(metavar="ID", help="Explain a saved plan in full, instead of your configuration."),
     ] = None,
+    levers: Annotated[
+        bool,
+        typer.Option(
+            "--levers",
+            help="Search every change that may train faster: gradient type, optimizer, precision, batch, "
+            "offload, launcher. Takes a request, or --plan.",
+        ),
+    ] = False,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price your own configuration next to the best plan, with the seconds that each difference buys."""
+    if levers:
+        if config or assign or from_args or variable:
+            raise typer.BadParameter(
+                "--levers is about the best plan: remove the options that state your own configuration"
+            )
+        if plan is not None and (request or profile):
+            raise typer.BadParameter(_PLAN_ALONE)
+        _explain_levers(request, plan, profile, as_json=json_output)
+        return
     if plan is not None:
         if request or config or assign or from_args or variable or profile:
-            raise typer.BadParameter(
-                "--plan already contains the question and its answer: remove the other options"
-            )
+            raise typer.BadParameter(_PLAN_ALONE)
         _explain_plan(plan, as_json=json_output)
         return
     own = own_of(
@@ -94,6 +111,41 @@ def explain(
 
 
 explain_options = with_request(explain, left_out=OF_A_RANKING)
+
+
+_PLAN_ALONE = "--plan already contains the question and its answer: remove the other options"
+
+
+def _explain_levers(
+    request: Request, plan_id: str | None, calibration: list[Path] | None, *, as_json: bool
+) -> None:
+    """Print every change that trains faster than the first plan, each searched."""
+    from meshwright.solver.planner.levers import every_lever  # noqa: PLC0415 - asked for by few
+
+    with cancellable() as should_stop:
+        if plan_id is not None:
+            kept = find_plan(plan_id)
+            problem, answer = kept.problem, kept.answer
+            costs = profile_for(problem, None)
+        else:
+            problem = parse_problem(request)
+            costs, line = profile_for(problem, calibration), ProgressLine()
+            answer = ask(problem, costs, on_progress=line.show, should_stop=should_stop)
+            line.clear()
+        console = screen()
+        if not answer.ranking:
+            console.print(render_answer(answer, problem, width=console.width))
+            raise typer.Exit(code_of(answer, cancelled=should_stop()))
+        watch = Watch(time_limit_s=_LEVERS_S, should_stop=should_stop)
+        found = every_lever(problem, costs, answer, watch)
+    if as_json:
+        print_json({"levers": [asdict(one) for one in found], "complete": not watch.stopped})
+        return
+    console.print(header(problem, console.width))
+    console.print(render_levers(found, answer.ranking[0], complete=not watch.stopped, width=console.width))
+
+
+_LEVERS_S = 300.0  # for the searches of all changes
 
 
 def _explain_plan(plan_id: str, *, as_json: bool) -> None:

@@ -130,7 +130,7 @@ def _notes(first: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> dict
     """Return the first answer's notes; of a sample alone only where each point that is not proved is."""
     open_ones = [one for one in known if not _is_complete(one)]
     sampled = all("sample" in one.get("notes", {}) for one in open_ones)
-    left_out = {"launcher", "faster_launcher", *([] if sampled else ["sample"])}  # of one point alone
+    left_out = {"launcher", *([] if sampled else ["sample"])}  # of one point alone
     return {name: note for name, note in first.get("notes", {}).items() if name not in left_out}
 
 
@@ -166,6 +166,8 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
         "objective": None,  # values of unlike points are not one claim; each point has its own
         "baseline": None,
         "pareto": None,
+        "levers": [],  # of a point, as its reference
+        "reference": None,
         "points": [dict(row) for row in rows],
         "skipped_launchers": _skipped(known),
         "space": "every" if {one.get("space") for one in known} == {"every"} else "usual",

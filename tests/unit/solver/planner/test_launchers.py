@@ -41,15 +41,18 @@ def test_on_unlike_nodes_the_launcher_is_one_that_places_stages() -> None:
         answered(problem).notes["launcher"]
         == "flagscale, for different node types: it places stages on them"
     )
-    notes = answered(asked(MIXED, "megatron-lm")).notes
-    assert "launcher" not in notes, "it is stated, and not the one of the question"
-    assert notes["faster_launcher"].startswith("flagscale would take ")
-    assert notes["faster_launcher"].endswith(": add --launcher flagscale")
+    answer = answered(asked(MIXED, "megatron-lm"))
+    assert "launcher" not in answer.notes, "it is stated, and not the one of the question"
+    (lever,) = (one for one in answer.levers if one.kind == "launcher")
+    assert lever.settings == {"launcher": "flagscale"}
+    assert lever.config.is_placed
+    assert lever.saves > 0.05
 
 
 def test_nothing_is_said_of_launchers_that_are_hardly_faster() -> None:
-    notes = answered(asked([("h100-sxm-80gb", 1)])).notes
-    assert "faster_launcher" not in notes
+    answer = answered(asked([("h100-sxm-80gb", 1)]))
+    assert all(one.kind != "launcher" or one.saves > 0.05 for one in answer.levers)
+    notes = answer.notes
     assert notes["launcher"].startswith("megatron-lm, for training over many GPUs")
 
 

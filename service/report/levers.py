@@ -1,0 +1,35 @@
+"""Every change that trains faster than the first plan, as ``explain --levers`` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.text import Text
+
+from meshwright.service.report import formatting
+from meshwright.service.report.sentences import remedy_words
+from meshwright.solver.answer import Lever, Plan
+
+
+def lever_words(lever: Lever) -> tuple[str, str, str]:
+    """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes."""
+    change, plan = remedy_words(lever)
+    return change, f"saves {100 * lever.saves:.0f} % of the time per token: {plan}", lever.effect
+
+
+def render_levers(levers: Sequence[Lever], first: Plan, *, complete: bool, width: int) -> Group:
+    """Return the changes with their gains, and whether all of them were searched."""
+    step = formatting.seconds(first.prediction.step_time_s)
+    head = f"Changes that you may decide and that save more than 5 % of the first plan's step of {step}:"
+    none = f"No change that you may decide saves more than 5 % of the first plan's step of {step}."
+    lines = [formatting.wrapped(head if levers else none, width)]
+    for lever in levers:
+        change, gain, effect = map(formatting.with_ties, lever_words(lever))
+        lines.append(Text(""))
+        lines.append(formatting.wrapped(change, width, indent=2))
+        lines.append(formatting.wrapped(gain, width, indent=4))
+        lines += [formatting.wrapped(f"changes: {effect}", width, indent=4)] if effect else []
+    if not complete:
+        lines.append(formatting.wrapped("The time was over before all changes were searched.", width))
+    return Group(*lines)

@@ -1,0 +1,460 @@
+"""Changes that the user may decide and that train faster: the levers of an answer that has plans.
+
+Each comes with other numerics, another script or another batch, which is why no search makes it unasked.
+Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
+changed request, which takes milliseconds. It has passed the independent check, and a search of the changed
+request finds that plan or a better one, so that the gain is a lower bound. ``every_lever`` searches each
+change instead, as ``explain --levers`` does.
+
+Work is counted in configurations, never in seconds: an answer is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.profile import Profile, framework_of
+from meshwright.profiles.switches import EVERY_SWITCH, switches
+from meshwright.solver.answer import Answer, Lever, Plan, Prediction
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.clock import Watch, look
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.objective import is_plain
+from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
+from meshwright.solver.explain.reference import usual_meshes
+from meshwright.solver.planner.variants import searchable, searched_together, variants_of
+from meshwright.solver.predict import predict_all, profile_of_variant
+from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
+from meshwright.solver.search.frontier import Rivals
+from meshwright.solver.search.search import search
+from meshwright.solver.space.launcher_choice import launcher_faults, preferred
+from meshwright.solver.space.launcher_rules import with_recipe, workload_faults
+from meshwright.solver.space.request_rules import limited_by
+
+WORTH = 0.05  # of the first plan's time for each token must a change save to be named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a request that the user may decide."""
+
+    kind: str  # gradients, optimizer, precision, launcher, batch, packing, offload
+    words: str
+    effect: str
+    problem: Problem  # the request with the change; its switches are still open
+    settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
+
+
+def levers_of(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
+    """Return the changes that save more than ``WORTH``, the best first; of launchers the fastest alone.
+
+    None where plans are not ranked by their step on all GPUs: other objectives trade time on purpose.
+
+    Args:
+        problem: the request.
+        profile: its costs.
+        answer: its plans.
+        watch: its time; what is not tried before it ends is left out.
+    """
+    if not _has_levers(problem, answer):
+        return ()
+    own, found = _under_first(problem, answer), list[Lever]()
+    with watch.cut():
+        for change in changes_of(own):
+            look()
+            if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
+                best = _searched(own, change, profile, answer, watch)
+            else:
+                best = _nearby(own, change, profile, answer)
+            found += [] if best is None else [_lever(own, answer, change, *best)]
+    return in_order([*found, *_packaged(problem, answer)])
+
+
+def _has_levers(problem: Problem, answer: Answer) -> bool:
+    """Return whether levers are looked for: of one ranking by the step, on all GPUs, in a mesh."""
+    options = problem.options
+    asked = is_plain(problem) and options.gpus == "all" and not options.pareto and options.baseline is None
+    return asked and bool(answer.ranking) and not (problem.cluster.differs or problem.places_stages)
+
+
+def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
+    """Return the levers that are worth naming, the best first, and of each kind's twins the best."""
+    best = dict[str, Lever]()
+    for one in sorted(levers, key=lambda one: (-one.saves, one.change)):
+        if one.saves > WORTH:
+            best.setdefault(one.kind, one)
+    return tuple(best.values())
+
+
+def _under_first(problem: Problem, answer: Answer) -> Problem:
+    """Return the request under the launcher of the first plan, asked for one plan."""
+    launchers = answer.ranking[0].launchers
+    own = problem.under(launchers[0]) if launchers else problem
+    options = replace(own.options, top_k=1, certify="none", diverse=False)
+    return replace(own, options=options)
+
+
+def _time_per_token(problem: Problem, config: Configuration, seen: Prediction) -> float:
+    return seen.step_time_s / problem.tokens_of(config)
+
+
+def _lever(
+    problem: Problem, answer: Answer, change: Change, config: Configuration, seen: Prediction
+) -> Lever:
+    first = answer.ranking[0]
+    now_s = _time_per_token(problem, first.config, first.prediction)
+    then_s = _time_per_token(change.problem, config, seen)
+    return Lever(
+        kind=change.kind,
+        change=change.words,
+        effect=change.effect,
+        settings=change.settings,
+        config=config,
+        step_time_s=seen.step_time_s,
+        num_gpus=config.num_gpus,
+        gpu_s_per_token=then_s * config.num_gpus,
+        peak_memory_bytes=seen.peak_memory_bytes,
+        saves=1.0 - then_s / now_s,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The changes, those first that are most often worth it. What a request states or allows is none.
+
+
+def changes_of(problem: Problem) -> Iterator[Change]:
+    """Yield the changes that a request leaves to the user, under its own launcher and under others."""
+    yield from _gradients(problem)
+    yield from _states(problem)
+    yield from _precisions(problem)
+    yield from _batches(problem)
+    yield from _packing(problem)
+    yield from _offload(problem)
+    yield from _launchers(problem)
+
+
+def _allowing(problem: Problem, word: str) -> SearchOptions:
+    return replace(problem.options, allow=(*problem.options.allow, word))
+
+
+def _gradients(problem: Problem) -> Iterator[Change]:
+    work, name = problem.workload, "gradient_dtype"
+    if name in problem.options.allow or name in work.framework_options or work.precision == "fp32":
+        return
+    gpus = [group.gpu for group in problem.cluster.groups]
+    able = switches()[name].settings_of(problem.launcher, problem.model, gpus)
+    if any(one.options == {name: "bf16"} for one in able):
+        options = {**work.framework_options, name: "bf16"}
+        yield Change(
+            kind="gradients",
+            words="bf16 gradients",
+            effect="gradients are kept and summed in bf16: numerics",
+            problem=replace(problem, workload=replace(work, framework_options=options)),
+            settings={"search.allow": [name]},
+        )
+
+
+_STATES = {"adamw-bf16": "16-bit Adam states", "adamw-8bit": "8-bit Adam states"}
+
+
+def _states(problem: Problem) -> Iterator[Change]:
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+    known = (able.adapter_optimizers if work.lora_rank else ()) or able.optimizers
+    if work.optimizer != "adamw":
+        return
+    for name, words in _STATES.items():
+        if name not in problem.options.allow and name in known:
+            yield Change(
+                kind="optimizer",
+                words=words,
+                effect=f"Adam's moments are kept in {'16' if name == 'adamw-bf16' else '8'} bits: numerics",
+                problem=replace(problem, workload=replace(work, optimizer=name)),
+                settings={"workload.optimizer": name},
+            )
+
+
+def _precisions(problem: Problem) -> Iterator[Change]:
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+
+    def all_have(precision: str) -> bool:
+        return precision in able.precisions and all(
+            precision in group.gpu.peak_flops for group in problem.cluster.groups
+        )
+
+    recipe = work.framework_options.get("precision_recipe", "none")
+    if work.precision in ("fp16", "fp32") and all_have("bf16"):
+        changed = replace(problem, workload=replace(work, precision="bf16"))
+        effect = f"bf16 instead of {work.precision}: numerics"
+        yield Change(
+            kind="precision",
+            words="bf16",
+            effect=effect,
+            problem=changed,
+            settings={"workload.precision": "bf16"},
+        )
+    if (
+        work.precision == "bf16"
+        and "fp8" not in problem.options.allow
+        and recipe == "none"
+        and all_have("fp8")
+    ):
+        yield Change(
+            kind="precision",
+            words="fp8 matrix products",
+            effect="matrix products run in 8 bits: numerics",
+            problem=replace(problem, workload=with_recipe(work, "fp8", able)),
+            settings={"search.allow": ["fp8"]},
+        )
+
+
+_NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
+
+
+def _batches(problem: Problem) -> Iterator[Change]:
+    batch, gpus = problem.workload.global_batch_size, usable_gpus(problem)
+    if "num_microbatches" in problem.options.named:
+        return
+    near = (batch // gpus * gpus, -(-batch // gpus) * gpus)
+    sizes = [size for size in near if size and size != batch and abs(size - batch) <= _NEAR * batch]
+    for size in (*sizes, 2 * batch):
+        yield Change(
+            kind="batch",
+            words=f"a global batch of {size}",
+            effect="another number of sequences in each step: results",
+            problem=replace(problem, workload=replace(problem.workload, global_batch_size=size)),
+            settings={"workload.global_batch_size": size},
+        )
+
+
+def _packing(problem: Problem) -> Iterator[Change]:
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+    if work.lengths is None or work.lengths.batching == "packing" or "packing" not in able.batchings:
+        return
+    lengths = replace(work.lengths, batching="packing")
+    yield Change(
+        kind="packing",
+        words="packed sequences",
+        effect="several documents in a sequence, more of them in a step: results",
+        problem=replace(problem, workload=replace(work, lengths=lengths)),
+        settings={"workload.lengths.batching": "packing"},
+    )
+
+
+def _offload(problem: Problem) -> Iterator[Change]:
+    able, options = launcher_capabilities(problem.launcher), problem.options
+    if "offload" in options.allow or "offload" in limited_by(problem) or len(able.offload) == 1:
+        return
+    yield Change(
+        kind="offload",
+        words="CPU offload",
+        effect="",
+        problem=replace(problem, options=_allowing(problem, "offload")),
+        settings={"search.allow": ["offload"]},
+    )
+
+
+def _launchers(problem: Problem) -> Iterator[Change]:
+    for other in other_launchers(problem):
+        here, there = (_reduced_in(one) for one in (problem, other))
+        numerics = f"; gradients are summed in {there}, not in {here}: numerics" if here != there else ""
+        yield Change(
+            kind="launcher",
+            words=f"launcher {other.launcher}",
+            effect=f"another launcher: your script{numerics}",
+            problem=other,
+            settings={"launcher": other.launcher},
+        )
+
+
+def _reduced_in(problem: Problem) -> str:
+    facts = framework_facts(framework_of(problem.priced_as))
+    facts = with_options(facts, problem.workload.framework_options)
+    return facts.reduced_gradient_dtype or facts.gradient_dtype
+
+
+def other_launchers(problem: Problem) -> Iterator[Problem]:
+    """Yield the question under every other launcher that can express it and may be faster.
+
+    Of those with one stack none is, but for one that places stages on unlike nodes.
+    """
+    own = launcher_capabilities(problem.launcher)
+    options = replace(
+        problem.options, top_k=1, certify="none", diverse=False, pareto=False, baseline=None
+    )  # fmt: skip
+    if problem.launcher in ("none", "any"):
+        return
+    for name in preferred(problem)[1]:
+        able, other = launcher_capabilities(name), replace(problem.under(name), options=options)
+        alike = able.framework == own.framework and not (other.places_stages and not problem.places_stages)
+        if name in ("none", problem.launcher) or alike:
+            continue
+        if next(launcher_faults(other, name), None) is None:
+            yield other
+
+
+# --------------------------------------------------------------------------------------------------
+# The best plan near to what is known, under a changed request.
+
+
+_ROUNDS, _BEAM, _LAST = 3, 2, 3  # of moves, from so many configurations each; plans that are predicted
+_HOPELESS = 1.15  # times as slow at first as what is to be beaten: nothing near is faster
+_UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, or take off it
+
+
+def _nearby(
+    problem: Problem, change: Change, profile: Profile, answer: Answer
+) -> tuple[Configuration, Prediction] | None:
+    first = answer.ranking[0]
+    each_s = (1.0 - WORTH) * _time_per_token(problem, first.config, first.prediction)
+    most_s = (
+        each_s * change.problem.workload.global_batch_size * change.problem.workload.tokens_per_sequence
+    )
+    found = list[tuple[Configuration, Prediction]]()
+    for way in _ways(change.problem, answer):
+        found += descend(way, profile_of_variant(way, profile), _starts(problem, way, answer), most_s)
+    return min(found, key=lambda one: _time_per_token(change.problem, *one), default=None)
+
+
+def _ways(problem: Problem, answer: Answer) -> list[Problem]:
+    """Return the changed request under the switches of the first plan, and under the launcher's own."""
+    work, found = problem.workload, list[Problem]()
+    for one in [_switches_of(answer.ranking[0]), {}]:
+        options = {**with_changes(work, one).framework_options, **work.framework_options}
+        way = replace(problem, workload=replace(work, framework_options=options))
+        if way not in found and not any(workload_faults(way, launcher_capabilities(way.launcher))):
+            found.append(way)
+    return found
+
+
+def _switches_of(plan: Plan) -> dict[str, str]:
+    return {name: value for name, value in plan.workload.items() if name not in ("precision", "optimizer")}
+
+
+def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
+    """Return configurations to begin with: the first plan, and the meshes that a person would try.
+
+    Not the other plans, for levers do not depend on how many are asked for.
+    """
+    able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
+    if first.zero_stage not in able.zero_stages:
+        first = replace(first, zero_stage=max(able.zero_stages))
+    own = settle(way, first)
+    configs = [*([] if own is None else [own]), *usual_meshes(way, first.num_gpus)]
+    if "offload" in way.options.allow and "offload" not in problem.options.allow:
+        configs = [replace(one, offload=place) for place in able.offload for one in configs]
+    return list(dict.fromkeys(configs))
+
+
+def descend(
+    problem: Problem, profile: Profile, starts: Sequence[Configuration], most_s: float
+) -> list[tuple[Configuration, Prediction]]:
+    """Return legal plans that fit and step within ``most_s``, reached by single moves.
+
+    Each round moves on from the best of all before: from those that fit, and from faster ones that do not,
+    since a move may free the memory. Where all are far too slow at first nothing near them is sought.
+    """
+    judge, known, opened = RuleJudge(problem), dict[Configuration, _Seen](), set[Configuration]()
+    beam, fresh = list(starts[:1]), dict.fromkeys(starts)
+    for _ in range(_ROUNDS):
+        look()
+        opened.update(beam)
+        fresh |= dict.fromkeys(each for one in beam for each in moves_of(problem, one))
+        evaluated = evaluate(problem, profile, [one for one in fresh if one not in known])
+        for one in evaluated:
+            legal = not judge.broken(one)
+            known[one.config] = _Seen(one.objective_s if legal else inf, max(one.short_bytes()) <= 0.0)
+        beam = [one for fits in (True, False) for one in _fastest(known, fits=fits, most=_BEAM)]
+        if min((known[one].step_s for one in beam), default=inf) > _HOPELESS * most_s:
+            return []
+        beam, fresh = [one for one in beam if one not in opened], {}
+        if not beam or not evaluated:
+            break
+    last = [
+        one
+        for one in _fastest(known, fits=True, most=_LAST)
+        if known[one].step_s <= (1.0 + _UNCERTAIN) * most_s
+    ]
+    faults = violations_of_all(problem, profile, last) if last else []
+    right = [one for one, broken in zip(last, faults, strict=True) if not broken]
+    seen = predict_all(problem, profile, right) if right else []
+    return [one for one in zip(right, seen, strict=True) if one[1].step_time_s <= most_s]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    step_s: float  # closed form; inf: it breaks a rule
+    fits: bool
+
+
+def _fastest(known: Mapping[Configuration, _Seen], *, fits: bool, most: int) -> list[Configuration]:
+    able = [one for one, seen in known.items() if seen.fits == fits and seen.step_s < inf]
+    return sorted(able, key=lambda one: known[one].step_s)[:most]
+
+
+# --------------------------------------------------------------------------------------------------
+# Every change, searched; and plans of the answer that need a package.
+
+
+def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
+    """Return all changes that save more than ``WORTH``, each with the best plan of its own search."""
+    if not _has_levers(problem, answer):
+        return ()
+    own, found = _under_first(problem, answer), list[Lever]()
+    with watch.cut():
+        for change in changes_of(own):
+            look()
+            best = _searched(own, change, profile, answer, watch)
+            found += [] if best is None else [_lever(own, answer, change, *best)]
+    every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > WORTH]
+    return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
+
+
+def _searched(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, watch: Watch
+) -> tuple[Configuration, Prediction] | None:
+    """Return the first plan of a changed request, if it saves more than ``WORTH``."""
+    first = answer.ranking[0]
+    per_token = (1.0 - WORTH) * _time_per_token(problem, first.config, first.prediction)
+    changed = change.problem
+    most_s = per_token * changed.workload.global_batch_size * changed.workload.tokens_per_sequence
+    variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
+    plans = list[Plan]()
+    for one, *others in searched_together(variants):
+        limit_s = min([most_s, *(plan.prediction.step_time_s for plan in plans)])
+        asked = replace(one.problem, options=replace(one.problem.options, time_limit_s=watch.left_s))
+        ways = [other.problem for other in others]
+        plans += search(
+            asked, one.profile, should_stop=watch.should_stop, ways=ways, rivals=Rivals(limit_s, limit_s),
+            proved=False,
+        ).plans  # fmt: skip
+    best = min(plans, key=lambda plan: plan.prediction.step_time_s, default=None)
+    return None if best is None else (best.config, best.prediction)
+
+
+def _packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:
+    """Yield the plans behind the ranking as levers: they need a package that the request does not allow."""
+    first = answer.ranking[0]
+    now_s = _time_per_token(problem, first.config, first.prediction)
+    for plan in answer.plans:
+        if plan.ranked or not plan.needs:
+            continue
+        packages, seen = " and ".join(plan.needs), plan.prediction
+        then_s = _time_per_token(problem, plan.config, seen)
+        yield Lever(
+            kind="package",
+            change=packages,
+            effect=f"needs {packages}, which a stock installation lacks",
+            settings={"search.allow": [EVERY_SWITCH]},
+            config=plan.config,
+            step_time_s=seen.step_time_s,
+            num_gpus=plan.config.num_gpus,
+            gpu_s_per_token=then_s * plan.config.num_gpus,
+            peak_memory_bytes=seen.peak_memory_bytes,
+            saves=1.0 - then_s / now_s,
+        )

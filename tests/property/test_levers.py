@@ -1,0 +1,139 @@
+"""A lever holds what it says: whoever pastes its options gets a plan that saves as much, or more.
+
+And nothing that one would run today is faster than a proved first plan. ``MESHWRIGHT_TEST_DRAWS=20`` asks
+40 requests.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.planner.launchers import ask_and_compare
+from meshwright.solver.planner.levers import WORTH
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from tests.draws import draws
+
+MODELS = ("llama-3.1-8b", "qwen3-0.6b", "llama-2-7b", "qwen3-8b", "gpt-oss-20b", "llama-3.2-1b")
+NODES = (
+    ("h100-sxm-80gb", 8),
+    ("a100-sxm-80gb", 8),
+    ("a100-sxm-40gb", 4),
+    ("h100-sxm-80gb", 1),
+    ("l40s", 4),
+)
+LAUNCHERS = (
+    None,
+    "any",
+    "megatron-lm",
+    "trl",
+    "torchtitan",
+    "deepspeed",
+    "accelerate",
+    "maxtext",
+    "nanotron",
+)
+ROUNDING = 1e-9
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """A small request: one or two nodes, at most 64 sequences."""
+    random = Random(seed)
+    gpu, each = random.choice(NODES)
+    work: dict[str, Any] = {
+        "global_batch_size": random.choice((8, 24, 32, 64)),
+        "seq_length": random.choice((1024, 4096)),
+    }
+    search: dict[str, Any] = {"top_k": random.choice((1, 3)), "certify": "none"}
+    if random.random() < 0.25:
+        work["lora_rank"] = 16
+    if random.random() < 0.25:
+        search["allow"] = [random.choice(("gradient_dtype", "offload", "fp8", "none"))]
+    if random.random() < 0.25:
+        search["pin"] = {random.choice(("tensor_parallel_size", "micro_batch_size")): random.choice((1, 2))}
+    groups = [{"gpu": gpu, "num_nodes": random.choice((1, 1, 2)), "gpus_per_node": each}]
+    launcher = random.choice(LAUNCHERS)
+    return {
+        "model": {"name": random.choice(MODELS)},
+        "cluster": {"groups": groups},
+        "workload": work,
+        "search": search,
+        **({} if launcher is None else {"launcher": launcher}),
+    }
+
+
+def pasted(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The request with some options: lists add to what is there, as an option does that is given again."""
+    found: dict[str, Any] = copy.deepcopy(dict(raw))
+    for path, value in settings.items():
+        *parents, last = path.split(".")
+        at = found
+        for name in parents:
+            at = at.setdefault(name, {})
+        at[last] = [*at.get(last, []), *value] if isinstance(value, list) else value
+    return found
+
+
+def compared(raw: Mapping[str, Any]) -> tuple[Problem, Answer]:
+    problem = parse_problem(raw)
+    return problem, ask_and_compare(problem, default_profile(problem.cluster, problem.priced_as))
+
+
+def per_token(problem: Problem, plan: Plan) -> float:
+    return plan.prediction.step_time_s / problem.tokens_of(plan.config)
+
+
+@pytest.mark.parametrize("seed", range(draws(2)))
+def test_who_pastes_a_lever_saves_as_much(seed: int) -> None:
+    raw = drawn(seed)
+    try:
+        problem, answer = compared(raw)
+    except InvalidProblemError:  # pins and launchers that contradict each other
+        return
+    if not answer.ranking:
+        assert (answer.levers, answer.reference) == ((), None)
+        return
+    now = per_token(problem, answer.ranking[0])
+    for lever in answer.levers:
+        assert lever.saves > WORTH
+        changed = parse_problem(pasted(raw, lever.settings))
+        found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+        saved = 1.0 - per_token(changed, found.ranking[0]) / now
+        assert saved >= lever.saves - ROUNDING, lever
+    usual = answer.reference
+    if usual is not None and not usual.problems and answer.is_optimal:
+        assert usual.speedup >= 1.0 - ROUNDING, usual
+
+
+@pytest.mark.parametrize(
+    ("settled", "kind"),
+    [
+        ({"search": {"allow": ["gradient_dtype"]}}, "gradients"),
+        ({"workload": {"framework_options": {"gradient_dtype": "fp32"}}}, "gradients"),
+        ({"workload": {"optimizer": "adamw-bf16"}}, "optimizer"),
+        ({"search": {"allow": ["fp8"]}}, "precision"),
+        ({"search": {"pin": {"offload": "none"}}}, "offload"),
+        ({"search": {"pin": {"num_microbatches": 4}}}, "batch"),
+        ({"launcher": "none"}, "launcher"),
+    ],
+)
+def test_what_a_request_settles_is_no_lever(settled: dict[str, Any], kind: str) -> None:
+    raw: dict[str, Any] = {
+        "model": {"name": "llama-3.2-1b"},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+        "workload": {"global_batch_size": 16, "seq_length": 2048},
+        "search": {"top_k": 1, "certify": "none"},
+    }
+    for name, value in settled.items():
+        raw[name] = {**raw.get(name, {}), **value} if isinstance(value, dict) else value
+    _, answer = compared(raw)
+    assert kind not in {one.kind for one in answer.levers}

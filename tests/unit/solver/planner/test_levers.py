@@ -1,0 +1,87 @@
+"""Levers of an answer that is merely slow: which changes it names, and that they are kept with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from meshwright.profiles.profile import default_profile
+from meshwright.service.jobs.answers import answer_from_json
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Answer
+from meshwright.solver.planner.launchers import ask_and_compare
+from meshwright.solver.problem import Problem
+
+
+def compared(problem: Problem) -> Answer:
+    return ask_and_compare(problem, default_profile(problem.cluster, problem.priced_as))
+
+
+@pytest.fixture(scope="module")
+def slow() -> tuple[Problem, Answer]:
+    """117 billion weights on 32 GPUs: 18 bytes each are 61 of 80 GiB, so little else has room."""
+    problem = parse_problem(
+        {
+            "model": {"name": "gpt-oss-120b"},
+            "cluster": {"name": "dgx-h100", "num_nodes": 4},
+            "workload": {"global_batch_size": 256, "seq_length": 8192},
+            "launcher": "megatron-lm",
+            "search": {"top_k": 1, "certify": "none"},
+        }
+    )
+    return problem, compared(problem)
+
+
+def test_where_states_leave_no_room_smaller_ones_are_named(slow: tuple[Problem, Answer]) -> None:
+    """Gradients of 2 bytes instead of 4 free 6.8 of 13.7 GiB; Megatron-Bridge keeps them so by default."""
+    _, answer = slow
+    found = {one.kind: one for one in answer.levers}
+    assert {"gradients", "optimizer", "launcher"} <= found.keys()
+    assert found["gradients"].settings == {"search.allow": ["gradient_dtype"]}
+    assert found["optimizer"].settings == {"workload.optimizer": "adamw-bf16"}
+    assert found["launcher"].settings == {"launcher": "megatron-bridge"}
+    assert min(found[kind].saves for kind in ("gradients", "optimizer", "launcher")) > 0.4
+    assert all("numerics" in found[kind].effect for kind in ("gradients", "optimizer", "launcher"))
+    assert [one.saves for one in answer.levers] == sorted(
+        (one.saves for one in answer.levers), reverse=True
+    )
+
+
+def test_a_lever_does_not_depend_on_how_many_plans_are_listed(slow: tuple[Problem, Answer]) -> None:
+    problem, answer = slow
+    more = replace(problem, options=replace(problem.options, top_k=4))
+    assert [(one.change, one.saves) for one in compared(more).levers] == [
+        (one.change, one.saves) for one in answer.levers
+    ]
+
+
+def test_levers_and_reference_are_kept_with_the_answer(slow: tuple[Problem, Answer]) -> None:
+    _, answer = slow
+    read = answer_from_json(json.loads(json.dumps(answer.to_json())))
+    assert (read.levers, read.reference) == (answer.levers, answer.reference)
+
+
+def test_an_answer_of_an_older_release_has_neither(slow: tuple[Problem, Answer]) -> None:
+    _, answer = slow
+    stored = answer.to_json()
+    del stored["levers"], stored["reference"]
+    read = answer_from_json(stored)
+    assert read == replace(answer, levers=(), reference=None)
+
+
+@pytest.mark.parametrize(
+    "search",
+    [{"gpus": "fewest"}, {"objective": "gpu_hours_per_token"}],
+)
+def test_other_questions_than_the_shortest_step_have_no_levers(search: dict[str, object]) -> None:
+    problem = parse_problem(
+        {
+            "model": {"name": "llama-3.2-1b"},
+            "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+            "workload": {"global_batch_size": 16, "seq_length": 2048},
+            "search": {"top_k": 1, "certify": "none", **search},
+        }
+    )
+    assert compared(problem).levers == ()
