@@ -46,7 +46,7 @@ from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD
 
 
 SHARED = tuple(OPTIONS)
-_CLI_HEAD = """# Commands
+_CLI_HEAD = """# Commands and options
 
 Run `meshwright COMMAND --help` to see the same in your terminal. Read [exit
 codes](../troubleshooting.md#exit-codes) to see how a command ended.
@@ -260,7 +260,7 @@ def _kind(field: Schema) -> str:
     return " ".join([str(field.get("type", "any")), *limits])
 
 
-_API_HEAD = """# API
+_API_HEAD = """# REST API
 
 These tables come from the OpenAPI description: [openapi.json](../openapi.json). Your service has the same
 at `/openapi.json`. You get errors as `application/problem+json` (RFC 9457) with a stable `type`, a
@@ -384,7 +384,7 @@ def schema_file(name: str) -> str:
 
 def files_page() -> str:
     """The whole page."""
-    parts = ["# Files", "", *_problem(), *_cluster(), *_model(), *_profiles(), *_runs(), *_answer()]
+    parts = ["# Problem, cluster and model files, and their JSON Schema", "", *_problem(), *_cluster(), *_model(), *_profiles(), *_runs(), *_answer()]
     return "\n".join(parts) + "\n"
 
 
