@@ -384,7 +384,8 @@ def schema_file(name: str) -> str:
 
 def files_page() -> str:
     """The whole page."""
-    parts = ["# Problem, cluster and model files, and their JSON Schema", "", *_problem(), *_cluster(), *_model(), *_profiles(), *_runs(), *_answer()]
+    title = "# Problem, cluster and model files, and their JSON Schema"
+    parts = [title, "", *_problem(), *_cluster(), *_model(), *_profiles(), *_runs(), *_answer()]
     return "\n".join(parts) + "\n"
 
 
