@@ -253,7 +253,7 @@ class Settings(BaseSettings):
 def as_markdown() -> str:
     """Every setting with its default and what it is for: docs/settings.md."""
     lines = [
-        "# Settings",
+        "# Settings and environment variables",
         "",
         "Set these environment variables for servers, workers and the commands that touch",
         "the records. Each process reads them once, at its start. If a value is out of range,",

@@ -40,7 +40,7 @@ from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD
 
 
 SHARED = tuple(OPTIONS)
-_CLI_HEAD = """# Commands
+_CLI_HEAD = """# Commands and options
 
 Run `meshwright COMMAND --help` to see the same in your terminal. Read [exit
 codes](../troubleshooting.md#exit-codes) to see how a command ended.
@@ -222,7 +222,7 @@ def _kind(field: Schema) -> str:
     return " ".join([str(field.get("type", "any")), *limits])
 
 
-_API_HEAD = """# API
+_API_HEAD = """# REST API
 
 These tables come from the OpenAPI description: [openapi.json](../openapi.json). Your service has the same
 at `/openapi.json`. You get errors as `application/problem+json` (RFC 9457) with a stable `type`, a
@@ -346,7 +346,8 @@ def schema_file(name: str) -> str:
 
 def files_page() -> str:
     """The whole page."""
-    parts = ["# Files", "", *_problem(), *_cluster(), *_model(), *_profiles(), *_runs(), *_answer()]
+    title = "# Problem, cluster and model files, and their JSON Schema"
+    parts = [title, "", *_problem(), *_cluster(), *_model(), *_profiles(), *_runs(), *_answer()]
     return "\n".join(parts) + "\n"
 
 

@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[2]
 LISTED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
 FILES = [name for name in LISTED.stdout.splitlines() if (ROOT / name).is_file()]
 CODE = [name for name in FILES if name.endswith(".py") and ROOT / name != Path(__file__)]
-# The changelog is history, and ``make reference`` writes the reference from the code.
-LEFT_OUT = ("CHANGELOG.md", "docs/reference/", "tests/")
+# Changelogs are history, and ``make reference`` writes the reference from the code.
+LEFT_OUT = ("CHANGELOG", "docs/reference/", "tests/")
 PAGES = [name for name in FILES if name.endswith(".md") and not name.startswith(LEFT_OUT)]
 PACKAGE = ("profiles/", "solver/", "shell/", "launchers/", "service/", "workers/", "migrations/")
 OURS = (*PACKAGE, "benchmarks/", "tests/")
