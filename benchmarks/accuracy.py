@@ -57,6 +57,7 @@ from benchmarks.fit.accuracy_unseen import (
     Vote,
     first_runs_table,
     first_sight,
+    first_three,
     has_experts,
     judged,
     split_table,
@@ -74,7 +75,7 @@ from benchmarks.fit.leave_out import (
     profile_of_unknown_stack,
     stranger_of,
 )
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.expected_errors import UNSEEN_FILE
 from meshwright.profiles.units import GIB
 from meshwright.solver.accuracy import Report, RunPrediction, Scored, validate
 from meshwright.solver.calibration.calibrate import default_profile_of
@@ -83,7 +84,6 @@ from meshwright.solver.calibration.observations import Observation, ProfileOf
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 DOCS = Path(__file__).parent.parent / "docs" / "accuracy.md"
-UNSEEN_FILE = CATALOG / "calibration" / "unseen.yaml"
 GATES = ("Korthikanti 2022 Table 5", "Megatron-LM SC21 Table 1 (Narayanan 2021)")
 GATE_PERCENT = 12.0
 LEAST_COVERAGE, MOST_COVERAGE = 0.75, 0.88  # of the calibrated 80 % interval, a cluster as 60 runs at most
@@ -130,6 +130,12 @@ the median distance of its upper edge from the prediction.
 * The other lines leave less out and are easier: *pair of GPU and framework*, *cluster*, nothing
   (*fitted*).
 """
+FIRST_THREE = """### The first three plans
+
+Of {groups} groups of at least five runs that differ in configuration only, {hits} have the fastest measured
+run among the three that are predicted fastest (nothing shared). `meshwright tune` runs them.
+"""
+
 FIRST = """### The first runs of a cluster
 
 Expect this when you calibrate. Each row starts from *nothing shared*, and then calibrates each cluster on
@@ -381,7 +387,9 @@ def _unseen(ways: Ways) -> list[str]:
         "",
         *stack_table(nothing, _stack_of),
     ]
-    return [*lines, FIRST, *first_runs_table(ways.harsh, ways.first)]
+    groups, hits = first_three(nothing)
+    lines += [FIRST, *first_runs_table(ways.harsh, ways.first)]
+    return [*lines, FIRST_THREE.format(groups=groups, hits=hits)]
 
 
 def _answer(ways: Ways) -> str:
@@ -406,12 +414,15 @@ def _answer(ways: Ways) -> str:
 
 
 def write_unseen(ways: Ways) -> None:
-    """Write the figures of the harshest split for `meshwright validate`."""
+    """Write the figures of the harshest split, which answers and `meshwright validate` state."""
     nothing = judged(ways.harsh)
     votes = {kind: vote_of(nothing, holds) for kind, holds in KINDS.items()}
     every = votes["all"]
     if every is None:
         return
+    sight = first_sight(ways.runs)
+    after = {count: vote_of(judged(report)) for count, report in ways.first.items()}
+    groups, hits = first_three(nothing)
     found = {
         "clusters": every.clusters,
         "error": round(every.error, 1),
@@ -419,6 +430,11 @@ def write_unseen(ways: Ways) -> None:
         "experts": round(_error(votes["experts"]), 1),
         "inside": round(100.0 * every.inside),
         "width": round(every.width),
+        "first_sight": {
+            kind: round(_error(vote_of(sight, KINDS[kind])), 1) for kind in ("all", "dense", "experts")
+        },
+        "after_runs": {count: round(vote.error, 1) for count, vote in after.items() if vote},
+        "first_three": {"groups": groups, "hits": hits},
     }
     head = "# Clusters, model families and releases that no fit has seen, in %; written by make accuracy.\n"
     UNSEEN_FILE.write_text(head + yaml.safe_dump(found, sort_keys=False), encoding="utf-8")

@@ -82,6 +82,13 @@ def find_gpu(name: str, *, pointer: str = "/cluster/gpu") -> GpuSpec:
     return _gpu(meant[0])
 
 
+def short_gpu_name(slug: str, display_name: str) -> str:
+    """Return ``H100`` or ``A100 40 GB``: as few words as ``find_gpu`` needs to mean this type."""
+    first = display_name.partition(" ")[0]
+    meant = _meant(first[:MAX_NAME])
+    return first if meant is not None and meant[0] == slug else display_name.replace(" SXM", "")
+
+
 def is_gpu_name(name: str) -> bool:
     """Return whether ``find_gpu`` knows that name."""
     return _meant(name[:MAX_NAME]) is not None

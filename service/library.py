@@ -30,7 +30,7 @@ from meshwright.service.jobs.answers import answer_document, stored_answer
 from meshwright.service.report.accuracy import render_report
 from meshwright.service.report.comparison import ComparedObjective, reading_lines, render_comparison
 from meshwright.service.report.page import render_page
-from meshwright.service.report.terminal import render_answer, render_prediction
+from meshwright.service.report.terminal import render_answer, render_prediction, render_summary
 from meshwright.service.reporting import ReportOptions, prediction_page, report_of
 from meshwright.service.requests.configuration import (
     assumed_values,
@@ -145,9 +145,10 @@ class PlanResult(Result):
         asked = ReportOptions(detailed=1, what_if="none")
         return _framed(render_page(report_of(self.answer, self.problem, self.profile, asked)))
 
-    def render(self, width: int) -> RenderableType:
-        """Return the table that ``meshwright plan`` prints, for a terminal so many columns wide."""
-        return render_answer(self.answer, self.problem, width=width)
+    def render(self, width: int, *, full: bool = False) -> RenderableType:
+        """Return what ``meshwright plan`` prints, or its --full, for a terminal so many columns wide."""
+        render = render_answer if full else render_summary
+        return render(self.answer, self.problem, width=width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

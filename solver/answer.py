@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from meshwright.profiles.expected_errors import Kind, expected_errors
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import (
     BoolArray,
@@ -425,14 +426,14 @@ class Answer:
         """Return how good the first plan is, in the words of ``certainty_words``; why there is none."""
         if self.status == "infeasible" and self.infeasible is not None and self.infeasible.verdict:
             return self.infeasible.verdict
-        return certainty_words(
+        proved = certainty_words(
             status=self.status,
             found=bool(self.plans),
             gap=self._gap,
             searched=(self.explored, self.space_size),
             objective="step_time" if self.objective is None else self.objective.name,
-            odds=self.plans[0].odds if self.plans else None,
         )
+        return f"{proved} {error_words(self)}" if self.plans else proved
 
     @property
     def _gap(self) -> float | None:
@@ -470,7 +471,6 @@ OBJECTIVE_NAMES = {
     "energy_per_token": "energy per token",
     "robust": "the 90th-percentile step time",
 }
-_WITHOUT_RIVALS = Odds(best_probability=1.0, regret_p90=0.0)
 
 
 def certainty_words(
@@ -480,11 +480,8 @@ def certainty_words(
     gap: float | None,
     searched: tuple[int, int],
     objective: str = "step_time",
-    odds: Odds | None = None,
 ) -> str:
-    """Return one sentence on what is proved, and one on what the cost model's errors leave open.
-
-    Terminal, page, report and API show these words and no others.
+    """Return one sentence on what was searched and what is proved of it.
 
     Args:
         status: of the answer.
@@ -492,7 +489,6 @@ def certainty_words(
         gap: between the first plan's objective and the proved bound, relative.
         searched: configurations settled, and all of them.
         objective: its name.
-        odds: of the first plan; None: not known.
     """
     seen, size = map(_counted, searched)
     which = size if searched[0] >= searched[1] else f"{seen} of {size}"
@@ -505,16 +501,54 @@ def certainty_words(
     if not found:
         return f"No plan was found in {which} configurations, and nothing is proved."
     if gap is None:
-        words = f"{best_found}. How far it is from the best possible is unknown."
-    elif status == "optimal" and gap <= OPTIMAL_GAP:
+        return f"{best_found}. How far it is from the best possible is unknown."
+    if status == "optimal" and gap <= OPTIMAL_GAP:
         words = f"Optimal under our cost model: {by}the best of {size} configurations, proved to within "
-        words += f"{_at_most(gap)}."
-    else:
-        words = f"{best_found}, within {_at_most(gap)} of the best possible under our cost model."
-    if odds is None or odds == _WITHOUT_RIVALS:
-        return words
-    share = _at_most(odds.regret_p90)
-    return f"{words} On your machines: within {share} of the fastest listed, 9 times in 10."
+        return f"{words}{_at_most(gap)}."
+    return f"{best_found}, within {_at_most(gap)} of the best possible under our cost model."
+
+
+MEASURED_RUNS = "measured_runs"  # the note that counts the runs that the profile of an answer learnt from
+_AFTER = (1, 16)  # measured runs whose error a new cluster is told
+
+
+def error_words(answer: Answer) -> str:
+    """Return how far off to expect the step times of an answer with plans, in one sentence.
+
+    The sentence follows from the first plan and the profile, never from how many plans are listed. What it
+    says of today is no tighter than the band of the first plan.
+    """
+    known, seen = expected_errors(), answer.plans[0].prediction
+    step_s = seen.step_time_s
+    band = 100.0 * max(seen.step_time_high_s / step_s - 1.0, 1.0 - seen.step_time_low_s / step_s)
+    runs = int(answer.notes.get(MEASURED_RUNS, 0))
+    if runs:
+        after = max(known.after(runs), band)
+        return f"Calibrated on {_runs(runs)} of this cluster: expect up to {_whole(after)} % off."
+    kind = _kind_of_model(answer.model)
+    low, high = (max(one[kind], band) for one in (known.nothing_shared, known.first_sight))
+    off = f"{_whole(low)} to {_whole(high)}" if _whole(low) < _whole(high) else f"up to {_whole(high)}"
+    one, sixteen = (_whole(known.after(count)) for count in _AFTER)
+    return (
+        f"New cluster: expect {off} % off; after one measured run {one} % on average, "
+        f"after sixteen {sixteen} %."
+    )
+
+
+def _kind_of_model(model: Mapping[str, str | int] | None) -> Kind:
+    if model is None:
+        return "all"
+    active, every = (model.get(name) for name in ("num_active_parameters", "num_parameters"))
+    return "dense" if active == every else "experts"
+
+
+def _runs(number: int) -> str:
+    return "one measured run" if number == 1 else f"{number} measured runs"
+
+
+def _whole(percent: float) -> int:
+    """Return per cent rounded up, so that it still bounds."""
+    return math.ceil(percent - 1e-6)
 
 
 def _counted(number: int) -> str:

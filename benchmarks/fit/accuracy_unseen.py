@@ -14,7 +14,7 @@ from math import log, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, median
 
-from benchmarks.fit.accuracy_order import orders_of
+from benchmarks.fit.accuracy_order import LEAST_CONFIGURATIONS, orders_of
 from benchmarks.fit.accuracy_tables import table
 from benchmarks.fit.evidence import TINY
 from meshwright.solver.accuracy import Report
@@ -24,6 +24,7 @@ FIRST_SIGHT_FILE = Path(__file__).parent.parent / "data" / "first_sight.csv"
 FEW_EXPERTS = 8  # expert-parallel ranks: more of them cross a node of 8 GPUs
 FIRST_RUNS = (1, 2, 4, 8, 16)
 LEAST_RUNS_OF_A_STACK = 20
+_THREE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,29 @@ def is_tiny(run: Run) -> bool:
 def spreads_experts(run: Run) -> bool:
     """Whether experts are spread over more ranks than a node of eight GPUs has."""
     return bool(run.shape and run.shape.configuration.expert_parallel_size > FEW_EXPERTS)
+
+
+def first_three(rows: Iterable[Judged]) -> tuple[int, int]:
+    """Return how many groups there are, and of how many the first three predicted hold the fastest.
+
+    A group has at least ``LEAST_CONFIGURATIONS`` runs of one job that differ in configuration only, with
+    predictions that differ.
+    """
+    groups: dict[tuple[str, str], list[Judged]] = defaultdict(list)
+    for row in rows:
+        if row.run.rank_group:
+            groups[row.run.cluster, row.run.rank_group].append(row)
+    large = [
+        mine
+        for mine in groups.values()
+        if len(mine) >= LEAST_CONFIGURATIONS and len({row.predicted_s for row in mine}) > 1
+    ]
+    hits = [
+        min(row.measured_s for row in sorted(mine, key=lambda row: row.predicted_s)[:_THREE])
+        <= min(row.measured_s for row in mine)
+        for mine in large
+    ]
+    return len(large), sum(hits)
 
 
 KINDS: Mapping[str, Callable[[Run], bool]] = {

@@ -28,7 +28,7 @@ from meshwright.service.jobs.answers import answer_document
 from meshwright.service.library import PlanResult, compared_with_best, recommended
 from meshwright.service.report.levers import render_levers
 from meshwright.service.report.question import header
-from meshwright.service.report.terminal import profile_words, render_answer, render_plan
+from meshwright.service.report.terminal import profile_words, render_plan, render_summary
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Plan
 from meshwright.solver.clock import Watch
@@ -97,7 +97,7 @@ def explain(
     line.clear()
     console = screen()
     if not answer.plans:
-        console.print(render_answer(answer, problem, width=console.width))
+        console.print(render_summary(answer, problem, width=console.width))
         raise typer.Exit(code_of(answer, cancelled=should_stop()))
     keep(answer_document(answer, problem), problem)
     found = compared_with_best(

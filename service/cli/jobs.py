@@ -16,7 +16,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli import terminal
 from meshwright.service.cli.client import LONG_POLL_S, ServiceClient
-from meshwright.service.cli.options import SWEEP_HELP, Request, with_request
+from meshwright.service.cli.options import SWEEP_HELP, Full, Request, with_request
 from meshwright.service.cli.problem_options import with_sweep
 from meshwright.service.cli.progress import ProgressLine
 from meshwright.service.cli.saved_plans import keep
@@ -25,7 +25,7 @@ from meshwright.service.jobs.answers import answer_document, answer_from_json
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.formatting import plain_table
 from meshwright.service.report.points import render_points
-from meshwright.service.report.terminal import render_answer
+from meshwright.service.report.terminal import render_answer, render_summary
 from meshwright.service.requests.labels import selector_of
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.problem import Progress
@@ -171,18 +171,18 @@ def list_plans(
 
 
 @app.command()
-def show(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
+def show(job_id: JobId, url: Url = DEFAULT_URL, full: Full = False, json_output: AsJson = False) -> None:
     """Show one job, and its answer once it has one."""
     with ServiceClient(url) as service:
         job = service.call("GET", f"/v1/jobs/{job_id}")
-        raise typer.Exit(_print_job(service, job, as_json=json_output))
+        raise typer.Exit(_print_job(service, job, as_json=json_output, full=full))
 
 
 @app.command()
-def wait(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
+def wait(job_id: JobId, url: Url = DEFAULT_URL, full: Full = False, json_output: AsJson = False) -> None:
     """Follow a job to its end and print its answer."""
     with ServiceClient(url) as service:
-        raise typer.Exit(_print_job(service, followed(service, job_id), as_json=json_output))
+        raise typer.Exit(_print_job(service, followed(service, job_id), as_json=json_output, full=full))
 
 
 @app.command()
@@ -304,13 +304,13 @@ def _print(document: Mapping[str, Any], text: str, *, as_json: bool) -> None:
     print_json(document) if as_json else sys.stdout.write(text)
 
 
-def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool) -> int:
+def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool, full: bool = False) -> int:
     has_answer = job["state"] in TERMINAL_STATES and bool(job["links"].get("plans"))
     answer = service.answer(job["id"]) if has_answer else None
     if as_json:
         print_json({**job, "answer": answer} if answer else job)
     elif answer:
-        print_answer(answer, job["request"])
+        print_answer(answer, job["request"], full=full)
     else:
         sys.stdout.write(f"{job['id']}  {job['state']}\n")
     if job.get("problem"):
@@ -318,7 +318,7 @@ def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool)
     return _EXIT_CODES.get(job["state"], terminal.FOUND)
 
 
-def print_answer(answer: Mapping[str, Any], request: Mapping[str, object]) -> None:
+def print_answer(answer: Mapping[str, Any], request: Mapping[str, object], *, full: bool = False) -> None:
     """The ranking for people, as ``meshwright plan`` prints and keeps it; of a sweep its points."""
     if answer.get("points"):
         console = screen()
@@ -328,4 +328,5 @@ def print_answer(answer: Mapping[str, Any], request: Mapping[str, object]) -> No
     if read.plans:
         terminal.say_warnings(keep(answer_document(read, problem), problem))
     console = screen()
-    console.print(render_answer(read, problem, width=console.width))
+    render = render_answer if full else render_summary
+    console.print(render(read, problem, width=console.width))

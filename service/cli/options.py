@@ -148,7 +148,11 @@ _PROBLEM = inspect.Parameter(
 # of a request come first in each, in the order of their rows; then those of the command itself, with their
 # defaults.
 _OWN: Mapping[str, Mapping[str, str]] = {
-    COMMON: {"save_dir": "nothing is written", "json_output": "a table"},
+    COMMON: {
+        "save_dir": "nothing is written",
+        "json_output": "a table",
+        "full": "the twelve lines that decide",
+    },
     MODEL: {},
     CLUSTER: {"profile": "the catalog's"},
     SEARCH: {"sweep": "none"},
@@ -210,6 +214,10 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
+Full = Annotated[
+    bool,
+    typer.Option("--full", help="The whole answer: every column, where the time goes, what was searched."),
+]
 HelpAll = Annotated[
     bool,
     typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show every option and exit."),

@@ -14,6 +14,7 @@ from meshwright.service.cli.options import (
     SET_HELP,
     SWEEP_HELP,
     VAR_HELP,
+    Full,
     GroupedCommand,
     HelpAll,
     Request,
@@ -32,6 +33,7 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
         bool, typer.Option("--json", help="The answer as JSON, alone on stdout.")
     ] = False,
     csv_output: Annotated[bool, typer.Option("--csv", help="The ranking as CSV, alone on stdout.")] = False,
+    full: Full = False,
     save_dir: Annotated[
         Path | None, typer.Option(help="Write answer, report and launch files here.")
     ] = None,
@@ -79,6 +81,7 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
         run_plan(
             request,
             form=form,
+            full=full,
             save_dir=save_dir,
             force=force,
             calibration=profile,

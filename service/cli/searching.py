@@ -33,7 +33,7 @@ from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.sentences import certificate_words, measure_line
 from meshwright.service.report.table import to_csv
-from meshwright.service.report.terminal import render_answer
+from meshwright.service.report.terminal import render_answer, render_summary
 from meshwright.service.requests.costs import measured_of_question
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan
@@ -60,6 +60,7 @@ def run_plan(
     request: Request,
     *,
     form: Form,
+    full: bool,
     save_dir: Path | None,
     force: bool,
     calibration: Sequence[Path] | None = None,
@@ -84,7 +85,7 @@ def run_plan(
         document = _document(answer, problem, measured, worth)
         if answer.plans or (answer.infeasible and answer.infeasible.closest):
             say_warnings(keep(document, problem))
-        _print(form, answer, problem, document, measured)  # before files, which may be refused
+        _print(form, answer, problem, document, measured, full=full)  # before files, which may be refused
         if form == "table" and worth:
             console = screen()
             console.print(measure_line(worth, width=console.width))
@@ -109,7 +110,7 @@ def run_plan(
             ),
             force=force,
         )
-    if owed:  # after the files: whoever reads a pipe may have gone, as head does
+    if owed and full:  # after the files: whoever reads a pipe may have gone, as head does
         console = screen()
         console.print(wrapped(certificate_words(answer), console.width, indent=2))
     return code_of(answer, cancelled=should_stop())
@@ -162,6 +163,8 @@ def _print(
     problem: Problem,
     document: dict[str, Any],
     measured: Sequence[TimedPrediction],
+    *,
+    full: bool,
 ) -> None:
     if form == "json":
         print_json(document)
@@ -169,8 +172,9 @@ def _print(
         sys.stdout.write(to_csv(answer.plans))
     else:
         console = screen()
-        console.print(render_answer(answer, problem, width=console.width, measured=measured))
-        if built := built_words(answer.plans, verdicts_of(answer.plans)):
+        render = render_answer if full else render_summary
+        console.print(render(answer, problem, width=console.width, measured=measured))
+        if full and (built := built_words(answer.plans, verdicts_of(answer.plans))):
             console.print(wrapped(built, console.width, indent=2))
 
 

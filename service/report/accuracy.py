@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from statistics import fmean
 
-import yaml
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.expected_errors import expected_errors
 from meshwright.service.report.formatting import plain_table
 from meshwright.solver.accuracy import Figures, Report
 
@@ -45,15 +43,14 @@ def render_report(report: Report) -> RenderableType:
     )
 
 
-@cache
 def expected_of_strangers() -> str:
     """Return the expected error on a cluster that shares nothing with the catalog's runs, in a sentence."""
-    file = CATALOG / "calibration" / "unseen.yaml"
-    known: dict[str, float] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    known = expected_errors()
+    error = known.nothing_shared
     return (
-        f"to expect where cluster, model family and release are new: {known['error']:.1f} % mean error "
-        f"(dense {known['dense']:.1f}, experts {known['experts']:.1f}); {known['inside']:.0f} % inside "
-        f"80 % bands of ± {known['width']:.0f} % (docs/accuracy.md)"
+        f"to expect where cluster, model family and release are new: {error['all']:.1f} % mean error "
+        f"(dense {error['dense']:.1f}, experts {error['experts']:.1f}); {known.inside:.0f} % inside "
+        f"80 % bands of ± {known.width:.0f} % (docs/accuracy.md)"
     )
 
 

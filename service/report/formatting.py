@@ -210,6 +210,20 @@ def configuration_words(configuration: Configuration, names: Mapping[str, str] |
     return " · ".join(words)
 
 
+def layout_words(config: Configuration) -> str:
+    """Return ``tp4 pp8×6 dp4``: the mesh, with the chunks of a pipeline stage behind the ×."""
+    if len(config.classes) > 1:
+        return " + ".join(map(layout_words, config.classes))
+    sizes = (
+        ("tp", config.tensor_parallel_size), ("pp", config.pipeline_parallel_size),
+        ("cp", config.context_parallel_size), ("ep", config.expert_parallel_size),
+        ("dp", config.data_parallel_size),
+    )  # fmt: skip
+    chunks = f"×{config.virtual_pipeline_size}" if config.virtual_pipeline_size > 1 else ""
+    words = [f"{name}{size}{chunks if name == 'pp' else ''}" for name, size in sizes if size > 1]
+    return " ".join(words) or "1 GPU"
+
+
 def inner_words(configuration: Configuration) -> list[str]:
     """Return the unusual choices of a plan: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
     split, among = (

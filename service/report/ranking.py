@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len
 from rich.console import Group, RenderableType
@@ -200,6 +200,79 @@ def _also(plan: Plan) -> str:
 
 def _needs(plan: Plan) -> list[str]:
     return [f"needs {package}" for package in plan.needs]
+
+
+def short_ranking(plans: Sequence[Plan], *, rates: bool, width: int) -> RenderableType:
+    """Return the table of the default answer: a short layout, and only what differs between its rows.
+
+    Args:
+        plans: the rows, at least two.
+        rates: whether plans are ranked by more than their step, so that tokens/s/GPU tell more.
+        width: columns; those that matter least are left out where there is no room.
+    """
+    equal = equal_to_first(plans)
+    asked = len({plan.config.global_batch_size for plan in plans}) > 1 or rates
+    columns = [
+        Column(title="layout", cell=lambda plan: figures.layout_words(plan.config), left=True),
+        *(replace(column, leaves=5) for column in _differing(plans) if column.title != "with"),
+        Column(title="zero", cell=_size("zero_stage"), leaves=4),
+        Column(title="micro-batch", cell=_size("micro_batch_size")),
+        Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
+        *_split_of(plans),
+        Column(title="step", cell=lambda plan: figures.seconds(plan.prediction.step_time_s)),
+        *([Column(title="tokens/s/GPU", cell=_rate, leaves=2)] if asked else []),
+        *_outlook_columns(plans),
+        Column(title="memory", cell=lambda plan: f"{figures.gib(plan.prediction.peak_memory_bytes)} GiB"),
+        Column(title="risk", cell=lambda p: figures.risk(p.prediction.out_of_memory_probability), leaves=3),
+        Column(title="with", cell=_own_changes(plans), left=True, leaves=6),
+        Column(title="also", cell=_also, left=True, leaves=6),
+    ]
+    shown = [column for column in columns if len({column.cell(plan) for plan in plans}) > 1]
+    number = Column(title="#", cell=lambda plan: str(plan.rank or "–"))
+    mark = Column(title="", cell=lambda plan: "≈ #1" * (plan.rank in equal), left=True, leaves=7)
+    shown = [number, *shown, *([mark] if equal else [])]
+    while _width(shown, plans) > width and max(column.leaves for column in shown):
+        shown.remove(max(shown, key=lambda column: column.leaves))
+    return _table(shown, plans)
+
+
+def switch_words(change: str) -> str:
+    """Return ``CUDA graph full iteration`` of ``cuda_graph full_iteration``."""
+    return change.replace("_", " ").replace("cuda ", "CUDA ").replace("moe ", "MoE ")
+
+
+def _own_changes(plans: Sequence[Plan]) -> Callable[[Plan], str]:
+    """Return the cell of the changes that a plan does not share with all others."""
+    common = set(changes_of(plans[0])).intersection(*map(changes_of, plans))
+    return lambda plan: ", ".join(switch_words(one) for one in changes_of(plan) if one not in common)
+
+
+def _rate(plan: Plan) -> str:
+    return f"{plan.prediction.tokens_per_s_per_gpu:,.0f}"
+
+
+def _split_of(plans: Sequence[Plan]) -> list[Column]:
+    """Return the layers of each chunk, where nothing else distinguishes two plans."""
+    words = [(figures.configuration_words(plan.config), *changes_of(plan)) for plan in plans]
+    if len(set(words)) == len(words):
+        return []
+    return [
+        Column(title="layers", cell=lambda p: figures.split(p.config.stage_layers), left=True, leaves=5)
+    ]
+
+
+def _outlook_columns(plans: Sequence[Plan]) -> list[Column]:
+    found = list[Column]()
+    if all(plan.outlook is not None and plan.outlook.days is not None for plan in plans):
+        found.append(Column(title="days", cell=lambda plan: f"{plan.days:.1f}"))
+    if all(plan.outlook is not None and plan.outlook.cost is not None for plan in plans):
+        found.append(Column(title="cost", cell=_cost))
+    return found
+
+
+def _cost(plan: Plan) -> str:
+    outlook = plan.outlook
+    return "" if outlook is None or outlook.cost is None else f"{outlook.cost:,.0f}"
 
 
 def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> RenderableType:

@@ -6,6 +6,7 @@ text reads the same in a pipe.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.profiles.capabilities import launchers_of
-from meshwright.profiles.figures import tied
+from meshwright.profiles.figures import NO_BREAK, tied
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.beyond import beyond_lines
+from meshwright.service.report.beyond import beyond_lines, front_lines
 from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
-from meshwright.service.report.ranking import ranking
+from meshwright.service.report.ranking import ranking, short_ranking
 from meshwright.service.report.sentences import (
     closest_words,
     group_lines,
@@ -30,9 +31,11 @@ from meshwright.service.report.sentences import (
     sentences,
     spent_s,
 )
+from meshwright.service.report.summary import summary_of
 from meshwright.service.report.tradeoff import tradeoff_lines
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import (
+    OBJECTIVE_NAMES,
     Answer,
     Infeasibility,
     Plan,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from meshwright.solver.calibration.measured import TimedPrediction
     from meshwright.solver.explain.node_groups import GroupUse
 
+_LEAST_NOTE = 60
 SHORT_ID = 4  # digits of a plan's id that are shown at least
 _GENERAL = "not calibrated on your cluster (meshwright calibrate)"
 _UNCALIBRATED = ", uncalibrated"  # how the title of a catalog profile ends
@@ -79,6 +83,67 @@ def render_answer(
         ]
     parts += [Text(), *_provenance(answer, problem, width)]
     return Group(*parts, figures.wrapped(_next(answer, problem), width, indent=2))
+
+
+SHOWN = 5  # plans of the default answer
+_LABEL = 9  # columns left of a fact
+_GAP = 3  # blanks before a command
+
+
+def render_summary(
+    answer: Answer, problem: Problem, *, width: int, measured: Sequence[TimedPrediction] = ()
+) -> RenderableType:
+    """Lay out the facts of an answer and its first plans for ``width`` columns, in some twelve lines."""
+    export = "" if problem.launcher == "none" else "meshwright export 1 --save-dir run/"
+    found = summary_of(answer, problem, export=export)
+    style = "bold" if found.fits else "bold red"
+    parts: list[RenderableType] = [figures.wrapped(found.title, width, style=style)]
+    if not found.fits:
+        parts.append(figures.wrapped(figures.with_ties(found.headline), width, indent=2, style="red"))
+    for fact in found.facts:
+        parts += _fact(fact.label, fact.text, width, command=fact.command, pieces=not fact.of_sentences)
+    for at, offer in enumerate(found.offers):
+        label = "" if at else "more" if found.fits else "try"
+        command = "" if offer.option == "--full" else offer.option
+        words = f"{offer.words}: --full" if offer.option == "--full" else offer.words
+        parts += _fact(label, words, width, command=command, pieces=False)
+    for at, note in enumerate(found.notes):
+        parts += _fact("" if at else "note", _cut(note, width), width, pieces=False, style="yellow")
+    parts += [*_first_plans(answer, width), *measured_lines(measured, answer.plans, width)]
+    if answer.pareto is not None:
+        parts += front_lines(answer.pareto, width)
+    return Group(*parts)
+
+
+def _fact(
+    label: str, text: str, width: int, *, command: str = "", pieces: bool, style: str = ""
+) -> list[Text]:
+    """Return one fact behind its label, its command at the right or, where there is no room, below."""
+    words = figures.pieces(text, "·") if pieces else figures.with_ties(text)
+    line = f"{label:<{_LABEL - 2}}".replace(" ", NO_BREAK) + words
+    fits = len(line) + 2 + _GAP + len(command) <= width
+    if command and fits:
+        line += NO_BREAK * _GAP + tied(command)
+    found = [figures.wrapped(line, width, indent=2, hang=_LABEL - 2, style=style)]
+    if command and not fits:
+        found.append(Text(f"{'':<{_LABEL}}{command}", no_wrap=True, overflow="ignore"))
+    return found
+
+
+def _cut(note: str, width: int) -> str:
+    """Return a note that takes two lines at most; --full has the rest."""
+    return textwrap.shorten(note, max(2 * (width - _LABEL) - _GAP, _LEAST_NOTE), placeholder=" … (--full)")
+
+
+def _first_plans(answer: Answer, width: int) -> list[RenderableType]:
+    """Return the table of the first plans; nothing where there is one plan."""
+    plans = [*answer.ranking[:SHOWN], *[plan for plan in answer.plans if not plan.ranked][:1]]
+    if len(plans) <= 1:
+        return []
+    more = len(answer.plans) - len(plans)
+    rest = [Text(f"  and {more} more: --full", style="dim")] if more > 0 else []
+    rates = answer.objective is not None and answer.objective.name in OBJECTIVE_NAMES
+    return [short_ranking(plans, rates=rates, width=width), *rest]
 
 
 def render_prediction(

@@ -9,7 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Outlook, Plan, RankFloors, Status, version_of, with_gaps
+from meshwright.solver.answer import (
+    MEASURED_RUNS,
+    Answer,
+    Outlook,
+    Plan,
+    RankFloors,
+    Status,
+    version_of,
+    with_gaps,
+)
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Configuration, plan_id_of
@@ -171,11 +180,19 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
         notes={
             "profile": found.profile.title,
             "kept_free": kept_free_words(found.problem, found.profile),
+            **runs_note(found.profile),
         },
         objective=claim_of(found.problem, found.profile, score, claimed),
         space="every" if space.every else "usual",
         floors=proof.floors,
     )
+
+
+def runs_note(profile: Profile) -> dict[str, str]:
+    """Return the note of how many measured runs a profile learnt from; none of a profile that did not."""
+    learnt = [one.learnt_from for one in profile.by_group] or [profile.learnt_from]
+    fewest = min(map(len, learnt))  # of a mixed cluster, each node group has its own
+    return {MEASURED_RUNS: str(fewest)} if fewest else {}
 
 
 def versions(profile: Profile) -> dict[str, str]:

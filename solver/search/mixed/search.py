@@ -33,7 +33,7 @@ from meshwright.solver.cost.memory import kept_free_words
 from meshwright.solver.cost.objective import claim_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import InvalidPlanError, Problem
-from meshwright.solver.search.answers import Listed, checked_plans, versions
+from meshwright.solver.search.answers import Listed, checked_plans, runs_note, versions
 from meshwright.solver.search.mixed.frontier import MixedFrontier, stage_group_of
 from meshwright.solver.search.mixed.replicas import (
     MOST_SHARED,
@@ -349,6 +349,7 @@ def _answer(
             "profile": "each node group has a separate profile: "
             + "; ".join(one.title for one in profile.by_group),
             "kept_free": kept_free_words(problem, profile),
+            **runs_note(profile),
             **(SAMPLE if sampled else {}),
         },
         objective=claim_of(problem, profile, step_s, bound_s),

@@ -1,0 +1,412 @@
+"""An answer in five facts: what to run, how fast, whether it fits, how sure, what else would help.
+
+Terminal, page and report show these facts in this order, before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshwright.profiles.expected_errors import expected_errors
+from meshwright.profiles.figures import percent
+from meshwright.profiles.library import short_gpu_name
+from meshwright.profiles.units import GIB
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.beyond import baseline_words, run_words
+from meshwright.service.report.question import clean
+from meshwright.service.report.ranking import changes_of, equal_to_first, switch_words
+from meshwright.service.report.sentences import HOPELESS, option_words
+from meshwright.solver.answer import (
+    OBJECTIVE_NAMES,
+    Answer,
+    Lever,
+    Plan,
+    Reference,
+    Remedy,
+    accepts_risk,
+    error_words,
+)
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.explain.sentences import listed
+from meshwright.solver.problem import Problem
+
+_MILLION = 1_000_000
+_FEW = 10.0  # GiB and seconds below it keep a decimal
+_THREE = 3
+_LEVERS, _REMEDIES, _NOTES = 3, 4, 3  # shown at most
+_PLANS_NEEDED = 3  # to advise running the first three
+LAUNCHERS = {
+    "megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "deepspeed": "DeepSpeed",
+    "trl": "TRL", "accelerate": "Accelerate", "axolotl": "Axolotl", "nanotron": "Nanotron",
+    "llama-factory": "LLaMA-Factory", "llama-factory-accelerate": "LLaMA-Factory with Accelerate",
+    "maxtext": "MaxText", "flagscale": "FlagScale", "ms-swift": "ms-swift", "automodel": "NeMo AutoModel",
+    "none": "no launcher's limits", "any": "any launcher",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryFact:
+    """One question of the reader with its answer."""
+
+    label: str  # one word: run, speed, …
+    question: str  # the same as a person asks it
+    parts: tuple[str, ...]  # the answer in pieces, or in sentences
+    command: str = ""  # to paste
+    of_sentences: bool = False
+
+    @property
+    def text(self) -> str:
+        """Return the answer in one line."""
+        if not self.of_sentences:
+            return " · ".join(self.parts)
+        return " ".join(f"{figures.sentence_case(part)}." for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A change that would help, with what it brings and the option that makes it."""
+
+    words: str
+    option: str  # of the command line; empty: none states it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The facts of one answer."""
+
+    title: str
+    headline: str  # the comparison with what one would run today, or how the search ended
+    facts: tuple[SummaryFact, ...]
+    offers: tuple[Offer, ...] = ()
+    notes: tuple[str, ...] = ()
+    fits: bool = True
+
+
+def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary:
+    """Return an answer's facts; ``export`` is the command that writes the first plan's files."""
+    title = title_words(problem)
+    if answer.status == "infeasible":
+        return _of_nothing(answer, problem, title)
+    if not answer.plans:
+        sure = SummaryFact(
+            label="sure",
+            question="How sure is it?",
+            parts=(answer.certainty.rstrip("."), "give the search more time: --time-limit-s"),
+            of_sentences=True,
+        )
+        return Summary(
+            title=title,
+            headline="No plan was found in time.",
+            facts=(sure,),
+            notes=_notes(answer),
+            fits=False,
+        )
+    best = answer.plans[0]
+    facts = (
+        SummaryFact(label="run", question="What do I run?", parts=_run(best, problem), command=export),
+        SummaryFact(label="speed", question="How fast is it?", parts=tuple(_speed(answer))),
+        SummaryFact(label="fits", question="Does it fit?", parts=_fits(best)),
+        SummaryFact(
+            label="sure", question="How sure is it?", parts=tuple(_sure(answer)), of_sentences=True
+        ),
+        *_beyond(answer),
+    )
+    return Summary(
+        title=title,
+        headline=_headline(answer),
+        facts=facts,
+        offers=tuple(_offers(answer)),
+        notes=_notes(answer),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The question.
+
+
+def title_words(problem: Problem) -> str:
+    """Return ``Llama 3.1 70B on 128 × H100 (Megatron-LM, bf16, batch 512 × 8192)``."""
+    workload = problem.workload
+    batches = " or ".join(map(str, (*problem.options.batch_sizes, workload.global_batch_size)))
+    recipe = workload.framework_options.get("precision_recipe", "none")
+    said = (
+        launcher_words(problem.launcher),
+        workload.precision if recipe == "none" else str(recipe),
+        f"batch {batches} × {workload.seq_length}",
+    )
+    trained = _trained(problem)
+    return f"{clean(problem.model.title)}{trained} on {gpus_words(problem)} ({', '.join(said)})"
+
+
+def launcher_words(launcher: str) -> str:
+    """Return a launcher as its authors write it."""
+    return LAUNCHERS.get(launcher, launcher)
+
+
+def gpus_words(problem: Problem) -> str:
+    """Return ``16 × H100 + 32 × A100``: the GPUs, as shortly as a request may name them."""
+    groups = dict[str, int]()
+    for group in problem.cluster.groups:
+        gpu = group.gpu
+        name = clean(short_gpu_name(gpu.slug, gpu.display_name))
+        groups[name] = groups.get(name, 0) + group.num_nodes * group.gpus_per_node
+    return " + ".join(f"{number} × {name}" for name, number in groups.items())
+
+
+def _trained(problem: Problem) -> str:
+    workload = problem.workload
+    if workload.lora_rank:
+        quantised = workload.base_precision not in ("", workload.precision)
+        return f" {'QLoRA' if quantised else 'LoRA'} rank {workload.lora_rank}"
+    return f" with frozen {' and '.join(workload.frozen)}" if workload.frozen else ""
+
+
+# --------------------------------------------------------------------------------------------------
+# The facts.
+
+
+def _run(plan: Plan, problem: Problem) -> tuple[str, ...]:
+    pieces = list(plan_words(plan))
+    used, total = plan.config.num_gpus, problem.cluster.num_gpus
+    if used != total:
+        pieces.append(f"on {used} of {total} GPUs")
+    if problem.options.batch_sizes:
+        pieces.append(f"batch {plan.config.global_batch_size}")
+    if problem.launcher == "any" and plan.launchers:
+        pieces.append(f"under {launcher_words(plan.launchers[0])}")
+    return tuple(pieces)
+
+
+def plan_words(plan: Plan) -> Iterator[str]:
+    """Yield the sizes and switches of a plan in words; of one GPU no sizes."""
+    config = plan.config
+    if config.num_gpus == 1:
+        yield "one GPU"
+    classes = config.classes
+    if len(classes) > 1:
+        for one in classes:
+            where = listed(list(dict.fromkeys(stage.group for stage in one.stage_groups)))
+            yield f"on {where}: {_sizes(one).replace(' · ', ', ')}"
+    else:
+        yield from _sizes(config).split(" · ")
+        if config.stage_groups:
+            yield f"stages {figures.placement(config).replace(' │ ', ' + ')}"
+    yield from map(switch_words, changes_of(plan))
+    if plan.needs:
+        yield f"needs {' and '.join(plan.needs)}"
+
+
+def _sizes(config: Configuration) -> str:
+    return figures.configuration_words(config, figures.LONG_NAMES).replace(" recompute", " recomputation")
+
+
+def _speed(answer: Answer) -> Iterator[str]:
+    best = answer.plans[0]
+    seen = best.prediction
+    low, high = _span(seen.step_time_low_s, seen.step_time_high_s)
+    yield f"{figures.seconds(seen.step_time_s)} a step, {low} to {high} likely"
+    yield f"{_rounded(seen.tokens_per_s_per_gpu * best.config.num_gpus)} tokens/s"
+    yield f"{percent(seen.mfu)} MFU"
+    if answer.reference is not None:
+        yield _against(answer.reference)
+
+
+def _against(reference: Reference) -> str:
+    if reference.problems:
+        return f"{reference.name} does not fit"
+    return f"{reference.speedup:.1f} × {reference.name}"
+
+
+def _headline(answer: Answer) -> str:
+    reference, best = answer.reference, answer.plans[0]
+    step = figures.seconds(best.prediction.step_time_s)
+    if reference is None:
+        return f"{step} a step: {_proof(answer)}."
+    if reference.problems:
+        return (
+            f"{step} a step. {figures.sentence_case(reference.name)} cannot run: {reference.problems[0]}."
+        )
+    theirs = figures.seconds(reference.prediction.step_time_s)
+    return f"{step} a step, {reference.speedup:.1f} × as fast as {reference.name} ({theirs})."
+
+
+def _span(low_s: float, high_s: float) -> tuple[str, str]:
+    """Return both ends of a band, in the unit of the higher one and with as few digits as differ."""
+    factor, unit = (1.0, "s") if high_s >= 1 else (1e3, "ms")
+    low, high = low_s * factor, high_s * factor
+    digits = 0 if high >= _FEW and round(low) != round(high) else 1
+    return f"{low:.{digits}f}", f"{high:.{digits}f} {unit}"
+
+
+def _rounded(value: float) -> str:
+    """Return three significant digits, thousands apart: 148,000."""
+    whole = round(value)
+    return f"{round(whole, _THREE - len(str(whole))):,}"
+
+
+def _fits(plan: Plan) -> tuple[str, ...]:
+    seen = plan.prediction
+    stage = seen.stages[seen.heaviest_stage] if seen.stages else None
+    limit = (stage.memory_limit_bytes if stage else None) or seen.memory_limit_bytes
+    risk = figures.risk(seen.out_of_memory_probability).replace("<", "under ")
+    peak = gib_of(seen.peak_memory_bytes, limit)
+    offload = plan.config.offload
+    more = () if offload == "none" else (figures.offload_words(offload),)
+    return (f"{peak} a GPU, out-of-memory risk {risk}", *more)
+
+
+def gib_of(used_bytes: float, limit_bytes: float) -> str:
+    """Return ``65 of 80 GiB``."""
+    digits = 1 if limit_bytes / GIB - used_bytes / GIB < 1 or used_bytes / GIB < _FEW else 0
+    return f"{used_bytes / GIB:.{digits}f} of {limit_bytes / GIB:.{digits}f} GiB"
+
+
+def _sure(answer: Answer) -> Iterator[str]:
+    equal = sorted(equal_to_first(answer.plans))
+    yield _proof(answer)
+    if equal:
+        shown = [f"#{rank}" for rank in equal[:_THREE]]
+        more = [f"{len(equal) - _THREE} more"] if len(equal) > _THREE else []
+        verb = "is" if len(equal) == 1 else "are"
+        yield f"{listed([*shown, *more])} {verb} as good within its error"
+    yield error_words(answer).rstrip(".")
+    if len(answer.ranking) >= _PLANS_NEEDED:
+        known = expected_errors()
+        yield (
+            f"run the first three (meshwright tune): they hold the fastest in {known.first_three} of "
+            f"{known.groups} measured jobs"
+        )
+
+
+def _proof(answer: Answer) -> str:
+    size = _number(answer.space_size)
+    if answer.is_optimal:
+        return f"best of {size} under our model"
+    if answer.explored < answer.space_size:
+        size = f"{_number(answer.explored)} of {size}"
+    gap = answer.gap if answer.objective is None else answer.objective.gap
+    bound = "no bound is known" if gap is None else f"at most {figures.risk(gap).lstrip('<')} from the best"
+    return f"best of {size} searched under our model, {bound}"
+
+
+def _number(number: int) -> str:
+    if number >= _MILLION:
+        return f"{number / _MILLION:.1f} million"
+    return f"{number:,}"
+
+
+def _beyond(answer: Answer) -> Iterator[SummaryFact]:
+    best, claim = answer.plans[0], answer.objective
+    words = list[str]()
+    if claim is not None and claim.name in OBJECTIVE_NAMES:
+        value = "" if claim.value is None else f": {claim.value:.3g} {claim.unit}"
+        words.append(f"ranked by {OBJECTIVE_NAMES[claim.name]}{value}")
+    if best.outlook is not None:
+        words.append(run_words(best, best.outlook).rstrip("."))
+    if words:
+        yield SummaryFact(label="in all", question="The whole run?", parts=tuple(words), of_sentences=True)
+    if answer.baseline is not None:
+        own = baseline_words(answer.baseline, len(answer.ranking)).rstrip(".")
+        yield SummaryFact(label="yours", question="And my own?", parts=(own,), of_sentences=True)
+
+
+def _offers(answer: Answer) -> Iterator[Offer]:
+    """Yield what would help most, each with the option to paste."""
+    levers = answer.levers[:_LEVERS]
+    for lever in levers:
+        yield _offer(lever)
+    faster = answer.notes.get("faster_launcher")
+    if faster and len(levers) < _LEVERS and all(lever.kind != "launcher" for lever in levers):
+        words, _, option = faster.partition(": ")
+        yield Offer(words=words, option=option)
+
+
+def _offer(lever: Lever) -> Offer:
+    effect = f" ({lever.effect})" if lever.effect else ""
+    return Offer(
+        words=f"{lever.change} would save {percent(lever.saves)}{effect}",
+        option=option_words(lever.settings),
+    )
+
+
+_PATH = ("cluster.", "workload.", "search.", "model.", "launcher")
+
+
+def _notes(answer: Answer) -> tuple[str, ...]:
+    """Return the warnings as people read them: without the path of the field; the first few."""
+    notes = []
+    for warning in answer.warnings:
+        path, colon, rest = warning.partition(": ")
+        of_field = colon and path.startswith(_PATH) and " " not in path
+        notes.append(figures.sentence_case(clean(figures.with_options(rest if of_field else warning))))
+    skipped = [one.launcher for one in answer.skipped_launchers]
+    if skipped and answer.plans:
+        number = len(skipped)
+        notes.append(f"{number} launcher{'s have' if number > 1 else ' has'} no plan: --full")
+    shown = notes[:_NOTES]
+    if len(notes) > _NOTES:
+        shown.append(f"{len(notes) - _NOTES} more: --full")
+    return tuple(shown)
+
+
+# --------------------------------------------------------------------------------------------------
+# Nothing fits.
+
+
+def _of_nothing(answer: Answer, problem: Problem, title: str) -> Summary:
+    found = answer.infeasible
+    facts = list[SummaryFact]()
+    closest = found.closest if found else None
+    if closest is not None:
+        words = (*plan_words(closest), f"{figures.seconds(closest.prediction.step_time_s)} a step")
+        runs = accepts_risk(problem, closest.prediction)
+        likely = closest.prediction.out_of_memory_probability <= HOPELESS
+        accept = "" if runs else " --accept-risk"
+        command = f"meshwright export {closest.plan_id[:8]}{accept}" if runs or likely else ""
+        label = "soon" if runs else "close"
+        facts.append(SummaryFact(label=label, question="What comes closest?", parts=words, command=command))
+        facts.append(SummaryFact(label="fits", question="Does it fit?", parts=_fits(closest)))
+    elif found is not None and found.reasons:
+        facts.append(
+            SummaryFact(label="why", question="Why?", parts=tuple(found.reasons[:2]), of_sentences=True)
+        )
+    remedies = () if found is None else found.remedies
+    offers = [_remedy(one) for one in remedies[:_REMEDIES]]
+    if not offers and found is not None:
+        offers = [Offer(words=change, option="") for change in found.changes[:_REMEDIES]]
+    if len(remedies) > _REMEDIES:
+        offers.append(Offer(words=f"{len(remedies) - _REMEDIES} more", option="--full"))
+    return Summary(
+        title=title,
+        headline=answer.certainty,
+        facts=tuple(facts),
+        offers=tuple(offers),
+        notes=_notes(answer),
+        fits=False,
+    )
+
+
+def _remedy(remedy: Remedy) -> Offer:
+    gpus = f"{remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
+    peak = f"{remedy.peak_memory_bytes / GIB:.0f} GiB"
+    step, change = figures.seconds(remedy.step_time_s), figures.sentence_case(remedy.change)
+    return Offer(words=f"{change}: {step} on {gpus}, {peak}", option=option_words(remedy.settings))
+
+
+# --------------------------------------------------------------------------------------------------
+# For mail.
+
+
+def mail_lines(summary: Summary) -> Sequence[str]:
+    """Return a summary in plain words, a line each, that can be pasted into a mail."""
+    lines = [summary.title, summary.headline]
+    for fact in summary.facts:
+        lines.append(f"{fact.question} {fact.text}")
+        if fact.command:
+            lines.append(f"  {fact.command}")
+    lines += [
+        f"What would help? {offer.words}{f': {offer.option}' if offer.option else ''}"
+        for offer in summary.offers
+    ]
+    return [*lines, *(f"Note: {note}" for note in summary.notes)]
