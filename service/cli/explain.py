@@ -134,7 +134,7 @@ def _explain_levers(
             line.clear()
         console = screen()
         if not answer.ranking:
-            console.print(render_answer(answer, problem, width=console.width))
+            console.print(render_summary(answer, problem, width=console.width))
             raise typer.Exit(code_of(answer, cancelled=should_stop()))
         watch = Watch(time_limit_s=_LEVERS_S, should_stop=should_stop)
         found = every_lever(problem, costs, answer, watch)

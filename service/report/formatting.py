@@ -181,7 +181,7 @@ def recompute(configuration: Configuration) -> str:
     return f"full ×{configuration.recompute_layers}"
 
 
-def layout_words(configuration: Configuration) -> str:
+def mesh_words(configuration: Configuration) -> str:
     """Return how GPUs divide the work: ``tensor 4 · pipeline 4 · data 8``; one of them: ``1 GPU``."""
     divided = [
         f"{called} {getattr(configuration, name)}"

@@ -17,7 +17,7 @@ from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
 from meshwright.service.jobs.answers import answer_of
-from meshwright.service.report.formatting import configuration_words, layout_words
+from meshwright.service.report.formatting import configuration_words, mesh_words
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
@@ -165,7 +165,7 @@ def download(
 
 def _name_of(plan: Plan) -> str:
     """Return ``Plan 2: tensor 4 · data 8``."""
-    return f"{f'Plan {plan.rank}' if plan.rank else 'Closest plan'}: {layout_words(plan.config)}"
+    return f"{f'Plan {plan.rank}' if plan.rank else 'Closest plan'}: {mesh_words(plan.config)}"
 
 
 def _writes(launcher: str, plan: Plan, problem: Problem) -> bool:

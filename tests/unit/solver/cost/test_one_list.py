@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters, single_layers
-from meshwright.profiles.layers import build
+from meshwright.profiles.layers import build, mixing
 from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.measure.shard import Shard
 from meshwright.profiles.model import ModelSpec
@@ -77,7 +77,7 @@ def test_a_further_product_of_attention_reaches_every_question_from_its_builder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = answers(STAGED)
-    attention = build.attention
+    attention = mixing.attention
 
     def with_low_rank_gate(model: ModelSpec) -> Iterator[Operator]:
         first, *others = attention(model)
