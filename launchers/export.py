@@ -29,16 +29,16 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
     ranks = config.tensor_parallel_size * config.context_parallel_size
     crosses = config.context_parallel_size > 1 and near % ranks and config.num_gpus > near
     yield from applying(
-        (crosses, f"tp * cp = {ranks} ranks cross the network: {near} GPUs are near each other"),
+        (crosses, f"tp * cp = {ranks} ranks cross the network: only {near} GPUs share the fast link"),
         (
             not target.problem.cluster.is_homogeneous,
-            "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name",
+            "order the node ranks like the cluster's groups (Slurm sorts hosts by name)",
         ),
         (limit_w, f"no file sets power_limit_w: run sudo nvidia-smi -pl {limit_w:g} on every node first"),
         unwritten_options(target, {*written, "power_limit_w"}),
         (
             target.workload.precision == "bf16" and "bf16" not in target.gpu.peak_flops,
-            f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast",
+            f"{target.gpu.display_name} has no bf16 units. Use fp16 for speed",
         ),
     )
 
@@ -52,7 +52,7 @@ def unwritten_options(target: Target, written: Iterable[str]) -> tuple[object, s
     """Return the warning on framework options that no file states, with whether there are any."""
     names = sorted(set(target.workload.framework_options) - {*written})
     listed = ", ".join(names)[:200]
-    return names, f"the prediction assumes framework options that no file here sets: {listed}"
+    return names, f"the prediction assumes framework options that these files don't set: {listed}"
 
 
 def zero_2_warning(target: Target) -> tuple[bool, str]:
@@ -63,7 +63,7 @@ def zero_2_warning(target: Target) -> tuple[bool, str]:
 
 def rotary_base_warning(target: Target) -> tuple[bool, str]:
     """Return the warning on a rotary base that is written by default, with whether it is."""
-    return target.model.rotary_base is None, "the model does not state its rotary base: 10000 is written"
+    return target.model.rotary_base is None, "the model has no rotary base: the files set 10000"
 
 
 MIB = 2**20
@@ -110,14 +110,14 @@ def sequences_in_the_script(target: Target) -> str:
     """Return how the user's script must make sequences."""
     seq_length = target.workload.seq_length
     if target.workload.lengths is None:
-        return f"the script must pack its data into sequences of {seq_length} tokens"
+        return f"pack the data into sequences of {seq_length} tokens in your script"
     if pads_to_longest(target):
-        return "the script must pad every document to the longest of its micro-batch alone"
+        return "pad every document only to the longest of its micro-batch in your script"
     if pads(target):
-        return f"the script must pad every document to {seq_length} tokens"
+        return f"pad every document to {seq_length} tokens in your script"
     return (
-        f"the script must pack whole documents into sequences of {seq_length} tokens and give attention "
-        "their boundaries (cu_seqlens)"
+        f"pack whole documents into sequences of {seq_length} tokens in your script, and pass "
+        "their boundaries (cu_seqlens) to attention"
     )
 
 

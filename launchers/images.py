@@ -50,7 +50,7 @@ def image_warnings(target: Target) -> Iterator[str]:
     if tower is None:
         return
     if workload.image_tokens is None:
-        yield "no images were priced: the data must be text alone"
+        yield "the prediction assumes no images: use text-only data"
         return
     tiles = f", in tiles of {tower.tile_tokens}" if tower.tile_patches else ""
     yield (

@@ -66,7 +66,7 @@ def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launch
     name = wanted or problem.launcher
     if name == "none":
         raise InvalidProblemError.of(
-            pointer, "the problem names no launcher; name one", allowed=", ".join(launcher_names())
+            pointer, "the problem names no launcher: add --launcher", allowed=", ".join(launcher_names())
         )
     return name
 
@@ -111,6 +111,7 @@ def _release(launcher: str, version: str | None) -> str:
         raise InvalidProblemError.of(
             "/launcher_version",
             f"{launcher} {version} is not known" if known else f"{launcher} has one kind of files",
-            allowed=", ".join(known) or f"leave it out; its files were read by {judged or 'no version'}",
+            allowed=", ".join(known)
+            or f"leave it out (its files were tested with {judged or 'no version'})",
         )
     return release

@@ -114,7 +114,7 @@ def with_resume_files(
     if start is not None and checkpoint_format != "torch":
         files[RESUME_SCRIPT] = _script(start, after, saved_step, checkpoint_format)
     else:
-        warnings.append(f"the script of {launcher} decides how it loads a checkpoint; see {RESUME_FACTS}")
+        warnings.append(f"your {launcher} script decides how it loads a checkpoint: see {RESUME_FACTS}")
     return ExportBundle(files=files, warnings=warnings)
 
 

@@ -85,8 +85,8 @@ def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
         if getattr(target.config, name):
             yield fault(
                 name,
-                "launchers run one mesh with one tensor_parallel_size on all nodes; none places stages on "
-                "node groups",
+                "this launcher runs one mesh with one tensor_parallel_size on all nodes. It can't place "
+                "stages on node groups",
                 nearest="a plan searched for the launcher",
             )
 
@@ -144,7 +144,7 @@ def gpus_fit_the_cluster(target: Target) -> Iterator[FieldError]:
         rest = used // target.config.data_parallel_size
         yield fault(
             "data_parallel_size",
-            f"tp * pp * cp * dp = {used} GPUs, the cluster has {there}",
+            f"tp * pp * cp * dp = {used} GPUs, but the cluster has {there}",
             allowed=f"at most {there // rest}",
             nearest=max(1, there // rest),
         )
@@ -186,7 +186,7 @@ def runs_under(launcher: str) -> Rule:
         if target.config.stage_recompute_layers and not able.recompute_per_stage:
             yield fault(
                 "stage_recompute_layers",
-                "one number of layers is recomputed on every stage",
+                "every stage recomputes the same number of layers",
                 allowed="[]",
                 nearest="[]",
             )

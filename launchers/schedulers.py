@@ -97,19 +97,20 @@ def scheduled(
     if not problem.cluster.is_homogeneous:
         raise _refused(
             where,
-            f"{scheduler} cannot place node ranks on node groups; use slurm with HOSTS_FILE",
+            f"{scheduler} can't place node ranks on node groups. Use slurm with HOSTS_FILE",
             allowed="slurm",
         )
     if SLURM_FILE not in bundle.files:
         raise _refused(
             where,
-            f"{scheduler} starts launch.sh on every node, and this launcher's starts the other nodes",
+            f"{scheduler} starts launch.sh on every node, but this launcher's launch.sh starts the "
+            "other nodes itself",
             allowed="slurm, which adds no file here",
         )
     warnings = list(bundle.warnings)
     if target.ordered_nodes:
         message = f"{scheduler} does not place node ranks on chosen nodes"
-        warnings.append(f"{message}, and the predicted step depends on their order; slurm does")
+        warnings.append(f"{message}, but the predicted step depends on their order. Use slurm")
     if image is not None and not _IMAGE.fullmatch(image):
         raise InvalidProblemError.of(
             f"{where}image", f"{shown(image)} is not an image", allowed="IMAGE:TAG"

@@ -118,7 +118,7 @@ def check_folder(
         raise _unwritable(folder, fault, option) from None
     if not fits:
         what = "other files" if plan_id is None else "files of another plan"
-        message = f"{shown_path(folder)} holds {what}; choose another folder, or --force"
+        message = f"{shown_path(folder)} contains {what}. Choose another folder, or add --force"
         raise InvalidProblemError([FieldError(pointer=option, message=message, tip="--force")])
 
 

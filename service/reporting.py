@@ -23,8 +23,7 @@ from meshwright.solver.problem import Problem
 MOST_DETAILED = 5  # plans that are shown in full
 MOST_LISTED = 100  # plans of a ranking
 _OTHER_COSTS = (
-    "Timeline and roofline are left out: the costs at hand are not those that this plan was predicted with "
-    "(another profile or another version)."
+    "Timeline and roofline are left out: this plan was predicted with another profile or version."
 )
 
 
@@ -117,7 +116,7 @@ def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tu
     if name == "any" and plan.launchers:
         name = plan.launchers[0]
     if name in ("any", "none"):
-        return "", {}, ("The question names no launcher; name one to get launch files.",)
+        return "", {}, ("To get launch files, name a launcher.",)
     try:
         bundle = export(plan, problem, name)
     except RefusedExportError as fault:

@@ -539,11 +539,11 @@ def why_unknown(name: str) -> tuple[str, str]:
     variable, doubt, line = name.partition(DOUBT)
     option, capture = f"--var {shown(variable)}=…", "run it with stand-ins: meshwright capture -- bash …"
     if doubt:
-        why = f"${shown(variable)} depends on a condition of line {line} that only a running shell knows"
+        why = f"${shown(variable)} depends on a condition on line {line} that needs a running shell"
         return why, f"{option}, or {capture}"
     if name.startswith(("$(", "`")) and not name.startswith("$(("):
-        return f"it is what {shown(name)} prints, which is not run", capture
-    why = f"the value depends on ${shown(name)}, which the script does not set"
+        return f"it is the output of {shown(name)}, which Meshwright doesn't run", capture
+    why = f"the value depends on ${shown(name)}, but the script doesn't set it"
     beside = f"a value in the script, or next to it ({option}), or {capture}"
     return why, beside if re.fullmatch(r"\w+", name) else capture
 

@@ -234,10 +234,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--database-url", help="default: MESHWRIGHT_DATABASE_URL")
     parser.add_argument("--redis-url", help="default: MESHWRIGHT_REDIS_URL")
-    parser.add_argument("--celery", action="store_true", help="take wake-ups from Redis, poll slowly")
-    parser.add_argument("--verify", action="store_true", help="verify plans and do nothing else")
-    parser.add_argument("--install", action="store_true", help="first make the launchers' environments")
-    parser.add_argument("--parent-pid", type=int, help="leave when this parent process is gone")
+    parser.add_argument(
+        "--celery", action="store_true", help="wait for wake-ups from Redis and poll slowly"
+    )
+    parser.add_argument("--verify", action="store_true", help="only verify plans")
+    parser.add_argument("--install", action="store_true", help="install the launchers' environments first")
+    parser.add_argument("--parent-pid", type=int, help="exit when this parent process ends")
     return parser.parse_args(argv)
 
 

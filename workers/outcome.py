@@ -61,7 +61,7 @@ def outcome_without_answer(error: BaseException | None, *, cancelled: bool) -> O
     else:
         problem = {
             "code": "internal_error",
-            "detail": f"the search broke with {type(error).__name__}; the worker's log has the details",
+            "detail": f"the search failed with {type(error).__name__}. For details, see the worker's log",
         }
     if error is not None:
         _log.error("the search broke", exc_info=error)

@@ -40,7 +40,7 @@ def verify_next(
     except StoppedError:
         if store.give_back(asked):
             return False
-        _log.warning("plan %s is another worker's by now", asked.plan_id)
+        _log.warning("another worker has taken plan %s", asked.plan_id)
         return True
     except PlannerError as fault:
         faulty = isinstance(fault, InvalidProblemError | RefusedExportError)

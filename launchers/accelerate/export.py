@@ -41,7 +41,7 @@ def attention_is_in_the_script(target: Target) -> str:
     """Return how the user's script has to load the model's attention."""
     name = ATTENTION[target.facts.attention_kernel]
     torchs = " (or sdpa, where torch takes its flash kernel)" if name == "flash_attention_2" else ""
-    return f"the script must load the model with attn_implementation {name}{torchs}, which was priced"
+    return f"load the model in your script with attn_implementation {name}{torchs}, which was priced"
 
 
 def mesh(target: Target) -> dict[str, int]:
@@ -131,7 +131,7 @@ def export(target: Target) -> ExportBundle:
             needs=NEEDS,
             packages=(*trainer_packages(target), *tensor_packages(target)),
             takes=(
-                ("--resume_from_checkpoint FOLDER", "behind it, where the script does not look itself"),
+                ("--resume_from_checkpoint FOLDER", "after it, if the script doesn't look for checkpoints"),
             ),
             command=True,
             decides=DECIDED,
@@ -257,8 +257,9 @@ def accelerate_warnings(target: Target, written: Sequence[str]) -> Iterator[str]
     if target.workload.lora_rank and target.problem.model.moe:
         count = target.problem.model_figures["num_trainable_parameters"]
         yield (
-            f"{count} weights of adapters were priced, as peft 0.21 counts them with transformers 5.23; "
-            "other versions adapt other layers of experts: compare with print_trainable_parameters()"
+            f"{count} adapter weights were predicted, as peft 0.21 with transformers 5.23 counts "
+            "them. Other versions adapt other expert layers: compare with "
+            "print_trainable_parameters()"
         )
     yield from common.applying(common.zero_2_warning(target))
     if target.config.tensor_parallel_size > 1:

@@ -124,7 +124,7 @@ def require_address(fields: Fields, known: Known) -> None:
         return
     fields.fault(
         "num_machines",
-        f"{machines}, but no {ADDRESS}: every machine would wait for others at its own address",
+        f"{machines}, but no {ADDRESS}: every machine would wait for the others at its own address",
         allowed=f"{ADDRESS} in the file, or --{ADDRESS} of the command, given next to it",
         nearest=ADDRESS,
     )
@@ -171,7 +171,7 @@ def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> Launch
     precision = fields.choice("mixed_precision", "no")  # from the command: the file may not set it
     text = source.other(name) if name else None
     if text is None:
-        fields.fault(PLUGIN_FILE, f'"{name[:64]}" is not next to the file; give it too')
+        fields.fault(PLUGIN_FILE, f'"{name[:64]}" is missing: give that file too')
     machines, processes = fields.optional("num_machines"), fields.optional("num_processes")
     fields.stop()
     base = name.rsplit("/", 1)[-1]
@@ -362,7 +362,7 @@ def _unread(fields: Fields) -> tuple[str, ...]:
         if name.startswith(MESH) and name.endswith("_size"):
             fields.fault(
                 name,
-                "is not a size of accelerate's mesh, which would not notice",
+                "is not a size of accelerate's mesh (accelerate would not report it)",
                 allowed="dp_replicate, dp_shard, cp, sp, tp",
             )
     fields.stop()
@@ -448,7 +448,7 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
     if tp > 1 and replicas > 1 and shard == 1:
         fields.fault(
             f"{MESH}tp_size",
-            "tensor ranks next to replicas that share nothing: accelerate refuses them",
+            "accelerate refuses tensor ranks together with plain replicas",
             allowed="1, or dp_shard_size 2 and more",
             nearest="1",
         )

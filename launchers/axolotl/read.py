@@ -58,13 +58,13 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
     for name in plain:
-        fields.note(f"{name} changes no step: priced as without")
+        fields.note(f"{name} doesn't change the step, so it is ignored")
     fields.refuse_unpriced()
     for section in _SECTIONS:
         for name in fields.section(section):
             changed = f"{section}.{name}"
             if not name.startswith("rope") and is_off(str(fields.raw(changed))):  # else refused above
-                fields.fault(changed, "a change to the named model is not read")
+                fields.fault(changed, "changes to the named model can't be read")
     fields.stop()
     take_model(fields, known, "base_model")
     tuned = _tuned(fields, known)
@@ -299,7 +299,7 @@ def _kernels(fields: Fields, model: ModelSpec, micro: int) -> Options:
         found |= {names[name]: True for name in names if name in on and names[name]}
         found |= ranks.chunked_loss(model, micro * fields.integer("sequence_len")) if _CHUNKED in on else {}
     elif on:
-        fields.note("kernels of Liger are asked for, but plugins does not list it: they do nothing")
+        fields.note("Liger kernels are on but do nothing: plugins doesn't list them")
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
     if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_fused": True, "logit_bytes": 0.0}
@@ -328,7 +328,7 @@ def _plugins(fields: Fields) -> str:
     if other is not None:
         fields.fault(
             "plugins",
-            f"{shown(other)} may train otherwise than is priced",
+            f"{shown(other)} may change training in ways that Meshwright can't predict",
             allowed=f"{', '.join(_PLUGINS)}, or --ignore plugins",
         )
     return " ".join(listed)

@@ -307,11 +307,11 @@ def found_warnings(target: Target) -> Iterator[str]:
         ),
         (
             away != "none",
-            "torch pins memory in powers of two: DS_PIN_MEMORY_BACKEND=native pins what is needed",
+            "torch pins memory in powers of two. To pin less, set DS_PIN_MEMORY_BACKEND=native",
         ),
         (
             "@nvme" in away,
-            f"nvme_path is {NVME_PATH}: mount the drives of every node there as one, or change it",
+            f"nvme_path is {NVME_PATH}: mount each node's drives there as one volume, or change it",
         ),
         (config.expert_parallel_size > 1, "the experts must be deepspeed.moe.layer.MoE"),
     )

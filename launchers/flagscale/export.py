@@ -373,12 +373,12 @@ def found_warnings(target: Target) -> Iterator[str]:
         ),
         (
             lost and known.overlap_tensor,
-            "tp_comm_overlap is not written: it needs sequence parallelism, and a mesh has tp 1",
+            "tp_comm_overlap is left out: it needs sequence parallelism, and one mesh has tp 1",
         ),
         (
             len(hosts_of(target)) > 1,
             (
-                "the meshes communicate over NCCL; for devices that it does not connect, set "
+                "the meshes communicate over NCCL. For devices without NCCL, set "
                 "hetero_use_cpu_communication"
             ),
         ),

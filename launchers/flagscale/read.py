@@ -343,7 +343,7 @@ def _meshes(values: Document) -> list[_StatedMesh]:
         raise refused(f"line {line}: {_MESHES} has a size of 0", allowed="1 or more")
     if len({(one.cp, one.ep, one.dp) for one in found}) > 1:
         raise refused(
-            f"line {line}: meshes of unlike cp, ep or dp are not supported",
+            f"line {line}: meshes with different cp, ep or dp are not supported",
             allowed="one cp, ep and dp for all",
         )
     return found
@@ -435,7 +435,7 @@ def _each_stage(values: Document, name: str) -> list[int]:
             )
         if len(set(numbers[2::2])) > 1:
             raise refused(
-                f"line {values[name].line}: {name} differs between micro-batches, which is not supported",
+                f"line {values[name].line}: {name} differs between micro-batches. That is not supported",
                 allowed="one value for all micro-batches of a stage",
             )
         found += [numbers[2]] * min(max(numbers[0], 0), 4096)

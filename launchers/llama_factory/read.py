@@ -220,7 +220,9 @@ def _packs_apart(fields: Fields) -> str:
     if fields.flag("neat_packing"):
         return "neat_packing"
     if fields.flag("packing"):
-        fields.note("packing without neat_packing: documents attend to one another, and are priced so")
+        fields.note(
+            "packing without neat_packing: documents attend to each other, and the prediction includes that"
+        )
     return ""
 
 

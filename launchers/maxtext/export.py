@@ -325,18 +325,18 @@ def found_warnings(target: Target) -> Iterator[str]:
             "embedding_products",
         ),
     )
-    yield "data, tokenizer, number of steps and learning rate are a dry start's: set your own"
+    yield "data, tokenizer, number of steps and learning rate are placeholders: set your own"
     yield from common.applying(
         (
             target.config.pipeline_parallel_size > 1,
             (
-                "MaxText splits the embedding and the output head over the GPUs of all stages; they are "
-                "priced on the first and the last stage"
+                "MaxText splits the embedding and the output head over the GPUs of all stages, but the "
+                "prediction has them on the first and last stage"
             ),
         ),
         (
             target.model.moe is not None,
-            "no published run of MaxText's mixtures of experts is in the catalog: their price is a guess",
+            "the catalog has no published MaxText run with experts: the step time is a rough estimate",
         ),
         common.rotary_base_warning(target),
     )

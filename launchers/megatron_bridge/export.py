@@ -379,12 +379,12 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield from common_warnings(
         target, written=(*SWITCHES_OF_ALL, "offload_modules", *written_cut(target, bridge_facts(target)))
     )
-    yield "attention backend, tokenizer, data and learning rate are the recipe's"
+    yield "attention backend, tokenizer, data and learning rate come from the recipe"
     model, activation = target.model, target.model.mlp_activation
     yield from applying(
         (
             model.moe and not model.moe.balance_coefficient,
-            "the model states no loss that balances experts: the recipe's moe_aux_loss_coeff counts",
+            "the model has no load-balancing loss, so the recipe's moe_aux_loss_coeff applies",
         ),
         (
             target.workload.lengths is not None,
@@ -395,14 +395,17 @@ def found_warnings(target: Target) -> Iterator[str]:
         # activation_func).
         (
             activation != "silu",
-            f"no override names the activation: take a recipe of a model with {activation}",
+            f"overrides can't set the activation: use a recipe of a model with {activation}",
         ),
         *((True, note) for note in overlap_notes(target.problem, target.config)),
         (
             positions_of(model) == "yarn",
-            "YaRN's numbers are keys of the recipe's model provider: take a recipe of such a model",
+            "YaRN's settings come from the recipe's model provider: use a recipe of a model with YaRN",
         ),
-        (model.mla, "latent attention is of the recipe's model provider; only its sizes are overridden"),
+        (
+            model.mla,
+            "latent attention comes from the recipe's model provider. Only its sizes are overridden",
+        ),
         (
             target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"],
             "fp8 runs with delayed scaling, the plain recipe",

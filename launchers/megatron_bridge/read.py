@@ -409,9 +409,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         given.note(f"line {line}: {key[:64]} is ignored (--ignore)")
     _take_all(given, [one for one in settings if not overrides.ignores(one[0])])
     if recipe is not None:
-        given.note(
-            f"{recipe.name} is a recipe of Megatron-Bridge: what the command leaves out comes from it"
-        )
+        given.note(f"values that the command leaves out come from the Megatron-Bridge recipe {recipe.name}")
     overrides = replace(overrides, model=_model(given, known, recipe), num_gpus=known.num_gpus())
     return launch_file("megatron-bridge", given, overrides, world, name="launch file")
 

@@ -182,16 +182,16 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield from applying(
         (
             target.workload.lengths is not None,
-            f"--sft reads DATA_PATH as JSON lines, each of {line}, and has no MOCK_DATA",
+            f"--sft reads DATA_PATH as JSON lines, each with {line}. There is no MOCK_DATA",
         ),
         padding_warning(target),
         (
             config.sequence_parallel and tp == 1,
-            "sequence parallelism does nothing at tp 1 and is not written",
+            "sequence parallelism does nothing at tp 1, so the files leave it out",
         ),
         (
             config.recompute_granularity == "full" and min(chunks) < count < max(chunks),
-            f"chunks of fewer than {count} layers recompute all of theirs",
+            f"chunks with fewer than {count} layers recompute all layers",
         ),
         (
             is_fsdp(target) and (tp > 1 or cp > 1),
@@ -199,11 +199,11 @@ def found_warnings(target: Target) -> Iterator[str]:
         ),
         (
             model.has_rotary_positions and model.rotary_base is None,
-            "the model does not state its rotary base: add --rotary-base if it is not 10000",
+            "the model has no rotary base: if yours is not 10000, add --rotary-base",
         ),
         (
             model.moe and not (model.moe.balance_coefficient or model.moe.selection_bias),
-            "nothing balances the experts: add --moe-aux-loss-coeff, unless you balance them otherwise",
+            "nothing balances the experts: add --moe-aux-loss-coeff, or balance them another way",
         ),
         (
             model.sliding_window and cp > 1,
@@ -218,18 +218,21 @@ def _fact_warnings(target: Target) -> Iterator[str]:
     said = {*WRITTEN_FACTS, *FIXED_FACTS, *written_cut(target, known), "power_limit_w"}
     for name, fixed in FIXED_FACTS.items():
         if getattr(known, name) != fixed:
-            yield f"{name} is always {str(fixed).lower()} in Megatron-LM; the prediction assumed otherwise"
+            yield (
+                f"{name} is always {str(fixed).lower()} in Megatron-LM, but the prediction assumed the "
+                "opposite"
+            )
     for name in sorted(set(stated) - said):
-        yield f"{name} = {stated[name]} is priced, but Megatron-LM has no flag for it"
+        yield f"{name} = {stated[name]} is part of the prediction, but Megatron-LM has no flag for it"
     yield from applying(
         (
             known.low_precision_weights and not gathers_fp8(target),
-            "low_precision_weights is priced; Megatron-LM holds weights in 8 bits in fp8 with ZeRO only",
+            "low_precision_weights needs fp8 with ZeRO in Megatron-LM. The prediction assumes it anyway",
         ),
         kernel_warning(known),
         *((True, note) for note in overlap_notes(target.problem, target.config)),
         (
             lacks_flash(target),
-            f"{target.gpu.display_name} keeps the attention scores; the prediction assumed otherwise",
+            f"{target.gpu.display_name} keeps the attention scores. The prediction assumed the opposite",
         ),
     )

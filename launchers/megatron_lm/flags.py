@@ -239,7 +239,7 @@ def kernel_warning(known: FrameworkFacts) -> tuple[bool, str]:
     kernel = known.attention_kernel
     return (
         kernel not in ATTENTION_BACKENDS,
-        f"attention kernel {kernel} has no flag; Transformer Engine chooses",
+        f"attention kernel {kernel} has no flag: Transformer Engine chooses",
     )
 
 

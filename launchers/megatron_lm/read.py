@@ -68,7 +68,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         )
     if not program:
         _require_started(script, given, source.name)
-        given.note("no command in it starts a program: flags that such a command adds are not known")
+        given.note("no command in the file starts a program, so flags on that command are unknown")
     given.note(*script.notes)
     world = world_of(source.text, script, command)
     if world.processes == 1 and overrides.num_gpus in (None, 1):
@@ -212,8 +212,8 @@ def _of_checkpoint(given: Given) -> ModelSpec | None:
     given.fault_of(
         FROM_CHECKPOINT,
         value,
-        "cannot be read: the model's flags come from a checkpoint",
-        allowed="--model with what the checkpoint holds",
+        "can't be read: the model's flags come from a checkpoint",
+        allowed="--model with the checkpoint's model",
     )
     given.stop()
     return None

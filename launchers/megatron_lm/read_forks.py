@@ -98,7 +98,7 @@ def require_known(given: Given, program: str) -> None:
     for called, value in strange.items():
         given.refuse(
             called,
-            f"line {value.line}: is a fork's own, or another program's: what it changes is not known",
+            f"line {value.line}: belongs to a fork or another program. Its effect is unknown",
             allowed=passing(called),
         )
     family = _GATED.search(program)
@@ -282,9 +282,7 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
     values = looks_like_document(file) if is_template else document_of(file)
     for at in _CURRICULA:
         if str(getattr(values.get(f"{at}.enabled"), "value", None)).lower() == "true":
-            given.note(
-                f"{shown(name)}: {at} is on: every step is priced at the full length, which it reaches late"
-            )
+            given.note(f"{shown(name)}: {at} is on: the prediction uses the full length for every step")
     stage = values.get("zero_optimization.stage")
     match = None if values else _STAGE.search(text)
     found = str(stage.value) if stage is not None else match[1] if match else "0"

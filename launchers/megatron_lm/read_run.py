@@ -262,8 +262,8 @@ def with_buckets(
     name = _BUCKET if size else _BUCKETS
     if not facts.overlap_gradients or stage not in facts.bucketed_stages or stages > 1:
         given.note(
-            f"--{name} is priced with --overlap-grad-reduce, one pipeline stage and ZeRO 0 or 1 alone: "
-            "here a layer's gradients travel together"
+            f"--{name} is priced with --overlap-grad-reduce, one pipeline stage and ZeRO 0 or 1 "
+            "alone: here each layer's gradients are reduced together"
         )
         return workload
     size = size or max(_parameters_of_rank(model, configuration) // count, 1)
@@ -298,7 +298,7 @@ def global_batch(given: Given) -> int:
         return 1
     last = steps[-1][1]
     if steps[:-1]:
-        given.note(f"the batch grows from {steps[0][1]} to {last}: time and memory are those of {last}")
+        given.note(f"the batch grows from {steps[0][1]} to {last}: time and memory are for {last}")
     return last
 
 
@@ -373,8 +373,8 @@ def _note_slower_runs(given: Given) -> None:
         and not (given.has("overlap-param-gather") or given.has("use-megatron-fsdp"))
     ):
         given.note(
-            "weights are gathered before the first forward pass, but priced as overlapped with it, without "
-            "--overlap-param-gather"
+            "without --overlap-param-gather weights are gathered before the first forward pass, but "
+            "the prediction overlaps them"
         )
     # Launchers over Megatron-Core take it from the model's provider, unless a name turns it off.
     unset = given.has("num-experts") and not given.called
@@ -498,8 +498,8 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
 }
 _COSTLY: Mapping[str, str] = {
     "overlap_gradients": "gradients are reduced after the last backward pass: no --overlap-grad-reduce",
-    "overlap_tensor": "tensor-parallel collectives do not run under the products: no --tp-comm-overlap",
-    "overlap_transfer": "transfers between stages do not run under computing",
+    "overlap_tensor": "tensor-parallel collectives don't overlap with products: no --tp-comm-overlap",
+    "overlap_transfer": "transfers between stages don't overlap with compute",
 }
 
 # Flags of the values that the user may supply, by glossary name.
@@ -590,7 +590,7 @@ def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
     if world is None:
         given.refuse(
             "num_gpus",
-            "how many GPUs run is not said (torchrun --nnodes and --nproc-per-node, #SBATCH --nodes)",
+            "the number of GPUs is missing (torchrun --nnodes and --nproc-per-node, or #SBATCH --nodes)",
             allowed="--cluster with --num-nodes, or --set num_gpus=… next to the file",
         )
         return 1

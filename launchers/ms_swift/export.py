@@ -45,7 +45,7 @@ FROZEN_ARGUMENTS: Mapping[FrozenPart, str] = {
 }
 ALL_LINEAR = "all-linear"
 MAX_PIXELS = "MAX_PIXELS"  # the variable; in lower case the argument
-RESUMES = "behind it, to go on from a checkpoint, which ms-swift does not look for itself"
+RESUMES = "after it, to continue from a checkpoint (ms-swift doesn't look for one)"
 
 
 def export(target: Target) -> ExportBundle:

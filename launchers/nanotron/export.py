@@ -168,8 +168,8 @@ def found_warnings(target: Target) -> Iterator[str]:
     """Yield the differences of nanotron from the plan, and the parts that are left to the user."""
     model, tp = target.model, target.config.tensor_parallel_size
     yield from common_warnings(target, ("launch_blocking", *written_bucket(target, BUCKET_UNIT_BYTES)))
-    yield "nanotron's model builder has read such files, its own parser has not"
-    yield "data, tokenizer, number of steps and learning rate are a dry start's: set your own"
+    yield "tested with nanotron's model builder, but not with its parser"
+    yield "data, tokenizer, number of steps and learning rate are placeholders: set your own"
     yield from applying(
         (
             model.vocab_size % tp,

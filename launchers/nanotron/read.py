@@ -68,7 +68,7 @@ def _refuse_others(fields: Fields, overrides: Overrides) -> None:
         if section not in known and not overrides.ignores(section):
             fields.fault(
                 section,
-                "is not a section of nanotron's, and what a fork makes of it is not known",
+                "is not a section of nanotron (a fork's effect is unknown)",
                 allowed=passing(section),
             )
 

@@ -80,7 +80,7 @@ def adapters_of(
         return 0, ATTENTION_TARGETS
     if fields.raw("lora_config"):
         fields.fault(
-            "lora_config", "adapters in a file of their own are not read", allowed="lora_r next to it"
+            "lora_config", "adapters in a separate file can't be read", allowed="lora_r next to it"
         )
     refuse_uncounted(fields)
     fastchats = _FASTCHATS.search(program) is not None
@@ -90,7 +90,7 @@ def adapters_of(
     if strange and not fastchats and not said:
         fields.fault(
             "lora_r",
-            "is not given, and what the script takes then is not known",
+            "is not given, and the script's default is unknown",
             allowed="lora_r, in the script or next to it (--set lora_rank=…)",
         )
     if str(fields.raw("adapter") or "lora") not in ("lora", "qlora"):
@@ -112,7 +112,7 @@ UNCOUNTED = re.compile(
     r"(?:\w+\.)?(?:peft_|lora_)?(?:bias|rank_pattern|layers_to_transform|layers_pattern|exclude_modules|"
     r"layer_replication|trainable_token_indices|use_(?:dora|qalora|bdlora))(?:\..+)?|target_regex"
 )
-WHY_UNCOUNTED = "changes which weights are trained next to a rank and targets, and is not supported"
+WHY_UNCOUNTED = "changes which weights are trained. That is not supported"
 
 
 def refuse_uncounted(fields: Fields) -> None:
@@ -128,7 +128,7 @@ def _note_continued(fields: Fields) -> None:
     """Note the assumptions on adapters that were trained before."""
     name = next((name for name in _CONTINUED if fields.has(name)), None)
     if name is not None:
-        fields.note(f"{name}: adapters that are there are taken to have the rank and targets said here")
+        fields.note(f"{name}: assuming that existing adapters have this rank and these targets")
 
 
 _OF_ADAPTERS = re.compile(r"(?:\w+_)?(?:lora|qlora|peft|adapters?)(?:_\w+)?")

@@ -334,7 +334,7 @@ def given_to_several(file: str, lines: Sequence[int]) -> InvalidProblemError:
     """Return the refusal of a file that different commands take, in these lines of their scripts."""
     where = ", ".join(map(str, lines[:8]))
     return refused(
-        f"{shown(file)} is given to {len(lines)} commands that differ (lines {where})",
+        f"{len(lines)} different commands use {shown(file)} (lines {where})",
         allowed="a script with one of them",
     )
 
@@ -570,7 +570,7 @@ def _lacking(script: Script, command: Command | None, lists: Sequence[Sequence[W
                 many = f"{shown(low)} to {shown(high)} nodes are elastic"
                 return FieldError(
                     pointer=name,
-                    message=f"line {word.line}: {many}, and how many start is not stated",
+                    message=f"line {word.line}: {many}, and the number that starts is not given",
                     allowed="one number, or --cluster with --num-nodes",
                 )
     environment = environment_of(script, command)

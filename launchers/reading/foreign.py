@@ -73,7 +73,9 @@ def _of_others(source: Source, script: Script) -> Iterator[FieldError]:
         text = " ".join(word.text for word in words[:_FIRST_WORDS])
         what = next((what for pattern, what in _started() if pattern.search(text)), None)
         if what is not None:
-            message = f"line {words[0].line} of {shown(source.name)} starts {what}, which is not read"
+            message = (
+                f"line {words[0].line} of {shown(source.name)} starts {what}. Meshwright can't read it"
+            )
             step = _NEMO_1_STEP if what == _NEMO_1 else _SIZES
             yield FieldError(pointer=WHOLE_FILE, message=message, allowed=step)
             return
@@ -90,7 +92,9 @@ _FIRST_WORDS = 24  # including those of the launcher
 
 def _fault(source: Source, what: str, step: str) -> FieldError:
     return FieldError(
-        pointer=WHOLE_FILE, message=f"{shown(source.name)} is {what}, which is not read", allowed=step
+        pointer=WHOLE_FILE,
+        message=f"{shown(source.name)} is {what}. Meshwright can't read it",
+        allowed=step,
     )
 
 

@@ -309,7 +309,7 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
     if not texts:
         return "needs a value", _allowed(name)
     if kind != "words" and len(texts) > 1:
-        why = " by layer, which is not supported" if name == "--num-experts" else ""  # Megatron-DeepSpeed's
+        why = " by layer. That is not supported" if name == "--num-experts" else ""  # Megatron-DeepSpeed's
         return f"takes one value, not {len(texts)}{why}", _allowed(name)
     if kind == "integer":
         return _wrong_integer(name, texts[0])

@@ -47,7 +47,7 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
         if settings.stated:
             raise InvalidProblemError.of(
                 settings.limit,
-                f"the files limit images, and {found.model.title} has no vision tower",
+                f"the files limit images, but {found.model.title} has no vision tower",
                 allowed=f"the config with its vision_config (--model), or --ignore {settings.limit}",
             )
         return found
@@ -64,7 +64,10 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
     if images != 0 and tokens is None and settings.most_pixels and not tower.tile_patches:
         size = max(1, settings.most_pixels // tower.pixels_per_token)
         tokens = SequenceLengths(percentiles=((0.0, size), (100.0, size)))
-        notes = (*notes, f"every image is taken to be as large as {settings.limit} allows: {size} tokens")
+        notes = (
+            *notes,
+            f"assuming that every image has the largest size {settings.limit} allows: {size} tokens",
+        )
     parts = tuple(part for part in FROZEN_PARTS if part in frozen)
     work = replace(workload, images_per_sample=images or 0.0, image_tokens=tokens, frozen=parts)
     return replace(found, workload=work, notes=notes, images_stated=images is not None)

@@ -191,7 +191,7 @@ class Known:
         """
         value = self.value(name, found)
         if value is None:
-            message = f"the files do not state it: {where}, or give it with them (--set {name}=…)"
+            message = f"the files don't have it: {where}, or add --set {name}=…"
             lacking = self.world.lacking if name == "num_gpus" else None
             raise InvalidProblemError(
                 [FieldError(pointer=name, message=message), *([lacking] if lacking else [])]
@@ -269,7 +269,7 @@ class Known:
             if _PLACEHOLDER.search(named.text):
                 raise InvalidProblemError.of(
                     "/model",
-                    f"{where}{shown(named.text)} names a model of yours that the file does not define",
+                    f"{where}{shown(named.text)} names your own model, but the file doesn't define it",
                     allowed="--model with a catalog name or the model's config.json",
                 ) from fault
             hint = fault.errors[0].message.partition('". ')[2]

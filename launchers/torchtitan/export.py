@@ -337,16 +337,16 @@ def found_warnings(target: Target) -> Iterator[str]:
         ),
         (
             True,
-            "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel",
+            "0.3 runs FlexAttention, but the prediction assumed a flash attention kernel",
         ),
         common.zero_2_warning(target),
         (
             config.pipeline_schedule == "zb_v",
-            "the prediction lets ranks begin the next step one by one; clipping gradients makes them wait",
+            "the prediction lets ranks start the next step one by one, but clipping makes them wait",
         ),
         (
             config.pipeline_schedule == "dualpipe_v",
-            "that a forward and a backward pass overlap is not predicted",
+            "the prediction doesn't include overlap of forward and backward passes",
         ),
         (
             config.recompute_granularity == "selective",

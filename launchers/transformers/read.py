@@ -635,7 +635,7 @@ def _micro(fields: Fields, known: Known, tool: Tool) -> int:
         elif tool is _FORK:
             fields.fault(
                 _MICRO,
-                "is not given, and the script may have another default than transformers'",
+                "is not given, and the script's default may differ from transformers'",
                 allowed=f"{_MICRO}, or --set micro_batch_size=8",
             )
         fields.note(f"{_MICRO} is not given: {micro} is {tool.name}'s default")
@@ -654,7 +654,7 @@ def _length(fields: Fields, known: Known, tool: Tool) -> int:
     others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
     if others and name and tool in _PEFTS and "seq_length" not in known.overrides.values:
         why = f"{shown(str(fields.raw(others[0])))}, but {name} is {shown(str(fields.raw(name)))}"
-        fields.fault(others[0], f"{why}: which one is meant is not known", allowed="--set seq_length=…")
+        fields.fault(others[0], f"{why}: it is unclear which one you mean", allowed="--set seq_length=…")
     length = _supplied(fields, known, "seq_length", fields.optional(name) if name else None)
     usual = LLAMA_FACTORY.length if fields.has(_SWIFT_2) else tool.length  # ms-swift 2 has the same
     if length is None and usual is not None:

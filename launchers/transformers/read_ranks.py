@@ -76,7 +76,9 @@ def ranks_run(
     if elsewhere and ranks is not None:
         values.pop("num_machines", None)
     if elsewhere and ranks is not None and unknown_in(ranks.value) is None:
-        fields.note(f"num_processes {ranks.value} of {shown(source.name)} is not what starts")
+        fields.note(
+            f"num_processes {ranks.value} of {shown(source.name)} differs from the processes that start"
+        )
     fields.stop()
     mesh = Fields(source.name, values, overrides, ("accelerate",))
     found = _by_accelerate(
@@ -295,7 +297,7 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, LocatedValue]:
         )
         return {}
     fields.note(
-        f"{shown(base)} is taken as ZeRO-{match[1]} with the usual values; give the file to be sure"
+        f"{shown(base)} is taken as ZeRO-{match[1]} with the usual values. To be sure, give the file"
     )
     found = {"zero_optimization.stage": int(match[1]), "bf16.enabled": "auto", "fp16.enabled": "auto"}
     device = {"zero_optimization.offload_optimizer.device": "cpu"} if match[2] else {}

@@ -55,8 +55,8 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
 
     app = FastAPI(
         title="Meshwright",
-        summary="Model, cluster and batch in; a ranking of parallel configurations out, proved under our "
-        "model, over the switches that were searched.",
+        summary="Send a model, a cluster and a batch. Get a ranking of parallel configurations, proved "
+        "under our cost model over the searched switches.",
         version=version_of("meshwright"),
         openapi_tags=openapi.TAGS,
         servers=openapi.SERVERS,

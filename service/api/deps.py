@@ -96,7 +96,7 @@ async def jobs_of(request: Request) -> Jobs:
 
 _BEARER = HTTPBearer(
     scheme_name="key",
-    description="`meshwright keys create` makes one; a database without keys requires none",
+    description="create one with `meshwright keys create` (a database without keys needs none)",
     auto_error=False,
 )
 
@@ -257,7 +257,7 @@ async def _turn(turns: asyncio.Semaphore, what: str) -> AsyncIterator[None]:
         async with asyncio.timeout(MAX_WAIT_FOR_TURN_S):
             await turns.acquire()
     except TimeoutError:
-        raise BusyError(f"this server is already working on as many {what} as it takes at a time") from None
+        raise BusyError(f"too many concurrent {what}: retry in a few seconds") from None
     try:
         yield
     finally:
@@ -284,9 +284,7 @@ async def _pieces(request: Request, limits: InputLimits) -> AsyncIterator[bytes]
 
 def _require_room(num_bytes: int, limits: InputLimits) -> None:
     if num_bytes > limits.max_bytes:
-        raise BodyTooLargeError(
-            f"the body may be {limits.max_bytes} bytes long at most here; {limits.advice}"
-        )
+        raise BodyTooLargeError(f"the body may have at most {limits.max_bytes} bytes here: {limits.advice}")
 
 
 async def idempotency_key_of(

@@ -67,7 +67,7 @@ class Edge:
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         if not self._any_host() and not _is_own(headers.get("host", ""), self._host_names):
             detail = (
-                "without keys this server answers to addresses, to loopback names, and to the names in "
+                "without keys this server answers only to IP addresses, loopback names and the names in "
                 "MESHWRIGHT_ALLOWED_HOSTS"
             )
             refusal = problem_response(Request(scope), 421, code="misdirected", detail=detail)
@@ -94,7 +94,7 @@ class Edge:
 def _cut_short(request: Request) -> Response:
     """Answer what a server that stops could not finish within its grace period."""
     return problem_response(
-        request, 503, code="stopping", detail="this server is being stopped; ask again in a moment",
+        request, 503, code="stopping", detail="this server is stopping: retry in a moment",
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ from meshwright.service.errors import (
 from meshwright.service.requests.schema import field_error
 
 RETRY_AFTER_S = 2
-_PAGES = "next_page_token of a page of the same list, sorted alike; without one the list begins"
+_PAGES = "next_page_token from a page of the same list with the same sort order, or none for the first page"
 STATUS_OF: Mapping[str, int] = {
     "unauthorized": 401,
     "forbidden": 403,
@@ -179,7 +179,7 @@ def _database_error(request: Request, error: Exception) -> Response:
             "disk_full",
             "the database's disk is full: nothing can be stored until space is freed",
         )
-    return problem_response(request, 503, code=code, detail=f"{what}; nothing was lost", headers=headers)
+    return problem_response(request, 503, code=code, detail=f"{what}. Nothing was lost", headers=headers)
 
 
 def _gone(_request: Request, _error: Exception) -> Response:

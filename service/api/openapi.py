@@ -67,7 +67,7 @@ def _partial_configuration() -> dict[str, Any]:
     whole = TypeAdapter(Configuration).json_schema(ref_template=_REF)["$defs"]["Configuration"]
     return {
         "title": "PartialConfiguration",
-        "description": "A configuration of which any part may be left out",
+        "description": "A configuration. Every part is optional",
         "type": "object",
         "properties": whole["properties"],
     }
@@ -111,7 +111,7 @@ def _job_request() -> dict[str, Any]:
     more: dict[str, Any] = {
         "sweep": {
             "type": "object",
-            "description": "lists of values: every combination is searched, and all are joined",
+            "description": "lists of values. The search covers every combination and joins the answers",
             "minProperties": 1,
             "additionalProperties": False,
             "properties": {
@@ -133,7 +133,7 @@ def _job_request() -> dict[str, Any]:
     }
     return {
         "title": "JobRequest",
-        "description": "One question put to the planner, or many",
+        "description": "One request to the planner, or many",
         "type": "object",
         "additionalProperties": False,
         "required": problem["required"],
@@ -171,7 +171,7 @@ def _texts_of(description: str, most: int, longest: int) -> dict[str, Any]:
 
 _LAUNCH_FILE: dict[str, Any] = {
     "type": "object",
-    "description": "a launch file of any launcher; what it names is looked up in `files`, nowhere else",
+    "description": "a launch file of any launcher. Files that it names are looked up only in `files`",
     "required": ["text"],
     "additionalProperties": False,
     "properties": {
@@ -180,10 +180,10 @@ _LAUNCH_FILE: dict[str, Any] = {
             "minLength": 1,
             "maxLength": MAX_NAME,
             "examples": ["train.sh"],
-            "description": "its ending states its form; left out: recognised by the text",
+            "description": "its extension tells its format. Default: detected from the text",
         },
         "text": {"type": "string", "maxLength": MAX_TEXT},
-        "launcher": {"enum": list(reader_names()), "description": "recognised by its names if left out"},
+        "launcher": {"enum": list(reader_names()), "description": "detected from its contents if left out"},
         "files": _texts_of("files of the same folder, by name", MAX_FILES, MAX_TEXT),
         "variables": _texts_of("values of shell variables", MAX_VARIABLES, MAX_TEXT),
         "ignore": {
@@ -238,7 +238,7 @@ KEY_BODY = json_body_of(
             "expires_in_days": {"type": "number", "minimum": 1e-5, "maximum": MAX_LIFE_DAYS},
             "max_cpu_s_per_day": {
                 "type": "number",
-                "description": "of its searches, in a day (UTC); default: the service's setting",
+                "description": "CPU seconds of its searches per day (UTC). Default: the service's setting",
                 "minimum": 0.001,
                 "maximum": 1e9,
             },
@@ -292,10 +292,10 @@ GPU_BODY = json_body_of(
         "description": "a GPU type as a node group's `gpu` may state it inline",
         "properties": {
             "memory_gib": {"type": "number", "description": "or memory_bytes"},
-            "hbm_gb_per_s": {"type": "number", "description": "memory bandwidth; or hbm_bytes_per_s"},
+            "hbm_gb_per_s": {"type": "number", "description": "memory bandwidth (or hbm_bytes_per_s)"},
             "peak_tflops": {
                 "type": "object",
-                "description": "dense, by precision, bf16 or fp16 among them; or peak_flops in FLOP/s",
+                "description": "dense peak by precision, including bf16 or fp16 (or peak_flops in FLOP/s)",
                 "additionalProperties": {"type": "number"},
                 "examples": [{"bf16": 1835, "fp8": 1835}],
             },
@@ -303,7 +303,7 @@ GPU_BODY = json_body_of(
             "intra_node": {"type": "object", "description": "link inside a node: kind, gb_per_s"},
             "inter_node": {"type": "object", "description": "network of one GPU: kind, gb_per_s"},
             "gpus_per_node": {"type": "integer", "default": 8},
-            "architecture": {"type": "string", "description": "one of the catalog; left out: the nearest"},
+            "architecture": {"type": "string", "description": "a GPU of the catalog. Default: the nearest"},
         },
     }
 )
@@ -353,7 +353,7 @@ _FLEET_STATE: dict[str, Any] = {
     "properties": {
         "now_hours": {**_HOURS, "description": "time since the beginning of the plan"},
         "lost_nodes": {
-            "description": "nodes that are gone; on a mixed cluster by kind",
+            "description": "lost nodes (by kind on a mixed cluster)",
             "type": ["integer", "object"],
         },
         "jobs": {
@@ -386,7 +386,7 @@ _FLEET: dict[str, Any] = {
         "begin": {"type": "string", "examples": ["2026-01-05T20:00"], "description": "time of hour 0"},
         "node_hour_price": {
             "type": ["number", "object"],
-            "description": "price of a node-hour, or one for each kind; cost then replaces node-hours",
+            "description": "price of a node-hour, or one for each kind. Cost then replaces node-hours",
         },
         "effort": {
             "type": "number",
@@ -398,13 +398,13 @@ _FLEET: dict[str, Any] = {
         "skip_impossible": {
             "type": "boolean",
             "default": False,
-            "description": "leave out jobs that cannot be planned; plan the others",
+            "description": "skip jobs without a plan and schedule the others",
         },
         "time_limit_s": {"type": "number", "maximum": MAX_TIME_LIMIT_S, "default": TIME_LIMIT_S},
         "states": {
             "type": "array",
             "maxItems": MAX_STATES,
-            "description": "what has happened since: each is planned from what those before it left",
+            "description": "later states of the fleet, each planned from the result of the one before",
             "items": _FLEET_STATE,
         },
         **_QUEUEING,

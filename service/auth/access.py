@@ -151,7 +151,7 @@ class Access:
         key, stored = found or (None, _NO_HASH)
         same = hmac.compare_digest(stored, hash_of(token))
         if key is None or not same or not key.usable:
-            raise UnauthorizedError("this key is not usable: unknown, revoked or expired")
+            raise UnauthorizedError("this key is unknown, revoked or expired")
         return _caller_of(key)
 
     def _of_session(self, token: str) -> Caller:

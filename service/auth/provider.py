@@ -20,8 +20,8 @@ TIMEOUT_S = 5.0  # for one whole answer, however slowly it comes
 METADATA_S = 3600.0  # it is asked for again; the old one counts while the provider is away
 FAULT_S = 10.0  # a fault is remembered for
 MAX_BYTES = 2**20
-_AWAY = "the sign-in provider did not answer correctly; try again in a moment"
-_FULL = "as many people are signing in as this server takes at a time; try again in a moment"
+_AWAY = "the sign-in provider did not answer correctly. Try again in a moment"
+_FULL = "too many people are signing in at once. Try again in a moment"
 Answered = TypeVar("Answered")
 
 

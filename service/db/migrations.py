@@ -162,10 +162,10 @@ def _look(database: Database) -> tuple[Fit, str | None]:
 
 def _advice(found: Fit, at: str | None) -> str:
     if found != "unsupported":
-        return "the database schema is not current; run: meshwright db upgrade"
+        return "the database schema is not current. Run: meshwright db upgrade"
     return (
-        f"the database schema {at} is of a newer Meshwright; update this one, "
-        f"or run with that release: meshwright db downgrade {head()}"
+        f"the database schema {at} belongs to a newer Meshwright. Update this one, or run with "
+        f"that release: meshwright db downgrade {head()}"
     )
 
 

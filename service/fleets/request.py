@@ -130,7 +130,7 @@ def _cluster(reader: FieldReader) -> ClusterSpec:
     if cluster.differs:
         raise InvalidProblemError.of(
             "/cluster/groups/0/links",
-            "links between nodes differ, but a fleet does not choose which nodes a job gets",
+            "links between nodes differ, but a fleet can't choose the nodes of a job",
             allowed="one network for all nodes",
         )
     return cluster
@@ -322,7 +322,7 @@ def _other_questions(raw: Mapping[str, object], at: str) -> list[FieldError]:
     return found + [
         FieldError(
             pointer=f"{at}/search/{name}",
-            message="a fleet gives a job its nodes and ranks its plans by their step",
+            message="a fleet sets the job's nodes and ranks plans by step time",
             allowed="no such field in a fleet",
         )
         for name in OTHER_QUESTIONS

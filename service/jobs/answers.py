@@ -28,7 +28,7 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
     try:
         return record_from_json(Answer, raw)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InvalidProblemError.of("", "the answer was written by another version") from None
+        raise InvalidProblemError.of("", "another version wrote the answer: plan again") from None
 
 
 def answer_of(stored: Mapping[str, Any] | None, plans: Iterable[Mapping[str, Any]]) -> Answer:
@@ -56,7 +56,9 @@ def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tu
         raise InvalidProblemError.of(pointer, "not an answer file from `meshwright plan --json`")
     if "status" not in document:
         raise InvalidProblemError.of(
-            pointer, "the file holds a plan without its search; export it again, or give plan's answer.json"
+            pointer,
+            "the file has a plan without its search. Export it again, or give the answer.json of "
+            "meshwright plan",
         )
     asked = parse_problem(problem)
     try:

@@ -224,7 +224,7 @@ class Jobs:
         with self._database.read() as connection:
             job = records.required_job(connection, tenant, job_id)
             if job.kind == FLEET:
-                raise NotFoundError("a fleet has no plans of its own: GET /v1/fleets/{id} names its jobs")
+                raise NotFoundError("a fleet has no plans: get its jobs from GET /v1/fleets/{id}")
             if job.answer is None:
                 raise NotReadyError(
                     f"the job is {job.state} and has no answer", finished=job.state in TERMINAL_STATES
@@ -274,7 +274,7 @@ class Jobs:
         while True:
             job, page = self.plans(tenant, job_id, page_size=_SEARCHED_PAGE, page_token=token)
             if job.num_children is not None:
-                raise NotFoundError("a sweep runs no plan: name one of its points")
+                raise NotFoundError("a sweep has no plan: name one of its points")
             for body in page.items:
                 if plan_id in {None, body["plan_id"]}:
                     return job, body
@@ -298,7 +298,7 @@ class Jobs:
                 page_token, str, type_of_sort(wanted.column), str, int, float
             )
             if sort != wanted.sort:
-                raise BadPageTokenError("the page token is of a list that is sorted otherwise")
+                raise BadPageTokenError("the page token belongs to a list with another sort order")
             after = (value, job_id, rank)
         with self._database.read() as connection:
             if found_by_s is None:

@@ -152,7 +152,7 @@ def _end_leases(connection: Connection) -> Counter[str]:
     One statement, so that a lease that runs out meanwhile is judged wholly or by the next sweep.
     """
     poison = and_(jobs.c.attempts >= MAX_ATTEMPTS, or_(is_sweep, ~jobs.c.cancel_requested))
-    detail = f"its worker died or froze {MAX_ATTEMPTS} times; the job is not tried again"
+    detail = f"its worker died or froze {MAX_ATTEMPTS} times, so the job is not retried"
     cancelled = and_(jobs.c.cancel_requested, ~is_sweep)  # what a sweep's points found is still joined
     state = case((cancelled, "cancelled"), (poison, "failed"), (is_sweep, "running"), else_="queued")
     lapsed = (

@@ -56,7 +56,7 @@ class Sweeps:
             stored = self._engine.fail(
                 claim,
                 code="internal_error",
-                detail="its points could not be joined; the log has the details",
+                detail="its points could not be joined. For details, see the log",
             )
         _log.info("sweep %s: %s", claim.job_id, "joined" if stored else "joined by another")
         return True

@@ -116,7 +116,7 @@ class _Timing:
         job = self.job
         if not job.planned and job.saved_step is None:
             lost = f"half an interval of checkpoints is lost ({self.lost_steps} steps)"
-            yield f"saved_step is not stated: {lost}"
+            yield f"saved_step is not stated, so {lost}"
         if job.place == "local":
             yield "local checkpoints are there where each node's are kept on another node as well"
         if job.keeps:
@@ -129,7 +129,7 @@ class _Timing:
         if not job.planned:
             return
         if job.left.num_nodes < job.running_nodes:
-            refused.append("as it is: the plan needs more nodes than there will be")
+            refused.append("as it is: the plan needs more nodes than will be left")
             return
         yield self.way(
             "as it is", _at_pace(job, self.profile, min(job.slow.values(), default=1.0)), restarts=0
@@ -303,7 +303,7 @@ def _scaled(prediction: Prediction, scale: float) -> Prediction:
 
 def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str]]:
     if job.plan.config.is_placed:
-        return [], ["new layout: stages on unlike nodes are placed anew by meshwright plan alone"]
+        return [], ["new layout: to place stages on different node types again, run meshwright plan"]
     nodes = job.left.num_nodes - len(job.slow)
     if not sum(job.lost) and not job.slow and nodes == job.problem.cluster.num_nodes:
         return [], []
@@ -332,7 +332,7 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
             if found is None
             else "too many configurations to search them all"
         )
-        return [], [f"new layout: {late}; ask meshwright plan"]
+        return [], [f"new layout: {late}. Run meshwright plan"]
     if not found:
         held = f" with the same {', '.join(sorted(job.keeps))}" if job.keeps else ""
         batch = problem.workload.global_batch_size

@@ -274,9 +274,13 @@ def _happened(asked: ReplanRequest) -> Iterator[FieldError]:
             pointer="/lost_nodes", message="nothing changed", allowed="lost_nodes, slow_nodes or num_nodes"
         )
     if asked.lost_nodes is not None and asked.num_nodes is not None:
-        yield FieldError(pointer="/num_nodes", message="does not go with lost_nodes: state one of them")
+        yield FieldError(
+            pointer="/num_nodes", message="can't be combined with lost_nodes: give one of them"
+        )
     if asked.num_nodes is not None and asked.slow_nodes:
-        yield FieldError(pointer="/num_nodes", message="does not go with slow_nodes: state one of them")
+        yield FieldError(
+            pointer="/num_nodes", message="can't be combined with slow_nodes: give one of them"
+        )
 
 
 def _slow_faults(asked: ReplanRequest, running: int) -> Iterator[FieldError]:

@@ -112,5 +112,5 @@ def baseline_words(baseline: Baseline, plans: int) -> str:
     own = f"Your configuration ({tied(figures.configuration_words(baseline.config))})"
     step = figures.step_time(baseline.prediction)
     if baseline.problems:
-        return f"{own} cannot run: {'; '.join(baseline.problems)}. If it could: {step}{gap}."
+        return f"{own} cannot run: {'; '.join(baseline.problems)}. Its step would take {step}{gap}."
     return f"{own}: {step}, {place}{gap}."

@@ -105,7 +105,7 @@ def _step(step: Step, whole_s: float) -> str:
     shown = [f"{figures.words(name)} {figures.signed(value, whole_s)}" for name, value in terms
              if abs(value) >= _NOTICEABLE * whole_s]  # fmt: skip
     causes = f"  ({', '.join(shown)})" if shown else ""
-    remarks = [] if step.fits else ["does not fit by itself"]
+    remarks = [] if step.fits else ["this change alone would not fit"]
     remarks += [f"on the way it breaks the rule that {rule}" for rule in step.breaks]
     return line + causes + "".join(f"; {remark}" for remark in remarks)
 

@@ -62,7 +62,7 @@ COLUMNS = {
     "every expert), shards shared by fewer ranks than all replicas, another order of ranks, offload",
 }
 TIME_TERMS = {
-    "ideal": "the model's FLOPs at the GPU's peak: nothing can be faster",
+    "ideal": "the model's FLOPs at the GPU's peak: no step can be faster",
     "compute": "matrix products, attention and memory-bound operators",
     "gemm_efficiency": "matrix products run below the peak",
     "attention_efficiency": "attention runs below the peak",
@@ -92,7 +92,7 @@ MEMORY_TERMS = {
     "workspace": "logits, loss and replayed layers",
     "buffers": "communication buckets",
     "context": "driver, libraries, communicators",
-    "reserve": "held by the allocator in pieces that it cannot give back",
+    "reserve": "lost to fragmentation in the allocator",
 }
 
 

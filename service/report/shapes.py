@@ -40,7 +40,7 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
     notes = [
         "* time of a token for each parameter that it uses, against the asked shape, each in its best plan",
         "in place: in the layout of the asked shape's plan; tp: sizes within a node that divide the shape",
-        "Quality is not predicted: a shape is offered for its speed alone.",
+        "This list is about speed only. Check the quality of a new shape yourself.",
         *unsaid,
     ]
     return Group(*lines, table, *(figures.wrapped(note, width, indent=2) for note in notes))

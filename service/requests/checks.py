@@ -310,7 +310,7 @@ def _images(problem: Problem) -> Iterator[FieldError]:
     if work.frozen and work.lora_rank:
         yield FieldError(
             pointer=frozen,
-            message="next to adapters all three parts are frozen anyway",
+            message="with adapters all three parts are already frozen",
             allowed="[]",
             nearest="[]",
         )

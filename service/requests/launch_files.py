@@ -199,7 +199,8 @@ def _overridden(found: LaunchFile, overrides: Overrides) -> tuple[dict[str, obje
         gpus = found.configuration.claimed(overrides.num_gpus)
         if overrides.num_gpus != gpus:
             notes.append(
-                f"the files run on {gpus} GPUs; {overrides.num_gpus} are given: more or fewer replicas"
+                f"the files run on {gpus} GPUs, but you gave {overrides.num_gpus}: the number of replicas "
+                "changes"
             )
             changed["num_gpus"] = gpus
     follow: tuple[str, ...] = _FOLLOW if changed else ()
@@ -249,7 +250,7 @@ def _require_used(source: Source, overrides: Overrides, values: Values, found: L
         if name not in sizes:
             raise UnknownNameError.among(where, name, known | sizes.keys())
         raise InvalidProblemError.of(
-            where, "is what the search chooses", allowed=f"--pin {name}={values[name]}"
+            where, "is chosen by the search", allowed=f"--pin {name}={values[name]}"
         )
 
 

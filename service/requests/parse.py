@@ -152,7 +152,7 @@ def _without_ramp(raw: Mapping[str, object]) -> dict[str, object]:
         raise InvalidProblemError.of(
             "/workload/batch_ramp",
             "a plan has one batch",
-            allowed="no batch_ramp: plan for the full batch; `meshwright predict` takes any other",
+            allowed="no batch_ramp: plan for the full batch. For other batches, use `meshwright predict`",
         )
     return {**raw, "workload": {name: value for name, value in workload.items() if name != "batch_ramp"}}
 

@@ -305,7 +305,7 @@ def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) ->
 
 MAX_COUNTS = 64  # numbers of nodes that are ranked together
 MAX_SPAN = 4096  # numbers of nodes that are tried one after the other
-NOT_PLACED = "is not available where stages are placed on unlike node groups"
+NOT_PLACED = "is not available for stages on different node groups"
 Nodes = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
@@ -388,10 +388,11 @@ def unplaced(problem: Problem, at: str, what: str = "") -> FieldError | None:
     able = [f"launcher {name}" for name in launchers_placing_stages()]
     if problem.cluster.is_homogeneous:
         message = (
-            f"stages are placed on unlike node groups; here all nodes are {problem.cluster.group_names[0]}"
+            "stages can be placed only on different node groups, but here all nodes are "
+            f"{problem.cluster.group_names[0]}"
         )
         return FieldError(
-            pointer=at, message=what + message, allowed=f"unlike node groups, under {' or '.join(able)}"
+            pointer=at, message=what + message, allowed=f"different node groups, under {' or '.join(able)}"
         )
     message = f"{what}{problem.launcher} does not place stages on node groups"
     return FieldError(pointer=at, message=message, allowed=", ".join(able), nearest=able[0])

@@ -57,7 +57,7 @@ def read_given(document: Mapping[str, object]) -> GivenProfile:
         raise InvalidProblemError.of("/format", "is not a profile", allowed=f"{CALIBRATION}, {MEASURED}")
     calibration = read_calibration(document)
     if not calibration.fits_features(NUM_FEATURES):
-        raise InvalidProblemError.of("/residual", "was written by another version; calibrate again")
+        raise InvalidProblemError.of("/residual", "was written by another version: calibrate again")
     return calibration
 
 
@@ -87,10 +87,14 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
         return _by_group(problem, profile, given)
     slug = profile.group.gpu.slug
     others = {group.gpu.slug for group in problem.cluster.groups} - {slug}
-    warnings = [f"{gpu} was measured, {slug} sets the pace" for gpu in map(_gpu, given) if gpu in others]
+    warnings = [
+        f"{gpu} was measured, but every stage runs at the speed of {slug}"
+        for gpu in map(_gpu, given)
+        if gpu in others
+    ]
     fitting = [one for one in given if _gpu(one) not in others]
     if len(fitting) > 1:
-        raise InvalidProblemError.of("/profile", f"several profiles for {slug}; give one")
+        raise InvalidProblemError.of("/profile", f"several profiles for {slug}: give one")
     if not fitting:
         raise InvalidProblemError.of("/profile", f"none was measured on {slug}, which sets the pace")
     one = fitting[0]
@@ -101,7 +105,7 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
     if one.machine.gpu is None and one.machine.kind != "cpu":
         warnings.append(f"measured on {one.machine.device}, taken for {slug}")
     if one.subject.dtype == "fp32":
-        warnings.append("layers were timed in fp32; a plan that runs in 16 bits may be faster")
+        warnings.append("layers were timed in fp32. A plan in 16 bits may be faster")
     return with_measured(problem, profile, one), tuple(warnings)
 
 

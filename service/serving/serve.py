@@ -286,8 +286,8 @@ def _prepare_schema(settings: Settings) -> None:
         is_local = settings.host in LOOPBACK_HOSTS or settings.insecure
         if not is_local and not Access(database, closed=settings.oidc_issuer is not None).demands_keys():
             raise ServerStartError(  # any caller of the port might submit
-                f"host {settings.host[:64]} is not loopback and there are no keys: "
-                "make one with meshwright keys create, or bind it with --insecure"
+                f"host {settings.host[:64]} is not loopback and there are no keys: create one with "
+                "meshwright keys create, or add --insecure"
             )
     except migrations.UnsupportedSchemaError as fault:
         raise ServerStartError(str(fault)) from None

@@ -176,13 +176,13 @@ class Definitions:
             names = select(func.count(definitions.c.name.distinct())).where(*_there(tenant, kind))
             if newest is None and connection.execute(names).scalar_one() >= MAX_NAMES:
                 raise InvalidProblemError.of(
-                    "/path/name", f"there are {MAX_NAMES} of this kind; delete one first"
+                    "/path/name", f"there are {MAX_NAMES} of this kind. Delete one first"
                 )
             own = *_there(tenant, kind), definitions.c.name == name
             versions = select(func.count()).select_from(definitions).where(*own)
             if newest is not None and connection.execute(versions).scalar_one() >= MAX_VERSIONS:
                 raise InvalidProblemError.of(
-                    "/path/name", f"there are {MAX_VERSIONS} versions; delete them, or use another name"
+                    "/path/name", f"there are {MAX_VERSIONS} versions. Delete them, or use another name"
                 )
             last = select(func.coalesce(func.max(definitions.c.version), 0) + 1)
             last = last.where(*_own(tenant, kind), definitions.c.name == name)

@@ -69,7 +69,7 @@ class ProfileStore:
                 made = made_before(connection, tenant, repeatable)
                 is_new = records.find_profile(connection, tenant, profile_id) is None
                 if is_new and records.is_full(connection, tenant, MAX_PROFILES):
-                    raise InvalidProblemError.of("", f"there are {MAX_PROFILES} profiles; delete one first")
+                    raise InvalidProblemError.of("", f"there are {MAX_PROFILES} profiles. Delete one first")
                 record = keep_profile(connection, tenant, profile_id, document, given=given)
                 if made is None:
                     remember(connection, tenant, repeatable, subject=profile_id)

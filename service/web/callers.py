@@ -33,7 +33,7 @@ async def require_own_origin(request: Request) -> None:
     """
     origin = urlsplit(request.headers.get("origin", ""))
     if not origin.netloc or origin.netloc.lower() != request.headers.get("host", "").lower():
-        raise ForbiddenError("forms are taken from this server's own pages only; programs use the API")
+        raise ForbiddenError("forms work only from this server's pages. Programs use the API")
 
 
 async def _act(request: Request, wanted: SecurityScopes) -> None:

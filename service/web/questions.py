@@ -226,7 +226,7 @@ RUN = (
         at=("deadline_s",),
         label="Start within",
         kind="number",
-        hint="seconds; else it expires",
+        hint="seconds, then it expires",
     ),
     FormField(
         name="labels",
@@ -238,7 +238,7 @@ RUN = (
     ),
 )
 FRESH = FormField(
-    name="fresh", at=("fresh",), label="Search again", kind="check", hint="even if the answer is known"
+    name="fresh", at=("fresh",), label="Search again", kind="check", hint="even if there is a stored answer"
 )
 QUESTION = (*FIRST, CONFIG, *NODES, *ADAPTERS, *DOCUMENTS, *SEARCH, *ALLOW, *SIZES, *COSTS, *RUN)
 
@@ -278,7 +278,7 @@ OWN_REST = tuple(
         label=one.label,
         kind=one.kind,
         suggestions=one.suggestions,
-        choices=(("", "as in the file"), *one.choices) if one.choices else (),
+        choices=(("", "from the file"), *one.choices) if one.choices else (),
     )
     for one in FIRST
     if one.at[0] in ("model", "workload")

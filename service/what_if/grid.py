@@ -31,15 +31,15 @@ _PAIRED = 3  # of them in each pair of changes
 _PLACED_S = 2.0  # of one search that places stages
 _PAIRS_S = 2.0  # CPU seconds of all pairs
 _WAYS: Mapping[_Way, str] = {
-    "search": "Each line is a search of its own, made for this report: the fastest plan of that question.",
-    "predict": "Each line carries the listed plans over to that question and predicts them; a search of "
-    "that question may find a faster one.",
-    "place": "Each line is a search of its own, made for this report and cut short after 2 s, or the "
-    "listed plans carried over where those are faster; a longer search may find a faster one.",
+    "search": "Each line is a separate search for this report, with the fastest plan of that question.",
+    "predict": "Each line predicts the listed plans for that question. A search of that question may "
+    "find a faster one.",
+    "place": "Each line is a separate search for this report, stopped after 2 s, or the listed plans "
+    "if they are faster. A longer search may find a faster one.",
 }
-_SETTLED = " Where the question leaves the batch or the number of GPUs open, these lines take plan #1’s."
-_LISTED = " Of the launchers, precisions and optimizers left open those of the listed plans are searched."
-_MEASURED = " The network is not changed: its collectives were measured on this cluster."
+_SETTLED = " If the question leaves the batch or the number of GPUs open, these lines use plan #1’s."
+_LISTED = " These searches use the launchers, precisions and optimizers of the listed plans."
+_MEASURED = " The network stays the same: its collectives were measured on this cluster."
 
 
 def what_ifs(

@@ -15,9 +15,9 @@ from meshwright.solver.clock import Watch
 Outcome = WhatIfPlan | Literal["late", "unknown"] | None  # None: nothing fits of what was asked
 LEVELS = 6  # of colour
 PAIR_METHOD = (
-    "Two changes at once: tokens per second of all GPUs over those of the question as asked, and the step. "
-    "The row and the column as asked are the lines above; every other cell carries their plans over, so "
-    "that a search of that question may find a faster one."
+    "Two changes at once: total tokens per second compared with the original question, and "
+    "the step. The row and the column as asked are the lines above. Every other cell "
+    "predicts their plans, so a search of that question may find a faster one."
 )
 _BESIDE: Mapping[str, Callable[[WhatIfQuestion], Iterator[WhatIfChange]]] = {
     "batch": batches,

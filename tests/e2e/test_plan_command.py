@@ -233,12 +233,12 @@ def test_a_folder_with_another_answer_is_refused_before_the_search(
     run = meshwright("plan", *SMALL, *BATCH, *words, env=home)
     assert run.returncode == 2
     assert run.stdout == ""
-    assert run.stderr.splitlines()[-1].endswith("choose another folder, or --force")
+    assert run.stderr.splitlines()[-1].endswith("Choose another folder, or add --force")
 
 
 def test_a_folder_of_something_else_is_refused_and_left_alone(home: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(tmp_path), env=home)
     assert run.returncode == 2
-    assert "holds other files; choose another folder, or --force" in run.stderr
+    assert "holds other files; Choose another folder, or add --force" in run.stderr
     assert not (tmp_path / "answer.json").exists()

@@ -359,13 +359,16 @@ def test_a_start_without_a_usable_key_says_so_and_goes_on_with_what_was_accepted
             out, told = one.communicate(timeout=60)
             return one.returncode, out, told
 
-        for key, says in (("", "commands take from MESHWRIGHT_KEY"), ("mw_x", "this key is not usable")):
+        for key, says in (
+            ("", "commands take from MESHWRIGHT_KEY"),
+            ("mw_x", "unknown, revoked or expired"),
+        ):
             code, out, told = start(key, "1")
             assert (code, out, says in told, "Traceback" in told) == (2, "", True, False), told
         assert start(f"{token}\n", "2")[:2] == (0, "started\n")  # as a secret's file holds it
         code, out, told = start("mw_x", "3")
         assert (code, out) == (0, "started\n")
-        assert "this key is not usable" in told
+        assert "this key is unknown, revoked or expired" in told
         assert "using the last accepted plan for this question" in told
 
 

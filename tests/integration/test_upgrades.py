@@ -107,7 +107,7 @@ def test_a_worker_starts_while_another_process_finishes_the_migration(
     read = migrations._current
     revisions = iter(("0016", migrations.head(), migrations.head()))
     monkeypatch.setattr(migrations, "_current", lambda _connection: next(revisions))
-    with pytest.raises(SystemExit, match=r"not current; run: meshwright db upgrade"):
+    with pytest.raises(SystemExit, match=r"not current. Run: meshwright db upgrade"):
         _require_schema(clean, threading.Event())
     _require_schema(clean, threading.Event())
     monkeypatch.setattr(migrations, "_current", read)

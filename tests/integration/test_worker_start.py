@@ -16,7 +16,7 @@ def run_worker(*options: str, **settings: str) -> subprocess.CompletedProcess[st
 def test_a_worker_refuses_a_schema_it_was_not_written_for(tmp_path: Path) -> None:
     run = run_worker("--database-url", f"sqlite:///{tmp_path / 'empty.db'}")
     assert run.returncode == 1
-    assert run.stderr == "error: the database schema is not current; run: meshwright db upgrade\n"
+    assert run.stderr == "error: the database schema is not current. Run: meshwright db upgrade\n"
 
 
 def test_a_celery_worker_needs_a_queue(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ CASES = {
     for launcher, (main, _) in READ.items()
 }
 UNKNOWN, PLACEHOLDER = "$(date +%s)", "${VALUE}"
-NAMED = f"it is what {UNKNOWN} prints, which is not run"
+NAMED = f"it is the output of {UNKNOWN}, which Meshwright doesn't run"
 T = TypeVar("T")
 Arguments = ParamSpec("Arguments")
 

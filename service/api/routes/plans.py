@@ -73,8 +73,8 @@ def exported(
 AcceptQuery = Annotated[
     bool,
     Query(
-        description="whether to write files of the closest plan, with an out-of-memory risk that the "
-        "request does not accept"
+        description="whether to write files of the closest plan although it exceeds the accepted "
+        "out-of-memory risk"
     ),
 ]
 
@@ -153,7 +153,7 @@ def export_file(
     chosen, bundle = exported_plan(jobs, tenant, plan_id, launcher, start, accept_risk=accept_risk)
     text = bundle.files.get(name)
     if text is None:
-        raise NotFoundError(f"{chosen} has no such file; there are {', '.join(bundle.files)}")
+        raise NotFoundError(f"{chosen} has no such file. It has {', '.join(bundle.files)}")
     return PlainTextResponse(text)
 
 

@@ -55,7 +55,7 @@ async def report_job(
         partial(service.jobs.plans, page_size=MOST_LISTED + 1, page_token=None), tenant, job_id
     )
     if job.num_children is not None:
-        raise NotFoundError("a sweep has no report of its own: each of its points has one")
+        raise NotFoundError("a sweep has no report: open the report of one of its points")
     return await computed(request, partial(page_of_job, service, tenant, job, page.items, what_if=what_if))
 
 

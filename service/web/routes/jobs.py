@@ -140,7 +140,7 @@ def search_remedy(
     profile, _ = profile_for(service, problem, answer.versions)
     changed = problem_of_remedy(problem, profile, remedies[int(number)], answer.infeasible.nearest)
     if changed is None:
-        raise NotFoundError("this change cannot be searched from here: ask for it on the first page")
+        raise NotFoundError("you can't search this change from here: enter it on the first page")
     submission = submission_of(
         service,
         tenant,

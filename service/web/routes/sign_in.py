@@ -100,7 +100,7 @@ def come_back(
 
 def _attempt_of(request: Request, state: str) -> tuple[Attempt, str]:
     """Return the attempt that this browser began, and where it leads; the provider repeats its state."""
-    foreign = UnauthorizedError("this sign-in did not start here, or took too long; start again")
+    foreign = UnauthorizedError("this sign-in did not start here, or took too long. Start again")
     try:
         own, nonce, verifier, back = map(
             str, json.loads(base64.urlsafe_b64decode(request.cookies.get(ATTEMPT_COOKIE, "") + "=="))
@@ -145,9 +145,7 @@ def sign_in(request: Request, values: SignInDep, service: ServiceDep) -> Respons
     try:
         caller = service.access.identify(token if id_of(token) else "")
     except UnauthorizedError:
-        return _form(
-            request, service, back, status=401, fault="This key is not usable: unknown, revoked or expired."
-        )
+        return _form(request, service, back, status=401, fault="This key is unknown, revoked or expired.")
     response = RedirectResponse(back, status_code=303)
     if caller.key_id is not None:
         _begin(request, service, response, caller.key_id)

@@ -466,7 +466,7 @@ def test_a_release_whose_files_are_not_known_is_refused_with_those_that_are() ->
         for version in ("0.4", "0.16", "0"):
             with pytest.raises(InvalidProblemError, match=f"{launcher} has one kind of files") as fault:
                 export(case.plan, case.problem, launcher, version=version)
-            assert "leave it out; its files were read by" in str(fault.value)
+            assert "leave it out (its files were tested with" in str(fault.value)
 
 
 def test_replicas_of_torchtitan_0_2_are_told_that_they_divide_gradients_twice() -> None:

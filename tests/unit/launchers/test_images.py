@@ -57,7 +57,7 @@ def test_frozen_parts_and_images_are_read_back_as_they_were_written(launcher: st
     targets = list(with_towers(launcher))
     assert len(targets) > 2
     without = _frozen(targets[0], *targets[0].workload.frozen, images_per_sample=0.0, image_tokens=None)
-    assert list(image_warnings(without)) == ["no images were priced: the data must be text alone"]
+    assert list(image_warnings(without)) == ["the prediction assumes no images: use text-only data"]
     for found in (*targets, without):
         read = _read(found)
         assert read.images_stated

@@ -58,7 +58,7 @@ def files(launcher: str, config: Configuration, batching: Batching = "packing") 
             "packing: false",
             # else a rank pads all micro-batches of a step alike; its arguments refuse it next to allgather
             "variable_seq_lengths: true", "moe_token_dispatcher_type: alltoall"]),
-        ("accelerate", SHARDS, "padding_to_longest", ["to the longest of its micro-batch alone"]),
+        ("accelerate", SHARDS, "padding_to_longest", ["only to the longest of its micro-batch"]),
         ("accelerate", SHARDS, "packing", ["must pack whole documents into sequences of 8192"]),
         ("deepspeed", SHARDS, "padding", ["must pad every document to 8192 tokens"]),
     ],

@@ -118,7 +118,7 @@ def test_a_bug_of_the_search_fails_the_job_without_telling_its_text(
     assert (job.state, job.attempts) == ("failed", 1)
     assert job.problem == {
         "code": "internal_error",
-        "detail": "the search broke with ZeroDivisionError; the worker's log has the details",
+        "detail": "the search failed with ZeroDivisionError. For details, see the worker's log",
     }
 
 

@@ -9,8 +9,8 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
-# Warning: the script must load the model with attn_implementation flash_attention_2 (or sdpa, where torch takes its flash kernel), which was priced
-# Warning: the script must pack its data into sequences of 8192 tokens
+# Warning: load the model in your script with attn_implementation flash_attention_2 (or sdpa, where torch takes its flash kernel), which was priced
+# Warning: pack the data into sequences of 8192 tokens in your script
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 

@@ -38,7 +38,7 @@ needs_package() {
     echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
     exit 2
 }
-needs_package 'flash-attn (attention was priced with FlashAttention'"'"'s kernels)' \
+needs_package 'flash-attn (the prediction assumes FlashAttention'"'"'s kernels)' \
     'from importlib.metadata import version; version("flash_attn")' \
     flash_attn 'pip install flash-attn --no-build-isolation, or plan with workload.framework_options: {attention_kernel: cudnn}'
 

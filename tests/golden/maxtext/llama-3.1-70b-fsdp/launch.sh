@@ -8,7 +8,7 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Needs: Transformer Engine for JAX
-# Warning: data, tokenizer, number of steps and learning rate are a dry start's: set your own
+# Warning: data, tokenizer, number of steps and learning rate are placeholders: set your own
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 

@@ -6,8 +6,8 @@
 # Layers of each chunk: 1 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 0
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: attention backend, tokenizer, data and learning rate are the recipe's
-# Warning: latent attention is of the recipe's model provider; only its sizes are overridden
+# Warning: attention backend, tokenizer, data and learning rate come from the recipe
+# Warning: latent attention comes from the recipe's model provider. Only its sizes are overridden
 
 PLAN_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them

@@ -7,7 +7,7 @@
 # Layers of each chunk: 7 8 8 8 8 8 8 8 8 8 8 8 8 8 8 7
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: attention backend, tokenizer, data and learning rate are the recipe's
+# Warning: attention backend, tokenizer, data and learning rate come from the recipe
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "${here}/plan_args.sh"  # PLAN_ARGS: every value that the plan decided

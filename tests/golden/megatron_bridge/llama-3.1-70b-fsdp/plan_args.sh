@@ -7,7 +7,7 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Needs: Transformer Engine 2.10 or newer
-# Warning: attention backend, tokenizer, data and learning rate are the recipe's
+# Warning: attention backend, tokenizer, data and learning rate come from the recipe
 
 PLAN_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them

@@ -6,7 +6,7 @@
 # Layers of each chunk: 1 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 2 0
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: the model does not state its rotary base: add --rotary-base if it is not 10000
+# Warning: the model has no rotary base: if yours is not 10000, add --rotary-base
 
 MEGATRON_ARGS=(
     # Parallel sizes; data parallel size and micro-batches follow from them

@@ -8,8 +8,8 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Needs: flash-attn
-# Warning: nanotron's model builder has read such files, its own parser has not
-# Warning: data, tokenizer, number of steps and learning rate are a dry start's: set your own
+# Warning: tested with nanotron's model builder, but not with its parser
+# Warning: data, tokenizer, number of steps and learning rate are placeholders: set your own
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 

@@ -8,7 +8,7 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3
-# Warning: 0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel
+# Warning: 0.3 runs FlexAttention, but the prediction assumed a flash attention kernel
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 

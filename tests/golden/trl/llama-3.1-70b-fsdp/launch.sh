@@ -41,7 +41,7 @@ needs_package() {
     echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
     exit 2
 }
-needs_package 'flash-attn or kernels (attention was priced with FlashAttention'"'"'s kernels)' \
+needs_package 'flash-attn or kernels (the prediction assumes FlashAttention'"'"'s kernels)' \
     'from importlib.util import find_spec; assert find_spec("flash_attn") or find_spec("kernels")' \
     flash_attn 'pip install kernels (or flash-attn --no-build-isolation), or plan with workload.framework_options: {attention_kernel: cudnn}'
 

@@ -163,7 +163,7 @@ def test_a_substitution_in_a_command_is_named_and_not_quoted_as_a_value() -> Non
         read(script, Overrides(), "run.sh")
     assert [one.sentence() for one in fault.value.errors if "cutoff_len" in one.pointer] == [
         (
-            "cutoff_len: line 1: it is what $(cat length.txt) prints, which is not run."
-            " Allowed: run it with stand-ins: meshwright capture -- bash …"
+            "cutoff_len: line 1: it is the output of $(cat length.txt), which Meshwright doesn't "
+            "run. Allowed: run it with stand-ins: meshwright capture -- bash …"
         )
     ]

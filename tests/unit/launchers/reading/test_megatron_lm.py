@@ -450,7 +450,7 @@ def test_the_size_of_gradient_buckets_is_read_where_a_backward_pass_hides_them(
     script = SCRIPT.replace("--pipeline-model-parallel-size 2", "").replace("--bf16", f"--bf16 {flags}")
     found = read_launch_file(script)
     assert found.workload.framework_options.get("bucket_bytes") == held
-    assert any("here a layer's gradients travel" in note for note in found.notes) == (held is None)
+    assert any("here each layer's gradients are reduced" in note for note in found.notes) == (held is None)
 
 
 def test_a_size_and_a_number_of_buckets_are_refused_together() -> None:

@@ -47,8 +47,8 @@ WORDS = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --
 @pytest.mark.parametrize(
     ("named", "why"),
     [
-        ("--model_name_or_path /path/to/model", "line 1: /path/to/model names a model of yours"),
-        ("--model_name_or_path your_model_path", "names a model of yours"),
+        ("--model_name_or_path /path/to/model", "line 1: /path/to/model names your own model"),
+        ("--model_name_or_path your_model_path", "names your own model"),
         ("--model_name_or_path our/Qwen2.5-7B-own", "is not in the catalog.*Did you mean qwen2.5-7b"),
         ("--llm_path Qwen/Qwen2.5-7B", "llm_path: line 1: Qwen/Qwen2.5-7B may be the model.*--model"),
         ("--output_dir out/Qwen2.5-7B", "the files name no model"),

@@ -73,7 +73,7 @@ def test_the_number_of_profiles_is_bounded_and_one_that_is_there_is_no_new_one(
     assert client.post("/v1/profiles", json=document).status_code == 201
     new = measured_profile(measurement("qkv", "forward", 1e-3, m=64, n=64, k=64)).to_json()
     refused = client.post("/v1/profiles", json=new)
-    assert (refused.status_code, "there are 1 profiles; delete one first" in refused.text) == (422, True)
+    assert (refused.status_code, "there are 1 profiles. Delete one first" in refused.text) == (422, True)
 
 
 @pytest.mark.parametrize(

@@ -486,7 +486,7 @@ COMMANDS = {
     "db delete-tenant": Command(
         "first --yes",
         {
-            "--database-url": Case("sqlite:///new.db", refused="run: meshwright db upgrade"),
+            "--database-url": Case("sqlite:///new.db", refused="Run: meshwright db upgrade"),
             "tenant": Case("second", instead="first"),
             "--yes": Case(base="first"),
         },

@@ -351,7 +351,7 @@ def test_a_search_of_a_launch_file_is_told_what_the_file_leaves_open(tmp_path: P
     fp8, _ = with_files(cluster, file, **{**told, "assign": ["vocab_size=51200", "precision=fp8"]})  # type: ignore[arg-type]
     assert parse_problem(fp8).workload.precision == "fp8"
     for wrong, match in (
-        ("tp=2", "tensor_parallel_size: is what the search chooses. Allowed: --pin tensor_parallel_size=2"),
+        ("tp=2", "tensor_parallel_size: is chosen by the search. Allowed: --pin tensor_parallel_size=2"),
         ("hidden_size=2048", "hidden_size: unknown"),
     ):
         with pytest.raises(InvalidProblemError, match=match):

@@ -47,7 +47,7 @@ def test_a_plan_without_its_search_says_which_file_has_it(answer_file: Path, tmp
     document = json.loads(answer_file.read_text())
     bare = tmp_path / "bare.json"
     bare.write_text(json.dumps({"plans": document["plans"], "problem": document["problem"]}))
-    with pytest.raises(InvalidProblemError, match=r"export it again, or give plan's answer\.json"):
+    with pytest.raises(InvalidProblemError, match=r"Export it again, or give the answer\.json"):
         report(source=bare)
 
 

@@ -80,7 +80,7 @@ def test_hours_become_minutes_and_dates_stay_on_the_safe_side() -> None:
         (job("a") | {"problem": {**PROBLEM, "cluster": {}}}, "/jobs/0/problem/cluster", "fleet's cluster"),
         (
             job("a") | {"problem": {**PROBLEM, "search": {"objective": "energy_per_token"}}},
-            "/jobs/0/problem/search/objective", "ranks its plans by their step",
+            "/jobs/0/problem/search/objective", "ranks plans by step time",
         ),
         (
             job("a") | {"problem": {**PROBLEM, "workload": {"global_batch_size": 0, "seq_length": 4096}}},

@@ -217,7 +217,7 @@ def test_an_unstated_checkpoint_is_half_an_interval_old() -> None:
         ({"slow_nodes": {"x": 0.5}}, "/slow_nodes/x", "the job has no such node"),
         ({"slow_nodes": {"3": 1e-300}}, "/slow_nodes/3", "0.001"),  # it is lost
         ({"lost_nodes": 1, "spare_nodes": 10**6}, "/spare_nodes", "too many in addition to the 7"),
-        ({"lost_nodes": 1, "num_nodes": 3}, "/num_nodes", "does not go with lost_nodes"),
+        ({"lost_nodes": 1, "num_nodes": 3}, "/num_nodes", "can't be combined with lost_nodes"),
         ({"lost_nodes": 1, "steps_done": 9000}, "/steps_done", "more than the run has"),
         ({"lost_nodes": 1, "saved_step": 1001}, "/saved_step", "was not reached"),
         ({"lost_nodes": 1, "steps_total": None}, "/steps_total", "is required"),

@@ -115,7 +115,7 @@ def test_stages_are_placed_by_launchers_that_can_on_unlike_groups_only() -> None
     alike = fault({"stage_groups": ON}, cluster={"groups": GROUPS[:1]})
     assert alike.pointer == "/configuration/stage_groups"
     assert "here all nodes are" in alike.message
-    assert alike.allowed == "unlike node groups, under launcher flagscale or launcher none"
+    assert alike.allowed == "different node groups, under launcher flagscale or launcher none"
 
 
 def test_a_placed_baseline_stands_beside_the_plans_and_survives_the_canonical_request() -> None:

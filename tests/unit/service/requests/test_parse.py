@@ -731,7 +731,7 @@ def test_images_are_read_back_as_they_were_written(tokens: object) -> None:
         ({"image_tokens": None}, "image_tokens", "images of any size"),
         ({"image_tokens": {"p50": 9}}, "image_tokens/p100", "is required"),
         ({"frozen": ["vision", "projector", "language"]}, "frozen", "nothing is trained"),
-        ({"frozen": ["vision"], "lora_rank": 8}, "frozen", "next to adapters all three parts are frozen"),
+        ({"frozen": ["vision"], "lora_rank": 8}, "frozen", "all three parts are already frozen"),
         ({"frozen": ["audio"]}, "frozen/0", "is not supported"),
     ],
 )

@@ -202,7 +202,7 @@ def test_a_constraint_names_node_groups_that_stages_can_be_placed_on(
     assert words in found.message
     assert found.nearest == nearest
     alike = {**request({"groups": [groups[0], groups[0]]}), "search": search, "launcher": launcher}
-    assert "placed on unlike node groups; here all nodes are" in fault(alike).message
+    assert "placed only on different node groups, but here all nodes are" in fault(alike).message
 
 
 def test_several_batches_are_not_searched_on_placed_stages() -> None:

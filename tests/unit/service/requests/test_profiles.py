@@ -13,7 +13,7 @@ from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_problem
 
 FAST, SLOW = "h100-sxm-80gb", "a100-sxm-80gb"
-MIXED = f"{FAST} was measured, {SLOW} sets the pace"
+MIXED = f"{FAST} was measured, but every stage runs at the speed of {SLOW}"
 
 
 def a_calibration(gpu: str) -> Calibration:
@@ -34,7 +34,7 @@ def test_only_profiles_of_gpus_that_do_not_set_the_pace_are_warned_of() -> None:
     assert MIXED not in profile_with(on_both(), [slow])[1]
     profile, warnings = profile_with(on_both(), [fast, slow])
     assert profile.group.gpu.slug == SLOW
-    assert [one for one in warnings if "sets the pace" in one] == [MIXED]
+    assert [one for one in warnings if "runs at the speed of" in one] == [MIXED]
 
 
 def test_a_profile_of_a_gpu_that_does_not_set_the_pace_is_not_enough() -> None:

@@ -62,7 +62,7 @@ def test_what_is_no_key_does_not_sign_in(browser: TestClient, database: Database
     answer = browser.post("/sign-in", data={"key": key})
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
-    assert "not usable" in answer.text
+    assert "unknown, revoked or expired" in answer.text
 
 
 def test_a_session_does_not_sign_in_to_another_one(browser: TestClient, database: Database) -> None:

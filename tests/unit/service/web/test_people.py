@@ -168,7 +168,7 @@ def test_no_thread_waits_for_another_one_s_request_and_a_fault_is_remembered(sil
     with quiet_seconds() as clock, ThreadPoolExecutor(60) as pool:
         list(pool.map(lambda _: sign_in(), range(60)))
     assert asked["waited"] == MAX_AT_ONCE == 4
-    assert asked["as many people are sign"[:21]] == 56
+    assert asked["too many people are sign"[:21]] == 56
     assert clock.took_s < 2 * TIMEOUT_S  # not 60 times as long, one behind the other
     with pytest.raises(BusyError, match="did not answer"), provider.turn():  # without asking again
         raise AssertionError("a turn was given")

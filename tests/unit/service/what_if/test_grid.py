@@ -130,7 +130,7 @@ def test_what_the_question_leaves_open_is_taken_from_the_first_plan() -> None:
     several = replace(problem, options=options)
     found = what_ifs(several, profile, answer, method="predict")
     assert found is not None
-    assert "take plan #1’s" in found.method
+    assert "use plan #1’s" in found.method
     plain = what_ifs(problem, profile, answer, method="predict")
     assert plain is not None
     assert found.rows == plain.rows
@@ -185,7 +185,7 @@ def test_stages_on_unlike_nodes_are_carried_over_with_all_their_groups() -> None
     assert network.rate  # half of both networks, and of the link between the groups
     searched_too = what_ifs(problem, profile, answer, method="search", budget_s=0.2)
     assert searched_too is not None
-    assert "cut short after 2 s" in searched_too.method
+    assert "stopped after 2 s" in searched_too.method
     assert int(searched_too.rows[1].rate.replace(" ", "")) >= int(found.rows[1].rate.replace(" ", "")) - 1
 
 
