@@ -183,7 +183,7 @@ def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
     if target.config.zero_stage == 0 and not attention(target).startswith("flash"):
         yield FieldError(
             pointer="/workload/framework_options/attention_kernel",
-            message="without FSDP Axolotl keeps embeddings and head in fp32 under this kernel: not priced",
+            message="without FSDP Axolotl keeps embeddings and head in fp32 here: not supported",
             allowed="flash2, flash3",
             nearest="flash2",
         )

@@ -159,7 +159,7 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
         ],
         "parameters": [
             (found[1] != "none" and sharded and found[0] == "none",
-             "weights away, optimizer states on the GPU: not priced", "none, or the optimizer away too"),
+             "weights away, optimizer states on the GPU: not supported", "none, or the optimizer away too"),
         ],
     }  # fmt: skip
     for part, faults in wrong.items():

@@ -143,7 +143,7 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     elif _misplaced(stages):
         given.fault(
             name,
-            "has multi-token prediction neither next to the loss nor alone in the stage before: not priced",
+            "has multi-token prediction neither next to the loss nor alone in the stage before",
             allowed="…m|L with no layer next to m or L, or …mL",
         )
     elif not holds_layers(split, (1, 1 + any("m" in stage for stage in stages[:-1]))):

@@ -403,7 +403,7 @@ class Fields:
         usual = str(row.default) if default is None else default
         allowed = row.words or row.priced_as or row.choices
         exact = not row.any_case and self.programs[0] not in _IN_ANY_CASE
-        fault = "unknown" if is_strange else "not priced"
+        fault = "unknown" if is_strange else "not supported"
         return self.word(name, usual, allowed=allowed, fault=fault, exact=exact)
 
     def word(

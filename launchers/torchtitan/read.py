@@ -434,7 +434,7 @@ def _batch(fields: Fields, known: Known, mesh: _ParallelDegrees, dp: int) -> tup
         fields.note("pipeline_parallel_microbatch_size is not given: 1")
     micro = fields.integer(name)
     if steps > 1:
-        fields.fault(all_name, f"{batch} accumulates {steps} local batches over a pipeline: not priced",
+        fields.fault(all_name, f"{batch} accumulates {steps} local batches over a pipeline: not supported",
                      nearest=str(local * dp))  # fmt: skip
     return micro, divided(local, micro, field=name, what="the pipeline's micro-batch")
 
@@ -510,7 +510,7 @@ def _recipe(fields: Fields) -> str:
     others = [one for one in given if one != linear and not (one in _GROUPED and linear in given)]
     if others:
         names = ", ".join(str(one)[:40] for one in others[:4])
-        fields.fault("model.converters", f"{names}: not priced", allowed=f"{FLOAT8}, or none")
+        fields.fault("model.converters", f"{names}: not supported", allowed=f"{FLOAT8}, or none")
     if linear not in given:
         return ""
     if fields.raw(key) == "rowwise_with_gw_hp":

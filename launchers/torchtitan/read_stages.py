@@ -94,7 +94,9 @@ def _own(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int,
         split[end] -= weight
     fields.note(f"no list of modules: torchtitan splits the layers {' '.join(map(str, split))}")
     if not holds_layers(split, _ALONE):
-        fields.fault("parallelism.pipeline_parallel_degree", "leaves a stage without a layer: not priced")
+        fields.fault(
+            "parallelism.pipeline_parallel_degree", "leaves a stage without a layer: not supported"
+        )
     fields.stop()
     return tuple(split)
 

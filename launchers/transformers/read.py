@@ -273,7 +273,7 @@ def trainer_run(
     if alone and (world or 1) > 1 and tuned["base_precision"] != "bf16":
         why = f"python starts one process, which lays weights of few bits over {world} GPUs (device_map)"
         fields.fault(
-            "num_gpus", f"{why}: not priced", allowed=f"torchrun --nproc_per_node {world}, or one GPU"
+            "num_gpus", f"{why}: not supported", allowed=f"torchrun --nproc_per_node {world}, or one GPU"
         )
     elif alone and world and world > 1:
         fields.note(commands.other_gpus_note(1, world))

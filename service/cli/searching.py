@@ -184,7 +184,11 @@ def say_reading(found: LaunchFile, form: Form) -> None:
         console = screen()
         console.print(reading_lines(found.notes, found.unread, width=console.width))
         return
-    unread = [f"not understood, and not priced: {', '.join(found.unread)}"] if found.unread else []
+    unread = (
+        [f"not understood, so not part of the prediction: {', '.join(found.unread)}"]
+        if found.unread
+        else []
+    )
     sys.stderr.writelines(f"note: {line}\n" for line in (*found.notes, *unread))
 
 

@@ -115,6 +115,8 @@ def reading_lines(notes: Sequence[str], unread: Sequence[str], *, width: int) ->
     lines = [figures.wrapped(f"what really runs: {note}", width, indent=2) for note in notes]
     if unread:
         lines.append(
-            figures.wrapped(f"not understood, and not priced: {', '.join(unread)}", width, indent=2)
+            figures.wrapped(
+                f"not understood, so not part of the prediction: {', '.join(unread)}", width, indent=2
+            )
         )
     return Group(*lines)

@@ -40,7 +40,7 @@ def files(launcher: str, config: Configuration, batching: Batching = "packing") 
     ("launcher", "config", "batching", "lines"),
     [
         ("megatron-lm", RINGS, "packing", ["--sft", "packed already, one sequence"]),
-        ("megatron-lm", RINGS, "padding", ["--sft", "each of one conversation"]),
+        ("megatron-lm", RINGS, "padding", ["--sft", "each with one conversation"]),
         ("megatron-bridge", RINGS, "packing", [
             "dataset.packed_sequence_specs.packed_sequence_size=8192",
             "dataset.packed_sequence_specs.pad_seq_to_mult=4",  # 2 cp
@@ -59,8 +59,8 @@ def files(launcher: str, config: Configuration, batching: Batching = "packing") 
             # else a rank pads all micro-batches of a step alike; its arguments refuse it next to allgather
             "variable_seq_lengths: true", "moe_token_dispatcher_type: alltoall"]),
         ("accelerate", SHARDS, "padding_to_longest", ["only to the longest of its micro-batch"]),
-        ("accelerate", SHARDS, "packing", ["must pack whole documents into sequences of 8192"]),
-        ("deepspeed", SHARDS, "padding", ["must pad every document to 8192 tokens"]),
+        ("accelerate", SHARDS, "packing", ["pack whole documents into sequences of 8192"]),
+        ("deepspeed", SHARDS, "padding", ["pad every document to 8192 tokens"]),
     ],
 )  # fmt: skip
 def test_what_makes_the_sequences_is_written(
@@ -93,7 +93,7 @@ def test_megatron_packs_one_sequence_a_micro_batch() -> None:
 @pytest.mark.parametrize(
     ("lengths", "words"),
     [
-        (None, "pack its data into sequences of 4096 tokens"),
+        (None, "pack the data into sequences of 4096 tokens"),
         (SequenceLengths(percentiles=((0.0, 1), (100.0, 4096))), "pack whole documents"),
         (SequenceLengths(batching="padding", percentiles=((0.0, 1), (100.0, 4096))), "document to 4096"),
         (

@@ -168,7 +168,7 @@ def test_a_key_that_is_deleted_is_refused_since_the_recipe_keeps_its_value() -> 
     assert with_lines("~logger.wandb_project").unread == ()
 
 
-@pytest.mark.parametrize(("gated", "warned"), [(True, []), (False, ["take a recipe of a model with gelu"])])
+@pytest.mark.parametrize(("gated", "warned"), [(True, []), (False, ["use a recipe of a model with gelu"])])
 def test_a_recipes_activation_is_warned_of_only_where_recipes_have_another(
     gated: bool, warned: list[str]
 ) -> None:

@@ -301,7 +301,7 @@ def test_one_hardware_queue_before_blackwell_with_tensor_ranks_but_never_with_fs
 def test_context_rings_that_leave_their_node_are_a_warning() -> None:
     wide = replace(SMALL, tensor_parallel_size=8, sequence_parallel=True)
     context = replace(SMALL, tensor_parallel_size=4, context_parallel_size=2)
-    assert "tp * cp = 8 ranks cross the network: 4 GPUs" in warnings(
+    assert "tp * cp = 8 ranks cross the network: only 4 GPUs" in warnings(
         target(LLAMA_70B, context, gpus_per_node=4)
     )
     assert "network" not in warnings(target(LLAMA_70B, wide))
@@ -323,7 +323,7 @@ def test_what_megatron_will_change_or_leaves_open_is_a_warning() -> None:
         SMALL, pipeline_parallel_size=2, pipeline_schedule="1f1b", recompute_granularity="full",
         recompute_layers=40, stage_layers=(39, 41),
     )  # fmt: skip
-    assert "chunks of fewer than 40 layers" in warnings(target(LLAMA_70B, uneven))
+    assert "chunks with fewer than 40 layers" in warnings(target(LLAMA_70B, uneven))
     fsdp = replace(LLAMA_70B_FSDP, tensor_parallel_size=2, sequence_parallel=True)
     assert "single hardware queue" in warnings(target(LLAMA_70B, fsdp))
 

@@ -130,7 +130,7 @@ def test_a_script_without_a_package_of_its_plan_names_it_with_what_is_there_and_
     assert "or plan with workload.framework_options: {moe_dispatcher: alltoall}" in error
     code, out, error = tried(transformer_engine="2.10.0", deep_ep="1.2.1")
     assert (code, out) == (2, "")
-    assert "the plan needs Transformer Engine 2.12 or newer (a CUDA graph captures weight " in error
+    assert "the plan needs Transformer Engine 2.12 or newer (a CUDA graph captures the weight " in error
     assert "node7 has transformer_engine 2.10.0" in error
     assert tried(transformer_engine="2.12.0", deep_ep="1.2.1")[:2] == (0, "started\n")
     assert run(tmp_path / "launch.sh", programs, {**given, "CHECK_PACKAGES": "0"})[0] == 0

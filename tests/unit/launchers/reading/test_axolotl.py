@@ -256,7 +256,7 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
     [
         (
             "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]\n",
-            "plugins: .*otherwise than is priced",
+            "plugins: .*may change training",
         ),
         ("layer_offloading: true\n", "layer_offloading: .*weights on the host"),
         (

@@ -61,7 +61,7 @@ def test_runs_without_ranks_that_differ_in_an_option_are_two() -> None:
 
 def test_commands_that_have_only_the_file_in_common_with_the_reader_differ_in_their_ranks() -> None:
     text = "torchrun --nproc_per_node 4 a.py run.yaml\ntorchrun --nproc_per_node 8 a.py run.yaml\n"
-    with pytest.raises(InvalidProblemError, match=r"run\.yaml is given to 2 commands that differ"):
+    with pytest.raises(InvalidProblemError, match=r"2 different commands use run\.yaml"):
         chosen_by("run.yaml", commands(text), lambda _: False)
 
 

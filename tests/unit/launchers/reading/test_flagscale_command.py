@@ -37,7 +37,7 @@ def test_values_of_the_command_override_the_files() -> None:
         (f"~{TP}", f"~{TP} is not read"),  # deletes it
         ("'train.system={tensor_model_parallel_size: 4}'", r"4} is not one value.* train\.system=VALUE"),
         (f"'{TP}=[4'", rf"line 1 of run\.sh: {TP}=\[4 is not one value"),
-        (f"{TP}=4\n{RUN} --config-name experiment.yaml", r"experiment\.yaml is given to 2 commands that"),
+        (f"{TP}=4\n{RUN} --config-name experiment.yaml", r"2 different commands use experiment\.yaml"),
         (f"--config-name other {TP}=4", r"line 1 of run\.sh starts other, not experiment\.yaml"),
     ],
 )

@@ -320,7 +320,9 @@ def test_a_header_line_of_slurm_ends_with_its_line() -> None:
 def test_what_nobody_reads_is_called_by_its_name_with_the_next_step(
     name: str, text: str, what: str
 ) -> None:
-    with pytest.raises(InvalidProblemError, match=f"{name} is {what}.* which is not read. Allowed: "):
+    with pytest.raises(
+        InvalidProblemError, match=f"{name} is {what}.* Meshwright can't read it. Allowed: "
+    ):
         read(text, name)
 
 
@@ -339,7 +341,7 @@ def test_a_recipe_of_megatron_bridge_is_read_by_its_name_with_overrides() -> Non
     )
     assert found.configuration.data_parallel_size == 4  # 16 GPUs over tp 2 × cp 2, which stays the recipe's
     assert (found.workload.global_batch_size, found.workload.seq_length) == (128, 4096)
-    assert any("llama3_8b_pretrain_config is a recipe" in note for note in found.notes)
+    assert any("Megatron-Bridge recipe llama3_8b_pretrain_config" in note for note in found.notes)
     by_model = read(bridge("--model llama3_70b --mode pretrain", nodes=8))
     assert (by_model.model.name, by_model.configuration.virtual_pipeline_size) == ("llama-3-70b", 5)
 
@@ -468,7 +470,7 @@ def test_what_is_told_overrides_every_files_sizes_and_says_so() -> None:
     )  # 16 GPUs
     said = " ".join(own.notes)
     assert "tensor_parallel_size 2 of the files is replaced by 4" in said
-    assert "the files run on 8 GPUs; 16 are given" in said
+    assert "the files run on 8 GPUs, but you gave 16" in said
 
 
 SWIFT = (
@@ -482,7 +484,7 @@ SWIFT = (
     [
         ("--tuner_type adalora", "--tuner_type: line 1: adalora is not supported"),
         ("--tuner_type lora --lora_rank sixteen", "--lora_rank: line 1: sixteen is not supported"),
-        ("--tuner_type lora --lora_rank $RANK_OF_IT", r"--lora_rank: line 1: .*\$RANK_OF_IT, which"),
+        ("--tuner_type lora --lora_rank $RANK_OF_IT", r"--lora_rank: line 1: .*\$RANK_OF_IT, but"),
         (
             "--tuner_type lora --target_modules linear_qkv all-router",
             "--target_modules: line 1: .*all-router",

@@ -218,7 +218,7 @@ def test_flags_of_older_sections_count_too() -> None:
 
 @pytest.mark.parametrize("config", ["llama3_8b_mxfp8", "llama3_8b_first_85_pct_layers_nvfp4"])
 def test_a_configuration_in_a_precision_that_is_not_priced_is_refused(config: str) -> None:
-    with pytest.raises(InvalidProblemError, match=r"model\.converters: .*not priced"):
+    with pytest.raises(InvalidProblemError, match=r"model\.converters: .*not supported"):
         named(config)
 
 
@@ -394,5 +394,5 @@ def test_a_python_configuration_of_llama_4_is_of_no_release_and_refused() -> Non
 def test_settings_of_a_converter_that_is_not_listed_do_nothing() -> None:
     found = read("--quantize.linear.mx.recipe_name=mxfp8_cublas")
     assert found.workload == read("").workload
-    with pytest.raises(InvalidProblemError, match=r"quantize\.linear\.mx: not priced"):
+    with pytest.raises(InvalidProblemError, match=r"quantize\.linear\.mx: not supported"):
         read("--model.converters=quantize.linear.mx")

@@ -164,7 +164,7 @@ def test_defaults_of_llama_factory_are_not_taken_for_a_script_in_its_names() -> 
     words = f"{names} --per_device_train_batch_size 1 --bf16"
     assert read(f"CUDA_VISIBLE_DEVICES=0 python src/train_bash.py {words}\n").workload.seq_length == 2048
     run = "CUDA_VISIBLE_DEVICES=0 python sft_train.py"
-    with pytest.raises(InvalidProblemError, match="seq_length: the files do not state it"):
+    with pytest.raises(InvalidProblemError, match="seq_length: the files don't have it"):
         read(f"{run} {words}\n")
     found = read(f"{run} {words} --cutoff_len 512 --gradient_checkpointing False\n")
     assert found.configuration.recompute_granularity == "none"
@@ -283,7 +283,7 @@ def test_a_package_that_is_installed_is_no_program() -> None:
     mesh = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\n"
     mesh += "num_machines: 1\nnum_processes: 4\ndeepspeed_config:\n  zero_stage: 3\n"
     source = Source(name="a.sh", text=run, files={"a.sh": run, "z3.yaml": mesh})
-    with pytest.raises(InvalidProblemError, match="micro_batch_size: the files do not state it"):
+    with pytest.raises(InvalidProblemError, match="micro_batch_size: the files don't have it"):
         read_launch_files(source, Overrides(values={"seq_length": 2048}, model=find_model("qwen2.5-7b")))
 
 
@@ -417,7 +417,7 @@ def test_what_is_trained_whole_beside_adapters_is_read() -> None:
     assert wider.trained_modules == ("embed_tokens", "lm_head")  # model/adapter.py
     with pytest.raises(InvalidProblemError, match="modules_to_save: line 1: wpe trained whole"):
         read(f"{lora}--modules_to_save wpe")
-    with pytest.raises(InvalidProblemError, match="lora_r: is not given, and what the script takes"):
+    with pytest.raises(InvalidProblemError, match="lora_r: is not given, and the script's default"):
         read(lora.replace("--lora_r 8", ""))
 
 
@@ -479,7 +479,7 @@ def test_open_instructs_weights_are_in_bf16() -> None:
      "python -m torch.distributed.run --nproc_per_node $GPUS"],
 )  # fmt: skip
 def test_ranks_that_hang_on_what_nobody_says_are_asked_for(start: str) -> None:
-    with pytest.raises(InvalidProblemError, match="num_gpus: the files do not state it"):
+    with pytest.raises(InvalidProblemError, match="num_gpus: the files don't have it"):
         read(f"{start} train.py {ARGUMENTS}")
     assert read(f"{start} train.py {ARGUMENTS}", Overrides(num_gpus=16)).configuration.num_gpus == 16
 
@@ -497,7 +497,7 @@ def test_one_process_beside_more_told_gpus_is_noted_whatever_shares_them() -> No
             "the script starts one process; 8 GPUs are given and counted, with a process each"
             in found.notes
         )
-    with pytest.raises(InvalidProblemError, match="num_gpus: the files do not state it"):
+    with pytest.raises(InvalidProblemError, match="num_gpus: the files don't have it"):
         read(f"srun python train.py {ARGUMENTS}")  # was one GPU
 
 

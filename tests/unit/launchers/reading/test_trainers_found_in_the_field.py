@@ -485,7 +485,7 @@ def test_what_decides_a_trainers_run_may_not_hang_on_an_unknown_condition() -> N
     words = SFT.replace("--config_file conf/a.yaml -m trl.scripts.sft", "--num_processes 8 t.py")
     script = f'A="--report_to none"\nif nvidia-smi | grep -q H100; then A="$A {{}}"; fi\n{words[:-1]} $A\n'
     assert read(script.format("--logging_steps 1")).configuration.zero_stage == 0
-    with pytest.raises(InvalidProblemError, match=r"fsdp: line 2: \$A depends on a condition of line 2"):
+    with pytest.raises(InvalidProblemError, match=r"fsdp: line 2: \$A depends on a condition on line 2"):
         read(script.format("--fsdp full_shard"))
 
 
@@ -566,7 +566,7 @@ def test_words_of_adapters_without_a_switch_are_asked_about() -> None:
     with pytest.raises(InvalidProblemError, match="lora_path_prefix: line 1: of adapters"):
         read(f"{PLAIN} --lora_path_prefix ckpt/\n")
     assert read(f"{PLAIN} --lora_path_prefix ckpt/ --use_peft False\n").workload.lora_rank == 0
-    with pytest.raises(InvalidProblemError, match="lora_config: line 1: adapters in a file"):
+    with pytest.raises(InvalidProblemError, match="lora_config: line 1: adapters in a separate file"):
         read(f"{PLAIN} --use_lora True --lora_config conf/lora.json\n")
 
 

@@ -66,7 +66,7 @@ def test_overrides_that_pass_through_sed_are_read() -> None:
 @pytest.mark.parametrize("name", ["megatron-bridge", "ms-swift", "transformers", "axolotl", "torchtitan"])
 def test_words_that_may_be_any_arguments_are_refused(name: str) -> None:
     text, files = SCRIPTS[name]
-    with pytest.raises(InvalidProblemError, match=r"arguments: line \d+: it is what .* prints"):
+    with pytest.raises(InvalidProblemError, match=r"arguments: line \d+: it is the output of .*"):
         read(f"X=$(./more | tr a b)\n{text.rstrip()} --seed=1 $X\n", **files)
     assert answer(f"{text.rstrip()} $NOWHERE_SET\n", files) == answer(text, files)  # no word, as in bash
 
@@ -205,9 +205,9 @@ def test_a_file_that_is_not_known_is_refused_and_no_other_is_taken(
 ) -> None:
     text, files = SCRIPTS[name]
     new = old.replace(old.rpartition(" ")[2], "$(pick)")
-    with pytest.raises(InvalidProblemError, match=rf"{argument}: line 1: it is what \$\(pick\) prints"):
+    with pytest.raises(InvalidProblemError, match=rf"{argument}: line 1: it is the output of \$\(pick\)"):
         read(text.replace(old, new), **files)
-    with pytest.raises(InvalidProblemError, match=rf"{argument}: line 2: it is what \$\(pick\) prints"):
+    with pytest.raises(InvalidProblemError, match=rf"{argument}: line 2: it is the output of \$\(pick\)"):
         read("echo begins\n" + text.replace(old, new), **files)
 
 
@@ -273,7 +273,7 @@ def test_accelerates_variables_count_where_no_argument_says_it() -> None:
     assert read(plain).workload.precision == "bf16"
     with pytest.raises(InvalidProblemError, match="ACCELERATE_USE_PARALLELISM_CONFIG"):
         read(f"export ACCELERATE_USE_PARALLELISM_CONFIG=true\n{plain}")
-    with pytest.raises(InvalidProblemError, match=r"ACCELERATE_MIXED_PRECISION: it is what .* prints"):
+    with pytest.raises(InvalidProblemError, match=r"ACCELERATE_MIXED_PRECISION: it is the output of .*"):
         read(f"export ACCELERATE_MIXED_PRECISION=$(best)\n{plain}")  # may be set on any line
 
 

@@ -543,7 +543,7 @@ def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> N
     assert model_from_config(text, name="x").num_parameters() == 1_720_574_976
     older = {**text, "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}
     inside = {**older, "model_type": "glm_ocr", "vision_config": {"depth": 24}}
-    words = 'without vision_config, model_type "glm_ocr_text"'
+    words = 'remove vision_config and set model_type to "glm_ocr_text"'
     with pytest.raises(UnsupportedModelError, match=words):
         model_from_config(inside, name="x")
     # with biases of 2048 + 2 · 1024 where Qwen3 has norms of 2 · 128
