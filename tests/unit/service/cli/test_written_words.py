@@ -121,7 +121,7 @@ def test_a_batch_is_stated_in_sequences_tokens_or_with_their_length(
         ({"global_batch_size": "4M"}, "so the sequence length is required"),
         (
             {"global_batch_size": "4M", "seq_length": 6000},
-            "no whole sequences of 6000.*Nearest: 699 or 700",
+            "fill whole sequences of 6000.*Nearest: 699 or 700",
         ),
         ({"global_batch_size": "8x4096", "seq_length": 8192}, "with --seq-length 8192"),
         ({"num_nodes": "32 gpus"}, "Nearest: --num-gpus 32"),
