@@ -98,7 +98,7 @@ def test_of_gpu_and_cluster_the_environment_counts_first(
     assert asked(**MODEL)["cluster"] == {"groups": [{"gpu": "l40s", "num_nodes": 1}]}
     monkeypatch.delenv("MESHWRIGHT_GPU")
     path.write_text('cluster = "dgx-h100"\ngpu = "l40s"\n')
-    with pytest.raises(InvalidProblemError, match="both state the cluster"):
+    with pytest.raises(InvalidProblemError, match="both describe the cluster"):
         asked(**MODEL)
 
 

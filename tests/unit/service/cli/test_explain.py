@@ -64,7 +64,7 @@ def test_a_plan_that_was_found_is_told_in_full(
     alone = {name: part for name, part in json.loads(text).items() if name != "status"}
     (tmp_path / "plan.json").write_text(json.dumps({"plans": [alone], "problem": {}}))
     code, _, error = run_here(monkeypatch, capsys, "report", "--from", str(tmp_path / "plan.json"))
-    assert (code, "--from: the file holds a plan without its search" in error) == (2, True)
+    assert (code, "--from: the file has a plan without its search" in error) == (2, True)
 
 
 def test_a_launch_script_is_priced_and_explained(

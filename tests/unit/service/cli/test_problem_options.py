@@ -137,7 +137,7 @@ def test_a_gpu_type_instead_of_a_cluster_makes_one_group() -> None:
 
 
 def test_cluster_and_gpu_together_are_refused() -> None:
-    with pytest.raises(InvalidProblemError, match="--cluster and --gpu both state the cluster"):
+    with pytest.raises(InvalidProblemError, match="--cluster and --gpu both describe the cluster"):
         read_request(cluster="dgx-h100", gpu="a100-sxm-40gb")
 
 

@@ -184,9 +184,9 @@ def test_nodes_of_two_kinds_are_two_groups_with_their_own_links() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"gpus": "8xH100", "cluster": "dgx-h100"}, "--cluster and --gpus both state the cluster"),
-        ({"nodes": "2xdgx-h100", "gpu": "h100"}, "--gpu and --nodes both state the cluster"),
-        ({"gpus": "8", "gpu": "h100", "num_gpus": 4}, "--num-gpus states the same"),
+        ({"gpus": "8xH100", "cluster": "dgx-h100"}, "--cluster and --gpus both describe the cluster"),
+        ({"nodes": "2xdgx-h100", "gpu": "h100"}, "--gpu and --nodes both describe the cluster"),
+        ({"gpus": "8", "gpu": "h100", "num_gpus": 4}, "--num-gpus means the same"),
         ({"gpus": "H100"}, "has no number of GPUs.*Nearest: 8xH100"),
         ({"gpus": "2xdgx-h100"}, "is a node, not a GPU type. Nearest: --nodes 2xdgx-h100"),
         ({"gpu": "h100,a100"}, "--nodes 1xh100,1xa100"),
