@@ -100,7 +100,7 @@ class Defaults:
         if len(stated) > 1 and len(of_file) == 1:  # the environment counts before the file
             del found[of_file[0].name]
         elif len(stated) > 1:
-            message = "cluster and gpu both state the cluster; keep one of them"
+            message = "cluster and gpu both describe the cluster. Keep one of them"
             raise _wrong(stated[0].source, message)
         return found
 

@@ -245,7 +245,8 @@ def test_a_path_that_leads_nowhere_is_said_to_be_a_file() -> None:
 
 def test_the_nodes_of_a_catalog_cluster_are_not_changed() -> None:
     with pytest.raises(
-        InvalidProblemError, match='--gpus-per-node: belongs to --gpu; the nodes of "dgx-h100"'
+        InvalidProblemError,
+        match='--gpus-per-node: belongs to --gpu. The catalog defines the nodes of "dgx-h100"',
     ):
         read_request(cluster="dgx-h100", num_nodes="1", gpus_per_node=4)
 
@@ -356,7 +357,7 @@ def test_a_search_of_a_launch_file_is_told_what_the_file_leaves_open(tmp_path: P
     ):
         with pytest.raises(InvalidProblemError, match=match):
             with_files(cluster, file, **{**told, "assign": ["vocab_size=51200", wrong]})  # type: ignore[arg-type]
-    with pytest.raises(InvalidProblemError, match="--set: is about a launch file"):
+    with pytest.raises(InvalidProblemError, match="--set: needs a launch file"):
         without_files(**told)  # type: ignore[arg-type]
 
 
