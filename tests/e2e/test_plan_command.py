@@ -240,5 +240,5 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(home: dict[str, st
     (tmp_path / "thesis.tex").write_text("years of work")
     run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(tmp_path), env=home)
     assert run.returncode == 2
-    assert "holds other files; Choose another folder, or add --force" in run.stderr
+    assert "contains other files; Choose another folder, or add --force" in run.stderr
     assert not (tmp_path / "answer.json").exists()

@@ -76,7 +76,7 @@ def test_one_process_measures_everything_but_collectives_and_says_so(out: Path) 
         group: len(tasks_of(profile, group)) for group in ("gemm", "attention", "memory_bound", "layer")
     }
     assert counts == {"gemm": 20, "attention": 4, "memory_bound": 20, "layer": 12}
-    assert "collectives: skipped, they need several processes" in stderr
+    assert "collectives: skipped. To measure them" in stderr
     assert "56 of 56 measured" in stdout
     assert stdout.count("dense_layer") == 4
     assert profile.machine.kind == "cpu"

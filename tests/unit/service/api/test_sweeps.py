@@ -51,7 +51,7 @@ def test_a_sweep_is_one_job_with_children_and_one_joined_answer(
     ]
     assert get(client, "/v1/plans/bbb")["job_id"] == child["id"]
     refused = client.get(f"/v1/jobs/{job_id}/report")
-    assert (refused.status_code, "each of its points" in refused.json()["detail"]) == (404, True)
+    assert (refused.status_code, "one of its points" in refused.json()["detail"]) == (404, True)
 
 
 def test_a_job_that_is_no_sweep_has_no_children(client: TestClient) -> None:

@@ -246,7 +246,7 @@ def test_a_path_that_leads_nowhere_is_said_to_be_a_file() -> None:
 def test_the_nodes_of_a_catalog_cluster_are_not_changed() -> None:
     with pytest.raises(
         InvalidProblemError,
-        match='--gpus-per-node: belongs to --gpu. The catalog defines the nodes of "dgx-h100"',
+        match=r'--gpus-per-node: belongs to --gpu. The catalog defines the nodes of "dgx-h100"',
     ):
         read_request(cluster="dgx-h100", num_nodes="1", gpus_per_node=4)
 

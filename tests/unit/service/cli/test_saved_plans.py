@@ -136,7 +136,7 @@ def test_before_a_plan_is_known_only_folders_of_plans_pass(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "new", tmp_path / "run"):
         check_folder(folder, force=False)
-    with pytest.raises(InvalidProblemError, match="holds other files;"):
+    with pytest.raises(InvalidProblemError, match="contains other files;"):
         check_folder(tmp_path, force=False)
     for folder in (tmp_path / "file", tmp_path / "file" / "new" / "run"):
         with pytest.raises(InvalidProblemError, match="Not a directory"):
@@ -147,7 +147,7 @@ def test_before_a_search_only_a_folder_of_the_same_question_passes(tmp_path: Pat
     held = {"plans": [{"plan_id": "7f3a"}], "problem": {"search": {"num_nodes": [1, 2]}}}
     save_folder(tmp_path / "run", {ANSWER_FILE: json.dumps(held)}, plan_id="7f3a", force=False)
     check_folder(tmp_path / "run", force=False, problem={"search": {"num_nodes": (1, 2)}})
-    with pytest.raises(InvalidProblemError, match="holds other files;"):
+    with pytest.raises(InvalidProblemError, match="contains other files;"):
         check_folder(tmp_path / "run", force=False, problem={"search": {"num_nodes": [1]}})
 
 

@@ -217,7 +217,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(answer_file: Path, tmp_path
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     words = ("--from", str(answer_file), "--lost-nodes", "1", "--steps-total", "50")
     code, _, said = run(*words, "--save-dir", str(tmp_path / "mine"))
-    assert (code, "holds other files" in said) == (2, True)
+    assert (code, "contains other files" in said) == (2, True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
