@@ -1,4 +1,4 @@
-"""A person's defaults: ``MESHWRIGHT_CLUSTER`` in the environment, ``cluster`` in a configuration file.
+"""A person's defaults: a variable for each option (MESHWRIGHT_CLUSTER), and a configuration file.
 
 An option counts before a problem file, that before the environment, that before
 ``$XDG_CONFIG_HOME/meshwright/config.toml``. Only the command line reads them: a service answers the same

@@ -205,7 +205,7 @@ def test_an_interrupted_search_ends_in_time_with_what_it_has(home: dict[str, str
         ),
     ],
 )
-def test_bad_input_is_one_clear_line_and_exit_2(
+def test_bad_input_is_one_clear_line_a_tip_and_exit_2(
     home: dict[str, str], arguments: list[str], message: str
 ) -> None:
     usual = dict(zip([*SMALL, *BATCH][::2], [*SMALL, *BATCH][1::2], strict=True))
@@ -213,16 +213,19 @@ def test_bad_input_is_one_clear_line_and_exit_2(
     run = meshwright("plan", *chain.from_iterable(usual.items()), *arguments, env=home)
     assert run.returncode == 2
     assert run.stdout == ""
-    assert message in run.stderr
-    assert len(run.stderr.splitlines()) == 1
+    error, tip = run.stderr.splitlines()
+    assert message in error
+    assert tip.startswith("tip: meshwright ")
 
 
 def test_a_missing_part_is_named(home: dict[str, str]) -> None:
+    batch = "--global-batch-size 512 --seq-length 8192"
     run = meshwright("plan", "--model", "llama-3.1-8b", env=home)
     assert run.returncode == 2
     assert run.stderr.splitlines() == [
         "error: cluster: is required (--cluster, or a problem file)",
         "error: workload: is required (--global-batch-size and --seq-length, or a problem file)",
+        f"tip: meshwright plan --model llama-3.1-8b --cluster dgx-h100 {batch}",
     ]
 
 
@@ -233,7 +236,8 @@ def test_a_folder_with_another_answer_is_refused_before_the_search(
     run = meshwright("plan", *SMALL, *BATCH, *words, env=home)
     assert run.returncode == 2
     assert run.stdout == ""
-    assert run.stderr.splitlines()[-1].endswith("Choose another folder, or add --force")
+    assert run.stderr.splitlines()[-2].endswith("Choose another folder, or add --force")
+    assert run.stderr.endswith(f"--save-dir {saved.folder} --force\n")
 
 
 def test_a_folder_of_something_else_is_refused_and_left_alone(home: dict[str, str], tmp_path: Path) -> None:
