@@ -16,10 +16,7 @@ help: ## list the targets
 setup: $(STAMP) ## create .venv with the product and the development tools
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "setting up .venv (first time only; a minute or two)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; set PYTHON=..."; exit 2; }
-	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable ./client
+	@.ci/setup
 	@touch $(STAMP)
 
 run: $(STAMP) ## the main job: start the embedded service, search the example, write launch files to out/

@@ -20,7 +20,7 @@ from benchmarks.service_place import cpu_s as cpu_s_of
 
 ROOT = Path(__file__).parents[1]
 RUNS = 5
-FIRST = re.compile(r"^(?:\$ |\.venv/bin/)meshwright (plan .*--seq-length \d+.*)$", re.MULTILINE)
+FIRST = re.compile(r"^(?:\$ )?meshwright (plan .*--seq-length \d+.*)$", re.MULTILINE)
 
 
 def commands() -> list[list[str]]:

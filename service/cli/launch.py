@@ -71,7 +71,7 @@ def launch(
     except ModuleNotFoundError as fault:
         raise MissingServiceError(
             f"meshwright launch needs meshwright-client ({fault.name} is not installed): "
-            "pip install meshwright-client (in a checkout: pip install ./client)"
+            "pip install ./client in a checkout"
         ) from None
     require_above_0("--limit-s", limit_s)
     asked = read_problem_file(problem or _usual_problem())

@@ -36,7 +36,7 @@ def plot(
     try:
         drawn(kept.answer, kept.problem, plan, out, checked_timelines(plan, settled, costs))
     except ImportError:
-        raise InvalidProblemError.of("plot", "needs matplotlib: pip install 'meshwright[plot]'") from None
+        raise InvalidProblemError.of("plot", "needs matplotlib: pip install '.[plot]'") from None
     except OSError as fault:
         raise InvalidProblemError.of("--out", fault.strerror or "cannot be written") from None
     sys.stdout.write(f"wrote {out}\n")

@@ -122,7 +122,7 @@ def service_packages_for(command: str) -> Iterator[None]:
         package = fault.name.partition(".")[0]
         raise MissingServiceError(
             f"meshwright {command} needs the packages of the service ({package} is not installed): "
-            "pip install 'meshwright[service]'"
+            "pip install '.[service]' in a checkout"
         ) from None
 
 

@@ -40,8 +40,8 @@ OURS = (*PACKAGE, "benchmarks/", "tests/")
 CATALOG = ("frameworks/*.yaml", "models/*.yaml", "*.yaml", "*.json")
 PROGRAMS = re.compile(
     r"\b(?:accelerate|aiconfigurator|automodel|axolotl|bitsandbytes|calculon|cutlass|deepspeed|fastapi|git\b|"
-    r"galvatron|hugging ?face|jax|llama-factory|maxtext|megatron|metis|nanotron|nccl|nemo|or-tools|peft|"
-    r"postgresql|pytorch|sailor|sentencepiece|simumax|slurm|swift|torch|transformer|trl|vtrain)",
+    r"galvatron|hugging ?face|jax|llama-factory|maxtext|megatron|metis|nanotron|nccl|nemo|optuna|or-tools|"
+    r"peft|postgresql|pytorch|sailor|sentencepiece|simumax|slurm|swift|torch|transformer|trl|vtrain)",
     re.IGNORECASE,
 )
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

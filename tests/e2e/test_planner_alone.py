@@ -130,7 +130,7 @@ def test_a_command_of_the_service_names_the_extra_that_it_needs(
     assert run.returncode == 2
     command = "report --url" if words[0] == "report" else words[0]
     assert run.stderr.startswith(f"error: meshwright {command} needs the packages of the service (")
-    assert run.stderr.endswith(" is not installed): pip install 'meshwright[service]'\n")
+    assert run.stderr.endswith(" is not installed): pip install '.[service]' in a checkout\n")
     assert run.stderr.count("\n") == 1
 
 
