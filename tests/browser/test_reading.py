@@ -37,6 +37,7 @@ def shown(database: Database, server: RunningServer) -> dict[str, str]:
         "model": "/models/llama-3.1-70b",
         "clusters": "/clusters",
         "profiles": "/profiles",
+        "words": "/words",
         "keys": "/keys",
         "failure": "/jobs/none",
     }
