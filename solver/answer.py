@@ -529,10 +529,7 @@ def error_words(answer: Answer) -> str:
     low, high = (max(one[kind], band) for one in (known.nothing_shared, known.first_sight))
     off = f"{_whole(low)} to {_whole(high)}" if _whole(low) < _whole(high) else f"up to {_whole(high)}"
     one, sixteen = (_whole(known.after(count)) for count in _AFTER)
-    return (
-        f"New cluster: expect {off} % off; after one measured run {one} % on average, "
-        f"after sixteen {sixteen} %."
-    )
+    return f"New cluster: expect {off} % off (after one measured run {one} %, after sixteen {sixteen} %)."
 
 
 def _kind_of_model(model: Mapping[str, str | int] | None) -> Kind:
