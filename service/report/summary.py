@@ -105,9 +105,11 @@ def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary
             notes=_notes(answer),
             fits=False,
         )
-    best = answer.plans[0]
+    best, fewest = answer.plans[0], answer.notes.get("gpus") == "fewest"
     facts = (
-        SummaryFact(label="run", question="What do I run?", parts=_run(best, problem), command=export),
+        SummaryFact(
+            label="run", question="What do I run?", parts=_run(best, problem, fewest=fewest), command=export
+        ),
         SummaryFact(label="speed", question="How fast is it?", parts=tuple(_speed(answer))),
         SummaryFact(label="fits", question="Does it fit?", parts=_fits(best)),
         SummaryFact(
@@ -169,11 +171,11 @@ def _trained(problem: Problem) -> str:
 # The facts.
 
 
-def _run(plan: Plan, problem: Problem) -> tuple[str, ...]:
+def _run(plan: Plan, problem: Problem, *, fewest: bool) -> tuple[str, ...]:
     pieces = list(plan_words(plan, problem))
     used, total = plan.config.num_gpus, problem.cluster.num_gpus
     if used != total:
-        pieces.append(f"on {used} of {total} GPUs")
+        pieces.append(f"on {used} of {total} GPUs{', the fewest that have a plan' * fewest}")
     if problem.options.batch_sizes:
         pieces.append(f"batch {plan.config.global_batch_size}")
     if problem.launcher == "any" and plan.launchers:
@@ -348,7 +350,8 @@ def _offers(answer: Answer) -> Iterator[Offer]:
     faster = answer.notes.get("faster_launcher")
     if faster and len(levers) < _LEVERS and all(lever.kind != "launcher" for lever in levers):
         words, _, option = faster.partition(": ")
-        yield Offer(words=words, option=option)
+        launcher, _, rest = words.partition(" ")
+        yield Offer(words=f"{launcher_words(launcher)} {rest}", option=option)
 
 
 def _offer(lever: Lever) -> Offer:
