@@ -80,6 +80,7 @@ def render_answer(
             *_causes(best, width, of=" (best)"),
             Text(),
             *sentences(best, width),
+            *_context(answer, problem, width),
             *([figures.wrapped(unbuilt, width, indent=2)] if unbuilt else []),
             *beyond_lines(answer, width),
         ]
@@ -156,6 +157,14 @@ def _first_plans(answer: Answer, width: int) -> list[RenderableType]:
     rest = [Text(f"  and {more} more: --full", style="dim")] if more > 0 else []
     rates = answer.objective is not None and answer.objective.name in OBJECTIVE_NAMES
     return [short_ranking(plans, rates=rates, width=width), *rest]
+
+
+def _context(answer: Answer, problem: Problem, width: int) -> list[Text]:
+    """Return the comparison with what one would run today, and what else would help."""
+    found = summary_of(answer, problem)
+    lines = [found.headline] if answer.reference is not None else []
+    lines += [f"{one.words}{f': {one.option}' if one.option else ''}." for one in found.offers]
+    return [figures.wrapped(figures.with_ties(line), width, indent=2) for line in lines]
 
 
 def render_prediction(

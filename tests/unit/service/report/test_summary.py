@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -100,7 +101,9 @@ def test_one_gpu_has_no_letters() -> None:
     alone = a_cluster(num_nodes=1)
     group = replace(alone.groups[0], gpus_per_node=1, island_gpus=1)
     problem = replace(a_problem(batch=4), cluster=replace(alone, groups=(group,)))
-    sizes = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1)
+    sizes: dict[str, Any] = dict.fromkeys(
+        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1
+    )
     plan = a_plan(
         **sizes, virtual_pipeline_size=1, zero_stage=0, zero_shard_size=1, micro_batch_size=4,
         stage_layers=(80,), recompute_granularity="full", recompute_layers=80,
