@@ -509,6 +509,7 @@ def certainty_words(
 
 
 MEASURED_RUNS = "measured_runs"  # the note that counts the runs that the profile of an answer learnt from
+_UNUSUAL = 2.0  # times the usual band
 _AFTER = (1, 16)  # measured runs whose error a new cluster is told
 
 
@@ -528,11 +529,10 @@ def error_words(answer: Answer) -> str:
     kind = _kind_of_model(answer.model)
     low, high = (max(one[kind], band) for one in (known.nothing_shared, known.first_sight))
     off = f"{_whole(low)} to {_whole(high)}" if _whole(low) < _whole(high) else f"up to {_whole(high)}"
+    if band > _UNUSUAL * known.width:  # a GPU that nobody measured: no cluster of the figures is like it
+        return f"New cluster: expect {off} % off (measured runs of your own narrow that)."
     one, sixteen = (_whole(known.after(count)) for count in _AFTER)
-    return (
-        f"New cluster: expect {off} % off; after one measured run {one} % on average, "
-        f"after sixteen {sixteen} %."
-    )
+    return f"New cluster: expect {off} % off (after one measured run {one} %, after sixteen {sixteen} %)."
 
 
 def _kind_of_model(model: Mapping[str, str | int] | None) -> Kind:

@@ -36,10 +36,10 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
         lines.append(baseline_words(answer.baseline, len(answer.ranking)))
     lines += deciding_words(answer.plans)
     texts = [figures.wrapped(line, width, indent=2, hang=2) for line in lines]
-    return [*texts, *(front_lines(answer.pareto, width) if answer.pareto else [])]
+    return [*texts, *(_front(answer.pareto, width) if answer.pareto else [])]
 
 
-def front_lines(front: ParetoFront, width: int) -> list[Text]:
+def _front(front: ParetoFront, width: int) -> list[Text]:
     """Return the points of the front, fastest first, with bars of their memory."""
     lines = [figures.wrapped(f"Step time and peak memory: {front.claim}.", width, indent=2, hang=2)]
     words = _front_words(front)

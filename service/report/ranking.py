@@ -230,7 +230,8 @@ def short_ranking(plans: Sequence[Plan], *, rates: bool, width: int) -> Renderab
     shown = [column for column in columns if len({column.cell(plan) for plan in plans}) > 1]
     number = Column(title="#", cell=lambda plan: str(plan.rank or "–"))
     mark = Column(title="", cell=lambda plan: "≈ #1" * (plan.rank in equal), left=True, leaves=7)
-    shown = [number, *shown, *([mark] if equal else [])]
+    numbers = [number] if any(plan.rank for plan in plans) else []
+    shown = [*numbers, *shown, *([mark] if equal else [])]
     while _width(shown, plans) > width and max(column.leaves for column in shown):
         shown.remove(max(shown, key=lambda column: column.leaves))
     return _table(shown, plans)

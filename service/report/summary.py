@@ -5,6 +5,8 @@ Terminal, page and report show these facts in this order, before anything else.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +34,7 @@ from meshwright.solver.explain.sentences import listed
 from meshwright.solver.problem import Problem
 
 _MILLION = 1_000_000
+_THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}\b)")
 _FEW = 10.0  # GiB and seconds below it keep a decimal
 _THREE = 3
 _LEVERS, _REMEDIES, _NOTES = 3, 4, 3  # shown at most
@@ -102,9 +105,11 @@ def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary
             notes=_notes(answer),
             fits=False,
         )
-    best = answer.plans[0]
+    best, fewest = answer.plans[0], answer.notes.get("gpus") == "fewest"
     facts = (
-        SummaryFact(label="run", question="What do I run?", parts=_run(best, problem), command=export),
+        SummaryFact(
+            label="run", question="What do I run?", parts=_run(best, problem, fewest=fewest), command=export
+        ),
         SummaryFact(label="speed", question="How fast is it?", parts=tuple(_speed(answer))),
         SummaryFact(label="fits", question="Does it fit?", parts=_fits(best)),
         SummaryFact(
@@ -166,11 +171,11 @@ def _trained(problem: Problem) -> str:
 # The facts.
 
 
-def _run(plan: Plan, problem: Problem) -> tuple[str, ...]:
-    pieces = list(plan_words(plan))
+def _run(plan: Plan, problem: Problem, *, fewest: bool) -> tuple[str, ...]:
+    pieces = list(plan_words(plan, problem))
     used, total = plan.config.num_gpus, problem.cluster.num_gpus
     if used != total:
-        pieces.append(f"on {used} of {total} GPUs")
+        pieces.append(f"on {used} of {total} GPUs{', the fewest that have a plan' * fewest}")
     if problem.options.batch_sizes:
         pieces.append(f"batch {plan.config.global_batch_size}")
     if problem.launcher == "any" and plan.launchers:
@@ -178,23 +183,37 @@ def _run(plan: Plan, problem: Problem) -> tuple[str, ...]:
     return tuple(pieces)
 
 
-def plan_words(plan: Plan) -> Iterator[str]:
+def plan_words(plan: Plan, problem: Problem) -> Iterator[str]:
     """Yield the sizes and switches of a plan in words; of one GPU no sizes."""
     config = plan.config
     if config.num_gpus == 1:
         yield "one GPU"
-    classes = config.classes
-    if len(classes) > 1:
-        for one in classes:
-            where = listed(list(dict.fromkeys(stage.group for stage in one.stage_groups)))
-            yield f"on {where}: {_sizes(one).replace(' · ', ', ')}"
+    if len(config.classes) > 1:
+        for one in config.classes:
+            yield f"{_sizes(one).replace(' · ', ', ')} {_place(one, problem)}"
     else:
         yield from _sizes(config).split(" · ")
         if config.stage_groups:
-            yield f"stages {figures.placement(config).replace(' │ ', ' + ')}"
+            yield _place(config, problem)
     yield from map(switch_words, changes_of(plan))
     if plan.needs:
         yield f"needs {' and '.join(plan.needs)}"
+
+
+def _place(config: Configuration, problem: Problem) -> str:
+    """Return ``on H100`` or ``2 stages on H100 (tensor 4) and 4 stages on A100 (tensor 2)``."""
+    names = {
+        group.gpu.slug: clean(short_gpu_name(group.gpu.slug, group.gpu.display_name))
+        for group in problem.cluster.groups
+    }
+    stages = [(names.get(one.group, one.group), one.tensor_parallel_size) for one in config.stage_groups]
+    if len(set(stages)) == 1:
+        return f"on {stages[0][0]}"
+    sizes = len({size for _, size in stages}) > 1
+    return listed([
+        f"{number} stage{'s' * (number > 1)} on {name}{f' (tensor {size})' if sizes else ''}"
+        for (name, size), number in Counter(stages).items()
+    ])  # fmt: skip
 
 
 def _sizes(config: Configuration) -> str:
@@ -263,20 +282,32 @@ def gib_of(used_bytes: float, limit_bytes: float) -> str:
 
 
 def _sure(answer: Answer) -> Iterator[str]:
+    ties, advice = _ties(answer), _advice(answer)
+    yield from filter(None, (_proof(answer), ties, error_words(answer).rstrip("."), advice))
+
+
+def doubt_words(answer: Answer) -> tuple[str, ...]:
+    """Return, as sentences, which plans are as good as the first, and the advice to run three."""
+    found = filter(None, (_ties(answer), _advice(answer)))
+    return tuple(f"{figures.sentence_case(words)}." for words in found)
+
+
+def _ties(answer: Answer) -> str:
     equal = sorted(equal_to_first(answer.plans))
-    yield _proof(answer)
-    if equal:
-        shown = [f"#{rank}" for rank in equal[:_THREE]]
-        more = [f"{len(equal) - _THREE} more"] if len(equal) > _THREE else []
-        verb = "is" if len(equal) == 1 else "are"
-        yield f"{listed([*shown, *more])} {verb} as good within its error"
-    yield error_words(answer).rstrip(".")
-    if len(answer.ranking) >= _PLANS_NEEDED:
-        known = expected_errors()
-        yield (
-            f"run the first three (meshwright tune): they hold the fastest in {known.first_three} of "
-            f"{known.groups} measured jobs"
-        )
+    shown = [f"#{rank}" for rank in equal[:_THREE]]
+    more = [f"{len(equal) - _THREE} more"] if len(equal) > _THREE else []
+    verb = "is" if len(equal) == 1 else "are"
+    return f"{listed([*shown, *more])} {verb} as good within its error" if equal else ""
+
+
+def _advice(answer: Answer) -> str:
+    if len(answer.ranking) < _PLANS_NEEDED:
+        return ""
+    known = expected_errors()
+    return (
+        f"run the first three: they hold the fastest in {known.first_three} of {known.groups} measured "
+        "jobs (meshwright tune)"
+    )
 
 
 def _proof(answer: Answer) -> str:
@@ -319,7 +350,8 @@ def _offers(answer: Answer) -> Iterator[Offer]:
     faster = answer.notes.get("faster_launcher")
     if faster and len(levers) < _LEVERS and all(lever.kind != "launcher" for lever in levers):
         words, _, option = faster.partition(": ")
-        yield Offer(words=words, option=option)
+        launcher, _, rest = words.partition(" ")
+        yield Offer(words=f"{launcher_words(launcher)} {rest}", option=option)
 
 
 def _offer(lever: Lever) -> Offer:
@@ -339,7 +371,8 @@ def _notes(answer: Answer) -> tuple[str, ...]:
     for warning in answer.warnings:
         path, colon, rest = warning.partition(": ")
         of_field = colon and path.startswith(_PATH) and " " not in path
-        notes.append(figures.sentence_case(clean(figures.with_options(rest if of_field else warning))))
+        words = clean(figures.with_options(rest if of_field else warning))
+        notes.append(figures.sentence_case(words) if words.split(" ")[0].isalpha() else words)
     skipped = [one.launcher for one in answer.skipped_launchers]
     if skipped and answer.plans:
         number = len(skipped)
@@ -359,14 +392,17 @@ def _of_nothing(answer: Answer, problem: Problem, title: str) -> Summary:
     facts = list[SummaryFact]()
     closest = found.closest if found else None
     if closest is not None:
-        words = (*plan_words(closest), f"{figures.seconds(closest.prediction.step_time_s)} a step")
+        words = (*plan_words(closest, problem), f"{figures.seconds(closest.prediction.step_time_s)} a step")
         runs = accepts_risk(problem, closest.prediction)
         likely = closest.prediction.out_of_memory_probability <= HOPELESS
         accept = "" if runs else " --accept-risk"
         command = f"meshwright export {closest.plan_id[:8]}{accept}" if runs or likely else ""
         label = "soon" if runs else "close"
         facts.append(SummaryFact(label=label, question="What comes closest?", parts=words, command=command))
-        facts.append(SummaryFact(label="fits", question="Does it fit?", parts=_fits(closest)))
+        peak = gib_of(closest.prediction.peak_memory_bytes, closest.prediction.memory_limit_bytes)
+        needs = SummaryFact(label="needs", question="Does it fit?", parts=(f"{peak} a GPU",))
+        fits = SummaryFact(label="fits", question="Does it fit?", parts=_fits(closest))
+        facts.append(fits if likely else needs)
     elif found is not None and found.reasons:
         facts.append(
             SummaryFact(label="why", question="Why?", parts=tuple(found.reasons[:2]), of_sentences=True)
@@ -379,7 +415,7 @@ def _of_nothing(answer: Answer, problem: Problem, title: str) -> Summary:
         offers.append(Offer(words=f"{len(remedies) - _REMEDIES} more", option="--full"))
     return Summary(
         title=title,
-        headline=answer.certainty,
+        headline=_THOUSANDS.sub(",", answer.certainty),
         facts=tuple(facts),
         offers=tuple(offers),
         notes=_notes(answer),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -17,7 +18,7 @@ from meshwright.profiles.capabilities import launchers_of
 from meshwright.profiles.figures import NO_BREAK, tied
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.beyond import beyond_lines, front_lines
+from meshwright.service.report.beyond import beyond_lines
 from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking, short_ranking
@@ -38,6 +39,7 @@ from meshwright.solver.answer import (
     OBJECTIVE_NAMES,
     Answer,
     Infeasibility,
+    ParetoFront,
     Plan,
     Prediction,
     Shortfall,
@@ -78,6 +80,7 @@ def render_answer(
             *_causes(best, width, of=" (best)"),
             Text(),
             *sentences(best, width),
+            *_context(answer, problem, width),
             *([figures.wrapped(unbuilt, width, indent=2)] if unbuilt else []),
             *beyond_lines(answer, width),
         ]
@@ -111,8 +114,18 @@ def render_summary(
         parts += _fact("" if at else "note", _cut(note, width), width, pieces=False, style="yellow")
     parts += [*_first_plans(answer, width), *measured_lines(measured, answer.plans, width)]
     if answer.pareto is not None:
-        parts += front_lines(answer.pareto, width)
+        parts += _front(answer.pareto, width)
     return Group(*parts)
+
+
+def _front(front: ParetoFront, width: int) -> list[RenderableType]:
+    """Return points of a front from the fastest to the lightest, as many as the ranking has rows."""
+    points, last = front.points, len(front.points) - 1
+    number = min(SHOWN, len(points))
+    chosen = [points[round(at * last / max(number - 1, 1))].plan for at in range(number)]
+    rest = f" ({number} of {len(points)} points; --full has all)" if number < len(points) else ""
+    head = figures.wrapped(f"Less memory for more time{rest}:", width, indent=2)
+    return [head, short_ranking([replace(plan, rank=0) for plan in chosen], rates=False, width=width)]
 
 
 def _fact(
@@ -144,6 +157,14 @@ def _first_plans(answer: Answer, width: int) -> list[RenderableType]:
     rest = [Text(f"  and {more} more: --full", style="dim")] if more > 0 else []
     rates = answer.objective is not None and answer.objective.name in OBJECTIVE_NAMES
     return [short_ranking(plans, rates=rates, width=width), *rest]
+
+
+def _context(answer: Answer, problem: Problem, width: int) -> list[Text]:
+    """Return the comparison with what one would run today, and what else would help."""
+    found = summary_of(answer, problem)
+    lines = [found.headline] if answer.reference is not None else []
+    lines += [f"{one.words}{f': {one.option}' if one.option else ''}." for one in found.offers]
+    return [figures.wrapped(figures.with_ties(line), width, indent=2) for line in lines]
 
 
 def render_prediction(

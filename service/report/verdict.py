@@ -15,6 +15,7 @@ from meshwright.service.report.sentences import (
     odds_words,
     remedy_words,
 )
+from meshwright.service.report.summary import Offer, doubt_words, mail_lines, summary_of
 from meshwright.service.report.terminal import profile_words, searched_line, skipped_words
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Plan, Shortfall
@@ -61,6 +62,9 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     remedies: tuple[tuple[str, str], ...] = ()  # changes, each with its plan
     closest: str = ""  # plan_id of the plan nearest to fitting, or of the soonest one
+    against: str = ""  # the step next to that of what one would run today, where that is known
+    offers: tuple[Offer, ...] = ()  # what else would help
+    mail: tuple[str, ...] = ()  # the whole in plain words, a line each
     skipped: tuple[str, ...] = ()  # launchers without a plan, each with its reasons
 
 
@@ -90,7 +94,17 @@ def question_of(problem: Problem) -> tuple[Fact, ...]:
 
 def verdict_of(answer: Answer, problem: Problem) -> Verdict:
     """Return how the search ended, and which launchers have no plan where any would do."""
-    return replace(_ended(answer, problem), skipped=skipped_words(answer))
+    ended, summary = _ended(answer, problem), summary_of(answer, problem)
+    first = bool(answer.plans) and answer.plans[0].rank <= 1
+    fits = first and summary.fits
+    return replace(
+        ended,
+        skipped=skipped_words(answer),
+        against=summary.headline if fits and answer.reference is not None else "",
+        offers=summary.offers if fits else (),
+        notes=(*doubt_words(answer), *ended.notes) if fits else ended.notes,
+        mail=tuple(mail_lines(summary)) if first or not answer.plans else (),
+    )
 
 
 def _ended(answer: Answer, problem: Problem) -> Verdict:

@@ -52,7 +52,7 @@ class Saved:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     at = tmp_path_factory.mktemp("saved")
     env = {**os.environ, "XDG_STATE_HOME": str(at / "state"), "NO_COLOR": "1"}
-    run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(at / "run"), env=env)
+    run = meshwright("plan", *SMALL, *BATCH, "--full", "--save-dir", str(at / "run"), env=env)
     return Saved(run, at / "run", env)
 
 
@@ -134,8 +134,9 @@ def test_a_model_that_no_configuration_holds_is_infeasible_with_reasons(home: di
     large = ["--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--num-nodes", "1"]
     run = meshwright("plan", *large, *BATCH, env=home)
     assert run.returncode == 3, run.stdout + run.stderr
-    assert run.stdout.startswith("infeasible: Llama 3.1 70B on 1 × DGX H100")
-    assert "nearest:" in run.stdout
+    assert run.stdout.startswith("Llama 3.1 70B on 8 × H100 (")
+    assert "Nothing fits" in run.stdout
+    assert "\n  needs  " in run.stdout
     assert "GiB" in run.stdout
 
 

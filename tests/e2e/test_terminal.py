@@ -71,7 +71,7 @@ def _read(screen: int, child: "subprocess.Popen[bytes]", when: Callable[[str], b
 
 
 def test_a_terminal_shows_progress_colour_the_table_and_the_plot(tmp_path: Path) -> None:
-    shown, code = in_terminal(SMALL, tmp_path)
+    shown, code = in_terminal([*SMALL, "--full"], tmp_path)
     assert code == 0
     assert "best so far" in shown.partition("Llama 3.1 8B")[0]  # the progress line, taken away again
     assert COLOURS.search(shown)
@@ -86,7 +86,7 @@ def test_no_color_is_obeyed_in_a_terminal(tmp_path: Path) -> None:
 
 
 def test_a_terminal_of_60_columns_has_no_line_that_is_longer(tmp_path: Path) -> None:
-    shown, code = in_terminal([*SMALL, "--top-k", "3"], tmp_path, columns=60)
+    shown, code = in_terminal([*SMALL, "--top-k", "3", "--full"], tmp_path, columns=60)
     pieces = shown.split("\r\x1b[2K")  # a progress line has no end
     table, certificate = [COLOURS.sub("", piece) for piece in pieces if "\n" in piece]
     answer = table + certificate

@@ -162,7 +162,7 @@ def test_a_plan_on_fewer_gpus_than_the_question_names_says_on_how_many() -> None
     # tp 8, pp 4, dp 4 take 128 GPUs; tp 8 alone with dp 4 takes 32 of them
     assert " of 128 GPUs" not in answer_text(an_answer(), 200)
     few = an_answer(a_plan(pipeline_parallel_size=1), notes={"gpus": "fewest"})
-    assert "Uses 32 of 128 GPUs, the fewest that have a plan" in answer_text(few, 200)
+    assert "Uses 32 of 128 GPUs, the fewest that have a plan" in answer_text(few, 400)
 
 
 def test_the_catalog_profile_of_a_launcher_that_any_chose_is_called_the_catalogs() -> None:

@@ -1,0 +1,153 @@
+"""The default answer: five facts, then what differs between the first plans."""
+
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from meshwright.service.report.summary import mail_lines, summary_of, title_words
+from meshwright.service.report.terminal import render_summary
+from meshwright.service.report.verdict import verdict_of
+from meshwright.solver.answer import Answer, Lever, Odds, Reference
+from meshwright.solver.problem import Problem
+from tests.builders import (
+    a_cluster,
+    a_configuration,
+    a_gpu,
+    a_plan,
+    a_prediction,
+    a_problem,
+    an_answer,
+    an_infeasible_answer,
+)
+
+RECIPE = Reference(
+    name="Megatron-Bridge's recipe",
+    source="recipes/llama/llama3.py",
+    config=a_configuration(),
+    prediction=a_prediction(step_time_s=45.9),
+    speedup=1.4,  # 45.9 / 32.8
+)
+BF16 = Lever(
+    change="bf16 gradients",
+    config=a_configuration(),
+    step_time_s=30.8,
+    num_gpus=128,
+    gpu_s_per_token=9.4e-4,
+    peak_memory_bytes=0,
+    kind="gradient_dtype",
+    settings={"search.allow": ["gradient_dtype"]},
+    saves=0.06,  # 1 - 30.8 / 32.8
+    effect="numerics: your choice",
+)
+
+
+def lines_of(answer: Answer, problem: Problem | None = None, width: int = 120) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    with console.capture() as capture:
+        console.print(render_summary(answer, problem or a_problem(), width=width))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def fact(lines: list[str], label: str) -> str:
+    return next(line for line in lines if line.startswith(f"  {label}"))
+
+
+def test_an_answer_states_run_speed_fit_certainty_and_what_would_help_in_this_order() -> None:
+    plans = [a_plan(), a_plan(rank=2, plan_id="b", data_parallel_size=8, pipeline_parallel_size=2)]
+    lines = lines_of(an_answer(*plans, reference=RECIPE, levers=(BF16,)))
+    assert lines[0] == "Llama 3.1 70B on 128 × H100 (Megatron-LM, bf16, batch 512 × 8192)"
+    labels = [line[2:9].strip() for line in lines[1:] if line[2:9].strip() and line.startswith("  ")]
+    assert labels[:5] == ["run", "speed", "fits", "sure", "more"]
+    # 999 tokens/s of each of 128 GPUs: 127 872, and the band 31.5 to 34.1 s
+    assert fact(lines, "speed") == (
+        "  speed  32.8 s a step, 32 to 34 s likely · 128,000 tokens/s · 46 % MFU · "
+        "1.4 × Megatron-Bridge's recipe"
+    )
+    assert fact(lines, "fits") == "  fits   45 of 79 GiB a GPU, out-of-memory risk under 0.1 %"
+    more = fact(lines, "more")
+    assert more.startswith("  more   bf16 gradients would save 6 % (numerics: your choice)")
+    assert more.endswith("--allow gradient_dtype")
+
+
+def test_a_reference_that_cannot_run_is_said_to_and_compared_with_nothing() -> None:
+    answer = an_answer(reference=replace(RECIPE, problems=("it needs 91 of 79 GiB",)))
+    assert "Megatron-Bridge's recipe does not fit" in fact(lines_of(answer), "speed")
+    assert "× Megatron" not in " ".join(lines_of(answer))
+    assert "cannot run: it needs 91 of 79 GiB" in summary_of(answer, a_problem()).headline
+
+
+def test_only_what_differs_between_plans_has_a_column() -> None:
+    same_mesh = [
+        a_plan(rank=size, plan_id=str(size), micro_batch_size=size, num_microbatches=128 // size)
+        for size in (1, 2)
+    ]
+    assert lines_of(an_answer(*same_mesh))[-3].split() == ["#", "micro-batch"]
+    other = [
+        a_plan(),
+        a_plan(rank=2, plan_id="2", context_parallel_size=2, data_parallel_size=2, num_microbatches=256),
+    ]
+    assert lines_of(an_answer(*other))[-3:] == [
+        "  #  layout",
+        "  1  tp8 pp4×5 dp4",
+        "  2  tp8 pp4×5 cp2 dp2",
+    ]
+    assert not any(line.startswith("  #") for line in lines_of(an_answer()))
+
+
+def test_one_gpu_has_no_letters() -> None:
+    alone = a_cluster(num_nodes=1)
+    group = replace(alone.groups[0], gpus_per_node=1, island_gpus=1)
+    problem = replace(a_problem(batch=4), cluster=replace(alone, groups=(group,)))
+    sizes: dict[str, Any] = dict.fromkeys(
+        ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1
+    )
+    plan = a_plan(
+        **sizes, virtual_pipeline_size=1, zero_stage=0, zero_shard_size=1, micro_batch_size=4,
+        stage_layers=(80,), recompute_granularity="full", recompute_layers=80,
+        pipeline_schedule="none",
+    )  # fmt: skip
+    line = lines_of(an_answer(plan), problem)[1]
+    assert line.startswith("  run    one GPU · micro-batch 4 · full recomputation   meshwright export 1")
+
+
+@pytest.mark.parametrize(("plans", "advised"), [(1, False), (2, False), (3, True)])
+def test_who_has_three_plans_is_advised_to_run_three(plans: int, advised: bool) -> None:
+    found = [a_plan(rank=rank, plan_id=str(rank), micro_batch_size=rank) for rank in range(1, plans + 1)]
+    assert ("meshwright tune" in " ".join(lines_of(an_answer(*found)))) is advised
+
+
+def test_plans_as_good_as_the_first_are_named() -> None:
+    found = [
+        replace(a_plan(rank=rank, plan_id=str(rank)), odds=Odds(best_probability=0.3, regret_p90=0.1))
+        for rank in (1, 2, 3)
+    ]
+    assert "#2 and #3 are as good within its error." in " ".join(
+        " ".join(lines_of(an_answer(*found))).split()
+    )
+
+
+def test_a_gpu_is_named_as_shortly_as_a_request_may_name_it() -> None:
+    small = a_cluster(num_nodes=2, gpu=a_gpu(slug="a100-sxm-40gb", display_name="A100 SXM 40 GB"))
+    assert title_words(a_problem(cluster=small)).startswith("Llama 3.1 70B on 16 × A100 40 GB (")
+    assert title_words(a_problem()).startswith("Llama 3.1 70B on 128 × H100 (")
+
+
+def test_nothing_fits_in_fourteen_lines() -> None:
+    lines = lines_of(an_infeasible_answer(), width=80)
+    assert len(lines) <= 14
+    assert lines[1].strip().startswith("Nothing fits")
+
+
+def test_report_and_page_lead_with_the_comparison_and_have_the_facts_for_a_mail() -> None:
+    answer = an_answer(reference=RECIPE, levers=(BF16,))
+    verdict = verdict_of(answer, a_problem())
+    assert verdict.against == "32.8 s a step, 1.4 × as fast as Megatron-Bridge's recipe (45.9 s)."
+    assert [offer.option for offer in verdict.offers] == ["--allow gradient_dtype"]
+    assert verdict.mail == tuple(mail_lines(summary_of(answer, a_problem())))
+    questions = [line.partition("?")[0] for line in verdict.mail[2:]]
+    assert questions == [
+        "What do I run", "How fast is it", "Does it fit", "How sure is it", "What would help"
+    ]  # fmt: skip
