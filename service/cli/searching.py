@@ -174,7 +174,7 @@ def _print(
         console = screen()
         render = render_answer if full else render_summary
         console.print(render(answer, problem, width=console.width, measured=measured))
-        if full and (built := built_words(answer.plans, verdicts_of(answer.plans))):
+        if built := built_words(answer.plans, verdicts_of(answer.plans)):
             console.print(wrapped(built, console.width, indent=2))
 
 

@@ -16,10 +16,10 @@ def shown(*words: str) -> str:
     return " ".join(CliRunner().invoke(app, ["plan", *words]).output.split())
 
 
-def test_the_twelve_common_options_come_first_and_the_others_when_asked() -> None:
+def test_the_thirteen_common_options_come_first_and_the_others_when_asked() -> None:
     short, whole = shown("--help"), shown("--help-all")
-    assert len(GROUPS["Common options"]) == 12
-    assert len(set(re.findall(r" (--[a-z][a-z-]+)", short.partition("Help:")[0]))) == 12
+    assert len(GROUPS["Common options"]) == 13
+    assert len(set(re.findall(r" (--[a-z][a-z-]+)", short.partition("Help:")[0]))) == 13
     assert "--deadline-days" not in short
     for title in GROUPS:
         assert f"{title}: " in whole
