@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
-from errno import EISDIR, ENOTDIR
+from errno import EISDIR, ENAMETOOLONG, ENOTDIR
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -194,5 +194,6 @@ def _may_hold(folder: Path, plan_id: str | None, problem: Mapping[str, Any] | No
 def _unwritable(folder: Path, fault: OSError, option: str) -> InvalidProblemError:
     reason, name = fault.strerror or "cannot be written", folder.name
     message = f"{shown_path(folder)}: {reason}"
-    tip = f"{option} {shlex.quote(name)}" if name and not Path(name).exists() else ""
+    is_short = fault.errno != ENAMETOOLONG
+    tip = f"{option} {shlex.quote(name)}" if name and is_short and not Path(name).exists() else ""
     return InvalidProblemError([FieldError(pointer=option, message=message, tip=tip)])

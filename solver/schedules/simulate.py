@@ -8,7 +8,7 @@ pass, its input gradient and its weight gradient are one each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
@@ -102,7 +102,12 @@ def _finish_s(seconds: tuple[tuple[float, ...], ...], m: int, *, pp: int, schedu
         found += [automatic_finish_s(forward_s, input_s, weight_s, limit)[0] for limit in limits]
     if schedule in BYPASSES_SYNC:
         found = [_from_own_start_s(finish_s, forward_s) for finish_s in found]
-    return min(found, key=max)
+    return min(found, key=_slowest_s)
+
+
+def _slowest_s(rank_s: Iterable[float]) -> float:
+    """Return the longest time, rounded: orders that tie are told apart by their place, not by rounding."""
+    return float(f"{max(rank_s):.12g}")
 
 
 def input_gradients_s(seconds: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
@@ -219,7 +224,7 @@ def passes_of(
     limits = candidates(pp, m, AUTOMATIC[schedule] * pp)
     found = [fixed, *(_in_made_order(seconds, limit) for limit in limits)]
     # ranks do not wait for one another: each takes the time from its first pass to its last
-    return min(found, key=lambda ranks: max(rank.end_s - float(rank.start_s[0]) for rank in ranks))
+    return min(found, key=lambda ranks: _slowest_s(one.end_s - float(one.start_s[0]) for one in ranks))
 
 
 def _alone(forward_s: tuple[float, ...], backward_s: tuple[float, ...], m: int) -> Passes:

@@ -134,7 +134,7 @@ def test_no_call_is_exit_code_2_with_the_last_command(
     with pytest.raises(SystemExit) as caught:
         app(["capture", "--", "bash", str(path)])
     assert caught.value.code == 2
-    assert "the last command was: true last words" in capsys.readouterr().err
+    assert "The last command was: true last words" in capsys.readouterr().err
 
 
 def test_a_program_that_is_not_there_is_said() -> None:

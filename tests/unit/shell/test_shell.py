@@ -84,7 +84,7 @@ def test_a_value_in_doubt_is_refused_with_its_line_and_the_next_step() -> None:
         "--num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 --vocab-size 512 "
         "--bf16 --tensor-model-parallel-size $TP\n"
     )
-    with pytest.raises(InvalidProblemError, match=r"\$TP depends on a condition of line 2") as caught:
+    with pytest.raises(InvalidProblemError, match=r"\$TP depends on a condition on line 2") as caught:
         read_launch_files(Source(name="a.sh", text=text), Overrides())
     assert "meshwright capture" in str(caught.value)
     found = read_launch_files(Source(name="a.sh", text=text), Overrides(variables={"TP": "4"}))

@@ -193,7 +193,7 @@ def test_a_full_disk_is_named_in_the_error(client: TestClient) -> None:
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
     assert refused.json()["type"] == "urn:meshwright:problem:disk_full"
     assert refused.json()["detail"] == (
-        "the database's disk is full: nothing can be stored until space is freed; nothing was lost"
+        "the database's disk is full: nothing can be stored until space is freed. Nothing was lost"
     )
     event.remove(served._engine, "connect", full)
     served.close()

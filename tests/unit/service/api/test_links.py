@@ -140,4 +140,4 @@ def test_fewer_nodes_than_the_matrix_has_are_refused(client: TestClient) -> None
     answer = client.post("/v1/jobs", json=problem({"name": "ours", "num_nodes": 2}))
     assert answer.status_code == 422
     (fault,) = answer.json()["errors"]
-    assert fault["message"] == "states 4 nodes; the group has 2"
+    assert fault["message"] == "states 4 nodes, but the group has 2"

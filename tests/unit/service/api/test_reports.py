@@ -75,5 +75,5 @@ def test_one_launch_file_is_had_by_its_name_as_text(client: TestClient, job: str
         assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     missing = client.get(f"/v1/plans/{plan}/export/no.sh", params={"launcher": "megatron-lm"})
     assert missing.status_code == 404
-    assert missing.json()["detail"].endswith(f"there are {', '.join(whole)}")
+    assert missing.json()["detail"].endswith(f"It has {', '.join(whole)}")
     assert client.get(f"/v1/plans/{plan}/export/no.sh?launcher=nobody").status_code == 422

@@ -249,7 +249,7 @@ def test_a_problem_file_names_its_profile_and_keeps_it() -> None:
     ("paths", "message"),
     [
         ([V100], "was measured on v100-sxm-16gb, not on a100-sxm-40gb"),
-        ([A100, A100], "several profiles for a100-sxm-40gb; give one"),
+        ([A100, A100], "several profiles for a100-sxm-40gb: give one"),
     ],
 )
 def test_profiles_that_do_not_hold_are_refused(paths: list[Path], message: str) -> None:

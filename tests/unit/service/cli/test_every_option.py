@@ -236,6 +236,7 @@ COMMANDS = {
     "explain": Command(PRICED, {
         **OF_A_PROBLEM, **OF_A_SEARCH, **OF_A_CONFIGURATION,
         "--plan": Case("FIRST", base=""),
+        "--levers": Case(base="--model llama-3.1-8b --gpus 1xh100 --lora-rank 16 --global-batch-size 16 --seq-length 2048"),
     }),
     "capture": Command("-- bash train.sh", {
         "command": Case("-- bash train.sh", base=""),

@@ -309,7 +309,7 @@ LOGS = Path(__file__).parents[2] / "profiles" / "fixtures" / "importers" / "logs
     ("log", "options", "message"),
     [
         ("torchtitan.log", {}, "the log is torchtitan's, plan 7f3a90c1d2e4 is for launcher megatron-lm"),
-        (None, {"model": "llama-3.1-70b"}, "--model: is the plan's"),
+        (None, {"model": "llama-3.1-70b"}, "--model: comes from the plan"),
         (None, {"assign": ("micro_batch_size=2",)}, "micro_batch_size is the plan's"),
         (None, {"plan": "b00c"}, 'no saved plan starts with "b00c"'),
         (None, {"rank": 7}, "none of rank 7"),
@@ -337,7 +337,7 @@ def test_a_calibration_of_another_software_stack_is_refused(tmp_path: Path) -> N
         profile_for(PROBLEM, profile)
     (fault,) = raised.value.errors
     assert fault.pointer == "--profile"
-    assert "stack megatron-classic; the problem runs under megatron-core" in fault.message
+    assert "stack megatron-classic, but you asked for megatron-core" in fault.message
     assert "problems under megatron-classic" in (fault.allowed or "")
 
 
@@ -358,7 +358,7 @@ def test_a_step_faster_than_the_stack_has_ever_been_is_not_learnt_from(tmp_path:
     flops = PROBLEM.model.model_flops_per_token(seq) * seq * sequences / gpus
     table = imported(tmp_path, logged(tmp_path, flops / (0.75 * peak)))
     with pytest.raises(
-        InvalidProblemError, match=r"7f3a90c1d2e4-train .* 75% MFU; .*DGXC-0188\) reached 56%"
+        InvalidProblemError, match=r"7f3a90c1d2e4-train .* 75% MFU\. .*DGXC-0188\) reached 56%"
     ):
         calibrated(table)
 

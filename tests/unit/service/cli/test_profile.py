@@ -54,4 +54,5 @@ def test_a_wrong_option_is_named(tmp_path: Path, given: dict[str, str], message:
 
 def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
     assert "Is a directory" in refused(tmp_path, {})
-    assert "is not a folder" in refused(tmp_path / "gone" / "p.json", {})
+    (tmp_path / "file").touch()
+    assert "Not a directory" in refused(tmp_path / "file" / "p.json", {})

@@ -46,7 +46,7 @@ def test_the_folder_of_another_plan_or_of_anything_else_is_refused_unless_forced
     other.mkdir()
     (other / "thesis.tex").write_text("")
     for folder in (tmp_path / "run", other):
-        with pytest.raises(InvalidProblemError, match=r"holds (other files|files of another plan)"):
+        with pytest.raises(InvalidProblemError, match=r"contains (other files|files of another plan)"):
             save_folder(folder, FILES, plan_id="b00c", force=False)
     save_folder(other, FILES, plan_id="b00c", force=True)
     assert "thesis.tex" in names(other)
@@ -84,7 +84,7 @@ def test_who_is_killed_while_writing_never_leaves_a_folder_that_looks_whole(
     if is_new:
         assert not folder.exists()
     elif renames < 3:  # nobody takes the mixture for a plan
-        with pytest.raises(InvalidProblemError, match=r"holds (other files|files of another plan)"):
+        with pytest.raises(InvalidProblemError, match=r"contains (other files|files of another plan)"):
             check_folder(folder, force=False)
         kept = (folder / "args.sh").read_text()
         assert kept == ("old" if renames == 0 else "new")
@@ -136,7 +136,7 @@ def test_before_a_plan_is_known_only_folders_of_plans_pass(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "new", tmp_path / "run"):
         check_folder(folder, force=False)
-    with pytest.raises(InvalidProblemError, match="contains other files;"):
+    with pytest.raises(InvalidProblemError, match="contains other files\\."):
         check_folder(tmp_path, force=False)
     for folder in (tmp_path / "file", tmp_path / "file" / "new" / "run"):
         with pytest.raises(InvalidProblemError, match="Not a directory"):
@@ -147,7 +147,7 @@ def test_before_a_search_only_a_folder_of_the_same_question_passes(tmp_path: Pat
     held = {"plans": [{"plan_id": "7f3a"}], "problem": {"search": {"num_nodes": [1, 2]}}}
     save_folder(tmp_path / "run", {ANSWER_FILE: json.dumps(held)}, plan_id="7f3a", force=False)
     check_folder(tmp_path / "run", force=False, problem={"search": {"num_nodes": (1, 2)}})
-    with pytest.raises(InvalidProblemError, match="contains other files;"):
+    with pytest.raises(InvalidProblemError, match="contains other files\\."):
         check_folder(tmp_path / "run", force=False, problem={"search": {"num_nodes": [1]}})
 
 
@@ -198,7 +198,7 @@ def test_an_answer_that_cannot_be_kept_is_a_warning(state: Path) -> None:
     state.parent.parent.mkdir()
     state.parent.write_text("a file where the folder should be")
     (warning,) = keep_plans("7f3a90c1d2e4")
-    assert "the answer is not kept (Not a directory): export it with --save-dir" in warning
+    assert "the answer can't be saved (Not a directory): use --save-dir" in warning
     with pytest.raises(InvalidProblemError, match="no saved plan starts with"):
         kept.find_plan("7f3a")
 

@@ -287,7 +287,7 @@ def test_a_peak_in_megabytes_is_left_out_with_a_warning_and_the_step_beside_it_c
     found = believed(problem, plan, replace(measured(plan.plan_id, 1.0), peak_memory_bytes=40_000.0))
     assert (found.outcome, found.step_time_s, found.peak_memory_bytes) == ("measured", 1.0, None)
     told = report_of(standing(problem, profile, answer.plans, [found]), names, "It ends.")
-    assert "measured: `its peak is left out: 3.725e-05 GiB do not hold" in told
+    assert "measured: `its peak is left out: 3.725e-05 GiB cannot hold" in told
 
 
 def test_a_step_faster_than_its_gpus_is_refused_with_the_reason_and_the_tuning_goes_on(

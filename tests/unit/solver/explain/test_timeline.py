@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.profiles.profile import default_profile
@@ -70,6 +70,7 @@ def test_every_rank_runs_each_of_its_passes_once_and_one_at_a_time(schedule: str
     st.integers(1, 3),
     st.lists(st.floats(0.1, 3.0), min_size=16, max_size=16),
 )
+@example("zb_2p", 3, 3, [1.0, 1.0633150857169693, 1.2, 1.0, 1.0, 2.0, *[1.0] * 10])  # two orders tie
 @settings(max_examples=60, deadline=None)
 def test_passes_end_when_the_simulation_says(
     schedule: str, pp: int, rounds: int, seconds: list[float]
