@@ -40,6 +40,7 @@ _HARDWARE = ("--gpu", "--gpus", "--nodes", "--cluster")
 _COUNTED = frozenset(
     name for name, row in OPTIONS.items() if row.option and COUNTS in (row.option.metavar or "")
 )
+_HOW_MANY = ("all", "fewest")  # of --gpus, instead of a type
 _ARGUMENT = ""  # the name of a word without an option
 _MAX_TIPS = 3
 
@@ -162,9 +163,13 @@ def tip_of_repeated(line: Line, name: str) -> str:
         value = ",".join(values)
     else:
         value = "any" if name == "--launcher" and line.path[:1] == ("plan",) else values[-1]
-    kept = replace(line, words=tuple(one for one in line.words if one.name not in names))
-    fixed = kept.with_option(name, value)
-    if fixed is not None and fixed.parses():
+    changes = _of_gpus(values) if name == "--gpus" else [(name, value)]
+    left_out = {*names, *(option for option, _ in changes)}
+    kept = replace(line, words=tuple(one for one in line.words if one.name not in left_out))
+    fixed: Line | None = kept
+    for change in changes:
+        fixed = fixed and fixed.with_option(*change)
+    if changes and fixed is not None and fixed.parses():
         return shlex.join(["meshwright", *fixed.typed])
     return shlex.join(["meshwright", *line.path, _HELP])
 
@@ -183,9 +188,29 @@ def tip_of_usage(line: Line, wrong: str = "", right: str = "") -> str:
     """Return the command to paste under a usage error; ``right``: the option meant by ``wrong``."""
     if right:
         words = tuple(replace(one, name=right) if one.name == wrong else one for one in line.words)
-        if (fixed := replace(line, words=words)).command is not None and fixed.parses():
+        if (
+            _has_values(line, words)
+            and (fixed := replace(line, words=words)).command is not None
+            and fixed.parses()
+        ):
             return shlex.join(["meshwright", *fixed.typed])
     return shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+
+
+def _has_values(line: Line, words: Sequence[Word]) -> bool:
+    """Return whether each option that takes a value has one, and no flag has any."""
+    known = ((line.option(one.name), one.value) for one in words if one.name)
+    return all(option is None or option.is_flag == (value is None) for option, value in known)
+
+
+def _of_gpus(values: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the options of several --gpus: types in one list, of all or of the fewest GPUs the type."""
+    typed = [one for one in values if one not in _HOW_MANY]
+    few = [one for one in values if one in _HOW_MANY][-1:]
+    if few and len(typed) == 1 and "," not in typed[0]:
+        number, times, gpu = typed[0].partition("x")
+        return [("--gpu", gpu), ("--num-gpus", number), ("--gpus", few[0])] if times else []
+    return [] if few and typed else [("--gpus", ",".join(typed) or few[0])]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -257,7 +282,10 @@ def _with_nearest(fault: FieldError, line: Line) -> Line | None:
 
 def _as_typed(nearest: str, name: str) -> str:
     """Return the nearest value as an option states it: a bound as LOW:HIGH."""
-    return re.sub(r"\[(\S+), (\S+)\]", r"\1:\2", nearest) if name == "--bound" else nearest
+    if name != "--bound":
+        return nearest
+    one = re.split(r", | or ", nearest, maxsplit=1)[0]
+    return f"{one}:{one}" if one.isdecimal() else re.sub(r"\[(\S+), (\S+)\]", r"\1:\2", nearest)
 
 
 def _with_options(words: str, line: Line) -> Line | None:

@@ -447,6 +447,7 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
             message=f"{workload.base_precision} without adapters: it is of frozen weights",
             allowed="bf16, or a lora_rank > 0",
             nearest="bf16",
+            tip="--lora-rank 16",
         )
     if workload.trained_modules and not workload.lora_rank:
         yield FieldError(
