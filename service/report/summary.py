@@ -233,7 +233,7 @@ def _speed(answer: Answer) -> Iterator[str]:
 
 def _against(reference: Reference) -> str:
     if reference.problems:
-        return f"{reference.name} does not fit"
+        return f"{reference.name} cannot run here"
     return f"{reference.speedup:.1f} × {reference.name}"
 
 
