@@ -95,7 +95,10 @@ def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary
         sure = SummaryFact(
             label="sure",
             question="How sure is it?",
-            parts=(answer.certainty.rstrip("."), "give the search more time: --time-limit-s"),
+            parts=(
+                _THOUSANDS.sub(",", answer.certainty.rstrip(".")),
+                "give the search more time: --time-limit-s",
+            ),
             of_sentences=True,
         )
         return Summary(
