@@ -24,6 +24,7 @@ _WITHOUT = "without "  # of a tip that leaves an option out
 _REQUIRED: Mapping[str, str] = {  # what a question cannot do without: an example of it
     "/model": "--model llama-3.1-8b",
     "/cluster": "--cluster dgx-h100",
+    "/cluster/name": "--gpu h100",
     "/workload": "--global-batch-size 512 --seq-length 8192",
     "/workload/global_batch_size": "--global-batch-size 512",
     "/workload/seq_length": "--seq-length 8192",
@@ -275,9 +276,17 @@ def _with_nearest(fault: FieldError, line: Line) -> Line | None:
         return line.with_value(fault.wrong, right, (_ARGUMENT,))
     names = _HARDWARE if name in _HARDWARE else (name, _ARGUMENT) if name == "--model" else (name,)
     replaced = line.with_value(fault.wrong, right, () if name == "" else names) if fault.wrong else None
-    if replaced is not None or not name:
+    if replaced is not None or not name or _is_unplaced(fault, name, key, line):
         return replaced
     return line.with_option(name, f"{key}={right}" if key else right)
+
+
+def _is_unplaced(fault: FieldError, name: str, key: str, line: Line) -> bool:
+    """Return whether one more option would not say which group, or which expression, is meant."""
+    if name in ("--num-nodes", "--num-gpus", "--gpus-per-node"):
+        return any(word.name == "--nodes" for word in line.words)
+    option = line.option(name)
+    return not (key or fault.wrong) and option is not None and option.multiple
 
 
 def _as_typed(nearest: str, name: str) -> str:
@@ -306,7 +315,8 @@ def option_of(pointer: str) -> tuple[str, str]:
     if parts[0] == "configuration" and len(parts) > 1:
         return "--set", parts[1]
     if parts[:2] == ["cluster", "groups"]:
-        last = {"gpu": "--gpu", "num_nodes": "--num-nodes", "gpus_per_node": "--gpus-per-node"}
+        last = {"gpu": "--gpu", "num_nodes": "--num-nodes", "num_gpus": "--num-gpus",
+                "gpus_per_node": "--gpus-per-node"}  # fmt: skip
         return last.get(parts[-1], ""), ""
     if parts[-1] == "name" and parts[0] in ("model", "cluster"):
         return f"--{parts[0]}", ""

@@ -120,6 +120,13 @@ TYPED = (  # words, and the command under the error
     (f"plan llama-3.1-8b --gpus 8xh100,8xa100 --gpus fewest {BATCH}", "plan --help"),
     (f"plan llama-3.1-8b --gpus 8xh100 --bound tp=16:32 {BATCH}",
      f"plan llama-3.1-8b --gpus 8xh100 --bound tensor_parallel_size=8:8 {BATCH}"),
+    (f"plan llama-3.1-8b --gpus 8xh100 --constraint 'tpp >= 2' {BATCH}", "values constraint"),
+    (f"plan llama-3.1-8b --nodes 2xh100,0xa100 {BATCH}", "plan --help"),
+    (f"plan llama-3.1-8b --gpu h100 --num-nodes 3 --num-gpus 8 {BATCH}",
+     f"plan llama-3.1-8b --gpu h100 --num-nodes 3 --num-gpus 6 {BATCH}"),
+    (f"plan llama-3.1-8b --gpus 8 {BATCH}", f"plan llama-3.1-8b --gpus 8 {BATCH} --gpu h100"),
+    (f"plan llama-3.1-8b --gpus 8xh100 --trained-module lm_head {BATCH}",
+     f"plan llama-3.1-8b --gpus 8xh100 --trained-module lm_head {BATCH} --lora-rank 16"),
     ("plan llama-3.1-8b --forc jsn", "plan --help"),  # --force takes no value
     (f"plan llama-3.1-8b --gpus 8xh100 --base-precision nf4 {BATCH}",
      f"plan llama-3.1-8b --gpus 8xh100 --base-precision nf4 {BATCH} --lora-rank 16"),
