@@ -6,6 +6,7 @@ import codecs
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -187,8 +188,12 @@ def report(fault: PlannerError, commands: Any, typed: Sequence[str] | None = Non
     return BAD_INPUT
 
 
+_PASSWORD = re.compile(r"(://[^:/@\s']*:)[^@\s']+@")  # of an address: logs keep what is printed
+
+
 def _say_tip(command: str) -> None:
-    sys.stderr.write(f"tip: {command}\n")
+    shown_command = _PASSWORD.sub(r"\1***@", command)
+    sys.stderr.write(f"tip: {shown_command}\n")
 
 
 def report_usage(fault: TyperException, commands: Any, typed: Sequence[str] | None = None) -> int:  # noqa: ANN401 - the same

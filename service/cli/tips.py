@@ -24,6 +24,7 @@ _WITHOUT = "without "  # of a tip that leaves an option out
 _REQUIRED: Mapping[str, str] = {  # what a question cannot do without: an example of it
     "/model": "--model llama-3.1-8b",
     "/cluster": "--cluster dgx-h100",
+    "/cluster/name": "--gpu h100",
     "/workload": "--global-batch-size 512 --seq-length 8192",
     "/workload/global_batch_size": "--global-batch-size 512",
     "/workload/seq_length": "--seq-length 8192",
@@ -40,6 +41,7 @@ _HARDWARE = ("--gpu", "--gpus", "--nodes", "--cluster")
 _COUNTED = frozenset(
     name for name, row in OPTIONS.items() if row.option and COUNTS in (row.option.metavar or "")
 )
+_HOW_MANY = ("all", "fewest")  # of --gpus, instead of a type
 _ARGUMENT = ""  # the name of a word without an option
 _MAX_TIPS = 3
 
@@ -162,9 +164,13 @@ def tip_of_repeated(line: Line, name: str) -> str:
         value = ",".join(values)
     else:
         value = "any" if name == "--launcher" and line.path[:1] == ("plan",) else values[-1]
-    kept = replace(line, words=tuple(one for one in line.words if one.name not in names))
-    fixed = kept.with_option(name, value)
-    if fixed is not None and fixed.parses():
+    changes = _of_gpus(values) if name == "--gpus" else [(name, value)]
+    left_out = {*names, *(option for option, _ in changes)}
+    kept = replace(line, words=tuple(one for one in line.words if one.name not in left_out))
+    fixed: Line | None = kept
+    for change in changes:
+        fixed = fixed and fixed.with_option(*change)
+    if changes and fixed is not None and fixed.parses():
         return shlex.join(["meshwright", *fixed.typed])
     return shlex.join(["meshwright", *line.path, _HELP])
 
@@ -183,9 +189,29 @@ def tip_of_usage(line: Line, wrong: str = "", right: str = "") -> str:
     """Return the command to paste under a usage error; ``right``: the option meant by ``wrong``."""
     if right:
         words = tuple(replace(one, name=right) if one.name == wrong else one for one in line.words)
-        if (fixed := replace(line, words=words)).command is not None and fixed.parses():
+        if (
+            _has_values(line, words)
+            and (fixed := replace(line, words=words)).command is not None
+            and fixed.parses()
+        ):
             return shlex.join(["meshwright", *fixed.typed])
     return shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+
+
+def _has_values(line: Line, words: Sequence[Word]) -> bool:
+    """Return whether each option that takes a value has one, and no flag has any."""
+    known = ((line.option(one.name), one.value) for one in words if one.name)
+    return all(option is None or option.is_flag == (value is None) for option, value in known)
+
+
+def _of_gpus(values: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the options of several --gpus: types in one list, of all or of the fewest GPUs the type."""
+    typed = [one for one in values if one not in _HOW_MANY]
+    few = [one for one in values if one in _HOW_MANY][-1:]
+    if few and len(typed) == 1 and "," not in typed[0]:
+        number, times, gpu = typed[0].partition("x")
+        return [("--gpu", gpu), ("--num-gpus", number), ("--gpus", few[0])] if times else []
+    return [] if few and typed else [("--gpus", ",".join(typed) or few[0])]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -250,14 +276,25 @@ def _with_nearest(fault: FieldError, line: Line) -> Line | None:
         return line.with_value(fault.wrong, right, (_ARGUMENT,))
     names = _HARDWARE if name in _HARDWARE else (name, _ARGUMENT) if name == "--model" else (name,)
     replaced = line.with_value(fault.wrong, right, () if name == "" else names) if fault.wrong else None
-    if replaced is not None or not name:
+    if replaced is not None or not name or _is_unplaced(fault, name, key, line):
         return replaced
     return line.with_option(name, f"{key}={right}" if key else right)
 
 
+def _is_unplaced(fault: FieldError, name: str, key: str, line: Line) -> bool:
+    """Return whether one more option would not say which group, or which expression, is meant."""
+    if name in ("--num-nodes", "--num-gpus", "--gpus-per-node"):
+        return any(word.name == "--nodes" for word in line.words)
+    option = line.option(name)
+    return not (key or fault.wrong) and option is not None and option.multiple
+
+
 def _as_typed(nearest: str, name: str) -> str:
     """Return the nearest value as an option states it: a bound as LOW:HIGH."""
-    return re.sub(r"\[(\S+), (\S+)\]", r"\1:\2", nearest) if name == "--bound" else nearest
+    if name != "--bound":
+        return nearest
+    one = re.split(r", | or ", nearest, maxsplit=1)[0]
+    return f"{one}:{one}" if one.isdecimal() else re.sub(r"\[(\S+), (\S+)\]", r"\1:\2", nearest)
 
 
 def _with_options(words: str, line: Line) -> Line | None:
@@ -278,7 +315,8 @@ def option_of(pointer: str) -> tuple[str, str]:
     if parts[0] == "configuration" and len(parts) > 1:
         return "--set", parts[1]
     if parts[:2] == ["cluster", "groups"]:
-        last = {"gpu": "--gpu", "num_nodes": "--num-nodes", "gpus_per_node": "--gpus-per-node"}
+        last = {"gpu": "--gpu", "num_nodes": "--num-nodes", "num_gpus": "--num-gpus",
+                "gpus_per_node": "--gpus-per-node"}  # fmt: skip
         return last.get(parts[-1], ""), ""
     if parts[-1] == "name" and parts[0] in ("model", "cluster"):
         return f"--{parts[0]}", ""

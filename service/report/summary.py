@@ -95,7 +95,10 @@ def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary
         sure = SummaryFact(
             label="sure",
             question="How sure is it?",
-            parts=(answer.certainty.rstrip("."), "give the search more time: --time-limit-s"),
+            parts=(
+                _THOUSANDS.sub(",", answer.certainty.rstrip(".")),
+                "give the search more time: --time-limit-s",
+            ),
             of_sentences=True,
         )
         return Summary(
@@ -233,7 +236,7 @@ def _speed(answer: Answer) -> Iterator[str]:
 
 def _against(reference: Reference) -> str:
     if reference.problems:
-        return f"{reference.name} does not fit"
+        return f"{reference.name} cannot run here"
     return f"{reference.speedup:.1f} × {reference.name}"
 
 

@@ -447,6 +447,7 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
             message=f"{workload.base_precision} without adapters: it is of frozen weights",
             allowed="bf16, or a lora_rank > 0",
             nearest="bf16",
+            tip="--lora-rank 16",
         )
     if workload.trained_modules and not workload.lora_rank:
         yield FieldError(
@@ -454,6 +455,7 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
             message="without adapters all weights are trained",
             allowed="[], or a lora_rank > 0",
             nearest="[]",
+            tip="--lora-rank 16",
         )
     for name, what in (("optimizer_rank", "rank"), ("optimizer_interval", "decompositions")):
         if getattr(workload, name) and not optimizer_named(workload.optimizer).low_rank:

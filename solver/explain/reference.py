@@ -69,7 +69,10 @@ def _switches_of(plan: Plan) -> dict[str, str]:
 
 
 def _reference(problem: Problem, profile: Profile, gpus: int) -> Reference | None:
-    """Return the recipe, or the rule of thumb where that cannot run; the former if neither can."""
+    """Return the recipe, or the rule of thumb where that cannot run; the former if neither can.
+
+    Neither knows the pins of the request: who pins a slower mesh sees what that costs.
+    """
     costs = profile_of_variant(problem, profile)
     free = replace(problem, options=_without_limits(problem.options, gpus))
     found = list[Reference]()
@@ -78,7 +81,7 @@ def _reference(problem: Problem, profile: Profile, gpus: int) -> Reference | Non
         if one is None:
             continue
         name, source, config = one
-        seen, faults = predict(problem, costs, config), tuple(violations(problem, costs, config))
+        seen, faults = predict(free, costs, config), tuple(violations(free, costs, config))
         priced = Reference(
             name=name, source=source, config=config, prediction=seen, speedup=1.0, problems=faults
         )
@@ -322,7 +325,7 @@ def _sharded(problem: Problem, able: Capabilities, gpus: int) -> Iterator[list[C
 
 def _largest_first(problem: Problem, raw: Configuration, gpus: int, *, most: int) -> list[Configuration]:
     """Return the configuration with the largest micro-batch first, of those that the batch has."""
-    sizes = (1 << power for power in reversed(range(most.bit_length())))
+    sizes = range(most, 0, -1)
     found = (_on(problem, replace(raw, micro_batch_size=size), gpus) for size in sizes)
     batch = problem.workload.global_batch_size
     fitting = [one for one in found if one is not None]

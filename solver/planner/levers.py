@@ -51,7 +51,9 @@ class Change:
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
 
 
-def levers_of(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
+def levers_of(
+    problem: Problem, profile: Profile, answer: Answer, watch: Watch, searches: Watch
+) -> tuple[Lever, ...]:
     """Return the changes that save more than ``WORTH``, the best first; of launchers the fastest alone.
 
     None where plans are not ranked by their step on all GPUs: other objectives trade time on purpose.
@@ -61,22 +63,23 @@ def levers_of(problem: Problem, profile: Profile, answer: Answer, watch: Watch) 
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
+        searches: the time of changes that take a search, which others do not wait for.
     """
-    if not _has_levers(problem, answer):
+    if not has_levers(problem, answer):
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
         for change in changes_of(own):
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
-                best = _searched(own, change, profile, answer, watch)
+                best = _searched(own, change, profile, answer, searches)
             else:
                 best = _nearby(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, *best)]
     return in_order([*found, *_packaged(problem, answer)])
 
 
-def _has_levers(problem: Problem, answer: Answer) -> bool:
+def has_levers(problem: Problem, answer: Answer) -> bool:
     """Return whether levers are looked for: of one ranking by the step, on all GPUs, in a mesh."""
     options = problem.options
     asked = is_plain(problem) and options.gpus == "all" and not options.pareto and options.baseline is None
@@ -403,7 +406,7 @@ def _fastest(known: Mapping[Configuration, _Seen], *, fits: bool, most: int) -> 
 
 def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
     """Return all changes that save more than ``WORTH``, each with the best plan of its own search."""
-    if not _has_levers(problem, answer):
+    if not has_levers(problem, answer):
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():

@@ -74,7 +74,7 @@ def test_an_answer_states_run_speed_fit_certainty_and_what_would_help_in_this_or
 
 def test_a_reference_that_cannot_run_is_said_to_and_compared_with_nothing() -> None:
     answer = an_answer(reference=replace(RECIPE, problems=("it needs 91 of 79 GiB",)))
-    assert "Megatron-Bridge's recipe does not fit" in fact(lines_of(answer), "speed")
+    assert "Megatron-Bridge's recipe cannot run here" in fact(lines_of(answer), "speed")
     assert "× Megatron" not in " ".join(lines_of(answer))
     assert "cannot run: it needs 91 of 79 GiB" in summary_of(answer, a_problem()).headline
 

@@ -15,7 +15,9 @@ from meshwright.solver.planner.plan import ask
 RECIPE, TITAN, RULE = "Megatron-Bridge's recipe", "torchtitan's recipe", "the usual rule of thumb"
 
 
-def reference(model: str, gpus: int, launcher: str, batch: int, *, seq: int = 4096) -> Reference:
+def reference(
+    model: str, gpus: int, launcher: str, batch: int, *, seq: int = 4096, pin: dict[str, int] | None = None
+) -> Reference:
     """The reference on nodes of up to eight H100; one GPU trains adapters of rank 16."""
     each = min(gpus, 8)
     raw: dict[str, Any] = {
@@ -23,7 +25,7 @@ def reference(model: str, gpus: int, launcher: str, batch: int, *, seq: int = 40
         "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": gpus // each, "gpus_per_node": each}]},
         "workload": {"global_batch_size": batch, "seq_length": seq, "lora_rank": 16 * (gpus == 1)},
         "launcher": launcher,
-        "search": {"top_k": 1, "certify": "none", "allow": ["none"]},
+        "search": {"top_k": 1, "certify": "none", "allow": ["none"], "pin": pin or {}},
     }
     problem = parse_problem(raw)
     profile = default_profile(problem.cluster, problem.priced_as)
@@ -58,6 +60,19 @@ def test_a_reference_is_what_a_person_would_type(
     rest = (c.data_parallel_size, c.zero_stage, c.micro_batch_size, c.recompute_granularity)
     assert (found.name, (*sizes, c.expert_parallel_size, *rest), found.problems) == (name, mesh, ())
     assert found.speedup >= 1.0 - 1e-9
+
+
+def test_a_batch_of_odd_shares_is_no_reason_for_single_sequences() -> None:
+    """Each of 4 GPUs has 25 of 100 sequences: 5 of the sizes up to 8 divides them, 8, 4 and 2 do not."""
+    found = reference("llama-3.2-1b", 4, "trl", 100, seq=512)
+    assert (found.config.micro_batch_size, found.problems) == (5, ())
+
+
+def test_what_the_request_pins_does_not_bind_what_one_would_run_today() -> None:
+    """Tensor parallel 8 is slower than Megatron-Bridge's recipe for this model, which has 4."""
+    found = reference("qwen3-8b", 8, "megatron-lm", 64, pin={"tensor_parallel_size": 8})
+    assert (found.name, found.config.tensor_parallel_size, found.problems) == (RECIPE, 4, ())
+    assert found.speedup < 1.0
 
 
 def test_a_batch_that_no_power_of_two_divides_is_named_as_the_problem() -> None:

@@ -11,7 +11,10 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
+from meshwright.solver.clock import Watch
+from meshwright.solver.planner import launchers
 from meshwright.solver.planner.launchers import ask_and_compare
+from meshwright.solver.planner.levers import levers_of
 from meshwright.solver.problem import Problem
 
 
@@ -55,6 +58,28 @@ def test_a_lever_does_not_depend_on_how_many_plans_are_listed(slow: tuple[Proble
     assert [(one.change, one.saves) for one in compared(more).levers] == [
         (one.change, one.saves) for one in answer.levers
     ]
+
+
+def test_levers_wait_for_the_rest_of_the_time_limit_and_not_for_a_share_of_it(
+    slow: tuple[Problem, Answer],
+) -> None:
+    """All of them are tried where the search left time; only changes that take a search have less."""
+    problem, answer = slow
+    profile = default_profile(problem.cluster, problem.priced_as)
+    watch, none = Watch(time_limit_s=1e6), Watch(time_limit_s=0.0)
+    assert levers_of(problem, profile, answer, watch, searches=none) == answer.levers
+
+
+def test_an_answer_says_that_the_time_was_over_before_every_change_was_tried(
+    slow: tuple[Problem, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, answer = slow
+    late = replace(problem, options=replace(problem.options, time_limit_s=1e-6))
+    monkeypatch.setattr(launchers, "ask", lambda *_, **__: replace(answer, levers=()))
+    assert compared(problem).warnings == answer.warnings
+    found = compared(late)
+    assert len(found.levers) < len(answer.levers)
+    assert found.warnings[-1].startswith("the time limit came first: not every faster change")
 
 
 def test_levers_and_reference_are_kept_with_the_answer(slow: tuple[Problem, Answer]) -> None:
