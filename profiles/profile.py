@@ -498,8 +498,8 @@ def borrowed_words(gpu: GpuSpec) -> str:
     """Return the sentence about a GPU type that has no measured architecture of its own."""
     wider = percent(np.expm1(architectures_log_spread()))
     return (
-        f"no measurements of {gpu.slug}: the efficiencies of {gpu.nearest} add ± {wider}. "
-        "To narrow it, measure runs or use meshwright profile"
+        f"no measurements of {gpu.slug}: the efficiencies of {gpu.nearest} ({gpu.architecture}) "
+        f"add ± {wider}. To narrow it, measure runs or use meshwright profile"
     )
 
 

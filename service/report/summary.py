@@ -39,6 +39,7 @@ _FEW = 10.0  # GiB and seconds below it keep a decimal
 _THREE = 3
 _LEVERS, _REMEDIES, _NOTES = 3, 4, 2  # shown at most
 _PLANS_NEEDED = 3  # to advise running the first three
+TUNE = "meshwright tune 1"
 LAUNCHERS = {
     "megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "deepspeed": "DeepSpeed",
     "trl": "TRL", "accelerate": "Accelerate", "axolotl": "Axolotl", "nanotron": "Nanotron",
@@ -117,7 +118,7 @@ def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary
             question="How sure is it?",
             parts=tuple(_sure(answer)),
             of_sentences=True,
-            command="meshwright tune" if _has_advice(answer) else "",
+            command=TUNE if export and _has_advice(answer) else "",
         ),
         *_beyond(answer),
     )
