@@ -208,9 +208,11 @@ def _words(rest: list[str], command: Any) -> Iterator[Word]:  # noqa: ANN401 - T
         elif equals:
             yield Word(name, value)
         else:  # an unknown option is one with a value, if a word follows that is none
-            value = None if flags.get(word, False) else next(left, None)
-            listed = value is not None and _ASSIGNED.fullmatch(value)
-            yield from (Word(word, one) for one in (value.split(",") if listed else [value]))
+            stated = None if flags.get(word, False) else next(left, None)
+            if stated is not None and _ASSIGNED.fullmatch(stated):
+                yield from (Word(word, one) for one in stated.split(","))
+            else:
+                yield Word(word, stated)
 
 
 def _is_same(option: Any, one: Word, other: Word) -> bool:  # noqa: ANN401 - Typer's own type
