@@ -245,6 +245,11 @@ def _name(reader: FieldReader) -> str:
 
 def _peaks(reader: FieldReader) -> tuple[dict[str, float], str]:
     name = _PEAK.name_in(reader)
+    if isinstance(stated := reader.value(name), int | float):
+        for known in (_PEAK.base, _PEAK.short):
+            reader.value(known)
+        reader.fault(name, "needs a figure for each precision", nearest=f"{{bf16: {stated}}}")
+        return {}, name
     peaks = reader.child(name)
     for known in (_PEAK.base, _PEAK.short):
         reader.value(known)
@@ -318,10 +323,11 @@ def _refuse_above(
 
 
 def _assumed(pointer: str, usual: GpuSpec, links: Mapping[str, LinkSpec | None]) -> list[str]:
-    place = pointer.lstrip("/").replace("/", ".")
-    return [
-        f"{place}.{name}: not given. Assuming the nearest GPU's ({usual.display_name}): "
-        f"{link_rate(getattr(usual, name))} per GPU and direction"
-        for name, link in links.items()
-        if link is None
+    """Return one sentence about the links that are not given; none if all are."""
+    where = {"intra_node": "in a node", "inter_node": "between nodes"}
+    assumed = [
+        f"{link_rate(getattr(usual, name))} {where[name]}" for name, link in links.items() if link is None
     ]
+    place = pointer.lstrip("/").replace("/", ".")
+    words = f"{place}: assuming the links of the nearest GPU ({usual.display_name}): {', '.join(assumed)}"
+    return [f"{words} (each way)"] if assumed else []

@@ -302,11 +302,8 @@ def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     children = reader.children("groups", high=MAX_GROUPS)
     groups = [_group(child, warnings, usual, alone=len(children) == 1) for child in children]
     if usual:
-        each = "; ".join(f"{name}: {', '.join(words)}" for name, words in usual.items())
-        warnings.append(
-            "assumed for the cluster, from each GPU's usual node (links per GPU and direction): "
-            f"{each}. Set your values in a cluster file"
-        )
+        each = "; ".join(f"{', '.join(words)} for {name}" for name, words in usual.items())
+        warnings.append(f"assuming {each} (per GPU, each way). Set yours in a cluster file")
     between = link_from(reader.child("between_groups"))
     texts = {key: reader.text(key, default="") for key in ("name", "display_name", "source")}
     reader.refuse_unknown()
@@ -405,6 +402,11 @@ def _host(reader: FieldReader) -> dict[str, Any]:
     return found
 
 
+_ASSUMED = {
+    "gpus_per_node": "GPUs a node", "intra_node": "in a node", "inter_node": "between nodes"
+}  # fmt: skip
+
+
 def _assume(
     usual: dict[str, list[str]],
     gpu: GpuSpec,
@@ -419,7 +421,8 @@ def _assume(
     for name, value in given.items():
         if value is None and name not in without:
             assumed = getattr(gpu, name)
-            words = f"{name} {link_rate(assumed) if isinstance(assumed, LinkSpec) else assumed}"
+            rate = link_rate(assumed) if isinstance(assumed, LinkSpec) else str(assumed)
+            words = f"{rate} {_ASSUMED[name]}"
             own = usual.setdefault(gpu.display_name, [])
             own += [] if words in own else [words]
 

@@ -498,9 +498,8 @@ def borrowed_words(gpu: GpuSpec) -> str:
     """Return the sentence about a GPU type that has no measured architecture of its own."""
     wider = percent(np.expm1(architectures_log_spread()))
     return (
-        f"no measurements of {gpu.slug}: borrowing efficiencies, kernels and host from the "
-        f"nearest GPU in the catalog ({gpu.nearest}, {gpu.architecture}) adds ± {wider} to the "
-        "step time's interval. To narrow it, use meshwright profile or measured runs"
+        f"no measurements of {gpu.slug}: the efficiencies of {gpu.nearest} ({gpu.architecture}) "
+        f"add ± {wider}. To narrow it, measure runs or use meshwright profile"
     )
 
 

@@ -292,7 +292,7 @@ class Lever(Remedy):
     """A change of a problem that has plans, which the user may decide and which trains faster."""
 
     saves: float  # share of the first plan's time for each token, of all GPUs that were asked for
-    effect: str = ""  # what it changes in numerics or results; empty: nothing
+    effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -513,26 +513,51 @@ _UNUSUAL = 2.0  # times the usual band
 _AFTER = (1, 16)  # measured runs whose error a new cluster is told
 
 
-def error_words(answer: Answer) -> str:
-    """Return how far off to expect the step times of an answer with plans, in one sentence.
+@dataclass(frozen=True, slots=True)
+class ExpectedError:
+    """How far off to expect step times, in whole per cent rounded up."""
 
-    The sentence follows from the first plan and the profile, never from how many plans are listed. What it
-    says of today is no tighter than the band of the first plan.
+    runs: int  # measured runs of this cluster that the profile learnt from
+    low: int
+    high: int
+    after: tuple[int, ...]  # a new cluster's after one measured run and after sixteen; empty: unknown
+
+    @property
+    def span(self) -> str:
+        """Return ``11 to 21``, or ``up to 21`` where both ends are one figure."""
+        return f"{self.low} to {self.high}" if self.low < self.high else f"up to {self.high}"
+
+
+def expected_error(answer: Answer) -> ExpectedError:
+    """Return how far off to expect the step times of an answer with plans.
+
+    It follows from the first plan and the profile, never from how many plans are listed. What it says of
+    today is no tighter than the band of the first plan.
     """
     known, seen = expected_errors(), answer.plans[0].prediction
     step_s = seen.step_time_s
     band = 100.0 * max(seen.step_time_high_s / step_s - 1.0, 1.0 - seen.step_time_low_s / step_s)
     runs = int(answer.notes.get(MEASURED_RUNS, 0))
     if runs:
-        after = max(known.after(runs), band)
-        return f"Calibrated on {_runs(runs)} of this cluster: expect up to {_whole(after)} % off."
+        after = _whole(max(known.after(runs), band))
+        return ExpectedError(runs, after, after, ())
     kind = _kind_of_model(answer.model)
-    low, high = (max(one[kind], band) for one in (known.nothing_shared, known.first_sight))
-    off = f"{_whole(low)} to {_whole(high)}" if _whole(low) < _whole(high) else f"up to {_whole(high)}"
-    if band > _UNUSUAL * known.width:  # a GPU that nobody measured: no cluster of the figures is like it
-        return f"New cluster: expect {off} % off (measured runs of your own narrow that)."
-    one, sixteen = (_whole(known.after(count)) for count in _AFTER)
-    return f"New cluster: expect {off} % off (after one measured run {one} %, after sixteen {sixteen} %)."
+    low, high = (_whole(max(one[kind], band)) for one in (known.nothing_shared, known.first_sight))
+    measured_alike = band <= _UNUSUAL * known.width  # else no cluster of the figures has such a GPU
+    after_runs = tuple(_whole(known.after(count)) for count in _AFTER) if measured_alike else ()
+    return ExpectedError(0, low, high, after_runs)
+
+
+def error_words(answer: Answer) -> str:
+    """Return how far off to expect the step times of an answer with plans, in one sentence."""
+    error = expected_error(answer)
+    if error.runs:
+        return f"Calibrated on {_runs(error.runs)} of this cluster: expect {error.span} % off."
+    if not error.after:
+        return f"New cluster: expect {error.span} % off (measured runs of your own narrow that)."
+    one, sixteen = error.after
+    after = f"after one measured run {one} %, after sixteen {sixteen} %"
+    return f"New cluster: expect {error.span} % off ({after})."
 
 
 def _kind_of_model(model: Mapping[str, str | int] | None) -> Kind:

@@ -144,7 +144,7 @@ class Row:
         if not self.need.fits and len(self.tried) > 1:
             return f"> {self.tried[-1]}"
         peak = self.need.prediction.peak_memory_bytes / GIB
-        return f"{self.need.num_gpus} × {peak:.3g}{'' if self.need.fits else ' ✗'}"
+        return f"{self.need.num_gpus} × {peak:.1f}{'' if self.need.fits else ' ✗'}"
 
     def record(self) -> dict[str, object]:
         """Return it as JSON."""
@@ -252,14 +252,21 @@ def _table(rows: Sequence[Row]) -> RenderableType:
 
 
 def _advice(rows: Sequence[Row], given: Mapping[str, object]) -> Iterator[str]:
-    """Yield what the table's marks mean, and the command that plans on the fewest GPUs."""
+    """Yield what the table's marks mean, and the commands with the fewest GPUs, in full and as adapters."""
     if any("✗" in row.cell for row in rows):
         yield "✗ does not fit within the accepted out-of-memory risk"
     fitting = [row for row in rows if row.need.fits]
     if not fitting:
         yield "Nothing fits here. Try GPUs with more memory, or more GPUs with --num-gpus"
         return
-    row = min(fitting, key=lambda one: one.need.num_gpus)
+    whole = [row for row in fitting if "lora_rank" not in row.method.workload]
+    adapters = [row for row in fitting if "lora_rank" in row.method.workload]
+    for able in filter(None, (whole, adapters)):
+        yield f"tip: {_command(min(able, key=lambda one: one.need.num_gpus), given)}"
+
+
+def _command(row: Row, given: Mapping[str, object]) -> str:
+    """Return the command that plans what a row is of."""
     need = row.need
     words = {
         "gpus": f"{need.num_gpus}x{given['gpu']}", "global-batch-size": need.num_gpus,
@@ -268,4 +275,4 @@ def _advice(rows: Sequence[Row], given: Mapping[str, object]) -> Iterator[str]:
     if given["precision"] != "bf16":
         words["precision"] = given["precision"]
     said = " ".join(f"--{name} {value}" for name, value in words.items())
-    yield f"tip: meshwright plan {given['model']} {said} {row.method.option}".rstrip()
+    return f"meshwright plan {given['model']} {said} {row.method.option}".rstrip()

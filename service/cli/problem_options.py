@@ -136,11 +136,12 @@ def _is_model(text: str) -> bool:
 def _problem_file(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() in _SCRIPTS:
+        is_python = path.suffix.lower() == ".py"
         fault = FieldError(
             pointer="argument",
             message=f"{shown_path(path)} is a script, not a problem file or a model",
-            allowed="meshwright plan --from-capture, or predict --from-args",
-            nearest=f"--from-capture {shlex.quote(shown_path(path))}",
+            allowed="meshwright plan --from-capture, or explain --from-args",
+            nearest=f"--from-{'capture' if is_python else 'args'} {shlex.quote(shown_path(path))}",
             value=text,
         )
         raise InvalidProblemError([fault])

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import typer
 
 from meshwright.profiles.documents import document_text, shown
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.files import ANSWER_FILE, write_text
 from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.requests.documents import read_problem_file
@@ -255,12 +255,14 @@ def _of_rank(plans: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]
     nearest = min(ranks, key=lambda one: abs(one - rank), default=None)
     together = ranks[1:] and ranks == list(range(ranks[0], ranks[-1] + 1))
     allowed = f"{ranks[0]} to {ranks[-1]}" if together else ", ".join(map(str, ranks))
-    raise InvalidProblemError.of(
-        "--rank",
-        f"the answer holds {len(plans)} plan{'s' * (len(plans) != 1)}, none of rank {rank}",
+    fault = FieldError(
+        pointer="--rank",
+        message=f"the answer holds {len(plans)} plan{'s' * (len(plans) != 1)}, none of rank {rank}",
         allowed=allowed or None,
         nearest=None if nearest is None else str(nearest),
+        value=rank,
     )
+    raise InvalidProblemError([fault])
 
 
 def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

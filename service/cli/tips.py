@@ -36,6 +36,7 @@ _LISTS: Mapping[str, str] = {
     "--nodes": "meshwright clusters",
     "--gpu": "meshwright gpus",
     "--gpus": "meshwright gpus",
+    "argument": "meshwright models",
 }
 _HARDWARE = ("--gpu", "--gpus", "--nodes", "--cluster")
 _COUNTED = frozenset(
@@ -43,7 +44,9 @@ _COUNTED = frozenset(
 )
 _HOW_MANY = ("all", "fewest")  # of --gpus, instead of a type
 _ARGUMENT = ""  # the name of a word without an option
+_ARGUED = ("--model", "--rank")  # options whose value an argument may state
 _MAX_TIPS = 3
+_ASSIGNED = re.compile(r"[\w-]+=[^,=]+(,[\w-]+=[^,=]+)+")  # tp=8,pp=4: assignments in one word
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +234,11 @@ def _words(rest: list[str], command: Any) -> Iterator[Word]:  # noqa: ANN401 - T
         elif equals:
             yield Word(name, value)
         else:  # an unknown option is one with a value, if a word follows that is none
-            is_flag = flags.get(word, False)
-            yield Word(word, None if is_flag else next(left, None))
+            stated = None if flags.get(word, False) else next(left, None)
+            if stated is not None and _ASSIGNED.fullmatch(stated):
+                yield from (Word(word, one) for one in stated.split(","))
+            else:
+                yield Word(word, stated)
 
 
 def _is_same(option: Any, one: Word, other: Word) -> bool:  # noqa: ANN401 - Typer's own type
@@ -274,7 +280,7 @@ def _with_nearest(fault: FieldError, line: Line) -> Line | None:
         return _with_options(right, line.without(_ARGUMENT if name == "argument" else name, fault.wrong))
     if name == "argument":
         return line.with_value(fault.wrong, right, (_ARGUMENT,))
-    names = _HARDWARE if name in _HARDWARE else (name, _ARGUMENT) if name == "--model" else (name,)
+    names = _HARDWARE if name in _HARDWARE else (name, _ARGUMENT) if name in _ARGUED else (name,)
     replaced = line.with_value(fault.wrong, right, () if name == "" else names) if fault.wrong else None
     if replaced is not None or not name or _is_unplaced(fault, name, key, line):
         return replaced
@@ -337,6 +343,8 @@ def _looked_up(fault: FieldError, line: Line) -> str:
     """Return the command that lists the legal values of a field, or the help of the command."""
     from meshwright.service.requests.schema import listed_values  # noqa: PLC0415 - only for an error
 
+    if (fault.nearest or "").startswith("--from-"):
+        return _of_other_command(fault.nearest or "", fault.wrong, line)
     name, key = option_of(fault.pointer)
     if fault.pointer.startswith("/workload/framework_options"):
         name, key = "--framework-options", ""
@@ -345,6 +353,18 @@ def _looked_up(fault: FieldError, line: Line) -> str:
     if name and not (key and key != "0") and listed_values(name.removeprefix("--")):
         return f"meshwright values {name.removeprefix('--')}"
     return shlex.join(["meshwright", *line.path, _help_of(line, name)])
+
+
+def _of_other_command(option: str, wrong: str, line: Line) -> str:
+    """Return the command that reads a script, where the one that was typed does not."""
+    kept = line.without(_ARGUMENT, wrong)
+    for name in ("explain", "plan"):
+        for words in (kept.words, ()):
+            typed = [name, *shlex.split(option), *(part for word in words for part in word.written())]
+            other = Line.of(typed, line.commands)
+            if other.parses():
+                return shlex.join(["meshwright", *typed])
+    return shlex.join(["meshwright", *line.path, _HELP])
 
 
 def _help_of(line: Line, name: str) -> str:

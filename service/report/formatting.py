@@ -379,7 +379,7 @@ _LEAST_ROOM = 20  # columns of text that a continued line keeps
 
 _UNIT = re.compile(
     r"(?<=[\d–]) (?=(?:s|ms|GB|GiB|GPUs|TFLOP/s|tokens)\b|[%×])|(?<=s) (?=±)|(?<=\d) (?=\d{3}\b)"
-    r"|(?<=×) (?=\S)"
+    r"|(?<=[×±]) (?=\S)"
 )
 _SIZE = re.compile(
     r"\b(tensor|pipeline|interleaved|context|expert|data|ZeRO|micro-batch|tp|pp|vpp|cp|ep|dp|zero|mbs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.profiles.expected_errors import expected_errors
 from meshwright.profiles.figures import percent
@@ -27,7 +27,7 @@ from meshwright.solver.answer import (
     Reference,
     Remedy,
     accepts_risk,
-    error_words,
+    expected_error,
 )
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.sentences import listed
@@ -37,8 +37,9 @@ _MILLION = 1_000_000
 _THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}\b)")
 _FEW = 10.0  # GiB and seconds below it keep a decimal
 _THREE = 3
-_LEVERS, _REMEDIES, _NOTES = 3, 4, 3  # shown at most
+_LEVERS, _REMEDIES, _NOTES = 3, 4, 2  # shown at most
 _PLANS_NEEDED = 3  # to advise running the first three
+TUNE = "meshwright tune 1"
 LAUNCHERS = {
     "megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "deepspeed": "DeepSpeed",
     "trl": "TRL", "accelerate": "Accelerate", "axolotl": "Axolotl", "nanotron": "Nanotron",
@@ -116,7 +117,11 @@ def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary
         SummaryFact(label="speed", question="How fast is it?", parts=tuple(_speed(answer))),
         SummaryFact(label="fits", question="Does it fit?", parts=_fits(best)),
         SummaryFact(
-            label="sure", question="How sure is it?", parts=tuple(_sure(answer)), of_sentences=True
+            label="sure",
+            question="How sure is it?",
+            parts=tuple(_sure(answer)),
+            of_sentences=True,
+            command=TUNE if export and _has_advice(answer) else "",
         ),
         *_beyond(answer),
     )
@@ -191,14 +196,16 @@ def plan_words(plan: Plan, problem: Problem) -> Iterator[str]:
     config = plan.config
     if config.num_gpus == 1:
         yield "one GPU"
+        config = replace(config, zero_stage=0)  # states of one GPU are whole
+    modules = [one.removeprefix(_MODULES) for one in changes_of(plan) if one.startswith(_MODULES)]
     if len(config.classes) > 1:
         for one in config.classes:
-            yield f"{_sizes(one).replace(' · ', ', ')} {_place(one, problem)}"
+            yield f"{_sizes(one, modules).replace(' · ', ', ')} {_place(one, problem)}"
     else:
-        yield from _sizes(config).split(" · ")
+        yield from _sizes(config, modules).split(" · ")
         if config.stage_groups:
             yield _place(config, problem)
-    yield from map(switch_words, changes_of(plan))
+    yield from (switch_words(one) for one in changes_of(plan) if not one.startswith(_MODULES))
     if plan.needs:
         yield f"needs {' and '.join(plan.needs)}"
 
@@ -219,8 +226,13 @@ def _place(config: Configuration, problem: Problem) -> str:
     ])  # fmt: skip
 
 
-def _sizes(config: Configuration) -> str:
-    return figures.configuration_words(config, figures.LONG_NAMES).replace(" recompute", " recomputation")
+_MODULES = "recompute_modules "
+
+
+def _sizes(config: Configuration, modules: Sequence[str]) -> str:
+    of = f" ({', '.join(modules)})" if modules else ""
+    words = figures.configuration_words(config, figures.LONG_NAMES)
+    return words.replace(" recompute", f" recomputation{of}")
 
 
 def _speed(answer: Answer) -> Iterator[str]:
@@ -236,8 +248,19 @@ def _speed(answer: Answer) -> Iterator[str]:
 
 def _against(reference: Reference) -> str:
     if reference.problems:
+<<<<<<< HEAD
         return f"{reference.name} cannot run here"
     return f"{reference.speedup:.1f} × {reference.name}"
+=======
+        return f"{reference.name} does not fit"
+    return f"{_times(reference)}{reference.name}"
+
+
+def _times(reference: Reference, linked: str = "") -> str:
+    """Return ``1.4 × ``, or ``as fast as `` where that rounds to one."""
+    times = f"{reference.speedup:.1f}"
+    return "as fast as " if times == "1.0" else f"{times} × {linked}"
+>>>>>>> part-rev2
 
 
 def _headline(answer: Answer) -> str:
@@ -250,7 +273,7 @@ def _headline(answer: Answer) -> str:
             f"{step} a step. {figures.sentence_case(reference.name)} cannot run: {reference.problems[0]}."
         )
     theirs = figures.seconds(reference.prediction.step_time_s)
-    return f"{step} a step, {reference.speedup:.1f} × as fast as {reference.name} ({theirs})."
+    return f"{step} a step, {_times(reference, 'as fast as ')}{reference.name} ({theirs})."
 
 
 def _span(low_s: float, high_s: float) -> tuple[str, str]:
@@ -285,32 +308,46 @@ def gib_of(used_bytes: float, limit_bytes: float) -> str:
 
 
 def _sure(answer: Answer) -> Iterator[str]:
-    ties, advice = _ties(answer), _advice(answer)
-    yield from filter(None, (_proof(answer), ties, error_words(answer).rstrip("."), advice))
+    tied = _tied(answer)
+    yield f"{_proof(answer)}{f', tied with {tied} within its error' if tied else ''}"
+    yield _error(answer)
+    if _has_advice(answer):
+        known = expected_errors()
+        yield f"run the first three: one was fastest in {known.first_three} of {known.groups} jobs"
+
+
+def _error(answer: Answer) -> str:
+    """Return ``new cluster: 31 to 36 % off, 9 % after one run, 6 % after sixteen``."""
+    error = expected_error(answer)
+    if error.runs:
+        return f"calibrated on {error.runs} measured run{'s' * (error.runs > 1)}: {error.span} % off"
+    if not error.after:
+        return f"new cluster: {error.span} % off, less after runs of your own"
+    one, sixteen = error.after
+    return f"new cluster: {error.span} % off, {one} % after one run, {sixteen} % after sixteen"
 
 
 def doubt_words(answer: Answer) -> tuple[str, ...]:
     """Return, as sentences, which plans are as good as the first, and the advice to run three."""
-    found = filter(None, (_ties(answer), _advice(answer)))
-    return tuple(f"{figures.sentence_case(words)}." for words in found)
+    tied, known = _tied(answer), expected_errors()
+    verb = "are" if " " in tied else "is"
+    ties = (f"{tied} {verb} as good within its error.",) if tied else ()
+    if not _has_advice(answer):
+        return ties
+    hits = f"{known.first_three} of {known.groups} measured jobs"
+    return (*ties, f"Run the first three: they hold the fastest in {hits} (meshwright tune).")
 
 
-def _ties(answer: Answer) -> str:
+def _tied(answer: Answer) -> str:
+    """Return ``#2, #4 and #5``: the plans that the model cannot tell from the first."""
     equal = sorted(equal_to_first(answer.plans))
     shown = [f"#{rank}" for rank in equal[:_THREE]]
     more = [f"{len(equal) - _THREE} more"] if len(equal) > _THREE else []
-    verb = "is" if len(equal) == 1 else "are"
-    return f"{listed([*shown, *more])} {verb} as good within its error" if equal else ""
+    return listed([*shown, *more]) if equal else ""
 
 
-def _advice(answer: Answer) -> str:
-    if len(answer.ranking) < _PLANS_NEEDED:
-        return ""
-    known = expected_errors()
-    return (
-        f"run the first three: they hold the fastest in {known.first_three} of {known.groups} measured "
-        "jobs (meshwright tune)"
-    )
+def _has_advice(answer: Answer) -> bool:
+    return len(answer.ranking) >= _PLANS_NEEDED
 
 
 def _proof(answer: Answer) -> str:
@@ -358,11 +395,17 @@ def _offers(answer: Answer) -> Iterator[Offer]:
 
 
 def _offer(lever: Lever) -> Offer:
-    effect = f" ({lever.effect})" if lever.effect else ""
+    kind = lever.effect.rpartition(": ")[2]  # numerics or results; explain --levers has the rest
+    gain = f"would save {percent(lever.saves)}{f' ({kind})' if kind else ''}"
     return Offer(
-        words=f"{lever.change} would save {percent(lever.saves)}{effect}",
+        words=f"{_launcher_named(lever.change)} {gain}",
         option=option_words(lever.settings),
     )
+
+
+def _launcher_named(change: str) -> str:
+    """Return ``Accelerate`` of ``launcher accelerate``; other changes as they are."""
+    return launcher_words(change.removeprefix("launcher "))
 
 
 _PATH = ("cluster.", "workload.", "search.", "model.", "launcher")
@@ -395,23 +438,22 @@ def _of_nothing(answer: Answer, problem: Problem, title: str) -> Summary:
     facts = list[SummaryFact]()
     closest = found.closest if found else None
     if closest is not None:
-        words = (*plan_words(closest, problem), f"{figures.seconds(closest.prediction.step_time_s)} a step")
         runs = accepts_risk(problem, closest.prediction)
         likely = closest.prediction.out_of_memory_probability <= HOPELESS
+        step = f"{figures.seconds(closest.prediction.step_time_s)} a step"
+        words = (*plan_words(closest, problem), *([step] if likely else []))
         accept = "" if runs else " --accept-risk"
         command = f"meshwright export {closest.plan_id[:8]}{accept}" if runs or likely else ""
         label = "soon" if runs else "close"
         facts.append(SummaryFact(label=label, question="What comes closest?", parts=words, command=command))
-        peak = gib_of(closest.prediction.peak_memory_bytes, closest.prediction.memory_limit_bytes)
-        needs = SummaryFact(label="needs", question="Does it fit?", parts=(f"{peak} a GPU",))
-        fits = SummaryFact(label="fits", question="Does it fit?", parts=_fits(closest))
-        facts.append(fits if likely else needs)
+        if likely:
+            facts.append(SummaryFact(label="fits", question="Does it fit?", parts=_fits(closest)))
     elif found is not None and found.reasons:
         facts.append(
             SummaryFact(label="why", question="Why?", parts=tuple(found.reasons[:2]), of_sentences=True)
         )
     remedies = () if found is None else found.remedies
-    offers = [_remedy(one) for one in remedies[:_REMEDIES]]
+    offers = [_remedy(one, problem) for one in remedies[:_REMEDIES]]
     if not offers and found is not None:
         offers = [Offer(words=change, option="") for change in found.changes[:_REMEDIES]]
     if len(remedies) > _REMEDIES:
@@ -426,11 +468,13 @@ def _of_nothing(answer: Answer, problem: Problem, title: str) -> Summary:
     )
 
 
-def _remedy(remedy: Remedy) -> Offer:
-    gpus = f"{remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
+def _remedy(remedy: Remedy, problem: Problem) -> Offer:
+    same = remedy.num_gpus == problem.cluster.num_gpus
+    gpus = "" if same else f" on {remedy.num_gpus} GPU{'s' * (remedy.num_gpus != 1)}"
     peak = f"{remedy.peak_memory_bytes / GIB:.0f} GiB"
-    step, change = figures.seconds(remedy.step_time_s), figures.sentence_case(remedy.change)
-    return Offer(words=f"{change}: {step} on {gpus}, {peak}", option=option_words(remedy.settings))
+    step = figures.seconds(remedy.step_time_s)
+    change = figures.sentence_case(_launcher_named(remedy.change))
+    return Offer(words=f"{change}: {step}{gpus}, {peak}", option=option_words(remedy.settings))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def render_answer(
     return Group(*parts, figures.wrapped(_next(answer, problem), width, indent=2))
 
 
-SHOWN = 5  # plans of the default answer
+SHOWN = 3  # plans of the default answer: those that it advises to run
+_POINTS = 5  # of a front
 _LABEL = 9  # columns left of a fact
 _GAP = 3  # blanks before a command
 
@@ -119,9 +120,9 @@ def render_summary(
 
 
 def _front(front: ParetoFront, width: int) -> list[RenderableType]:
-    """Return points of a front from the fastest to the lightest, as many as the ranking has rows."""
+    """Return points of a front from the fastest to the lightest."""
     points, last = front.points, len(front.points) - 1
-    number = min(SHOWN, len(points))
+    number = min(_POINTS, len(points))
     chosen = [points[round(at * last / max(number - 1, 1))].plan for at in range(number)]
     rest = f" ({number} of {len(points)} points; --full has all)" if number < len(points) else ""
     head = figures.wrapped(f"Less memory for more time{rest}:", width, indent=2)
@@ -131,16 +132,15 @@ def _front(front: ParetoFront, width: int) -> list[RenderableType]:
 def _fact(
     label: str, text: str, width: int, *, command: str = "", pieces: bool, style: str = ""
 ) -> list[Text]:
-    """Return one fact behind its label, its command at the right or, where there is no room, below."""
+    """Return one fact behind its label, its command behind it or, where there is no room, below."""
     words = figures.pieces(text, "·") if pieces else figures.with_ties(text)
     line = f"{label:<{_LABEL - 2}}".replace(" ", NO_BREAK) + words
-    fits = len(line) + 2 + _GAP + len(command) <= width
-    if command and fits:
-        line += NO_BREAK * _GAP + tied(command)
-    found = [figures.wrapped(line, width, indent=2, hang=_LABEL - 2, style=style)]
-    if command and not fits:
-        found.append(Text(f"{'':<{_LABEL}}{command}", no_wrap=True, overflow="ignore"))
-    return found
+    found = figures.wrapped(line, width, indent=2, hang=_LABEL - 2, style=style)
+    if not command:
+        return [found]
+    if len(found.plain.rpartition("\n")[2]) + _GAP + len(command) <= width:
+        return [found.append(f"{'':<{_GAP}}{command}")]
+    return [found, Text(f"{'':<{_LABEL}}{command}", no_wrap=True, overflow="ignore")]
 
 
 def _cut(note: str, width: int) -> str:
@@ -150,7 +150,7 @@ def _cut(note: str, width: int) -> str:
 
 def _first_plans(answer: Answer, width: int) -> list[RenderableType]:
     """Return the table of the first plans; nothing where there is one plan."""
-    plans = [*answer.ranking[:SHOWN], *[plan for plan in answer.plans if not plan.ranked][:1]]
+    plans = answer.ranking[:SHOWN]
     if len(plans) <= 1:
         return []
     more = len(answer.plans) - len(plans)

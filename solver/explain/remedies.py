@@ -196,7 +196,7 @@ def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
             one = replace(problem, launcher=name, workload=changed)
             yield ProblemChange(
                 kind,
-                f"{words} of rank {_RANK} under {name}, which trains adapters only",
+                f"{words} of rank {_RANK} under {name}",
                 one,
                 profile_of_variant(one, profile),
                 last_resort=True,

@@ -265,11 +265,11 @@ def _offload(problem: Problem) -> Iterator[Change]:
 def _launchers(problem: Problem) -> Iterator[Change]:
     for other in other_launchers(problem):
         here, there = (_reduced_in(one) for one in (problem, other))
-        numerics = f"; gradients are summed in {there}, not in {here}: numerics" if here != there else ""
+        numerics = f"gradients are summed in {there}, not in {here}: numerics" if here != there else ""
         yield Change(
             kind="launcher",
             words=f"launcher {other.launcher}",
-            effect=f"another launcher: your script{numerics}",
+            effect=numerics,
             problem=other,
             settings={"launcher": other.launcher},
         )
@@ -452,7 +452,7 @@ def _packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:
         yield Lever(
             kind="package",
             change=packages,
-            effect=f"needs {packages}, which a stock installation lacks",
+            effect="not in a stock installation",
             settings={"search.allow": [EVERY_SWITCH]},
             config=plan.config,
             step_time_s=seen.step_time_s,

@@ -80,10 +80,8 @@ def test_the_nearest_gpu_lends_architecture_and_links_and_warnings_name_it() -> 
     lacking = {key: value for key, value in CHIP.items() if key != "inter_node"}
     gpu = gpu_from_mapping(lacking, "/cluster/groups/0/gpu", warnings)
     assert (gpu.architecture, gpu.nearest) == ("hopper", "h100-sxm-80gb")
-    words = f"not given. Assuming the nearest GPU's ({find_gpu(gpu.nearest).display_name})"
-    assert warnings == [
-        f"cluster.groups.0.gpu.inter_node: {words}: infiniband 50 GB/s per GPU and direction"
-    ]
+    words = f"assuming the links of the nearest GPU ({find_gpu(gpu.nearest).display_name})"
+    assert warnings == [f"cluster.groups.0.gpu: {words}: infiniband 50 GB/s between nodes (each way)"]
 
 
 @pytest.mark.parametrize("slug", ["h100-sxm-80gb", "mi300x", "l40s", "t4", "b300"])

@@ -125,13 +125,12 @@ def test_links_left_out_are_the_usual_ones_and_a_warning_says_so() -> None:
     cluster = cluster_from_mapping({"groups": [GROUP]})
     assert cluster.groups[0].intra_node == find_gpu("h100-sxm-80gb").intra_node
     assert cluster.title == "12 × node of 8 H100 SXM 80 GB = 96 GPUs"
-    usual = "assumed for the cluster, from each GPU's usual node (links per GPU and direction)"
-    way = "Set your values in a cluster file"
-    h100 = "H100 SXM 80 GB: intra_node nvswitch 450 GB/s, inter_node infiniband 50 GB/s"
-    assert cluster.warnings == (f"{usual}: {h100}. {way}",)
-    a100 = "A100 SXM 80 GB: intra_node nvswitch 300 GB/s, inter_node infiniband 25 GB/s"
+    h100 = "nvswitch 450 GB/s in a node, infiniband 50 GB/s between nodes for H100 SXM 80 GB"
+    way = "(per GPU, each way). Set yours in a cluster file"
+    assert cluster.warnings == (f"assuming {h100} {way}",)
+    a100 = "nvswitch 300 GB/s in a node, infiniband 25 GB/s between nodes for A100 SXM 80 GB"
     three = cluster_from_mapping({"groups": [GROUP, GROUP | {"gpu": "a100-sxm-80gb"}, GROUP]})
-    assert three.warnings == (f"{usual}: {h100}; {a100}. {way}",)
+    assert three.warnings == (f"assuming {h100}; {a100} {way}",)
 
 
 def test_links_given_are_taken_without_a_warning() -> None:

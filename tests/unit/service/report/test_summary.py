@@ -40,7 +40,7 @@ BF16 = Lever(
     kind="gradient_dtype",
     settings={"search.allow": ["gradient_dtype"]},
     saves=0.06,  # 1 - 30.8 / 32.8
-    effect="numerics: your choice",
+    effect="gradients are summed in bf16: numerics",
 )
 
 
@@ -68,7 +68,7 @@ def test_an_answer_states_run_speed_fit_certainty_and_what_would_help_in_this_or
     )
     assert fact(lines, "fits") == "  fits   45 of 79 GiB a GPU, out-of-memory risk under 0.1 %"
     more = fact(lines, "more")
-    assert more.startswith("  more   bf16 gradients would save 6 % (numerics: your choice)")
+    assert more.startswith("  more   bf16 gradients would save 6 % (numerics)")
     assert more.endswith("--allow gradient_dtype")
 
 
@@ -124,7 +124,7 @@ def test_plans_as_good_as_the_first_are_named() -> None:
         replace(a_plan(rank=rank, plan_id=str(rank)), odds=Odds(best_probability=0.3, regret_p90=0.1))
         for rank in (1, 2, 3)
     ]
-    assert "#2 and #3 are as good within its error." in " ".join(
+    assert "Best of 184,320 under our model, tied with #2 and #3 within its error." in " ".join(
         " ".join(lines_of(an_answer(*found))).split()
     )
 
