@@ -220,12 +220,17 @@ def _sizes(config: Configuration) -> str:
     return figures.configuration_words(config, figures.LONG_NAMES).replace(" recompute", " recomputation")
 
 
+def tokens_words(plan: Plan) -> str:
+    """Return the tokens that all GPUs of a plan train in a second: ``148,000``."""
+    return _rounded(plan.prediction.tokens_per_s_per_gpu * plan.config.num_gpus)
+
+
 def _speed(answer: Answer) -> Iterator[str]:
     best = answer.plans[0]
     seen = best.prediction
     low, high = _span(seen.step_time_low_s, seen.step_time_high_s)
     yield f"{figures.seconds(seen.step_time_s)} a step, {low} to {high} likely"
-    yield f"{_rounded(seen.tokens_per_s_per_gpu * best.config.num_gpus)} tokens/s"
+    yield f"{tokens_words(best)} tokens/s"
     yield f"{percent(seen.mfu)} MFU"
     if answer.reference is not None:
         yield _against(answer.reference)
@@ -247,6 +252,8 @@ def _headline(answer: Answer) -> str:
             f"{step} a step. {figures.sentence_case(reference.name)} cannot run: {reference.problems[0]}."
         )
     theirs = figures.seconds(reference.prediction.step_time_s)
+    if f"{reference.speedup:.1f}" == "1.0":
+        return f"{step} a step, as fast as {reference.name} ({theirs})."
     return f"{step} a step, {reference.speedup:.1f} × as fast as {reference.name} ({theirs})."
 
 
@@ -284,12 +291,6 @@ def gib_of(used_bytes: float, limit_bytes: float) -> str:
 def _sure(answer: Answer) -> Iterator[str]:
     ties, advice = _ties(answer), _advice(answer)
     yield from filter(None, (_proof(answer), ties, error_words(answer).rstrip("."), advice))
-
-
-def doubt_words(answer: Answer) -> tuple[str, ...]:
-    """Return, as sentences, which plans are as good as the first, and the advice to run three."""
-    found = filter(None, (_ties(answer), _advice(answer)))
-    return tuple(f"{figures.sentence_case(words)}." for words in found)
 
 
 def _ties(answer: Answer) -> str:
@@ -356,23 +357,27 @@ def _offers(answer: Answer) -> Iterator[Offer]:
 
 def _offer(lever: Lever) -> Offer:
     effect = f" ({lever.effect})" if lever.effect else ""
+    launcher = lever.settings.get("launcher", "") if lever.kind == "launcher" else ""
     return Offer(
-        words=f"{lever.change} would save {percent(lever.saves)}{effect}",
+        words=f"{launcher_words(launcher) or lever.change} would save {percent(lever.saves)}{effect}",
         option=option_words(lever.settings),
     )
 
 
-_PATH = ("cluster.", "workload.", "search.", "model.", "launcher")
+_PATH = ("cluster.", "workload.", "model.", "launcher")
+
+
+def warning_words(warning: str) -> str:
+    """Return a warning as people read it: without the path of its field."""
+    path, colon, rest = warning.partition(": ")
+    of_field = colon and path.startswith(_PATH) and " " not in path
+    words = clean(rest if of_field else warning)
+    return figures.sentence_case(words) if words.split(" ")[0].isalpha() else words
 
 
 def _notes(answer: Answer) -> tuple[str, ...]:
     """Return the warnings as people read them: without the path of the field; the first few."""
-    notes = []
-    for warning in answer.warnings:
-        path, colon, rest = warning.partition(": ")
-        of_field = colon and path.startswith(_PATH) and " " not in path
-        words = clean(figures.with_options(rest if of_field else warning))
-        notes.append(figures.sentence_case(words) if words.split(" ")[0].isalpha() else words)
+    notes = [figures.with_options(warning_words(one)) for one in answer.warnings]
     skipped = [one.launcher for one in answer.skipped_launchers]
     if skipped and answer.plans:
         number = len(skipped)

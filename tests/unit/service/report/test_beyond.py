@@ -53,4 +53,4 @@ def test_co2_of_the_run_is_stated_in_kilograms_next_to_energy() -> None:
 def test_a_baseline_that_cannot_run_says_why() -> None:
     lost = replace(BASELINE, rank=None, gap_to_best=-0.05, problems=("stage 0 needs more",))
     words = said(an_answer(baseline=lost))
-    assert "cannot run: stage 0 needs more. If it could: 32.8 s ±4 %, 5.0 % ahead of #1." in words
+    assert "cannot run: stage 0 needs more. Its step would take 32.8 s ±4 %, 5.0 % ahead of #1." in words
