@@ -172,11 +172,11 @@ def test_the_table_of_a_page_has_the_settings_in_which_its_plans_differ() -> Non
     plans = (
         replace(a_plan(), workload=graph),
         replace(
-            a_plan(rank=2, plan_id="b", data_parallel_size=8), workload=graph | {"recompute_modules": "mlp"}
+            a_plan(rank=2, plan_id="b", micro_batch_size=2), workload=graph | {"recompute_modules": "mlp"}
         ),
     )
     table = standings_of(an_answer(*plans), a_problem(), set())
     settings = [one.title for one in table.headings if one.kind == "size" or one.title == "with"]
-    assert settings == ["dp", "with"]
+    assert settings == ["mbs", "with"]
     assert [row.entries[-1][0] for row in table.rows] == ["", "recompute modules mlp"]
     assert table.note.endswith("Each plan has: CUDA graph full iteration.")
