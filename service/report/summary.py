@@ -364,13 +364,13 @@ def _offer(lever: Lever) -> Offer:
     )
 
 
-_PATH = ("cluster.", "workload.", "model.", "launcher")
+_PATH = ("cluster.", "workload.", "search.", "model.", "launcher")
 
 
 def warning_words(warning: str) -> str:
     """Return a warning as people read it: without the path of its field."""
     path, colon, rest = warning.partition(": ")
-    of_field = colon and path.startswith(_PATH) and " " not in path
+    of_field = colon and path.startswith(_PATH) and " " not in path and path != "search.allow"
     words = clean(rest if of_field else warning)
     return figures.sentence_case(words) if words.split(" ")[0].isalpha() else words
 
