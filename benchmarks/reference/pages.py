@@ -134,7 +134,10 @@ def _cell(text: str) -> str:
 # docs/glossary.md: the words of tables and reports, from the list that the report shows on hover.
 
 
-_GLOSSARY_HEAD = """# Glossary
+_GLOSSARY_HEAD = """---
+tags: [vpp, abbreviations, terms]
+---
+# Glossary
 
 Look up the words, columns and terms that you meet in tables, reports and files. In the report, hover
 over a word to see the same text.

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from meshwright.profiles.figures import percent, tied
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.ranking import changes_of
+from meshwright.service.report.ranking import changes_of, switch_words
 from meshwright.solver.answer import (
     OBJECTIVE_NAMES,
     Answer,
@@ -63,7 +63,7 @@ def _front_words(front: ParetoFront) -> list[str]:
             [
                 *([f"{point.plan.config.num_gpus} GPUs"] if several else []),
                 figures.configuration_words(point.plan.config),
-                *changes_of(point.plan),
+                *map(switch_words, changes_of(point.plan)),
             ]
         )
         for point in front.points

@@ -18,6 +18,7 @@ from meshwright.service.report.question import title_of
 from meshwright.service.report.rank_map import RankMap, rank_map
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
+from meshwright.service.report.summary import launcher_words, warning_words
 from meshwright.service.report.terminal import peak_words
 from meshwright.service.report.verdict import (
     Fact,
@@ -168,7 +169,8 @@ def document_of(
         what_if=what_if,
         provenance=facts_of(answer, problem, digest=digest),
         warnings=tuple(
-            map(figures.with_questions, dict.fromkeys((*answer.warnings, *problem.cluster.warnings)))
+            figures.with_questions(warning_words(one))
+            for one in dict.fromkeys((*answer.warnings, *problem.cluster.warnings))
         ),
         problem_json=problem_json,
     )
@@ -192,7 +194,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
         rooflines=tuple(map(_roof_view, details.rooflines)),
         losses=losses,
         limits=limits,
-        launcher=details.launcher,
+        launcher=launcher_words(details.launcher),
         files=tuple(details.files.items()),
         file_notes=tuple(map(figures.sentence_case, details.file_notes)),
         note=details.note,

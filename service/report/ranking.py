@@ -224,7 +224,7 @@ def short_ranking(plans: Sequence[Plan], *, rates: bool, width: int) -> Renderab
         *_outlook_columns(plans),
         Column(title="memory", cell=lambda plan: f"{figures.gib(plan.prediction.peak_memory_bytes)} GiB"),
         Column(title="risk", cell=lambda p: figures.risk(p.prediction.out_of_memory_probability), leaves=3),
-        Column(title="with", cell=_own_changes(plans), left=True, leaves=6),
+        Column(title="with", cell=own_changes(plans), left=True, leaves=6),
         Column(title="also", cell=_also, left=True, leaves=6),
     ]
     shown = [column for column in columns if len({column.cell(plan) for plan in plans}) > 1]
@@ -242,7 +242,7 @@ def switch_words(change: str) -> str:
     return change.replace("_", " ").replace("cuda ", "CUDA ").replace("moe ", "MoE ")
 
 
-def _own_changes(plans: Sequence[Plan]) -> Callable[[Plan], str]:
+def own_changes(plans: Sequence[Plan]) -> Callable[[Plan], str]:
     """Return the cell of the changes that a plan does not share with all others."""
     common = set(changes_of(plans[0])).intersection(*map(changes_of, plans))
     return lambda plan: ", ".join(switch_words(one) for one in changes_of(plan) if one not in common)

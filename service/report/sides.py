@@ -145,7 +145,7 @@ def _side(
         "rate": round(seen.tokens_per_s_per_gpu, 1),
         "mfu": round(seen.mfu * 100, 2),
         "peak": round(seen.peak_memory_bytes / GIB, 3),
-        "risk": round(seen.out_of_memory_probability * 100, 3),
+        "risk": round(seen.out_of_memory_probability * 100, 6),
     }
     values |= {f"t.{name}": round(value, 6) for name, value in terms_s.items() if abs(value) >= _SEEN_S}
     values |= {f"m.{name}": round(size / GIB, 3) for name, size in heaviest.items() if size}

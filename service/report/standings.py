@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -11,11 +12,13 @@ from meshwright.service.report.charts.bars import WIDTH
 from meshwright.service.report.formatting import COLUMNS, LONG_NAMES, SHORT_NAMES, configuration_words
 from meshwright.service.report.ranking import (
     Column,
+    changes_of,
     columns_of,
     equal_to_first,
+    own_changes,
     ranking_notes,
     simplest_of_tied,
-    switch_notes,
+    switch_words,
 )
 from meshwright.service.report.terminal import peak_words
 from meshwright.solver.answer import Answer, Plan
@@ -75,9 +78,7 @@ class Standings:
 
 def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -> Standings:
     """Return the table of all plans; those in ``detailed`` lead to their own part of the report."""
-    columns = [
-        column for column in columns_of(answer.plans, moe=problem.model.moe is not None) if column.title
-    ]
+    columns = _columns(answer.plans, moe=problem.model.moe is not None)
     headings = [
         ColumnHeading(
             title=column.title.rstrip("*"),
@@ -120,11 +121,30 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
             [
                 f"MFU of {peak} per GPU, causal attention counted",
                 *ranking_notes(answer.plans),
-                *(note.capitalize() for note in switch_notes(answer.plans)),
+                *_common_note(answer.plans),
                 "",
             ]
         ).strip(),
     )
+
+
+def _columns(plans: Sequence[Plan], *, moe: bool) -> list[Column]:
+    """Return the columns of figures, and of a configuration those in which plans differ."""
+    named = Column(title="with", cell=own_changes(plans), left=True)
+    columns = [one for one in columns_of(plans, moe=moe) if one.title not in ("", "with")]
+    columns.insert(len(columns) - (columns[-1].title == "also"), named)
+    settings = {*SHORT_NAMES.values(), "recompute", "with"}
+    return [
+        column
+        for column in columns
+        if column.title not in settings or len({column.cell(plan) for plan in plans}) > 1
+    ]
+
+
+def _common_note(plans: Sequence[Plan]) -> list[str]:
+    common = [one for one in changes_of(plans[0]) if all(one in changes_of(plan) for plan in plans)]
+    said = ", ".join(map(switch_words, common))
+    return [f"Each plan has: {said}"] if said and len(plans) > 1 else []
 
 
 class _Gauges:

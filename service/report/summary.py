@@ -235,12 +235,17 @@ def _sizes(config: Configuration, modules: Sequence[str]) -> str:
     return words.replace(" recompute", f" recomputation{of}")
 
 
+def tokens_words(plan: Plan) -> str:
+    """Return the tokens that all GPUs of a plan train in a second: ``148,000``."""
+    return _rounded(plan.prediction.tokens_per_s_per_gpu * plan.config.num_gpus)
+
+
 def _speed(answer: Answer) -> Iterator[str]:
     best = answer.plans[0]
     seen = best.prediction
     low, high = _span(seen.step_time_low_s, seen.step_time_high_s)
     yield f"{figures.seconds(seen.step_time_s)} a step, {low} to {high} likely"
-    yield f"{_rounded(seen.tokens_per_s_per_gpu * best.config.num_gpus)} tokens/s"
+    yield f"{tokens_words(best)} tokens/s"
     yield f"{percent(seen.mfu)} MFU"
     if answer.reference is not None:
         yield _against(answer.reference)
@@ -273,7 +278,13 @@ def _headline(answer: Answer) -> str:
             f"{step} a step. {figures.sentence_case(reference.name)} cannot run: {reference.problems[0]}."
         )
     theirs = figures.seconds(reference.prediction.step_time_s)
+<<<<<<< HEAD
     return f"{step} a step, {_times(reference, 'as fast as ')}{reference.name} ({theirs})."
+=======
+    if f"{reference.speedup:.1f}" == "1.0":
+        return f"{step} a step, as fast as {reference.name} ({theirs})."
+    return f"{step} a step, {reference.speedup:.1f} × as fast as {reference.name} ({theirs})."
+>>>>>>> part-rev3
 
 
 def _span(low_s: float, high_s: float) -> tuple[str, str]:
@@ -327,6 +338,7 @@ def _error(answer: Answer) -> str:
     return f"new cluster: {error.span} % off, {one} % after one run, {sixteen} % after sixteen"
 
 
+<<<<<<< HEAD
 def doubt_words(answer: Answer) -> tuple[str, ...]:
     """Return, as sentences, which plans are as good as the first, and the advice to run three."""
     tied, known = _tied(answer), expected_errors()
@@ -340,6 +352,9 @@ def doubt_words(answer: Answer) -> tuple[str, ...]:
 
 def _tied(answer: Answer) -> str:
     """Return ``#2, #4 and #5``: the plans that the model cannot tell from the first."""
+=======
+def _ties(answer: Answer) -> str:
+>>>>>>> part-rev3
     equal = sorted(equal_to_first(answer.plans))
     shown = [f"#{rank}" for rank in equal[:_THREE]]
     more = [f"{len(equal) - _THREE} more"] if len(equal) > _THREE else []
@@ -395,10 +410,17 @@ def _offers(answer: Answer) -> Iterator[Offer]:
 
 
 def _offer(lever: Lever) -> Offer:
+<<<<<<< HEAD
     kind = lever.effect.rpartition(": ")[2]  # numerics or results; explain --levers has the rest
     gain = f"would save {percent(lever.saves)}{f' ({kind})' if kind else ''}"
     return Offer(
         words=f"{_launcher_named(lever.change)} {gain}",
+=======
+    effect = f" ({lever.effect})" if lever.effect else ""
+    launcher = lever.settings.get("launcher", "") if lever.kind == "launcher" else ""
+    return Offer(
+        words=f"{launcher_words(launcher) or lever.change} would save {percent(lever.saves)}{effect}",
+>>>>>>> part-rev3
         option=option_words(lever.settings),
     )
 
@@ -411,14 +433,17 @@ def _launcher_named(change: str) -> str:
 _PATH = ("cluster.", "workload.", "search.", "model.", "launcher")
 
 
+def warning_words(warning: str) -> str:
+    """Return a warning as people read it: without the path of its field."""
+    path, colon, rest = warning.partition(": ")
+    of_field = colon and path.startswith(_PATH) and " " not in path and path != "search.allow"
+    words = clean(rest if of_field else warning)
+    return figures.sentence_case(words) if words.split(" ")[0].isalpha() else words
+
+
 def _notes(answer: Answer) -> tuple[str, ...]:
     """Return the warnings as people read them: without the path of the field; the first few."""
-    notes = []
-    for warning in answer.warnings:
-        path, colon, rest = warning.partition(": ")
-        of_field = colon and path.startswith(_PATH) and " " not in path
-        words = clean(figures.with_options(rest if of_field else warning))
-        notes.append(figures.sentence_case(words) if words.split(" ")[0].isalpha() else words)
+    notes = [figures.with_options(warning_words(one)) for one in answer.warnings]
     skipped = [one.launcher for one in answer.skipped_launchers]
     if skipped and answer.plans:
         number = len(skipped)

@@ -13,12 +13,13 @@ from meshwright.service.report.sentences import (
     HOPELESS,
     closest_words,
     odds_words,
+    option_words,
     remedy_words,
 )
-from meshwright.service.report.summary import Offer, doubt_words, mail_lines, summary_of
+from meshwright.service.report.summary import Offer, launcher_words, mail_lines, summary_of, tokens_words
 from meshwright.service.report.terminal import profile_words, searched_line, skipped_words
 from meshwright.service.verify.limits import unbuilt_words
-from meshwright.solver.answer import Answer, Plan, Shortfall
+from meshwright.solver.answer import Answer, Plan, Remedy, Shortfall
 from meshwright.solver.explain.sentences import limit_words
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import unpriced_base
@@ -55,12 +56,12 @@ class Verdict:
     kind: Literal["proved", "open", "infeasible", "none"]
     badge: str
     sentence: str
-    certainty: str  # the answer's own sentence; empty for a plan that is not the first
+    certainty: str  # what was searched, and the error to expect; empty for a plan that is not the first
     notes: tuple[str, ...] = ()
     card: Card | None = None
     nearest: StackedBar | None = None  # where nothing fits: the memory that is missing
     reasons: tuple[str, ...] = ()
-    remedies: tuple[tuple[str, str], ...] = ()  # changes, each with its plan
+    remedies: tuple[tuple[str, str, str], ...] = ()  # changes, each with its option and its plan
     closest: str = ""  # plan_id of the plan nearest to fitting, or of the soonest one
     against: str = ""  # the step next to that of what one would run today, where that is known
     offers: tuple[Offer, ...] = ()  # what else would help
@@ -70,7 +71,7 @@ class Verdict:
 
 def question_of(problem: Problem) -> tuple[Fact, ...]:
     """Return the question, piece by piece."""
-    model, cluster, batch, precision, launcher = question_words(problem)
+    model, cluster, batch, precision, _ = question_words(problem)
     options = problem.options
     limits = [f"{name} = {value}" for name, value in sorted(options.pin.items())]
     limits += [f"{name} from {low} to {high}" for name, (low, high) in sorted(options.bounds.items())]
@@ -84,7 +85,7 @@ def question_of(problem: Problem) -> tuple[Fact, ...]:
         Fact(label="Cluster", value=cluster),
         Fact(label="Batch", value=batch.removeprefix("batch ")),
         Fact(label="Precision", value=precision),
-        Fact(label="Launcher", value=launcher.removeprefix("for ")),
+        Fact(label="Launcher", value=launcher_words(problem.launcher)),
         Fact(label="Accepted risk", value=f"{risk} of running out of memory"),
     ]
     if limits:
@@ -97,12 +98,14 @@ def verdict_of(answer: Answer, problem: Problem) -> Verdict:
     ended, summary = _ended(answer, problem), summary_of(answer, problem)
     first = bool(answer.plans) and answer.plans[0].rank <= 1
     fits = first and summary.fits
+    facts = {fact.label: fact.text for fact in summary.facts} if fits else {}
     return replace(
         ended,
+        sentence=facts.get("run", ended.sentence),
+        certainty=facts.get("sure", ended.certainty),
         skipped=skipped_words(answer),
         against=summary.headline if fits and answer.reference is not None else "",
         offers=summary.offers if fits else (),
-        notes=(*doubt_words(answer), *ended.notes) if fits else ended.notes,
         mail=tuple(mail_lines(summary)) if first or not answer.plans else (),
     )
 
@@ -121,13 +124,11 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
     best = answer.plans[0]
     if best.rank > 1:
         return _ranked(best)
-    used, total = best.config.num_gpus, problem.cluster.num_gpus
-    gpus = f" on {used} of {total} GPUs" if used != total else ""
     notes = (figures.order_sentence(best), unbuilt_words(best, problem))
     return Verdict(
         kind="proved" if answer.is_optimal else "open",
         badge="optimal" if answer.is_optimal else "best found",
-        sentence=f"{figures.configuration_words(best.config, figures.LONG_NAMES)}{gpus}",
+        sentence=figures.configuration_words(best.config, figures.LONG_NAMES),
         certainty=answer.certainty,
         card=card_of(best),
         notes=tuple(note for note in notes if note),
@@ -165,7 +166,7 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         f"{' + '.join(limits)} cannot all be met" if len(limits) > 1 else f"Limiting factor: {limits[0]}"
         for limits in found.conflicts
     )
-    remedies = tuple(map(remedy_words, found.remedies)) or tuple((change, "") for change in found.changes)
+    remedies = tuple(map(_remedy, found.remedies)) or tuple((change, "", "") for change in found.changes)
     near, closest = found.nearest, found.closest
     if closest is not None and _is_near(closest):
         sentence = found.verdict
@@ -184,9 +185,17 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         nearest=_missing(near) if near is not None else None,
         reasons=tuple(map(figures.sentence_case, (*found.reasons, *conflicts))),
         remedies=remedies,
-        notes=() if closest is None else (figures.sentence_case(closest_words(closest, problem)),),
+        notes=(figures.sentence_case(closest_words(closest, problem)),)
+        if closest is not None and _is_near(closest)
+        else (),
         closest="" if closest is None else closest.plan_id,
     )
+
+
+def _remedy(remedy: Remedy) -> tuple[str, str, str]:
+    """Return a change, its option of the command line, and the plan that it leads to."""
+    option = option_words(remedy.settings)
+    return figures.sentence_case(remedy.change), option, remedy_words(remedy)[1]
 
 
 def _is_near(closest: Plan) -> bool:
@@ -215,12 +224,13 @@ def card_of(plan: Plan) -> Card:
                 value=figures.step_time(seen),
                 hint="one optimizer step, with its 80 % interval",
             ),
-            Fact(label="Peak memory", value=of, hint="of the heaviest stage, of what a GPU has"),
+            Fact(label="Tokens/s", value=tokens_words(plan), hint="tokens trained per second by all GPUs"),
             Fact(label="MFU", value=percent(seen.mfu), hint=figures.COLUMNS["MFU"]),
+            Fact(label="Peak memory", value=of, hint="of the heaviest stage, of what a GPU has"),
             Fact(
-                label="Tokens/s/GPU",
-                value=figures.count(round(seen.tokens_per_s_per_gpu)),
-                hint=figures.COLUMNS["tokens/s/GPU"],
+                label="OOM risk",
+                value=figures.risk(seen.out_of_memory_probability),
+                hint=figures.COLUMNS["OOM risk"],
             ),
         ),
         step=step_bar(plan),

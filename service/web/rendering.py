@@ -16,6 +16,7 @@ from meshwright.service.auth.access import Caller
 from meshwright.service.auth.keys import SCOPES
 from meshwright.service.report.formatting import sentence_case
 from meshwright.service.report.page import HTML, environment
+from meshwright.service.report.summary import launcher_words
 from meshwright.service.web.assets import SCRIPTS, STYLES, address_of
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -46,6 +47,7 @@ def templates() -> Environment:
     made = environment().overlay(loader=FileSystemLoader([TEMPLATES, HTML]))
     made.filters["moment"] = _moment
     made.filters["sentence_case"] = sentence_case
+    made.filters["launcher_words"] = launcher_words
     return made
 
 

@@ -18,6 +18,7 @@ from meshwright.service.report.formatting import gib, seconds, with_questions
 from meshwright.service.report.question import sweep_title, title_of
 from meshwright.service.report.sides import ComparisonTable, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
+from meshwright.service.report.summary import warning_words
 from meshwright.service.report.verdict import Fact, Verdict, question_of, verdict_of
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
@@ -176,7 +177,10 @@ def answer_page(
         standings=_standings(answer, problem, is_whole=is_first and next_page_token is None),
         comparison=comparison_of(answer, answer.plans[0].plan_id) if answer.plans else None,
         pareto=pareto_scatter(answer, answer.plans[0].plan_id) if has_front else None,
-        warnings=tuple(map(with_questions, dict.fromkeys((*answer.warnings, *problem.cluster.warnings)))),
+        warnings=tuple(
+            with_questions(warning_words(one))
+            for one in dict.fromkeys((*answer.warnings, *problem.cluster.warnings))
+        ),
         chosen=answer.plans[0].plan_id if is_first and answer.plans else "",
         launcher=_launcher(answer, problem) if is_first else "",
         ranks=(answer.plans[0].rank, answer.plans[-1].rank) if answer.plans else None,

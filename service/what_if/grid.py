@@ -15,6 +15,8 @@ from typing import Literal
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.report import formatting as figures
+from meshwright.service.report.ranking import switch_words
+from meshwright.service.report.summary import launcher_words
 from meshwright.service.report.what_if import WhatIf, WhatIfs
 from meshwright.service.what_if.carried import CarriedConfiguration, WhatIfPlan, candidate_of, carried_over
 from meshwright.service.what_if.changes import SUBJECTS, WhatIfQuestion, changes_of, settled
@@ -210,8 +212,8 @@ def _words(candidate: CarriedConfiguration, asked: CarriedConfiguration) -> str:
 
 def _pieces(candidate: CarriedConfiguration, asked: CarriedConfiguration) -> list[str]:
     words = figures.configuration_words(candidate.configuration).split(" · ")
-    words += [f"{name} {value}" for name, value in candidate.workload]
-    words += [candidate.launcher] if candidate.launcher != asked.launcher else []
+    words += [switch_words(f"{name} {value}") for name, value in candidate.workload]
+    words += [launcher_words(candidate.launcher)] if candidate.launcher != asked.launcher else []
     return words
 
 

@@ -12,7 +12,7 @@ def test_from_a_question_to_launch_files(page: Page, server: RunningServer) -> N
     fill_in(page, server.url)
     search(page)
     await_answer(page)
-    expect(page.locator(".answer .certainty")).to_contain_text("configurations")
+    expect(page.locator(".answer .certainty")).to_contain_text("under our model")
     expect(page.locator("figure.course svg .incumbent")).to_be_attached()
 
     page.get_by_label("First").select_option(index=0)

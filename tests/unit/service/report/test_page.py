@@ -165,7 +165,7 @@ def test_costs_that_predict_another_step_draw_no_timeline() -> None:
     [
         (an_infeasible_answer(), "Nothing fits: each of"),
         (an_answer(status="unknown", plans=()), "configurations, and nothing is proved."),
-        (an_answer(status="feasible", certified_by=(), gap=0.03), "within 3.0 % of the best possible"),
+        (an_answer(status="feasible", certified_by=(), gap=0.03), "at most 3.0 % from the best"),
         (an_answer(a_plan(rank=4)), "rank 4"),
     ],
 )

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshwright.service.report.summary import mail_lines, summary_of, title_words
+from meshwright.service.report.standings import standings_of
+from meshwright.service.report.summary import mail_lines, summary_of, title_words, warning_words
 from meshwright.service.report.terminal import render_summary
 from meshwright.service.report.verdict import verdict_of
 from meshwright.solver.answer import Answer, Lever, Odds, Reference
@@ -145,9 +146,37 @@ def test_report_and_page_lead_with_the_comparison_and_have_the_facts_for_a_mail(
     answer = an_answer(reference=RECIPE, levers=(BF16,))
     verdict = verdict_of(answer, a_problem())
     assert verdict.against == "32.8 s a step, 1.4 × as fast as Megatron-Bridge's recipe (45.9 s)."
+    facts = {fact.label: fact.text for fact in summary_of(answer, a_problem()).facts}
+    assert (verdict.sentence, verdict.certainty) == (facts["run"], facts["sure"])
     assert [offer.option for offer in verdict.offers] == ["--allow gradient_dtype"]
     assert verdict.mail == tuple(mail_lines(summary_of(answer, a_problem())))
     questions = [line.partition("?")[0] for line in verdict.mail[2:]]
     assert questions == [
         "What do I run", "How fast is it", "Does it fit", "How sure is it", "What would help"
     ]  # fmt: skip
+
+
+def test_a_page_says_warnings_and_changes_as_a_terminal_does() -> None:
+    assert warning_words("cluster.groups.0.gpu: h100: assuming SXM") == "h100: assuming SXM"
+    assert warning_words("search.allow: switches would rank it") == "search.allow: switches would rank it"
+    answer = an_infeasible_answer()
+    assert answer.infeasible is not None
+    answer = replace(answer, infeasible=replace(answer.infeasible, remedies=(BF16,)))
+    ((change, option, plan),) = verdict_of(answer, a_problem()).remedies
+    assert (change, option) == ("Bf16 gradients", "--allow gradient_dtype")
+    assert "--" not in plan
+
+
+def test_the_table_of_a_page_has_the_settings_in_which_its_plans_differ() -> None:
+    graph = {"cuda_graph": "full_iteration"}
+    plans = (
+        replace(a_plan(), workload=graph),
+        replace(
+            a_plan(rank=2, plan_id="b", micro_batch_size=2), workload=graph | {"recompute_modules": "mlp"}
+        ),
+    )
+    table = standings_of(an_answer(*plans), a_problem(), set())
+    settings = [one.title for one in table.headings if one.kind == "size" or one.title == "with"]
+    assert settings == ["mbs", "with"]
+    assert [row.entries[-1][0] for row in table.rows] == ["", "recompute modules mlp"]
+    assert table.note.endswith("Each plan has: CUDA graph full iteration.")
