@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.profiles.layers.mixing import attention, context, latent_attention, mixer
 from meshwright.profiles.layers.mlp import experts, mlp
-from meshwright.profiles.layers.operators import Block, Layer, Matrix, Operator, Vector
+from meshwright.profiles.layers.operators import Layer, Matrix, Operator, Vector
 
 if TYPE_CHECKING:
     from meshwright.profiles.model import LayerKind, ModelSpec
@@ -52,21 +52,20 @@ def _further(model: ModelSpec) -> Iterator[Operator]:
     """Yield what some models have between attention and MLP, whole on every rank."""
     h = model.hidden_size
 
-    def one(title: str, name: str, inputs: int, outputs: int, *, streams: bool = True) -> Operator:
+    def one(title: str, name: str, inputs: int, outputs: int) -> Operator:
         matrix = Matrix(name=name, inputs=inputs, outputs=outputs, split="nothing")
-        block: Block = "streams" if streams else "embedding"
-        return Operator(name=name, title=title, block=block, matrices=(matrix,))
+        return Operator(name=name, title=title, block="between", matrices=(matrix,))
 
     if size := model.layer_embedding_size:
-        yield one("gate of the layer's embeddings", "per_layer_input_gate", h, size, streams=False)
-        yield one("projection of the layer's embeddings", "per_layer_projection", size, h, streams=False)
+        yield one("gate of the layer's embeddings", "per_layer_input_gate", h, size)
+        yield one("projection of the layer's embeddings", "per_layer_projection", size, h)
     if streams := model.streams:
         count, rank = streams.count, streams.low_rank
         sides = {"correction_coefs": (count, count), "prediction_coefs": (count, count**2),
                  "modality_router": (h, count)}  # fmt: skip
         small = [Matrix(name=n, inputs=a, outputs=b, split="nothing") for n, (a, b) in sides.items()]
         yield Operator(
-            name="streams", title="streams", block="streams", is_priced=False, matrices=tuple(small),
+            name="streams", title="streams", block="between", is_priced=False, matrices=tuple(small),
             further_products=h * count * (count + 1),
         )  # fmt: skip
         yield one("low rank down", "linear_left", h, rank)

@@ -18,6 +18,7 @@ _TITLES = {
     "f_b_proj": "decays",
     "g_b_proj": "gate",
 }
+# Heads of keys, or of queries and keys, in a projection for each head of keys, by its name.
 _KEYS = {"q_proj": 1, "k_proj": 1, "in_proj_qkv": 2, "in_proj_qkvz": 2, "in_proj": 2, "qkv_proj": 2}
 _LATENTS = ("f_a_proj", "g_a_proj")  # whole on every rank
 
@@ -71,9 +72,7 @@ def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:
     up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     yield one("kv_up", "key/value up", Matrix(name="kv_b_proj", inputs=mla.kv_lora_rank, outputs=up))
     if model.gate_width:
-        gate = Matrix(
-            name="g_proj", inputs=h, outputs=model.gate_width, is_linear=not model.gate_in_queries
-        )
+        gate = Matrix(name="g_proj", inputs=h, outputs=model.gate_width)
         yield one("attention_gate", "attention gate", gate, target="")
     if indexer := model.chooser:
         size = indexer.head_dim
@@ -92,14 +91,13 @@ def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:
 def mixer(model: ModelSpec, own: MixerSpec, *, closes: bool = True) -> Iterator[Operator]:
     """Yield the products and the convolution of a mixer."""
     h, inner = model.hidden_size, own.inner_products()
-    copied = 0 if inner or own.kind == "short_convolution" else own.num_key_heads
+    keys = {} if inner or own.kind == "short_convolution" else _KEYS  # of which a rank has a head at least
     read = []
     for name, width in own.projections().items():
-        size = own.key_head_dim * _KEYS.get(name, 0) if copied else 0
+        size = own.key_head_dim * keys.get(name, 0)
+        heads = own.num_key_heads if size else 0
         split: Split = "nothing" if name in _LATENTS else "outputs"
-        read.append(
-            Matrix(name=name, inputs=h, outputs=width, heads=copied * bool(size), of_head=size, split=split)
-        )
+        read.append(Matrix(name=name, inputs=h, outputs=width, heads=heads, of_head=size, split=split))
     yield Operator(name="mixer_in", title="mixer in", block="mixer", matrices=tuple(read))
     for name, (inputs, outputs, side) in inner.items():
         matrix = Matrix(name=name, inputs=inputs, outputs=outputs, split=side)

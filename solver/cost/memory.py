@@ -624,17 +624,24 @@ def memory_prices(
 ) -> dict[str, FloatArray]:
     """Return the memory fields of RowPrices.
 
-    Offloaded activations leave two layers' on the GPU: one in use, one on its way; a replayed layer's are
-    its input, next to what its replay needs. Where the backward pass
-    is split, a replayed layer keeps all its activations until its weight gradients are done; a micro-batch
-    in flight is counted so from the start, so that a recomputed layer never weighs too little.
+    Offloaded activations leave two layers' on the GPU: one in use, one on its way. A replayed layer's are
+    its input, next to what its replay needs. Where the backward pass is split, a replayed layer keeps all
+    its activations until its weight gradients are done. A micro-batch in flight is counted so from the
+    start, so that a recomputed layer never weighs too little.
+
+    Args:
+        ctx: the rows.
+        layout: kinds of layers, and how many of each.
+        weights: of a rank by part: kinds of layers, embedding, head with prediction layers.
+        trained: those of them that are trained.
     """
     zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
     last = len(layout.kinds)
-    head = [] if ctx.optimizer.head_apart or ctx.model.tied_embeddings else [last + 1]
+    # parts besides layers whose weights the optimizer takes as matrices
+    further = [] if ctx.optimizer.head_apart or ctx.model.tied_embeddings else [last + 1]
     states = [
-        state_bytes(ctx, *both, matrices=part < last or part in head)
-        for part, both in enumerate(zip(weights, trained, strict=True))
+        state_bytes(ctx, *pair, matrices=part < last or part in further)
+        for part, pair in enumerate(zip(weights, trained, strict=True))
     ]
     held = {
         f"{term.name}_bytes": np.stack([getattr(state, term.name) for state in states], axis=1)
@@ -650,44 +657,48 @@ def memory_prices(
         for name in ("gradients_bytes", "reduced_gradients_bytes"):
             held[name][:, : last + 1 - int(ctx.model.tied_embeddings)] = 0.0
     # of one micro-batch, by part: layer kinds, embedding, and the head with its prediction layers
-    first = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)  # masks
+    of_embedding = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)  # masks
     if ctx.facts.embedding_products and EMBEDDING in ctx.trained_modules:
-        first = first + one_hot_bytes(ctx)  # the table's gradient reads them, last of all
-    extra = np.zeros_like(ctx.t)
+        of_embedding = of_embedding + one_hot_bytes(ctx)  # the table's gradient reads them, last of all
+    of_prediction = np.zeros_like(ctx.t)
     if depth := ctx.model.num_mtp_layers:
-        extra = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * depth
-    layers = [layer_activation_bytes(ctx.of(each), each.kind) for each in layout.kinds]
-    first = first + tower_bytes(ctx) if ctx.model.tower else first
-    activations = [*layers, first, extra]
+        of_prediction = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * depth
+    of_layers = [layer_activation_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+    of_embedding = of_embedding + tower_bytes(ctx) if ctx.model.tower else of_embedding
+    activations = [*of_layers, of_embedding, of_prediction]
     largest = np.maximum.reduce(activations[:-2])
-    whole, inputs, copying = activations[:-2], checkpoint_bytes(ctx), zero
-    if (spilled := ctx.offloads_activations).any():
-        gone = [np.where(spilled, offloaded_bytes(ctx.of(one), one.kind), 0.0) for one in layout.kinds]
-        whole = [np.where(ctx.full, a, a - b) for a, b in zip(whole, gone, strict=True)]
-        copying = 2.0 * np.maximum.reduce(gone)
-        inputs = inputs - np.where(ctx.full, gone[0], 0.0)  # of each layer alike
+    # of a layer that is not replayed, and of one that is: ``plain`` and ``replayed``
+    plain, replay_inputs, copying = activations[:-2], checkpoint_bytes(ctx), zero
+    if (offloads := ctx.offloads_activations).any():
+        spillable = [offloaded_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+        offloaded = [np.where(offloads, layer, 0.0) for layer in spillable]
+        plain = [np.where(ctx.full, a, a - b) for a, b in zip(plain, offloaded, strict=True)]
+        copying = 2.0 * np.maximum.reduce(offloaded)
+        replay_inputs = replay_inputs - np.where(ctx.full, offloaded[0], 0.0)  # of each layer alike
     split = ctx.splits_backward
-    kept = [np.where(split, layer, inputs) for layer in whole]
+    replayed = [np.where(split, stored, replay_inputs) for stored in plain]
     cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
     # a second micro-batch computes a layer while the first exchanges tokens
     overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
-    waiting = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0)
-    freed, layer = np.where(ctx.full, kept[-1], whole[-1]), trained[last - 1]
-    ends = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
-    of_head, of_layer = reducing_bytes(ctx, ends, layer.dense + layer.routed, waiting, freed)
-    updating = _updated_bytes(ctx, layout, trained) - _pass_bytes(layout, ctx, whole, kept)
+    # what a layer's pass begins with: copies on their way to the host, and what a replay makes
+    begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0)
+    freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
+    head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
+    largest_layer = layer_weights.dense + layer_weights.routed
+    of_head, of_layer = reducing_bytes(ctx, head_weights, largest_layer, begun, freed)
+    update = _updated_bytes(ctx, layout, trained) - _pass_bytes(layout, ctx, plain, replayed)
     bytes_of = {
         **held,
-        "activation_bytes": np.stack([*whole, *activations[-2:]], axis=1),
-        "checkpoint_bytes": np.stack([*kept, zero, zero], axis=1),
+        "activation_bytes": np.stack([*plain, *activations[-2:]], axis=1),
+        "checkpoint_bytes": np.stack([*replayed, zero, zero], axis=1),
         "head_workspace_bytes": np.maximum(head_workspace_bytes(ctx) + cached, of_head),
-        "replay_workspace_bytes": np.maximum(np.maximum(waiting, of_layer), updating),
+        "replay_workspace_bytes": np.maximum(np.maximum(begun, of_layer), update),
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
         + shard_buffer_bytes(ctx, weights[last - 1], layer=True),
     }
     return {
         **ctx.sharding.turns,
-        **{name: each * ctx.element_scale for name, each in bytes_of.items()},
+        **{name: amount * ctx.element_scale for name, amount in bytes_of.items()},
         "context_bytes": ctx.constants.context_bytes * one,
         "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * one,
     }

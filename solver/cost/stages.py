@@ -304,9 +304,13 @@ class Stages:
 def chunks_of(
     columns: Columns, layout: LayerLayout, stage_layers: IntArray, replayed_layers: IntArray | None = None
 ) -> Chunks:
-    """Count the parts of every chunk; ``stage_layers`` sums to the number of layers in each row.
+    """Count the parts of every chunk.
 
-    ``replayed_layers`` (n, C) are recomputed where chunks do not all recompute ``recompute_layers``.
+    Args:
+        columns: the rows.
+        layout: kinds of layers in their order.
+        stage_layers: layers of each chunk, (n, C); a row's sum is the number of layers.
+        replayed_layers: the most that each chunk recomputes, (n, C); None: ``recompute_layers`` of the row.
     """
     p, width = columns.pipeline_parallel_size, stage_layers.shape[1]
     num_chunks, num_ranks = p * columns.virtual_pipeline_size, int(p.max(initial=1))
@@ -314,16 +318,16 @@ def chunks_of(
     # parts lead in memory, so that the counts of one kind lie together
     shape = (layout.num_kinds + 2, *stage_layers.shape)
     parts, replayed = (np.moveaxis(np.zeros(shape), 0, 2) for _ in range(2))
-    most = columns.recompute_layers[:, None] if replayed_layers is None else replayed_layers
-    again = np.minimum(stage_layers, most)
-    parts[..., 0], replayed[..., 0] = stage_layers, again
+    limit = columns.recompute_layers[:, None] if replayed_layers is None else replayed_layers
+    num_replayed = np.minimum(stage_layers, limit)
+    parts[..., 0], replayed[..., 0] = stage_layers, num_replayed
     if layout.num_kinds > 1:  # all layers so far; those of other kinds leave
         starts = np.cumsum(stage_layers, axis=1) - stage_layers
         for kind in range(1, layout.num_kinds):
-            before = layout.cumulative[:, kind].astype(np.float64)
-            first = before[starts]
-            parts[..., kind] = before[starts + stage_layers] - first
-            replayed[..., kind] = before[starts + again] - first
+            up_to = layout.cumulative[:, kind].astype(np.float64)
+            preceding = up_to[starts]
+            parts[..., kind] = up_to[starts + stage_layers] - preceding
+            replayed[..., kind] = up_to[starts + num_replayed] - preceding
             parts[..., 0] -= parts[..., kind]
             replayed[..., 0] -= replayed[..., kind]
     parts[:, 0, -2] = 1.0
@@ -334,8 +338,8 @@ def chunks_of(
         # The head takes the hidden states of prediction layers from the last layer's, one behind another
         # (Megatron-LM d98e8a64 ``megatron/core/transformer/multi_token_prediction.py:976``).
         kind = layout.num_kinds - 1 - 2 * layout.counts_ends
-        further = layout.predicted * parts[..., kind] * (np.arange(width) < num_chunks[:, None] - 1)
-        sent, returned = valid + further, valid + np.roll(further, 1, axis=1)
+        predictions = layout.predicted * parts[..., kind] * (np.arange(width) < num_chunks[:, None] - 1)
+        sent, returned = valid + predictions, valid + np.roll(predictions, 1, axis=1)
     return Chunks(
         valid=valid,
         rank=rank,

@@ -146,13 +146,18 @@ def tail_of(
     tensors: Sequence[float],
     counts: Sequence[float],
 ) -> Tail:
-    """Return exposed exchange and optimizer time of every part's trained weights, in ``tensors`` each.
-
-    The model has ``counts`` of each part.
+    """Return exposed exchange and optimizer time of every part's trained weights.
 
     Where a framework overlaps, little of the exchange is seen during the passes (``exposed_s``); torch's
     pipeline runtime hides the gathers alone, under a forward pass. On top of the optimizer's traffic, a
     kept gradient buffer is zeroed and scaled once (12 bytes a weight).
+
+    Args:
+        ctx: the rows.
+        trained: weights of one of each part.
+        passes: seconds of one micro-batch's passes of each part.
+        tensors: number of tensors that hold each part's weights.
+        counts: how many of each part the model has.
     """
     weights = Weights(
         dense=np.array([own.dense for own in trained]),
@@ -160,47 +165,52 @@ def tail_of(
         ends=np.array([own.ends + np.zeros_like(ctx.t) for own in trained]),
         whole=np.array([own.whole + np.zeros_like(ctx.t) for own in trained]),
     )
-    each = ctx.sharding.gathered_bytes
-    under = PassSeconds(
+    hiding = PassSeconds(
         forward=np.array([part.forward for part in passes]),
         backward=np.array([part.backward for part in passes]),
     )
-    sent = weights.dense - weights.ends * ctx.small_copies * (1.0 - 2.0 / ctx.sharding.gradient_bytes_sent)
-    gradients, parameters = _exchange_s(ctx, sent, weights.dense_bytes(each), ctx.dense_replicas)
+    in_2_bytes = weights.ends * ctx.small_copies  # counted as the weights that would send as much
+    reduced = weights.dense - in_2_bytes * (1.0 - 2.0 / ctx.sharding.gradient_bytes_sent)
+    dense_bytes = weights.dense_bytes(ctx.sharding.gathered_bytes)
+    gradients_s, parameters_s = _exchange_s(ctx, reduced, dense_bytes, ctx.dense_replicas)
     if weights.routed.any():
-        of_experts = weights.routed * ctx.sharding.gathered_expert_bytes
-        experts = _exchange_s(ctx, weights.routed, of_experts, ctx.expert_replicas)
-        gradients, parameters = gradients + experts[0], parameters + experts[1]
-    exchange, fetched = gradients + parameters, exposed_s(parameters, under.forward, OVERLAP_SLOWDOWN)
-    hidden = exposed_s(exchange, _hiding_s(ctx, under), OVERLAP_SLOWDOWN)
+        expert_bytes = weights.routed * ctx.sharding.gathered_expert_bytes
+        experts_s = _exchange_s(ctx, weights.routed, expert_bytes, ctx.expert_replicas)
+        gradients_s, parameters_s = gradients_s + experts_s[0], parameters_s + experts_s[1]
+    exchange_s = gradients_s + parameters_s
+    gathered_s = exposed_s(parameters_s, hiding.forward, OVERLAP_SLOWDOWN)
+    overlapped_s = exposed_s(exchange_s, _hiding_s(ctx, hiding), OVERLAP_SLOWDOWN)
     if ctx.buckets.any() and not ctx.facts.keeps_buckets:
-        hidden = hidden + _last_bucket(sent * ctx.sharding.gradient_bytes_sent, ctx) * (exchange - hidden)
-    apart = np.where(ctx.sharding.in_torch_pipeline, gradients + fetched, exchange)
-    exchange = np.where(ctx.sharding.hides_reductions, hidden, apart)
+        last = _last_bucket(reduced * ctx.sharding.gradient_bytes_sent, ctx)  # a share: nothing hides it
+        overlapped_s = overlapped_s + last * (exchange_s - overlapped_s)
+    visible_s = np.where(ctx.sharding.in_torch_pipeline, gradients_s + gathered_s, exchange_s)
+    exchange_s = np.where(ctx.sharding.hides_reductions, overlapped_s, visible_s)
     if ctx.facts.gathers_tensors:
-        exchange = exchange + _copied_back_s(ctx, weights, tensors)
+        exchange_s = exchange_s + _copied_back_s(ctx, weights, tensors)
     if (ctx.g > 1).any():
-        exchange = exchange + _left_whole_s(ctx, weights)
-    dense = weights.dense / ctx.dense_replicas.sharing
-    routed = weights.routed / ctx.expert_replicas.sharing
-    updated = dense + routed
-    moved = updated * ctx.constants.update_bytes * ctx.moved_share
+        exchange_s = exchange_s + _left_whole_s(ctx, weights)
+    own_dense = weights.dense / ctx.dense_replicas.sharing
+    own_routed = weights.routed / ctx.expert_replicas.sharing
+    updated = own_dense + own_routed
+    moved_bytes = updated * ctx.constants.update_bytes * ctx.moved_share
     if ctx.facts.main_gradient:
-        whole = ctx.sharding.adds_whole_gradients
-        moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
-    seconds = moved / ctx.hbm_bytes_per_s
+        adds_whole = ctx.sharding.adds_whole_gradients
+        buffered = np.where(adds_whole, weights.dense + weights.routed, updated)
+        moved_bytes = moved_bytes + buffered * _BUFFER_BYTES
+    update_s = moved_bytes / ctx.hbm_bytes_per_s
     if ctx.optimizer.newton_schulz:
-        seconds = seconds + _orthogonal_s(ctx, dense, routed)
+        update_s = update_s + _orthogonal_s(ctx, own_dense, own_routed)
     if ctx.optimizer.low_rank:
-        seconds = seconds + _projected_s(ctx, dense)
+        update_s = update_s + _projected_s(ctx, own_dense)
     # The GPU updates its share of the states while the CPU works: its update is launched first, and the CPU
     # waits for its own gradients alone (Megatron-Core 0.19 ``cpu_offloading/hybrid_optimizer.py step``).
-    share = ctx.share_offloaded
-    if share.any():
-        seconds = np.maximum((1.0 - share) * seconds, _offloaded_s(ctx, share * updated, under, counts))
+    host_share = ctx.share_offloaded
+    if host_share.any():
+        on_host_s = _offloaded_s(ctx, host_share * updated, hiding, counts)
+        update_s = np.maximum((1.0 - host_share) * update_s, on_host_s)
     if ctx.facts.cpu_update_interval > 1.0:
-        seconds = seconds + _selected_s(ctx, weights)
-    return Tail(data_parallel=exchange, optimizer=seconds)
+        update_s = update_s + _selected_s(ctx, weights)
+    return Tail(data_parallel=exchange_s, optimizer=update_s)
 
 
 def _left_whole_s(ctx: Context, weights: Weights) -> FloatArray:

@@ -52,25 +52,33 @@ class Slots:
 
 
 def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str) -> list[int]:
-    """Return the passes of one rank in the order in which it runs them."""
+    """Return the passes of one rank in the order in which it runs them.
+
+    Args:
+        rank: of the pipeline, from 0.
+        pp: ranks of the pipeline.
+        vpp: chunks of a rank.
+        num_microbatches: of a step; in rounds of ``pp`` where chunks interleave.
+        schedule: its name; one of ``AUTOMATIC`` has the fixed order that is tried next to its own.
+    """
     slots = Slots(num_chunks=pp * vpp, num_microbatches=num_microbatches)
     if schedule in V_SHAPED and vpp > 1:
         return _v_shaped(rank, pp, slots)
     if schedule == "looped_bfs":
         return _breadth_first(rank, pp, vpp, slots)
     # forward passes: pp micro-batches of a chunk, then of the next
-    number = np.arange(num_microbatches * vpp)
-    chunk = number % (pp * vpp) // pp * pp + rank
-    micro = number // (pp * vpp) * pp + number % pp
-    turned = (vpp - 1) * pp + 2 * rank - chunk
-    forward, backward = slots.forward(chunk, micro), slots.backward(turned, micro)
+    place = np.arange(num_microbatches * vpp)
+    chunk = place % (pp * vpp) // pp * pp + rank
+    micro = place // (pp * vpp) * pp + place % pp
+    backward_chunk = (vpp - 1) * pp + 2 * rank - chunk
+    forward, backward = slots.forward(chunk, micro), slots.backward(backward_chunk, micro)
     behind = pp - rank - 1
     if schedule in _TWICE or (vpp > 1 and schedule not in SPLIT_BACKWARD):
         behind *= 2
     # forward passes before a rank alternates; one more precedes its first backward pass
     warmup = min(len(chunk), behind + (vpp - 1) * pp)
     if schedule in SPLIT_BACKWARD:
-        weight = slots.weight(turned, micro).tolist()
+        weight = slots.weight(backward_chunk, micro).tolist()
         lag = 2 * rank if schedule in _TWICE else rank
         return _with_weights(forward.tolist(), backward.tolist(), weight, warmup=warmup, lag=lag)
     if schedule == "gpipe":
@@ -87,7 +95,15 @@ def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: s
 def _with_weights(
     forward: list[int], backward: list[int], weight: list[int], *, warmup: int, lag: int
 ) -> list[int]:
-    """Return forward, input gradient, and the weight gradient of ``lag`` backward passes ago, in turn."""
+    """Return forward, input gradient, and the weight gradient of ``lag`` backward passes ago, in turn.
+
+    Args:
+        forward: slots of forward passes in their order; the others likewise.
+        backward: of input gradients.
+        weight: of weight gradients.
+        warmup: forward passes before the first input gradient.
+        lag: input gradients before the first weight gradient.
+    """
     order = forward[:warmup]
     for k, slot in enumerate(backward):
         order += forward[warmup + k : warmup + k + 1]
@@ -115,17 +131,17 @@ def _v_shaped(rank: int, pp: int, slots: Slots) -> list[int]:
     m, ends = slots.num_microbatches, (rank, 2 * pp - 1 - rank)
     micros = max(2 * pp - 1, m)
     done = {(kind, end): 0 for kind in "FBW" for end in (0, 1)}
-    number = {"F": slots.forward, "B": slots.backward, "W": slots.weight}
+    slot_of = {"F": slots.forward, "B": slots.backward, "W": slots.weight}
     order: list[int] = []
 
     def run(*passes: str) -> None:
         """Run passes such as ``F0``: the next forward pass of the first chunk."""
-        for one in passes:
-            kind, end = one[0], int(one[1])
+        for name in passes:
+            kind, end = name[0], int(name[1])
             micro = done[kind, end]
             done[kind, end] += 1
             if micro < m:
-                order.append(number[kind](ends[end], micro))
+                order.append(slot_of[kind](ends[end], micro))
 
     run(*["F0"] * (2 * (pp - rank) - 1))
     run(*["F1", "F0"] * rank)
@@ -201,39 +217,40 @@ def automatic_finish_s(
     forward_end: list[list[float]] = [[0.0] * m, *([] for _ in range(p))]
     input_end: list[list[float]] = [*([] for _ in range(p)), forward_end[p]]
     ahead, waiting, free, peak = [0] * p, [0] * p, [0.0] * p, 0.0
-    wake = [(0.0, rank) for rank in range(p)]
-    while wake:
-        now, rank = heappop(wake)
+    wakes = [(0.0, rank) for rank in range(p)]
+    while wakes:
+        now, rank = heappop(wakes)
         if now < free[rank]:
             continue
-        before, behind = forward_end[rank], input_end[rank + 1]
-        forwards, inputs = len(forward_end[rank + 1]), len(input_end[rank])
+        # when the ranks before and behind have handed on their forward passes and gradients
+        handed_on, handed_back = forward_end[rank], input_end[rank + 1]
+        num_forwards, num_inputs = len(forward_end[rank + 1]), len(input_end[rank])
         held = ahead[rank] + WAITING_SHARE * waiting[rank]
-        if inputs < len(behind) and behind[inputs] <= now:
-            kind, end, other = "input", now + input_s[rank], rank - 1
+        if num_inputs < len(handed_back) and handed_back[num_inputs] <= now:
+            kind, end, neighbour = "input", now + input_s[rank], rank - 1
             input_end[rank].append(end)
             ahead[rank] -= 1
             waiting[rank] += 1
         elif (
-            forwards < len(before)
-            and before[forwards] <= now
+            num_forwards < len(handed_on)
+            and handed_on[num_forwards] <= now
             and held <= most_held - 1
             and ahead[rank] < most_ahead[rank]
         ):
-            kind, end, other = "forward", now + forward_s[rank], rank + 1
+            kind, end, neighbour = "forward", now + forward_s[rank], rank + 1
             forward_end[rank + 1].append(end)
             ahead[rank] += 1
         elif waiting[rank]:
-            kind, end, other = "weight", now + weight_s[rank], -1
+            kind, end, neighbour = "weight", now + weight_s[rank], -1
             waiting[rank] -= 1
         else:
             continue
         if on_pass is not None:
             on_pass(rank, kind, now)
         free[rank] = end
-        heappush(wake, (end, rank))
-        if 0 <= other < p and free[other] < end:  # a busy rank looks again when it is free
-            heappush(wake, (end, other))
+        heappush(wakes, (end, rank))
+        if 0 <= neighbour < p and free[neighbour] < end:  # a busy rank looks again when it is free
+            heappush(wakes, (end, neighbour))
         peak = max(peak, ahead[rank] + WAITING_SHARE * waiting[rank])
     return free, peak
 
@@ -275,34 +292,41 @@ def automatic_finish_of_many_s(
 
 
 def _finish_s(seconds: FloatArray, m: int, most_held: int, most_ahead: IntArray) -> FloatArray:
-    """Return that for input gradients, forward passes and weight gradients as ``seconds``, (k, p, 3)."""
+    """Return when each rank ends its last pass, (k, p).
+
+    Args:
+        seconds: of an input gradient, a forward pass and a weight gradient, (k, p, 3).
+        m: micro-batches of a step.
+        most_held: micro-batches that a rank has memory for.
+        most_ahead: those that may be between forward and backward pass, (k, p).
+    """
     k, p = most_ahead.shape
-    every, rank, last = np.arange(k), np.arange(p)[None, :], p - 1
+    simulation, rank, last = np.arange(k), np.arange(p)[None, :], p - 1
     # when passes end, by rank and micro-batch, forward ones a rank later; micro-batch m never
     forward_end, input_end = np.full((k, p + 1, m + 1), np.inf), np.full((k, p + 1, m + 1), np.inf)
     forward_end[:, 0, :m] = 0.0
     done, free = np.zeros((k, p, 3), dtype=np.int64), np.zeros((k, p))
     ready = np.empty((k, p, 3))
     for _ in range(3 * m * p):
-        inputs, forwards, weights = done[..., 0], done[..., 1], done[..., 2]
-        in_flight = forwards - inputs
-        waiting = inputs - weights
+        num_inputs, num_forwards, num_weights = done[..., 0], done[..., 1], done[..., 2]
+        in_flight = num_forwards - num_inputs
+        waiting = num_inputs - num_weights
         room = in_flight + WAITING_SHARE * waiting <= most_held - 1
         room &= in_flight < most_ahead
-        ready[..., 0] = input_end[every[:, None], rank + 1, inputs]
-        ready[:, last, 0] = forward_end[every, p, inputs[:, last]]
-        ready[..., 1] = np.where(room, forward_end[every[:, None], rank, forwards], np.inf)
+        ready[..., 0] = input_end[simulation[:, None], rank + 1, num_inputs]
+        ready[:, last, 0] = forward_end[simulation, p, num_inputs[:, last]]
+        ready[..., 1] = np.where(room, forward_end[simulation[:, None], rank, num_forwards], np.inf)
         ready[..., 2] = np.where(waiting > 0, 0.0, np.inf)
         start = np.maximum(ready.min(axis=2), free)
-        at = start.argmin(axis=1)
-        now = start[every, at]
-        kind = (ready[every, at] <= now[:, None]).argmax(axis=1)  # the first that is ready
-        micro = done[every, at, kind]
-        end = now + seconds[every, at, kind]
-        free[every, at] = end
-        done[every, at, kind] += 1
-        some = kind == 0
-        input_end[every[some], at[some], micro[some]] = end[some]
-        some = kind == 1
-        forward_end[every[some], at[some] + 1, micro[some]] = end[some]
+        next_rank = start.argmin(axis=1)
+        now = start[simulation, next_rank]
+        kind = (ready[simulation, next_rank] <= now[:, None]).argmax(axis=1)  # the first that is ready
+        micro = done[simulation, next_rank, kind]
+        end = now + seconds[simulation, next_rank, kind]
+        free[simulation, next_rank] = end
+        done[simulation, next_rank, kind] += 1
+        chosen = kind == 0
+        input_end[simulation[chosen], next_rank[chosen], micro[chosen]] = end[chosen]
+        chosen = kind == 1
+        forward_end[simulation[chosen], next_rank[chosen] + 1, micro[chosen]] = end[chosen]
     return free

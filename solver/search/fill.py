@@ -33,18 +33,15 @@ _ROUNDING = 1e-9  # of a layer
 class LinearBound(NamedTuple):
     """A bound: fixed + before * (layers before a rank) + first * (those in first chunks) + each * own <= Z.
 
-    Seconds, (n, p) or what broadcasts to that. ``home``: its way ends on rank 0 with its tail; else on
-    the rank itself, with its tail in it. A rank that it does not limit has ``fixed`` -inf.
+    Seconds, (n, p) or what broadcasts to that. A rank that it does not limit has ``fixed`` -inf.
     """
 
-    home: bool
+    home: bool  # the way ends on rank 0, whose tail is not in it; else on the rank, whose tail is
     fixed: FloatArray
     each: FloatArray
     before: FloatArray | float = 0.0
     first: FloatArray | float = 0.0
-    on_the_last: FloatArray | float = (
-        0.0  # what a layer that the last rank can take makes of ``fixed`` less
-    )
+    on_the_last: FloatArray | float = 0.0  # taken off ``fixed`` for each layer that the last rank can hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +111,21 @@ class Fill:
 
     @classmethod
     def of(cls, limits: FillBounds, step_s: FloatArray) -> Fill:
-        """Prepare to fill within ``step_s``, shape (n,)."""
+        """Prepare to fill within ``step_s``, shape (n,).
+
+        A bound that ends on rank 0 has to leave time for rank 0's tail, and for the weight gradient of its
+        first chunk where the backward pass is split.
+        """
         rows, prices = limits.rows, limits.rows.prices
         tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
-        limit = _column(end_limit_s(rows, step_s))
-        tail = prices.rank_tail_s + prices.tail_s[:, -2] + (rows.head_rank == 0) * prices.tail_s[:, -1]
-        first_end = limit - (_column(tail) + tries * _column(prices.tail_s[:, 0]))
-        home = first_end - _last_weight_s(rows, tries) if rows.splits_backward[0] else first_end
-        time = np.where(limits.home[:, None, None], home, limit)
+        limit_s = _column(end_limit_s(rows, step_s))
+        tail_s = prices.rank_tail_s + prices.tail_s[:, -2] + (rows.head_rank == 0) * prices.tail_s[:, -1]
+        first_end_s = limit_s - (_column(tail_s) + tries * _column(prices.tail_s[:, 0]))
+        home_s = first_end_s - _last_weight_s(rows, tries) if rows.splits_backward[0] else first_end_s
+        time_s = np.where(limits.home[:, None, None], home_s, limit_s)
         if limits.on_the_last.any():
-            time = time + limits.on_the_last[0] * _most_on_the_last(rows, limit)
-        return cls(limits=limits, tries=tries, time_s=time, in_chunks=_in_chunks(rows, first_end))
+            time_s = time_s + limits.on_the_last[0] * _most_on_the_last(rows, limit_s)
+        return cls(limits=limits, tries=tries, time_s=time_s, in_chunks=_in_chunks(rows, first_end_s))
 
     def among(self, tried: BoolArray) -> Fill:
         """Return the fill with some of the tries."""
@@ -135,7 +136,10 @@ class Fill:
 
     @cached_property
     def _several(self) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-        """Return ranks' chunks and the smallest's layers, (n, 1), for rows of one chunk; None: all are."""
+        """Return whether a row's ranks have one chunk, their chunks, the smallest's layers, (n, 1).
+
+        None if no row has several.
+        """
         v = self.limits.rows.v
         if not (v > 1).any():
             return None
@@ -157,15 +161,15 @@ class Fill:
     def room(self, rank: int, used: FloatArray) -> FloatArray:
         """Return the layers that the bounds let a rank hold behind ``used`` layers, (n, L)."""
         limits = self.limits
-        left = self.time_s - limits.fixed_s[rank]
+        left_s = self.time_s - limits.fixed_s[rank]
         if rank:
-            left -= limits.before_s[rank] * used
-            left -= limits.first_s[rank] * self.first_chunks(rank, used)
-        each = limits.each_s[rank]
+            left_s -= limits.before_s[rank] * used
+            left_s -= limits.first_s[rank] * self.first_chunks(rank, used)
+        each_s = limits.each_s[rank]
         if limits.endless[rank]:
-            return np.asarray(share_of(left, each).min(axis=0))
-        left /= each
-        return np.asarray(left.min(axis=0))
+            return np.asarray(share_of(left_s, each_s).min(axis=0))
+        left_s /= each_s
+        return np.asarray(left_s.min(axis=0))
 
     def reaches(self) -> BoolArray:
         """Return whether the ranks find room for all layers, shape (n,)."""
@@ -173,27 +177,30 @@ class Fill:
         used = np.zeros((len(limits.rows), self.tries.shape[1]))
         alive: BoolArray = np.ones(used.shape, dtype=np.bool_)
         for rank in range(len(limits.least)):
-            most = np.minimum(fill.room(rank, used) + _ROUNDING, limits.most[rank])
-            np.minimum(most, fill.in_chunks, out=most)
-            np.minimum(most, num_layers - limits.behind[rank] - used, out=most)
-            take = np.floor(most, out=most)
-            if rank == 0:
-                alive = np.asarray((fill.tries <= take) & (fill.tries >= limits.least[0]))
+            room = np.minimum(fill.room(rank, used) + _ROUNDING, limits.most[rank])
+            np.minimum(room, fill.in_chunks, out=room)
+            np.minimum(room, num_layers - limits.behind[rank] - used, out=room)
+            taken = np.floor(room, out=room)
+            if rank == 0:  # every try is a number of layers of rank 0
+                alive = np.asarray((fill.tries <= taken) & (fill.tries >= limits.least[0]))
                 tried = np.asarray(alive.any(axis=0))  # a few of them in most cases
                 fill, alive, used = fill.among(tried), alive[:, tried], used[:, tried]
-                take = np.broadcast_to(fill.tries, used.shape)
-            alive &= (take >= limits.least[rank]) | ~limits.present[rank]
-            used = used + np.where(limits.present[rank] & alive, take, 0.0)
+                taken = np.broadcast_to(fill.tries, used.shape)
+            alive &= (taken >= limits.least[rank]) | ~limits.present[rank]
+            used = used + np.where(limits.present[rank] & alive, taken, 0.0)
         return np.asarray((alive & (used >= num_layers)).any(axis=1))
 
     def most(self) -> IntArray:
-        """Return the most layers of each rank of one row, (p,), whatever lies before it; memory aside."""
+        """Return the most layers of each rank of one row, (p,), whatever lies before it; memory aside.
+
+        Every number of layers before a rank is tried next to every number on rank 0.
+        """
         rows, num_layers = self.limits.rows, self.limits.rows.layout.num_layers
         p, least = int(rows.p[0]), int(rows.v[0] * rows.smallest_chunk[0])
         tried = (np.floor(self.room(0, np.zeros(self.tries.shape)) + _ROUNDING) >= self.tries)[0]
         if not tried.any():
             return np.zeros(p, dtype=np.int64)
-        fill, most = self.among(tried), [self.tries[0, tried].max()]
+        fill, most_of_rank = self.among(tried), [self.tries[0, tried].max()]
         used = np.tile(np.arange(num_layers + 1.0), fill.tries.shape[1])[None, :]
         fill = replace(
             fill,
@@ -201,25 +208,30 @@ class Fill:
             time_s=np.repeat(fill.time_s, num_layers + 1, axis=2),
         )
         for rank in range(1, p):
-            there = used >= fill.tries + (rank - 1) * least
-            take = np.minimum(fill.room(rank, used) + _ROUNDING, num_layers - used - (p - 1 - rank) * least)
-            most.append(max(float(np.floor(take[there]).max(initial=0.0)), 0.0))
-        return np.array(most).astype(np.int64)
+            possible = used >= fill.tries + (rank - 1) * least
+            room = np.minimum(fill.room(rank, used) + _ROUNDING, num_layers - used - (p - 1 - rank) * least)
+            most_of_rank.append(max(float(np.floor(room[possible]).max(initial=0.0)), 0.0))
+        return np.array(most_of_rank).astype(np.int64)
 
 
 def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
-    """Return layers that (P) lets any rank hold, (n, L): its largest chunk has a v-th, rounded up."""
+    """Return layers that (P) lets any rank hold, (n, L): its largest chunk has a v-th, rounded up.
+
+    Args:
+        rows: whose passes follow one another.
+        first_end_s: when rank 0's last pass may end, by its number of layers.
+    """
     prices = rows.prices
-    forward, home = prices.forward_s[:, 0], rows.input_gradient_s[:, 0]
+    forward, gradient = prices.forward_s[:, 0], rows.input_gradient_s[:, 0]
     other_s = rows.chunk_s - prices.transfer_s
-    first = runs_all_forward_first(rows.columns)
-    each = np.where(first, forward + home, np.maximum(forward, home))
+    all_first = runs_all_forward_first(rows.columns)
+    each_s = np.where(all_first, forward + gradient, np.maximum(forward, gradient))
     other_s = np.where(
-        first, prices.transfer_s + other_s, np.where(forward > home, prices.transfer_s, other_s)
+        all_first, prices.transfer_s + other_s, np.where(forward > gradient, prices.transfer_s, other_s)
     )
-    last = np.minimum(prices.weight_gradient_s, prices.backward_s)
-    end = rows.path_s + (rows.m - 1.0) * other_s + rows.smallest_chunk * last[:, 0] + last[:, -2]
-    room = share_of(first_end_s - _column(end), _column((rows.m - 1.0) * each))
+    weight = np.minimum(prices.weight_gradient_s, prices.backward_s)
+    fixed_s = rows.path_s + (rows.m - 1.0) * other_s + rows.smallest_chunk * weight[:, 0] + weight[:, -2]
+    room = share_of(first_end_s - _column(fixed_s), _column((rows.m - 1.0) * each_s))
     return np.asarray(_column(rows.v) * np.floor(room + _ROUNDING))
 
 
@@ -244,56 +256,63 @@ def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
 
 
 def _split_lines(rows: Rows) -> list[LinearBound]:
-    """Return (E), (F), (G), (K); w_0 is counted with the time of those that end on rank 0."""
+    """Return (E), (F), (G), (K); w_0 is counted with the time of those that end on rank 0.
+
+    ``forward``, ``gradient`` and ``layer`` are f, i and t; ``in_a_v`` and ``one_chunk`` mark rows.
+    """
     prices, ranks = rows.prices, RankCosts.of(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
-    behind, later = np.maximum(_column(rows.p) - rank - 1.0, 0.0), rank > 0
+    behind, not_first = np.maximum(_column(rows.p) - rank - 1.0, 0.0), rank > 0
     m, smallest, num_layers = _column(rows.m), _column(rows.smallest_chunk), float(rows.layout.num_layers)
-    forward, whole, tail = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
-    back = whole - forward - _column(prices.weight_gradient_s[:, 0])
-    both, single = forward + back, _column(rows.v == 1)
+    forward, layer = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0])
+    gradient = layer - forward - _column(prices.weight_gradient_s[:, 0])
+    round_trip, one_chunk = forward + gradient, _column(rows.v == 1)
     shortest = rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s
-    start = rank * _column(shortest) + later * _column(prices.forward_s[:, -2])
-    start = np.where(bypasses_sync(rows.columns)[:, None], 0.0, start)
-    work, tail = m * ranks.time_s, _column(tail)
+    start = rank * _column(shortest) + not_first * _column(prices.forward_s[:, -2])
+    start = np.where(bypasses_sync(rows.columns)[:, None], 0.0, start)  # passes before a rank's first
+    work, layer_tail = m * ranks.time_s, _column(prices.tail_s[:, 0])
     weight = prices.weight_gradient_s
-    own = ranks.time_s - (rank == _column(rows.head_rank)) * _column(weight[:, -1])
-    own = m * (own - ~later * _column(weight[:, -2]))
-    ends = prices.backward_s - weight
-    head, embedding, transfer = _column(ends[:, -1]), _column(ends[:, -2]), _column(prices.transfer_s)
+    # The way home waits for no weight gradient of head or embedding on the ranks that hold them.
+    home_work = ranks.time_s - (rank == _column(rows.head_rank)) * _column(weight[:, -1])
+    home_work = m * (home_work - ~not_first * _column(weight[:, -2]))
+    end_gradient = prices.backward_s - weight
+    head, embedding = _column(end_gradient[:, -1]), _column(end_gradient[:, -2])
+    transfer = _column(prices.transfer_s)
 
-    def passed_s(ahead: FloatArray | IntArray) -> FloatArray:
-        """Return the first micro-batch's forward passes without layers, but for ``ahead`` chunks."""
-        passed = (_column(rows.p * rows.v) - ahead) * transfer + _column(prices.forward_s[:, -1])
-        return np.asarray(passed + (ahead == 0) * _column(prices.forward_s[:, -2]))
+    def passed_s(skipped: FloatArray | IntArray) -> FloatArray:
+        """Return the first micro-batch's forward passes without layers, of all but ``skipped`` chunks."""
+        passed = (_column(rows.p * rows.v) - skipped) * transfer + _column(prices.forward_s[:, -1])
+        return np.asarray(passed + (skipped == 0) * _column(prices.forward_s[:, -2]))
 
-    shaped, early = rows.in_a_v[:, None], Early.of(rows)
-    if shaped.any():
-        early = Early(*(np.where(shaped, *pair) for pair in zip(Early.in_a_v(rows), early, strict=True)))
-    behind = np.where(shaped, rank, behind)  # the ranks before lie behind it too
-    chunks, twice = behind * smallest, np.where(shaped, rank, 0)
-    ends_s = behind * transfer + (behind > 0.0) * head - early.other_s - forward * early.offset
-    wait = num_layers * forward + np.where(single, num_layers, chunks) * back + twice * smallest * forward
-    wait = wait + passed_s(np.where(single, rank, twice)) + np.where(shaped, start, 0.0) + ends_s
-    late = LinearBound(
+    in_a_v, early = rows.in_a_v[:, None], Early.of(rows)
+    if in_a_v.any():
+        early = Early(*(np.where(in_a_v, *pair) for pair in zip(Early.in_a_v(rows), early, strict=True)))
+    behind = np.where(in_a_v, rank, behind)  # the ranks before lie behind it too
+    least_behind, v_before = behind * smallest, np.where(in_a_v, rank, 0)
+    behind_s = behind * transfer + (behind > 0.0) * head - early.other_s - forward * early.offset
+    returning = np.where(one_chunk, num_layers, least_behind)
+    wait = num_layers * forward + returning * gradient + v_before * smallest * forward
+    wait = wait + passed_s(np.where(one_chunk, rank, v_before)) + np.where(in_a_v, start, 0.0) + behind_s
+    bound_f = LinearBound(
         home=False,
         fixed=wait + work + ranks.tail_s,
-        before=-single * both - shaped * forward,
-        each=m * whole - forward * early.slope - single * back + tail,
+        before=-one_chunk * round_trip - in_a_v * forward,
+        each=m * layer - forward * early.slope - one_chunk * gradient + layer_tail,
     )
-    end = num_layers * forward + np.where(single, num_layers, np.where(shaped, 0.0, chunks)) * back
-    end = end + passed_s(np.zeros_like(m)) + rank * transfer + later * embedding + ends_s
-    home = LinearBound(
+    returning = np.where(one_chunk, num_layers, np.where(in_a_v, 0.0, least_behind))
+    end = num_layers * forward + returning * gradient
+    end = end + passed_s(np.zeros_like(m)) + rank * transfer + not_first * embedding + behind_s
+    bound_k = LinearBound(
         home=True,
-        fixed=end + own,
-        before=shaped * back,
-        first=np.where(shaped, 0.0, (1.0 - single) * back),
-        each=m * both - forward * early.slope - single * back,
+        fixed=end + home_work,
+        before=in_a_v * gradient,
+        first=np.where(in_a_v, 0.0, (1.0 - one_chunk) * gradient),
+        each=m * round_trip - forward * early.slope - one_chunk * gradient,
     )
-    ahead = later * _column(prices.forward_s[:, -2]) + rank * 2.0 * transfer + later * embedding
-    chain = LinearBound(home=True, fixed=ahead + own, first=both, each=m * both)
-    busy = LinearBound(home=False, fixed=start + ranks.tail_s + work, each=m * whole + tail)
-    return [busy, late, chain, home]
+    way = not_first * _column(prices.forward_s[:, -2]) + rank * 2.0 * transfer + not_first * embedding
+    bound_g = LinearBound(home=True, fixed=way + home_work, first=round_trip, each=m * round_trip)
+    bound_e = LinearBound(home=False, fixed=start + ranks.tail_s + work, each=m * layer + layer_tail)
+    return [bound_e, bound_f, bound_g, bound_k]
 
 
 def _last_weight_s(rows: Rows, tries: FloatArray) -> FloatArray:
@@ -329,93 +348,104 @@ def _lines(rows: Rows) -> list[LinearBound]:
     """Return (A) to (D), (H) if passes run in turn, (B') if all forward passes come first."""
     prices, ranks = rows.prices, RankCosts.of(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
-    behind, later = np.maximum(_column(rows.p) - rank - 1.0, 0.0), rank > 0
+    behind, not_first = np.maximum(_column(rows.p) - rank - 1.0, 0.0), rank > 0
     m, smallest, num_layers = _column(rows.m), _column(rows.smallest_chunk), float(rows.layout.num_layers)
-    forward, whole, tail = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
-    tail, single, back = _column(tail), _column(rows.v == 1), whole - forward
-    work, back_s = m * ranks.time_s, _column(rows.chunk_s - prices.transfer_s)
-    there = later * _column(prices.forward_s[:, -2]) + rank * _column(prices.transfer_s)
-    both = later * _column(rows.embedding_s) + rank * _column(rows.chunk_s)
-    away = there + ranks.tail_s + work
+    forward, layer = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0])
+    backward, layer_tail, one_chunk = layer - forward, _column(prices.tail_s[:, 0]), _column(rows.v == 1)
+    work, chunk_back_s = m * ranks.time_s, _column(rows.chunk_s - prices.transfer_s)
+    # Forward passes before the rank's first, and with the way back, without layers.
+    way_there = not_first * _column(prices.forward_s[:, -2]) + rank * _column(prices.transfer_s)
+    round_trip = not_first * _column(rows.embedding_s) + rank * _column(rows.chunk_s)
+    fixed_c = way_there + ranks.tail_s + work
     lines = [
-        LinearBound(home=True, fixed=both + work, first=whole, each=m * whole),
-        LinearBound(home=False, fixed=away, first=forward, each=m * whole + tail),
+        LinearBound(home=True, fixed=round_trip + work, first=layer, each=m * layer),
+        LinearBound(home=False, fixed=fixed_c, first=forward, each=m * layer + layer_tail),
     ]
 
     # When a rank's first backward pass starts at the earliest, without what its layers shorten: all forward
     # passes of the first micro-batch, and the backward passes of the last chunks behind it.
     early = Early.of(rows)
     ends = prices.forward_s[:, -2] + prices.forward_s[:, -1] + rows.p * rows.v * prices.transfer_s
-    end = num_layers * forward + _column(ends) + behind * back_s
-    end = end + np.where(single, num_layers, behind * smallest) * back
+    end = num_layers * forward + _column(ends) + behind * chunk_back_s
+    end = end + np.where(one_chunk, num_layers, behind * smallest) * backward
     end = end + (behind > 0.0) * _column(rows.head_s - prices.forward_s[:, -1])
     end = end + work - early.other_s - forward * early.offset
-    way_back = later * _column(rows.embedding_s - prices.forward_s[:, -2]) + rank * back_s
-    each, before = m * whole - forward * early.slope - single * back, -single * back
+    # From the rank's last pass to rank 0's: backward passes, without layers, of the ranks before.
+    way_back = not_first * _column(rows.embedding_s - prices.forward_s[:, -2]) + rank * chunk_back_s
+    each, before = m * layer - forward * early.slope - one_chunk * backward, -one_chunk * backward
     lines += [
-        LinearBound(home=True, fixed=end + way_back, before=before, first=back, each=each),
-        LinearBound(home=False, fixed=end + ranks.tail_s, before=before, each=each + tail),
+        LinearBound(home=True, fixed=end + way_back, before=before, first=backward, each=each),
+        LinearBound(home=False, fixed=end + ranks.tail_s, before=before, each=each + layer_tail),
     ]
 
     # (H): 2 sum T + (m - w_s - 1) T_s - sum_{u<s} T_u, with the way back and without it: more layers before
     # the rank leave it more room.
     turns = m - np.minimum(m, _column(rows.p) - rank) - 1.0
-    theirs = in_turn(rows)[:, None] & (turns >= 0.0) & (rows.p[:, None] > rank)
-    if theirs.any():
+    limited = in_turn(rows)[:, None] & (turns >= 0.0) & (rows.p[:, None] > rank)
+    if limited.any():
         turns = np.maximum(turns, 0.0)
-        end = np.where(theirs, 2.0 * _column(rows.total_s) - both + turns * ranks.time_s, -np.inf)
-        slope = turns * whole
+        end = np.where(limited, 2.0 * _column(rows.total_s) - round_trip + turns * ranks.time_s, -np.inf)
+        slope = turns * layer
         lines += [
-            LinearBound(home=True, fixed=end, before=-whole, each=slope),
+            LinearBound(home=True, fixed=end, before=-layer, each=slope),
             LinearBound(
                 home=False,
                 fixed=end + ranks.tail_s - way_back,
-                before=-whole,
-                first=-back,
-                each=slope + tail,
+                before=-layer,
+                first=-backward,
+                each=slope + layer_tail,
             ),
         ]
-    theirs = (runs_all_forward_first(rows.columns)[:, None] > 0) & (behind > 0.0)
-    if theirs.any():
-        lines += _all_first_lines(rows, behind, theirs, both + work, away)
+    limited = (runs_all_forward_first(rows.columns)[:, None] > 0) & (behind > 0.0)
+    if limited.any():
+        lines += _all_first_lines(rows, behind, limited, round_trip + work, fixed_c)
     return lines
 
 
 def _all_first_lines(
-    rows: Rows, behind: FloatArray, theirs: BoolArray, home: FloatArray, away: FloatArray
+    rows: Rows, behind: FloatArray, limited: BoolArray, fixed_a: FloatArray, fixed_c: FloatArray
 ) -> list[LinearBound]:
     """Return (B') of ``theirs``, with and without the way back, from the constants of (A) and (C).
 
     The last chunks of the ranks behind hold at least the smallest number of layers each, and those between
     the rank and the last one, with a perhaps smaller last chunk, their share of all layers that are left.
+
+    Args:
+        rows: whose forward passes all come before the first backward pass.
+        behind: number of ranks behind each, (n, p).
+        limited: ranks that (B') limits.
+        fixed_a: the constant of (A), (n, p).
+        fixed_c: that of (C).
     """
-    prices, single = rows.prices, _column(rows.v == 1)
+    prices, one_chunk = rows.prices, _column(rows.v == 1)
     m, v, smallest = _column(rows.m), _column(rows.v), _column(rows.smallest_chunk)
-    forward, whole, tail = prices.forward_s[:, 0], _column(rows.layer_s[:, 0]), _column(prices.tail_s[:, 0])
-    between = np.where(single, 0.0, np.maximum(behind - 1.0, 0.0))
+    forward, layer = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0])
+    layer_tail = _column(prices.tail_s[:, 0])
+    between = np.where(one_chunk, 0.0, np.maximum(behind - 1.0, 0.0))
     other_s = behind * _column(rows.chunk_s) + _column(rows.head_s)
-    home, away = home + other_s, away + other_s
-    shared = (rows.layout.num_layers - between * (v - 1.0)) / v + np.where(single, 0.0, smallest)
-    taken, lines = np.where(single, 0.0, whole / v), list[LinearBound]()
-    for chunks, own, last in ((behind * smallest, 0.0, 0.0), (shared, 1.0 / v, taken)):
-        each, wait = (m - own) * whole, chunks * whole
-        before = -own * whole
+    fixed_a, fixed_c = fixed_a + other_s, fixed_c + other_s
+    shared = (rows.layout.num_layers - between * (v - 1.0)) / v + np.where(one_chunk, 0.0, smallest)
+    taken_by_last, lines = np.where(one_chunk, 0.0, layer / v), list[LinearBound]()
+    for chunks, own_share, on_the_last in ((behind * smallest, 0.0, 0.0), (shared, 1.0 / v, taken_by_last)):
+        each, wait = (m - own_share) * layer, chunks * layer
+        before = -own_share * layer
         lines += [
-            LinearBound(home=True, fixed=np.where(theirs, home + wait, -np.inf), before=before, first=whole,
-                 each=each, on_the_last=last),
-            LinearBound(home=False, fixed=np.where(theirs, away + wait, -np.inf), before=before,
-                 first=_column(forward), each=each + tail, on_the_last=last),
+            LinearBound(home=True, fixed=np.where(limited, fixed_a + wait, -np.inf), before=before,
+                 first=layer, each=each, on_the_last=on_the_last),
+            LinearBound(home=False, fixed=np.where(limited, fixed_c + wait, -np.inf), before=before,
+                 first=forward, each=each + layer_tail, on_the_last=on_the_last),
         ]  # fmt: skip
     return lines
 
 
 def _most_on_the_last(rows: Rows, limit_s: FloatArray) -> FloatArray:
+    """Return the most layers that the last rank can pass m times before ``limit_s``, both (n, 1)."""
     prices = rows.prices
-    ahead = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s)
+    start_s = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s)
     other_s = rows.m * (rows.v * rows.chunk_s + rows.head_s) + prices.rank_tail_s + prices.tail_s[:, -1]
-    each = rows.m * rows.layer_s[:, 0] + prices.tail_s[:, 0]
-    most = (limit_s - _column(ahead + other_s)) / _column(each)
-    return np.asarray(np.maximum(np.floor(most + _ROUNDING), 0.0))
+    each_s = rows.m * rows.layer_s[:, 0] + prices.tail_s[:, 0]
+    layers = (limit_s - _column(start_s + other_s)) / _column(each_s)
+    return np.asarray(np.maximum(np.floor(layers + _ROUNDING), 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,14 +465,14 @@ class StepTimeFilter:
         least = np.asarray(whole_layers_s(rows) * SAFETY)
         least[~caps.feasible(rows.layout.num_layers)] = np.inf
         batches = []
-        for which in (~rows.splits_backward, rows.splits_backward):
-            asked = np.flatnonzero((least <= most_s) & which)
-            order = asked[np.argsort(rows.p[asked], kind="stable")]
+        for alike in (~rows.splits_backward, rows.splits_backward):
+            open_rows = np.flatnonzero((least <= most_s) & alike)
+            order = open_rows[np.argsort(rows.p[open_rows], kind="stable")]
             for start in range(0, len(order), _BATCH):
                 look()
                 index = order[start : start + _BATCH]
-                few = caps.take(index, int(rows.p[index].max()))
-                batches.append((index, FillBounds.of(rows.take(index), few.least, few.most)))
+                own_caps = caps.take(index, int(rows.p[index].max()))
+                batches.append((index, FillBounds.of(rows.take(index), own_caps.least, own_caps.most)))
         return cls(rows=rows, least_s=least, batches=tuple(batches))
 
     def able(self, step_s: FloatArray) -> BoolArray:
@@ -482,17 +512,17 @@ def least_bound_s(
     middle while others can are left behind: their own bound is above the answer. ``tick`` is called
     between two steps.
     """
-    low, high, left = low_s, high_s, rows
+    low, high, remaining = low_s, high_s, rows
     able = np.flatnonzero(can_beat(rows, np.full(len(rows), high)))
     if not len(able):
         return high
     while high - low > _CLOSE * high:
         if len(able):
-            left = left.take(able)
-            reach = StepTimeFilter.of(left, np.full(len(left), high))
+            remaining = remaining.take(able)
+            step_filter = StepTimeFilter.of(remaining, np.full(len(remaining), high))
         tick()
         middle = (low + high) / 2.0
-        able = np.flatnonzero(reach.able(np.full(len(left), middle)))
+        able = np.flatnonzero(step_filter.able(np.full(len(remaining), middle)))
         if len(able):
             high = middle
         else:
@@ -506,18 +536,25 @@ def bounds_s(
 ) -> FloatArray:  # fmt: skip
     """Bound each row by the third tier, (n,), between ``low_s``, which is valid, and ``high_s``.
 
-    Bisects to a share ``near``. Rows with a bound above what another row of their ``group`` may reach are
-    not followed.
+    Rows with a bound above what another row of their group may reach are not followed.
+
+    Args:
+        rows: to bound.
+        low_s: valid bounds.
+        high_s: what no bound exceeds.
+        tick: called between two steps.
+        near: share of a time up to which it is bisected.
+        group: number of each row's group, (n,); None: each row is one.
     """
     low_s, high_s, tried_s = low_s.copy(), high_s.copy(), high_s.copy()
-    reach, asked = StepTimeFilter.of(rows, high_s), np.ones(len(rows), dtype=np.bool_)
+    step_filter, open_rows = StepTimeFilter.of(rows, high_s), np.ones(len(rows), dtype=np.bool_)
     group = np.arange(len(rows)) if group is None else group
-    while asked.any():
+    while open_rows.any():
         tick()
-        able = reach.able(np.where(asked, tried_s, 0.0))
-        high_s[able], low_s[asked & ~able] = tried_s[able], tried_s[asked & ~able]
-        least = np.full(int(group.max()) + 1, np.inf)
-        np.minimum.at(least, group, high_s)
-        asked = (high_s - low_s > near * high_s) & (low_s < least[group])
+        able = step_filter.able(np.where(open_rows, tried_s, 0.0))
+        high_s[able], low_s[open_rows & ~able] = tried_s[able], tried_s[open_rows & ~able]
+        best_s = np.full(int(group.max()) + 1, np.inf)
+        np.minimum.at(best_s, group, high_s)
+        open_rows = (high_s - low_s > near * high_s) & (low_s < best_s[group])
         tried_s = (low_s + high_s) / 2.0
     return low_s

@@ -67,22 +67,23 @@ def with_nearer_steps(bounds: RowBounds, rows: MixedRows, index: IntArray) -> Ro
 
 def _pieces(rows: MixedRows, index: IntArray) -> Iterator[IntArray]:
     """Yield the rows in pieces that fit in memory."""
-    each = max(rows.room.shape[0] * _most_blocks(rows) * rows.layout.num_kinds, 1)
-    step = max(_MOST_CELLS // each, 1)
-    for start in range(0, len(index), step):
+    cells = max(rows.room.shape[0] * _most_blocks(rows) * rows.layout.num_kinds, 1)
+    size = max(_MOST_CELLS // cells, 1)
+    for start in range(0, len(index), size):
         look()
-        yield index[start : start + step]
+        yield index[start : start + size]
 
 
 def _most_blocks(rows: MixedRows) -> int:
-    cost = rows.sizes[:, 0] * rows.sizes[:, 1]
-    most = 1
-    for at in np.unique(rows.group_of):
-        own = rows.room[rows.group_of == at] > 0
-        largest = np.where(own, rows.gpus_of_stage[rows.group_of == at], 0).max(axis=0)
-        blocks = np.where(largest > 0, rows.gpus[at] / np.maximum(largest, cost), 0.0)
-        most = max(most, int(np.ceil(blocks.max(initial=1.0))))
-    return min(most, rows.layout.num_layers)
+    """Return the most blocks, each of its largest stage, into which a row cuts the GPUs of a group."""
+    smallest = rows.sizes[:, 0] * rows.sizes[:, 1]
+    found = 1
+    for group in np.unique(rows.group_of):
+        usable = rows.room[rows.group_of == group] > 0
+        largest = np.where(usable, rows.gpus_of_stage[rows.group_of == group], 0).max(axis=0)
+        blocks = np.where(largest > 0, rows.gpus[group] / np.maximum(largest, smallest), 0.0)
+        found = max(found, int(np.ceil(blocks.max(initial=1.0))))
+    return min(found, rows.layout.num_layers)
 
 
 _BY_ROW = (
@@ -97,7 +98,7 @@ _BY_ROW = (
     "forward_s",
 )
 _BY_OPTION = (
-    "layer_s", "beside_s", "room", "most", "free", "again_s", "replay_s", "weight", "least_units",
+    "layer_s", "beside_s", "room", "most", "free", "further_replay_s", "replay_s", "weight", "least_units",
     "most_units",
 )  # fmt: skip
 
@@ -113,7 +114,7 @@ class _Held:
     room: IntArray
     most: FloatArray  # (B, n, K) units that memory holds, by place from the end
     free: FloatArray  # (B, n, K) the same without a recomputed layer
-    again_s: FloatArray  # (B, n, K) replay that each further unit asks for, at least
+    further_replay_s: FloatArray  # (B, n, K) replay that each further unit asks for, at least
     replay_s: FloatArray  # (B, n) of a unit, at most
     weight: FloatArray  # (B, n, K) stages that a block of GPUs has room for
     groups: tuple[IntArray, ...]
@@ -130,135 +131,150 @@ class _Held:
 
     @classmethod
     def of(cls, rows: MixedRows, some: IntArray) -> _Held:
-        """Return what the stages of some rows can hold."""
-        room, counts = rows.room[:, some], rows.layout.cumulative[-1].astype(np.float64)
-        there = room > 0
-        scale = rows.transfers.scale[:, some]
-        layer, one_kind = rows.layer_s[:, some] * scale[..., None], len(counts) == 1
-        used = np.maximum(there.sum(axis=0), 1)[:, None]
-        mean = np.where(there[..., None], layer, 0.0).sum(axis=0) / used
-        work = np.ones(layer.shape[1:]) if one_kind else np.where(mean > 0.0, mean, 1.0)
-        kept, state = rows.kept_bytes[:, some, :-2], rows.state_bytes[:, some, :-2]
-        blocks = _most_blocks(rows)
-        flight = np.minimum(rows.num_microbatches[some][:, None], np.arange(1, blocks + 1))  # (n, K)
+        """Return what the stages of some rows can hold.
 
-        def unit_bytes(kept: FloatArray) -> FloatArray:
-            each = state[:, :, None, :] + flight[None, :, :, None] * kept[:, :, None, :]
-            return np.asarray((each / work[None, :, None]).min(axis=-1))
+        Axes are options (B), rows (n), places of a stage from the end (K), kinds of layers. ``usable``
+        marks options that a row may use.
+        """
+        room, counts = rows.room[:, some], rows.layout.cumulative[-1].astype(np.float64)
+        usable = room > 0
+        scale = rows.transfers.scale[:, some]
+        layer_s, one_kind = rows.layer_s[:, some] * scale[..., None], len(counts) == 1
+        num_usable = np.maximum(usable.sum(axis=0), 1)[:, None]
+        mean_s = np.where(usable[..., None], layer_s, 0.0).sum(axis=0) / num_usable
+        work = np.ones(layer_s.shape[1:]) if one_kind else np.where(mean_s > 0.0, mean_s, 1.0)
+        kept_bytes, state_bytes = rows.kept_bytes[:, some, :-2], rows.state_bytes[:, some, :-2]
+        blocks = _most_blocks(rows)
+        in_flight = np.minimum(rows.num_microbatches[some][:, None], np.arange(1, blocks + 1))  # (n, K)
+
+        def unit_bytes(kept_bytes: FloatArray) -> FloatArray:
+            """Return the least bytes of a unit on a stage, (B, n, K), with what its layers keep."""
+            passing_bytes = in_flight[None, :, :, None] * kept_bytes[:, :, None, :]
+            layer_bytes = state_bytes[:, :, None, :] + passing_bytes
+            return np.asarray((layer_bytes / work[None, :, None]).min(axis=-1))
 
         room_bytes = np.maximum(rows.room_bytes[:, some], 0.0)[..., None] * _ROUNDING
         whole_kept = rows.whole_kept_bytes[:, some, :-2]
-        each_whole, replay = unit_bytes(whole_kept), rows.replay_s[:, some] * scale[..., None]
-        most, spared = room_bytes / unit_bytes(kept), np.maximum(whole_kept - kept, 1e-9)
-        again = (replay / spared).min(axis=-1)[..., None] / flight[None] * each_whole * _SAFETY
-        cost, tail = rows.gpus_of_stage[:, some], rows.tail_s[:, some]
-        groups = tuple(np.flatnonzero(rows.group_of == at) for at in np.unique(rows.group_of))
+        whole_bytes, replay_s = unit_bytes(whole_kept), rows.replay_s[:, some] * scale[..., None]
+        by_memory = room_bytes / unit_bytes(kept_bytes)
+        # A further unit takes the memory of whole layers; so many replayed ones make room for it.
+        spared_bytes = np.maximum(whole_kept - kept_bytes, 1e-9)
+        replay_s_of_byte = (replay_s / spared_bytes).min(axis=-1)[..., None]
+        further_replay_s = replay_s_of_byte / in_flight[None] * whole_bytes * _SAFETY
+        stage_gpus, tail_s = rows.gpus_of_stage[:, some], rows.tail_s[:, some]
+        groups = tuple(np.flatnonzero(rows.group_of == group) for group in np.unique(rows.group_of))
         weight = np.zeros((*room.shape, blocks))
-        for own in groups:
-            largest = np.where(there[own], cost[own], 0).max(axis=0)
-            gpus = rows.gpus[int(rows.group_of[own[0]]), some]
-            left = gpus[:, None] - largest[:, None] * np.arange(blocks)
-            block = np.clip(left, 0, np.maximum(largest, 1)[:, None])
-            weight[own] = np.where(there[own][..., None], block[None] / cost[own][..., None], 0.0)
-        transfers, some_work, most_work = rows.transfers, work.min(axis=1), work.max(axis=1)
-        used_groups = [int(rows.group_of[own[0]]) for own in groups]
-        beside = np.minimum(transfers.inside_s[:, some], rows.entered_s[:, some])
+        for options in groups:
+            largest = np.where(usable[options], stage_gpus[options], 0).max(axis=0)
+            gpus = rows.gpus[int(rows.group_of[options[0]]), some]
+            left_gpus = gpus[:, None] - largest[:, None] * np.arange(blocks)
+            block_gpus = np.clip(left_gpus, 0, np.maximum(largest, 1)[:, None])
+            stages = block_gpus[None] / stage_gpus[options][..., None]
+            weight[options] = np.where(usable[options][..., None], stages, 0.0)
+        transfers, least_work, most_work = rows.transfers, work.min(axis=1), work.max(axis=1)
+        used_groups = [int(rows.group_of[options[0]]) for options in groups]
+        beside_s = np.minimum(transfers.inside_s[:, some], rows.entered_s[:, some])
 
-        share = np.where(there, rows.forward_share[:, some], 0.0).max(axis=0)
-        more_s = scale * rows.more_forward_s[:, some] + np.where(there, beside, 0.0) * np.maximum(
+        share = np.where(usable, rows.forward_share[:, some], 0.0).max(axis=0)
+        more_s = scale * rows.more_forward_s[:, some] + np.where(usable, beside_s, 0.0) * np.maximum(
             0.5 - share, 0.0
         )
 
         def least(values: FloatArray) -> FloatArray:
-            return np.asarray(np.where(there, values, np.inf).min(axis=0))
+            return np.asarray(np.where(usable, values, np.inf).min(axis=0))
 
         return cls(
             units=np.asarray(work @ counts), whole=one_kind,
-            layer_s=(layer / work).min(axis=-1), beside_s=beside, room=room,
-            most=np.floor(most) if one_kind else most, free=room_bytes / each_whole, again_s=again,
-            replay_s=(replay / work).max(axis=-1), weight=weight, groups=groups,
-            least_units=rows.least_layers[used_groups][:, some] * some_work,
+            layer_s=(layer_s / work).min(axis=-1), beside_s=beside_s, room=room,
+            most=np.floor(by_memory) if one_kind else by_memory, free=room_bytes / whole_bytes,
+            further_replay_s=further_replay_s, replay_s=(replay_s / work).max(axis=-1), weight=weight,
+            groups=groups,
+            least_units=rows.least_layers[used_groups][:, some] * least_work,
             most_units=rows.most_layers[used_groups][:, some] * most_work,
             ends_s=least(scale * rows.embedding_s[:, some]) + least(scale * rows.head_s[:, some]),
-            tail_s=least(scale * (rows.rank_tail_s[:, some] + tail[..., :-2].min(axis=-1))),
+            tail_s=least(scale * (rows.rank_tail_s[:, some] + tail_s[..., :-2].min(axis=-1))),
             fixed_s=least(rows.fixed_s[:, some]),
             m=rows.num_microbatches[some], stages=rows.most_stages[some],
-            forward_share=share, forward_s=np.where(there, more_s, 0.0).max(axis=0), least_work=some_work,
+            forward_share=share, forward_s=np.where(usable, more_s, 0.0).max(axis=0), least_work=least_work,
         )  # fmt: skip
 
     def held(self, slowest_s: FloatArray) -> FloatArray:
         """Return the units that a stage holds by place from the end within a time, (B, n, K)."""
         left_s = np.maximum((slowest_s - self.beside_s) * _ROUNDING, 0.0)[..., None]
         layer_s = self.layer_s[..., None]
-        beyond = np.maximum(left_s - self.free * layer_s, 0.0) / (layer_s + self.again_s)
-        within = np.minimum(left_s / layer_s, self.free) + beyond
-        within = np.floor(within * _ROUNDING) if self.whole else within
-        return np.minimum(within, self.most)
+        replayed = np.maximum(left_s - self.free * layer_s, 0.0) / (layer_s + self.further_replay_s)
+        units = np.minimum(left_s / layer_s, self.free) + replayed
+        units = np.floor(units * _ROUNDING) if self.whole else units
+        return np.minimum(units, self.most)
 
     def are_enough(self, slowest_s: FloatArray) -> BoolArray:
         """Return whether stages of at most this time can hold all layers, (n,); False is a proof."""
         held = self.held(slowest_s) * self.weight
-        each = np.stack([held[own].max(axis=0).sum(axis=-1) for own in self.groups])
-        enough = np.minimum(each, self.most_units).sum(axis=0) * _ROUNDING >= self.units
-        return np.asarray(enough & (each * _ROUNDING >= self.least_units).all(axis=0))
+        of_group = np.stack([held[options].max(axis=0).sum(axis=-1) for options in self.groups])
+        enough = np.minimum(of_group, self.most_units).sum(axis=0) * _ROUNDING >= self.units
+        return np.asarray(enough & (of_group * _ROUNDING >= self.least_units).all(axis=0))
 
     def least_slowest_s(self) -> FloatArray:
         """Return the least time of the slowest stage, (n,); +inf where the layers fit nowhere."""
-        high = ((self.layer_s + self.replay_s) * self.units + self.beside_s).max(axis=0) * _ROUNDING
-        low, never = high * _LEAST, ~self.are_enough(high)
+        high_s = ((self.layer_s + self.replay_s) * self.units + self.beside_s).max(axis=0) * _ROUNDING
+        low_s, unable = high_s * _LEAST, ~self.are_enough(high_s)
         for _ in range(_BISECTIONS):
             look()
-            middle = np.sqrt(low * high)
-            able = self.are_enough(middle)
-            low, high = np.where(able, low, middle), np.where(able, middle, high)
-        return np.asarray(np.where(never | (self.stages <= 1), np.inf, low))
+            middle_s = np.sqrt(low_s * high_s)
+            able = self.are_enough(middle_s)
+            low_s, high_s = np.where(able, low_s, middle_s), np.where(able, middle_s, high_s)
+        return np.asarray(np.where(unable | (self.stages <= 1), np.inf, low_s))
 
     def bounds(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
         """Return (closed form, simulated step, slowest stage, the rest of the closed form), (n,) each."""
-        slowest = self.least_slowest_s()
-        fits = np.isfinite(slowest)
-        known, m = np.where(fits, slowest, 0.0), self.m.astype(np.float64)
-        multipliers = self._multipliers(slowest)
+        slowest_s = self.least_slowest_s()
+        fits = np.isfinite(slowest_s)
+        first_s, m = np.where(fits, slowest_s, 0.0), self.m.astype(np.float64)
+        multipliers = self._multipliers(slowest_s)
         waits = np.minimum(m, self.stages) - 1.0  # forward passes that stages behind the slowest hide
-        beside, share = self.ends_s + self.tail_s, self.forward_share
-        least = self.least_sum_s(np.full_like(known, np.inf), multipliers)  # of the last, which has no end
+        ends_and_tail_s, share = self.ends_s + self.tail_s, self.forward_share
+        # The last interval has no end.
+        last_sum_s = self.least_sum_s(np.full_like(first_s, np.inf), multipliers)
 
-        def found(total: FloatArray, below: FloatArray) -> tuple[FloatArray, FloatArray]:
-            steady_s = (m - 1.0) * below - waits * (share * below + self.forward_s)
-            hidden_s = total + beside + np.maximum(steady_s, 0.0)
-            step_s = np.maximum(hidden_s, m * below + self.tail_s)
-            return total + (m - 1.0) * below + beside, step_s
+        def bounds_at(sum_s: FloatArray, low_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+            """Bound (closed form, simulated step), (n,), given stages' sum and a slowest one, at least."""
+            steady_s = (m - 1.0) * low_s - waits * (share * low_s + self.forward_s)
+            hidden_s = sum_s + ends_and_tail_s + np.maximum(steady_s, 0.0)
+            step_s = np.maximum(hidden_s, m * low_s + self.tail_s)
+            return sum_s + (m - 1.0) * low_s + ends_and_tail_s, step_s
 
-        objective, step_s = found(least, known * _RATIO ** (_INTERVALS - 1))
+        objective_s, step_s = bounds_at(last_sum_s, first_s * _RATIO ** (_INTERVALS - 1))
         for step in range(_INTERVALS - 1):
             look()
-            below = known * _RATIO**step
-            possible = found(least, below)
-            open_ = np.flatnonzero(fits & ((possible[0] < objective) | (possible[1] < step_s)))
-            if not len(open_):
+            low_s = first_s * _RATIO**step
+            optimistic = bounds_at(last_sum_s, low_s)
+            open_rows = np.flatnonzero(fits & ((optimistic[0] < objective_s) | (optimistic[1] < step_s)))
+            if not len(open_rows):
                 break  # later intervals bound no row by less
-            total = np.full(len(m), np.inf)
-            some, own = self._take(open_), [each[open_] for each in multipliers]
-            total[open_] = some.least_sum_s(below[open_] * _RATIO, own)
-            both = found(total, below)
-            objective, step_s = np.minimum(objective, both[0]), np.minimum(step_s, both[1])
-        objective = np.where(fits, objective * _SAFETY + self.fixed_s, np.inf)
+            sum_s = np.full(len(m), np.inf)
+            open_held, own_multipliers = self._take(open_rows), [each[open_rows] for each in multipliers]
+            sum_s[open_rows] = open_held.least_sum_s(low_s[open_rows] * _RATIO, own_multipliers)
+            further = bounds_at(sum_s, low_s)
+            objective_s, step_s = np.minimum(objective_s, further[0]), np.minimum(step_s, further[1])
+        objective_s = np.where(fits, objective_s * _SAFETY + self.fixed_s, np.inf)
         step_s = np.where(fits, step_s * _SAFETY + self.fixed_s, np.inf)
-        others_s = (least + self.ends_s) * _SAFETY + self.fixed_s
-        return objective, step_s, slowest, np.where(fits, others_s, np.inf)
+        others_s = (last_sum_s + self.ends_s) * _SAFETY + self.fixed_s
+        return objective_s, step_s, slowest_s, np.where(fits, others_s, np.inf)
 
     def steps_s(self, slowest: FloatArray) -> FloatArray:
         """Return a bound of the simulated step that counts the stages one by one, (n,)."""
         multipliers, m, share = self._multipliers(slowest), self.m.astype(np.float64), self.forward_share
-        known, step_s = np.where(np.isfinite(slowest), slowest, 0.0), np.full(len(m), np.inf)
+        first_s, step_s = np.where(np.isfinite(slowest), slowest, 0.0), np.full(len(m), np.inf)
         waits = np.minimum(m, self.stages) - 1.0
         for step in range(_INTERVALS - 1):
             look()
-            below, above = known * _RATIO**step, known * _RATIO ** (step + 1)
-            kept_s = self.least_sum_s(above, multipliers, share * above) + self.ends_s
-            hidden_s = kept_s + (m - 1.0 + share) * below - waits * self.forward_s
-            step_s = np.minimum(step_s, np.maximum(hidden_s, m * below))
-        step_s = np.minimum(step_s, m * known * _RATIO ** (_INTERVALS - 1))  # of the last, which has no end
+            low_s, high_s = first_s * _RATIO**step, first_s * _RATIO ** (step + 1)
+            sum_s = self.least_sum_s(high_s, multipliers, share * high_s) + self.ends_s
+            hidden_s = sum_s + (m - 1.0 + share) * low_s - waits * self.forward_s
+            step_s = np.minimum(step_s, np.maximum(hidden_s, m * low_s))
+        step_s = np.minimum(
+            step_s, m * first_s * _RATIO ** (_INTERVALS - 1)
+        )  # of the last, which has no end
         return np.where(np.isfinite(slowest), (step_s + self.tail_s) * _SAFETY + self.fixed_s, np.inf)
 
     def _take(self, index: IntArray) -> _Held:
@@ -267,29 +283,36 @@ class _Held:
         return replace(self, **by_row, **{name: getattr(self, name)[:, index] for name in _BY_OPTION})
 
     def _multipliers(self, slowest: FloatArray) -> list[FloatArray]:
-        price = np.where(self.room > 0, self.layer_s, np.nan)
-        low, high = np.nanmin(price, axis=0, initial=np.inf), np.nanmax(price, axis=0, initial=0.0)
-        high = high + np.where(self.room > 0, self.again_s.max(axis=-1), 0.0).max(axis=0)
+        """Return multipliers from the fastest option's time of a unit to above the slowest's, (n,) each."""
+        layer_s = np.where(self.room > 0, self.layer_s, np.nan)
+        low, high = np.nanmin(layer_s, axis=0, initial=np.inf), np.nanmax(layer_s, axis=0, initial=0.0)
+        high = high + np.where(self.room > 0, self.further_replay_s.max(axis=-1), 0.0).max(axis=0)
         scale = np.maximum(high / np.maximum(low, 1e-300) * 2.2, 1.5) ** (1.0 / (_MULTIPLIERS - 1))
-        return [np.where(np.isfinite(slowest), low, 0.0) * scale**at for at in range(_MULTIPLIERS)]
+        return [np.where(np.isfinite(slowest), low, 0.0) * scale**power for power in range(_MULTIPLIERS)]
 
     def least_sum_s(
         self, slowest_s: FloatArray, multipliers: list[FloatArray], spared_s: FloatArray | None = None
     ) -> FloatArray:
-        """Return the least sum of all stages' layers within a time, less so much for each stage, (n,)."""
+        """Return the least sum of all stages' layers, (n,): the best bound of several multipliers.
+
+        Args:
+            slowest_s: the most that a stage may take, (n,).
+            multipliers: mu of "all layers are held", (n,) each.
+            spared_s: taken off the sum for each stage, (n,).
+        """
         held, best = self.held(slowest_s), np.full(len(slowest_s), -np.inf)
-        free, beyond = np.minimum(held, self.free), np.maximum(held - self.free, 0.0)
-        free, beyond, chooses = free * self.weight, beyond * self.weight, bool(self.replay_s.any())
-        for each in multipliers:
-            rate = (each - self.layer_s)[..., None]
+        free, replayed = np.minimum(held, self.free), np.maximum(held - self.free, 0.0)
+        free, replayed, recomputes = free * self.weight, replayed * self.weight, bool(self.replay_s.any())
+        for multiplier in multipliers:
+            rate = (multiplier - self.layer_s)[..., None]
             earned = np.maximum(rate, 0.0) * free
-            if chooses:
-                earned += np.maximum(rate - self.again_s, 0.0) * beyond
+            if recomputes:
+                earned += np.maximum(rate - self.further_replay_s, 0.0) * replayed
             if spared_s is not None:  # for which a stage may hold a layer at a loss
                 loss = np.minimum(rate, 0.0) * self.least_work[:, None] + spared_s[:, None]
                 earned = np.where(held > 0.0, np.maximum(earned + loss * self.weight, 0.0), 0.0)
             total = self._most_earned(earned, rate[..., 0], spared_s)
-            best = np.maximum(best, each * self.units - total)
+            best = np.maximum(best, multiplier * self.units - total)
         return best
 
     def _most_earned(self, earned: FloatArray, rate: FloatArray, spared_s: FloatArray | None) -> FloatArray:
@@ -298,12 +321,14 @@ class _Held:
         A group that has to hold units earns their rate, even at a loss; of limited units no more.
         """
         total = np.zeros(earned.shape[1])
-        for own, least, most in zip(self.groups, self.least_units, self.most_units, strict=True):
-            best = np.where(self.room[own] > 0, rate[own], -np.inf).max(axis=0)
-            best = np.where(np.isfinite(best), best, 0.0)
-            own_total = earned[own].max(axis=0).sum(axis=-1)
-            spared = 0.0 if spared_s is None else spared_s * self.weight[own].sum(axis=-1).max(axis=0)
+        for options, least, most in zip(self.groups, self.least_units, self.most_units, strict=True):
+            best_rate = np.where(self.room[options] > 0, rate[options], -np.inf).max(axis=0)
+            best_rate = np.where(np.isfinite(best_rate), best_rate, 0.0)
+            earned_alone = earned[options].max(axis=0).sum(axis=-1)
+            spared = 0.0 if spared_s is None else spared_s * self.weight[options].sum(axis=-1).max(axis=0)
             total += np.where(
-                best > 0.0, np.minimum(own_total, best * most + spared), best * least + spared
+                best_rate > 0.0,
+                np.minimum(earned_alone, best_rate * most + spared),
+                best_rate * least + spared,
             )
         return total

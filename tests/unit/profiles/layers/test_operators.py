@@ -125,3 +125,64 @@ def test_equal_sets_of_weights_are_held_each_and_passed_once() -> None:
         name="x", title="x", block="mlp", matrices=(Matrix(name="x", inputs=3, outputs=5, sets=2),)
     )
     assert (product.weights, product.products) == (30, 15)
+
+
+def test_a_dense_layer_has_no_experts_to_visit() -> None:
+    layer = a_model().layer("dense")
+    assert (layer.experts, layer.visited) == (0, 0)
+
+
+def test_megatrons_two_layers_of_an_mlp_are_what_reads_and_what_writes_the_hidden_state() -> None:
+    fused = fused_layers(a_model(), "dense")
+    sizes = {name: [(one.inputs, one.outputs) for one in layers] for name, layers in fused.items()}
+    assert sizes["linear_fc1"] == [(8192, 2 * 28672)]  # gate and up
+    assert sizes["linear_fc2"] == [(28672, 8192)]
+
+
+def test_inner_norms_are_norms() -> None:
+    # before attention's output of 64 heads of 128, and before down of 28672
+    plain, normed = (replace(a_model(), inner_norms=on).layer("dense").norms for on in (False, True))
+    assert normed - plain == 64 * 128 + 28672
+
+
+def test_streams_are_mixed_by_products_without_weights() -> None:
+    # Gemma 3n: each of 4 streams is predicted from all 4, and corrected once: 2048 * 4 * (4 + 1)
+    layer = model_from_config({"model_type": "gemma3n_text"}, name="gemma-3n").layer("dense")
+    (streams,) = (one for one in layer.operators if one.name == "streams")
+    assert streams.weights == 4 * 4 + 4 * 4**2 + 2048 * 4
+    assert streams.products == streams.weights + 2048 * 4 * (4 + 1)
+    assert {one.name: one.is_priced for one in layer.of("between")} == {
+        "per_layer_input_gate": True, "per_layer_projection": True, "streams": False,
+        "linear_left": True, "linear_right": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "ranks", "columns"),
+    [
+        # 16 heads of keys of 128, and of queries; 32 of values of 128 and a gate; two numbers of each
+        ("qwen3_next", 8, 2 * 2 * 128 + (2 * 32 * 128 + 2 * 32) / 8),
+        ("qwen3_next", 32, 2 * 128 + (2 * 32 * 128 + 2 * 32) / 32),
+        ("qwen3_5_text", 32, 2 * 128 + (2 * 32 * 128 + 2 * 32) / 32),  # in four projections
+        # 30 heads of keys of 96 and of queries, in projections of their own; 30 of values of 192, gate
+        ("olmo_hybrid", 60, 2 * 96 + (2 * 30 * 192 + 2 * 30) / 60),
+        ("minimax", 64, 2 * 128 + 2 * 32 * 128 / 64),  # 32 heads of 128
+        ("mamba2", 16, 2 * 128 + (2 * 128 * 64 + 128) / 16),  # 8 groups with a state of 128
+        # Every channel has its own keys, or all share them: nothing is copied.
+        ("jamba", 64, 2 * 8192 / 64),
+        ("kimi_linear", 64, (3 * 32 * 128 + 32) / 64 + 2 * 128),  # two latents are whole
+    ],
+)
+def test_a_rank_has_a_head_of_a_mixers_keys_and_queries_at_least(
+    model_type: str, ranks: int, columns: float
+) -> None:
+    model = model_from_config({"model_type": model_type}, name=model_type)
+    (mixing,) = {view for view in map(model.shaped, model.shapes()) if view.mixes}
+    (read,) = (one for one in mixing.layer("dense").of("mixer") if one.name == "mixer_in")
+    assert read.outputs.on(ranks, max) == columns
+
+
+def test_a_gate_of_latent_attention_is_a_linear_layer_that_may_be_adapted() -> None:
+    model = replace(find_model("deepseek-v3"), attention_gate="per_head")
+    gate = single_layers(model, "dense")["g_proj"]
+    assert (gate.inputs, gate.outputs) == (7168, 128)  # one column of each head
