@@ -253,11 +253,7 @@ def _speed(answer: Answer) -> Iterator[str]:
 
 def _against(reference: Reference) -> str:
     if reference.problems:
-<<<<<<< HEAD
         return f"{reference.name} cannot run here"
-    return f"{reference.speedup:.1f} × {reference.name}"
-=======
-        return f"{reference.name} does not fit"
     return f"{_times(reference)}{reference.name}"
 
 
@@ -265,7 +261,6 @@ def _times(reference: Reference, linked: str = "") -> str:
     """Return ``1.4 × ``, or ``as fast as `` where that rounds to one."""
     times = f"{reference.speedup:.1f}"
     return "as fast as " if times == "1.0" else f"{times} × {linked}"
->>>>>>> part-rev2
 
 
 def _headline(answer: Answer) -> str:
@@ -278,13 +273,7 @@ def _headline(answer: Answer) -> str:
             f"{step} a step. {figures.sentence_case(reference.name)} cannot run: {reference.problems[0]}."
         )
     theirs = figures.seconds(reference.prediction.step_time_s)
-<<<<<<< HEAD
     return f"{step} a step, {_times(reference, 'as fast as ')}{reference.name} ({theirs})."
-=======
-    if f"{reference.speedup:.1f}" == "1.0":
-        return f"{step} a step, as fast as {reference.name} ({theirs})."
-    return f"{step} a step, {reference.speedup:.1f} × as fast as {reference.name} ({theirs})."
->>>>>>> part-rev3
 
 
 def _span(low_s: float, high_s: float) -> tuple[str, str]:
@@ -338,23 +327,8 @@ def _error(answer: Answer) -> str:
     return f"new cluster: {error.span} % off, {one} % after one run, {sixteen} % after sixteen"
 
 
-<<<<<<< HEAD
-def doubt_words(answer: Answer) -> tuple[str, ...]:
-    """Return, as sentences, which plans are as good as the first, and the advice to run three."""
-    tied, known = _tied(answer), expected_errors()
-    verb = "are" if " " in tied else "is"
-    ties = (f"{tied} {verb} as good within its error.",) if tied else ()
-    if not _has_advice(answer):
-        return ties
-    hits = f"{known.first_three} of {known.groups} measured jobs"
-    return (*ties, f"Run the first three: they hold the fastest in {hits} (meshwright tune).")
-
-
 def _tied(answer: Answer) -> str:
     """Return ``#2, #4 and #5``: the plans that the model cannot tell from the first."""
-=======
-def _ties(answer: Answer) -> str:
->>>>>>> part-rev3
     equal = sorted(equal_to_first(answer.plans))
     shown = [f"#{rank}" for rank in equal[:_THREE]]
     more = [f"{len(equal) - _THREE} more"] if len(equal) > _THREE else []
@@ -410,17 +384,10 @@ def _offers(answer: Answer) -> Iterator[Offer]:
 
 
 def _offer(lever: Lever) -> Offer:
-<<<<<<< HEAD
     kind = lever.effect.rpartition(": ")[2]  # numerics or results; explain --levers has the rest
     gain = f"would save {percent(lever.saves)}{f' ({kind})' if kind else ''}"
     return Offer(
         words=f"{_launcher_named(lever.change)} {gain}",
-=======
-    effect = f" ({lever.effect})" if lever.effect else ""
-    launcher = lever.settings.get("launcher", "") if lever.kind == "launcher" else ""
-    return Offer(
-        words=f"{launcher_words(launcher) or lever.change} would save {percent(lever.saves)}{effect}",
->>>>>>> part-rev3
         option=option_words(lever.settings),
     )
 

@@ -42,7 +42,8 @@ def test_the_mixed_cluster_is_planned_with_the_layers_of_the_gpu_that_sets_the_p
     both = [FOLDER / f"opt-350m-{gpu}.json" for gpu in (fast, slow)]
     profile = profile_for(problem, both)
     assert profile.layers is not None
-    assert "a100-sxm-40gb was measured, but every stage runs at the speed of v100-sxm-16gb" in capsys.readouterr().err
+    pace = "a100-sxm-40gb was measured, but every stage runs at the speed of v100-sxm-16gb"
+    assert pace in capsys.readouterr().err
     # links as measured: 6.0 and 5.8 GB/s of a node for its four GPUs
     assert profile.group.inter_node.bytes_per_s == pytest.approx(5.787e9 / 4, rel=1e-3)
     assert profile.group.measured is not None

@@ -210,6 +210,8 @@ LOST = "--lost-nodes 1 --steps-done 100 --steps-total 1000"
 UNCHANGED = "--from wide.json --steps-total 1000 --json"
 REPORT = "--what-if none --out report.html"
 
+LORA = "--model llama-3.1-8b --gpus 1xh100 --lora-rank 16 --global-batch-size 16 --seq-length 2048"
+
 COMMANDS = {
     "plan": Command("problem.json --json", {
         **OF_A_PROBLEM, **OF_A_SEARCH, **OF_A_RANKING,
@@ -236,7 +238,7 @@ COMMANDS = {
     "explain": Command(PRICED, {
         **OF_A_PROBLEM, **OF_A_SEARCH, **OF_A_CONFIGURATION,
         "--plan": Case("FIRST", base=""),
-        "--levers": Case(base="--model llama-3.1-8b --gpus 1xh100 --lora-rank 16 --global-batch-size 16 --seq-length 2048"),
+        "--levers": Case(base=LORA),
     }),
     "capture": Command("-- bash train.sh", {
         "command": Case("-- bash train.sh", base=""),

@@ -97,7 +97,8 @@ def test_no_line_is_wider_than_the_terminal(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "warned"), [("4", "warning: slurm reports 4 GPUs of this node, but the plan needs nodes of 8\n"), ("8", "")]
+    ("gpus", "warned"),
+    [("4", "warning: slurm reports 4 GPUs of this node, but the plan needs nodes of 8\n"), ("8", "")],
 )
 def test_the_scheduler_counts_the_nodes_and_a_warning_tells_those_of_other_sizes_than_the_plans(
     answer_file: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, warned: str

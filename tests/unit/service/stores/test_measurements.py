@@ -220,7 +220,7 @@ def test_a_step_faster_than_the_stack_has_ever_been_is_refused_and_not_stored(
 ) -> None:
     """75 % MFU; Megatron-Core's best catalogued run in 16 bits, DGXC-0188, reaches 55.6 %."""
     flops = PROBLEM.model.model_flops_per_token(8192) * 8192 * 512 / 128
-    with pytest.raises(InvalidProblemError, match="75% MFU. The best catalogued run") as raised:
+    with pytest.raises(InvalidProblemError, match=r"75% MFU\. The best catalogued run") as raised:
         measurements.add(TENANT, "aaa", {"step_time_s": flops / (0.75 * 989e12)}, key=None)
     assert raised.value.errors[0].pointer == "/step_time_s"
 
@@ -230,9 +230,7 @@ def test_a_problem_of_another_stack_cannot_name_what_was_learnt(
 ) -> None:
     learnt = measurements.add(TENANT, "aaa", {"step_time_s": 30.0}, key=None)
     store.require(TENANT, replace(PROBLEM, profile=learnt.profile_id))
-    with pytest.raises(
-        InvalidProblemError, match="stack megatron-core, but you asked for fsdp"
-    ) as raised:
+    with pytest.raises(InvalidProblemError, match="stack megatron-core, but you asked for fsdp") as raised:
         store.require(TENANT, replace(PROBLEM, launcher="torchtitan", profile=learnt.profile_id))
     assert raised.value.errors[0].pointer == "/profile"
 
