@@ -405,7 +405,7 @@ def _lines(rows: Rows) -> list[LinearBound]:
 def _all_first_lines(
     rows: Rows, behind: FloatArray, limited: BoolArray, fixed_a: FloatArray, fixed_c: FloatArray
 ) -> list[LinearBound]:
-    """Return (B') of ``theirs``, with and without the way back, from the constants of (A) and (C).
+    """Return (B') of ``limited`` ranks, with and without the way back, from the constants of (A) and (C).
 
     The last chunks of the ranks behind hold at least the smallest number of layers each, and those between
     the rank and the last one, with a perhaps smaller last chunk, their share of all layers that are left.

@@ -72,9 +72,12 @@ def test_a_file_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
     assert path.read_text() == '{"title": "ten years of work"}'
 
 
-def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match=r"p\.json: No such file"):
-        open_notebook(tmp_path / "gone" / "p.json", SUBJECT, MACHINE, SESSION)
+def test_a_missing_folder_is_made_and_a_file_in_its_place_is_named(tmp_path: Path) -> None:
+    open_notebook(tmp_path / "new" / "p.json", SUBJECT, MACHINE, SESSION)
+    assert (tmp_path / "new").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ProfileError, match=r"p\.json: (Not a directory|File exists)"):
+        open_notebook(tmp_path / "file" / "p.json", SUBJECT, MACHINE, SESSION)
 
 
 # What torchrun says about the processes, and what a clock says about repeats.
