@@ -96,7 +96,7 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
         ("MFU", percent(seen.mfu)),
         ("Peak memory", f"{gib(seen.peak_memory_bytes)} of {gib(seen.memory_limit_bytes)} GiB"),
         ("OOM risk", risk(seen.out_of_memory_probability)),
-        ("Launcher", launcher_words(priced.launcher) or "–"),
+        ("Launcher", launcher_words(priced.launcher or "–")),
     )
     return _form_page(
         request,
