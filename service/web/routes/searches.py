@@ -18,6 +18,7 @@ from meshwright.service.api.routes.predictions import create_prediction, own_of_
 from meshwright.service.db.records import JobRecord
 from meshwright.service.report.charts.bars import memory_bars, waterfall_bars
 from meshwright.service.report.formatting import LONG_NAMES, configuration_words, gib, risk, step_time
+from meshwright.service.report.summary import launcher_words
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.web import questions
 from meshwright.service.web.callers import SUBMITS, FormDep
@@ -95,7 +96,7 @@ def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: Te
         ("MFU", percent(seen.mfu)),
         ("Peak memory", f"{gib(seen.peak_memory_bytes)} of {gib(seen.memory_limit_bytes)} GiB"),
         ("OOM risk", risk(seen.out_of_memory_probability)),
-        ("Launcher", priced.launcher or "–"),
+        ("Launcher", launcher_words(priced.launcher or "–")),
     )
     return _form_page(
         request,
