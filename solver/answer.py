@@ -504,8 +504,8 @@ def certainty_words(
         return f"{best_found}. How far it is from the best possible is unknown."
     if status == "optimal" and gap <= OPTIMAL_GAP:
         words = f"Optimal under our cost model: {by}the best of {size} configurations, proved to within "
-        return f"{words}{_at_most(gap)}."
-    return f"{best_found}, within {_at_most(gap)} of the best possible under our cost model."
+        return f"{words}{at_most(gap)}."
+    return f"{best_found}, within {at_most(gap)} of the best possible under our cost model."
 
 
 MEASURED_RUNS = "measured_runs"  # the note that counts the runs that the profile of an answer learnt from
@@ -649,7 +649,7 @@ def _chance(share: float) -> str:
 _NEARLY_ALL, _ALL_BUT_SURE = 97.5, 99.9  # per cent
 
 
-def _at_most(share: float) -> str:
+def at_most(share: float) -> str:
     """Return ``3.1 %``: rounded up, so that it still bounds."""
     return f"{max(math.ceil(share * 1e3 - 1e-6), 1) / 10:.1f} %"
 

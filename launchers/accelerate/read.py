@@ -32,6 +32,7 @@ from meshwright.launchers.reading.commands import World, commands_beside, given_
 from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
+from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
@@ -171,7 +172,8 @@ def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> Launch
     precision = fields.choice("mixed_precision", "no")  # from the command: the file may not set it
     text = source.other(name) if name else None
     if text is None:
-        fields.fault(PLUGIN_FILE, f'"{name[:64]}" is missing: give that file too')
+        where, step = f"{shown(name)} is not next to the file", "give that file too, or its folder"
+        fields.fault(PLUGIN_FILE, where, allowed=step)
     machines, processes = fields.optional("num_machines"), fields.optional("num_processes")
     fields.stop()
     base = name.rsplit("/", 1)[-1]

@@ -27,6 +27,7 @@ from meshwright.solver.answer import (
     Reference,
     Remedy,
     accepts_risk,
+    at_most,
     expected_error,
 )
 from meshwright.solver.configuration import Configuration
@@ -346,7 +347,7 @@ def _proof(answer: Answer) -> str:
     if answer.explored < answer.space_size:
         size = f"{_number(answer.explored)} of {size}"
     gap = answer.gap if answer.objective is None else answer.objective.gap
-    bound = "no bound is known" if gap is None else f"at most {figures.risk(gap).lstrip('<')} from the best"
+    bound = "no bound is known" if gap is None else f"at most {at_most(gap)} from the best"
     return f"best of {size} searched under our model, {bound}"
 
 

@@ -57,6 +57,7 @@ class Verdict:
     badge: str
     sentence: str
     certainty: str  # what was searched, and the error to expect; empty for a plan that is not the first
+    proof: str = ""  # the API's sentence of the same, with what is proved; empty: it is the certainty
     notes: tuple[str, ...] = ()
     card: Card | None = None
     nearest: StackedBar | None = None  # where nothing fits: the memory that is missing
@@ -103,6 +104,7 @@ def verdict_of(answer: Answer, problem: Problem) -> Verdict:
         ended,
         sentence=facts.get("run", ended.sentence),
         certainty=facts.get("sure", ended.certainty),
+        proof=answer.certainty if "sure" in facts else "",
         skipped=skipped_words(answer),
         against=summary.headline if fits and answer.reference is not None else "",
         offers=summary.offers if fits else (),

@@ -186,7 +186,8 @@ def test_what_is_no_address_of_a_service_is_said_to_be_none(url: str) -> None:
     run = meshwright("jobs", "list", "--url", url)
     assert run.returncode == 2
     assert run.stderr.splitlines() == [
-        f'error: --url: "{url}" is not the address of a service. Allowed: http://HOST:PORT or https://HOST:PORT'
+        f'error: --url: "{url}" is not the address of a service. Allowed: http://HOST:PORT or https://HOST:PORT',
+        "tip: meshwright jobs list --help",
     ]
 
 

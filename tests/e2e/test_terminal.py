@@ -100,7 +100,7 @@ def test_control_c_ends_the_search_and_prints_the_best_so_far(tmp_path: Path) ->
     shown, code = in_terminal(LONG, tmp_path, when=lambda text: "best so far" in text)
     assert "stopping: the best so far follows" in shown
     assert code == 0, shown[-2000:]
-    assert re.search(r"Best found: among [\d ]+ of [\d ]+ configurations", COLOURS.sub("", shown))
+    assert re.search(r"sure   Best of [\d,]+ of [\d,]+ searched under our model", COLOURS.sub("", shown))
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")

@@ -132,12 +132,13 @@ def test_what_is_said_of_errors_is_of_the_first_plan_and_no_tighter_than_its_ban
 ) -> None:
     assert len({answer.certainty for answer in answers}) == 1
     today = error_words(answers[0]).partition(" (")[0]  # what follows is of a cluster with measured runs
+    span = today.rstrip(".").partition("expect ")[2]  # 11 to 21 % off
     off = [int(one) for one in re.findall(r"(\d+)(?= to \d+ %| %)", today)]
     seen = answers[0].plans[0].prediction
     above, below = (end / seen.step_time_s - 1 for end in (seen.step_time_high_s, seen.step_time_low_s))
     assert min(off) >= ceil(100 * max(above, -below) - 1e-3)
     assert today.startswith("Calibrated on" if answers[0].notes else "New cluster")
-    assert today.rstrip(".") in " ".join(summary(answers[-1]).split())
+    assert f": {span}" in " ".join(summary(answers[-1]).split())
 
 
 def test_after_so_many_measured_runs_the_error_is_that_of_as_many() -> None:

@@ -62,8 +62,9 @@ def test_the_command_line_sends_the_key_of_its_environment(tmp_path: Path) -> No
     token = meshwright("keys", "create", database_url=url).stdout.strip()
     with serving({"database_url": url, "workers": "0"}) as server:
         refused = meshwright("jobs", "list", "--url", server.url)
-        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-        assert "Bearer" in refused.stderr
+        error, tip = refused.stderr.splitlines()
+        assert (refused.returncode, tip) == (2, "tip: meshwright jobs list --help")
+        assert "Bearer" in error
         assert meshwright("jobs", "list", "--url", server.url, key=token).returncode == 0
 
 
@@ -74,14 +75,20 @@ def test_the_command_line_sends_the_key_of_its_environment(tmp_path: Path) -> No
         (["create", "--scope", "root"], "--scope: is not usable"),
         (["create", "--expires-in-days", "0"], "--expires-in-days: is not usable"),
         (["revoke", "none"], "there is no such key"),
-        (["list", "--database-url", "sqlite:////dev/null/x.db"], "the database cannot be used"),
     ],
 )
-def test_a_wrong_word_about_keys_is_one_line_and_exit_2(
+def test_a_wrong_word_about_keys_is_one_line_a_tip_and_exit_2(
     tmp_path: Path, words: list[str], says: str
 ) -> None:
     url = f"sqlite:///{tmp_path / 'meshwright.db'}"
     run = meshwright("keys", *words, database_url=url)
-    assert (run.returncode, run.stderr.count("\n")) == (2, 1), run.stderr
-    assert says in run.stderr
-    assert run.stdout == ""
+    error, tip = run.stderr.splitlines()
+    assert (run.returncode, run.stdout) == (2, "")
+    assert says in error
+    assert tip == f"tip: meshwright keys {words[0]} --help"
+
+
+def test_a_database_of_keys_that_cannot_be_used_is_one_line_and_exit_2() -> None:
+    run = meshwright("keys", "list", "--database-url", "sqlite:////dev/null/x.db")
+    assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1), run.stderr
+    assert "the database cannot be used" in run.stderr

@@ -284,10 +284,10 @@ def test_no_link_is_assumed_that_nothing_crosses() -> None:
         return " ".join(cluster_from_mapping({"gpu": H100, **group}).warnings)
 
     assert assumed(gpus_per_node=1) == ""  # one GPU
-    assert "intra_node" in assumed(gpus_per_node=2)
-    assert "inter_node" not in assumed(gpus_per_node=2)
-    assert "inter_node" in assumed(gpus_per_node=1, num_nodes=2)
-    assert "intra_node" not in assumed(gpus_per_node=1, num_nodes=2)
+    assert "in a node" in assumed(gpus_per_node=2)
+    assert "between nodes" not in assumed(gpus_per_node=2)
+    assert "between nodes" in assumed(gpus_per_node=1, num_nodes=2)
+    assert "in a node" not in assumed(gpus_per_node=1, num_nodes=2)
 
 
 def test_bridged_cards_are_joined_in_pairs_whatever_the_node() -> None:

@@ -63,7 +63,7 @@ def test_the_command_line_finds_the_closest_plan_and_names_the_flag(
     assert code == 3
     plan_id = said.partition("meshwright export ")[2].split()[0]
     assert f"meshwright export {plan_id} --accept-risk" in said
-    assert "(--lora-rank 16 --launcher trl)" in said
+    assert "--max-oom-probability 0.078" in said  # its risk is 7.7 %, rounded up to what accepts it
     code, _, refusal = run_here(monkeypatch, capsys, "export", plan_id, "--save-dir", str(tmp_path / "run"))
     assert code == 2
     assert f"meshwright export {plan_id} --accept-risk" in refusal

@@ -205,7 +205,7 @@ def test_the_figures_of_a_gpu_become_a_cluster_file(
     assert (group.gpu.slug, group.num_gpus, group.gpu.peak_flops["fp8"]) == ("our-chip", 32, 1800e12)
     said = capsys.readouterr().err
     assert "GPU our-chip, 900 TFLOP/s in 16 bits, 96 GiB at 3300 GB/s" in said
-    assert "nearest GPU in the catalog (h100-sxm-80gb" in said
+    assert "no measurements of our-chip: the efficiencies of h100-sxm-80gb" in said
     request = read_request(
         model="llama-3.1-8b", gpu=str(sheet), num_nodes="4", global_batch_size="64", seq_length=4096
     )

@@ -272,7 +272,7 @@ def test_the_argument_is_a_model_or_a_problem_file(tmp_path: Path) -> None:
     [
         ("lama-3.1-8b", "no such file, and no such model: .*llama-3.1-8b.*a problem file"),
         ("missing.json", "no file missing.json, and no model of that name.*a model"),
-        ("train.sh", "is a script.*--from-capture train.sh"),
+        ("train.sh", "is a script.*--from-capture.*--from-args train.sh"),
         ("x" * 5000, "no model of that name"),
     ],
 )
