@@ -138,13 +138,15 @@ def test_what_does_not_fit_into_memory_is_skipped_and_named(out: Path) -> None:
     assert (profile.completed, {one.reason for one in profile.skipped}) == ((), {"not enough memory"})
 
 
-def test_other_measurements_are_refused_in_one_line(out: Path) -> None:
+def test_other_measurements_are_refused_with_a_tip(out: Path) -> None:
     assert profiled(out, "--only", "attention")[0] == 0
     before = out.read_bytes()
     code, stdout, stderr = profiled(out, "--only", "attention", "--dtype", "fp32")
     assert (code, stdout) == (2, "")
     odds = "dtype: fp32 here, bf16 there"
-    assert stderr == f"error: --out: p.json holds other measurements ({odds}); choose another file\n"
+    said, tip = stderr.splitlines()
+    assert said == f"error: --out: p.json has other measurements ({odds}). Choose another file"
+    assert tip == "tip: meshwright profile --help"
     assert out.read_bytes() == before
 
 
@@ -153,7 +155,10 @@ def test_a_device_that_is_not_there_is_refused(out: Path) -> None:
     assert code == 2
     built = f"torch {version('torch')}"  # the CPU build of CI, or one for a GPU on a machine without one
     why = ("is built without CUDA", "sees no CUDA device here")
-    assert stderr in {f"error: --device: {built} {one}. Nearest: cpu\n" for one in why}
+    said, tip = stderr.splitlines()
+    assert said in {f"error: --device: {built} {one}. Nearest: cpu" for one in why}
+    assert tip.startswith("tip: meshwright profile ")
+    assert tip.endswith("--device cpu")
 
 
 def test_two_processes_measure_every_collective_together(out: Path) -> None:
