@@ -106,7 +106,7 @@ def test_the_plugin_of_accelerate_reads_only_what_was_given() -> None:
         "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 8\n"
         "deepspeed_config: {deepspeed_config_file: /etc/ds.json}\n"
     )
-    with pytest.raises(InvalidProblemError, match="is missing: give that file"):
+    with pytest.raises(InvalidProblemError, match="is not next to the file"):
         read_launch_files(Source(name="a.yaml", text=text), TOLD)
 
 
