@@ -374,14 +374,7 @@ def _beyond(answer: Answer) -> Iterator[SummaryFact]:
 
 def _offers(answer: Answer) -> Iterator[Offer]:
     """Yield what would help most, each with the option to paste."""
-    levers = answer.levers[:_LEVERS]
-    for lever in levers:
-        yield _offer(lever)
-    faster = answer.notes.get("faster_launcher")
-    if faster and len(levers) < _LEVERS and all(lever.kind != "launcher" for lever in levers):
-        words, _, option = faster.partition(": ")
-        launcher, _, rest = words.partition(" ")
-        yield Offer(words=f"{launcher_words(launcher)} {rest}", option=option)
+    yield from map(_offer, answer.levers[:_LEVERS])
 
 
 def _offer(lever: Lever) -> Offer:

@@ -290,10 +290,9 @@ def searched_line(answer: Answer, problem: Problem) -> str:
 
 
 def launcher_lines(answer: Answer) -> tuple[str, ...]:
-    """Return why the launcher is the question's own, and which other would be much faster."""
-    why, faster = answer.notes.get("launcher"), answer.notes.get("faster_launcher")
-    own = (f"Launcher: {why}.",) if why else ()
-    return (*own, f"Faster: {faster}.") if faster else own
+    """Return why the launcher is the question's own; a request that states one needs no reason."""
+    why = answer.notes.get("launcher")
+    return (f"Launcher: {why}.",) if why else ()
 
 
 def skipped_words(answer: Answer) -> tuple[str, ...]:

@@ -270,7 +270,6 @@ def facts_of(answer: Answer, problem: Problem, *, digest: str) -> tuple[Fact, ..
         Fact(label="Problem", value=digest, hint="SHA-256 of the canonical question"),
         Fact(label="Profile", value=clean(profile_words(answer, problem))),
         Fact(label="Default launcher", value=answer.notes.get("launcher", "")),
-        Fact(label="A faster launcher", value=answer.notes.get("faster_launcher", "")),
         Fact(label="Searched", value=searched_line(answer, problem).replace("\N{NO-BREAK SPACE}", " ")),
         Fact(label="Seed", value=str(answer.seed)),
         Fact(label="Model's figures", value=clean(problem.model.source)),

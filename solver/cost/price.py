@@ -485,12 +485,8 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
 
 
 def _of_every_rank(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
-    """Return what a rank takes whatever it holds, by the names of prices, (n,) each.
-
-    Its tail after the last micro-batch, what a step takes once, and the wait for the slowest node.
-    """
+    """Return what a step takes once, and the wait for the slowest node, by the names of prices, (n,) each."""
     return {
-        "rank_tail_s": rank_tail_s(ctx),
         "fixed_s": fixed_s(ctx),
         "straggler": profile.time_factor * straggler_share(ctx.columns, profile),
     }
@@ -636,6 +632,7 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
         **{name: seconds.take(of_row, axis=0) for name, seconds in _pass_prices(parts).items()},
         "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
         "transfer_s": transfer(ctx),
+        "rank_tail_s": rank_tail_s(ctx),
         **_of_every_rank(ctx, profile),
     }
     prices = RowPrices.partly(len(columns), len(parts), known)
@@ -682,6 +679,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         tail_s=np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
+        rank_tail_s=rank_tail_s(ctx),
         **_of_every_rank(ctx, profile),
         **memory_prices(ctx, layout, weights, trained),
         prediction=_prediction_prices(ctx) if problem.counts_prediction else {},
