@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from meshwright.profiles.profile import Profile
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.launch_files import ConfigurationOptions, own_of
 from meshwright.service.cli.options import (
@@ -30,10 +31,11 @@ from meshwright.service.report.levers import render_levers
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import profile_words, render_plan, render_summary
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Plan
+from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict_all
+from meshwright.solver.problem import Problem, ShouldStop
 
 if TYPE_CHECKING:
     from meshwright.solver.explain.node_groups import GroupUse
@@ -91,10 +93,8 @@ def explain(
     )
     problem = recommended(own.problem)
     costs = profile_for(problem, profile)
-    line = ProgressLine()
     with cancellable() as should_stop:
-        answer = ask(problem, costs, on_progress=line.show, should_stop=should_stop)
-    line.clear()
+        answer = _answered(problem, costs, should_stop)
     console = screen()
     if not answer.plans:
         console.print(render_summary(answer, problem, width=console.width))
@@ -113,6 +113,14 @@ def explain(
 explain_options = with_request(explain, left_out=OF_A_RANKING)
 
 
+def _answered(problem: Problem, costs: Profile, should_stop: ShouldStop) -> Answer:
+    """Search, and show how far it is."""
+    line = ProgressLine()
+    answer = ask(problem, costs, on_progress=line.show, should_stop=should_stop)
+    line.clear()
+    return answer
+
+
 _PLAN_ALONE = "--plan already contains the question and its answer: remove the other options"
 
 
@@ -129,9 +137,8 @@ def _explain_levers(
             costs = profile_for(problem, None)
         else:
             problem = parse_problem(request)
-            costs, line = profile_for(problem, calibration), ProgressLine()
-            answer = ask(problem, costs, on_progress=line.show, should_stop=should_stop)
-            line.clear()
+            costs = profile_for(problem, calibration)
+            answer = _answered(problem, costs, should_stop)
         console = screen()
         if not answer.ranking:
             console.print(render_summary(answer, problem, width=console.width))

@@ -485,7 +485,7 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
 
 
 def _of_every_rank(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
-    """Return what a step takes once, and the wait for the slowest node, by the names of prices, (n,) each."""
+    """Return what a step takes once, and the wait for the slowest node, (n,) each, by their names."""
     return {
         "fixed_s": fixed_s(ctx),
         "straggler": profile.time_factor * straggler_share(ctx.columns, profile),

@@ -47,7 +47,7 @@ def reference_of(problem: Problem, profile: Profile, answer: Answer) -> Referenc
     own = problem.under(first.launchers[0]) if first.launchers else problem
     if own.places_stages or first.config.is_placed:
         return None
-    gpus, switches = _gpus_of(problem, first), _switches_of(first)
+    gpus, switches = _gpus_of(problem, first), switches_of(first)
     work = own.workload
     ways = [own]
     if switches:
@@ -64,7 +64,8 @@ def reference_of(problem: Problem, profile: Profile, answer: Answer) -> Referenc
     return replace(least, speedup=then / now)
 
 
-def _switches_of(plan: Plan) -> dict[str, str]:
+def switches_of(plan: Plan) -> dict[str, str]:
+    """Return the launcher's switches that a plan has, without its other changes of the workload."""
     return {name: value for name, value in plan.workload.items() if name not in ("precision", "optimizer")}
 
 

@@ -6,7 +6,8 @@ changed request, which takes milliseconds. It has passed the independent check, 
 request finds that plan or a better one, so that the gain is a lower bound. ``every_lever`` searches each
 change instead, as ``explain --levers`` does.
 
-Work is counted in configurations, never in seconds: an answer is the same on every machine.
+Work is counted in configurations, so that an answer is the same on every machine that has the time to try
+all of them. One that has not leaves levers out, and its answer warns of that.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
-from meshwright.solver.explain.reference import usual_meshes
+from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.planner.variants import searchable, searched_together, variants_of
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
@@ -44,7 +45,7 @@ WORTH = 0.05  # of the first plan's time for each token must a change save to be
 class Change:
     """A change of a request that the user may decide."""
 
-    kind: str  # gradients, optimizer, precision, launcher, batch, packing, offload
+    kind: str  # gradients, optimizer, precision, launcher, batch, packing, offload, package
     words: str
     effect: str
     problem: Problem  # the request with the change; its switches are still open
@@ -125,6 +126,13 @@ def _lever(
         peak_memory_bytes=seen.peak_memory_bytes,
         saves=1.0 - then_s / now_s,
     )
+
+
+def _worth_s(problem: Problem, change: Change, answer: Answer) -> float:
+    """Return the step of a changed request that saves just ``WORTH`` of the first plan's time per token."""
+    first, work = answer.ranking[0], change.problem.workload
+    per_token = (1.0 - WORTH) * _time_per_token(problem, first.config, first.prediction)
+    return per_token * work.global_batch_size * work.tokens_per_sequence
 
 
 # --------------------------------------------------------------------------------------------------
@@ -313,11 +321,7 @@ _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, 
 def _nearby(
     problem: Problem, change: Change, profile: Profile, answer: Answer
 ) -> tuple[Configuration, Prediction] | None:
-    first = answer.ranking[0]
-    each_s = (1.0 - WORTH) * _time_per_token(problem, first.config, first.prediction)
-    most_s = (
-        each_s * change.problem.workload.global_batch_size * change.problem.workload.tokens_per_sequence
-    )
+    most_s = _worth_s(problem, change, answer)
     found = list[tuple[Configuration, Prediction]]()
     for way in _ways(change.problem, answer):
         found += descend(way, profile_of_variant(way, profile), _starts(problem, way, answer), most_s)
@@ -327,16 +331,12 @@ def _nearby(
 def _ways(problem: Problem, answer: Answer) -> list[Problem]:
     """Return the changed request under the switches of the first plan, and under the launcher's own."""
     work, found = problem.workload, list[Problem]()
-    for one in [_switches_of(answer.ranking[0]), {}]:
+    for one in [switches_of(answer.ranking[0]), {}]:
         options = {**with_changes(work, one).framework_options, **work.framework_options}
         way = replace(problem, workload=replace(work, framework_options=options))
         if way not in found and not any(workload_faults(way, launcher_capabilities(way.launcher))):
             found.append(way)
     return found
-
-
-def _switches_of(plan: Plan) -> dict[str, str]:
-    return {name: value for name, value in plan.workload.items() if name not in ("precision", "optimizer")}
 
 
 def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
@@ -422,10 +422,7 @@ def _searched(
     problem: Problem, change: Change, profile: Profile, answer: Answer, watch: Watch
 ) -> tuple[Configuration, Prediction] | None:
     """Return the first plan of a changed request, if it saves more than ``WORTH``."""
-    first = answer.ranking[0]
-    per_token = (1.0 - WORTH) * _time_per_token(problem, first.config, first.prediction)
-    changed = change.problem
-    most_s = per_token * changed.workload.global_batch_size * changed.workload.tokens_per_sequence
+    changed, most_s = change.problem, _worth_s(problem, change, answer)
     variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
     plans = list[Plan]()
     for one, *others in searched_together(variants):
@@ -442,22 +439,13 @@ def _searched(
 
 def _packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:
     """Yield the plans behind the ranking as levers: they need a package that the request does not allow."""
-    first = answer.ranking[0]
-    now_s = _time_per_token(problem, first.config, first.prediction)
     for plan in answer.plans:
-        if plan.ranked or not plan.needs:
-            continue
-        packages, seen = " and ".join(plan.needs), plan.prediction
-        then_s = _time_per_token(problem, plan.config, seen)
-        yield Lever(
-            kind="package",
-            change=packages,
-            effect="not in a stock installation",
-            settings={"search.allow": [EVERY_SWITCH]},
-            config=plan.config,
-            step_time_s=seen.step_time_s,
-            num_gpus=plan.config.num_gpus,
-            gpu_s_per_token=then_s * plan.config.num_gpus,
-            peak_memory_bytes=seen.peak_memory_bytes,
-            saves=1.0 - then_s / now_s,
-        )
+        if not plan.ranked and plan.needs:
+            change = Change(
+                kind="package",
+                words=" and ".join(plan.needs),
+                effect="not in a stock installation",
+                problem=problem,
+                settings={"search.allow": [EVERY_SWITCH]},
+            )
+            yield _lever(problem, answer, change, plan.config, plan.prediction)
