@@ -410,9 +410,8 @@ _FULL = RECOMPUTE.index("full")
 
 
 def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Yield the launcher's own rules: each is one bit of a row's mask."""
+    """Yield the rules that this launcher has and others lack: each is one bit of a row's mask."""
     name, faults = able.launcher, tuple(workload_faults(problem, able))
-    kv_heads, seq = gcd(*problem.model.kv_head_counts), problem.workload.seq_length
     if faults:
         yield Rule(
             name=f"{name} does not train this workload",
@@ -420,38 +419,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=(),
             violated=lambda c: np.ones(len(c), dtype=np.bool_),
         )
-    if able.heads_whole_on_ranks:
-        yield Rule(
-            name=f"{name} splits the key/value heads",
-            reason=f"it can't copy the {kv_heads} key/value heads",
-            reads=("tensor_parallel_size",),
-            violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
-        )
-    if able.rings_are_plain and (problem.model.attention_sinks or problem.model.sliding_window):
-        yield Rule(
-            name=f"{name} runs sliding windows and attention sinks without a ring only",
-            reason="context parallelism of sliding windows and learned softmax offsets is all_to_all only",
-            reads=("context_parallel_size", "context_parallel_mode"),
-            violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode != ALL_TO_ALL),
-        )
-    if able.halves_on_ranks:
-        yield Rule(
-            name=f"{name} splits the sequence",
-            reason="tensor_parallel_size * 2 * context_parallel_size divides the sequence",
-            reads=("tensor_parallel_size", "context_parallel_size"),
-            violated=lambda c: (
-                seq
-                % (c.tensor_parallel_size * c.context_parallel_size * (1 + (c.context_parallel_size > 1)))
-                != 0
-            ),
-        )
-    if not able.sequence_parallel:
-        yield Rule(
-            name=f"{name} has no sequence parallelism",
-            reason="tensor-parallel ranks hold whole sequences between their products",
-            reads=("sequence_parallel",),
-            violated=lambda c: c.sequence_parallel != 0,
-        )
+    yield from _own_sequence_rules(problem, able)
     yield from switch_rules(problem, able)
     if able.balances_stages:
         yield Rule(
@@ -469,6 +437,45 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             name=f"{rule.name} where stages recompute different numbers of layers",
             reads=(*rule.reads, "recompute_layers"),
             violated=partial(_broken_by_stage, rule),
+        )
+
+
+def _own_sequence_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Yield how the launcher splits heads and sequences otherwise than the rules for all launchers say."""
+    name, model, seq = able.launcher, problem.model, problem.workload.seq_length
+    kv_heads = gcd(*model.kv_head_counts)
+    if able.heads_whole_on_ranks:
+        yield Rule(
+            name=f"{name} splits the key/value heads",
+            reason=f"it can't copy the {kv_heads} key/value heads",
+            reads=("tensor_parallel_size",),
+            violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
+        )
+    if able.rings_are_plain and (model.attention_sinks or model.sliding_window):
+        yield Rule(
+            name=f"{name} runs sliding windows and attention sinks without a ring only",
+            reason="context parallelism of sliding windows and learned softmax offsets is all_to_all only",
+            reads=("context_parallel_size", "context_parallel_mode"),
+            violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode != ALL_TO_ALL),
+        )
+    if able.halves_on_ranks:
+        yield Rule(
+            name=f"{name} splits the sequence",
+            reason="tensor_parallel_size * 2 * context_parallel_size divides the sequence",
+            reads=("tensor_parallel_size", "context_parallel_size"),
+            violated=lambda c: (
+                # a ring gives each rank two slices, one early and one late
+                seq
+                % (c.tensor_parallel_size * c.context_parallel_size * (1 + (c.context_parallel_size > 1)))
+                != 0
+            ),
+        )
+    if not able.sequence_parallel:
+        yield Rule(
+            name=f"{name} has no sequence parallelism",
+            reason="tensor-parallel ranks hold whole sequences between their products",
+            reads=("sequence_parallel",),
+            violated=lambda c: c.sequence_parallel != 0,
         )
 
 
@@ -570,20 +577,25 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: c.recompute == _FULL,
         )
     facts = _facts(problem, able)
-    found = (
+    refused = (
         [] if facts is None else clashes(able.launcher, facts, problem.model, problem.workload.precision)
     )
-    some = [one for one in found if one.recompute != RECOMPUTE and one.option(options)]
-    if some:
-        kinds = {RECOMPUTE.index(kind) for one in some for kind in one.recompute}
+    # an option against all kinds of recomputation is a fault of the request, not of a row
+    stated = [clash for clash in refused if clash.recompute != RECOMPUTE and clash.option(options)]
+    if stated:
+        kinds = {RECOMPUTE.index(kind) for clash in stated for kind in clash.recompute}
         yield Rule(
             name=f"{able.launcher} recomputes with these options",
-            reason="; ".join(one.against for one in some),
+            reason="; ".join(clash.against for clash in stated),
             reads=("recompute",),
             violated=lambda c: is_one_of(c.recompute, kinds),
         )
-    late = facts and facts.low_precision_weights and facts.precision_recipe not in ("none", "fp8-delayed")
-    if late and able.launcher in known["optimizer_offload_fraction"].launchers:
+    if (
+        facts is not None
+        and facts.low_precision_weights
+        and facts.precision_recipe not in ("none", "fp8-delayed")
+        and able.launcher in known["optimizer_offload_fraction"].launchers
+    ):
         yield Rule(
             name=f"{able.launcher} offloads the optimizer of 8-bit weights",  # arguments.py:1808
             reason="--fp8-param-gather with --optimizer-cpu-offload needs delayed scaling",
@@ -817,13 +829,18 @@ def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
 
 def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """Yield every limit of a launcher."""
-    name, layers, words = able.launcher, problem.model.num_layers, offloads(problem, able)
+    yield from _step_rules(able)
+    yield from _mesh_rules(problem, able)
+    yield from _shard_rules(problem, able)
+    yield _offload_rule(problem, able)
+    yield from own_rules(problem, able)
+
+
+def _step_rules(able: Capabilities) -> Iterator[Rule]:
+    """Yield the launcher's limits on how the passes of a step run: schedule, ZeRO, recomputation."""
+    name = able.launcher
     schedules = [SCHEDULES.index(word) for word in able.schedules]
-    recompute = [RECOMPUTE.index(word) for word in able.recompute]
-    modes = [CONTEXT_MODES.index(word) for word in able.context_parallel_modes]
-    orders = [RANK_ORDERS.index(word) for word in able.rank_orders]
-    offload = [OFFLOAD.index(word) for word in words]
-    sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
+    kinds = [RECOMPUTE.index(word) for word in able.recompute]
     yield Rule(
         name=f"{name} supports the schedule",
         reason=f"it runs {', '.join(able.schedules)}",
@@ -844,7 +861,7 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         reason=f"it offers {', '.join(able.recompute)}",
         reads=("recompute", "recompute_layers"),
         violated=lambda c: (
-            ~is_one_of(c.recompute, recompute)
+            ~is_one_of(c.recompute, kinds)
             | (
                 (c.recompute == _FULL)
                 & (c.recompute_layers < ALL_LAYERS)
@@ -853,6 +870,13 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             | ((c.recompute_layers == PER_STAGE) & (not able.recompute_per_stage))
         ),
     )
+
+
+def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Yield the launcher's limits on the axes of the mesh, the size of stages, and the order of ranks."""
+    name, layers = able.launcher, problem.model.num_layers
+    modes = [CONTEXT_MODES.index(word) for word in able.context_parallel_modes]
+    orders = [RANK_ORDERS.index(word) for word in able.rank_orders]
     yield Rule(
         name=f"{name} supports the parallel axes",
         reason="context or expert parallelism that the launcher lacks",
@@ -890,6 +914,12 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             ),
             violated=lambda c: (c.rank_order != DEFAULT) & ~equally_replicated(problem, c),
         )
+
+
+def _shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Yield the launcher's limits on what ranks share: ZeRO's shards, weights, experts, tokens."""
+    name = able.launcher
+    needs_sequence_parallel = able.experts_need_sequence_parallel and problem.model.moe is not None
     yield Rule(
         name=f"{name} supports the shard sets",
         reason="shards inside groups and replicas across them, if the launcher has that",
@@ -912,16 +942,20 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         reads=("tensor_parallel_size", "sequence_parallel", "expert_tensor_parallel_size"),
         violated=lambda c: (
             ((c.expert_tensor_parallel_size > 1) & (not able.expert_tensor_parallel))
-            | ((c.tensor_parallel_size > 1) & (c.sequence_parallel == 0) & sequence)
+            | ((c.tensor_parallel_size > 1) & (c.sequence_parallel == 0) & needs_sequence_parallel)
         ),
     )
-    yield Rule(
-        name=f"{name} offloads so",
+
+
+def _offload_rule(problem: Problem, able: Capabilities) -> Rule:
+    words = offloads(problem, able)
+    places = [OFFLOAD.index(word) for word in words]
+    return Rule(
+        name=f"{able.launcher} offloads so",
         reason=f"it has {', '.join(words)}" + (able.offload_note and f"; {able.offload_note}"),
         reads=("offload",),
-        violated=lambda c: ~is_one_of(c.offload, offload),
+        violated=lambda c: ~is_one_of(c.offload, places),
     )
-    yield from own_rules(problem, able)
 
 
 def _weight_shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

@@ -367,13 +367,19 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
             violated=Prescribed.of(problem).lacking,
             of_request=True,
         )
-    limited = f", each at most {problem.power_limit_w:g} W" if problem.power_limit_w else ""
-    asked = [
+    yield from _constraint_rules(problem)
+
+
+def _constraint_rules(problem: Problem) -> Iterator[Rule]:
+    """Yield the request's expressions, and its limit of power as an expression."""
+    layers, options = problem.model.num_layers, problem.options
+    constraints = [
         (f"constraint {text}", "the request asks for it", text)
         for text in options.constraints
         if not (problem.among_unlike and names_groups(text))  # ``mixed.limits`` and the check hold those
     ]
-    asked += [
+    limited = f", each at most {problem.power_limit_w:g} W" if problem.power_limit_w else ""
+    constraints += [
         (
             f"max_power_kw = {options.max_power_kw:g}",
             f"the request asks for it: GPUs at full load, without hosts{limited}",
@@ -381,7 +387,7 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
         )
         for text in _power_texts(problem)
     ]
-    for name, reason, text in asked:
+    for name, reason, text in constraints:
         yield Rule(
             name=name,
             reason=reason,

@@ -239,17 +239,23 @@ def _all_of(counts: tuple[int, ...]) -> str:
 
 def _size_rules(problem: Problem) -> Iterator[Rule]:
     """Yield what tensor, context and expert parallelism divide."""
-    split, model, seq = problem.split_model, problem.model, problem.workload.seq_length
-    moe = model.moe
-    heads, kv_heads, mlps = gcd(*split.split_heads), split.kv_head_counts, split.split_widths
-    exchanged = gcd(*model.head_counts, *model.kv_head_counts)
-    island, shared = common_island(problem), split.moe.shared_ffn_hidden_size if split.moe else 0
-    widths = f"ffn_hidden_size = {_all_of(mlps)}"
-    widths += f", and {shared} of the shared experts," if shared else ""
+    yield from _tensor_rules(problem)
+    yield from _sequence_rules(problem)
+    yield from _expert_rules(problem)
+
+
+def _tensor_rules(problem: Problem) -> Iterator[Rule]:
+    """Yield what the tensor-parallel size divides: heads, widths and islands."""
+    model = problem.split_model  # without a tower that every rank holds whole
+    heads, kv_heads, mlp_widths = gcd(*model.split_heads), model.kv_head_counts, model.split_widths
+    shared_width = model.moe.shared_ffn_hidden_size if model.moe else 0
+    widths = f"ffn_hidden_size = {_all_of(mlp_widths)}"
+    widths += f", and {shared_width} of the shared experts," if shared_width else ""
     uneven = launcher_capabilities(problem.launcher).uneven_ranks
+    island = common_island(problem)
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
-        reason=f"{_all_of(split.split_heads)} heads are split over the tensor-parallel ranks",
+        reason=f"{_all_of(model.split_heads)} heads are split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
         stops_start="heads" not in uneven,
         violated=lambda c: heads % c.tensor_parallel_size != 0,
@@ -271,7 +277,7 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
         reason=f"{widths} is split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
         stops_start="widths" not in uneven,
-        violated=lambda c: gcd(*mlps, shared) % c.tensor_parallel_size != 0,
+        violated=lambda c: gcd(*mlp_widths, shared_width) % c.tensor_parallel_size != 0,
     )
     yield Rule(
         name="tensor_parallel_size divides an island",
@@ -281,6 +287,13 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
         reads=("tensor_parallel_size",),
         violated=lambda c: island % c.tensor_parallel_size != 0,
     )
+
+
+def _sequence_rules(problem: Problem) -> Iterator[Rule]:
+    """Yield what the ranks of a sequence divide: its tokens, and heads where these are exchanged."""
+    model, seq = problem.model, problem.workload.seq_length
+    exchanged = gcd(*model.head_counts, *model.kv_head_counts)
+    uneven = launcher_capabilities(problem.launcher).uneven_ranks
     yield Rule(
         name="2 * context_parallel_size divides the sequence",
         reason=f"{seq} tokens are cut into two balanced slices for each rank of a ring",
@@ -318,6 +331,10 @@ def _size_rules(problem: Problem) -> Iterator[Rule]:
         violated=lambda c: seq % (c.context_parallel_size * _splitting_tokens(c)) != 0,
     )
 
+
+def _expert_rules(problem: Problem) -> Iterator[Rule]:
+    """Yield what the two sizes of expert parallelism divide."""
+    moe, island = problem.model.moe, common_island(problem)
     if moe is None:
         yield Rule(
             name="expert_parallel_size is 1 without experts",
