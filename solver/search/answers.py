@@ -127,35 +127,30 @@ class AnswerInputs:
 
 
 def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Answer:
-    """Return the answer with its certificate."""
+    """Return the answer with its certificate.
+
+    ``plans``: the ranked rows that there was time to predict and check, best first.
+    """
     frontier, space, proof = found.frontier, found.space, found.proof
-    legal = space.num_legal
-    refuted = space.size - legal
     proved = frontier.finished
-    best = plans[0].prediction.step_time_s if plans else None
     score = frontier.ranked[0].score_s if plans else None
-    claimed = proof.bound_s if score is None or proof.bound_s is None else min(proof.bound_s, score)
-    bound = least_step_s(frontier.rows, frontier.ranked[0].row, claimed) if plans else claimed
-    bound = bound if best is None or bound is None else min(bound, best)
+    # the least score of all is at most the one that was found
+    claim_s = proof.bound_s if score is None or proof.bound_s is None else min(proof.bound_s, score)
     scores = [one.score_s for one in frontier.ranked[: len(plans)]]
     floors = proof.floors if len(plans) == len(frontier.ranked) else RankFloors()
-    plans = with_gaps(plans, scores, floors, claimed, of_steps=is_plain(found.problem))
-    few = f"the first {len(plans)} of {len(frontier.ranked)} ranked plans"
-    unlisted = f"the time limit came after {few} were predicted"
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
-    outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     return Answer(
-        status=outcomes[0 if plans or (frontier.limit_s < np.inf and frontier.fits) else 1],
-        plans=plans,
+        status=_status(frontier, plans),
+        plans=with_gaps(plans, scores, floors, claim_s, of_steps=is_plain(found.problem)),
         certified_by=("exact-dp", *cp_sat) if proved else (),
         objective_gap=proof.objective_gap,
         objective_excess=proof.objective_excess,
-        bound_step_time_s=bound,
-        gap=relative_gap(score, claimed),
+        bound_step_time_s=_step_bound_s(frontier, plans, claim_s),
+        gap=relative_gap(score, claim_s),
         space_size=space.size,
-        legal=legal,
+        legal=space.num_legal,
         fit=frontier.fits,
-        explored=refuted + frontier.settled,
+        explored=space.size - space.num_legal + frontier.settled,
         counts={
             "priced": len(frontier.rows),
             "pruned": len(frontier.rows) - frontier.simulated,
@@ -166,15 +161,7 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
         elapsed_s=watch.elapsed_s,
         seed=found.problem.options.seed,
         versions=versions(found.profile),
-        warnings=(
-            *space.warnings,
-            *found.problem.cluster.warnings,
-            *found.profile.warnings,
-            *host_warnings(found.problem),
-            *(() if plans else cut_base_warnings(found.problem)),
-            *found.certificate.warnings,
-            *([unlisted] if len(plans) < len(frontier.ranked) else ()),
-        ),
+        warnings=_warnings(found, plans),
         num_gpus_used=plans[0].config.num_gpus if plans else space.num_gpus,
         peak_flops=found.profile.group.gpu.peak_bf16_flops,
         notes={
@@ -182,9 +169,39 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
             "kept_free": kept_free_words(found.problem, found.profile),
             **runs_note(found.profile),
         },
-        objective=claim_of(found.problem, found.profile, score, claimed),
+        objective=claim_of(found.problem, found.profile, score, claim_s),
         space="every" if space.every else "usual",
         floors=proof.floors,
+    )
+
+
+def _status(frontier: Frontier, plans: Sequence[Plan]) -> Status:
+    """Return what is known of all rows, which fit although other searches' plans leave none to list."""
+    has_plan = bool(plans) or (frontier.limit_s < np.inf and frontier.fits > 0)
+    if frontier.finished:
+        return "optimal" if has_plan else "infeasible"
+    return "feasible" if has_plan else "unknown"
+
+
+def _step_bound_s(frontier: Frontier, plans: Sequence[Plan], claim_s: float | None) -> float | None:
+    """Turn the bound of the objective into one of a step, at most the first plan's."""
+    if not plans:
+        return claim_s
+    bound_s = least_step_s(frontier.rows, frontier.ranked[0].row, claim_s)
+    return None if bound_s is None else min(bound_s, plans[0].prediction.step_time_s)
+
+
+def _warnings(found: AnswerInputs, plans: Sequence[Plan]) -> tuple[str, ...]:
+    ranked = found.frontier.ranked
+    listed = f"the first {len(plans)} of {len(ranked)} ranked plans"
+    return (
+        *found.space.warnings,
+        *found.problem.cluster.warnings,
+        *found.profile.warnings,
+        *host_warnings(found.problem),
+        *(() if plans else cut_base_warnings(found.problem)),
+        *found.certificate.warnings,
+        *([f"the time limit came after {listed} were predicted"] if len(plans) < len(ranked) else ()),
     )
 
 

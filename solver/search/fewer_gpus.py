@@ -144,25 +144,23 @@ def _joined(
         return whole
     unsearched: list[Status] = ["unknown"] if unsearched_s < inf else []
     status = status_of_all([*(one.status for one in answers), *unsearched])
-    able = [one for one in answers if one.status != "infeasible"]
-    bounds = [None if one.objective is None else one.objective.bound for one in able]
-    known = [bound for bound in bounds if bound is not None]
-    least = min([*known, unsearched_s]) if len(known) == len(bounds) else None
+    feasible = [one for one in answers if one.status != "infeasible"]
     scores = [score_s(problem, plan) for plan in plans]
-    least = None if least in (None, inf) or least == 0.0 else min([least, *scores[:1]])
+    bound_s = _bound_s(feasible, unsearched_s, scores)
     first = next((one for one in answers if plans and plans[0] in one.plans), whole)
-    floors = _floors(able) if unsearched_s == inf else RankFloors()
-    share = plans[0].config.global_batch_size / problem.workload.global_batch_size if plans else 1.0
+    floors = _floors(feasible) if unsearched_s == inf else RankFloors()
+    # scores are of the request's batch, steps of the plan's own
+    batch_share = plans[0].config.global_batch_size / problem.workload.global_batch_size if plans else 1.0
     listed = [replace(plan, rank=rank) for rank, plan in enumerate(plans, 1)]
     counts = sum((Counter(one.counts) for one in answers), Counter[str]())
     return replace(
         first,
         status=status,
-        plans=with_gaps(listed, scores, floors, least, of_steps=is_plain(problem)),
+        plans=with_gaps(listed, scores, floors, bound_s, of_steps=is_plain(problem)),
         certified_by=first.certified_by if status == "optimal" else (),
-        bound_step_time_s=None if least is None else least * share,
-        gap=relative_gap(scores[0] if scores else None, least),
-        objective=claim_of(problem, profile, scores[0] if scores else None, least),
+        bound_step_time_s=None if bound_s is None else bound_s * batch_share,
+        gap=relative_gap(scores[0] if scores else None, bound_s),
+        objective=claim_of(problem, profile, scores[0] if scores else None, bound_s),
         space_size=sum(one.space_size for one in answers),
         legal=sum(one.legal for one in answers),
         fit=sum(one.fit for one in answers),
@@ -176,6 +174,16 @@ def _joined(
         space="every" if all(one.space == "every" for one in answers) else "usual",
         floors=floors,
     )  # fmt: skip
+
+
+def _bound_s(answers: Sequence[Answer], unsearched_s: float, scores: Sequence[float]) -> float | None:
+    """Return a bound on the score of every number of GPUs, at most the best plan's; None: unknown."""
+    claims = [None if one.objective is None else one.objective.bound for one in answers]
+    bounds = [bound for bound in claims if bound is not None]
+    least_s = min([*bounds, unsearched_s])
+    if len(bounds) < len(claims) or least_s in (0.0, inf):  # of some number nothing is known, or of none
+        return None
+    return min([least_s, *scores[:1]])
 
 
 def _floors(answers: Sequence[Answer]) -> RankFloors:

@@ -113,30 +113,15 @@ def solve(
     Raises:
         InternalError: CP-SAT refuses the model (a bug).
     """
-    row, fixed_s = numbers[0], fixed_s_of(rows, numbers)
     if not len(patterns):
         return RowOutcome(status="infeasible", bound_s=np.inf)
-    api = without_pandas()
-    model = _Model(api, rows, row, patterns)
-    model.hold_the_layers()
-    model.stand_on_groups()
-    model.have_ends(range_at)
-    model.fit_in_memory()
-    goal = model.sum_of_times() + (least_us if any_plan else model.slowest(least_us))
-    if in_order:
-        model.stand_in_order()
-    model.keep_the_split()
-    model.have_one_size()
-    model.recompute_some()
-    model.keep_group_constraints()
+    api, fixed_s = without_pandas(), fixed_s_of(rows, numbers)
+    model = _Model(api, rows, numbers[0], patterns)
+    goal = model.constrain(range_at, in_order=in_order, least_us=least_us, any_plan=any_plan)
     if np.isfinite(most_s):
         model.of.add(goal <= int((most_s - fixed_s) * US))
     model.of.minimize(goal)
-    solver = solver_within(api, effort, seed)
-    parameters = solver.parameters
-    parameters.cp_model_probing_level, parameters.linearization_level = 0, 2
-    parameters.stop_after_first_solution = any_plan
-    parameters.cut_level = 0  # rows are refuted without cuts, in two thirds of the time
+    solver = _solver(api, effort, seed, any_plan=any_plan)
     verdict = _solved(solver, model.of, is_over)
     if verdict == api.MODEL_INVALID:
         fault, *_ = model.of.validate().splitlines()
@@ -149,15 +134,22 @@ def solve(
     bound_s = max(float(solver.best_objective_bound), 0.0) / US + fixed_s
     if status == "unknown":
         return RowOutcome(status="unknown", bound_s=min(bound_s, most_s))
-    stages = [at for at, count in enumerate(model.count) for _ in range(solver.value(count))]
-    objective_s = float(solver.objective_value) / US + fixed_s
     return RowOutcome(
         status=status,  # type: ignore[arg-type]
-        stages=tuple(stages),
+        stages=tuple(at for at, count in enumerate(model.count) for _ in range(solver.value(count))),
         order=model.order(solver),
-        objective_s=objective_s,
+        objective_s=float(solver.objective_value) / US + fixed_s,
         bound_s=bound_s,
     )
+
+
+def _solver(api: ModuleType, effort: float, seed: int, *, any_plan: bool) -> Expression:
+    solver = solver_within(api, effort, seed)
+    parameters = solver.parameters
+    parameters.cp_model_probing_level, parameters.linearization_level = 0, 2
+    parameters.stop_after_first_solution = any_plan
+    parameters.cut_level = 0  # rows are refuted without cuts, in two thirds of the time
+    return solver
 
 
 def _solved(solver: Expression, model: Expression, is_over: Callable[[], bool]) -> int:
@@ -202,6 +194,24 @@ class _Model:
 
     def _every(self) -> IntArray:
         return np.arange(len(self.patterns))
+
+    def constrain(self, range_at: int, *, in_order: bool, least_us: int, any_plan: bool) -> Expression:
+        """Add all constraints, arguments as ``solve``, and return the objective.
+
+        Their order is CP-SAT's order of variables, on which the plan among equal ones depends.
+        """
+        self.hold_the_layers()
+        self.stand_on_groups()
+        self.have_ends(range_at)
+        self.fit_in_memory()
+        goal = self.sum_of_times() + (least_us if any_plan else self.slowest(least_us))
+        if in_order:
+            self.stand_in_order()
+        self.keep_the_split()
+        self.have_one_size()
+        self.recompute_some()
+        self.keep_group_constraints()
+        return goal
 
     def hold_the_layers(self) -> None:
         """(1)."""
