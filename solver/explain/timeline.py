@@ -37,18 +37,20 @@ def _timeline(priced: Pipeline, exchange_s: float, title: str) -> Timeline:
     c = priced.config
     schedule, pp, m = c.pipeline_schedule, c.pipeline_parallel_size, c.num_microbatches
     forward_s, backward_s, weight_s = priced.passes_s()
-    few = min(m, max(MOST_PASSES // (3 * len(forward_s) * pp), 4) * pp)
+    # whole groups of pp micro-batches, as interleaved schedules run them; 3 kinds of passes of each
+    simulated = min(m, max(MOST_PASSES // (3 * len(forward_s) * pp), 4) * pp)
     passes = passes_of(
         forward_s,
         backward_s,
         weight_s,
         pp=pp,
-        num_microbatches=few,
+        num_microbatches=simulated,
         schedule=schedule,
     )
+    # without a barrier between steps, a rank's step begins with its first pass, not with the first rank's
     bypasses = schedule in BYPASSES_SYNC and pp > 1
-    starts = [float(one.start_s[0]) if bypasses else 0.0 for one in passes]
-    finish = rank_finish_s(
+    starts_s = [float(of_rank.start_s[0]) if bypasses else 0.0 for of_rank in passes]
+    durations_s = rank_finish_s(
         forward_s,
         backward_s,
         pp=pp,
@@ -57,8 +59,10 @@ def _timeline(priced: Pipeline, exchange_s: float, title: str) -> Timeline:
         weight_s=weight_s,
     )
     ranks = tuple(
-        _rank(priced, number, one, (starts[number], starts[number] + finish[number]))
-        for number, one in enumerate(passes)
+        _rank(priced, number, of_rank, (start_s, start_s + duration_s))
+        for number, (of_rank, start_s, duration_s) in enumerate(
+            zip(passes, starts_s, durations_s, strict=True)
+        )
     )
     slowest = max(ranks, key=lambda rank: rank.time_s)
     return Timeline(
@@ -67,7 +71,7 @@ def _timeline(priced: Pipeline, exchange_s: float, title: str) -> Timeline:
         after_s=priced.fixed_s + exchange_s,
         step_time_s=slowest.time_s + priced.fixed_s + exchange_s,
         num_microbatches=m,
-        simulated=few,
+        simulated=simulated,
     )
 
 

@@ -171,10 +171,11 @@ def waterfalls(
 
 def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict[str, FloatArray]:
     """Return terms inside the pipelines: the mean over stages, and the slowest one's excess."""
-    m = table.num_microbatches / table.num_stages  # of the mean
+    per_stage = table.num_microbatches / table.num_stages
 
     def mean(of_stages: FloatArray) -> FloatArray:
-        return np.asarray(m * np.add.reduceat(of_stages, table.starts))
+        """Return all micro-batches' seconds on the mean stage, from those of one on each stage."""
+        return np.asarray(per_stage * np.add.reduceat(of_stages, table.starts))
 
     def cause(name: str) -> FloatArray:
         return mean(table.of_parts(lambda on: on.prices.breakdown_s[name]))
@@ -182,24 +183,24 @@ def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict
     causes = {name: cause(name) for name in table.pipelines[0].stages[0].on.prices.breakdown_s}
     gemm = mean(table.of_parts(lambda on: work(on).gemm_s))
     attention = mean(table.of_parts(lambda on: work(on).attention_s))
-    tokens = np.array([one.config.global_batch_size for one in table.pipelines])[table.of]
-    tokens = tokens * table.of_rows(lambda on: real_tokens(on.problem, on.columns)) / table.stage_gpus
-    at_peak = [
+    sequences = np.array([pipeline.config.global_batch_size for pipeline in table.pipelines])[table.of]
+    tokens = sequences * table.of_rows(lambda on: real_tokens(on.problem, on.columns)) / table.stage_gpus
+    ideal_gemm_s, ideal_attention_s = (
         np.add.reduceat(tokens * table.of_parts(of), table.starts) / table.num_stages
         for of in (
             lambda on: work(on).ideal_gemm_s,
             lambda on: work(on).ideal_attention_s,
         )
-    ]
+    )
     transfer_s = table.of_rows(lambda on: on.prices.transfer_s) + table.hop_s
     rest_kept = mean(table.of_parts(_rest_kept_s))
     replay_s = table.of_parts(lambda on: on.prices.replay_s, replayed=True)
-    same = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", UNEQUAL_LENGTHS)
+    unchanged = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", UNEQUAL_LENGTHS)
     return {
-        **{name: causes[name] for name in same if name in causes},
-        "gemm_efficiency": gemm - at_peak[0],
-        "attention_efficiency": attention - at_peak[1],
-        "own_ideal": at_peak[0] + at_peak[1],
+        **{name: causes[name] for name in unchanged if name in causes},
+        "gemm_efficiency": gemm - ideal_gemm_s,
+        "attention_efficiency": attention - ideal_attention_s,
+        "own_ideal": ideal_gemm_s + ideal_attention_s,
         "memory_bound": causes["compute"] - gemm - attention,
         "launch_floor": rest_kept,
         "offload": causes["rest"] - rest_kept,
