@@ -199,46 +199,57 @@ def fastest(
 ) -> tuple[float, Split]:
     """Return the shortest simulated step among ``splits`` and its split (first on ties).
 
-    ``ends``: of other rows, simulated before. +inf where those show that it is more than ``limit_s``.
+    All splits are simulated for few micro-batches, the best of them for all. ``ends``: of other rows,
+    simulated before. +inf where those show that it is more than ``limit_s``.
     """
     ends, m, chunks = ends or Ends(), int(row.columns.num_microbatches[0]), len(splits[0])
-    made, few, stages = bool(row.makes_order[0]), min(m, int(side_by_side(row)[0])), _stages(row, splits)
-    long = few < m and not made and np.isfinite(limit_s)
-    if long and not len(_within(row, stages, ends, limit_s)):
+    makes_order, few, stages = (
+        bool(row.makes_order[0]),
+        min(m, int(side_by_side(row)[0])),
+        _stages(row, splits),
+    )
+    # where few micro-batches are all, bounds save little; of orders made for the times none are learnt
+    may_refute = few < m and not makes_order and np.isfinite(limit_s)
+    if may_refute and not len(_within(row, stages, ends, limit_s)):
         return np.inf, splits[0]
     chosen = np.arange(len(splits))
     if len(splits) > 1:
-        steps = _simulated_s(row, stages, few, ends)
-        order = np.argsort(steps, kind="stable")
-        if few == m and not made:  # all of them were simulated
-            return float(steps[order[0]]), splits[order[0]]
-        fully = max(min(MAX_PASSES // 2 // (2 * chunks * m), _FULLY), 1)
-        chosen = np.sort(order[:fully])
-        if made:  # an order made for the times comes near the bound where that one does not
+        steps_s = _simulated_s(row, stages, few, ends)
+        order = np.argsort(steps_s, kind="stable")
+        if few == m and not makes_order:  # all of them were simulated
+            return float(steps_s[order[0]]), splits[order[0]]
+        count = max(min(MAX_PASSES // 2 // (2 * chunks * m), _FULLY), 1)
+        chosen = np.sort(order[:count])
+        if makes_order:  # an order made for the times comes near the bound where a fixed one does not
             nearest = np.argsort(split_s(row.take([0] * len(splits)), stages), kind="stable")
-            chosen = np.unique([0, order[0], *nearest[:fully]])
-        if long:
+            chosen = np.unique([0, order[0], *nearest[:count]])
+        if may_refute:
             chosen = chosen[_within(row, stages.take(chosen), ends, limit_s)]
             if not len(chosen):
                 return np.inf, ()
-    stages, shape = stages.take(chosen), _shape(row)
-    passes = _passes_s(stages)
-    finish = np.array([
+    stages = stages.take(chosen)
+    finish_s = _whole_finish_s(row, stages)
+    if 2 * chunks * m <= MAX_PASSES and not makes_order:  # a longer one is no whole simulation
+        ends.learn(_passes_s(stages), finish_s, _shape(row))
+    steps_s = row.step_s(finish_s, stages)
+    best = int(steps_s.argmin())
+    return float(steps_s[best]), splits[chosen[best]]
+
+
+def _whole_finish_s(row: Rows, stages: Stages) -> FloatArray:
+    """Simulate all micro-batches of some splits of a row, one by one: every rank's end, (k, pp)."""
+    shape = _shape(row)
+    return np.array([
         rank_finish_s(
             forward.tolist(),
             backward.tolist(),
             pp=shape.pp,
-            num_microbatches=m,
+            num_microbatches=shape.num_microbatches,
             schedule=shape.schedule,
             weight_s=weight.tolist(),
         )
-        for forward, backward, weight in passes
+        for forward, backward, weight in _passes_s(stages)
     ])  # fmt: skip
-    if 2 * chunks * m <= MAX_PASSES and not made:
-        ends.learn(passes, finish, shape)
-    steps = row.step_s(finish, stages)
-    best = int(steps.argmin())
-    return float(steps[best]), splits[chosen[best]]
 
 
 def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:
