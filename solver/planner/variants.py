@@ -414,27 +414,27 @@ def merged(
     alone = len(answered) == 1 and not unasked and asked.launcher != "any" and not answered[0].others
     if alone and not changes_of(answered[0].variant.problem.workload, asked.workload):
         return answered[0].answer
-    needed, few = [_nodes(asked, one) for one in answered], asked.options.gpus == "fewest"
+    nodes, wants_fewest = [_nodes(asked, one) for one in answered], asked.options.gpus == "fewest"
     reached = [  # what is not decided counts too: it may need as few nodes
-        one for one, nodes in zip(answered, needed, strict=True) if not few or nodes in (inf, min(needed))
+        one
+        for one, own in zip(answered, nodes, strict=True)
+        if not wants_fewest or own in (inf, min(nodes))
     ]
     ranked, nearest = _ranked(asked, reached), min(answered, key=_effort)
     first = ranked[0].of.answer if ranked else nearest.answer
     answers = [one.answer for one in answered]
-    missing: list[Status] = ["unknown"] * unasked
-    status = status_of_all([*(one.status for one in answers), *missing])
-    kept = [one.answer for one in reached if one.answer.status != "infeasible"]
-    claim, proved = _claim(kept, first, unasked), status == "optimal"
+    unsearched: list[Status] = ["unknown"] * unasked
+    status = status_of_all([*(one.status for one in answers), *unsearched])
+    feasible = [one.answer for one in reached if one.answer.status != "infeasible"]
+    claim = _claim(feasible, first, unasked)
     floors = _floors(reached, unasked)
-    listed = {id(one.of) for one in ranked}  # a warning is of a variant's own plans
-    shown = [one.answer for one in answered if id(one) in listed]
     plans = _listed(asked, answered, ranked, floors, claim)
     return replace(
         first,
         status=status,
         plans=plans,
-        certified_by=first.certified_by if proved else (),
-        bound_step_time_s=_step_bound_s(asked, kept, plans, unasked),
+        certified_by=first.certified_by if status == "optimal" else (),
+        bound_step_time_s=_step_bound_s(asked, feasible, plans, unasked),
         gap=claim.gap if claim else None,
         objective=claim,
         space_size=sum(one.space_size for one in answers),
@@ -443,15 +443,7 @@ def merged(
         explored=sum(one.explored for one in answers),
         counts={name: sum(one.counts.get(name, 0) for one in answers) for name in first.counts},
         elapsed_s=sum(one.elapsed_s for one in answers),
-        warnings=(
-            *dict.fromkeys(  # others may use more GPUs than the first plan's launcher
-                warning
-                for one in shown or answers
-                for warning in one.warnings
-                if one is first or not is_of_fewer(warning)
-            ),
-            *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()),
-        ),
+        warnings=_warnings(asked, answered, ranked, first),
         notes=_notes(first, answered, unasked),
         infeasible=None if plans else _with_closest(_infeasibility(nearest, asked), asked, answered),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
@@ -459,6 +451,22 @@ def merged(
         skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
         floors=floors,
     )
+
+
+def _warnings(
+    asked: Problem, answered: Sequence[Answered], ranked: Sequence[_Ranked], first: Answer
+) -> tuple[str, ...]:
+    """Return the warnings of the variants whose plans are listed, of all where none is; each once."""
+    with_plans = {id(one.of) for one in ranked}
+    shown = [one.answer for one in answered if id(one) in with_plans]
+    own = dict.fromkeys(
+        warning
+        for answer in shown or [one.answer for one in answered]
+        for warning in answer.warnings
+        # that not all GPUs can be used is said of the first plan's launcher alone: others may use more
+        if answer is first or not is_of_fewer(warning)
+    )
+    return (*own, *([_UNLIKE_STACKS] if asked.priced_as == "any" else ()))
 
 
 def _floors(answered: Sequence[Answered], unasked: int) -> RankFloors:
