@@ -557,15 +557,20 @@ def _schedule_of(cells: Cells, pp: int, vpp: int) -> str:
     return stated
 
 
+def _offload_of(cells: Cells) -> str:
+    offload = cells.text("offload") or "none"
+    if offload not in OFFLOAD:
+        raise RefusedRunError(f"offload = {offload[:40]} is not modelled")
+    return offload
+
+
 def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configuration:
     """Return the layout.
 
     Raises:
         RefusedRunError: the sizes do not multiply to the run's GPUs or batch, or a part is unknown.
     """
-    offload, precision = cells.text("offload") or "none", cells.text("precision") or ""
-    if offload not in OFFLOAD:
-        raise RefusedRunError(f"offload = {offload[:40]} is not modelled")
+    offload, precision = _offload_of(cells), cells.text("precision") or ""
     if "|" in precision:
         raise RefusedRunError(f"precision = {precision[:40]}: the source does not state which")
     tp, pp = needed(cells, "tensor_parallel_size"), needed(cells, "pipeline_parallel_size")
@@ -579,11 +584,11 @@ def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configur
         raise RefusedRunError(f"global batch {gbs} is not a multiple of micro-batch {mbs} x dp {dp}")
     if pp * vpp > model.num_layers + MAX_EMPTY_CHUNKS:
         raise RefusedRunError(f"{pp} x {vpp} chunks for {model.num_layers} layers")
-    stage, etp = tp * cp * dp, _expert_tensor_parallel_size(cells, model, tp, ep)
-    if stage % (ep * etp):
-        raise RefusedRunError(f"expert ranks {ep} x {etp} do not divide the {stage} ranks of a stage")
-    zero = cells.count("zero_stage")
-    zero = _USUAL_ZERO.get(framework, 0) if zero is None else min(zero, 3)
+    stage_ranks, etp = tp * cp * dp, _expert_tensor_parallel_size(cells, model, tp, ep)
+    if stage_ranks % (ep * etp):
+        raise RefusedRunError(f"expert ranks {ep} x {etp} do not divide the {stage_ranks} ranks of a stage")
+    stated_zero = cells.count("zero_stage")
+    zero = _USUAL_ZERO.get(framework, 0) if stated_zero is None else min(stated_zero, 3)
     stage_layers = _stage_layers(cells, model, framework, tp=tp, pp=pp, vpp=vpp)
     granularity, recompute_layers = _recompute_of(cells, stage_layers)
     return Configuration(
