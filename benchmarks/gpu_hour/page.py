@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.gpu_hour.drawn import SEED, Family, drawn, families
+from benchmarks.gpu_hour.drawn import Family, drawn, families
 from benchmarks.gpu_hour.work import JOURNAL, Journal
 from meshwright.profiles.library import find_gpu
 
@@ -149,7 +149,7 @@ def _errors(rows: Sequence[Row]) -> str:
 
 
 def kept(folder: Path) -> int:
-    """Copy the results to where they are committed, unless rehearsed, too many or too large."""
+    """Copy the results to a folder of their machine and seed, unless rehearsed, too many or too large."""
     journal = Journal(folder)
     machine = journal.found("machine")
     files = sorted(one for one in folder.iterdir() if one.is_file()) if folder.is_dir() else []
@@ -162,15 +162,16 @@ def kept(folder: Path) -> int:
     if fault is not None:
         print(f"error: {fault}")
         return 2
-    KEPT.mkdir(parents=True, exist_ok=True)
+    into = KEPT / f"{machine['result']['priced_as']}-seed-{machine['result']['seed']}"
+    into.mkdir(parents=True, exist_ok=True)
     for file in files:
-        shutil.copyfile(file, KEPT / file.name)
-    print(f"{len(files)} files in {KEPT.relative_to(ROOT)}")
+        shutil.copyfile(file, into / file.name)
+    print(f"{len(files)} files in {into.relative_to(ROOT)}")
     return 0
 
 
 def written() -> int:
-    """Write the page from the committed folder."""
+    """Write the page from the committed folders."""
     PAGE.write_text(text_of(KEPT), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
     return 0
@@ -180,10 +181,10 @@ def written() -> int:
 # The page.
 
 
-_HEAD = f"""# Measured here
+_HEAD = """# Measured here
 
 We profiled three models on one GPU. From the profiles we predicted the steps of twenty configurations,
-drawn with seed {SEED}, and then measured these steps in training. No constant was fitted on them.
+which a committed seed draws, and then measured these steps in training. No constant was fitted on them.
 Read [a GPU hour](howto/gpu-hour.md) to run it on your GPU. Run `make gpu-hour ARGS=--page` to generate this
 page from `benchmarks/data/measured_here`.
 """
@@ -194,12 +195,18 @@ _SIZES = "| run | model | micro-batch | sequence | micro-batches | recompute | o
 
 
 def text_of(folder: Path) -> str:
-    """Return the whole page: what was measured, or that nothing was."""
-    journal = Journal(folder)
-    machine = journal.found("machine")
-    if machine is None or machine["result"]["kind"] != "cuda":
+    """Return the whole page: each machine that measured, the latest first, or that none did."""
+    journals = [Journal(one) for one in folder.iterdir() if one.is_dir()] if folder.is_dir() else []
+    measured = [
+        (machine, journal)
+        for journal in journals
+        if (machine := journal.found("machine")) is not None and machine["result"]["kind"] == "cuda"
+    ]
+    if not measured:
         return "\n".join([_HEAD, *_nothing_yet()])
-    return "\n".join([_HEAD, *_measured(journal, machine["result"])])
+    measured.sort(key=lambda one: str(one[0]["at"]), reverse=True)
+    parts = [_measured(journal, machine["result"], str(machine["at"])) for machine, journal in measured]
+    return "\n".join([_HEAD, *(line for part in parts for line in part)])
 
 
 def _nothing_yet() -> list[str]:
@@ -229,14 +236,17 @@ def _title(family: Family) -> str:
     return f"{family.model.name}{adapters}"
 
 
-def _measured(journal: Journal, machine: dict[str, Any]) -> list[str]:
-    """Describe the machine, the errors, every run and the launches."""
+def _measured(journal: Journal, machine: dict[str, Any], at: str) -> list[str]:
+    """Describe the machine, its seed and commit, the errors, every run and the launches."""
     rows = rows_of(journal)
     own = [row for row in rows if row.name.startswith("train-")]
     software = f"torch {machine['torch']}, CUDA {machine['cuda']}, driver {machine.get('driver')}"
     counted, errors = sum(row.measured is not None for row in own), _errors(own)
+    commit = f", commit {machine['commit']}" if machine.get("commit") else ""
     lines = [
-        f"**{machine['device']}**, {software}, priced as `{machine['priced_as']}`.",
+        f"## {machine['device']}",
+        "",
+        f"Seed {machine['seed']}, {at[:10]}{commit}. {software}, priced as `{machine['priced_as']}`.",
         f"{counted} of {len(own)} runs were measured. {errors[:1].upper()}{errors[1:]}.",
         "*From the profile* uses the layers that were timed on this GPU, *from the catalog* does not.",
         f"The aim is {AIM_PERCENT:.0f} % from the profile. Times are wall-clock times of whole steps.",
@@ -275,7 +285,7 @@ def _launch_lines(journal: Journal) -> list[str]:
     if found is None:
         return []
     lines = [
-        "## Launches of a layer",
+        "### Launches of a layer",
         "",
         "You see the kernels of one layer, as torch's profiler counts them. The times use 128 tokens, too",
         "few to keep a GPU busy.",
@@ -296,4 +306,4 @@ def _not_run(journal: Journal, rows: Sequence[Row]) -> list[str]:
     ends = [
         line for line in journal.lines if line["item"] == "predict-megatron" and line["event"] == "failed"
     ]
-    return [f"Megatron-Core: not run ({ends[-1]['why'] if ends else 'no time was left'})."]
+    return [f"Megatron-Core: not run ({ends[-1]['why'] if ends else 'no time was left'}).", ""]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -198,6 +199,7 @@ class Hour:
     def _machine(self) -> dict[str, Any]:
         machine = asdict(machine_of(self.device))
         facts = {"priced_as": self.gpu, "gpu_recognised": machine["gpu"] is not None, "seed": SEED}
+        facts["commit"] = _commit()
         return {
             **machine,
             **facts,
@@ -284,6 +286,18 @@ class Hour:
 
 class NotDoneError(Exception):
     """An item that the next part goes on with."""
+
+
+def _commit() -> str | None:
+    """Return the commit that predicts; None of a copy without its history."""
+    try:
+        said = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return said.stdout.strip()
 
 
 def _attention_kernels(device: Device) -> str:

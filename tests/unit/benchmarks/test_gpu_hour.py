@@ -267,7 +267,7 @@ def written_by_a_gpu(folder: Path, **changes: object) -> Path:
     draw = drawn(families(tiny=False), 80e9)[0].to_json()
     machine = {
         "kind": "cuda", "device": "NVIDIA H100 80GB HBM3", "torch": "2.9.0", "cuda": "12.8",
-        "priced_as": "h100-sxm-80gb", "draws": [draw, {**draw, "number": 2}], **changes,
+        "priced_as": "h100-sxm-80gb", "seed": 7, "draws": [draw, {**draw, "number": 2}], **changes,
     }  # fmt: skip
     forecasts = [
         {"origin": "profile", "step_time_s": 0.99, "peak_memory_bytes": 33 * 2**30},
@@ -296,15 +296,21 @@ def test_the_page_of_this_repository_is_the_one_that_the_command_writes() -> Non
 def test_a_rehearsal_is_shown_as_no_result_and_kept_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written_by_a_gpu(tmp_path, kind="cpu")
+    rehearsed = tmp_path / "rehearsed"
+    rehearsed.mkdir()
+    written_by_a_gpu(rehearsed, kind="cpu")
     assert "Nothing has been measured" in page.text_of(tmp_path)
-    assert page.kept(tmp_path) == 2
-    assert capsys.readouterr().out == f"error: {tmp_path} has no journal.jsonl of a GPU\n"
+    assert page.kept(rehearsed) == 2
+    assert capsys.readouterr().out == f"error: {rehearsed} has no journal.jsonl of a GPU\n"
 
 
 def test_a_measured_page_has_every_run_with_its_errors(tmp_path: Path) -> None:
-    written_by_a_gpu(tmp_path)
-    text, words = page.text_of(tmp_path), page.summary(tmp_path)
+    folder = tmp_path / "h100-sxm-80gb-seed-7"
+    folder.mkdir()
+    written_by_a_gpu(folder, commit="1234abcd")
+    text, words = page.text_of(tmp_path), page.summary(folder)
+    assert "Seed 7, " in text
+    assert ", commit 1234abcd. torch 2.9.0" in text
     # .99 s over 1 s, 1.2 s over 1 s; 33 GiB over 30 GiB
     assert "| 990.0 ms | 1200.0 ms | 1000.0 ms | -1.0 % | +20.0 % | 30.0 GiB | +10.0 % |" in text
     assert "| 990.0 ms | 1200.0 ms | out of memory | – | – | – | – |" in text
@@ -312,5 +318,5 @@ def test_a_measured_page_has_every_run_with_its_errors(tmp_path: Path) -> None:
     assert words.startswith(
         "1 of 2 runs measured; mean error of the step: 1.0 % from the profile (median 1.0)"
     )
-    assert (tmp_path / "results.csv").read_text().splitlines()[1].startswith("train-01,dense,")
-    assert json.loads((tmp_path / "journal.jsonl").read_text().splitlines()[0])["item"] == "machine"
+    assert (folder / "results.csv").read_text().splitlines()[1].startswith("train-01,dense,")
+    assert json.loads((folder / "journal.jsonl").read_text().splitlines()[0])["item"] == "machine"
