@@ -159,7 +159,7 @@ def kept(folder: Path) -> int:
         f"{folder} has {len(files)} files, allowed are {MOST_FILES}" if len(files) > MOST_FILES else
         f"{large[0]} is larger than {MOST_BYTES // 2**20} MiB" if large else None
     )  # fmt: skip
-    if fault is not None:
+    if machine is None or fault is not None:
         print(f"error: {fault}")
         return 2
     into = KEPT / f"{machine['result']['priced_as']}-seed-{machine['result']['seed']}"
