@@ -276,11 +276,13 @@ def _adapters(shard: Shard, kind: LayerKind, device: Device) -> dict[str, tuple[
 
 
 def _has_bias(model: ModelSpec, name: str) -> bool:
-    if name == "router":
-        return bool(model.moe and model.moe.router_bias)
-    if name == "attention_out":
-        return model.attention_output_bias
-    return model.mlp_bias if name.startswith(("mlp_", "shared_")) else model.qkv_bias
+    """Return whether a matrix has a bias; ``KeyError`` for a matrix whose bias nothing states."""
+    return {
+        **dict.fromkeys(("qkv", "q_down", "q_up", "kv_down", "kv_up"), model.qkv_bias),
+        **dict.fromkeys(("mlp_up", "mlp_down", "shared_up", "shared_down"), model.mlp_bias),
+        "attention_out": model.attention_output_bias,
+        "router": bool(model.moe and model.moe.router_bias),
+    }[name]
 
 
 # --------------------------------------------------------------------------------------------------

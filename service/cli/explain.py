@@ -71,43 +71,22 @@ def explain(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price your own configuration next to the best plan, with the seconds that each difference buys."""
+    stated = ConfigurationOptions(
+        config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
+    )
+    has_own = bool(config or assign or from_args or variable)
+    if levers and has_own:
+        raise typer.BadParameter(
+            "--levers is about the best plan: remove the options that state your own configuration"
+        )
+    if plan is not None and (request or profile or has_own):
+        raise typer.BadParameter(_PLAN_ALONE)
     if levers:
-        if config or assign or from_args or variable:
-            raise typer.BadParameter(
-                "--levers is about the best plan: remove the options that state your own configuration"
-            )
-        if plan is not None and (request or profile):
-            raise typer.BadParameter(_PLAN_ALONE)
         _explain_levers(request, plan, profile, as_json=json_output)
-        return
-    if plan is not None:
-        if request or config or assign or from_args or variable or profile:
-            raise typer.BadParameter(_PLAN_ALONE)
+    elif plan is not None:
         _explain_plan(plan, as_json=json_output)
-        return
-    own = own_of(
-        request,
-        ConfigurationOptions(
-            config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
-        ),
-    )
-    problem = recommended(own.problem)
-    costs = profile_for(problem, profile)
-    with cancellable() as should_stop:
-        answer = _answered(problem, costs, should_stop)
-    console = screen()
-    if not answer.plans:
-        console.print(render_summary(answer, problem, width=console.width))
-        raise typer.Exit(code_of(answer, cancelled=should_stop()))
-    keep(answer_document(answer, problem), problem)
-    found = compared_with_best(
-        PlanResult(problem=problem, answer=answer, profile=costs), own.problem, own.configuration
-    )
-    if json_output:
-        print_json({**found.to_json(), "notes": list(own.notes), "unread": list(own.unread)})
-        return
-    console.print(header(problem, console.width))
-    console.print(found.render(console.width, notes=own.notes, unread=own.unread))
+    else:
+        _explain_configuration(request, stated, profile, as_json=json_output)
 
 
 explain_options = with_request(explain, left_out=OF_A_RANKING)
@@ -119,6 +98,40 @@ def _answered(problem: Problem, costs: Profile, should_stop: ShouldStop) -> Answ
     answer = ask(problem, costs, on_progress=line.show, should_stop=should_stop)
     line.clear()
     return answer
+
+
+def _explain_configuration(
+    request: Request, stated: ConfigurationOptions, calibration: list[Path] | None, *, as_json: bool
+) -> None:
+    """Print the user's configuration next to the best plan of a search.
+
+    Args:
+        request: the question, without the configuration.
+        stated: the options that state the configuration.
+        calibration: profile files to price both with.
+        as_json: print one document instead of text.
+
+    Raises:
+        InvalidProblemError: the question or the configuration is wrong.
+        typer.Exit: the search found no plan.
+    """
+    own = own_of(request, stated)
+    problem = recommended(own.problem)
+    costs = profile_for(problem, calibration)
+    with cancellable() as should_stop:
+        answer = _answered(problem, costs, should_stop)
+    console = screen()
+    if not answer.plans:
+        console.print(render_summary(answer, problem, width=console.width))
+        raise typer.Exit(code_of(answer, cancelled=should_stop()))
+    keep(answer_document(answer, problem), problem)
+    ranking = PlanResult(problem=problem, answer=answer, profile=costs)
+    comparison = compared_with_best(ranking, own.problem, own.configuration)
+    if as_json:
+        print_json({**comparison.to_json(), "notes": list(own.notes), "unread": list(own.unread)})
+        return
+    console.print(header(problem, console.width))
+    console.print(comparison.render(console.width, notes=own.notes, unread=own.unread))
 
 
 _PLAN_ALONE = "--plan already contains the question and its answer: remove the other options"

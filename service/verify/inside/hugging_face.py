@@ -23,13 +23,16 @@ from transformers import (
 # What the classes below cannot state, with the value that they can.
 _FIXED = {
     "mla": None, "gated_mlp": True, "normalization": "rmsnorm", "num_mtp_layers": 0,
-    "learned_position_embeddings": False, "mlp_activation": "silu", "sliding_window": None,
+    "learned_position_embeddings": False, "sliding_window": None,
     "shared_norm": False, "attention_sinks": False, "norm_position": "before", "embedding_norm": False,
     "inner_norms": False, "attention_gate": "none", "head_bias": False, "head_transform": False,
     "embedding_size": None, "differential_attention": False, "parallel_residual": False,
     "last_attention_bias": False, "mlp_output_bias": False, "normalized_head": False,
     "streams": None, "layer_embedding_size": 0, "borrowing_layers": 0, "keys_are_values": False,
-    "value_head_dim": None,
+    "value_head_dim": None, "mixer": None, "indexer": None, "tower": None, "diffusion": None,
+    "layer_pattern": "", "layer_ffn_sizes": [], "layer_kv_heads": [], "local_attention": None,
+    "causal": True, "alibi_positions": False, "sinusoidal_positions": False, "early_first_norm": False,
+    "final_norm": True, "value_norm": False, "activation": "silu",
 }  # fmt: skip
 _FIXED_OF_EXPERTS = {
     "num_shared_experts": 0, "router_score": "softmax", "router_bias": False, "selection_bias": False,
@@ -43,7 +46,8 @@ def config_of(model: dict[str, Any]) -> PretrainedConfig:
     Raises:
         ValueError: none does.
     """
-    other = [name for name, value in _FIXED.items() if model.get(name, value) != value]
+    facts = model | {"activation": model["activation"] or "silu"}  # the usual one of a gated MLP
+    other = [name for name, value in _FIXED.items() if facts[name] != value]
     normed = model["query_key_norm"] == "per_head"
     biases = model["qkv_bias"], model["attention_output_bias"]
     of_qwen2 = biases == (True, False) and not (normed or model["mlp_bias"])
