@@ -57,6 +57,10 @@ BENCHMARKS = {
         "benchmarks.fit_stacks",
     ),
     "cost": Benchmark("configurations priced a second, next to published tools", "benchmarks.cost"),
+    "examples": Benchmark(
+        "examples of the fine-tuning launchers, read; --files DIR of checkouts; --write: data/examples.md",
+        "benchmarks.examples",
+    ),
     "weight-shards": Benchmark(
         "weak scaling with weights that ranks share, next to the published one", "benchmarks.weight_shards"
     ),

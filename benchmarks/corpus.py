@@ -103,7 +103,7 @@ def outcome(entry: Mapping[str, object], source: Source | None) -> Outcome:
         differences = "; ".join(f"{key} is {value}, read as {was}" for key, (value, was) in other.items())
         return Outcome(name=name, kind="wrong", why=differences)
     try:
-        _predict(given_beside(entry), source, found)
+        price_run(given_beside(entry), source, found)
     except InvalidProblemError as fault:
         return Outcome(name=name, kind="missed", why=f"predict: {str(fault)[:300]}")
     return Outcome(name=name, kind="right")
@@ -112,7 +112,7 @@ def outcome(entry: Mapping[str, object], source: Source | None) -> Outcome:
 _GPU = "h100-sxm-80gb"  # no launch file names one
 
 
-def _predict(overrides: Overrides, source: Source, found: LaunchFile) -> None:
+def price_run(overrides: Overrides, source: Source, found: LaunchFile) -> None:
     """Price the run on as many GPUs as it has.
 
     Raises:

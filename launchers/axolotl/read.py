@@ -114,12 +114,15 @@ AXOLOTL_READER = Reader(
 
 _SECTIONS = ("overrides_of_model_config", "model_config")
 _WITHOUT_EFFECT = ("tokens and generation", "initial weights")  # of ``catalog/model_keys.yaml``
+# The loss that balances experts: one number a token and expert, next to the layers' own tensors.
+_BALANCING = ("output_router_logits", "router_aux_loss_coef")
 
 
 def _changes_nothing(name: str) -> bool:
     """Return whether a name is a key of the model's configuration that no step depends on."""
     section, _, key = name.partition(".")
-    return section in _SECTIONS and (harmless_reason(key) or "").startswith(_WITHOUT_EFFECT)
+    harmless = key in _BALANCING or (harmless_reason(key) or "").startswith(_WITHOUT_EFFECT)
+    return section in _SECTIONS and harmless
 
 
 def _of_command(source: Source, overrides: Overrides) -> dict[str, LocatedValue]:

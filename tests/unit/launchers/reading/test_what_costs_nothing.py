@@ -62,6 +62,7 @@ def read(name: str, text: str) -> LaunchFile:
         ("a.yml", AXOLOTL, "gc_steps: -1\n", "gc_steps"),
         ("a.yml", AXOLOTL, "use_dft: true\n", "use_dft"),
         ("a.yml", AXOLOTL, "model_config: {pad_token_id: 0}\n", "model_config.pad_token_id"),
+        ("a.yml", AXOLOTL, "model_config: {output_router_logits: true}\n", "output_router_logits"),
         ("a.yaml", TRL, "torch_empty_cache_steps: 4\n", "torch_empty_cache_steps"),
         ("a.sh", SWIFT, " --enable_dft_loss true", "enable_dft_loss"),
     ],
