@@ -260,6 +260,7 @@ share_links = Table(
     Column("created_at_s", Double, nullable=False),
     Column("expires_at_s", Double, nullable=False),
     Index(None, "job_id", "created_at_s", "id"),
+    Index(None, "tenant", "created_at_s", "id"),
 )
 
 verifications = Table(
@@ -360,6 +361,14 @@ workers = Table(
     Column("version", String(64), nullable=False),
     Column("started_at_s", Double, nullable=False),
     Column("seen_at_s", Double, nullable=False),
+)
+
+# What all processes of a service must know, and nobody else.
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", String(64), nullable=False),
 )
 
 # A person signed in to the pages: a browser holds this instead of a key.
