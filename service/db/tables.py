@@ -260,7 +260,6 @@ share_links = Table(
     Column("created_at_s", Double, nullable=False),
     Column("expires_at_s", Double, nullable=False),
     Index(None, "job_id", "created_at_s", "id"),
-    Index(None, "tenant", "created_at_s", "id"),
 )
 
 verifications = Table(
