@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.parse import quote
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     oidc_redirect_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s?#]+$",
-        description="address of /sign-in/oidc/callback as browsers see it. None: from the request",
+        description="address of /sign-in/oidc/callback as browsers see it. You need it with `oidc_issuer`",
     )
     oidc_tenant: str = Field(
         default="default",
@@ -224,6 +224,16 @@ class Settings(BaseSettings):
         if parsed.drivername == "sqlite" and parsed.database in {None, "", ":memory:"}:
             raise ValueError("SQLite needs a file, which the server shares with its workers")
         return url
+
+    @model_validator(mode="after")
+    def _require_redirect(self) -> Self:
+        """Refuse a provider without the address to come back to: a Host header is anybody's to choose."""
+        if self.oidc_issuer is not None and self.oidc_redirect_url is None:
+            raise ValueError(
+                "oidc_redirect_url is required with oidc_issuer: set MESHWRIGHT_OIDC_REDIRECT_URL="
+                "https://NAME/sign-in/oidc/callback, with the name by which browsers reach this service"
+            )
+        return self
 
     @field_validator("trusted_proxies")
     @classmethod

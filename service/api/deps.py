@@ -24,12 +24,12 @@ from meshwright.service.api.errors import (
     UnsupportedMediaTypeError,
 )
 from meshwright.service.api.metrics import Metrics
+from meshwright.service.api.turns import Turns
 from meshwright.service.api.watch import EventWatch
 from meshwright.service.auth.access import Access, Caller
 from meshwright.service.auth.people import People
 from meshwright.service.db.database import Database
 from meshwright.service.db.records import Origin
-from meshwright.service.errors import BusyError
 from meshwright.service.jobs.idempotency import Repeatable, digest_of
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import WakeUpQueue
@@ -50,10 +50,19 @@ _READING = frozenset({"GET", "HEAD"})
 _API = "/v1/"  # pages pass over what links to them carry
 SMALL_BYTES = 16 * 2**10  # of a body that waits for no other, and is parsed at once: 0.5 ms
 MAX_PROBLEMS = 6  # larger ones at a time, from their first byte to the answer: up to 6 MiB of memory each
-MAX_DOCUMENTS = 2  # the same of what may hold tables: up to 60 MiB each
-MAX_COMPUTING = 2  # re-plans, reports and calibrations at a time: more would only wait for the processor
+PROBLEMS_SHARE = 4  # of them, one tenant's
+MAX_DOCUMENTS = 3  # the same of what may hold tables: up to 60 MiB each
+DOCUMENTS_SHARE = 2
+MAX_COMPUTING = 3  # re-plans, reports and calibrations at a time: more would only wait for the processor
+COMPUTING_SHARE = 2
 MAX_WAIT_FOR_TURN_S = 10.0
 MAX_UPLOAD_S = 30.0  # 8 MiB at 2.3 Mbit/s; a body that trickles in holds up others
+SLOW_START_S = 5.0  # then a body has to have come at this rate
+MIN_BYTES_PER_S = 2**15
+
+
+def _turns(what: str, size: int, share: int) -> Turns:
+    return Turns(what, size=size, share=share, max_wait_s=MAX_WAIT_FOR_TURN_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +82,16 @@ class Service:
     replans: Replans
     verifications: Verifications
     watch: EventWatch  # of jobs, for long polls and event streams
-    problems: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBLEMS))
-    documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DOCUMENTS))
-    computing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_COMPUTING))
+    problems: Turns = field(default_factory=lambda: _turns("large bodies", MAX_PROBLEMS, PROBLEMS_SHARE))
+    documents: Turns = field(default_factory=lambda: _turns("large bodies", MAX_DOCUMENTS, DOCUMENTS_SHARE))
+    computing: Turns = field(
+        default_factory=lambda: Turns(
+            "re-plans, reports and calibrations",
+            size=MAX_COMPUTING,
+            share=COMPUTING_SHARE,
+            max_wait_s=MAX_WAIT_FOR_TURN_S,
+        )
+    )
 
 
 def service_of(request: Request) -> Service:
@@ -219,7 +235,7 @@ async def arriving(request: Request, limits: InputLimits) -> AsyncIterator[Async
 
     Raises:
         BodyTooLargeError: the body is, or says that it is, too long.
-        BodyTooSlowError: it did not arrive within ``MAX_UPLOAD_S``.
+        BodyTooSlowError: it came slower than ``MIN_BYTES_PER_S``, or not within ``MAX_UPLOAD_S``.
         BusyError: it did not get its turn within ``MAX_WAIT_FOR_TURN_S``.
     """
     said = request.headers.get("content-length", "")
@@ -230,7 +246,7 @@ async def arriving(request: Request, limits: InputLimits) -> AsyncIterator[Async
         return
     service = service_of(request)
     turns = service.problems if limits.max_bytes <= PROBLEM.max_bytes else service.documents
-    async with _turn(turns, "large bodies"):
+    async with turns.turn(_party_of(request)):
         yield _pieces(request, limits)
 
 
@@ -242,38 +258,30 @@ async def computed(request: Request, work: Callable[[], Made]) -> Made:
     Raises:
         BusyError: it did not get its turn within ``MAX_WAIT_FOR_TURN_S``.
     """
-    async with _turn(service_of(request).computing, "re-plans, reports and calibrations"):
+    async with service_of(request).computing.turn(_party_of(request)):
         return await run_in_threadpool(work)
 
 
-@asynccontextmanager
-async def _turn(turns: asyncio.Semaphore, what: str) -> AsyncIterator[None]:
-    """Hold one of the turns.
-
-    Raises:
-        BusyError: all were held for ``MAX_WAIT_FOR_TURN_S``.
-    """
-    try:
-        async with asyncio.timeout(MAX_WAIT_FOR_TURN_S):
-            await turns.acquire()
-    except TimeoutError:
-        raise BusyError(f"too many concurrent {what}: retry in a few seconds") from None
-    try:
-        yield
-    finally:
-        turns.release()
+def _party_of(request: Request) -> str:
+    """Return who shares turns: a tenant, or all those who have a link and no key."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    return "" if caller is None else caller.tenant
 
 
 async def _pieces(request: Request, limits: InputLimits) -> AsyncIterator[bytes]:
     num_bytes = 0
-    until = asyncio.get_running_loop().time() + MAX_UPLOAD_S
+    began_s = asyncio.get_running_loop().time()
     stream = aiter(request.stream())
     while True:
+        allowed_s = min(MAX_UPLOAD_S, SLOW_START_S + num_bytes / MIN_BYTES_PER_S)
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(began_s + allowed_s):
                 piece = await anext(stream, None)
         except TimeoutError:
-            raise BodyTooSlowError(f"the body did not arrive within {MAX_UPLOAD_S:g} s") from None
+            raise BodyTooSlowError(
+                f"{num_bytes} bytes of the body arrived in {allowed_s:.3g} s. "
+                f"Send at least {MIN_BYTES_PER_S} bytes a second, all within {MAX_UPLOAD_S:g} s"
+            ) from None
         if piece is None:
             return
         num_bytes += len(piece)

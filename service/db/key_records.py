@@ -5,15 +5,17 @@ A key is found by its public id for any caller, because the key identifies the c
 
 from __future__ import annotations
 
+import secrets as random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, and_, case, delete, insert, literal, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, newest_first
-from meshwright.service.db.tables import api_keys, audit, sessions
+from meshwright.service.db.tables import api_keys, audit, secrets, sessions
 
 MAX_SESSIONS = 100  # of one key at once
 
@@ -154,3 +156,11 @@ def session_key(connection: Connection, token_sha256: str) -> KeyRecord | None:
 def delete_session(connection: Connection, token_sha256: str) -> None:
     """End a session."""
     connection.execute(delete(sessions).where(sessions.c.token_sha256 == token_sha256))
+
+
+def secret_of(connection: Connection, name: str) -> str:
+    """Return the secret of that name, which all processes of a service share; made when first asked for."""
+    insert_of = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    made = insert_of(secrets).values(name=name, value=random.token_hex(32))
+    connection.execute(made.on_conflict_do_nothing())
+    return str(connection.execute(select(secrets.c.value).where(secrets.c.name == name)).scalar_one())

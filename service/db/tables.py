@@ -362,6 +362,14 @@ workers = Table(
     Column("seen_at_s", Double, nullable=False),
 )
 
+# What all processes of a service must know, and nobody else.
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", String(64), nullable=False),
+)
+
 # A person signed in to the pages: a browser holds this instead of a key.
 sessions = Table(
     "sessions",

@@ -182,7 +182,7 @@ class JobEngine:
         with self._database.write() as connection:
             if self._clock.step_s(self._clock.look(connection)) != 0.0:
                 return QueueCleanup()
-            found = sweeping.sweep(connection)
+            found = sweeping.sweep(connection, lease_s=self.lease_s)
         with self._database.write() as connection:
             fold_totals(connection)
         return found

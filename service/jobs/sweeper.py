@@ -29,7 +29,7 @@ from sqlalchemy.exc import IntegrityError
 
 from meshwright.service.db.clock import CLOCK, MIN_STEP_S, ClockWatch, now_s
 from meshwright.service.db.database import Database
-from meshwright.service.db.plan_records import MOVED, keep_found
+from meshwright.service.db.plan_records import MOVED, keep_found, note_verified
 from meshwright.service.db.tables import is_queued, jobs, leaders, verifications
 from meshwright.service.jobs.states import MAX_ATTEMPTS, QueueCleanup
 from meshwright.service.jobs.sweep_jobs import is_sweep
@@ -83,9 +83,10 @@ def leads(
     return True
 
 
-def sweep(connection: Connection) -> QueueCleanup:
-    """Return one sweep."""
+def sweep(connection: Connection, *, lease_s: float) -> QueueCleanup:
+    """Return one sweep; ``lease_s``: how long the claim of a verification lasts, in seconds."""
     ended = _end_leases(connection)
+    _end_claims(connection, lease_s)
     return QueueCleanup(
         cancelled=ended["cancelled"],
         poisoned=ended["failed"],
@@ -170,6 +171,15 @@ def _end_leases(connection: Connection) -> Counter[str]:
     moved = connection.execute(lapsed).all()
     keep_found(connection, moved)
     return Counter(row.state for row in moved)
+
+
+def _end_claims(connection: Connection, lease_s: float) -> None:
+    """Queue verifications again whose workers were silent; as for jobs, only the leader judges that."""
+    table = verifications.c
+    lapsed = table.state == "running", table.claimed_at_s < now_s() - lease_s
+    back = update(verifications).where(*lapsed).values(state="queued", claimed_at_s=None)
+    for row in connection.execute(back.returning(table.tenant, table.plan_id)).all():
+        note_verified(connection, row.tenant, [row.plan_id])
 
 
 def _expire(connection: Connection) -> int:

@@ -1,7 +1,8 @@
 """Verifications of plans by their launchers: requested, claimed by one worker, and their results.
 
 The table is the queue. A worker renews its claim while its launcher builds, as it renews a job's lease;
-a claim that was not renewed for ``lease_s`` is another worker's, and a worker that leaves gives it back.
+the sweep, which knows when the clock was set, queues a claim again that was not renewed for ``lease_s``,
+and a worker that leaves gives it back.
 Each claim raises ``fence``: a worker that lost its claim writes nothing. A plan with workers lost
 ``max_attempts`` times is not tried again.
 """
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, insert, select, update
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.db.clock import now_s
@@ -137,10 +138,7 @@ class Verifications:
 
     def _next(self) -> Row[Any] | None:
         table = verifications.c
-        is_open = table.state.in_(["queued", "running"])  # few, whatever was built before
-        query = select(table.tenant, table.plan_id).where(
-            is_open, or_(table.state == "queued", table.claimed_at_s < now_s() - self.lease_s)
-        )
+        query = select(table.tenant, table.plan_id).where(table.state == "queued")
         query = query.order_by(table.asked_at_s).limit(1)
         with self._database.read() as connection:  # most looks find nothing, and must not block others
             if connection.execute(query).first() is None:

@@ -219,7 +219,6 @@ from tests.processes.pace import pace
 main()"""
 NOT_AT_A_START = {
     "alembic",
-    "authlib",
     "ortools",
     "meshwright.launchers.megatron_lm.read",
     "meshwright.solver.planner.variants",

@@ -289,6 +289,8 @@ def use_stores(database: Database, jobs: Jobs) -> None:
     use_links(ShareLinks(database), jobs.page(TENANT, answered, page_size=1, page_token=None).items[0].id)
     record, _ = keys.create(NewKey(tenant=TENANT))
     session = begin_session(database, record.id)
+    with database.write() as connection:
+        key_records.secret_of(connection, "sign-in")
     with database.read() as connection:
         key_records.any_key(connection)
         key_records.session_key(connection, key_records_hash(session))

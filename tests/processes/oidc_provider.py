@@ -5,6 +5,7 @@ import hashlib
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class Provider:
     key: RSAKey = field(default_factory=lambda: RSAKey.generate_key(2048, {"kid": "one"}))
     signing_key: RSAKey | None = None  # None: its own
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
+    asked: Counter[str] = field(default_factory=Counter)  # paths
+    token_answer: tuple[int, bytes] | None = None  # None: as it is meant
 
     def authorized(self, query: dict[str, str]) -> str:
         """Return the address that a browser is sent back to, as after a password."""
@@ -47,7 +50,7 @@ class Provider:
         now = int(time.time())
         usual = {"iss": self.url, "aud": CLIENT, "iat": now, "exp": now + 60, "nonce": asked["nonce"]}
         key = self.signing_key or self.key
-        id_token = jwt.encode({"alg": "RS256", "kid": "one"}, {**usual, **self.claims}, key)
+        id_token = jwt.encode({"alg": "RS256", "kid": str(key.kid)}, {**usual, **self.claims}, key)
         return 200, {"access_token": "none", "token_type": "Bearer", "id_token": id_token}
 
 
@@ -58,6 +61,7 @@ def a_provider() -> Iterator[Provider]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            provider.asked[urlsplit(self.path).path] += 1
             path, query = urlsplit(self.path).path, dict(parse_qsl(urlsplit(self.path).query))
             if path == "/authorize":
                 self.send_response(303)
@@ -77,10 +81,16 @@ def a_provider() -> Iterator[Provider]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            provider.asked[self.path] += 1
+            if provider.token_answer is not None:
+                self._send(*provider.token_answer)
+                return
             self._answer(*provider.token(dict(parse_qsl(body)), self.headers.get("Authorization", "")))
 
         def _answer(self, status: int, document: Any) -> None:  # noqa: ANN401 - JSON
-            body = json.dumps(document).encode()
+            self._send(status, json.dumps(document).encode())
+
+        def _send(self, status: int, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hmac
-import json
 import re
 from typing import Annotated
 
@@ -14,14 +11,12 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from meshwright.service.api.deps import SESSION_COOKIE, Service, ServiceDep, session_of
 from meshwright.service.auth.access import LIFE_S, begin_session, end_session, is_session
 from meshwright.service.auth.keys import id_of
-from meshwright.service.auth.people import Attempt
+from meshwright.service.auth.people import ATTEMPT_S, Attempt
 from meshwright.service.errors import ForbiddenError, NotFoundError, UnauthorizedError
-from meshwright.service.jobs.pagination import encode_token
 from meshwright.service.web.callers import SignInDep, require_own_origin
 from meshwright.service.web.rendering import page
 
 ATTEMPT_COOKIE = "meshwright_sign_in"
-ATTEMPT_S = 600  # from the provider's page and back
 router = APIRouter()
 FROM_HERE = Depends(require_own_origin)
 _LOCAL = re.compile(r"/(?:[A-Za-z0-9_.~%-][A-Za-z0-9_.~%/:-]*)?")
@@ -49,14 +44,11 @@ def leave(
     """Send the browser to the sign-in provider; a cookie remembers what it is to come back with."""
     if not service.people.is_on:
         raise NotFoundError("there is nothing at this address")
-    attempt = Attempt.new()
-    response = RedirectResponse(
-        service.people.address(attempt, _callback(request, service)), status_code=303
-    )
-    held = encode_token(attempt.state, attempt.nonce, attempt.verifier, _local(back))
+    attempt = Attempt.new(_local(back))
+    response = RedirectResponse(service.people.address(attempt), status_code=303)
     response.set_cookie(
         ATTEMPT_COOKIE,
-        held,
+        service.people.sealed(attempt),
         max_age=ATTEMPT_S,
         path="/sign-in/oidc",
         secure=request.url.scheme == "https",
@@ -81,8 +73,9 @@ def come_back(
         raise NotFoundError("there is nothing at this address")
     back = "/"
     try:
-        attempt, back = _attempt_of(request, state if code else "")
-        key_id = service.people.signed_in(attempt, code, _callback(request, service))
+        attempt = service.people.opened(request.cookies.get(ATTEMPT_COOKIE, ""), state if code else "")
+        back = attempt.back
+        key_id = service.people.signed_in(attempt, code)
     except (UnauthorizedError, ForbiddenError) as fault:
         return _form(
             request,
@@ -96,26 +89,6 @@ def come_back(
     response.delete_cookie(ATTEMPT_COOKIE, path="/sign-in/oidc", httponly=True, samesite="lax")
     _begin(request, service, response, key_id)
     return response
-
-
-def _attempt_of(request: Request, state: str) -> tuple[Attempt, str]:
-    """Return the attempt that this browser began, and where it leads; the provider repeats its state."""
-    foreign = UnauthorizedError("this sign-in did not start here, or took too long. Start again")
-    try:
-        own, nonce, verifier, back = map(
-            str, json.loads(base64.urlsafe_b64decode(request.cookies.get(ATTEMPT_COOKIE, "") + "=="))
-        )
-    except (ValueError, TypeError):
-        raise foreign from None
-    if not hmac.compare_digest(state.encode(), own.encode()):
-        raise foreign
-    return Attempt(state=own, nonce=nonce, verifier=verifier), _local(back)
-
-
-def _callback(request: Request, service: Service) -> str:
-    return (
-        service.settings.oidc_redirect_url or f"{str(request.base_url).rstrip('/')}/sign-in/oidc/callback"
-    )
 
 
 def _form(

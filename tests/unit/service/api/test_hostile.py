@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 
 from meshwright.service.api import deps
 from meshwright.service.api.app import create_app
+from meshwright.service.api.turns import Turns
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.pagination import encode_token
@@ -183,37 +184,38 @@ def test_a_body_over_the_limit_of_its_address_is_a_413_whether_or_not_it_says_so
     assert "keep a large cluster" in said.json()["detail"] or max_bytes > 2**18
 
 
-def test_a_large_body_that_gets_no_turn_is_told_when_to_come_back(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(deps, "MAX_WAIT_FOR_TURN_S", 0.05)
+def take_all(turns: Turns) -> None:
+    turns._size, turns._max_wait_s = 0, 0.05
+
+
+def test_a_large_body_that_gets_no_turn_is_told_when_to_come_back(client: TestClient) -> None:
     large = json.dumps({**BODY, "title": "x" * deps.SMALL_BYTES}).encode()
     headers = {"content-type": "application/json"}
     service = client.app.state.service  # type: ignore[attr-defined]
-    service.problems._value = 0
+    take_all(service.problems)
     busy = client.post("/v1/jobs", content=large, headers=headers)
     assert (busy.status_code, busy.json()["type"]) == (503, "urn:meshwright:problem:busy")
     assert int(busy.headers["retry-after"]) >= 1
     assert client.post("/v1/jobs", json=BODY).status_code == 202  # a small one waits for nobody
-    service.problems._value = deps.MAX_PROBLEMS
+    service.problems._size = deps.MAX_PROBLEMS
     assert client.post("/v1/jobs", content=large, headers=headers).status_code == 422
-    assert service.problems._value == deps.MAX_PROBLEMS  # a refused one gives its turn back
+    assert not service.problems._held  # a refused one gives its turn back
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/unknown:replan", "/v1/plans/unknown/measurements"])
 def test_a_body_that_arrives_or_is_refused_takes_no_turn_to_compute(client: TestClient, path: str) -> None:
     turns = client.app.state.service.computing  # type: ignore[attr-defined]
-    free: list[int] = []
+    held: list[int] = []
 
     def slowly() -> Iterator[bytes]:
         yield b"{"
-        free.append(turns._value)
+        held.append(turns._held.total())
         yield b" "
 
     headers = {"content-type": "application/json"}
     assert client.post(path, content=slowly(), headers=headers).status_code == 422
-    assert free == [deps.MAX_COMPUTING]
-    turns._value = 0  # all are taken
+    assert held == [0]
+    take_all(turns)
     assert client.post(path, content=b"[]", headers=headers).status_code == 422
 
 
@@ -228,12 +230,11 @@ COMPUTED = {  # what computes for seconds: its body, where it has one
 
 @pytest.mark.parametrize("path", COMPUTED)
 def test_an_unknown_id_is_not_found_while_all_turns_to_compute_are_taken(
-    client: TestClient, engine: JobEngine, monkeypatch: pytest.MonkeyPatch, path: str
+    client: TestClient, engine: JobEngine, path: str
 ) -> None:
     known = {"jobs": submit(client), "plans": "aaa"}[path.split("/")[2]]
     answer_next(engine)
-    monkeypatch.setattr(deps, "MAX_WAIT_FOR_TURN_S", 0.05)
-    client.app.state.service.computing._value = 0  # type: ignore[attr-defined]
+    take_all(client.app.state.service.computing)  # type: ignore[attr-defined]
     body = COMPUTED[path]
 
     def asked(name: str) -> int:

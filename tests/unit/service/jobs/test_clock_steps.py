@@ -11,6 +11,9 @@ from meshwright.service.db.clock import ClockWatch, now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import verifications
 from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.stores.verifications import Verifications
 from tests.served.job_records import add_job, claimed, job_in
 from tests.served.migrated import migrated
 
@@ -209,6 +212,10 @@ def test_a_verification_is_claimed_for_as_long_as_before_whatever_the_clock_says
         with database.read() as connection:
             return float(connection.execute(select(now_s() - verifications.c.claimed_at_s)).scalar_one())
 
+    def state() -> str:
+        with database.read() as connection:
+            return str(connection.execute(select(verifications.c.state)).scalar_one())
+
     with database.write() as connection:
         connection.execute(
             insert(verifications).values(
@@ -219,5 +226,14 @@ def test_a_verification_is_claimed_for_as_long_as_before_whatever_the_clock_says
     clocks.pass_by(3.0)
     clocks.now_s += step_s
     clocks.pass_by(1.0)
+    jobs = Jobs(database, leader, PollingQueue(), queue_timeout_s=60.0)
+    store = Verifications(database, jobs, PollingQueue(), lease_s=LEASE_S, max_attempts=3)
+    assert store.claim() is None  # whatever a worker sees before the leader has moved the claim
     assert tick(leader, "leader")
     assert age_s() == pytest.approx(4.0, abs=0.1)  # a day more, or a day less, without the move
+    clocks.pass_by(LEASE_S - 4.5)
+    assert tick(leader, "leader")
+    assert state() == "running"
+    clocks.pass_by(1.0)
+    assert tick(leader, "leader")
+    assert state() == "queued"

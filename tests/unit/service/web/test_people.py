@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,8 @@ from tests.processes.oidc_provider import CLIENT, SECRET, Provider, a_provider
 from tests.processes.quiet_clock import quiet_seconds
 from tests.served.api_client import BODY
 
+CALLBACK = "http://localhost/sign-in/oidc/callback"
+
 
 @pytest.fixture
 def provider() -> Iterator[Provider]:
@@ -36,20 +39,59 @@ def provider() -> Iterator[Provider]:
 def browser(database: Database, provider: Provider, **given: str) -> TestClient:
     """A browser at a service with this provider."""
     own = {"oidc_issuer": provider.url, "oidc_client_id": CLIENT, "oidc_client_secret": SECRET}
-    own |= {"database_url": str(database.url), "oidc_admin_groups": "ops", **given}
+    own |= {"database_url": str(database.url), "oidc_admin_groups": "ops", "oidc_redirect_url": CALLBACK}
+    own |= given
     settings = Settings.model_validate(own)
     app = create_app(settings)
     install(app)
     return TestClient(app, base_url="http://localhost", follow_redirects=False)
 
 
-def come_back(client: TestClient, *, to: str = "/jobs", **changed: str) -> httpx.Response:
-    """Begin at the form, sign in there, and come back."""
-    away = client.get("/sign-in/oidc", params={"next": to})
+def begin(client: TestClient, *, to: str = "/jobs") -> dict[str, str]:
+    """Begin at the form and sign in there; what the browser comes back with."""
+    away = client.get("/sign-in/oidc", params={"next": to}, headers={"Host": "evil.example"})
     assert away.status_code == 303, away.text
     there = httpx.get(away.headers["Location"])
-    query = {**dict(parse_qsl(urlsplit(there.headers["Location"]).query)), **changed}
+    return dict(parse_qsl(urlsplit(there.headers["Location"]).query))
+
+
+def come_back(client: TestClient, *, to: str = "/jobs", **changed: str) -> httpx.Response:
+    """Begin at the form, sign in there, and come back."""
+    query = {**begin(client, to=to), **changed}
     return client.get("/sign-in/oidc/callback", params=query)  # type: ignore[return-value]
+
+
+def test_an_attempt_costs_one_request_and_is_not_made_up(database: Database, provider: Provider) -> None:
+    with browser(database, provider) as client:
+        assert come_back(client).status_code == 200
+        query, before = begin(client), Counter(provider.asked)
+        cookie = client.cookies["meshwright_sign_in"]
+        assert client.get("/sign-in/oidc/callback", params={**query, "code": "bad"}).status_code == 401
+        again = client.get("/sign-in/oidc/callback", params=query)
+        assert (again.status_code, "was used before" in again.text) == (401, True)
+        assert provider.asked - before == {"/token": 1}  # its addresses and keys are known
+        for forged in ("", cookie[:-1], cookie.partition(".")[0] + "." + "0" * 64, "x.y"):
+            client.cookies.set("meshwright_sign_in", forged, domain="localhost.local", path="/sign-in/oidc")
+            assert client.get("/sign-in/oidc/callback", params=query).status_code == 401
+        assert provider.asked - before == {"/token": 1}
+
+
+def test_another_process_takes_an_attempt_back_and_new_keys_are_fetched(
+    database: Database, provider: Provider
+) -> None:
+    with browser(database, provider) as one, browser(database, provider) as other:
+        assert come_back(other).status_code == 200
+        query = begin(one)
+        other.cookies.update(one.cookies)
+        assert other.get("/sign-in/oidc/callback", params=query).status_code == 200
+        provider.key = RSAKey.generate_key(2048, {"kid": "two"})
+        other.app.state.service.people._provider._clock_s = lambda: time.monotonic() + 61  # type: ignore[attr-defined]
+        assert come_back(other).status_code == 200
+
+
+def test_a_provider_needs_the_address_to_come_back_to() -> None:
+    with pytest.raises(ValueError, match="MESHWRIGHT_OIDC_REDIRECT_URL"):
+        Settings(oidc_issuer="http://id.example")
 
 
 def test_a_person_signs_in_and_is_the_same_key_each_time(database: Database, provider: Provider) -> None:
@@ -106,7 +148,16 @@ def test_a_sign_in_that_was_not_begun_here_is_refused(
 
 @pytest.mark.parametrize(
     "claims",
-    [{"aud": "another"}, {"iss": "http://another"}, {"exp": 1}, {"nonce": "old"}, {"sub": None}],
+    [
+        {"aud": "another"},
+        {"aud": [CLIENT, "another"]},
+        {"azp": "another"},
+        {"sub": 7},
+        {"iss": "http://another"},
+        {"exp": 1},
+        {"nonce": "old"},
+        {"sub": None},
+    ],
     ids=str,
 )
 def test_a_token_for_others_is_refused(
@@ -187,6 +238,32 @@ def test_metadata_are_kept_and_the_old_ones_count_while_the_provider_is_away() -
     now[0] += FAULT_S
     with provider.turn():
         pass
+
+
+def test_a_token_for_several_is_for_the_one_that_it_names(database: Database, provider: Provider) -> None:
+    provider.claims |= {"aud": ["another", CLIENT], "azp": CLIENT}
+    with browser(database, provider) as client:
+        assert come_back(client).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, b"[" * 100_000, 503),
+        (200, b'{"id_token": 7}', 503),
+        (200, b"{}" + b" " * 2**20, 503),
+        (500, b'{"error": "down"}', 503),
+        (403, b"<html>no", 401),
+        (200, b'{"error": "invalid_grant"}', 401),
+        (200, b'{"id_token": "a.b.c"}', 401),
+    ],
+)
+def test_a_token_endpoint_that_says_nonsense(
+    database: Database, provider: Provider, status: int, body: bytes, expected: int
+) -> None:
+    provider.token_answer = status, body
+    with browser(database, provider) as client:
+        assert come_back(client).status_code == expected
 
 
 @pytest.mark.parametrize(
