@@ -239,7 +239,8 @@ sentence in `detail`, and one entry in `errors` for each wrong field. If your se
 If you send more bytes, you get a 413. For more values, more keys or more than {depth} levels, you
 get a 422. Both state what to do. A body of more than {small} KiB waits its turn: {problems} problems and
 {documents} documents are in work at a time. After {wait:g} s you get a 503 with `Retry-After`. If your body
-has not arrived {upload:g} s after its turn came, you get a 408.
+comes slower than {slow} KiB a second, or not within {upload:g} s, you get a 408. Tenants take turns, and
+one holds at most two thirds of them.
 """
 _LIMITS = {
     "problems, and every other body": PROBLEM,
@@ -285,6 +286,7 @@ def _head() -> str:
         documents=deps.MAX_DOCUMENTS,
         wait=deps.MAX_WAIT_FOR_TURN_S,
         upload=deps.MAX_UPLOAD_S,
+        slow=deps.MIN_BYTES_PER_S // 2**10,
     )
 
 
