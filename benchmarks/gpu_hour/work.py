@@ -199,10 +199,10 @@ class Hour:
     def _machine(self) -> dict[str, Any]:
         machine = asdict(machine_of(self.device))
         facts = {"priced_as": self.gpu, "gpu_recognised": machine["gpu"] is not None, "seed": SEED}
-        facts["commit"] = _commit()
         return {
             **machine,
             **facts,
+            "commit": _commit(),
             "framework": FRAMEWORK,
             "tiny": self.tiny,
             "state": device_state(self.device),

@@ -85,12 +85,7 @@ class Service:
     problems: Turns = field(default_factory=lambda: _turns("large bodies", MAX_PROBLEMS, PROBLEMS_SHARE))
     documents: Turns = field(default_factory=lambda: _turns("large bodies", MAX_DOCUMENTS, DOCUMENTS_SHARE))
     computing: Turns = field(
-        default_factory=lambda: Turns(
-            "re-plans, reports and calibrations",
-            size=MAX_COMPUTING,
-            share=COMPUTING_SHARE,
-            max_wait_s=MAX_WAIT_FOR_TURN_S,
-        )
+        default_factory=lambda: _turns("re-plans, reports and calibrations", MAX_COMPUTING, COMPUTING_SHARE)
     )
 
 
