@@ -374,7 +374,8 @@ def _beyond(answer: Answer) -> Iterator[SummaryFact]:
 
 def _offers(answer: Answer) -> Iterator[Offer]:
     """Yield what would help most, each with the option to paste."""
-    yield from map(_offer, answer.levers[:_LEVERS])
+    first, others = answer.levers[:_LEVERS], answer.levers[_LEVERS:]
+    yield from map(_offer, (*first, *(one for one in others if one.kind == "neighbour")))
 
 
 def _offer(lever: Lever) -> Offer:

@@ -39,13 +39,14 @@ from meshwright.solver.space.launcher_rules import with_recipe, workload_faults
 from meshwright.solver.space.request_rules import limited_by
 
 WORTH = 0.05  # of the first plan's time for each token must a change save to be named
+WORTH_OF_A_NEIGHBOUR = 0.03  # a batch or length beside the request's own is changed with less ado
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """A change of a request that the user may decide."""
 
-    kind: str  # gradients, optimizer, precision, launcher, batch, packing, offload, package
+    kind: str  # gradients, optimizer, precision, launcher, batch, neighbour, packing, offload, package
     words: str
     effect: str
     problem: Problem  # the request with the change; its switches are still open
@@ -77,6 +78,7 @@ def levers_of(
             else:
                 best = _nearby(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, *best)]
+        found += _neighbours(own, profile, answer, searches)
     return in_order([*found, *_packaged(problem, answer)])
 
 
@@ -91,9 +93,14 @@ def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
     """Return the levers that are worth naming, the best first, and of each kind's twins the best."""
     best = dict[str, Lever]()
     for one in sorted(levers, key=lambda one: (-one.saves, one.change)):
-        if one.saves > WORTH:
+        if one.saves > worth_of(one.kind):
             best.setdefault(one.kind, one)
     return tuple(best.values())
+
+
+def worth_of(kind: str) -> float:
+    """Return the share of the first plan's time for each token that a change must save to be named."""
+    return WORTH_OF_A_NEIGHBOUR if kind == "neighbour" else WORTH
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
@@ -129,9 +136,9 @@ def _lever(
 
 
 def _worth_s(problem: Problem, change: Change, answer: Answer) -> float:
-    """Return the step of a changed request that saves just ``WORTH`` of the first plan's time per token."""
+    """Return the step of a changed request that just saves enough of the first plan's time per token."""
     first, work = answer.ranking[0], change.problem.workload
-    per_token = (1.0 - WORTH) * _time_per_token(problem, first.config, first.prediction)
+    per_token = (1.0 - worth_of(change.kind)) * _time_per_token(problem, first.config, first.prediction)
     return per_token * work.global_batch_size * work.tokens_per_sequence
 
 
@@ -241,6 +248,78 @@ def _batches(problem: Problem) -> Iterator[Change]:
             problem=replace(problem, workload=replace(problem.workload, global_batch_size=size)),
             settings={"workload.global_batch_size": size},
         )
+
+
+_REACH = 16  # a neighbour is at most one part in so many away, and at least 1 may be
+
+
+def rounder(number: int) -> list[int]:
+    """Return the numbers near to one that more powers of two divide, the roundest first, then by distance.
+
+    Parallel sizes divide a batch and a length, and nothing else of their value matters to a layout: where a
+    number is no rounder, it has no layout that its neighbour lacks.
+    """
+    reach, twos = max(1, number // _REACH), number & -number
+    found = dict[int, int]()
+    while twos <= number:
+        twos *= 2
+        nearest = (number + twos // 2) // twos * twos
+        if nearest and abs(nearest - number) <= reach:
+            found[nearest] = twos
+    roundest = max(found, key=lambda one: (found[one], -abs(one - number)), default=None)
+    return sorted(found, key=lambda one: (one != roundest, abs(one - number)))
+
+
+def _neighbours(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Iterator[Lever]:
+    """Yield the nearest batch and the nearest length that train enough faster, each found by a search.
+
+    The roundest one is asked first: where it does not, no nearer one does.
+    """
+    for changes in (_near_batches(problem), _near_lengths(problem)):
+        roundest, *nearer = changes or [None]
+        if roundest is None or (best := _searched(problem, roundest, profile, answer, watch)) is None:
+            continue
+        chosen = roundest
+        for change in nearer:
+            look()
+            if found := _searched(problem, change, profile, answer, watch):
+                chosen, best = change, found
+                break
+        yield _lever(problem, answer, chosen, *best)
+
+
+def _near_batches(problem: Problem) -> list[Change]:
+    work = problem.workload
+    if "num_microbatches" in problem.options.named:
+        return []
+    return [
+        Change(
+            kind="neighbour",
+            words=f"a global batch of {size}",
+            effect=f"{abs(size - work.global_batch_size)} sequences "
+            f"{'fewer' if size < work.global_batch_size else 'more'} in each step: results",
+            problem=replace(problem, workload=replace(work, global_batch_size=size)),
+            settings={"workload.global_batch_size": size},
+        )
+        for size in rounder(work.global_batch_size)
+    ]
+
+
+def _near_lengths(problem: Problem) -> list[Change]:
+    work, most = problem.workload, problem.model.max_position_embeddings
+    if work.lengths is not None or work.images_per_sample:
+        return []
+    return [
+        Change(
+            kind="neighbour",
+            words=f"sequences of {length} tokens",
+            effect=f"sequences are {'shorter' if length < work.seq_length else 'longer'}: results",
+            problem=replace(problem, workload=replace(work, seq_length=length)),
+            settings={"workload.seq_length": length},
+        )
+        for length in rounder(work.seq_length)
+        if not most or length <= max(most, work.seq_length)
+    ]
 
 
 def _packing(problem: Problem) -> Iterator[Change]:
@@ -405,7 +484,7 @@ def _fastest(known: Mapping[Configuration, _Seen], *, fits: bool, most: int) -> 
 
 
 def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> tuple[Lever, ...]:
-    """Return all changes that save more than ``WORTH``, each with the best plan of its own search."""
+    """Return all changes that save enough to be named, each with the best plan of its own search."""
     if not has_levers(problem, answer):
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
@@ -414,14 +493,15 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
             look()
             best = _searched(own, change, profile, answer, watch)
             found += [] if best is None else [_lever(own, answer, change, *best)]
-    every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > WORTH]
+        found += _neighbours(own, profile, answer, watch)
+    every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > worth_of(one.kind)]
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
 
 
 def _searched(
     problem: Problem, change: Change, profile: Profile, answer: Answer, watch: Watch
 ) -> tuple[Configuration, Prediction] | None:
-    """Return the first plan of a changed request, if it saves more than ``WORTH``."""
+    """Return the first plan of a changed request, if it saves enough to be named."""
     changed, most_s = change.problem, _worth_s(problem, change, answer)
     variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
     plans = list[Plan]()

@@ -18,7 +18,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import WORTH
+from meshwright.solver.planner.levers import worth_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from tests.draws import draws
@@ -104,7 +104,7 @@ def test_who_pastes_a_lever_saves_as_much(seed: int) -> None:
         return
     now = per_token(problem, answer.ranking[0])
     for lever in answer.levers:
-        assert lever.saves > WORTH
+        assert lever.saves > worth_of(lever.kind)
         changed = parse_problem(pasted(raw, lever.settings))
         found = ask(changed, default_profile(changed.cluster, changed.priced_as))
         saved = 1.0 - per_token(changed, found.ranking[0]) / now

@@ -14,7 +14,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.planner import launchers
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import levers_of
+from meshwright.solver.planner.levers import levers_of, rounder
 from meshwright.solver.problem import Problem
 
 
@@ -110,3 +110,46 @@ def test_other_questions_than_the_shortest_step_have_no_levers(search: dict[str,
         }
     )
     assert compared(problem).levers == ()
+
+
+@pytest.mark.parametrize("number", [1, 2, 7, 16, 97, 512, 514, 521, 1000, 7777, 8192, 131_071])
+def test_neighbours_are_those_that_more_powers_of_two_divide_the_roundest_first(number: int) -> None:
+    def twos(one: int) -> int:
+        return one & -one
+
+    reach = max(1, number // 16)
+    found = rounder(number)
+    within = range(max(1, number - reach), number + reach + 1)
+    better = [one for one in within if twos(one) > twos(number)]
+    assert set(found) <= set(better)
+    assert bool(found) == bool(better)
+    if found:
+        assert twos(found[0]) == max(map(twos, better))
+        for one in found:  # nothing as round is nearer
+            assert all(
+                abs(one - number) <= abs(other - number) for other in better if twos(other) >= twos(one)
+            )
+        assert found[1:] == sorted(found[1:], key=lambda one: abs(one - number))
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "settings"),
+    [
+        # 521 is prime: with two replicas each has 261 sequences of 522, and one alone has no such twin
+        (521, 8192, {"workload.global_batch_size": 522}),
+        # an odd number of tokens has no halves for context or tensor ranks
+        (512, 7777, {"workload.seq_length": 7776}),
+        (512, 8192, None),
+    ],
+)
+def test_a_neighbour_that_more_ranks_can_share_is_named(
+    batch: int, length: int, settings: dict[str, int] | None
+) -> None:
+    answer = compared(parse_problem({
+        "model": {"name": "llama-3.1-70b"}, "cluster": {"name": "dgx-h100", "num_nodes": 8},
+        "workload": {"global_batch_size": batch, "seq_length": length}, "launcher": "megatron-lm",
+        "search": {"top_k": 1, "certify": "none", "allow": ["none"]},
+    }))  # fmt: skip
+    found = [one for one in answer.levers if one.kind == "neighbour"]
+    assert [one.settings for one in found] == ([] if settings is None else [settings])
+    assert all(one.saves > 0.03 and "results" in one.effect for one in found)
