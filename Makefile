@@ -8,10 +8,10 @@ export PYTHON CHROMIUM
 unexport PYTHONDONTWRITEBYTECODE # where it is set, each of thousands of processes would compile its modules anew
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check house docs reference accuracy bench gpu-hour chaos fuzz launchers corpus wheels clean
+.PHONY: help setup run test check house docs reference accuracy first-sight bench gpu-hour chaos fuzz launchers corpus wheels clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv with the product and the development tools
 
@@ -51,6 +51,9 @@ reference: $(STAMP) ## the pages of docs/ that are made from code
 
 accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md (ARGS=--quick: the gates alone, writes nothing)
 	@$(BIN)/python -m benchmarks.accuracy $(ARGS)
+
+first-sight: $(STAMP) ## freeze the predictions of a table of runs before you look at what was measured (ARGS=FILE; --score)
+	@$(BIN)/python -m benchmarks.first_sight $(ARGS)
 
 bench: $(STAMP) ## a benchmark by its name (ARGS="search --write"); without a name their list
 	@$(BIN)/python -m benchmarks $(ARGS)

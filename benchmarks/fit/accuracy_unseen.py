@@ -10,17 +10,21 @@ import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from functools import cache
+from math import exp, log, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, median
 
+import yaml
+
 from benchmarks.fit.accuracy_order import LEAST_CONFIGURATIONS, orders_of
 from benchmarks.fit.accuracy_tables import table
-from benchmarks.fit.evidence import TINY
-from meshwright.solver.accuracy import Report
+from meshwright.solver.accuracy import Report, Scored
 from meshwright.solver.runs.table import Run
 
-FIRST_SIGHT_FILE = Path(__file__).parent.parent / "data" / "first_sight.csv"
+_DATA = Path(__file__).parent.parent / "data"
+FIRST_SIGHT = _DATA / "first_sight"  # a file for each day on which runs were predicted at first sight
+FUNCTIONAL_TESTS = _DATA / "functional_tests.yaml"
 FEW_EXPERTS = 8  # expert-parallel ranks: more of them cross a node of 8 GPUs
 FIRST_RUNS = (1, 2, 4, 8, 16)
 LEAST_RUNS_OF_A_STACK = 20
@@ -78,9 +82,18 @@ def has_experts(run: Run) -> bool:
     return run.shape is not None and run.shape.problem.model.moe is not None
 
 
-def is_tiny(run: Run) -> bool:
-    """Whether a run is one of the tiny models of continuous integration."""
-    return run.cluster.startswith(TINY)
+@cache
+def _functional_tests() -> tuple[frozenset[str], int]:
+    """Return the sources that are tests by their own words, and the most layers of a cut model."""
+    raw = yaml.safe_load(FUNCTIONAL_TESTS.read_text(encoding="utf-8"))
+    return frozenset(raw["sources"]), int(raw["most_layers"])
+
+
+def is_functional_test(run: Run) -> bool:
+    """Whether a run tests software and trains nothing: its source says so, or its model is a cut one."""
+    sources, most_layers = _functional_tests()
+    shallow = run.shape is not None and run.shape.problem.model.num_layers <= most_layers
+    return run.source in sources or shallow
 
 
 def spreads_experts(run: Run) -> bool:
@@ -94,21 +107,31 @@ def first_three(rows: Iterable[Judged]) -> tuple[int, int]:
     A group has at least ``LEAST_CONFIGURATIONS`` runs of one job that differ in configuration only, with
     predictions that differ.
     """
+    large = _large_groups(rows)
+    return len(large), sum(map(_first_three_hold_the_fastest, large))
+
+
+def _large_groups(rows: Iterable[Judged]) -> list[list[Judged]]:
     groups: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for row in rows:
         if row.run.rank_group:
             groups[row.run.cluster, row.run.rank_group].append(row)
-    large = [
+    return [
         mine
         for mine in groups.values()
         if len(mine) >= LEAST_CONFIGURATIONS and len({row.predicted_s for row in mine}) > 1
     ]
-    hits = [
-        min(row.measured_s for row in sorted(mine, key=lambda row: row.predicted_s)[:_THREE])
-        <= min(row.measured_s for row in mine)
-        for mine in large
-    ]
-    return len(large), sum(hits)
+
+
+def _first_three_hold_the_fastest(group: Sequence[Judged]) -> bool:
+    three = sorted(group, key=lambda row: row.predicted_s)[:_THREE]
+    return min(row.measured_s for row in three) <= min(row.measured_s for row in group)
+
+
+def _regret(group: Sequence[Judged]) -> float:
+    """Return how much slower the predicted best is than the best, in %."""
+    chosen = min(group, key=lambda row: row.predicted_s)
+    return 100.0 * (chosen.measured_s / min(row.measured_s for row in group) - 1.0)
 
 
 KINDS: Mapping[str, Callable[[Run], bool]] = {
@@ -116,7 +139,7 @@ KINDS: Mapping[str, Callable[[Run], bool]] = {
     "dense": lambda run: not has_experts(run),
     "experts": has_experts,
     "ep > 8": spreads_experts,
-    "without tiny models": lambda run: not is_tiny(run),
+    "without functional tests": lambda run: not is_functional_test(run),
 }
 
 
@@ -135,26 +158,153 @@ def judged(report: Report) -> list[Judged]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen:
+    """What was predicted of a run before anyone looked at its measurement."""
+
+    run_id: str
+    commit: str  # that predicted; empty: before the series had a command
+    step_time_s: tuple[float, float, float] | None  # predicted, and the 80 % interval; None: refused
+
+
+def freezes(folder: Path = FIRST_SIGHT) -> dict[str, list[Frozen]]:
+    """Return the series of first sights by the name of their file, which begins with the date."""
+    return {path.stem: _frozen(path) for path in sorted(folder.glob("*.csv"))}
+
+
+def _frozen(path: Path) -> list[Frozen]:
+    with path.open(encoding="utf-8", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    names = "predicted_step_time_s", "step_time_low_s", "step_time_high_s"
+    found = []
+    for row in rows:
+        told = tuple(float(row[name]) for name in names) if row[names[0]] else None
+        seconds = (told[0], told[1], told[2]) if told else None
+        found.append(Frozen(run_id=row["run_id"], commit=row.get("commit", ""), step_time_s=seconds))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """One file of the series, next to what was measured of its runs by now."""
+
+    name: str
+    frozen: Sequence[Frozen]
+    judged: Sequence[Judged]
+
+
+def scored_freezes(runs: Sequence[Run], folder: Path = FIRST_SIGHT) -> list[Sight]:
+    """Return the series with the measurements that a table of runs has."""
+    known = {run.run_id: run for run in runs}
+    return [
+        Sight(
+            name=name,
+            frozen=rows,
+            judged=[
+                Judged(run=run, measured_s=seconds, predicted_s=told[0], low_s=told[1], high_s=told[2])
+                for one in rows
+                if (run := known.get(one.run_id))
+                and (seconds := run.measured.step_time_s)
+                and (told := one.step_time_s)
+            ],
+        )
+        for name, rows in freezes(folder).items()
+    ]
+
+
 def first_sight(runs: Sequence[Run]) -> list[Judged]:
     """Return the runs that were predicted before anything was fitted or written for them.
 
-    The file keeps what the version of that day predicted; a later version cannot be asked again, for it
+    The files keep what the version of that day predicted; a later version cannot be asked again, for it
     knows these runs.
     """
-    known = {run.run_id: run for run in runs}
-    with FIRST_SIGHT_FILE.open(encoding="utf-8", newline="") as handle:
-        rows = list(csv.DictReader(handle))
-    return [
-        Judged(
-            run=run,
-            measured_s=run.measured.step_time_s,
-            predicted_s=float(row["predicted_step_time_s"]),
-            low_s=float(row["step_time_low_s"]),
-            high_s=float(row["step_time_high_s"]),
-        )
-        for row in rows
-        if (run := known[row["run_id"]]).measured.step_time_s
+    return [row for sight in scored_freezes(runs) for row in sight.judged]
+
+
+def series_table(sights: Sequence[Sight]) -> list[str]:
+    """Return a table with a line for each file of the series."""
+    titles = ["predicted", "commit", "runs", "refused", "measured by now", "clusters", "mean error %",
+              "in 80 %", "median width ± %"]  # fmt: skip
+    lines = []
+    for sight in sights:
+        vote = vote_of(sight.judged)
+        figures = [str(vote.clusters), f"{vote.error:.1f}", *_band(vote)] if vote else ["–"] * 4
+        refused = sum(one.step_time_s is None for one in sight.frozen)
+        commits = "|".join(sorted({one.commit for one in sight.frozen if one.commit})) or "–"
+        lines.append([sight.name, commits, len(sight.frozen), refused, len(sight.judged), *figures])
+    return table(titles, lines)
+
+
+def order_by_cluster(rows: Iterable[Judged]) -> list[str]:
+    """Return what trusting the predicted order costs on each cluster, and their mean with one vote each.
+
+    *Regret* is how much slower the plan that is predicted best is than the best, in %, a mean over groups.
+    """
+    clusters: dict[str, list[Judged]] = defaultdict(list)
+    for row in rows:
+        clusters[row.run.cluster].append(row)
+    told = []
+    for cluster, mine in sorted(clusters.items()):
+        groups = _large_groups(mine)
+        if groups:
+            hits = sum(map(_first_three_hold_the_fastest, groups))
+            told.append((cluster, len(groups), hits, fmean(map(_regret, groups))))
+    lines: list[list[object]] = [
+        [cluster, groups, hits, f"{regret:.1f}"] for cluster, groups, hits, regret in told
     ]
+    if told:
+        share = fmean(hits / groups for _, groups, hits, _ in told)
+        lines.append(
+            ["**mean of clusters**", len(told), f"{share:.0%}", f"{fmean(row[3] for row in told):.1f}"]
+        )
+    return table(["cluster", "groups", "the best is among the first three", "regret %"], lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """Peak memory of one cluster's runs: errors in %."""
+
+    runs: int
+    error: float
+    bias: float
+    inside: float  # share of runs inside their 80 % interval
+
+
+def _peaks_of(rows: Sequence[Scored]) -> Peaks:
+    reach = NormalDist().inv_cdf(0.9)
+    logs = [log(row.predicted_bytes / (row.measured_bytes or 1.0)) for row in rows]
+    errors = [100.0 * (exp(one) - 1.0) for one in logs]
+    inside = [abs(one) <= reach * row.log_memory_sigma for one, row in zip(logs, rows, strict=True)]
+    return Peaks(runs=len(rows), error=fmean(map(abs, errors)), bias=median(errors), inside=fmean(inside))
+
+
+def peaks_by_cluster(rows: Iterable[Scored]) -> dict[str, Peaks]:
+    """Return the figures of peak memory of each cluster that tells it."""
+    clusters: dict[str, list[Scored]] = defaultdict(list)
+    for row in rows:
+        if row.measured_bytes:
+            clusters[row.cluster].append(row)
+    return {cluster: _peaks_of(mine) for cluster, mine in sorted(clusters.items())}
+
+
+def mean_memory_error(rows: Iterable[Scored]) -> float:
+    """Return the error of peak memory in %, every cluster with one vote."""
+    return fmean(one.error for one in peaks_by_cluster(rows).values())
+
+
+def memory_by_cluster(rows: Iterable[Scored]) -> list[str]:
+    """Return a table of peak memory with a line for each cluster, and their mean with one vote each."""
+    found = peaks_by_cluster(rows)
+    lines: list[list[object]] = [
+        [cluster, one.runs, f"{one.error:.1f}", f"{one.bias:+.1f}", f"{one.inside:.0%}"]
+        for cluster, one in found.items()
+    ]
+    if found:
+        every = found.values()
+        error, inside = fmean(one.error for one in every), fmean(one.inside for one in every)
+        name, runs = f"**mean of {len(found)} clusters**", sum(one.runs for one in every)
+        lines.append([name, runs, f"{error:.1f}", "", f"{inside:.0%}"])
+    return table(["cluster", "runs", "mean error %", "bias %", "in 80 %"], lines)
 
 
 def vote_of(rows: Iterable[Judged], holds: Callable[[Run], bool] = KINDS["all"]) -> Vote | None:

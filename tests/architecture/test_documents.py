@@ -31,7 +31,7 @@ def test_the_readme_has_the_errors_of_the_accuracy_page() -> None:
     for said in (
         f"{every.split()[0]} % off on {clusters} clusters with one vote each",
         f"(dense {dense.split()[0]}, experts {experts.split()[0]})",
-        f"{sight.split()[0]} % on runs predicted at first sight",
+        f"{sight.split()[0]} % off on runs predicted at first sight",
         f"{after['1']} % after one run of a cluster and {after['16']} % after sixteen",
     ):
         assert said in readme

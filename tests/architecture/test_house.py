@@ -79,7 +79,7 @@ def test_every_command_that_a_document_or_a_file_names_exists() -> None:
             benchmarks |= set(re.findall(r"""make bench ARGS="?([a-z-]+)""", text))
     assert {"run", "test", "check", "bench"} <= named <= targets
     assert {"search", "cost"} <= benchmarks <= set(BENCHMARKS)
-    assert len(targets) <= 17
+    assert len(targets) <= 18
 
 
 def test_the_guide_names_every_file_of_a_dimension() -> None:

@@ -1,20 +1,29 @@
 """Figures of unseen clusters: what is left out together, and one vote for each cluster."""
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks.first_sight import frozen, write
+from benchmarks.fit.accuracy_tables import scored
 from benchmarks.fit.accuracy_unseen import (
-    FIRST_SIGHT_FILE,
     Judged,
     at_level,
     first_sight,
+    is_functional_test,
+    memory_by_cluster,
+    order_by_cluster,
+    scored_freezes,
     split_table,
     vote_of,
 )
+from benchmarks.fit.accuracy_unseen import judged as judged_runs
 from benchmarks.fit.evidence import TIME, Evidence
 from benchmarks.fit.leave_out import blind_constants, family_of, stranger_of
 from benchmarks.fit.spreads import spread_between
+from meshwright.solver.accuracy import validate
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
@@ -55,7 +64,7 @@ def test_the_table_of_splits_has_the_votes_of_each_kind_of_run(runs: list[Run]) 
     spread = next(run for run in experts if run.shape and run.shape.configuration.expert_parallel_size > 8)
     lines = split_table({"way": [judged(dense, 1.05), judged(spread, 1.3)]})
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    # way, clusters, all, dense, experts, ep > 8, without tiny models
+    # way, clusters, all, dense, experts, ep > 8, without functional tests
     assert cells[:7] == ["way", "2", "17.5 (2)", "5.0 (1)", "30.0 (1)", "30.0 (1)", "17.5 (2)"]
     assert cells[7:9] == ["50%", "10"]
 
@@ -122,7 +131,7 @@ def of(run: Run) -> Observation:
 
 def test_first_sight_keeps_what_was_predicted_of_runs_of_five_clusters(runs: list[Run]) -> None:
     rows = first_sight(runs)
-    assert len(rows) == len(FIRST_SIGHT_FILE.read_text().splitlines()) - 1 == 96
+    assert len(rows) == 96
     vote = vote_of(rows)
     assert vote is not None
     assert vote.clusters == 5
@@ -144,3 +153,59 @@ def test_samples_of_unlike_size_have_equal_weight_in_the_spread_between_clusters
     many = [(f"near {i}", 0.05, 1e-4) for i in range(40)]
     assert 0.05 < spread_between([few, many]) < 0.4
     assert spread_between([few, many]) == pytest.approx(spread_between([few * 3, many[:3]]), rel=0.01)
+
+
+def some_of_the_catalog(folder: Path, cluster: str, **changed: str) -> Path:
+    """Rows of one cluster as a table of their own, with other identities and cells."""
+    with CATALOG_RUNS.open(encoding="utf-8", newline="") as handle:
+        rows = [row for row in csv.DictReader(handle) if row["cluster"] == cluster][:4]
+    path = folder / "runs.csv"
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(row | {"run_id": f"new-{at}"} | changed for at, row in enumerate(rows))
+    return path
+
+
+def test_what_is_frozen_never_depends_on_what_was_measured(tmp_path: Path) -> None:
+    told, other = (tmp_path / name for name in ("told", "other"))
+    told.mkdir(), other.mkdir()
+    rows = frozen(some_of_the_catalog(told, "mlperf-gb300"), [])
+    blind = some_of_the_catalog(other, "mlperf-gb300", step_time_s="77", tokens_per_s_per_gpu="")
+    assert rows == frozen(blind, [])
+    assert all(row["predicted_step_time_s"] for row in rows)
+
+
+def test_a_run_is_seen_for_the_first_time_once(tmp_path: Path) -> None:
+    table = some_of_the_catalog(tmp_path, "mlperf-gb300")
+    with pytest.raises(SystemExit, match="run_id: seen before: new-0"):
+        frozen(table, ["new-0"])
+    rows = frozen(table, [])
+    series = tmp_path / "series"
+    series.mkdir()
+    path = write(rows, "name", commit="abc", folder=series)
+    with pytest.raises(SystemExit, match="first sight is not changed"):
+        write(rows, "name", commit="abc", folder=series)
+    (sight,) = scored_freezes(read_runs(table), series)
+    assert sight.name == path.stem
+    assert {one.commit for one in sight.frozen} == {"abc"}
+    assert len(sight.frozen) == len(sight.judged) == len(rows)
+    assert sight.judged[0].predicted_s == pytest.approx(float(rows[0]["predicted_step_time_s"]))
+
+
+def test_tests_of_software_are_told_from_runs_that_train(runs: list[Run]) -> None:
+    tests = {run.cluster for run in runs if is_functional_test(run)}
+    # Megatron-LM's continuous integration by its folder's name, SimuMax's models by their four layers
+    assert tests == {"megatron-ci-a100", "megatron-ci-gb200", "megatron-ci-h100", "simumax-b200"}
+
+
+def test_memory_and_order_have_a_line_for_each_cluster_with_one_vote(runs: list[Run]) -> None:
+    report = validate([run for run in runs if run.cluster in ("simumax-b200", "jeanzay-a100")])
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in memory_by_cluster(scored(report))
+    ]
+    errors = [float(line[2]) for line in lines[2:4]]
+    assert float(lines[4][2]) == pytest.approx(sum(errors) / 2, abs=0.1)
+    first, average = order_by_cluster(judged_runs(report))[2:4]
+    assert first.startswith("| jeanzay-a100 | 2 |")
+    assert average.split("|")[-2] == first.split("|")[-2]  # one cluster is its own mean
