@@ -79,7 +79,6 @@ GUIDES: Mapping[str, str] = {
     "gpus": "howto/own-gpu",
     "profiles": "howto/calibrate",
     "keys": "howto/team",
-    "docs": "reference/api",
 }
 
 

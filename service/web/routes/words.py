@@ -38,7 +38,6 @@ This service searches questions as jobs. Keys, where the service has them, are b
 
 - [OpenAPI document]({base}openapi.json): every operation, with examples
 - [Schema of a question]({base}schemas/problem.json)
-- [Operations as a page]({base}docs)
 {docs}"""
 
 
@@ -46,6 +45,9 @@ This service searches questions as jobs. Keys, where the service has them, are b
 def describe_for_models(request: Request, service: ServiceDep) -> PlainTextResponse:
     """Return what this service is and where its API is, for language models (llmstxt.org)."""
     address = service.settings.docs_url.rstrip("/")
-    docs = f"\n## Docs\n\n- [Documentation]({address}/)\n" if address else ""
+    pages = {"Documentation": "", "Operations as a page": "reference/api.html"} if address else {}
+    docs = "\n## Docs\n\n" * bool(pages) + "".join(
+        f"- [{name}]({address}/{page})\n" for name, page in pages.items()
+    )
     text = _LLMS.format(base=request.base_url, docs=docs, launchers=", ".join(launcher_names()))
     return PlainTextResponse(text)

@@ -31,7 +31,7 @@ def test_each_page_links_to_its_documentation_where_there_is_an_address(database
 
 
 def test_without_an_address_no_page_links_to_another_host(browser: TestClient) -> None:
-    for path in ("/", "/own", "/jobs", "/words", "/docs"):
+    for path in ("/", "/own", "/jobs", "/words"):
         assert {link for link in links(browser, path) if "://" in link} == set()
         assert "/words" in links(browser, path)
     assert "## Docs" not in browser.get("/llms.txt").text
@@ -57,6 +57,6 @@ def test_a_language_model_reads_the_addresses_of_the_api(browser: TestClient) ->
     answer = browser.get("/llms.txt")
     assert answer.headers["content-type"].startswith("text/plain")
     assert answer.text.startswith("# Meshwright\n")
-    for path in ("/openapi.json", "/schemas/problem.json", "/docs"):
+    for path in ("/openapi.json", "/schemas/problem.json"):
         assert f"http://localhost{path}" in answer.text
         assert browser.get(path).status_code == 200
