@@ -1,0 +1,512 @@
+"""From a question on post-training to its ranked placements."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from meshwright.profiles.cluster import NodeGroup
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.post_training.engines import (
+    COLOCATED_SHARE,
+    MEMORY_SHARES,
+    Engine,
+    sizes_of,
+)
+from meshwright.solver.post_training.lengths import RUNAWAY, AnswerLengths
+from meshwright.solver.post_training.problem import (
+    EngineRole,
+    LengthsOutcome,
+    Mode,
+    PostTraining,
+    PostTrainingAnswer,
+    RolePlan,
+    TrainingRole,
+    role_plan_id,
+)
+from meshwright.solver.post_training.roles import EnginePrice, Placement, Prices, placed
+from meshwright.solver.post_training.rollout import rollout_of
+from meshwright.solver.post_training.training import TrainingPrice, counts_of, training_prices
+from meshwright.solver.predict import Z_80_PERCENT
+from meshwright.solver.problem import Problem, ShouldStop, problem_digest
+
+# NeMo-RL's guide on refit: DeepSeek-V3 14.2 s by NCCL; its release notes of v0.3: an 8B in 5 s
+REFIT_FIXED_S, REFIT_BYTES_PER_S = 4.0, 100e9
+OTHER_S = 4.0  # sampling of a buffer, rewards by code, preparation (output of NeMo-RL's pull request 1052)
+GENERATE_SIGMA, OTHER_SIGMA = (
+    0.2,
+    0.5,
+)  # spreads of ln(measured / predicted); assumed
+_LOADS = (1.0, 1.15, 1.35, 1.6, 2.0, 2.7, 4.0, 6.0, 8.0)  # of an equal share of the answers
+_MEANS = (0.75, 1.25)  # factors of a stated mean
+_UNSTATED = (0.5, 2.0)  # of an assumed one
+_RUNAWAYS = (0.0, 3 * RUNAWAY)
+_EVERY_STEP = 4  # steps off that are all tried; of more, the largest
+_LONG_TAIL = 0.25  # share of generation above which the tail binds
+
+
+def profile_by_default(problem: Problem) -> Profile:
+    """Return the catalog's costs of a training role."""
+    return default_profile(problem.cluster, problem.priced_as)
+
+
+def plan_post_training(
+    asked: PostTraining,
+    *,
+    profile_of: Callable[[Problem], Profile] = profile_by_default,
+    should_stop: ShouldStop = lambda: False,
+    on_search: Callable[[str, int], object] = lambda _group, _nodes: None,
+    mean_is_assumed: bool = False,
+) -> PostTrainingAnswer:
+    """Return the ranked placements of the roles.
+
+    Args:
+        asked: the question.
+        profile_of: costs of the training role.
+        should_stop: True ends the searches; what is priced by then is placed.
+        on_search: called before each search of a training layout, with group and nodes.
+        mean_is_assumed: whether the mean length is not the user's.
+
+    Raises:
+        InvalidProblemError: no role fits the pool: the field, its value, why, and the nearest that works.
+    """
+    training = tuple(training_prices(asked, profile_of, should_stop=should_stop, on_search=on_search))
+    engines = tuple(engine_prices(asked, asked.lengths))
+    _require_roles(asked, training, engines)
+    prices = prices_of(asked, training, engines)
+    found = ranked(prices, asked.top_k)
+    if not found:
+        raise _no_placement(asked)
+    plans = _plans(asked, prices, found)
+    outcomes = () if should_stop() else tuple(_outcomes(asked, prices, found[0], mean_is_assumed))
+    proved = found[0].proved and not should_stop()
+    return PostTrainingAnswer(
+        status="optimal" if proved else "feasible",
+        plans=plans,
+        bound_s=min(one.bound_s for one in found),
+        choices=len(training) + len(engines),
+        searches=len(training),
+        outcomes=outcomes,
+        deciding=_deciding(outcomes),
+        notes=tuple(_notes(asked, mean_is_assumed)),
+        measure_next=_measure_next(asked, prices, found[0]),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Prices of the roles.
+
+
+def refit_s_of(asked: PostTraining) -> float:
+    """Return the seconds in which the engines get the new weights."""
+    return REFIT_FIXED_S + 2.0 * asked.model.num_parameters() / REFIT_BYTES_PER_S
+
+
+def ways_of(asked: PostTraining) -> tuple[tuple[Mode, int], ...]:
+    """Return the ways that a request leaves open, each with its steps off policy."""
+    most = asked.max_steps_off
+    steps = [step for step in range(1, most + 1) if step <= _EVERY_STEP or step == most]
+    ways: list[tuple[Mode, int]] = [("colocated", 0), ("apart", 0), *(("async", step) for step in steps)]
+    pins = asked.pins
+    return tuple(
+        (mode, step)
+        for mode, step in ways
+        if pins.mode in (None, mode) and (pins.steps_off is None or step == pins.steps_off)
+    )
+
+
+def engine_of(asked: PostTraining, group: NodeGroup, size: int, share: float) -> Engine:
+    """Return an engine of the request's model."""
+    return Engine(
+        model=asked.model,
+        group=group,
+        tensor_parallel_size=size,
+        precision=asked.precision,
+        memory_share=share,
+    )
+
+
+def engine_prices(asked: PostTraining, lengths: AnswerLengths) -> Iterator[EnginePrice]:
+    """Yield engines of every group, layout and load: those that hold the longest answer."""
+    pins, batches = asked.pins, sorted({max(step, 1) for _, step in ways_of(asked)})
+    shares = MEMORY_SHARES if pins.memory_share is None else (pins.memory_share,)
+    for name, group in asked.groups.items():
+        for size in sizes_of(asked.model, group):
+            if pins.tensor_parallel_size not in (None, size):
+                continue
+            for share in shares:
+                engine = engine_of(asked, group, size, share)
+                if engine.cache_tokens >= lengths.longest:
+                    yield from _loads(asked, lengths, name, engine, batches)
+
+
+def _loads(
+    asked: PostTraining, lengths: AnswerLengths, name: str, engine: Engine, batches: Sequence[int]
+) -> Iterator[EnginePrice]:
+    for count in batches:
+        for load in loads_of(asked, name, engine.tensor_parallel_size):
+            answers = lengths.drawn(load * count, asked.samples * count)
+            seen = rollout_of(engine, answers, lengths.prompt)
+            yield EnginePrice(
+                group=name,
+                tensor_parallel_size=engine.tensor_parallel_size,
+                memory_share=engine.memory_share,
+                answers=load,
+                batches=count,
+                seconds=seen.seconds / count,
+                tail_s=seen.tail_s / count,
+                running=seen.running,
+                cache_tokens=int(engine.cache_tokens),
+            )
+
+
+def loads_of(asked: PostTraining, name: str, size: int) -> list[int]:
+    """Return the answers of an engine that are priced: equal shares of what training leaves.
+
+    Engines of one layout that share the answers evenly are never slower than uneven ones, so that for one
+    group these are all that matter. Of several groups, loads in between are priced as well.
+    """
+    group = asked.groups[name]
+    rests = {group.num_gpus, *(nodes * each for nodes, each in counts_of(group))}
+    rests |= {group.num_gpus - trained for trained in rests}
+    numbers = {rest // size for rest in rests if rest >= size}
+    if len(asked.groups) > 1:
+        total = sum(one.num_gpus for one in asked.groups.values())
+        numbers |= {total // size} if total >= size else set()
+        shares = {math.ceil(asked.samples / (total / size) * factor) for factor in _LOADS}
+    else:
+        shares = set()
+    shares |= {math.ceil(asked.samples / number) for number in numbers}
+    return sorted({min(max(share, 1), asked.samples) for share in shares})
+
+
+def prices_of(
+    asked: PostTraining, training: Sequence[TrainingPrice], engines: Sequence[EnginePrice]
+) -> Prices:
+    """Return the prices of all roles for ``placed``."""
+    pinned = asked.pins.rollout_nodes
+    most = {} if pinned is None else {
+        name: pinned * group.gpus_per_node for name, group in asked.groups.items()
+    }  # fmt: skip
+    return Prices(
+        training=training,
+        engines=engines,
+        gpus={name: group.num_gpus for name, group in asked.groups.items()},
+        samples=asked.samples,
+        passes=asked.passes,
+        refit_s=refit_s_of(asked),
+        other_s=OTHER_S,
+        ways=ways_of(asked),
+        colocated_share=COLOCATED_SHARE if asked.pins.memory_share is None else 1.0,
+        most_rollout_gpus=most,
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Placements, best first: the best of each way, then others.
+
+
+def ranked(prices: Prices, top_k: int) -> list[Placement]:
+    """Return placements, best first: the best of each mode, and others up to ``top_k``."""
+    found: list[Placement] = []
+    for mode in dict.fromkeys(mode for mode, _ in prices.ways):
+        ways = [way for way in prices.ways if way[0] == mode]
+        best = placed(prices, ways=ways)
+        if best is not None:
+            found.append(best)
+    while found and len(found) < top_k:
+        other = placed(prices, without=found)
+        if other is None:
+            break
+        found.append(other)
+    return sorted(found, key=lambda one: one.step_s)
+
+
+def _plans(asked: PostTraining, prices: Prices, found: Sequence[Placement]) -> tuple[RolePlan, ...]:
+    digest = question_digest(asked)
+    first = found[0].step_s
+    return tuple(
+        replace(
+            role_plan(asked, prices, one, digest),
+            rank=rank, slower=None if rank == 1 else one.step_s / first - 1.0,
+        )
+        for rank, one in enumerate(found, 1)
+    )  # fmt: skip
+
+
+def question_digest(asked: PostTraining) -> str:
+    """Return SHA-256, in hex, of what is asked, without the limits of the search."""
+    parts = {
+        "training": problem_digest(asked.training),
+        "algorithm": [asked.prompts, asked.responses, asked.updates, asked.reference],
+        "lengths": [
+            asked.lengths.prompt,
+            asked.lengths.mean,
+            asked.lengths.longest,
+            asked.lengths.percentiles,
+        ],
+        "rollout": [asked.engine, asked.precision],
+        "launcher": [asked.launcher, asked.trainer],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest: str) -> RolePlan:
+    """Return a placement with its step, its parts and what binds it; rank 1."""
+    price = prices.training[placement.training]
+    rows = [(prices.engines[at], count) for at, count in placement.engines]
+    parts = {
+        "generate": max(row.seconds for row, _ in rows),
+        "refit": prices.refit_s,
+        "swap": price.swap_s if placement.mode == "colocated" else 0.0,
+        "log_probabilities": prices.passes * price.forward_s,
+        "update": price.update_s,
+        "other": prices.other_s,
+    }
+    training = TrainingRole(
+        group=price.group, nodes=price.nodes, gpus=price.gpus, plan=price.plan, sequences=price.sequences
+    )
+    rollout = tuple(_engine_role(row, count) for row, count in rows)
+    engine_gpus = sum(role.gpus for role in rollout)
+    gpus = max(price.gpus, engine_gpus) if placement.mode == "colocated" else price.gpus + engine_gpus
+    sigma = _log_sigma(parts, price.log_sigma, placement)
+    band = math.exp(Z_80_PERCENT * sigma)
+    pool = sum(prices.gpus.values())
+    named = {
+        "mode": placement.mode, "off": placement.steps_off,
+        "training": [price.group, price.gpus, price.plan.plan_id],
+        "engines": [[*row.layout, row.answers, count] for row, count in rows],
+    }  # fmt: skip
+    return RolePlan(
+        plan_id=role_plan_id(digest, named),
+        rank=1,
+        mode=placement.mode,
+        steps_off=placement.steps_off,
+        training=training,
+        rollout=rollout,
+        parts_s=parts,
+        step_s=placement.step_s,
+        step_low_s=placement.step_s / band,
+        step_high_s=placement.step_s * band,
+        tokens_per_s_per_gpu=asked.samples * asked.lengths.mean / placement.step_s / pool,
+        num_gpus=gpus,
+        binds=_binds(parts, placement, rows),
+    )
+
+
+def _engine_role(row: EnginePrice, count: int) -> EngineRole:
+    return EngineRole(
+        group=row.group, engines=count, tensor_parallel_size=row.tensor_parallel_size,
+        memory_share=row.memory_share, answers=row.answers, running=row.running,
+        cache_tokens=row.cache_tokens, generate_s=row.seconds, tail_s=row.tail_s,
+    )  # fmt: skip
+
+
+def side_s_of(parts: dict[str, float]) -> float:
+    """Return the seconds of training, of parts of a step."""
+    return parts["log_probabilities"] + parts["update"] + parts["other"]
+
+
+def _doubts(parts: dict[str, float], training_sigma: float, placement: Placement) -> dict[str, float]:
+    """Return seconds of one standard deviation that each part adds to the step."""
+    doubts = {
+        "generate": GENERATE_SIGMA * parts["generate"],
+        "update": training_sigma * parts["update"],
+        "log_probabilities": training_sigma * parts["log_probabilities"],
+        "refit": OTHER_SIGMA * parts["refit"],
+        "other": OTHER_SIGMA * parts["other"],
+        "swap": OTHER_SIGMA * parts["swap"],
+    }
+    if placement.mode == "async":
+        hidden = ("generate",) if parts["generate"] < side_s_of(parts) else (
+            "update", "log_probabilities", "other"
+        )  # fmt: skip
+        doubts |= dict.fromkeys(hidden, 0.0)
+    return doubts
+
+
+def _log_sigma(parts: dict[str, float], training_sigma: float, placement: Placement) -> float:
+    doubts = _doubts(parts, training_sigma, placement)
+    together = doubts["update"] + doubts["log_probabilities"]  # one model's error, in both
+    others = [doubts[name] for name in ("generate", "refit", "other", "swap")]
+    return math.hypot(together, *others) / placement.step_s
+
+
+def _binds(parts: dict[str, float], placement: Placement, rows: Sequence[tuple[EnginePrice, int]]) -> str:
+    side = side_s_of(parts)
+    if placement.mode == "async" and side >= parts["generate"]:
+        return "training: generation waits for it"
+    busiest = max((row for row, _ in rows), key=lambda row: row.seconds)
+    if busiest.running < busiest.answers * busiest.batches:
+        waiting = busiest.answers * busiest.batches - busiest.running
+        return f"memory of keys and values: {waiting} answers of an engine wait for others to end"
+    if busiest.tail_s > _LONG_TAIL * busiest.seconds:
+        return f"the longest answers: the last tenth takes {busiest.tail_s:.0f} s of generation alone"
+    return "training" if side > parts["generate"] else "generation"
+
+
+def _measure_next(asked: PostTraining, prices: Prices, first: Placement) -> str:
+    plan = role_plan(asked, prices, first, "")
+    doubts = _doubts(dict(plan.parts_s), prices.training[first.training].log_sigma, first)
+    total = sum(value**2 for value in doubts.values())
+    name = max(doubts, key=lambda part: doubts[part])
+    share = 100.0 * doubts[name] ** 2 / total
+    return f"{name.replace('_', ' ')}: it holds {share:.0f} % of the doubt on the step"
+
+
+# --------------------------------------------------------------------------------------------------
+# Other lengths than are assumed.
+
+
+def _outcomes(
+    asked: PostTraining, prices: Prices, first: Placement, mean_is_assumed: bool
+) -> Iterator[LengthsOutcome]:
+    """Yield the best placement where answers are shorter, longer, or reach the limit less or more often."""
+    if not asked.lengths.is_assumed:
+        return
+    before = choice_of(prices, first)
+    for factor in _UNSTATED if mean_is_assumed else _MEANS:
+        lengths = asked.lengths.varied(mean=factor)
+        own = _repriced(asked, prices, lengths)
+        yield from _outcome(own, before, "mean", f"a mean of {lengths.mean:.0f} tokens")
+    for share in _RUNAWAYS:
+        words = f"{share * 100:g} % of the answers at {asked.lengths.longest} tokens"
+        own = _repriced(asked, prices, asked.lengths.varied(runaway=share))
+        yield from _outcome(own, before, "p99", words)
+
+
+def _repriced(asked: PostTraining, prices: Prices, lengths: AnswerLengths) -> Prices:
+    ratio = lengths.mean / asked.lengths.mean
+    training = tuple(
+        replace(one, update_s=one.update_s * ratio, forward_s=one.forward_s * ratio)
+        for one in prices.training
+    )
+    return replace(prices, training=training, engines=tuple(engine_prices(asked, lengths)))
+
+
+def _outcome(
+    own: Prices, before: tuple[object, ...], percentile: str, words: str
+) -> Iterator[LengthsOutcome]:
+    found = placed(own)
+    if found is not None:
+        yield LengthsOutcome(
+            percentile=percentile,
+            words=words,
+            step_s=found.step_s,
+            roles=roles_words(own, found),
+            changes=choice_of(own, found) != before,
+        )
+
+
+def choice_of(prices: Prices, placement: Placement) -> tuple[object, ...]:
+    """Return what a team decides: the mode, who trains on how many GPUs, and the engines' sizes."""
+    price = prices.training[placement.training]
+    sizes = sorted({prices.engines[at].layout[:2] for at, _ in placement.engines})
+    return placement.mode, price.group, price.gpus, tuple(sizes)
+
+
+def roles_words(prices: Prices, placement: Placement) -> str:
+    """Return a placement in a few words."""
+    price = prices.training[placement.training]
+    engines = " + ".join(
+        f"{count} engines of tp {prices.engines[at].tensor_parallel_size}"
+        for at, count in placement.engines
+    )
+    way = placement.mode if placement.mode != "async" else f"{placement.steps_off} steps off"
+    return f"{way}: {price.gpus} GPUs train, {engines}"
+
+
+def _deciding(outcomes: Sequence[LengthsOutcome]) -> str:
+    """Return the percentile whose values change the choice; else the one that moves the step most."""
+    spreads = {}
+    for name in dict.fromkeys(one.percentile for one in outcomes):
+        steps = [one.step_s for one in outcomes if one.percentile == name]
+        changes = any(one.changes for one in outcomes if one.percentile == name)
+        spreads[name] = (changes, max(steps) - min(steps))
+    return max(spreads, key=lambda name: spreads[name]) if spreads else ""
+
+
+# --------------------------------------------------------------------------------------------------
+# Why there is no placement.
+
+
+def _require_roles(
+    asked: PostTraining, training: Sequence[TrainingPrice], engines: Sequence[EnginePrice]
+) -> None:
+    """Refuse a pool that holds no training layout, or no engine.
+
+    Raises:
+        InvalidProblemError: which role does not fit, and what would.
+    """
+    if not training:
+        pool, tokens = asked.training.cluster, asked.training.workload.seq_length
+        raise InvalidProblemError.of(
+            "/cluster",
+            f"no number of nodes of {pool.title} holds the training of {asked.model.title} "
+            f"({asked.trainer}, sequences of {tokens} tokens)",
+            allowed="more nodes, a smaller model, or a smaller lengths.max",
+            nearest=f"{2 * pool.num_nodes} nodes",
+        )
+    if not engines:
+        raise _no_engine(asked)
+
+
+def _no_engine(asked: PostTraining) -> InvalidProblemError:
+    pinned, longest = asked.pins.tensor_parallel_size, asked.lengths.longest
+    share = asked.pins.memory_share or max(MEMORY_SHARES)
+    held = {
+        (name, size): engine_of(asked, group, size, share).cache_tokens
+        for name, group in asked.groups.items()
+        for size in sizes_of(asked.model, group)
+    }
+    able = sorted({size for (_, size), tokens in held.items() if tokens >= longest})
+    if able:
+        sizes = ", ".join(map(str, able))
+        return InvalidProblemError.of(
+            "/rollout/tp",
+            f"{pinned} GPUs do not hold {asked.model.title} and one answer of {longest} tokens",
+            allowed=sizes,
+            nearest=str(min(able, key=lambda size: abs(size - (pinned or size)))),
+        )
+    best, largest = max(held.values()), max(size for _, size in held)
+    if best <= 0.0:
+        return InvalidProblemError.of(
+            "/rollout/engine",
+            f"{asked.engine} can't hold {asked.model.title} in {asked.precision} at any size "
+            f"of this pool (up to {largest} GPUs, {share:g} of their memory)",
+            allowed="more GPUs, or precision: fp8" if asked.precision == "bf16" else "more GPUs",
+            nearest="precision: fp8" if asked.precision == "bf16" else None,
+        )
+    return InvalidProblemError.of(
+        "/lengths/max",
+        f"an engine holds {best:.0f} tokens of keys and values at most, but one answer has up to {longest}",
+        allowed=f"up to {best:.0f} tokens, or more GPUs",
+        nearest=f"{best:.0f}",
+    )
+
+
+def _no_placement(asked: PostTraining) -> InvalidProblemError:
+    modes = {mode for mode, _ in ways_of(asked)}
+    if "colocated" not in modes:
+        return InvalidProblemError.of(
+            "/cluster",
+            f"{asked.training.cluster.title} is too small for training and generation on GPUs of their own",
+            allowed="more nodes, or roles that take turns on the same GPUs",
+            nearest="placement: {mode: colocated}",
+        )
+    return InvalidProblemError.of(
+        "/cluster", f"no placement of both roles fits {asked.training.cluster.title}", allowed="more nodes"
+    )
+
+
+def _notes(asked: PostTraining, mean_is_assumed: bool) -> Iterator[str]:
+    if mean_is_assumed:
+        yield f"lengths.mean is not stated: {asked.lengths.mean:.0f} tokens are assumed"
+    if asked.lengths.is_assumed:
+        yield f"lengths are assumed: log-normal answers, {100 * RUNAWAY:g} % of them run to lengths.max"
+    if asked.model.sliding_window:
+        yield "an engine's memory and time are upper bounds: windows of local attention are not counted"

@@ -1,0 +1,188 @@
+"""One step of reinforcement learning after pre-training: what is asked, and the roles that answer it.
+
+A step of GRPO (Shao et al. 2024, arXiv:2402.03300) draws ``responses`` answers to each of ``prompts``
+prompts from an inference engine, scores them, takes the log-probabilities of the policy and of a reference
+model in one forward pass each, and updates the policy in ``updates`` mini-batches. Then the engine gets the
+new weights.
+
+    side                passes x forward + update + other
+    colocated           generate + side + refit + swap
+    apart, in turn      generate + side + refit
+    k steps off policy  max(generate with k batches in flight / k, side) + refit
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from meshwright.profiles.cluster import NodeGroup
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.answer import Plan, Status
+from meshwright.solver.post_training.lengths import AnswerLengths
+from meshwright.solver.problem import Problem
+
+Mode = Literal["colocated", "apart", "async"]
+MODES: tuple[Mode, ...] = ("colocated", "apart", "async")
+MODE_WORDS: Mapping[str, str] = {
+    "colocated": "colocated, in turn on the same GPUs",
+    "apart": "on GPUs of their own, in turn",
+    "async": "on GPUs of their own, at the same time",
+}
+PARTS = ("generate", "refit", "swap", "log_probabilities", "update", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """What a request fixes; None: the search decides."""
+
+    mode: Mode | None = None
+    steps_off: int | None = None
+    training_nodes: int | None = None
+    training_group: str | None = None
+    tensor_parallel_size: int | None = None  # of an engine
+    memory_share: float | None = None  # of a GPU's memory that an engine takes
+    rollout_nodes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostTraining:
+    """The question: one step of GRPO on a pool of GPUs."""
+
+    training: Problem  # model, the whole pool, and the policy update's workload
+    launcher: str  # nemo-rl, verl
+    trainer: str  # megatron, fsdp: back end of the policy
+    prompts: int
+    responses: int  # to each prompt
+    updates: int  # mini-batches of a step
+    reference: bool  # whether a reference model scores the answers
+    lengths: AnswerLengths
+    engine: str = "vllm"
+    precision: str = "bf16"  # of the engine's weights
+    max_steps_off: int = 1
+    pins: Pins = field(default_factory=Pins)
+    top_k: int = 3
+    name: str = ""
+
+    @property
+    def model(self) -> ModelSpec:
+        """Return the policy's model."""
+        return self.training.model
+
+    @property
+    def samples(self) -> int:
+        """Return the answers of one step."""
+        return self.prompts * self.responses
+
+    @property
+    def passes(self) -> int:
+        """Return the forward passes of a step: the policy's, and the reference model's."""
+        return 1 + int(self.reference)
+
+    @cached_property
+    def groups(self) -> Mapping[str, NodeGroup]:
+        """Return the node groups of the pool by name."""
+        return self.training.cluster.group_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRole:
+    """The policy update on some nodes of one group."""
+
+    group: str
+    nodes: int
+    gpus: int
+    plan: Plan  # of an update's packed sequences
+    sequences: int  # packed, of one update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRole:
+    """Engines of one layout on one group of nodes."""
+
+    group: str
+    engines: int
+    tensor_parallel_size: int
+    memory_share: float
+    answers: int  # of a step, of the busiest engine
+    running: int  # at once, at the most
+    cache_tokens: int  # whose keys and values one engine holds
+    generate_s: float  # of the busiest engine
+    tail_s: float  # of that after nine of ten answers have ended
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of all engines."""
+        return self.engines * self.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePlan:
+    """One placement of the roles, with its step."""
+
+    plan_id: str
+    rank: int
+    mode: Mode
+    steps_off: int
+    training: TrainingRole
+    rollout: tuple[EngineRole, ...]
+    parts_s: Mapping[str, float]  # of PARTS; what overlaps counts in full
+    step_s: float
+    step_low_s: float  # 80 % interval
+    step_high_s: float
+    tokens_per_s_per_gpu: float  # of prompts and answers, over all GPUs of the pool
+    num_gpus: int  # in use
+    binds: str
+    slower: float | None = None  # than the first plan, as a share
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        found = asdict(self)
+        found["training"]["plan"] = self.training.plan.to_json()
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsOutcome:
+    """The best plan if answers have other lengths than is assumed."""
+
+    percentile: str  # mean, p99: what is varied
+    words: str
+    step_s: float
+    roles: str  # of the best plan
+    changes: bool  # whether another placement is best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostTrainingAnswer:
+    """Ranked placements with what is proved of them."""
+
+    status: Status
+    plans: tuple[RolePlan, ...]
+    bound_s: float | None  # no placement of the priced roles takes a shorter step
+    choices: int  # priced placements of single roles
+    searches: int  # for training layouts
+    outcomes: tuple[LengthsOutcome, ...] = ()
+    deciding: str = ""  # the percentile that decides the choice, or that moves the step most
+    notes: tuple[str, ...] = ()
+    measure_next: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as plain values."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            **found,
+            "plans": [plan.to_json() for plan in self.plans],
+            "outcomes": [asdict(one) for one in self.outcomes],
+            "notes": list(self.notes),
+        }
+
+
+def role_plan_id(problem_digest: str, roles: Mapping[str, Any]) -> str:
+    """Return a stable name: 12 hex digits of SHA-256 over the question and the roles."""
+    text = problem_digest + json.dumps(roles, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

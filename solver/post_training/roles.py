@@ -1,0 +1,259 @@
+"""CP-SAT's model of the roles: who trains, who generates, with which engines, and how far ahead.
+
+Variables: one literal for each way (colocated, apart, so many steps off), for each priced training layout,
+and for each layout of engines on a group; whole numbers of engines by their load.
+Constraints
+  (1) one way; one training layout; at most one layout of engines on a group
+  (2) the engines' answers cover the step's
+  (3) ``generate`` is one of the priced values and bounds every engine in use
+  (4) GPUs of a group: engines and training apart, or engines within training's GPUs if colocated
+  (5) ``step >= generate + refit`` and ``step >= side + refit`` in every way; in turn, the sum
+Without (5) in every way the bound stays 0 for minutes. The objective is the step in milliseconds; of equal
+steps the one with the fewest steps off, the fewest kinds of engines and the fewest GPUs is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshwright.solver.post_training.problem import Mode
+from meshwright.solver.post_training.training import TrainingPrice
+from meshwright.solver.search.cp_sat import solver_within, without_pandas
+
+MS = 1000.0
+EFFORT = 20.0  # deterministic seconds
+_HORIZON = 10**9
+_GPUS, _KINDS = 10**6, 10**9  # more than there are: staleness comes first, then kinds of engines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePrice:
+    """One engine with one load."""
+
+    group: str
+    tensor_parallel_size: int
+    memory_share: float
+    answers: int  # of a step
+    batches: int  # steps of answers in flight
+    seconds: float  # of each step's answers: those of all batches in flight over their number
+    tail_s: float
+    running: int
+    cache_tokens: int
+
+    @property
+    def layout(self) -> tuple[str, int, float]:
+        """Return what all engines of a group have in common."""
+        return self.group, self.tensor_parallel_size, self.memory_share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Prices of each role alone."""
+
+    training: Sequence[TrainingPrice]
+    engines: Sequence[EnginePrice]
+    gpus: Mapping[str, int]  # of each group
+    samples: int
+    passes: int
+    refit_s: float
+    other_s: float
+    ways: Sequence[tuple[Mode, int]]  # with the steps off
+    colocated_share: float  # memory that an engine may have next to a trainer
+    most_rollout_gpus: Mapping[str, int] = field(default_factory=dict)
+
+    def side_s(self, price: TrainingPrice) -> float:
+        """Return the seconds of a step besides generation, refit and swap."""
+        return self.passes * price.forward_s + price.update_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Roles with their step, and the bound on every step of these prices."""
+
+    mode: Mode
+    steps_off: int
+    training: int  # index of the prices
+    engines: tuple[tuple[int, int], ...]  # (index of the prices, number of engines)
+    step_s: float
+    bound_s: float
+    proved: bool
+
+    def signature(self, prices: Prices) -> tuple[object, ...]:
+        """Return what keeps two placements apart: way, training, layouts of engines."""
+        layouts = sorted({prices.engines[at].layout for at, _ in self.engines})
+        return self.mode, self.steps_off, self.training, tuple(layouts)
+
+
+def placed(
+    prices: Prices,
+    *,
+    ways: Collection[tuple[Mode, int]] | None = None,
+    without: Collection[Placement] = (),
+    effort: float = EFFORT,
+) -> Placement | None:
+    """Return the placement with the shortest step; None: there is none.
+
+    Args:
+        prices: of each role alone.
+        ways: the only ones; None: all of the prices'.
+        without: placements whose way, training and layouts are not to be found again.
+        effort: deterministic seconds.
+    """
+    model = _Model(prices)
+    if not model.has_rows:
+        return None
+    for way, literal in model.way.items():
+        if ways is not None and way not in ways:
+            model.of.add(literal == 0)
+    for one in without:
+        model.forbid(one)
+    return model.solved(effort)
+
+
+class _Model:
+    def __init__(self, prices: Prices) -> None:
+        self.prices, self.cp = prices, without_pandas()
+        self.of = self.cp.CpModel()
+        self.has_rows = bool(prices.training and prices.engines and prices.ways)
+        if not self.has_rows:
+            return
+        self.way = {way: self.of.new_bool_var(f"{way[0]}{way[1]}") for way in prices.ways}
+        self.of.add_exactly_one(self.way.values())
+        self.trains = [self.of.new_bool_var(f"t{at}") for at in range(len(prices.training))]
+        self.of.add_exactly_one(self.trains)
+        self._engines()
+        self._gpus()
+        self._step()
+
+    def _engines(self) -> None:
+        of, prices = self.of, self.prices
+        self.layout = {row.layout: of.new_bool_var(str(row.layout)) for row in prices.engines}
+        for group in prices.gpus:
+            of.add_at_most_one(lit for layout, lit in self.layout.items() if layout[0] == group)
+        values = sorted({_ms(row.seconds) for row in prices.engines})
+        self.generate = of.new_int_var_from_domain(self.cp.Domain.from_values(values), "generate")
+        self.count, self.on = [], []
+        for at, row in enumerate(prices.engines):
+            most = prices.gpus[row.group] // row.tensor_parallel_size
+            count, on = of.new_int_var(0, most, f"e{at}"), of.new_bool_var(f"on{at}")
+            of.add(count >= 1).only_enforce_if(on)
+            of.add(count == 0).only_enforce_if(~on)
+            of.add_implication(on, self.layout[row.layout])
+            of.add(self.generate >= _ms(row.seconds)).only_enforce_if(on)
+            for way, literal in self.way.items():
+                if not fits(row, way, prices.colocated_share):
+                    of.add_implication(on, ~literal)
+            self.count.append(count)
+            self.on.append(on)
+        for layout, literal in self.layout.items():
+            rows = [on for on, row in zip(self.on, prices.engines, strict=True) if row.layout == layout]
+            of.add_bool_or(rows).only_enforce_if(literal)
+        answers = [row.answers for row in prices.engines]
+        of.add(self.cp.LinearExpr.weighted_sum(self.count, answers) >= prices.samples)
+
+    def _used(self, group: str) -> Any:  # noqa: ANN401 - OR-Tools
+        pairs = [
+            (count, row.tensor_parallel_size)
+            for count, row in zip(self.count, self.prices.engines, strict=True)
+            if row.group == group
+        ]
+        if not pairs:
+            return 0
+        return self.cp.LinearExpr.weighted_sum([one for one, _ in pairs], [gpus for _, gpus in pairs])
+
+    def _gpus(self) -> None:
+        of, prices = self.of, self.prices
+        colocated = self.way.get(("colocated", 0))
+        for group, gpus in prices.gpus.items():
+            used = self._used(group)
+            trained = sum(
+                price.gpus * literal
+                for price, literal in zip(prices.training, self.trains, strict=True)
+                if price.group == group
+            )
+            if group in prices.most_rollout_gpus:
+                of.add(used <= prices.most_rollout_gpus[group])
+            if colocated is None:
+                of.add(used + trained <= gpus)
+                continue
+            of.add(used + trained <= gpus).only_enforce_if(~colocated)
+            of.add(used <= trained).only_enforce_if(colocated)
+
+    def _step(self) -> None:
+        of, prices = self.of, self.prices
+        trains, training = self.trains, prices.training
+        side = sum(_ms(prices.side_s(one)) * lit for one, lit in zip(training, trains, strict=True))
+        swap = sum(_ms(one.swap_s) * lit for one, lit in zip(training, trains, strict=True))
+        refit = _ms(prices.refit_s)
+        self.step = of.new_int_var(0, _HORIZON, "step")
+        of.add(self.step >= self.generate + refit)
+        of.add(self.step >= side + refit)
+        for (mode, _), literal in self.way.items():
+            if mode == "colocated":
+                of.add(self.step >= self.generate + side + swap + refit).only_enforce_if(literal)
+            elif mode == "apart":
+                of.add(self.step >= self.generate + side + refit).only_enforce_if(literal)
+
+    def forbid(self, found: Placement) -> None:
+        """Rule out a placement's way, training and layouts together."""
+        used = {self.prices.engines[at].layout for at, _ in found.engines}
+        literals = [~self.way[found.mode, found.steps_off], ~self.trains[found.training]]
+        literals += [~lit if layout in used else lit for layout, lit in self.layout.items()]
+        self.of.add_bool_or(literals)
+
+    def solved(self, effort: float) -> Placement | None:
+        """Return the shortest step, and of those the one with the fewest kinds of engines and GPUs."""
+        self.of.minimize(self.step)
+        solver = solver_within(self.cp, effort)
+        status = solver.solve(self.of)
+        if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            return None
+        step, bound = round(solver.objective_value), solver.best_objective_bound
+        proved = status == self.cp.OPTIMAL
+        self.of.add(self.step <= step)
+        sizes = [row.tensor_parallel_size for row in self.prices.engines]
+        stale = sum(steps * literal for (_, steps), literal in self.way.items())
+        kinds = self.cp.LinearExpr.weighted_sum(self.count, sizes)
+        self.of.minimize(_KINDS * stale + _GPUS * sum(self.on) + kinds)
+        tidy = solver_within(self.cp, effort / 4.0)
+        if tidy.solve(self.of) in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            solver = tidy
+        return self._placement(solver, bound / MS, proved=proved)
+
+    def _placement(self, solver: Any, bound_s: float, *, proved: bool) -> Placement:  # noqa: ANN401 - OR-Tools
+        mode, steps_off = next(way for way, lit in self.way.items() if solver.value(lit))
+        training = next(at for at, lit in enumerate(self.trains) if solver.value(lit))
+        engines = tuple(
+            (at, int(solver.value(count)))
+            for at, count in enumerate(self.count)
+            if solver.value(count)
+        )  # fmt: skip
+        step_s = step_of(self.prices, mode, training, [at for at, _ in engines])
+        return Placement(
+            mode=mode, steps_off=steps_off, training=training, engines=engines, step_s=step_s,
+            bound_s=min(bound_s, step_s), proved=proved,
+        )  # fmt: skip
+
+
+def fits(row: EnginePrice, way: tuple[Mode, int], colocated_share: float) -> bool:
+    """Return whether an engine may be used in a way: batches in flight, memory next to a trainer."""
+    mode, steps_off = way
+    if mode == "colocated" and row.memory_share > colocated_share:
+        return False
+    return row.batches == max(steps_off, 1)
+
+
+def step_of(prices: Prices, mode: Mode, training: int, engines: Collection[int]) -> float:
+    """Return the seconds of a step of priced roles."""
+    price = prices.training[training]
+    generate, side = max(prices.engines[at].seconds for at in engines), prices.side_s(price)
+    if mode == "async":
+        return max(generate, side) + prices.refit_s
+    swap = price.swap_s if mode == "colocated" else 0.0
+    return generate + side + prices.refit_s + swap
+
+
+def _ms(seconds: float) -> int:
+    return round(MS * seconds)

@@ -1,0 +1,160 @@
+"""Training layouts for each number of nodes: one search each, with seconds of an update and of a pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile
+from meshwright.profiles.sequences import filled
+from meshwright.solver.answer import Plan
+from meshwright.solver.cost.evaluation import Evaluation, evaluate
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.post_training.problem import PostTraining
+from meshwright.solver.predict import Z_80_PERCENT
+from meshwright.solver.problem import Problem, ShouldStop
+
+HOST_BYTES_PER_S = 25e9  # of one GPU to pinned host memory (PCIe 5.0 x16 reaches 50e9, half of it shared)
+OPTIMIZER_BYTES = 12.0  # a weight's fp32 copy and two moments
+_FULL = 0.97  # of packed sequences where lengths are not read (NeMo-RL: modified first-fit decreasing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPrice:
+    """One number of nodes for the policy, with its best layout."""
+
+    group: str
+    nodes: int
+    gpus: int
+    update_s: float  # of all updates of a step
+    forward_s: float  # one pass over all answers of a step
+    swap_s: float  # optimizer to the host and back
+    log_sigma: float
+    plan: Plan
+    sequences: int  # packed, of one update
+
+
+def counts_of(group: NodeGroup) -> list[tuple[int, int]]:
+    """Return the (nodes, GPUs of each) offered to training: powers of two, three times them, and all.
+
+    Of a single node its halves, quarters and so on are offered too, so that both roles fit there.
+    """
+    nodes, each = group.num_nodes, group.gpus_per_node
+    powers = [2**power for power in range(max(nodes, each).bit_length())]
+    if nodes == 1:
+        return [(1, part) for part in sorted({*(one for one in powers if one < each), each})]
+    counts = {count for power in powers for count in (power, 3 * power) if count < nodes}
+    return [(count, each) for count in sorted({*counts, nodes})]
+
+
+def training_problem(asked: PostTraining, group: str, nodes: int, each: int) -> Problem:
+    """Return the policy update on so many GPUs of a group, before its packed sequences are counted."""
+    own = asked.groups[group]
+    island = min(own.island_gpus, each) if each < own.gpus_per_node else own.island_gpus
+    part = replace(own, num_nodes=nodes, gpus_per_node=each, island_gpus=island)
+    whole = asked.training.cluster
+    cluster = ClusterSpec(name=f"{whole.name}-{group}", groups=(part,))
+    options = asked.training.options
+    # NeMo-RL and verl share the answers of an update out evenly among data-parallel ranks, before packing
+    even = f"{asked.samples // asked.updates} % data_parallel_size == 0"
+    options = replace(options, constraints=(*options.constraints, even))
+    return replace(asked.training, cluster=cluster, options=options)
+
+
+def sequences_of(asked: PostTraining, problem: Problem) -> int:
+    """Return the packed sequences of one update."""
+    work = problem.workload
+    share = _FULL if work.lengths is None else filled(work.lengths, work.seq_length).real_share
+    answers = asked.samples / asked.updates
+    return max(1, math.ceil(answers * asked.lengths.mean / (share * work.seq_length)))
+
+
+def forward_s(evaluation: Evaluation) -> float:
+    """Return the seconds of forward passes alone over all micro-batches of a configuration.
+
+    Passes fill the pipeline once and then follow its slowest stage: ``sum f + (m - 1) max f``.
+    """
+    most = 0.0
+    for one in evaluation.classes:
+        each = [sum(stage.pass_s(chunk)[0] for chunk in stage.chunks) for stage in one.stages]
+        seconds = sum(each) + (one.config.num_microbatches - 1) * max(each)
+        most = max(most, seconds * one.straggler)
+    return most
+
+
+def training_prices(
+    asked: PostTraining,
+    profile_of: Callable[[Problem], Profile],
+    *,
+    should_stop: ShouldStop = lambda: False,
+    on_search: Callable[[str, int], object] = lambda _group, _nodes: None,
+) -> Iterator[TrainingPrice]:
+    """Yield the best training layout of each group and number of nodes; those without a plan are left out.
+
+    Ranks have equal numbers of sequences, so that a batch is tried as it is, and filled up to one that all
+    GPUs divide.
+    """
+    pins = asked.pins
+    for name, group in asked.groups.items():
+        if pins.training_group not in (None, name):
+            continue
+        for nodes, each in counts_of(group):
+            if pins.training_nodes not in (None, nodes) or should_stop():
+                continue
+            on_search(name, nodes)
+            problem = training_problem(asked, name, nodes, each)
+            found = _best(asked, problem, name, profile_of, should_stop)
+            if found is not None:
+                yield found
+
+
+def _best(
+    asked: PostTraining,
+    problem: Problem,
+    name: str,
+    profile_of: Callable[[Problem], Profile],
+    should_stop: ShouldStop,
+) -> TrainingPrice | None:
+    gpus = problem.cluster.num_gpus
+    sequences = sequences_of(asked, problem)
+    best: TrainingPrice | None = None
+    for batch in sorted({sequences, -(-sequences // gpus) * gpus}):
+        own = replace(problem, workload=replace(problem.workload, global_batch_size=batch))
+        profile = profile_of(own)
+        try:
+            plans = ask(own, profile, should_stop=should_stop).plans
+        except InvalidProblemError:  # a pin or a rule that this number of GPUs cannot keep
+            continue
+        for plan in plans[:1]:
+            found = price_of(asked, own, profile, plan, name)
+            best = found if best is None or _side_s(asked, found) < _side_s(asked, best) else best
+    return best
+
+
+def _side_s(asked: PostTraining, price: TrainingPrice) -> float:
+    return price.update_s + asked.passes * price.forward_s
+
+
+def price_of(
+    asked: PostTraining, problem: Problem, profile: Profile, plan: Plan, group: str
+) -> TrainingPrice:
+    """Return the price of a training plan as a role."""
+    seen = plan.prediction
+    (evaluation,) = evaluate(problem, profile, [plan.config])
+    part = problem.cluster.groups[0]
+    weights = asked.model.num_parameters()
+    swapped = 2.0 * OPTIMIZER_BYTES * weights / part.num_gpus / HOST_BYTES_PER_S
+    return TrainingPrice(
+        group=group,
+        nodes=part.num_nodes,
+        gpus=part.num_gpus,
+        update_s=seen.step_time_s * asked.updates,
+        forward_s=forward_s(evaluation) * asked.updates,
+        swap_s=swapped,
+        log_sigma=math.log(seen.step_time_high_s / seen.step_time_s) / Z_80_PERCENT,
+        plan=plan,
+        sequences=problem.workload.global_batch_size,
+    )

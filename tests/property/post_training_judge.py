@@ -1,0 +1,88 @@
+"""Draws prices of roles, and finds the shortest step of a small pool by trying every placement.
+
+Written from the meaning of a step, in plain values; it shares no code with what it judges. Times are whole
+milliseconds. A question is a mapping: ``training`` (group, GPUs, side, swap), ``engines`` (group, GPUs of
+an engine, memory share, answers, batches in flight, time), ``gpus`` by group, ``samples``, ``refit``,
+``ways`` (mode, steps off) and ``share``, the memory that an engine may have next to a trainer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+Question = Mapping[str, Any]
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """Return a small question: one or two groups, up to three layouts of engines on each."""
+    draw = random.Random(seed)
+    gpus = {f"g{at}": draw.choice([4, 8, 12, 16]) for at in range(draw.choice([1, 1, 2]))}
+    samples = draw.choice([16, 40, 64])
+    training = [
+        (group, count, draw.randint(100, 900) * 8 // count, draw.randint(0, 60))
+        for group, most in gpus.items()
+        for count in (2, 4, 8, 12, 16)
+        if count <= most and draw.random() < 0.8
+    ] or [("g0", 2, 300, 20)]
+    engines = []
+    for group, most in gpus.items():
+        for size in draw.sample([1, 2, 4], k=2):
+            for share in (0.6, 0.85):
+                base = draw.randint(50, 400) / size**0.7
+                for answers in sorted({-(-samples // count) for count in (1, 2, 3, 4, 6, 8, most // size)}):
+                    for batches in (1, 2):
+                        time = round(base * (1 + answers / 20) * (1 if batches == 1 else 0.8))
+                        engines.append((group, size, share, answers, batches, time))
+    ways = [("colocated", 0), ("apart", 0), ("async", 1), ("async", 2)]
+    return {
+        "training": training, "engines": engines, "gpus": gpus, "samples": samples,
+        "refit": draw.randint(0, 50), "ways": draw.sample(ways, k=draw.randint(1, 4)), "share": 0.7,
+    }  # fmt: skip
+
+
+def best_step(question: Question) -> int | None:
+    """Return the shortest step of all placements; None: there is none."""
+    return min(_steps(question), default=None)
+
+
+def _steps(question: Question) -> Iterator[int]:
+    for (mode, off), (home, trained, side, swap) in product(question["ways"], question["training"]):
+        free = {
+            group: (trained if group == home else 0)
+            if mode == "colocated"
+            else gpus - trained * (group == home)
+            for group, gpus in question["gpus"].items()
+        }
+        rows = [
+            row for row in question["engines"]
+            if row[4] == max(off, 1) and (mode != "colocated" or row[2] <= question["share"])
+        ]  # fmt: skip
+        generate = _shortest_generation(rows, free, question["samples"])
+        if generate is None:
+            continue
+        refit = question["refit"]
+        if mode == "async":
+            yield max(generate, side) + refit
+        else:
+            yield generate + side + refit + (swap if mode == "colocated" else 0)
+
+
+def _shortest_generation(rows: list[tuple[Any, ...]], free: Mapping[str, int], samples: int) -> int | None:
+    """Return the least time within which engines of one layout in each group answer everything."""
+    layouts = {group: sorted({row[1:3] for row in rows if row[0] == group}) for group in free}
+    for limit in sorted({row[5] for row in rows}):
+        answered = 0
+        for group, gpus in free.items():
+            most = 0
+            for layout in layouts[group]:
+                loads = [
+                    row[3] for row in rows if row[0] == group and row[1:3] == layout and row[5] <= limit
+                ]
+                most = max(most, max(loads, default=0) * (gpus // layout[0]))
+            answered += most
+        if answered >= samples:
+            return int(limit)
+    return None

@@ -1,0 +1,53 @@
+"""Placements of roles are the best of all that there are."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from meshwright.solver.post_training.roles import EnginePrice, Prices, placed
+from meshwright.solver.post_training.training import TrainingPrice
+from tests.property.post_training_judge import Question, best_step, drawn
+
+S = 1e-3  # of a millisecond
+
+
+def prices_of(question: Question) -> Prices:
+    training = [
+        TrainingPrice(
+            group=group, nodes=1, gpus=gpus, update_s=side * S, forward_s=0.0, swap_s=swap * S,
+            log_sigma=0.1, plan=cast("Any", None), sequences=1,
+        )
+        for group, gpus, side, swap in question["training"]
+    ]  # fmt: skip
+    engines = [
+        EnginePrice(
+            group=group, tensor_parallel_size=size, memory_share=share, answers=answers, batches=batches,
+            seconds=time * S, tail_s=0.0, running=1, cache_tokens=1,
+        )
+        for group, size, share, answers, batches, time in question["engines"]
+    ]  # fmt: skip
+    return Prices(
+        training=training, engines=engines, gpus=question["gpus"], samples=question["samples"], passes=1,
+        refit_s=question["refit"] * S, other_s=0.0, ways=question["ways"],
+        colocated_share=question["share"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_placement_of_a_small_pool_has_a_shorter_step(seed: int) -> None:
+    question = drawn(seed)
+    found, best = placed(prices_of(question)), best_step(question)
+    assert (None if found is None else round(found.step_s / S)) == best
+    assert found is None or found.proved
+
+
+def test_a_forbidden_placement_is_not_found_again() -> None:
+    prices = prices_of(drawn(0))
+    first = placed(prices)
+    assert first is not None
+    second = placed(prices, without=[first])
+    assert second is not None
+    assert second.signature(prices) != first.signature(prices)
+    assert second.step_s >= first.step_s
