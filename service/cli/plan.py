@@ -57,9 +57,25 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     """Search the best parallel configurations for a model, a cluster and a batch."""
     from meshwright.service.cli.problem_options import with_sweep, without_files  # noqa: PLC0415 - not for help
     from meshwright.service.cli.searching import Form, run_plan, run_sweep, say_reading  # noqa: PLC0415 - same
+    from meshwright.service.requests.parts import is_post_training  # noqa: PLC0415 - same
 
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
+    if is_post_training(request):
+        from meshwright.service.cli.post_training import run_post_training  # noqa: PLC0415 - only for this kind
+
+        stated = {
+            "--csv": csv_output, "--full": full, "--sweep": sweep, "--measure-next": measure_next,
+            "--from-capture": from_capture, "--set": assign, "--var": variable, "--ignore": ignored,
+            "--run": run,
+        }  # fmt: skip
+        for name in (name for name, value in stated.items() if value):
+            raise typer.BadParameter(f"{name} is not of kind: post_training")
+        raise typer.Exit(
+            run_post_training(
+                request, json_output=json_output, save_dir=save_dir, force=force, calibration=profile
+            )
+        )
     form: Form = "json" if json_output else "csv" if csv_output else "table"
     values, variables, flags = assign or (), variable or (), ignored or ()
     if from_capture is None:

@@ -31,7 +31,7 @@ from meshwright.service.requests.assignments import (
 from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.numbers import BINARY, DECIMAL, number_of, written_out
-from meshwright.service.requests.parts import named_parts, with_usual_words
+from meshwright.service.requests.parts import is_post_training, named_parts, with_usual_words
 from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.request_rules import constraint_of
 
@@ -55,7 +55,10 @@ def request_of(
     for options that neither states.
     """
     file, given = _problem_or_model(problem, given, stored=stored)
-    request = dict(with_usual_words(named_parts(read_problem_file(file)))) if file else {}
+    raw = read_problem_file(file) if file else {}
+    if is_post_training(raw):
+        return _without_options(raw, given)
+    request = dict(with_usual_words(named_parts(raw)))
     if defaults is not None:
         given = {**defaults.for_request(given, request, has_files=has_files), **given}
     given = _sequences(_hardware(given, searches=searches), request)
@@ -76,6 +79,17 @@ def request_of(
         )
         raise InvalidProblemError([fault])
     return dict(with_usual_words(request))
+
+
+def _without_options(raw: Mapping[str, object], given: Mapping[str, Any]) -> Request:
+    """Return a request of another kind, which states everything itself."""
+    for name in given:
+        raise InvalidProblemError.of(
+            f"--{name.replace('_', '-')}",
+            f"is an option of a training problem, but the file has kind: {raw['kind']}",
+            allowed="the field in the file",
+        )
+    return dict(raw)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -38,10 +38,12 @@ from meshwright.service.requests.checks import (
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.fields import FIELDS, RequestField
 from meshwright.service.requests.parts import (
+    POST_TRAINING,
     as_written,
     batches_of,
     batches_to_json,
     counts_of,
+    is_post_training,
     named_parts,
     request_written_out,
     with_open_nodes,
@@ -60,6 +62,10 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
     """
+    if is_post_training(raw):
+        raise InvalidProblemError.of(
+            "/kind", f"{POST_TRAINING} is a question of its own", allowed="meshwright plan FILE"
+        )
     with faults_as(with_range):
         plain = with_usual_words(named_parts(without_schema(require_plain(raw))))
     try:

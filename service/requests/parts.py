@@ -46,6 +46,14 @@ def without_schema(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in plain.items() if name != SCHEMA or not isinstance(value, str)}
 
 
+POST_TRAINING = "post_training"  # kind of a request for the roles of reinforcement learning
+
+
+def is_post_training(raw: Mapping[str, object]) -> bool:
+    """Return whether a request asks for the roles of a post-training step."""
+    return raw.get("kind") == POST_TRAINING
+
+
 def named_parts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a request with ``{"name": x}`` for a model or a cluster that is written as ``x``."""
     names = {part: {"name": raw[part]} for part in ("model", "cluster") if isinstance(raw.get(part), str)}

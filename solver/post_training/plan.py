@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.profiles.cluster import NodeGroup
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.post_training.engines import (
     COLOCATED_SHARE,
@@ -30,7 +30,12 @@ from meshwright.solver.post_training.problem import (
 )
 from meshwright.solver.post_training.roles import EnginePrice, Placement, Prices, placed
 from meshwright.solver.post_training.rollout import rollout_of
-from meshwright.solver.post_training.training import TrainingPrice, counts_of, training_prices
+from meshwright.solver.post_training.training import (
+    TrainingPrice,
+    counts_of,
+    least_nodes,
+    training_prices,
+)
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem, ShouldStop, problem_digest
 
@@ -73,10 +78,16 @@ def plan_post_training(
 
     Raises:
         InvalidProblemError: no role fits the pool: the field, its value, why, and the nearest that works.
+        StoppedError: it was stopped before a training layout was found.
     """
-    training = tuple(training_prices(asked, profile_of, should_stop=should_stop, on_search=on_search))
     engines = tuple(engine_prices(asked, asked.lengths))
-    _require_roles(asked, training, engines)
+    if not engines:
+        raise _no_engine(asked)
+    training = tuple(training_prices(asked, profile_of, should_stop=should_stop, on_search=on_search))
+    if not training:
+        if should_stop():
+            raise StoppedError("stopped before a training layout was found")
+        raise _no_training(asked, profile_of)
     prices = prices_of(asked, training, engines)
     found = ranked(prices, asked.top_k)
     if not found:
@@ -355,7 +366,7 @@ def _measure_next(asked: PostTraining, prices: Prices, first: Placement) -> str:
     total = sum(value**2 for value in doubts.values())
     name = max(doubts, key=lambda part: doubts[part])
     share = 100.0 * doubts[name] ** 2 / total
-    return f"{name.replace('_', ' ')}: it holds {share:.0f} % of the doubt on the step"
+    return f"{name.replace('_', ' ')}, which holds {share:.0f} % of the doubt on the step"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -434,25 +445,16 @@ def _deciding(outcomes: Sequence[LengthsOutcome]) -> str:
 # Why there is no placement.
 
 
-def _require_roles(
-    asked: PostTraining, training: Sequence[TrainingPrice], engines: Sequence[EnginePrice]
-) -> None:
-    """Refuse a pool that holds no training layout, or no engine.
-
-    Raises:
-        InvalidProblemError: which role does not fit, and what would.
-    """
-    if not training:
-        pool, tokens = asked.training.cluster, asked.training.workload.seq_length
-        raise InvalidProblemError.of(
-            "/cluster",
-            f"no number of nodes of {pool.title} holds the training of {asked.model.title} "
-            f"({asked.trainer}, sequences of {tokens} tokens)",
-            allowed="more nodes, a smaller model, or a smaller lengths.max",
-            nearest=f"{2 * pool.num_nodes} nodes",
-        )
-    if not engines:
-        raise _no_engine(asked)
+def _no_training(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -> InvalidProblemError:
+    pool, tokens = asked.training.cluster, asked.training.workload.seq_length
+    nodes = least_nodes(asked, profile_of)
+    return InvalidProblemError.of(
+        "/cluster",
+        f"no number of nodes of {pool.title} holds the training of {asked.model.title} "
+        f"({asked.trainer}, sequences of {tokens} tokens)",
+        allowed="more nodes, a smaller model, or a smaller lengths.max",
+        nearest=None if nodes is None else f"{nodes} nodes",
+    )
 
 
 def _no_engine(asked: PostTraining) -> InvalidProblemError:
@@ -496,7 +498,7 @@ def _no_placement(asked: PostTraining) -> InvalidProblemError:
             "/cluster",
             f"{asked.training.cluster.title} is too small for training and generation on GPUs of their own",
             allowed="more nodes, or roles that take turns on the same GPUs",
-            nearest="placement: {mode: colocated}",
+            nearest="asynchrony: {mode: colocated}",
         )
     return InvalidProblemError.of(
         "/cluster", f"no placement of both roles fits {asked.training.cluster.title}", allowed="more nodes"

@@ -19,6 +19,7 @@ from meshwright.solver.problem import Problem, ShouldStop
 
 HOST_BYTES_PER_S = 25e9  # of one GPU to pinned host memory (PCIe 5.0 x16 reaches 50e9, half of it shared)
 OPTIMIZER_BYTES = 12.0  # a weight's fp32 copy and two moments
+_DOUBLINGS = 6  # of a pool that is too small
 _FULL = 0.97  # of packed sequences where lengths are not read (NeMo-RL: modified first-fit decreasing)
 
 
@@ -132,6 +133,20 @@ def _best(
             found = price_of(asked, own, profile, plan, name)
             best = found if best is None or _side_s(asked, found) < _side_s(asked, best) else best
     return best
+
+
+def least_nodes(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -> int | None:
+    """Return a number of nodes of the largest group on which training has a plan; None: none was found.
+
+    It is found by doubling, so half of it is too few.
+    """
+    name, group = max(asked.groups.items(), key=lambda one: one[1].num_gpus)
+    for doublings in range(1, _DOUBLINGS + 1):
+        nodes = group.num_nodes << doublings
+        problem = training_problem(asked, name, nodes, group.gpus_per_node)
+        if _best(asked, problem, name, profile_of, lambda: False) is not None:
+            return nodes
+    return None
 
 
 def _side_s(asked: PostTraining, price: TrainingPrice) -> float:

@@ -1,0 +1,389 @@
+"""Reads a question on post-training: ``kind: post_training``.
+
+Lengths are of a prompt and its answer together, in tokens. Model and cluster are those of a problem.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from meshwright.profiles.documents import require_plain
+from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
+from meshwright.profiles.inline import cluster_to_mapping
+from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.profiles.reading import FieldReader
+from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parts import POST_TRAINING, named_parts, without_schema
+from meshwright.solver.post_training.engines import ENGINES, has_precision, obstacle_of
+from meshwright.solver.post_training.lengths import AnswerLengths, lengths_of_percentiles
+from meshwright.solver.post_training.problem import MODES, Mode, Pins, PostTraining
+from meshwright.solver.problem import Problem
+
+LAUNCHERS = ("nemo-rl", "verl")
+TRAINERS = ("megatron", "fsdp")
+LATER = {"engine": ("sglang", "tensorrt-llm", "trtllm"), "launcher": ("slime", "trl", "areal")}
+WITH_CRITIC = ("ppo", "vapo")
+MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
+MAX_ANSWERS = 2**20  # of a step
+MAX_TOKENS, MAX_TIME_LIMIT_S = 2**24, 3600.0
+DEFAULT_TIME_LIMIT_S = 30.0
+_ASSUMED_MEAN = 1 / 3  # of the way from the prompt to the longest answer
+_PERCENTILE = re.compile(r"p(\d{1,3}(?:\.\d{1,6})?)")
+# What the training role is priced as: NeMo-RL's and verl's Megatron back ends run Megatron-Bridge and
+# Megatron-Core, their FSDP back ends shard as torchtitan does.
+_PRICED_AS = {"megatron": "megatron-bridge", "fsdp": "torchtitan"}
+# What the trainers can express of a layout, each with its source. NeMo-RL 4311929, verl b178a3c.
+_WHOLE = "recompute_granularity == 'full' => recompute_layers * pp >= {layers}"
+_LIMITS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    # NeMo-RL nemo_rl/models/megatron/setup.py:1075: layers are recomputed one by one, in all stages;
+    # :2222: the distributed optimizer
+    ("nemo-rl", "megatron"): ("zero_stage <= 1", "vpp == 1", _WHOLE),
+    # verl workers/config/engine.py McoreEngineConfig: use_distributed_optimizer in engine/megatron
+    ("verl", "megatron"): ("zero_stage <= 1", "vpp == 1", _WHOLE),
+    # NeMo-RL dtensor_cfg: tensor_parallel_size, context_parallel_size, activation_checkpointing
+    ("nemo-rl", "fsdp"): ("dp > 1 => zero_stage == 3", "recompute_granularity != 'selective'", _WHOLE),
+    # verl workers/config/engine.py FSDPEngineConfig: ulysses_sequence_parallel_size, no tensor size
+    ("verl", "fsdp"): (
+        "dp > 1 => zero_stage == 3", "tp == 1", "recompute_granularity != 'selective'", _WHOLE
+    ),
+}  # fmt: skip
+_MOVED = {  # fields of the training problem by those of this request
+    "/workload/seq_length": "/lengths/max",
+    "/workload/precision": "/training/precision",
+    "/search/pin": "/training/pin",
+}
+
+Parse = Callable[[Mapping[str, object]], Problem]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostTrainingRequest:
+    """A question, read, with what its reader assumed."""
+
+    asked: PostTraining
+    mean_is_assumed: bool
+    time_limit_s: float
+    canonical: Mapping[str, Any]  # model and cluster spelt out, so that no catalog changes it
+
+
+def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_problem) -> PostTrainingRequest:
+    """Return the question of a request.
+
+    Args:
+        raw: the request.
+        parse: reads model and cluster, as a problem of ``meshwright plan``.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
+    """
+    plain = named_parts(without_schema(require_plain(raw)))
+    reader = FieldReader(plain, "")
+    reader.choice("kind", (POST_TRAINING,), default=POST_TRAINING)
+    name = reader.text("name", default="")
+    for part in ("model", "cluster"):
+        if reader.value(part) is None:
+            reader.fault(part, "is required", allowed="as in a problem of meshwright plan")
+    launcher = _of_now(reader, "launcher", LAUNCHERS)
+    algorithm = _algorithm(_part(reader, "algorithm"))
+    length_reader = _part(reader, "lengths")
+    stated = _stated_lengths(length_reader)
+    rollout = _rollout(_part(reader, "rollout", required=False))
+    training = _training(_part(reader, "training", required=False))
+    ahead = _asynchrony(_part(reader, "asynchrony", required=False))
+    search = _search(_part(reader, "search", required=False))
+    reader.refuse_unknown()
+    reader.finish()
+    lengths, assumed = _lengths(stated)
+    problem = _limited(
+        _training_problem(plain, lengths, training, search, parse), launcher, training["trainer"]
+    )
+    asked = PostTraining(
+        training=problem, launcher=launcher, trainer=training["trainer"], lengths=lengths,
+        engine=rollout["engine"], precision=rollout["precision"], max_steps_off=ahead["max_steps_off"],
+        top_k=search["top_k"], name=name, pins=_pins(rollout, training, ahead),
+        **algorithm,
+    )  # fmt: skip
+    _check(asked)
+    return PostTrainingRequest(
+        asked=asked, mean_is_assumed=assumed, time_limit_s=search["time_limit_s"],
+        canonical=_canonical(plain, asked),
+    )  # fmt: skip
+
+
+def _part(reader: FieldReader, name: str, *, required: bool = True) -> FieldReader:
+    found = reader.child(name)
+    if found is None:
+        if required:
+            reader.fault(name, "is required")
+        return FieldReader({}, f"/{name}", [])  # its own faults are those of the missing part
+    return found
+
+
+def _of_now(reader: FieldReader, name: str, allowed: tuple[str, ...]) -> str:
+    """Return one of several words; those that are known but not priced yet are refused as such."""
+    value = reader.value(name)
+    if isinstance(value, str) and value.lower() in LATER[name]:
+        reader.fault(name, f"{value} is not priced yet", allowed=", ".join(allowed), nearest=allowed[0])
+        return allowed[0]
+    return reader.choice(name, allowed, default=allowed[0])
+
+
+def _algorithm(reader: FieldReader) -> dict[str, Any]:
+    name = reader.value("name")
+    if isinstance(name, str) and name.lower() in WITH_CRITIC:
+        reader.fault(
+            "name", f"{name} trains a critic, which is not priced yet", allowed="grpo", nearest="grpo"
+        )
+    else:
+        reader.choice("name", ("grpo",), default="grpo")
+    found = {
+        "prompts": reader.integer("prompts", high=MAX_PROMPTS),
+        "responses": reader.integer("responses", high=MAX_RESPONSES),
+        "updates": reader.integer("updates", high=MAX_UPDATES, default=1),
+        "reference": reader.flag("reference", default=True),
+    }
+    answers = found["prompts"] * found["responses"]
+    if answers > MAX_ANSWERS:
+        reader.fault("prompts", f"{answers} answers a step are too many", allowed=f"{MAX_ANSWERS} in all")
+    elif answers % found["updates"]:
+        near = max(one for one in range(1, found["updates"]) if answers % one == 0)
+        reader.fault(
+            "updates", f"{found['updates']} updates don't divide the {answers} answers of a step",
+            allowed="a divisor of prompts × responses", nearest=str(near),
+        )  # fmt: skip
+    reader.refuse_unknown()
+    return found
+
+
+def _stated_lengths(reader: FieldReader) -> dict[str, Any]:
+    percentiles = _percentiles(reader.child("percentiles"))
+    found: dict[str, Any] = {
+        "prompt": reader.number("prompt", low=1.0, high=MAX_TOKENS, default=200.0),
+        "mean": reader.number("mean", low=2.0, high=MAX_TOKENS) if reader.has("mean") else None,
+        "max": reader.integer("max", low=3, high=MAX_TOKENS, default=None if not percentiles else 3),
+        "percentiles": percentiles,
+    }
+    if percentiles and (reader.has("mean") or reader.has("max")):
+        stated = "mean" if reader.has("mean") else "max"
+        reader.fault(stated, "follows from percentiles", allowed="percentiles alone, up to p100")
+    reader.refuse_unknown()
+    return found
+
+
+def _percentiles(reader: FieldReader | None) -> dict[float, float]:
+    if reader is None:
+        return {}
+    found = dict[float, float]()
+    for name in reader.names():
+        match = _PERCENTILE.fullmatch(name)
+        if match is None or not 0.0 <= float(match[1]) <= 100.0:  # noqa: PLR2004 - per cent
+            reader.value(name)
+            reader.fault(name, "is not a percentile", allowed="p0 to p100, such as p50, p99.9")
+            continue
+        found[float(match[1])] = reader.number(name, low=1.0, high=MAX_TOKENS)
+    ordered = sorted(found.items())
+    if ordered and ordered[-1][0] != 100.0:  # noqa: PLR2004 - per cent
+        reader.fault("p100", "is required: it is the longest prompt with its answer")
+    for (low, fewer), (high, more) in pairwise(ordered):
+        if more < fewer:
+            reader.fault(f"p{high:g}", f"{more:g} is below p{low:g}, {fewer:g}", nearest=f"{fewer:g}")
+    return found
+
+
+def _lengths(stated: Mapping[str, Any]) -> tuple[AnswerLengths, bool]:
+    """Return the distribution, and whether its mean is assumed."""
+    if stated["percentiles"]:
+        return lengths_of_percentiles(stated["prompt"], stated["percentiles"]), False
+    prompt, longest, mean = stated["prompt"], stated["max"], stated["mean"]
+    if prompt >= longest:
+        raise InvalidProblemError.of(
+            "/lengths/prompt",
+            f"a prompt of {prompt:g} tokens leaves no room for an answer within {longest}",
+            allowed=f"below {longest}",
+            nearest=str(longest // 2),
+        )
+    assumed = mean is None
+    if assumed:
+        mean = prompt + (longest - prompt) * _ASSUMED_MEAN
+    return AnswerLengths(prompt=prompt, mean=mean, longest=longest), assumed
+
+
+def _rollout(reader: FieldReader) -> dict[str, Any]:
+    share = reader.number("memory_share", low=0.1, high=0.98) if reader.has("memory_share") else None
+    found = {
+        "engine": _of_now(reader, "engine", ENGINES),
+        "precision": reader.choice("precision", ("bf16", "fp8"), default="bf16"),
+        "tp": reader.optional_integer("tp", high=1024),
+        "nodes": reader.optional_integer("nodes", high=10**6),
+        "memory_share": share,
+    }
+    reader.refuse_unknown()
+    return found
+
+
+def _training(reader: FieldReader) -> dict[str, Any]:
+    group = reader.text("group", default="")
+    found = {
+        "trainer": reader.choice("trainer", TRAINERS, default="megatron"),
+        "nodes": reader.optional_integer("nodes", high=10**6),
+        "group": group or None,
+        "pin": reader.value("pin") or {},
+    }
+    reader.refuse_unknown()
+    return found
+
+
+def _asynchrony(reader: FieldReader) -> dict[str, Any]:
+    most = reader.integer("max_steps_off", low=0, high=MAX_STEPS_OFF, default=1)
+    mode = reader.choice("mode", MODES, default="async") if reader.has("mode") else None
+    steps = reader.optional_integer("steps_off", low=0, high=MAX_STEPS_OFF)
+    if mode == "async" and most == 0:
+        reader.fault(
+            "mode", "async needs steps off policy, but max_steps_off is 0",
+            allowed="max_steps_off of 1 or more, or mode: apart", nearest="apart",
+        )  # fmt: skip
+    if steps is not None and steps > most:
+        reader.fault(
+            "steps_off", f"{steps} is above max_steps_off, {most}", allowed=f"0 to {most}",
+            nearest=str(most),
+        )  # fmt: skip
+    reader.refuse_unknown()
+    return {"max_steps_off": most, "mode": mode, "steps_off": steps}
+
+
+def _search(reader: FieldReader) -> dict[str, Any]:
+    found = {
+        "top_k": reader.integer("top_k", high=20, default=3),
+        "time_limit_s": reader.number(
+            "time_limit_s", low=1.0, high=MAX_TIME_LIMIT_S, default=DEFAULT_TIME_LIMIT_S
+        ),
+    }
+    reader.refuse_unknown()
+    return found
+
+
+def _pins(rollout: Mapping[str, Any], training: Mapping[str, Any], ahead: Mapping[str, Any]) -> Pins:
+    mode: Mode | None = ahead["mode"]
+    return Pins(
+        mode=mode, steps_off=ahead["steps_off"], training_nodes=training["nodes"],
+        training_group=training["group"], tensor_parallel_size=rollout["tp"],
+        memory_share=rollout["memory_share"], rollout_nodes=rollout["nodes"],
+    )  # fmt: skip
+
+
+def _training_problem(
+    plain: Mapping[str, Any],
+    lengths: AnswerLengths,
+    training: Mapping[str, Any],
+    search: Mapping[str, Any],
+    parse: Parse,
+) -> Problem:
+    trainer = training["trainer"]
+    pins = {**({"pp": 1} if trainer == "fsdp" else {}), **_mapping(training["pin"])}
+    raw: dict[str, object] = {
+        "model": plain["model"],
+        "cluster": plain["cluster"],
+        "workload": {"global_batch_size": 1, "seq_length": lengths.longest},
+        "launcher": _PRICED_AS[trainer],
+        "search": {
+            "top_k": 1, "allow": ["none"], "certify": "none", "time_limit_s": search["time_limit_s"],
+            **({"pin": pins} if pins else {}),
+        },
+    }  # fmt: skip
+    with faults_as(_moved):
+        problem = parse(raw)
+    if trainer == "fsdp":
+        return problem
+    return replace(problem, workload=replace(problem.workload, lengths=lengths.documents))
+
+
+def _limited(problem: Problem, launcher: str, trainer: str) -> Problem:
+    """Return the training problem with what its trainer can express of a layout."""
+    limits = [one.format(layers=problem.model.num_layers) for one in _LIMITS[launcher, trainer]]
+    return replace(problem, options=replace(problem.options, constraints=tuple(limits)))
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidProblemError.of("/training/pin", "must be sizes by name", allowed="{tp: 2, pp: 1}")
+    return dict(value)
+
+
+def _moved(fault: FieldError) -> FieldError:
+    for old, new in _MOVED.items():
+        if fault.pointer.startswith(old):
+            return replace(fault, pointer=new + fault.pointer.removeprefix(old))
+    return fault
+
+
+def _check(asked: PostTraining) -> None:
+    """Refuse what no engine or trainer of the pool can do, with the nearest that works.
+
+    Raises:
+        InvalidProblemError: with one FieldError per fault.
+    """
+    faults: list[FieldError] = []
+
+    def fault(pointer: str, message: str, allowed: str | None = None, nearest: str | None = None) -> None:
+        faults.append(FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest))
+
+    model, most = asked.model, asked.model.max_position_embeddings
+    if most is not None and asked.lengths.longest > most:
+        where = "max" if asked.lengths.is_assumed else "percentiles/p100"
+        text = f"{asked.lengths.longest} tokens are beyond the {most} positions of {model.title}"
+        fault(f"/lengths/{where}", text, f"up to {most}", str(most))
+    obstacle = obstacle_of(model, asked.engine)
+    if obstacle is not None:
+        fault(f"/model/{obstacle[0]}", obstacle[1])
+    if asked.training.cluster.differs:
+        fault(
+            "/cluster/groups/0/links", "links between nodes differ, which roles are not placed on yet",
+            "one network for all nodes",
+        )  # fmt: skip
+    if not any(has_precision(group, asked.precision) for group in asked.groups.values()):
+        fault("/rollout/precision", f"no GPU of the pool multiplies in {asked.precision}", "bf16", "bf16")
+    faults += _pin_faults(asked)
+    if faults:
+        raise InvalidProblemError(faults)
+
+
+def _pin_faults(asked: PostTraining) -> list[FieldError]:
+    pins, groups, faults = asked.pins, asked.groups, list[FieldError]()
+    if pins.training_group is not None and pins.training_group not in groups:
+        names = ", ".join(groups)
+        message = f'"{pins.training_group}" is no node group of the cluster'
+        faults.append(FieldError(pointer="/training/group", message=message, allowed=names))
+    nodes = {"training": pins.training_nodes, "rollout": pins.rollout_nodes}
+    for role, count in nodes.items():
+        most = max(group.num_nodes for group in groups.values())
+        most = sum(group.num_nodes for group in groups.values()) if role == "rollout" else most
+        if count is not None and count > most:
+            faults.append(
+                FieldError(
+                    pointer=f"/{role}/nodes", message=f"{count} nodes are more than there are",
+                    allowed=f"1 to {most}", nearest=str(most),
+                )
+            )  # fmt: skip
+    heads = asked.model.num_attention_heads
+    if pins.tensor_parallel_size is not None and heads % pins.tensor_parallel_size:
+        near = max(size for size in range(1, pins.tensor_parallel_size) if heads % size == 0)
+        message = f"{pins.tensor_parallel_size} does not divide the {heads} attention heads"
+        faults.append(
+            FieldError(
+                pointer="/rollout/tp", message=message, allowed=f"a divisor of {heads}", nearest=str(near)
+            )
+        )
+    return faults
+
+
+def _canonical(plain: Mapping[str, Any], asked: PostTraining) -> dict[str, Any]:
+    return {
+        **plain,
+        "kind": POST_TRAINING,
+        "model": model_to_mapping(asked.model),
+        "cluster": cluster_to_mapping(asked.training.cluster),
+    }

@@ -1,0 +1,159 @@
+"""The roles of a post-training step for people: twelve lines, with a picture of who works and who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from meshwright.service.report.formatting import wrapped
+
+_LABEL, _LEAST_BAR, _MOST_BAR = 9, 24, 100
+_MARKS = {
+    "generate": "█", "update": "█", "log_probabilities": "=", "other": "o", "refit": "r", "swap": "s"
+}  # fmt: skip
+_LEGEND = "█ generates or updates  = log-probabilities  o other  r refit  s swap  · waits"
+_STATUS = {"optimal": "Optimal under our cost model", "feasible": "Best found; not proved"}
+WIDTH = 10_000  # of a chart, whatever its scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSegment:
+    """What one role does for a while; of ``WIDTH``."""
+
+    role: str  # train, generate
+    part: str
+    start_s: float
+    end_s: float
+    start: int
+    width: int
+    label: str
+
+
+def timeline_of(plan: Mapping[str, Any]) -> tuple[StepSegment, ...]:
+    """Return who works when in a step of a plan, in order; the rest of the step a role waits."""
+    parts, step_s = plan["parts_s"], plan["step_s"]
+    sequence = list(_sequence(parts, in_turn=plan["mode"] != "async", step_s=step_s))
+    return tuple(
+        StepSegment(
+            role=role, part=part, start_s=start_s, end_s=end_s,
+            start=round(WIDTH * start_s / step_s), width=max(round(WIDTH * (end_s - start_s) / step_s), 1),
+            label=f"{_part_words(part)}: {end_s - start_s:.1f} s",
+        )
+        for role, part, start_s, end_s in sequence
+    )  # fmt: skip
+
+
+def _sequence(
+    parts: Mapping[str, float], *, in_turn: bool, step_s: float
+) -> Iterator[tuple[str, str, float, float]]:
+    """Yield (role, part, start, end): generation first where roles take turns."""
+    generate_s = parts["generate"]
+    yield "generate", "generate", 0.0, generate_s
+    now = generate_s if in_turn else 0.0
+    for part in ("other", "log_probabilities", "update", "swap"):
+        if parts[part] > 0.0:
+            yield "train", part, now, now + parts[part]
+            now += parts[part]
+    for role in ("train", "generate"):
+        yield role, "refit", step_s - parts["refit"], step_s
+
+
+def _part_words(part: str) -> str:
+    return part.replace("_", " ").replace("log probabilities", "log-probabilities")
+
+
+def render_post_training(document: Mapping[str, Any], *, width: int) -> RenderableType:
+    """Return the answer (``service.post_training.answer.post_training_document``) for a terminal."""
+    return Group(
+        Text(title_words(document), style="bold"),
+        wrapped(verdict_words(document), width),
+        *(wrapped(line, width, indent=2) for line in role_lines(document["plans"][0])),
+        *(Text(line) for line in picture_lines(document["plans"][0], width=width)),
+        *(wrapped(line, width, indent=2) for line in reason_lines(document)),
+    )
+
+
+def title_words(document: Mapping[str, Any]) -> str:
+    """Return the question in a line."""
+    answers = f"{document['prompts']} × {document['responses']} answers a step"
+    by = f"{document['launcher']} ({document['trainer']}, {document['engine']})"
+    return f"{document['model']}, GRPO with {answers}, on {document['cluster']}, for {by}"
+
+
+def verdict_words(document: Mapping[str, Any]) -> str:
+    """Return the step of the first plan, and what is proved of it."""
+    plan = document["plans"][0]
+    span = f"{plan['step_s']:.0f} s a step ({plan['step_low_s']:.0f} to {plan['step_high_s']:.0f})"
+    rate = f"{plan['tokens_per_s_per_gpu']:.0f} tokens/s and GPU"
+    proof = f"{_STATUS[document['status']]}: the best of {document['choices']} priced roles"
+    return f"{way_words(plan)}: {span}, {rate}. {proof}."
+
+
+def way_words(plan: Mapping[str, Any]) -> str:
+    """Return how the roles share the GPUs."""
+    if plan["mode"] == "async":
+        steps = plan["steps_off"]
+        return f"Apart, {steps} step{'s' * (steps > 1)} off policy"
+    return {"colocated": "Colocated, in turn", "apart": "Apart, in turn"}[plan["mode"]]
+
+
+def role_lines(plan: Mapping[str, Any]) -> list[str]:
+    """Return a line for the training role, and one for each group's engines."""
+    train = plan["training"]
+    nodes = f"{train['nodes']} node{'s' * (train['nodes'] > 1)}"
+    lines = [f"train     {train['gpus']} × {train['group']} ({nodes})  {train['layout']}"]
+    for role in plan["rollout"]:
+        number, size = role["engines"], role["tensor_parallel_size"]
+        engines = f"{number} engine{'s' * (number > 1)} of tp {size}"
+        share = f"{role['memory_share'] * 100:.0f} % of memory"
+        load = f"{role['answers']} answers each, {role['running']} at once"
+        lines.append(f"generate  {number * size} × {role['group']}  {engines}, {share}, {load}")
+    return lines
+
+
+def picture_lines(plan: Mapping[str, Any], *, width: int) -> list[str]:
+    """Return who works when: a line for each role, the time axis and the marks."""
+    columns = min(max(width - _LABEL - 4, _LEAST_BAR), _MOST_BAR)
+    step_s, lines = plan["step_s"], list[str]()
+    for role in ("generate", "train"):
+        cells = ["·"] * columns
+        for one in (one for one in timeline_of(plan) if one.role == role):
+            first = min(int(one.start_s / step_s * columns), columns - 1)
+            last = max(first + 1, round(one.end_s / step_s * columns))
+            cells[first:last] = _MARKS[one.part] * (min(last, columns) - first)
+        lines.append(f"  {role:{_LABEL}} {''.join(cells)}")
+    end = f"{step_s:.0f} s"
+    return [*lines, f"  {'':{_LABEL}} 0{end:>{columns - 1}}", f"  {'':{_LABEL}} {_LEGEND}"]
+
+
+def reason_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return what binds, how the other ways compare, what lengths decide, and what to measure."""
+    first, *others = document["plans"]
+    lines = [f"Binds: {first['binds']}."]
+    slower = [
+        f"{way_words(one).lower()} {100 * one['slower']:.0f} % slower ({one['step_s']:.0f} s)"
+        for one in others
+    ]
+    if slower:
+        lines.append(f"Next: {'; '.join(slower)}.")
+    lines += lengths_lines(document)
+    lines.append(f"Measure next: {document['measure_next']}.")
+    return lines
+
+
+def lengths_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return the range of the step over unknown lengths, and the percentile that decides."""
+    outcomes: Sequence[Mapping[str, Any]] = document["outcomes"]
+    if not outcomes:
+        return []
+    steps = [one["step_s"] for one in outcomes] + [document["plans"][0]["step_s"]]
+    head = f"Without percentiles of the lengths: {min(steps):.0f} to {max(steps):.0f} s."
+    changing = next((one for one in outcomes if one["changes"]), None)
+    name = {"mean": "the mean", "p99": "p99"}[document["deciding"]]
+    if changing is None:
+        return [f"{head} The roles stay the same; {name} moves the step most."]
+    return [f"{head} The choice depends on {name}. With {changing['words']}, {changing['roles']}."]

@@ -1,0 +1,81 @@
+"""Questions on post-training: what is read, and what is refused with the nearest that works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.post_training.request import read_post_training
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.post_training.plan import plan_post_training
+
+REQUEST: dict[str, Any] = {
+    "kind": "post_training",
+    "model": "qwen3-8b",
+    "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]},
+    "algorithm": {"name": "grpo", "prompts": 128, "responses": 16, "updates": 2},
+    "lengths": {"prompt": 200, "mean": 2500, "max": 8192},
+    "launcher": "nemo-rl",
+}
+ONE_GPU = {"cluster": {"groups": [{"gpu": "h200-sxm-141gb", "num_nodes": 1, "gpus_per_node": 1}]}}
+REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"lengths": {"mean": 9000, "max": 90000}}, "/lengths/max", "40960"),
+    ({"lengths": {"mean": 9000, "max": 8192}}, "/lengths/mean", "4196"),
+    ({"lengths": {"percentiles": {"p50": 2000}}}, "/lengths/percentiles/p100", None),
+    ({"lengths": {"percentiles": {"p50": 2000, "p100": 1000}}}, "/lengths/percentiles/p100", "2000"),
+    ({"algorithm": {"name": "ppo", "prompts": 8, "responses": 8}}, "/algorithm/name", "grpo"),
+    ({"algorithm": {"prompts": 3, "responses": 5, "updates": 2}}, "/algorithm/updates", "1"),
+    ({"rollout": {"engine": "sglang"}}, "/rollout/engine", "vllm"),
+    ({"launcher": "slime"}, "/launcher", "nemo-rl"),
+    ({"rollout": {"tp": 3}}, "/rollout/tp", "2"),
+    ({"rollout": {"nodes": 3}}, "/rollout/nodes", "2"),
+    ({"asynchrony": {"max_steps_off": 0, "mode": "async"}}, "/asynchrony/mode", "apart"),
+    ({"asynchrony": {"max_steps_off": 1, "steps_off": 2}}, "/asynchrony/steps_off", "1"),
+    ({"training": {"group": "b200"}}, "/training/group", None),
+    ({"model": "jamba-v0.1"}, "/model/mixer", None),
+    ({"lenghts": {}}, "/lenghts", "lengths"),
+]
+IMPOSSIBLE: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"model": "llama-3.1-70b", "rollout": {"tp": 1}}, "/rollout/tp", "4"),
+    ({"model": "llama-3.2-1b", "asynchrony": {"mode": "apart"}, **ONE_GPU}, "/cluster", None),
+    (
+        {"model": "llama-3.1-70b", "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1}]}},
+        "/cluster",
+        "4 nodes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "pointer", "nearest"), REFUSED)
+def test_what_cannot_be_is_refused_by_its_field(
+    changes: dict[str, Any], pointer: str, nearest: str | None
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        read_post_training({**REQUEST, **changes})
+    found = {error.pointer: error.nearest for error in caught.value.errors}
+    assert found == {pointer: nearest}
+
+
+@pytest.mark.parametrize(("changes", "pointer", "nearest"), IMPOSSIBLE)
+def test_a_pool_without_room_for_a_role_names_what_would_hold_it(
+    changes: dict[str, Any], pointer: str, nearest: str | None
+) -> None:
+    asked = read_post_training({**REQUEST, **changes}).asked
+    with pytest.raises(InvalidProblemError) as caught:
+        plan_post_training(asked)
+    (error,) = caught.value.errors
+    assert error.pointer == pointer
+    assert nearest in (None, error.nearest)
+
+
+def test_the_stored_question_reads_as_itself() -> None:
+    first = read_post_training(REQUEST)
+    again = read_post_training(first.canonical)
+    assert (again.asked, again.canonical) == (first.asked, first.canonical)
+
+
+def test_commands_for_training_name_the_kind() -> None:
+    with pytest.raises(InvalidProblemError, match="question of its own"):
+        parse_problem(REQUEST)
