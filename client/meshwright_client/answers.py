@@ -110,6 +110,7 @@ class UsageList:
     """CPU seconds by day and key, newest day first."""
 
     usage: tuple[KeyUsage, ...]
+    next_page_token: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

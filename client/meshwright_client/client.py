@@ -370,7 +370,8 @@ class Client:
 
     def usage(self, *, days: int = 30) -> tuple[KeyUsage, ...]:
         """Return the CPU seconds of searches by key and day (UTC), newest day first, today included."""
-        return self._get(UsageList, "/v1/usage", {"days": days}).usage
+        pages = self._pages(UsageList, "/v1/usage", {"days": days})
+        return tuple(one for page in pages for one in page.usage)
 
     def workers(self) -> tuple[Worker, ...]:
         """Return the workers that are alive, with the job of each."""

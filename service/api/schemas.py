@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, mode
 from meshwright.service.api.problems import ProblemView, type_of
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter, PlanRow
 from meshwright.service.db.records import MAX_NAME, JobFilter, JobRecord, JobSummary, QuestionHeading
+from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.replan.answer import ReplanAnswer
 from meshwright.service.requests.labels import read_selector
@@ -71,6 +72,7 @@ class JobView(ApiAnswer):
     cancel_requested: bool
     progress: ProgressView | None = None
     problem: ProblemView | None = None  # why the job failed
+    unreadable: str | None = None  # why part of its record is not shown here
     links: LinksView
 
 
@@ -331,7 +333,7 @@ class ProfileView(ApiAnswer):
 
 
 class ProfileDetail(ProfileView):
-    """One stored profile with its document."""
+    """One stored profile with its document; of one that can't be read, ``unreadable`` says so there."""
 
     document: dict[str, Any]
 
@@ -356,7 +358,10 @@ class MeasurementView(ApiAnswer):
 
 
 class CatalogView(ApiAnswer):
-    """Entries of one catalog, by name; ``origin`` stored: the tenant's own, with versions."""
+    """Entries of one catalog, by name; ``origin`` stored: the tenant's own, with versions.
+
+    An own entry that can't be read has ``unreadable``, which says why, in place of its figures.
+    """
 
     items: list[dict[str, Any]]
     next_page_token: str | None = None
@@ -370,6 +375,7 @@ class DefinitionView(ApiAnswer):
     origin: Literal["catalog", "stored"]
     version: int | None = None
     created_at: datetime | None = None
+    unreadable: str | None = None  # why no problem can name it: save it again
     document: dict[str, Any]
 
 
@@ -384,6 +390,7 @@ class ReadyView(ApiAnswer):
     queue: Literal["ok", "degraded", "polling"]
 
 
+PARTLY_READ = "part of what is stored of it can't be read: damaged, or of another release"
 View = TypeVar("View", bound=BaseModel)
 AnyJobView = TypeVar("AnyJobView", bound=JobView)
 
@@ -400,15 +407,27 @@ def view_of(view: type[View], record: object, **more: object) -> View:
 
 
 def job_view(view: type[AnyJobView], job: JobSummary, **more: object) -> AnyJobView:
-    """One job as the API shows it."""
-    return view_of(
-        view, job, progress=_progress(job), problem=_failure(job.problem), links=_links(job), **more
-    )
+    """One job as the API shows it; what cannot be read of its row is left out, and said to be."""
+    links = _links(job)
+    try:
+        return view_of(
+            view, job, progress=_progress(job), problem=_failure(job.problem), unreadable=None,
+            links=links, **more,
+        )  # fmt: skip
+    except FOREIGN_SHAPE:
+        needed = {name: value for name, value in more.items() if view.model_fields[name].is_required()}
+        stored = dict.fromkeys(("progress", "problem", "labels", *(more.keys() - needed.keys())))
+        return view_of(view, job, unreadable=PARTLY_READ, links=links, **{**stored, **needed})
 
 
 def job_detail(job: JobRecord) -> JobDetail:
     """One record with its question."""
-    return job_view(JobDetail, job, infeasible=job.answer.get("infeasible") if job.answer else None)
+    return job_view(
+        JobDetail,
+        job,
+        request=dict(job.request),
+        infeasible=job.answer.get("infeasible") if job.answer else None,
+    )
 
 
 def moment(time_s: float | None) -> datetime | None:
@@ -556,8 +575,9 @@ def fleet_detail(job: JobRecord) -> FleetDetail:
     return job_view(
         FleetDetail,
         job,
-        name=job.request["name"],
-        answer=None if job.answer is None else FleetAnswerView(**job.answer),
+        request=dict(job.request),
+        name=str(job.request.get("name", "")),
+        answer=job.answer,
     )
 
 
@@ -598,6 +618,14 @@ class RankedPlan(Plan):
     point: int | None = None  # of a sweep: the place in ``points`` of what it answers
 
 
+class UnreadablePlan(ApiAnswer):
+    """A stored plan that can't be read: damaged, or of another release."""
+
+    plan_id: str
+    rank: int
+    unreadable: str  # why
+
+
 class AnswerPage(ApiAnswer):
     """The answer of a job with one page of its plans, best first."""
 
@@ -607,6 +635,7 @@ class AnswerPage(ApiAnswer):
     points: list[PointView] | None = None  # of a sweep
     model: ModelFigures | None = None  # none of a sweep: its points may differ
     plans: list[RankedPlan]
+    unreadable: list[UnreadablePlan] | None = None  # of this page
     next_page_token: str | None
 
 
@@ -714,11 +743,12 @@ class ChildPage(ApiAnswer):
 def child_view(child: JobSummary) -> ChildView:
     """One record as a point."""
     point = child.point or {}
+    values = point.get("values", {})
     return job_view(
         ChildView,
         child,
         point=child.position or 0,
-        values=point.get("values", {}),
+        values=values if isinstance(values, dict) else {},
         reused=point.get("reused_from") is not None,
     )
 
@@ -775,10 +805,19 @@ class UsageView(ApiAnswer):
     jobs: int
 
 
+class UsageTotal(ApiAnswer):
+    """Sums over all the days and keys that were asked for."""
+
+    cpu_s: float
+    jobs: int
+
+
 class UsageList(ApiAnswer):
     """CPU seconds by day and key, newest day first."""
 
     usage: list[UsageView]
+    total: UsageTotal  # of all pages
+    next_page_token: str | None = None
 
 
 class WorkerView(ApiAnswer):

@@ -16,6 +16,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.schemas import EventView, ProgressView, moment
 from meshwright.service.db.database import DATABASE_AWAY, Database
 from meshwright.service.db.event_records import EventRecord, events_after, newest_event_ids
+from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.jobs.states import TERMINAL_STATES
 
 LOOK_S = 0.2  # between two looks at all watched jobs
@@ -128,7 +129,10 @@ class EventStream:
 
 def frame(job_id: str, event: EventRecord) -> bytes:
     """One event as it goes over the wire, named after the job's state."""
-    progress = None if event.progress is None else ProgressView(**event.progress)
+    try:
+        progress = None if event.progress is None else ProgressView(**event.progress)
+    except FOREIGN_SHAPE:  # of another release, or damaged: the state is what counts
+        progress = None
     data = EventView.model_validate(
         {
             "job_id": job_id,

@@ -28,6 +28,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from meshwright.service.db.grouping import Grouping, WritersTimeoutError
+from meshwright.service.db.stored import read_document
 from meshwright.service.db.tables import schema_compatibility
 
 Made = TypeVar("Made")
@@ -275,18 +276,18 @@ def compact_json(value: object) -> str:
 
 
 def _engine(url: URL) -> Engine:
+    documents = {"json_serializer": compact_json, "json_deserializer": read_document}
     pool = {"pool_size": 8, "max_overflow": 32, "pool_timeout": POOL_TIMEOUT_S}
     logs = {"hide_parameters": True}  # an error names its statement, and nothing that a tenant has stored
     if url.get_backend_name() != "sqlite":
         engine = create_engine(
-            url, isolation_level="AUTOCOMMIT", json_serializer=compact_json, connect_args=_manners(url),
-            **pool, **logs,
+            url, isolation_level="AUTOCOMMIT", connect_args=_manners(url), **documents, **pool, **logs,
         )  # fmt: skip
         event.listen(engine, "checkin", _note_use)
         event.listen(engine, "checkout", partial(_require_alive, engine))
         event.listen(engine, "handle_error", _tell_away)
         return engine
-    engine = create_engine(url, json_serializer=compact_json, pool_recycle=RECYCLE_S, **pool, **logs)
+    engine = create_engine(url, pool_recycle=RECYCLE_S, **documents, **pool, **logs)
     if url.database is not None:
         event.listen(engine, "do_connect", partial(_make_private, Path(url.database)))
     event.listen(engine, "connect", _prepare_sqlite)

@@ -28,6 +28,7 @@ from sqlalchemy import (
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, one_of
+from meshwright.service.db.stored import Unreadable
 from meshwright.service.db.tables import (
     CLOSEST_RANK,
     is_fleet,
@@ -292,10 +293,17 @@ def _conditions(
             found_by += [jobs.c[name] == value for name, value in columns[:1]]
             columns = columns[1:]
     rest = [jobs.c[name].concat("") == value for name, value in columns]
-    rest += [jobs.c.labels[name].as_string() == value for name, value in labels]
+    rest += [_label(name) == value for name, value in labels]
     if wanted.fleets and wanted.labels:
         rest.append(jobs.c.kind.concat("") == "fleet")
     return found_by, rest
+
+
+def _label(name: str) -> ColumnElement[str]:
+    """Return a label of a job by the rows that hold them, so that no document is read."""
+    own = job_labels.alias()
+    found = select(own.c.value).where(own.c.job_id == jobs.c.id, own.c.name == name)
+    return found.scalar_subquery()
 
 
 def answered_job(connection: Connection, tenant: str, cache_key: str) -> str | None:
@@ -303,15 +311,25 @@ def answered_job(connection: Connection, tenant: str, cache_key: str) -> str | N
     return connection.execute(_ANSWERED, {"asker": tenant, "asked": cache_key}).scalar_one_or_none()
 
 
-def plans_of(connection: Connection, tenant: str, job_id: str, *, after: int, limit: int) -> Sequence[Any]:
-    """Return up to ``limit`` plan bodies of a job, by rank, after rank ``after``."""
+def plans_of(
+    connection: Connection, tenant: str, job_id: str, *, after: int, limit: int
+) -> list[Mapping[str, Any]]:
+    """Return up to ``limit`` plan bodies of a job, by rank, after rank ``after``.
+
+    One that cannot be read is an ``Unreadable`` with its rank and id.
+    """
     query = (
-        select(plans.c.body)
+        select(plans.c.rank, plans.c.plan_id, plans.c.body)
         .where(plans.c.tenant == tenant, plans.c.job_id == job_id, plans.c.rank > after)
         .order_by(plans.c.rank)
         .limit(limit)
     )
-    return connection.execute(query).scalars().all()
+    return [_body_of(row.rank, row.plan_id, row.body) for row in connection.execute(query)]
+
+
+def _body_of(rank: int, plan_id: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    is_its_own = body is not None and (body.get("rank"), body.get("plan_id")) == (rank, plan_id)
+    return body if body is not None and is_its_own else Unreadable(rank=rank, plan_id=plan_id)
 
 
 def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any]] | None:
@@ -360,8 +378,14 @@ class QuestionHeading:
     fleet: str  # its name; every other question has none
 
 
+UNREADABLE_HEADING = QuestionHeading(model="", cluster="", num_nodes=0, fleet="unreadable")
+
+
 def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> dict[str, QuestionHeading]:
-    """Return the headings of some of this tenant's jobs, by id, without reading their bodies."""
+    """Return the headings of some of this tenant's jobs, by id, without reading their bodies.
+
+    A question that cannot be read has none.
+    """
     if not job_ids:  # SQLite would look for none of them at each job of the tenant
         return {}
     question = jobs.c.request
@@ -372,6 +396,8 @@ def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> 
         question[("cluster", "groups", 0, "num_nodes")].as_integer().label("num_nodes"),
         question["name"].as_string().label("fleet"),
     ).where(jobs.c.tenant == tenant, jobs.c.id.in_(job_ids))
+    if connection.dialect.name == "sqlite":  # PostgreSQL keeps nothing else in such a column
+        query = query.where(func.json_valid(jobs.c.request))
     return {
         row.id: QuestionHeading(
             model=row.model or "",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Table, cast, delete, func, select
+from sqlalchemy import ColumnElement, Connection, Integer, Table, cast, delete, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from meshwright.service.db.clock import now_s
@@ -72,15 +72,30 @@ def used_today(connection: Connection, tenant: str, owner: str | None) -> tuple[
     return float(row[0]), float(row[1])
 
 
-def usage_of(connection: Connection, tenant: str, *, days: int) -> list[UsageRecord]:
-    """Return the usage of every key of a tenant on the last ``days`` days, newest first."""
+def usage_of(
+    connection: Connection, tenant: str, *, days: int, limit: int, after: tuple[int, str] | None = None
+) -> list[UsageRecord]:
+    """Return up to ``limit`` usages of a tenant's keys on the last ``days`` days, after (day, key).
+
+    The newest day comes first, and on a day the last key.
+    """
     columns = [key_usage.c[one.name] for one in fields(UsageRecord)]
-    since = key_usage.c.tenant == tenant, key_usage.c.day > _TODAY - days
-    return all_of(
-        connection,
-        UsageRecord,
-        select(*columns).where(*since).order_by(key_usage.c.day.desc(), key_usage.c.key_id),
-    )
+    place = key_usage.c.day, key_usage.c.key_id
+    query = select(*columns).where(*_since(tenant, days)).order_by(*(one.desc() for one in place))
+    if after is not None:
+        query = query.where(tuple_(*place) < after)
+    return all_of(connection, UsageRecord, query.limit(limit))
+
+
+def total_usage(connection: Connection, tenant: str, *, days: int) -> tuple[float, int]:
+    """Return the CPU seconds and ended jobs of a tenant on the last ``days`` days."""
+    sums = [func.coalesce(func.sum(key_usage.c[name]), 0) for name in ("cpu_s", "jobs")]
+    row = connection.execute(select(*sums).where(*_since(tenant, days))).one()
+    return float(row[0]), int(row[1])
+
+
+def _since(tenant: str, days: int) -> tuple[ColumnElement[bool], ...]:
+    return key_usage.c.tenant == tenant, key_usage.c.day > _TODAY - days
 
 
 def note_worker(connection: Connection, name: str, *, kind: str, version: str) -> None:

@@ -12,8 +12,8 @@ from meshwright.profiles.errors import FieldError, faults_as
 from meshwright.service.fleets.files import ScheduledFleet
 from meshwright.service.fleets.question import FleetQuestion, read_question
 from meshwright.service.fleets.request import Parse
+from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import plan_from_json
 from meshwright.solver.configuration import configuration_from_json
 from meshwright.solver.fleet.problem import Fleet, NodeChoice, PlannedRun
 
@@ -35,7 +35,7 @@ def scheduled_again(
     return ScheduledFleet(
         request=replace(fleet, fleet=Fleet(kinds=fleet.fleet.kinds, jobs=jobs)),
         schedule={job["name"]: _run(job) for job in document["jobs"]},
-        plans={name: (plan_from_json(plan), parse_problem(own)) for name, (own, plan) in parts.items()},
+        plans={name: (stored_plan(plan), parse_problem(own)) for name, (own, plan) in parts.items()},
     )
 
 

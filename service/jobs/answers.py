@@ -13,8 +13,9 @@ from meshwright import profiles, solver
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.profile import default_profile
+from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.solver.answer import Answer, version_of
+from meshwright.solver.answer import Answer, Plan, plan_from_json, version_of
 from meshwright.solver.configuration import record_from_json
 from meshwright.solver.problem import Problem
 
@@ -27,8 +28,35 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
     """
     try:
         return record_from_json(Answer, raw)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except FOREIGN_SHAPE:
         raise InvalidProblemError.of("", "another version wrote the answer: plan again") from None
+
+
+def stored_plan(body: Mapping[str, Any]) -> Plan:
+    """Return the plan of a stored body.
+
+    Raises:
+        InvalidProblemError: another version wrote it, or it is damaged.
+    """
+    try:
+        return plan_from_json(body)
+    except FOREIGN_SHAPE:
+        raise InvalidProblemError.of("", "the stored plan can't be read: plan again") from None
+
+
+def sorted_out(
+    bodies: Iterable[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the bodies of plans that can be read, and those that cannot."""
+    kinds: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]] = [], []
+    for body in bodies:
+        try:
+            plan_from_json(body)
+        except FOREIGN_SHAPE:
+            kinds[1].append(body)
+        else:
+            kinds[0].append(body)
+    return kinds
 
 
 def answer_of(stored: Mapping[str, Any] | None, plans: Iterable[Mapping[str, Any]]) -> Answer:

@@ -6,9 +6,11 @@ gets a new version or is deleted.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, func, insert, select, update
@@ -33,9 +35,10 @@ from meshwright.profiles.library import (
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.db.clock import now_s
-from meshwright.service.db.database import Database
+from meshwright.service.db.database import Database, compact_json
 from meshwright.service.db.key_records import note
 from meshwright.service.db.rows import added_to, all_of, one_of
+from meshwright.service.db.stored import FOREIGN_SHAPE, Unreadable
 from meshwright.service.db.tables import definitions
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import settled
@@ -62,6 +65,25 @@ class DefinitionRecord:
     version: int
     document: Mapping[str, Any]
     created_at_s: float
+
+
+def why_unreadable(kind: Kind, record: DefinitionRecord) -> str | None:
+    """Return why no problem can use a stored definition; None: it can."""
+    if isinstance(record.document, Unreadable):
+        return str(record.document["unreadable"])
+    return _why_unreadable(kind, record.name, compact_json(record.document))
+
+
+@lru_cache(maxsize=2_048)  # reading one takes .2 ms
+def _why_unreadable(kind: Kind, name: str, text: str) -> str | None:
+    try:
+        _canonical(kind, name, json.loads(text))
+    except InvalidProblemError as fault:
+        first = fault.errors[0]
+        return f"{first.field}: {first.message}" if first.pointer else first.message
+    except FOREIGN_SHAPE:
+        return "it has a shape that this release does not know"
+    return None
 
 
 _RECORD = tuple(definitions.c[name] for name in DefinitionRecord.__slots__)
@@ -171,7 +193,7 @@ class Definitions:
         """Compare with the newest version, and add one where it differs."""
         with self._database.write() as connection:
             newest = _found(connection, tenant, kind, name, None)
-            if newest is not None and dict(newest.document) == document:
+            if newest is not None and newest.document == document:
                 return newest, False
             names = select(func.count(definitions.c.name.distinct())).where(*_there(tenant, kind))
             if newest is None and connection.execute(names).scalar_one() >= MAX_NAMES:
@@ -209,7 +231,15 @@ class Definitions:
             return None
         version = int(match[2]) if match[2] else None
         with self._database.read() as connection:
-            return _found(connection, tenant, kind, match[1], version)
+            found = _found(connection, tenant, kind, match[1], version)
+        why = None if found is None else why_unreadable(kind, found)
+        if found is not None and why is not None:
+            raise InvalidProblemError.of(
+                f"/{'cluster' if kind == 'gpu' else kind}/name",
+                f"the stored {kind} {found.name}@{found.version} can't be read: {why}",
+                allowed=f"save it again with PUT /v1/{kind}s/{found.name}",
+            )
+        return found
 
 
 def _own(tenant: str, kind: Kind) -> tuple[ColumnElement[bool], ...]:

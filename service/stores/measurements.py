@@ -17,12 +17,14 @@ from meshwright.service.db import profile_records as records
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_measured
 from meshwright.service.db.profile_records import MeasurementRecord
+from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.errors import IdempotencyConflictError, NotFoundError
+from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.profiles import read_given
 from meshwright.service.stores.profiles import keep_profile, profile_id_of, scope_of
-from meshwright.solver.answer import Prediction, plan_from_json, settled_problem
+from meshwright.solver.answer import Prediction, settled_problem
 from meshwright.solver.calibration.calibrate import (
     calibrate,
     default_profile_of,
@@ -75,13 +77,14 @@ class Measurements:
             known = self._known(tenant, plan_id, body, key)
             if known is not None:
                 return self._learnt(tenant, known)
-            document, values = self._lesson(tenant, plan_id, body)
+            document, values, left_out = self._lesson(tenant, plan_id, body)
             try:
                 stored = self._store(tenant, document, {**values, "idempotency_key": key})
             except IntegrityError as lost:  # another request was faster: it used this key, or this version
                 fault = lost
             else:
-                return self._learnt(tenant, stored)
+                learnt = self._learnt(tenant, stored)
+                return replace(learnt, findings=(*learnt.findings, *left_out))
         raise fault or NotFoundError("there is no such measurement")
 
     def require(self, tenant: str, plan_id: str, body: Mapping[str, object], *, key: str | None) -> None:
@@ -96,7 +99,8 @@ class Measurements:
 
     def _lesson(
         self, tenant: str, plan_id: str, body: Mapping[str, object]
-    ) -> tuple[Mapping[str, object], dict[str, Any]]:
+    ) -> tuple[Mapping[str, object], dict[str, Any], list[str]]:
+        """Return the calibration with a new run, the run's row, and what the calibration leaves out."""
         job, plan = self._jobs.plan(tenant, plan_id)
         request = _settled(job.request, plan)
         one = _observation(plan_id, request, plan["config"], body)
@@ -104,13 +108,18 @@ class Measurements:
         scope = scope_of(one.problem)
         with self._database.read() as connection:
             earlier = records.newest_measurements(connection, tenant, scope, limit=MAX_RUNS - 1)
-        seen = [_observation(old.plan_id, old.request, old.config, old.body) for old in earlier]
+        seen, left_out = [], []
+        for old in earlier:
+            try:
+                seen.append(_observation(old.plan_id, old.request, old.config, old.body))
+            except (InvalidProblemError, *FOREIGN_SHAPE):
+                left_out.append(f"measurement {old.id} can't be read, so the calibration leaves it out")
         document = calibrate([one, *seen], cluster=one.problem.cluster.name).to_json()
         row = {
             "scope": scope, "plan_id": plan_id, "request": request, "config": plan["config"],
             "body": body, "profile_id": profile_id_of(document),
         }  # fmt: skip
-        return document, row
+        return document, row, left_out
 
     def _known(
         self, tenant: str, plan_id: str, body: Mapping[str, object], key: str | None
@@ -169,7 +178,7 @@ class Measurements:
         except NotFoundError:  # forgotten since: the request is repeated
             return []
         asked: list[tuple[Problem, list[Configuration]]] = []  # plans of one problem are priced together
-        for found in map(plan_from_json, page.items):
+        for found in map(stored_plan, page.items):
             problem = settled_problem(found, parse_problem(job.request))
             alike = next((configs for one, configs in asked if one == problem), None)
             if alike is None:
@@ -195,7 +204,7 @@ def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[
     Raises:
         InvalidProblemError: a plan of unlike GPUs, which no calibration learns from.
     """
-    found = plan_from_json(plan)
+    found = stored_plan(plan)
     require_equal_nodes(found.config, "")
     return problem_to_mapping(settled_problem(found, parse_problem(request)))
 

@@ -21,11 +21,12 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_verified
 from meshwright.service.db.tables import verifications
 from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Plan, plan_from_json
+from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
 
@@ -125,7 +126,7 @@ class Verifications:
                 continue
             try:
                 job, body = self._jobs.plan(row.tenant, row.plan_id)
-                plan, problem = plan_from_json(body), parse_problem(job.request)
+                plan, problem = stored_plan(body), parse_problem(job.request)
             except NotFoundError:  # forgotten by now
                 self.settle(claim, not_built("the plan is gone"))
             except (InvalidProblemError, KeyError, TypeError, ValueError) as fault:  # of another version

@@ -10,7 +10,8 @@ from meshwright.launchers.registry import launcher_names
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.db.plan_records import PlanFigures
 from meshwright.service.db.records import JobRecord, JobSummary, QuestionHeading
-from meshwright.service.jobs.answers import answer_of
+from meshwright.service.db.stored import Unreadable
+from meshwright.service.jobs.answers import answer_of, sorted_out
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
@@ -61,6 +62,7 @@ class ShownAnswer:
     comparison: ComparisonTable | None
     pareto: Scatter | None
     warnings: tuple[str, ...]
+    unreadable: tuple[tuple[int, str], ...]  # rank and id of plans of this page
     chosen: str
     launcher: str  # with files for the first plan; empty: none was asked for
     ranks: tuple[int, int] | None  # first and last of this page
@@ -102,21 +104,26 @@ def job_rows(jobs: Jobs, tenant: str, found: Sequence[JobSummary]) -> list[JobRo
     return [_row(job, headings.get(job.id)) for job in found]
 
 
+def _best_step(job: JobSummary) -> str:
+    step_s = (job.progress or {}).get("incumbent_step_time_s")
+    if isinstance(job.progress, Unreadable) or not isinstance(step_s, int | float | None):
+        return "unreadable"
+    return "" if step_s is None else seconds(step_s)
+
+
 def _row(job: JobSummary, heading: QuestionHeading | None) -> JobRow:
-    progress = job.progress or {}
-    step_s = progress.get("incumbent_step_time_s")
     took_s = None
     if job.started_at_s is not None and job.finished_at_s is not None:
         took_s = job.finished_at_s - job.started_at_s
     return JobRow(
         id=job.id,
         state=job.state,
-        words=STATE_WORDS[job.state],
+        words=STATE_WORDS.get(job.state, job.state),
         title=job.title or _heading_words(job, heading),
         path=path_of(job),
         created_at_s=job.created_at_s,
         took="" if took_s is None else seconds(took_s),
-        best="" if step_s is None else seconds(step_s),
+        best=_best_step(job),
         is_open=job.state not in TERMINAL_STATES,
     )
 
@@ -124,7 +131,7 @@ def _row(job: JobSummary, heading: QuestionHeading | None) -> JobRow:
 def _heading_words(job: JobSummary, heading: QuestionHeading | None) -> str:
     """Return what a fleet, or a job of an older release, is called in lists."""
     if heading is None:
-        return job.id[:8]
+        return f"{job.id[:8]}, unreadable"
     where = f"{heading.num_nodes} × {heading.cluster}"
     if job.kind == FLEET:
         return f"{heading.fleet}, a fleet on {where}"
@@ -139,10 +146,12 @@ def path_of(job: JobSummary) -> str:
 
 def child_rows(children: Iterable[JobSummary]) -> list[JobRow]:
     """Points of a sweep, in order; the title is the point."""
-    return [
-        replace(_row(child, None), title=point_words((child.point or {}).get("values", {})))
-        for child in children
-    ]
+    return [replace(_row(child, None), title=_point_title(child)) for child in children]
+
+
+def _point_title(child: JobSummary) -> str:
+    values = (child.point or {}).get("values", {})
+    return point_words(values) if isinstance(values, Mapping) and values else f"{child.id[:8]}, unreadable"
 
 
 def point_words(values: Mapping[str, object]) -> str:
@@ -167,6 +176,7 @@ def answer_page(
 ) -> ShownAnswer:
     """Return one page of the answer of a job that has one; ``of_best``: the job of a sweep's best point."""
     problem, (title, question) = problem_of(of_best or job), named(job)
+    plans, unreadable = sorted_out(plans)
     answer = answer_of(job.answer, plans)
     is_first = not answer.plans or answer.plans[0].rank == 1
     has_front = is_first and (len(answer.plans) > 1 or bool(answer.plans and answer.pareto))
@@ -181,6 +191,7 @@ def answer_page(
             with_questions(warning_words(one))
             for one in dict.fromkeys((*answer.warnings, *problem.cluster.warnings))
         ),
+        unreadable=tuple((one["rank"], one["plan_id"]) for one in unreadable),
         chosen=answer.plans[0].plan_id if is_first and answer.plans else "",
         launcher=_launcher(answer, problem) if is_first else "",
         ranks=(answer.plans[0].rank, answer.plans[-1].rank) if answer.plans else None,

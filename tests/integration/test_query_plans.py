@@ -19,8 +19,10 @@ from types import FrameType, ModuleType
 from typing import Any, Self, get_args
 
 import pytest
+import yaml
 from sqlalchemy import event, text
 
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.schemas import PlanSort
 from meshwright.service.auth.access import begin_session, end_session
 from meshwright.service.auth.keys import Keys, NewKey
@@ -153,7 +155,8 @@ def use_everything(database: Database) -> None:
     with database.write() as connection:
         deletion._add_closing_key(connection)
         usage_records.used_today(connection, TENANT, "k7")
-        usage_records.usage_of(connection, TENANT, days=30)
+        usage_records.usage_of(connection, TENANT, days=30, limit=50, after=(20_000, "k"))
+        usage_records.total_usage(connection, TENANT, days=30)
         usage_records.note_worker(connection, "worker", kind="search", version="1")
         usage_records.live_workers(connection)
         usage_records.forget_worker(connection, "worker")
@@ -281,7 +284,8 @@ def use_stores(database: Database, jobs: Jobs) -> None:
         definitions.put(TENANT, "cluster", "own", raw)
     definitions.read(TENANT, "cluster", "own", 1)
     definitions.page(TENANT, "model", after="model-5", limit=50)
-    definitions.filled_in(TENANT, {"model": {"name": "model-5"}})
+    with pytest.raises(InvalidProblemError):  # its document is empty, as of all these rows
+        definitions.filled_in(TENANT, {"model": {"name": "model-5"}})
     definitions.delete(TENANT, "cluster", "own", actor="me")
     newest = jobs.page(TENANT, page_size=1, page_token=None).items[0].id
     use_replans(Replans(database), newest)
@@ -345,8 +349,8 @@ def sqlite_lines(database: Database, sql: str, given: Given) -> Iterator[str]:
 
 def postgresql_lines(database: Database, sql: str, given: Given) -> Iterator[str]:
     with database.read() as connection:
-        (whole,) = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {sql}", given).scalars()
-    yield from nodes(whole[0]["Plan"])
+        (whole,) = connection.exec_driver_sql(f"EXPLAIN (FORMAT YAML) {sql}", given).scalars()
+    yield from nodes(yaml.safe_load(whole)[0]["Plan"])
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[str]:

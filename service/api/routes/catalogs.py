@@ -30,7 +30,7 @@ from meshwright.service.api.schemas import CatalogView, DefinitionView, moment
 from meshwright.service.api.tags import tagged
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.pagination import decode_token, encode_token
-from meshwright.service.stores.definitions import CATALOG, DefinitionRecord, Kind
+from meshwright.service.stores.definitions import CATALOG, DefinitionRecord, Kind, why_unreadable
 
 router = APIRouter(prefix="/v1", tags=["catalogs"], responses=declared(401, 403, 422, 503))
 
@@ -56,13 +56,19 @@ def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | N
         name: _entry(kind, name) for name in CATALOG[kind][0]() if name > after
     }
     for one in stored:
-        found[one.name] = {**one.document, "origin": "stored", "version": one.version}
+        found[one.name] = _stored_entry(kind, one)
     names = sorted(found)
     more = len(names) > size
     return CatalogView(
         items=[dict(found[name]) for name in names[:size]],
         next_page_token=encode_token(names[size - 1]) if more else None,
     )
+
+
+def _stored_entry(kind: Kind, record: DefinitionRecord) -> Mapping[str, Any]:
+    why = why_unreadable(kind, record)
+    own = {"name": record.name, "origin": "stored", "version": record.version}
+    return {**record.document, **own} if why is None else {**own, "unreadable": why}
 
 
 @cache
@@ -77,6 +83,7 @@ def _view(kind: Kind, record: DefinitionRecord) -> DefinitionView:
         origin="stored",
         version=record.version,
         created_at=moment(record.created_at_s),
+        unreadable=why_unreadable(kind, record),
         document=dict(record.document),
     )
 

@@ -39,7 +39,7 @@ from meshwright.service.api.schemas import (
 )
 from meshwright.service.api.tags import tagged
 from meshwright.service.auth.access import Caller
-from meshwright.service.db.records import JobRecord, Origin
+from meshwright.service.db.records import UNREADABLE_HEADING, JobRecord, Origin
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
 from meshwright.service.fleets.files import fleet_files
@@ -134,7 +134,7 @@ def list_fleets(query: Annotated[ListQuery, Query()], jobs: JobsDep, caller: Cal
     )
     headings = jobs.headings(caller.tenant, [one.id for one in page.items])
     view = FleetPage(
-        fleets=[fleet_view(one, headings[one.id]) for one in page.items if one.id in headings],
+        fleets=[fleet_view(one, headings.get(one.id, UNREADABLE_HEADING)) for one in page.items],
         next_page_token=page.next_page_token,
     )
     return Response(view.model_dump_json(exclude_none=True), media_type="application/json")

@@ -52,6 +52,8 @@ from meshwright.service.api.watch import EventStream, event_id_of
 from meshwright.service.auth.access import Caller
 from meshwright.service.db.database import compact_json
 from meshwright.service.db.records import JobRecord, Origin
+from meshwright.service.db.stored import Unreadable
+from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.replan.answer import ReplanAnswer, first_files
@@ -61,7 +63,6 @@ from meshwright.service.requests.launch_files import with_launch_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.stores.deletion import Deletion
 from meshwright.service.stores.replans import Stored
-from meshwright.solver.answer import plan_from_json
 from meshwright.solver.problem import Problem
 
 RETRY_AFTER_S = 1
@@ -307,7 +308,7 @@ async def replan_job(
         if earlier is not None:
             return earlier
         job, plan = service.jobs.plan_of_job(tenant, job_id, asked.plan_id)
-        return changed_job(asked, parse_problem(job.request), plan_from_json(plan))
+        return changed_job(asked, parse_problem(job.request), stored_plan(plan))
 
     def answered(changed: Changed) -> Stored:
         from meshwright.service.replan.finish import replanned  # noqa: PLC0415 - loads the search
@@ -377,11 +378,13 @@ def read_answer(
 ) -> Response:
     """The answer of a finished job with one page of its plans, best first."""
     job, page = jobs.plans(tenant, job_id, page_size=page_size, page_token=page_token)
+    unreadable = [one for one in page.items if isinstance(one, Unreadable)]
     whole = {
         "job_id": job.id,
         "state": job.state,
         **(job.answer or {}),
-        "plans": page.items,
+        "plans": [one for one in page.items if not isinstance(one, Unreadable)],
+        **({"unreadable": unreadable} if unreadable else {}),
         "next_page_token": page.next_page_token,
     }
     return _json(compact_json(whole))

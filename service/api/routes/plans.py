@@ -36,12 +36,13 @@ from meshwright.service.api.schemas import (
 )
 from meshwright.service.db.database import compact_json
 from meshwright.service.errors import MissingExtraError, NotFoundError
+from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.requests.checks import check_launcher, check_risk
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
 from meshwright.service.verify.verify import environment_of
-from meshwright.solver.answer import Plan, plan_from_json, settled_problem
+from meshwright.solver.answer import Plan, settled_problem
 from meshwright.solver.problem import Problem
 
 LauncherQuery = Annotated[str | None, Query(max_length=64, description="default: the problem's")]
@@ -111,7 +112,7 @@ def list_plans(query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: Tena
 def read_plan(plan_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
     """One plan, and the newest job that found it."""
     job, body = jobs.plan(tenant, plan_id)
-    view = {"job_id": job.id, "plan": plan_from_json(body).to_json()}
+    view = {"job_id": job.id, "plan": stored_plan(body).to_json()}
     return Response(compact_json(view), media_type="application/json")
 
 
@@ -162,7 +163,7 @@ def exported_plan(
 ) -> tuple[str, ExportBundle]:
     """Return the launcher of a stored plan, and its launch files; errors as ``exported``."""
     job, body = jobs.plan(tenant, plan_id)
-    problem, plan = parse_problem(job.request), plan_from_json(body)
+    problem, plan = parse_problem(job.request), stored_plan(body)
     chosen = launcher or problem.launcher
     return chosen, exported(plan, problem, chosen, start, accept_risk=accept_risk)
 
@@ -179,7 +180,7 @@ def verify_plan(
 ) -> VerificationView:
     """Queue a verification: the launcher's own code builds every distinct rank without a GPU."""
     job, body = service.jobs.plan(tenant, plan_id)
-    problem = settled_problem(plan_from_json(body), parse_problem(job.request))
+    problem = settled_problem(stored_plan(body), parse_problem(job.request))
     try:
         environment_of(launcher_of(problem, None), elsewhere=service.settings.verify_elsewhere)
     except MissingEnvironmentError as fault:

@@ -13,6 +13,7 @@ from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, T
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import ModelFigures, PredictionView
+from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.requests.configuration import (
     assumed_values,
     assumption_notes,
@@ -30,7 +31,7 @@ from meshwright.service.requests.launch_files import (
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import SCHEMA
 from meshwright.service.requests.startable import idle_notes
-from meshwright.solver.answer import Prediction, plan_from_json, settled_problem
+from meshwright.solver.answer import Prediction, settled_problem
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reasons import reasons_of
@@ -119,7 +120,7 @@ def _from_plan(service: Service, tenant: str, body: Mapping[str, object]) -> Own
     request = job.request
     if question := _question(body):
         request = service.definitions.filled_in(tenant, question)
-    plan = plan_from_json(stored)
+    plan = stored_plan(stored)
     return Own(problem=settled_problem(plan, parse_problem(request)), configuration=plan.config)
 
 

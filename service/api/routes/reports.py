@@ -16,7 +16,7 @@ from meshwright.service.api.deps import READS, Service, ServiceDep, TenantDep, c
 from meshwright.service.api.problems import declared
 from meshwright.service.db.records import JobRecord
 from meshwright.service.errors import NotFoundError, NotReadyError
-from meshwright.service.jobs.answers import answer_of
+from meshwright.service.jobs.answers import answer_of, stored_plan
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.fleet import fleet_page
 from meshwright.service.report.formatting import configuration_words
@@ -31,7 +31,7 @@ from meshwright.service.reporting import (
     settled_for,
 )
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Answer, plan_from_json
+from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Problem
 
 WHAT_IF_BUDGET_S = 2.0  # CPU seconds: this process predicts; searches are the workers'
@@ -95,7 +95,7 @@ async def trace_plan(
     job, body = await run_in_threadpool(service.jobs.plan, tenant, plan_id)
 
     def made() -> dict[str, Any]:
-        problem, plan = parse_problem(job.request), plan_from_json(body)
+        problem, plan = parse_problem(job.request), stored_plan(body)
         profile, _ = profile_for(service, problem, (job.answer or {}).get("versions", {}))
         found = checked_timelines(plan, *settled_for(plan, problem, profile))
         if not found:

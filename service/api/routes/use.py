@@ -7,12 +7,29 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from meshwright.service.api.deps import READS, ServiceDep, TenantDep
+from meshwright.service.api.deps import (
+    MAX_PAGE_SIZE,
+    READS,
+    PageSize,
+    PageToken,
+    ServiceDep,
+    TenantDep,
+)
 from meshwright.service.api.problems import declared
-from meshwright.service.api.schemas import UsageList, UsageView, WorkerList, WorkerView, moment, view_of
+from meshwright.service.api.schemas import (
+    UsageList,
+    UsageTotal,
+    UsageView,
+    WorkerList,
+    WorkerView,
+    moment,
+    view_of,
+)
 from meshwright.service.db import usage_records
-from meshwright.service.db.usage_records import DAY_S, KEPT_DAYS
+from meshwright.service.db.usage_records import DAY_S, KEPT_DAYS, NO_KEY
+from meshwright.service.jobs.pagination import decode_token, page_of
 
+_UNKEYED = "-"
 router = APIRouter(prefix="/v1", tags=["use"], dependencies=[READS], responses=declared(401, 403, 422, 503))
 
 
@@ -21,10 +38,18 @@ def read_usage(
     service: ServiceDep,
     tenant: TenantDep,
     days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="days, today included (UTC)")] = 30,
+    page_size: PageSize = MAX_PAGE_SIZE,
+    page_token: PageToken = None,
 ) -> UsageList:
     """CPU seconds of searches by the key that submitted them and the day on which they ended."""
+    after = None
+    if page_token:
+        day, key_id = decode_token(page_token, int, str)
+        after = day, NO_KEY if key_id == _UNKEYED else key_id
     with service.database.read() as connection:
-        found = usage_records.usage_of(connection, tenant, days=days)
+        found = usage_records.usage_of(connection, tenant, days=days, limit=page_size + 1, after=after)
+        cpu_s, jobs = usage_records.total_usage(connection, tenant, days=days)
+    page = page_of(found, page_size, lambda one: (one.day, one.key_id or _UNKEYED))
     return UsageList(
         usage=[
             UsageView(
@@ -33,8 +58,10 @@ def read_usage(
                 cpu_s=one.cpu_s,
                 jobs=one.jobs,
             )
-            for one in found
-        ]
+            for one in page.items
+        ],
+        total=UsageTotal(cpu_s=cpu_s, jobs=jobs),
+        next_page_token=page.next_page_token,
     )
 
 

@@ -16,13 +16,13 @@ from meshwright.service.api.routes.plans import AcceptQuery, StartDep, exported,
 from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
-from meshwright.service.jobs.answers import answer_of
+from meshwright.service.jobs.answers import answer_of, stored_plan
 from meshwright.service.report.formatting import configuration_words, mesh_words
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
 from meshwright.service.web.views import named, problem_of
-from meshwright.solver.answer import Plan, accepts_risk, plan_from_json
+from meshwright.solver.answer import Plan, accepts_risk
 from meshwright.solver.problem import Problem
 
 router = APIRouter()
@@ -89,7 +89,7 @@ def show_files(
 ) -> Response:
     """The launch files of a plan; why there are none, where launcher or scheduler cannot start it."""
     job, body = jobs.plan(tenant, plan_id)
-    plan, problem = plan_from_json(body), problem_of(job)
+    plan, problem = stored_plan(body), problem_of(job)
     usual = problem.launcher if problem.launcher in launcher_names() else launcher_names()[0]
     chosen = launcher or usual
     if start.scheduler == "slurm":  # the form's image was another scheduler's

@@ -173,7 +173,13 @@ def _list(
         noun=TITLES[kind],
         heading=heading_of(kind),
         rows=[
-            {"name": one["name"], "version": one.get("version"), "words": words.get(one["name"], "")}
+            {
+                "name": one["name"],
+                "version": one.get("version"),
+                "words": f"unreadable: {one['unreadable']}"
+                if "unreadable" in one
+                else words.get(one["name"], ""),
+            }
             for one in items
         ],
         form=form,

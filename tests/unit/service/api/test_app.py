@@ -16,6 +16,7 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import BUSY_TIMEOUT_MS, REMEMBER_S, Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.settings import Settings
 from tests.served.api_client import BODY, PROBLEM_TYPE, answer_next, submit
 from tests.served.job_records import claimed
@@ -245,10 +246,16 @@ def test_only_one_request_at_a_time_asks_whether_the_database_takes_writes(
     first.join()
 
 
-def test_a_bug_is_a_500_problem_without_its_text(client: TestClient, database: Database) -> None:
+def test_a_bug_is_a_500_problem_without_its_text(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim_free = submit(client)
-    with database.write() as connection:
-        connection.exec_driver_sql('UPDATE jobs SET progress = \'{"not": "a progress"}\'')
+
+    def broken(*_given: object) -> None:
+        raise RuntimeError("progress")
+
+    monkeypatch.setattr(Jobs, "read", broken)
+    monkeypatch.setattr(Jobs, "look", broken)
     answer = client.get(f"/v1/jobs/{claim_free}")
     assert (answer.status_code, answer.headers["content-type"]) == (500, PROBLEM_TYPE)
     assert answer.json()["request_id"] == answer.headers["X-Request-ID"]

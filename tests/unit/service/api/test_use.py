@@ -52,7 +52,9 @@ def test_the_cpu_seconds_of_a_job_are_its_keys(database: Database, engine: JobEn
         assert (used["key_id"], used["jobs"]) == (token.split("_")[1], 2)
         assert used["day"] == datetime.now(UTC).date().isoformat()
         client.headers["Authorization"] = f"Bearer {token_of(database, 'other')}"
-        assert client.get("/v1/usage").json() == {"usage": []}
+        assert client.get("/v1/usage").json() == {
+            "usage": [], "total": {"cpu_s": 0.0, "jobs": 0}, "next_page_token": None,
+        }  # fmt: skip
 
 
 def test_a_job_that_is_given_back_costs_its_key_too_and_counts_once(
@@ -64,6 +66,21 @@ def test_a_job_that_is_given_back_costs_its_key_too_and_counts_once(
     assert client.get(f"/v1/jobs/{job}").json()["cpu_s"] == 5.0
     (used,) = client.get("/v1/usage").json()["usage"]
     assert (used["cpu_s"], used["jobs"], used["key_id"]) == (5.0, 1, None)
+
+
+def test_usage_has_pages_and_the_sums_of_all_of_them(client: TestClient, database: Database) -> None:
+    with database.write() as connection:
+        today = connection.execute(select(usage_records._TODAY)).scalar_one()
+        for day, key in ((today, "b"), (today, ""), (today - 1, "c"), (today - 40, "c")):
+            row = {"tenant": TENANT, "day": day, "key_id": key, "cpu_s": 1.5, "jobs": 2}
+            connection.execute(key_usage.insert().values(row))
+    seen, token = [], ""
+    while token is not None:
+        page = client.get("/v1/usage", params={"page_size": 1} | ({"page_token": token} if token else {}))
+        seen += [one["key_id"] for one in page.json()["usage"]]
+        assert page.json()["total"] == {"cpu_s": 4.5, "jobs": 6}
+        token = page.json()["next_page_token"]
+    assert seen == ["b", None, "c"]
 
 
 def test_cpu_seconds_of_a_year_ago_are_forgotten(database: Database, engine: JobEngine) -> None:
