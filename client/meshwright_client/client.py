@@ -48,7 +48,7 @@ PAGE_SIZE = 200  # the most that the service gives at once
 Json = Mapping[str, Any]
 OnProgress = Callable[[State, Progress | None], None]
 Record = TypeVar("Record")
-Page = TypeVar("Page", JobPage, FleetPage, PlanPage, ProfilePage)
+Page = TypeVar("Page", JobPage, FleetPage, PlanPage, ProfilePage, UsageList)
 
 
 class Client:

@@ -58,7 +58,7 @@ class RunningServer:
 
 def environment(settings: Settings) -> dict[str, str]:
     ours = {f"MESHWRIGHT_{name.upper()}": value for name, value in settings.items()}
-    return {**os.environ, **ours, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **ours, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))}
 
 
 def cpu_s(pid: int) -> float:
