@@ -8,10 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from meshwright.launchers.post_training.registry import export
+from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.documents import document_text
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.progress import ProgressLine, cancellable
-from meshwright.service.cli.terminal import CANCELLED, FOUND, print_json, screen
+from meshwright.service.cli.terminal import CANCELLED, FOUND, print_json, say_warnings, screen
 from meshwright.service.files import ANSWER_FILE, check_folder, save_folder
 from meshwright.service.post_training.answer import post_training_document
 from meshwright.service.post_training.request import read_post_training
@@ -33,6 +35,7 @@ def run_post_training(
 
     Raises:
         InvalidProblemError: the request is wrong, the pool holds no role, or the folder is taken.
+        RefusedExportError: the launcher cannot express the best plan.
     """
     read = read_post_training(request)
     if save_dir is not None:
@@ -58,11 +61,17 @@ def run_post_training(
         console = screen()
         console.print(render_post_training(document, width=console.width))
     if save_dir is not None:
-        _save(document, save_dir, force=force)
+        sys.stdout.flush()
+        _save(document, export(read.asked, answer.plans[0]), save_dir, force=force)
     return CANCELLED if should_stop() else FOUND
 
 
-def _save(document: Mapping[str, Any], folder: Path, *, force: bool) -> None:
-    files = {ANSWER_FILE: document_text(document), PROBLEM_FILE: document_text(document["problem"])}
+def _save(document: Mapping[str, Any], bundle: ExportBundle, folder: Path, *, force: bool) -> None:
+    files = {
+        ANSWER_FILE: document_text(document),
+        PROBLEM_FILE: document_text(document["problem"]),
+        **bundle.files,
+    }
     save_folder(folder, files, plan_id=document["plans"][0]["plan_id"], force=force)
+    say_warnings(bundle.warnings)
     sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")

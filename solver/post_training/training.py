@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup
@@ -19,6 +19,7 @@ from meshwright.solver.problem import Problem, ShouldStop
 
 HOST_BYTES_PER_S = 25e9  # of one GPU to pinned host memory (PCIe 5.0 x16 reaches 50e9, half of it shared)
 OPTIMIZER_BYTES = 12.0  # a weight's fp32 copy and two moments
+_ENDS = 2  # stages of which a launcher states the layers
 _DOUBLINGS = 6  # of a pool that is too small
 _FULL = 0.97  # of packed sequences where lengths are not read (NeMo-RL: modified first-fit decreasing)
 
@@ -126,13 +127,43 @@ def _best(
         own = replace(problem, workload=replace(problem.workload, global_batch_size=batch))
         profile = profile_of(own)
         try:
-            plans = ask(own, profile, should_stop=should_stop).plans
+            plan = _expressible_plan(own, profile, should_stop)
         except InvalidProblemError:  # a pin or a rule that this number of GPUs cannot keep
             continue
-        for plan in plans[:1]:
+        if plan is not None:
             found = price_of(asked, own, profile, plan, name)
             best = found if best is None or _side_s(asked, found) < _side_s(asked, best) else best
     return best
+
+
+def _expressible_plan(problem: Problem, profile: Profile, should_stop: ShouldStop) -> Plan | None:
+    """Return the best plan; if its inner stages differ, the best one with as many stages that do not.
+
+    NeMo-RL and verl state the layers of the first and of the last stage, and share the rest out evenly.
+    """
+    plans = ask(problem, profile, should_stop=should_stop).plans
+    if not plans or is_expressible(plans[0].config.stage_layers):
+        return plans[0] if plans else None
+    stages = plans[0].config.pipeline_parallel_size
+    split = split_of(problem.model.num_layers, stages)
+    pins = {**problem.options.pin, "pipeline_parallel_size": stages}
+    options = replace(problem.options, stage_layers=split, pin=pins)
+    again = ask(replace(problem, options=options), profile, should_stop=should_stop).plans
+    return again[0] if again else None
+
+
+def is_expressible(stage_layers: Sequence[int]) -> bool:
+    """Return whether all stages but the first and the last hold equally many layers."""
+    return len(set(stage_layers[1:-1])) <= 1
+
+
+def split_of(layers: int, stages: int) -> tuple[int, ...]:
+    """Return a split with equal inner stages: even, or with smaller ones at both ends."""
+    if layers % stages == 0 or stages <= _ENDS:
+        return tuple(layers // stages + (at < layers % stages) for at in range(stages))
+    inner = -(-layers // stages)
+    ends = layers - inner * (stages - _ENDS)
+    return (ends // 2, *(inner,) * (stages - _ENDS), ends - ends // 2)
 
 
 def least_nodes(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -> int | None:

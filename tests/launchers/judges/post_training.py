@@ -1,0 +1,165 @@
+"""Loads a launch file of post-training with the launcher's own configuration classes, on a CPU.
+
+``python post_training.py nemo-rl|verl CHECKOUT FOLDER``. Whatever the launcher imports beyond what its
+configuration needs is a stand-in: Ray, vLLM, transformers, Megatron.
+
+NeMo-RL: ``load_config`` follows the file's base, ``MasterConfig`` takes the result, and resources are as
+``setup`` of nemo_rl/algorithms/grpo.py asks. Every key of ours is the base's, or one of a declared class.
+verl: Hydra composes the overrides, which refuses unknown names, and ``validate_config`` takes the result.
+"""
+
+# ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202, ANN204, PLC0415 - stand-ins have no types
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import io
+import os
+import re
+import shlex
+import sys
+import typing
+from pathlib import Path
+from types import ModuleType
+
+import omegaconf
+import typing_extensions
+import yaml
+
+KEPT = {"nemo_rl", "verl", "recipe", "torch_npu", "vllm", "sglang", "tensorrt_llm", "sitecustomize"}
+# keys that NeMo-RL declares, and its base file leaves out
+DECLARED = {"skip_reference_policy_logprobs_calculation", "recompute_granularity", "max_num_seqs"}
+
+
+class _Kind(type):
+    """A class with whatever attribute is asked for."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Kind(name, (_Anything,), {})
+
+    def __or__(cls, other):
+        return cls
+
+    __ror__ = __or__
+
+    def __getitem__(cls, key):
+        return cls
+
+
+class _Anything(metaclass=_Kind):
+    def __init__(self, *_given, **_options):
+        pass
+
+    def __call__(self, *given, **options):
+        return given[0] if len(given) == 1 and not options and callable(given[0]) else self
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+
+class _Module(ModuleType):
+    __version__ = "5.0.0"
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Kind(name, (_Anything,), {})
+
+
+class _Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds what is not installed."""
+
+    def find_spec(self, fullname, path, target=None):  # noqa: ARG002
+        if fullname.partition(".")[0] in KEPT | sys.stdlib_module_names:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec):
+        return _Module(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def keys_of(values, at=""):
+    """Yield the dotted names of all leaves."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from keys_of(value, f"{at}{name}.")
+        else:
+            yield f"{at}{name}"
+
+
+def judge_nemo_rl(checkout, folder):
+    """Load the YAML as examples/run_grpo.py does."""
+    typing.TypedDict = typing_extensions.TypedDict  # pydantic asks for it below Python 3.12
+    from nemo_rl.algorithms.grpo import MasterConfig
+    from nemo_rl.utils.config import load_config, register_omegaconf_resolvers
+
+    register_omegaconf_resolvers()
+    text = (folder / "nemo_rl_grpo.yaml").read_text()
+    own = yaml.safe_load(text)
+    base_file = checkout / own.pop("defaults").split("/opt/nemo-rl/")[1]
+    local = folder / "local.yaml"
+    local.write_text(text.replace("/opt/nemo-rl", str(checkout)))
+    config = MasterConfig(**omegaconf.OmegaConf.to_container(load_config(str(local)), resolve=True))
+    known = {*keys_of(yaml.safe_load(base_file.read_text()))}
+    unknown = [key for key in keys_of(own) if key not in known and key.rpartition(".")[2] not in DECLARED]
+    assert not [key for key in unknown if not any(one.startswith(f"{key}.") for one in known)], unknown
+    resources = config.policy["generation"]["colocated"]
+    if not resources["enabled"]:
+        nodes, each = resources["resources"]["num_nodes"], resources["resources"]["gpus_per_node"]
+        if config.cluster["num_nodes"] == 1:
+            assert nodes in {None, 1}
+            assert 0 < each < config.cluster["gpus_per_node"]
+        else:
+            assert each == config.cluster["gpus_per_node"]
+            assert 0 < nodes < config.cluster["num_nodes"]
+    if config.grpo["async_grpo"]["enabled"]:
+        assert config.policy["generation"]["vllm_cfg"]["async_engine"]
+        assert config.loss_fn.use_importance_sampling_correction
+
+
+def judge_verl(checkout, folder):
+    """Compose the overrides as Hydra does for its main functions, and validate the result."""
+    from hydra import compose, initialize_config_dir
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    text = (folder / "run.sh").read_text()
+    words = shlex.split(text[text.index("exec python3") :].replace("\\\n", " "))
+    words = [word.replace("${TRAIN_FILES}", "a").replace("${VAL_FILES}", "b") for word in words]
+    name = next(word.split("=", 1)[1] for word in words if word.startswith("--config-name"))
+    overrides = [word for word in words if re.match(r"^[+~]*[a-z_]+(\.[a-z_0-9]+)*=", word)]
+    at = "recipe/fully_async_policy/config" if "fully_async" in name else "verl/trainer/config"
+    with initialize_config_dir(config_dir=str(checkout / at), version_base=None):
+        config = compose(config_name=name, overrides=overrides)
+    with contextlib.redirect_stdout(io.StringIO()):
+        uses = config.actor_rollout_ref.actor.use_kl_loss
+        validate_config(config, use_reference_policy=uses, use_critic=False)
+        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    assert config.critic.strategy == config.actor_rollout_ref.actor.strategy
+
+
+BEFORE = (
+    "torch.distributed.tensor",
+    "hydra._internal.config_loader_impl",
+    "numpy",
+    "pydantic",
+    "packaging",
+)
+
+
+if __name__ == "__main__":
+    for module in BEFORE:  # they look for modules that are better missing
+        importlib.import_module(module)
+    launcher, checkout, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    sys.meta_path.append(_Missing())
+    sys.path.insert(0, str(checkout))
+    os.chdir(checkout)
+    {"nemo-rl": judge_nemo_rl, "verl": judge_verl}[launcher](checkout, folder)

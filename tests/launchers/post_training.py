@@ -1,0 +1,119 @@
+"""Placed roles for the launch files of post-training, and the launchers' own verdict on them.
+
+``python -m tests.launchers.post_training --nemo-rl FOLDER --verl FOLDER --python PYTHON`` writes the files
+of ``CASES`` and lets checkouts of NeMo-RL 0.7.0 (81aa43d) and verl 0.7.0 (f9c855f) load them on a CPU:
+``judges/post_training.py``. PYTHON has torch, hydra-core, omegaconf, pydantic and packaging.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from meshwright.launchers.post_training.registry import export
+from meshwright.service.post_training.request import read_post_training
+from meshwright.service.requests.configuration import completed
+from meshwright.solver.answer import Plan
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.post_training.problem import EngineRole, Mode, PostTraining, RolePlan, TrainingRole
+from meshwright.solver.post_training.training import training_problem
+
+_H100 = "h100-sxm-80gb"
+# launcher, trainer, mode, model, nodes in all and of training, GPUs of a node, layout, engines
+CASES: dict[str, dict[str, Any]] = {
+    "nemo-rl-megatron-async": {
+        "model": "qwen3-8b", "nodes": 4, "training": 2, "off": 2,
+        "layout": {"tp": 2, "pp": 4, "recompute_granularity": "full"},
+    },
+    "nemo-rl-megatron-colocated": {
+        "model": "qwen3-30b-a3b", "nodes": 2, "training": 2, "layout": {"tp": 2, "ep": 8, "cp": 2},
+    },
+    "nemo-rl-fsdp-apart": {
+        "model": "qwen3-8b", "nodes": 1, "training": 1, "gpus": 4, "layout": {"zero": 3}
+    },
+    "verl-megatron-colocated": {
+        "model": "llama-3.1-70b", "nodes": 8, "training": 8, "layout": {"tp": 4, "pp": 4},
+    },
+    "verl-megatron-apart": {
+        "model": "qwen3-30b-a3b", "nodes": 4, "training": 2, "layout": {"ep": 8, "cp": 2}
+    },
+    "verl-fsdp-async": {
+        "model": "qwen3-8b", "nodes": 2, "training": 1, "off": 1, "layout": {"zero": 3, "cp": 2}
+    },
+}  # fmt: skip
+
+
+def placed_roles(
+    name: str, *, stage_layers: tuple[int, ...] = (), updates: int = 2
+) -> tuple[PostTraining, RolePlan]:
+    """Return a question with one placement, whose figures are none of the cost model's."""
+    case = CASES[name]
+    launcher, trainer, mode = name.rsplit("-", 2)
+    asked = read_post_training(
+        {
+            "kind": "post_training", "model": case["model"], "launcher": launcher,
+            "cluster": {"groups": [{"gpu": _H100, "num_nodes": case["nodes"]}]},
+            "algorithm": {"prompts": 128, "responses": 16},
+            "lengths": {"prompt": 200, "mean": 2500, "max": 8192},
+            "training": {"trainer": trainer},
+            "asynchrony": {"max_steps_off": 2},
+        }
+    ).asked  # fmt: skip
+    asked = replace(asked, updates=updates)
+    each = case.get("gpus", 8)
+    problem = training_problem(asked, _H100, case["training"], each)
+    problem = replace(problem, workload=replace(problem.workload, global_batch_size=256))
+    config = completed(case["layout"], problem)
+    if stage_layers:
+        config = replace(config, stage_layers=stage_layers)
+    return asked, _plan(cast("Mode", mode), case, config, each)
+
+
+def _plan(mode: Mode, case: dict[str, Any], config: Configuration, each: int) -> RolePlan:
+    training = case["training"] * each
+    engine_gpus = training if mode == "colocated" else 8 * case["nodes"] - training
+    engine = EngineRole(
+        group=_H100, engines=engine_gpus // 2, tensor_parallel_size=2, memory_share=0.6, answers=256,
+        running=256, cache_tokens=10**6, generate_s=60.0, tail_s=10.0,
+    )  # fmt: skip
+    return RolePlan(
+        plan_id="0123456789ab", rank=1, mode=mode, steps_off=case.get("off", 0),
+        training=TrainingRole(
+            group=_H100, nodes=case["training"], gpus=training, sequences=256,
+            plan=Plan(
+                plan_id="0" * 12, rank=1, config=config, prediction=cast("Any", None), objective_s=1.0
+            ),
+        ),
+        rollout=(engine,), parts_s={}, step_s=100.0, step_low_s=80.0, step_high_s=125.0,
+        tokens_per_s_per_gpu=1000.0, num_gpus=training + engine_gpus, binds="",
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Print each file's verdict; 1 if one is refused."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nemo-rl", type=Path, required=True)
+    parser.add_argument("--verl", type=Path, required=True)
+    parser.add_argument("--python", default="python3")
+    asked = parser.parse_args()
+    checkouts = {"nemo-rl": asked.nemo_rl, "verl": asked.verl}
+    judge = Path(__file__).parent / "judges" / "post_training.py"
+    refused = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in CASES:
+            launcher = name.rsplit("-", 2)[0]
+            for file, text in export(*placed_roles(name)).files.items():
+                (Path(folder) / file).write_text(text)
+            command = [asked.python, str(judge), launcher, str(checkouts[launcher].resolve()), folder]
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            refused += run.returncode
+            print(name, "taken" if run.returncode == 0 else f"refused: {run.stderr[-300:]}")
+    return int(refused > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
