@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 
 from meshwright.service.api import errors, openapi
 from meshwright.service.api.deps import Service
-from meshwright.service.api.edge import Edge
+from meshwright.service.api.edge import Edge, InHand
 from meshwright.service.api.metrics import Metrics
 from meshwright.service.api.problems import declared
 from meshwright.service.api.routes import (
@@ -68,12 +68,14 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
         telemetry={"tracing": sends, "auto_configure": sends, "metrics": False, "logs": False},
     )
     app.state.service = service
+    app.state.in_hand = InHand()
     errors.install(app)
     app.add_middleware(
         Edge,
         any_host=lambda: service.access.has_keys,
         host_names=settings.host_names,
         metrics=service.metrics,
+        in_hand=app.state.in_hand,
     )
     app.router.routes += _routes()
     openapi.install(app)

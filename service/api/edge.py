@@ -7,8 +7,9 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from ipaddress import ip_address
 
 from fastapi import Request, Response
@@ -26,6 +27,30 @@ _log = logging.getLogger(REQUESTS)
 _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:]*)(:\d+)?")
 
 
+class InHand:
+    """The requests of one event loop that are being answered."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Count the request of this task."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request is answered by a task")
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
+
+    def cut_short(self) -> None:
+        """End every request whose answer has not begun with a 503; call it in the event loop."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+
 class Edge:
     """ASGI middleware; a server without keys answers to names of its own only.
 
@@ -34,9 +59,16 @@ class Edge:
     """
 
     def __init__(
-        self, app: ASGIApp, *, any_host: Callable[[], bool], host_names: AbstractSet[str], metrics: Metrics
+        self,
+        app: ASGIApp,
+        *,
+        any_host: Callable[[], bool],
+        host_names: AbstractSet[str],
+        metrics: Metrics,
+        in_hand: InHand,
     ) -> None:
         self._app = app
+        self._in_hand = in_hand
         self._metrics = metrics
         self._any_host = any_host
         self._host_names = host_names
@@ -53,7 +85,8 @@ class Edge:
         began_s = time.monotonic()
         with about(request_id=request_id):
             try:
-                await self._serve(scope, receive, sent, headers)
+                with self._in_hand.held():
+                    await self._serve(scope, receive, sent, headers)
             except asyncio.CancelledError:
                 if sent.status != CLIENT_LEFT:  # its answer has begun
                     raise
@@ -94,7 +127,9 @@ class Edge:
 def _cut_short(request: Request) -> Response:
     """Answer what a server that stops could not finish within its grace period."""
     return problem_response(
-        request, 503, code="stopping", detail="this server is stopping: retry in a moment",
+        request, 503, code="stopping",
+        detail="this server is stopping: repeat the request in a moment, with its Idempotency-Key if it "
+        "has one. What was stored under that key is known",
         headers={"Retry-After": str(RETRY_AFTER_S)},
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 
 from meshwright.service.cli.terminal import BAD_INPUT, say_error
 from meshwright.service.errors import ServerStartError
-from meshwright.service.serving.serve import serve
+from meshwright.service.serving.serve import leave, serve
 from meshwright.service.settings import Settings, settings_with
 
 DatabaseUrl = Annotated[
@@ -51,6 +51,7 @@ def serve_command(
     except ServerStartError as fault:
         say_error(str(fault))
         raise typer.Exit(BAD_INPUT) from None
+    leave()
 
 
 def worker(

@@ -6,8 +6,10 @@ Stop (SIGTERM, Ctrl-C): finish requests → stop the workers, which give their j
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
+import math
 import os
 import resource
 import signal
@@ -19,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import uvicorn
 from fastapi import FastAPI
@@ -27,6 +29,7 @@ from sqlalchemy.exc import DBAPIError
 
 from meshwright.service import telemetry
 from meshwright.service.api.app import create_app
+from meshwright.service.api.edge import InHand
 from meshwright.service.api.problems import ProblemProtocol
 from meshwright.service.auth.access import Access
 from meshwright.service.db import migrations
@@ -133,6 +136,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 MAX_OPEN_FILES = 65_536
+CUT_S = 1.0  # for what is cut short at the end of the grace to be answered
 _log = logging.getLogger(__name__)
 
 
@@ -155,6 +159,23 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
                 _run(settings, listener, signals, on_ready)
 
 
+def leave() -> NoReturn:
+    """End the process after ``serve``, whatever its threads still compute for requests that were cut short.
+
+    They hold no more than a transaction, which the database ends.
+    """
+    until = time.monotonic() + CUT_S
+    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    for thread in others:
+        thread.join(0.0 if thread.daemon else max(0.0, until - time.monotonic()))
+    if not any(one.is_alive() and not one.daemon for one in others):
+        raise SystemExit(os.EX_OK)  # telemetry sends the rest
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(os.EX_OK)
+
+
 def _run(
     settings: Settings, listener: socket.socket, signals: _Signals, on_ready: Callable[[str], None]
 ) -> None:
@@ -162,7 +183,9 @@ def _run(
     app = create_app(settings, is_stopping=lambda: server.should_exit)
     install(app)
     gc.freeze()  # what is built stays: collecting it held up every request for 18 ms
-    server = _Server(server_config(settings, app), lambda: on_ready(_url(listener)))
+    server = _Server(
+        server_config(settings, app), lambda: on_ready(_url(listener)), app.state.in_hand, settings.grace_s
+    )
     signals.stop(server)
     server.run(sockets=[listener])
 
@@ -171,7 +194,7 @@ def server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
     """Return how uvicorn serves the app."""
     return uvicorn.Config(
         app,
-        timeout_graceful_shutdown=max(1, round(settings.grace_s)),
+        timeout_graceful_shutdown=math.ceil(settings.grace_s + CUT_S),
         http=ProblemProtocol,
         forwarded_allow_ips=settings.trusted_proxies,
         log_config=None,
@@ -183,15 +206,27 @@ def server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """Uvicorn without signal handlers of its own, reporting when it accepts requests."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_ready: Callable[[], None], in_hand: InHand, grace_s: float
+    ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._in_hand = in_hand
+        self._grace_s = grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then report."""
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, and answer those in hand: as asked within the grace, then with a 503."""
+        cut = asyncio.get_running_loop().call_later(self._grace_s, self._in_hand.cut_short)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cut.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -34,8 +34,33 @@ READ = (
     "/v1/jobs",
     "/v1/jobs?state=succeeded",
     "/v1/plans?sort=step_time_s",
+    "/v1/profiles",
+    "/v1/models?page_size=5",
+    "/v1/usage",
+    "/v1/workers",
+    "/v1/keys",
+    "/v1/audit",
     "/metrics",
+    "/jobs",
     "{job}",
+)
+CHIP = {"memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}}
+# Of an answered job; the second of two goes to the next server, of the other release at times.
+WORK: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
+    ("GET", "/v1/jobs/{job}/plans", None),
+    ("GET", "/v1/jobs/{job}/report", None),
+    ("GET", "/v1/jobs/{job}/replans", None),
+    ("GET", "/v1/plans/{plan}/export", None),
+    ("GET", "/jobs/{job}", None),
+    ("POST", "/v1/jobs/{job}:replan", {"num_nodes": 2, "steps_done": 100, "steps_total": 200}),
+    ("POST", "/v1/jobs/{job}/share-links", {"expires_in_days": 1}),
+    ("POST", "/v1/plans/{plan}/measurements", {"peak_memory_bytes": 8 * 2**30}),
+    ("POST", "/v1/predictions", {"plan": "{plan}"}),
+    (
+        "PUT",
+        "/v1/gpus/of-a-rollout",
+        {"memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}},
+    ),
 )
 
 
@@ -170,9 +195,11 @@ class Load:
         self._witness = witness
         self._over = threading.Event()
         self._threads = [
-            threading.Thread(target=self._every, args=[act]) for act in (self._submit, self._read)
+            threading.Thread(target=self._every, args=[act])
+            for act in (self._submit, self._read, self._work)
         ]
-        self._reads = count()
+        self._reads, self._works = count(), count()
+        self._answered: dict[str, str] | None = None  # a job and its first plan
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -206,6 +233,32 @@ class Load:
         path = READ[next(self._reads) % len(READ)]
         if newest is not None or "{job}" not in path:
             self._balancer.ask("GET", path.format(job=f"/v1/jobs/{newest}"))
+
+    def _work(self) -> None:
+        """Ask one kind of request about an answered job; twice, under one idempotency key."""
+        names = self._answered or self._find_answered()
+        if names is None:
+            return
+        number = next(self._works)
+        method, path, body = WORK[number % len(WORK)]
+        key = {"Idempotency-Key": f"work-{number}"} if method == "POST" else {}
+        named = body and {
+            name: one.format(**names) if isinstance(one, str) else one for name, one in body.items()
+        }
+        answers = [
+            self._balancer.ask(method, path.format(**names), json=named, headers=key) for _ in range(2)
+        ]
+        made = {answer.json().get("id") for answer in answers if answer is not None and method == "POST"}
+        if len(made) > 1:
+            self._balancer.faults.append(f"{method} {path}: stored twice under one key")
+
+    def _find_answered(self) -> dict[str, str] | None:
+        found = self._balancer.ask("GET", "/v1/jobs?state=succeeded&page_size=1")
+        job = found.json()["jobs"][0]["id"] if found is not None and found.json()["jobs"] else None
+        plans = self._balancer.ask("GET", f"/v1/jobs/{job}/plans") if job else None
+        if plans is not None:
+            self._answered = {"job": job, "plan": plans.json()["plans"][0]["plan_id"]}
+        return self._answered
 
 
 class Rollout:

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from meshwright.service.api.edge import Edge
+from meshwright.service.api.edge import Edge, InHand
 from meshwright.service.api.metrics import Metrics
 from meshwright.service.db.database import Database
 
@@ -32,7 +32,13 @@ def cancelled(database: Database, *, begun: bool) -> list[Message]:
         sent.append(message)
 
     async def run() -> None:
-        edge = Edge(never_done, any_host=lambda: True, host_names=frozenset(), metrics=Metrics(database))
+        edge = Edge(
+            never_done,
+            any_host=lambda: True,
+            host_names=frozenset(),
+            metrics=Metrics(database),
+            in_hand=InHand(),
+        )
         request = asyncio.create_task(edge(dict(SCOPE), receive, keep))
         await asyncio.sleep(0)
         request.cancel("timeout graceful shutdown exceeded")
