@@ -256,7 +256,7 @@ class Load:
         found = self._balancer.ask("GET", "/v1/jobs?state=succeeded&page_size=1")
         job = found.json()["jobs"][0]["id"] if found is not None and found.json()["jobs"] else None
         plans = self._balancer.ask("GET", f"/v1/jobs/{job}/plans") if job else None
-        if plans is not None:
+        if job is not None and plans is not None:
             self._answered = {"job": job, "plan": plans.json()["plans"][0]["plan_id"]}
         return self._answered
 
