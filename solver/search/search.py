@@ -248,15 +248,8 @@ def _search_on(
         return _mixed(problem, profile, watch)
     with Judge(options, lazy=rivals.last_s < np.inf or later() is not None) as judge:
         others = [on_switches(problem, one) for one in ways]
-        found = _found(problem, profile, watch, known, others=others, wide=wide, rivals=rivals)
-        frontier = found.frontier
-        with watch.cut():
-            frontier.run(lambda state: _interrupt(problem, watch, found.space, state))
-            few = frontier.finished and 0 < len(frontier.ranked) < options.top_k
-            if few and frontier.apart == MESH and frontier.limit_s == np.inf:
-                frontier.fill(lambda state: _interrupt(problem, watch, found.space, state))
-        sampled = frontier.finished and not frontier.covers_all and not watch.interrupted()
-        frontier.finished &= frontier.covers_all
+        found = _bounded(problem, profile, watch, known, others=others, wide=wide, rivals=rivals)
+        frontier, sampled = found.frontier, _rank(found, watch)
         proof = _prove(frontier, watch, rivals) if proved else Proof()
         inquiry, certificates = inquiry_of(frontier, proof.survivors, options), later()
         certificate = Certificate()
@@ -268,23 +261,61 @@ def _search_on(
         certificates.owe(inquiry, plans, options, watch)
     answer = answer_of(found, plans, watch)
     answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
+    search_every = partial(
+        _search_every,
+        problem,
+        profile=profile,
+        watch=watch,
+        on_progress=on_progress,
+        ways=ways,
+        rivals=rivals,
+    )
     if answer.status == "unknown":
-        with watch.closing().cut():
-            if not any(have_room(one, profile) for one in (problem, *others)):
-                answer = replace(answer, status="infeasible", infeasible=Infeasibility(reasons=(_NO_ROOM,)))
+        answer = _refuted_by_room(answer, profile, (problem, *others), watch)
     elif answer.status == "infeasible":
-
-        def again(asked: Problem) -> Answer:
-            left = replace(asked.options, time_limit_s=max(watch.left_s, _LEAST_S))
-            return _search_on(
-                replace(asked, options=left), profile, on_progress=on_progress, known=(),
-                should_stop=watch.should_stop, ways=ways, wide=True, proved=True,
-                rivals=rivals if asked is problem else NO_RIVALS,
-            )  # fmt: skip
-
-        answer = _widened(problem, answer, watch, again)
+        answer = _widened(problem, answer, watch, search_every)
     _report_done(watch, answer)
     return replace(answer, elapsed_s=watch.elapsed_s)
+
+
+def _rank(found: AnswerInputs, watch: Watch) -> bool:
+    """Rank the bounded rows until the time is over; return whether all of a mere sample are ranked."""
+    frontier, options = found.frontier, found.problem.options
+    is_over = partial(_interrupt, found.problem, watch, found.space)
+    with watch.cut():
+        frontier.run(is_over)
+        lacks_plans = frontier.finished and 0 < len(frontier.ranked) < options.top_k
+        if lacks_plans and frontier.apart == MESH and frontier.limit_s == np.inf:
+            frontier.fill(is_over)
+    sampled = frontier.finished and not frontier.covers_all and not watch.interrupted()
+    frontier.finished &= frontier.covers_all
+    return sampled
+
+
+def _refuted_by_room(answer: Answer, profile: Profile, ways: Sequence[Problem], watch: Watch) -> Answer:
+    """Call an answer without a plan infeasible if the states of the model fit under no switches."""
+    with watch.closing().cut():
+        if not any(have_room(way, profile) for way in ways):
+            return replace(answer, status="infeasible", infeasible=Infeasibility(reasons=(_NO_ROOM,)))
+    return answer
+
+
+def _search_every(
+    problem: Problem,
+    asked: Problem,
+    *,
+    profile: Profile,
+    watch: Watch,
+    on_progress: OnProgress | None,
+    ways: Sequence[Problem],
+    rivals: Rivals,
+) -> Answer:
+    """Search all candidates in the time that is left; rivals are those of ``problem`` alone."""
+    options = replace(asked.options, time_limit_s=max(watch.left_s, _LEAST_S))
+    return _search_on(
+        replace(asked, options=options), profile, on_progress=on_progress, should_stop=watch.should_stop,
+        known=(), ways=ways, wide=True, rivals=rivals if asked is problem else NO_RIVALS, proved=True,
+    )  # fmt: skip
 
 
 def _mixed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
@@ -298,8 +329,10 @@ def _mixed(problem: Problem, profile: Profile, watch: Watch) -> Answer:
     return search_mixed(problem, profile, watch)
 
 
-def _widened(problem: Problem, answer: Answer, watch: Watch, again: Callable[[Problem], Answer]) -> Answer:
-    """Return an infeasible answer of all candidates, or the result of ``again``, which searches them."""
+def _widened(
+    problem: Problem, answer: Answer, watch: Watch, search_every: Callable[[Problem], Answer]
+) -> Answer:
+    """Return an infeasible answer if it is one of all candidates, else what ``search_every`` finds."""
     options = problem.options
     if options.deadline_days is not None and answer.fit:
         late = Infeasibility(reasons=("deadline: no configuration that fits meets it",))
@@ -310,15 +343,15 @@ def _widened(problem: Problem, answer: Answer, watch: Watch, again: Callable[[Pr
         return replace(answer, status="unknown", certified_by=())
     if not is_plain(problem):  # weighing rows writes all of them down: whether one fits is asked before
         unweighed = replace(options, objective="step_time", deadline_days=None)
-        lighter = again(replace(problem, options=unweighed))
+        lighter = search_every(replace(problem, options=unweighed))
         if lighter.status == "infeasible":
             return lighter
         if watch.interrupted():
             return replace(answer, status="unknown", certified_by=())
-    return again(problem)
+    return search_every(problem)
 
 
-def _found(
+def _bounded(
     problem: Problem,
     profile: Profile,
     watch: Watch,
@@ -333,21 +366,15 @@ def _found(
     A space that is large is sampled before it is enumerated, and the plans of that sample bound most of its
     kinds away before their prices are kept. One that is too large to be written down is not enumerated.
     """
-    first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
-    no_rows = priced_space(problem, profile, nothing.rows)
-    unpriced = Frontier.of(no_rows, problem.options.top_k, apart=_apart(problem))
-    unpriced.covers_all = False
-    found = AnswerInputs(problem, profile, nothing, unpriced, Proof(), Certificate(), tuple(others))
-    found.frontier.limit_s = rivals.last_s * (1.0 + _ROUNDING)
-    found.frontier.rivals_s = {mesh: score * (1.0 + _ROUNDING) for mesh, score in rivals.of_meshes.items()}
-    has_plans, expected = rivals.last_s < np.inf, math.inf  # where the time is over before they are counted
+    first, found = watch.at_least(_FIRST_S), _nothing_found(problem, profile, others, rivals)
+    has_plans, outer_rows = rivals.last_s < np.inf, math.inf  # where the time ends before they are counted
     with first.cut():
-        expected = estimated_outer(problem, wide=wide)
-    large = expected > LARGE_OUTER
-    if large and not (has_plans and expected <= MOST_OUTER):
+        outer_rows = estimated_outer(problem, wide=wide)
+    is_large, is_too_large = outer_rows > LARGE_OUTER, outer_rows > MOST_OUTER
+    if is_too_large or (is_large and not has_plans):
         with first.cut():
             found = _of_sample(found, watch, wide=wide)
-    if expected > MOST_OUTER:
+    if is_too_large:
         return found
 
     def begin(usual: Space) -> None:
@@ -356,22 +383,42 @@ def _found(
         with first.cut():
             if found.frontier.ranked or has_plans:
                 return
-            rows = priced_space(problem, profile, usual.rows)
-            frontier = _frontier(found, usual, rows, watch)
-            frontier.covers_all, frontier.any_plan = False, True
-            frontier.run(lambda state: bool(state.ranked))
-            if frontier.ranked:
-                found = replace(found, space=replace(usual, whole=False), frontier=frontier)
-                _interrupt(problem, watch, usual, frontier, now=True)
+            found = _of_usual(found, usual, watch)
+            if found.frontier.ranked:
+                _interrupt(problem, watch, usual, found.frontier, now=True)
 
-    among = _enumeration(problem, wide=wide, meanwhile=begin)
-    with (watch if large else first).cut():
-        space = among(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
+    enumerated = _enumeration(problem, wide=wide, meanwhile=begin)
+    with (watch if is_large else first).cut():
+        space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
         if is_weighed_by_kind(problem) or len(space.rows) <= _MOST_WEIGHED:
             return _of_whole(found, space, watch, first, known=known, wide=wide)
         if not found.frontier.ranked:
             return _of_sample(found, watch, wide=wide)
     return found
+
+
+def _nothing_found(
+    problem: Problem, profile: Profile, others: Sequence[Problem], rivals: Rivals
+) -> AnswerInputs:
+    """Return what is known before any row is: a frontier without rows, and the scores to be beaten."""
+    nothing = empty_space(problem)
+    no_rows = priced_space(problem, profile, nothing.rows)
+    frontier = Frontier.of(no_rows, problem.options.top_k, apart=_apart(problem))
+    frontier.covers_all = False
+    frontier.limit_s = rivals.last_s * (1.0 + _ROUNDING)
+    frontier.rivals_s = {mesh: score * (1.0 + _ROUNDING) for mesh, score in rivals.of_meshes.items()}
+    return AnswerInputs(problem, profile, nothing, frontier, Proof(), Certificate(), tuple(others))
+
+
+def _of_usual(found: AnswerInputs, usual: Space, watch: Watch) -> AnswerInputs:
+    """Return a first plan of the usual candidates, if one of them fits."""
+    rows = priced_space(found.problem, found.profile, usual.rows)
+    frontier = _frontier(found, usual, rows, watch)
+    frontier.covers_all, frontier.any_plan = False, True
+    frontier.run(lambda state: bool(state.ranked))
+    if not frontier.ranked:
+        return found
+    return replace(found, space=replace(usual, whole=False), frontier=frontier)
 
 
 def _enumeration(
@@ -384,27 +431,36 @@ def _enumeration(
 
 
 def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
+    """Return the rows of a problem under all its switches, priced; those that have none are ``space``."""
     if not found.others or not isinstance(space.rows, Crossing):
         return space, priced_space(found.problem, found.profile, space.rows)
-    among = _enumeration(found.problem, wide=wide)
-    alike, parts, spaces = {same_rows(found.problem): space}, [(found.problem, space.rows)], [space]
-    for one in found.others:
-        if (key := same_rows(one)) not in alike:
-            alike[key] = among(one, legal_only=True, tick=partial(watch.report, "enumerating"))
-        spaces.append(own := alike[key])
-        parts += [(one, own.rows)] if isinstance(own.rows, Crossing) else []
-    priced = priced_parts(parts, found.profile)
-    crossed = [(one, one.rows.outer.num_gpus) for one in spaces if isinstance(one.rows, Crossing)]
-    most, _ = max(crossed, key=lambda one: int(one[1].max(initial=0)))  # may use the most GPUs
+    enumerated = _enumeration(found.problem, wide=wide)
+    space_of = {same_rows(found.problem): space}
+    for other in found.others:
+        if (key := same_rows(other)) not in space_of:
+            space_of[key] = enumerated(other, legal_only=True, tick=partial(watch.report, "enumerating"))
+    ways = (found.problem, *found.others)
+    spaces = [space_of[same_rows(way)] for way in ways]
+    priced = priced_parts(
+        [(way, own.rows) for way, own in zip(ways, spaces, strict=True) if isinstance(own.rows, Crossing)],
+        found.profile,
+    )
+    largest = max(spaces, key=_most_gpus)
     joined = replace(
         space,
         rows=priced.columns,
         masks=np.broadcast_to(np.int64(0), len(priced)),
-        refuted=sum(one.refuted for one in spaces),
-        every=all(one.every for one in spaces),
-        warnings=most.warnings,
+        refuted=sum(own.refuted for own in spaces),
+        every=all(own.every for own in spaces),
+        warnings=largest.warnings,
     )
     return joined, priced
+
+
+def _most_gpus(space: Space) -> int:
+    """Return the most GPUs that crossed rows use; -1 for rows that are not crossed."""
+    rows = space.rows
+    return int(rows.outer.num_gpus.max(initial=0)) if isinstance(rows, Crossing) else -1
 
 
 def _of_whole(
@@ -416,44 +472,47 @@ def _of_whole(
     known: Sequence[Configuration],
     wide: bool,
 ) -> AnswerInputs:
-    """Search all legal rows, or the rows of the first plan if the time is over before."""
+    """Return all legal rows, with the plans that are known; or a first plan if the time ends before."""
     watch.report("enumerating", total=space.size, now=True)
-    adopted = list[int]()
+    has_limit, opening = found.frontier.limit_s < np.inf, None
     if not found.frontier.ranked:
-        found, limited = replace(found, space=space), found.frontier.limit_s < np.inf
+        found = replace(found, space=space)
         with first.cut():
-            opening = None if limited else _opening(found, space, watch)
+            opening = None if has_limit else _opening(found, space, watch)
             if opening is not None:
                 opening.frontier.covers_all &= not found.others
-                found, adopted = replace(found, frontier=opening.frontier), [opening.row]
+                found = replace(found, frontier=opening.frontier)
     with watch.cut():
-        large = not isinstance(space.rows, Columns) and len(space.rows.outer) > _WIDE
-        if found.frontier.ranked:  # a first plan is reported before all rows are priced
+        has_plan = bool(found.frontier.ranked)
+        if has_plan:  # it is reported before all rows are priced
             _interrupt(found.problem, watch, space, found.frontier, now=True)
-            if large:
-                with first.cut():
-                    found = _improved(found, space, watch)
-        own = space
-        space, rows = _joined(found, space, watch, wide=wide)
-        known_plan = bool(found.frontier.ranked) and not large
-        if known_plan and rows.by_kind is not None and len(rows.by_kind.families) > _MANY:
-            with first.cut():
-                found = _improved(found, own, watch)
-        if not found.space.whole:
-            ranked, known_rows = found.frontier.ranked, found.frontier.rows
-            first_rows = known_rows.take([one.row for one in ranked])
-            adopted = rows_of(space.rows, first_rows.configurations([one.split for one in ranked]))
-        frontier = _frontier(found, space, rows, watch)
-        adopted += rows_of(space.rows, known)
+        is_wide = not isinstance(space.rows, Columns) and len(space.rows.outer) > _WIDE
+        if has_plan and is_wide:
+            found = _improved(found, space, watch, first)
+        joined, rows = _joined(found, space, watch, wide=wide)
+        has_many = rows.by_kind is not None and len(rows.by_kind.families) > _MANY
+        if has_plan and has_many and not is_wide:
+            found = _improved(found, space, watch, first)
+        adopted = [] if opening is None else [opening.row]
+        if not found.space.whole:  # its rows have other numbers in all
+            adopted = rows_of(joined.rows, _configurations(found.frontier))
+        frontier = _frontier(found, joined, rows, watch)
+        adopted += rows_of(joined.rows, known)
         frontier.rows.take(adopted)  # prices all of them together
         for row in adopted:
             frontier.adopt(row)
-        return replace(found, space=space, frontier=frontier)
+        return replace(found, space=joined, frontier=frontier)
     return found
 
 
-def _improved(found: AnswerInputs, space: Space, watch: Watch) -> AnswerInputs:
-    """Return the best of a larger sample, if it is better than the first plan.
+def _configurations(frontier: Frontier) -> list[Configuration]:
+    """Return the ranked configurations, best first."""
+    rows = frontier.rows.take([ranked.row for ranked in frontier.ranked])
+    return rows.configurations([ranked.split for ranked in frontier.ranked])
+
+
+def _improved(found: AnswerInputs, space: Space, watch: Watch, first: Watch) -> AnswerInputs:
+    """Return the best of a larger sample, if it is better than the first plan and found in its time.
 
     Outer rows are sampled: they are opened kind by kind, so that all that differs in chunks and recomputed
     layers costs little, and an even sample of rows would mostly differ in that.
@@ -461,14 +520,15 @@ def _improved(found: AnswerInputs, space: Space, watch: Watch) -> AnswerInputs:
     rows = space.rows
     if isinstance(rows, Columns):
         return found
-    sample = rows.among(spread_evenly(len(rows.outer), _IMPROVING))
-    frontier = Frontier.of(priced_space(found.problem, found.profile, sample), 1, at_once=_IMPROVING)
-    frontier.covers_all = False
-    frontier.run(lambda state: len(state.solved) >= _TRIED or watch.interrupted())
-    if not frontier.ranked or frontier.ranked[0].score_s >= found.frontier.ranked[0].score_s:
-        return found
-    _interrupt(found.problem, watch, space, frontier, now=True)
-    return replace(found, space=replace(space, whole=False), frontier=frontier)
+    with first.cut():
+        sample = rows.among(spread_evenly(len(rows.outer), _IMPROVING))
+        frontier = Frontier.of(priced_space(found.problem, found.profile, sample), 1, at_once=_IMPROVING)
+        frontier.covers_all = False
+        frontier.run(lambda state: len(state.solved) >= _TRIED or watch.interrupted())
+        if frontier.ranked and frontier.ranked[0].score_s < found.frontier.ranked[0].score_s:
+            _interrupt(found.problem, watch, space, frontier, now=True)
+            return replace(found, space=replace(space, whole=False), frontier=frontier)
+    return found
 
 
 def _apart(problem: Problem) -> tuple[str, ...]:

@@ -237,10 +237,10 @@ class LegalRows:
         return replace(self.take(kept), whole=False)
 
     def smallest(self) -> tuple[LegalRows, IntArray]:
-        """Return the rows of the smallest micro-batches, and which of them each row is alike to otherwise.
+        """Return rows of the smallest micro-batches, and for each row the number of the one alike to it.
 
-        Where one of them does not fit, no row alike to it does. Rows of a single micro-batch, which may
-        keep no whole gradients, are alike to one another.
+        They differ in the micro-batch alone: where the smallest does not fit, none alike to it does.
+        Rows of a single micro-batch, which may keep no whole gradients, are alike to one another.
         """
         cp, dp, ep, size, zero, again = self.sizes.T
         legal = np.packbits(self.stages.transpose(1, 0, 2).reshape(len(self.sizes), -1), axis=1)
@@ -312,84 +312,70 @@ class MixedRows:
     def of_nothing(cls, fleet: NodeGroups) -> MixedRows:
         """Return no rows, as before any was enumerated, on one option for what has a shape at all."""
         options, layers = options_of(fleet)[:1], fleet.problem.model.num_layers
-        legal = np.zeros((len(options), 0, layers + 1), dtype=np.bool_)
-        return cls._priced(fleet, options, np.zeros((0, 6), dtype=np.int64), legal, 0, whole=False)
-
-    @classmethod
-    def of(cls, legal: LegalRows) -> MixedRows:
-        """Price rows on every option."""
-        return cls._priced(
-            legal.fleet, legal.options, legal.sizes, legal.stages, legal.size, whole=legal.whole
+        stages = np.zeros((len(options), 0, layers + 1), dtype=np.bool_)
+        sizes = np.zeros((0, 6), dtype=np.int64)
+        return cls.of(
+            LegalRows(fleet=fleet, options=options, sizes=sizes, stages=stages, size=0, whole=False)
         )
 
     @classmethod
-    def _priced(
-        cls, fleet: NodeGroups, options: tuple[StageOption, ...], sizes: IntArray,
-        legal: BoolArray, size: int, *, whole: bool,
-    ) -> MixedRows:  # fmt: skip
-        problem = fleet.problem
-        columns, further = (columns_of(problem, sizes, stages) for stages in _PRICED_FOR)
-        two = on_all(fleet, columns, options)
-        both = [two]
-        if problem.workload.lengths is not None:
-            # Stages wait for the slowest of the p documents in flight. Its expected maximum is concave in
-            # p, and the share of slots that wait for it m / (m + 2 (p - 1)): the wait is least at one end.
-            stages = max(min(problem.model.num_layers, sum(group.num_gpus for group in fleet.groups)), 2)
-            both.append(on_all(fleet, columns_of(problem, sizes, stages), options))
-        forward_s = _most_forward_s(fleet, options, both[-1])
+    def of(cls, legal: LegalRows) -> MixedRows:
+        """Price rows on every option: with two stages, and the least of more where their number matters."""
+        fleet, options, sizes = legal.fleet, legal.options, legal.sizes
+        columns, columns_of_more = (columns_of(fleet.problem, sizes, stages) for stages in _PRICED_FOR)
+        priced = on_all(fleet, columns, options)
+        priced_of_most = _with_most_stages(fleet, options, sizes) or priced
 
         def each(read: Callable[[Rows], FloatArray]) -> FloatArray:
-            return np.stack([read(one) for one in two])
+            return np.stack([read(rows) for rows in priced])
 
-        def passes(read: Callable[[Rows], FloatArray]) -> FloatArray:
-            return np.asarray(np.minimum.reduce([np.stack([read(one) for one in some]) for some in both]))
+        def least(read: Callable[[Rows], FloatArray]) -> FloatArray:
+            return np.minimum(each(read), np.stack([read(rows) for rows in priced_of_most]))
 
         def each_group(read: Callable[[NodeGroup], int]) -> IntArray:
             return np.repeat([[read(group)] for group in fleet.groups], len(sizes), axis=1)
 
-        straggler = each(lambda one: one.prices.straggler)
-        both_s = forward_s + passes(lambda one: one.prices.backward_s)
-        share = (forward_s / np.maximum(both_s, 1e-30))[..., :-2].max(axis=-1)
-        more_s = (forward_s - share[..., None] * both_s)[..., -2:].max(axis=-1)
+        straggler = each(lambda rows: rows.prices.straggler)
+        forward_s = _most_forward_s(fleet, options, priced_of_most)
+        both_s = forward_s + least(lambda rows: rows.prices.backward_s)
+        forward_share = (forward_s / np.maximum(both_s, 1e-30))[..., :-2].max(axis=-1)
+        more_forward_s = (forward_s - forward_share[..., None] * both_s)[..., -2:].max(axis=-1)
         sent, hops_s = _hops(fleet, options, columns)
-        found = [_transfers(fleet, some, options, straggler) for some in (columns, further)]
-        cost = columns.context_parallel_size * columns.data_parallel_size
-        gpus = np.array([fleet.groups[one.group].num_gpus // one.tensor_parallel_size for one in options])
-        several = legal[:, :, 2:].any(axis=2)
-        space = each(lambda one: one.parts_room_bytes)
-        again = each(lambda one: one.prices.replay_workspace_bytes)
-        work = each(lambda one: one.prices.head_workspace_bytes)
+        transfers = [_transfers(fleet, some, options, straggler) for some in (columns, columns_of_more)]
+        has_several = legal.stages[:, :, 2:].any(axis=2)
+        ranks_of_stage = columns.context_parallel_size * columns.data_parallel_size
+        rank_places = np.array(
+            [fleet.groups[option.group].num_gpus // option.tensor_parallel_size for option in options]
+        )
+        room_bytes = each(lambda rows: rows.parts_room_bytes)
+        replay_bytes = each(lambda rows: rows.prices.replay_workspace_bytes)
+        head_bytes = each(lambda rows: rows.prices.head_workspace_bytes)
         return cls(
-            fleet=fleet, options=options, sizes=sizes, size=size, whole=whole,
-            allowed=np.asarray(legal.any(axis=0)), alone=legal[:, :, 1],
-            room=np.where(several, gpus[:, None] // cost, 0),
+            fleet=fleet, options=options, sizes=sizes, size=legal.size, whole=legal.whole,
+            allowed=np.asarray(legal.stages.any(axis=0)), alone=legal.stages[:, :, 1],
+            room=np.where(has_several, rank_places[:, None] // ranks_of_stage, 0),
             gpus=each_group(lambda group: group.num_gpus),
             least_layers=each_group(lambda _: 0),
-            most_layers=each_group(lambda _: problem.model.num_layers),
-            layer_s=straggler[..., None] * passes(lambda one: one.layer_s),
-            embedding_s=straggler * passes(lambda one: one.embedding_s),
-            head_s=straggler * passes(lambda one: one.head_s),
-            forward_share=share,
-            more_forward_s=straggler * np.maximum(more_s, 0.0),
+            most_layers=each_group(lambda _: fleet.problem.model.num_layers),
+            layer_s=straggler[..., None] * least(lambda rows: rows.layer_s),
+            embedding_s=straggler * least(lambda rows: rows.embedding_s),
+            head_s=straggler * least(lambda rows: rows.head_s),
+            forward_share=forward_share,
+            more_forward_s=straggler * np.maximum(more_forward_s, 0.0),
             sent=sent, hops_s=hops_s, straggler=straggler,
             transfers=Transfers(
-                inside_s=np.minimum(*(one.inside_s for one in found)),
-                scale=np.minimum(*(one.scale for one in found)),
+                inside_s=np.minimum(*(some.inside_s for some in transfers)),
+                scale=np.minimum(*(some.scale for some in transfers)),
             ),
-            tail_s=straggler[..., None] * each(lambda one: one.prices.tail_s),
-            rank_tail_s=straggler * each(lambda one: one.prices.rank_tail_s),
-            fixed_s=each(lambda one: one.prices.fixed_s),
-            state_bytes=each(lambda one: one.prices.state_bytes),
-            kept_bytes=each(lambda one: one.least_kept_bytes),
-            whole_kept_bytes=each(
-                lambda one: np.where(
-                    one.per_stage[:, None], one.prices.activation_bytes, one.least_kept_bytes
-                )
-            ),
-            replay_s=straggler[..., None]
-            * passes(lambda one: one.per_stage[:, None] * one.prices.replay_s[:, :-2]),
-            room_bytes=space - again,
-            head_room_bytes=space - np.maximum(again, work),
+            tail_s=straggler[..., None] * each(lambda rows: rows.prices.tail_s),
+            rank_tail_s=straggler * each(lambda rows: rows.prices.rank_tail_s),
+            fixed_s=each(lambda rows: rows.prices.fixed_s),
+            state_bytes=each(lambda rows: rows.prices.state_bytes),
+            kept_bytes=each(lambda rows: rows.least_kept_bytes),
+            whole_kept_bytes=each(_whole_kept_bytes),
+            replay_s=straggler[..., None] * least(_replay_s),
+            room_bytes=room_bytes - replay_bytes,
+            head_room_bytes=room_bytes - np.maximum(replay_bytes, head_bytes),
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -511,20 +497,45 @@ class MixedRows:
         return columns_of(self.fleet.problem, self.sizes[row : row + 1], stages, by_stage=by_stage)
 
 
-def _most_forward_s(fleet: NodeGroups, options: Sequence[StageOption], most: Sequence[Rows]) -> FloatArray:
+def _with_most_stages(fleet: NodeGroups, options: Sequence[StageOption], sizes: IntArray) -> list[Rows]:
+    """Return rows with as many stages as a pipeline can have; [] where passes are as long with two.
+
+    Stages wait for the slowest of the p documents in flight. Its expected maximum is concave in p, and the
+    share of slots that wait for it m / (m + 2 (p - 1)): the wait is least with two stages or with the most.
+    """
+    problem = fleet.problem
+    if problem.workload.lengths is None:
+        return []
+    stages = max(min(problem.model.num_layers, sum(group.num_gpus for group in fleet.groups)), 2)
+    return on_all(fleet, columns_of(problem, sizes, stages), options)
+
+
+def _most_forward_s(
+    fleet: NodeGroups, options: Sequence[StageOption], priced_of_most: Sequence[Rows]
+) -> FloatArray:
     """Return each part's forward pass with any number of stages, at most, (B, n, P).
 
     From those with the most stages, since a pass grows by no more than its wait for documents.
     """
-    found = [one.prices.forward_s for one in most]
-    for at, (option, one) in enumerate(zip(options, most, strict=True)):
-        waited_s = one.prices.breakdown_s.get(UNEQUAL_LENGTHS)
-        if waited_s is not None and len(one):
-            ctx = context_of(fleet.problems[option.group], one.columns, fleet.profiles[option.group])
-            stages, kinds = int(one.p.max()), one.layout.kinds
+    forward_s = [rows.prices.forward_s for rows in priced_of_most]
+    for at, (option, rows) in enumerate(zip(options, priced_of_most, strict=True)):
+        waited_s = rows.prices.breakdown_s.get(UNEQUAL_LENGTHS)
+        if waited_s is not None and len(rows):
+            ctx = context_of(fleet.problems[option.group], rows.columns, fleet.profiles[option.group])
+            stages, kinds = int(rows.p.max()), rows.layout.kinds
             longest = np.max([longest_wait(ctx.of(kind), stages) for kind in kinds], axis=0)
-            found[at] = found[at] + (longest - 1.0)[:, None] * waited_s
-    return np.stack(found)
+            forward_s[at] = forward_s[at] + (longest - 1.0)[:, None] * waited_s
+    return np.stack(forward_s)
+
+
+def _whole_kept_bytes(rows: Rows) -> FloatArray:
+    """Return what stages keep that recompute none of their layers, (n, P)."""
+    return np.where(rows.per_stage[:, None], rows.prices.activation_bytes, rows.least_kept_bytes)
+
+
+def _replay_s(rows: Rows) -> FloatArray:
+    """Return the seconds of a recomputed layer where stages choose how many they recompute, (n, K)."""
+    return np.asarray(rows.per_stage[:, None] * rows.prices.replay_s[:, :-2])
 
 
 def on_all(fleet: NodeGroups, columns: Columns, options: Sequence[StageOption]) -> list[Rows]:

@@ -81,59 +81,27 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
     """
     watch.report("enumerating", now=True)
     fleet = NodeGroups.of(problem, profile)
-    frontier = MixedFrontier.of(MixedRows.of_nothing(fleet), problem, profile)
     shared = _Shared(fleet)
 
-    def interrupted(state: MixedFrontier) -> bool:
-        return _interrupt(watch, state, shared)
+    def is_over(frontier: MixedFrontier) -> bool:
+        return _interrupt(watch, frontier, shared)
 
-    legal, able = None, 0
-    with watch.at_least(_FIRST_S).cut():
-        legal = LegalRows.of(fleet, wide=wide)
-        able = len(legal.sizes)
-        if able > _FEW_ROWS:  # all of them take seconds to bound
-            frontier = MixedFrontier.of(MixedRows.of(legal.lightest()), problem, profile)
-            frontier.begin(lambda state: interrupted(state) or bool(state.found))
-            if not (frontier.found or group_constraints(problem)):
-                smallest, alike = legal.smallest()
-                frontier = MixedFrontier.of(MixedRows.of(smallest), problem, profile)
-                frontier.begin(lambda state: interrupted(state) or bool(state.found))
-                if not np.isfinite(frontier.alone_s):
-                    legal = legal.take(np.flatnonzero(np.isfinite(frontier.bounds.objective_s)[alike]))
-    found = frontier.found
-    with (watch if found or legal is None else watch.at_least(_FIRST_S)).cut():
-        look()
-        legal = legal or LegalRows.of(fleet, wide=wide)
-        every = MixedFrontier.of(MixedRows.of(legal), problem, profile)
-        every.adopt(found)
-        frontier, frontier.is_over = every, watch.interrupted
-        frontier.begin(lambda state: interrupted(state) and bool(state.found))
+    frontier, legal = _bounded(fleet, profile, watch, is_over, wide=wide)
     with watch.at_least(_FIRST_S).cut():
         shared.begin(wide=wide)
+    _solve(frontier, shared, watch, is_over)
     with watch.cut():
-        frontier.run(lambda state: interrupted(state) or _is_near(state))  # it rules out sets of groups
-    with watch.cut():
-        if shared.begun:
-            shared.solve(frontier.known_s)
-    frontier.rival_s = min([frontier.rival_s, *(one.score_s for one in shared.splits)])
-    with watch.cut():
-        frontier.run(interrupted)
-    frontier.finished &= shared.every
-    with watch.cut():
-        frontier.improve(interrupted)
+        frontier.improve(is_over)
     with watch.cut():
         if problem.options.top_k > 1 and not watch.interrupted():
-            frontier.fill(problem.options.top_k, interrupted)
-            listed = frontier.ranked()[: problem.options.top_k]
-            last_s = listed[-1].step_s if len(listed) == problem.options.top_k else np.inf
-            shared.solve(last_s, _FURTHER)
+            _fill(frontier, shared, problem.options.top_k, is_over)
     best = _ranking(problem, frontier, shared)
     proved = frontier.finished and frontier.calls > 0
     plans = _plans_of(problem, profile, best, watch.closing(), by=("cp-sat",) if proved else ())
     bound_s: float | None = None
     with watch.closing().cut():
         bound_s = _bound_s(frontier, shared, best, watch.interrupted)
-    answer = _answer(problem, profile, frontier, best, plans, watch=watch, bound_s=bound_s, legal=able)
+    answer = _answer(problem, profile, frontier, best, plans, watch=watch, bound_s=bound_s, legal=legal)
     if plans and not (shared.every and frontier.knows_alone):
         answer = replace(answer, objective_gap=None, objective_excess=None)
     if len(fleet.groups) > MOST_SHARED:
@@ -145,6 +113,77 @@ def search_mixed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool
                  incumbent_s=plans[0].prediction.step_time_s if plans else None,
                  bound_s=answer.bound_step_time_s, now=True)  # fmt: skip
     return replace(answer, space=space)
+
+
+def _bounded(
+    fleet: NodeGroups,
+    profile: Profile,
+    watch: Watch,
+    is_over: Callable[[MixedFrontier], bool],
+    *,
+    wide: bool,
+) -> tuple[MixedFrontier, int]:
+    """Return the frontier of all rows, bounded and with a first plan, and the number of legal rows.
+
+    Of many rows a first plan is sought among the lightest. Where none of these fits, the smallest row of
+    each mesh is bounded, and rows whose smallest one has no room are left out. The frontier is what these
+    attempts left where the time ends before all rows are bounded.
+    """
+
+    def of(rows: MixedRows) -> MixedFrontier:
+        return MixedFrontier.of(rows, fleet.problem, profile)
+
+    def has_plan(frontier: MixedFrontier) -> bool:
+        return is_over(frontier) or bool(frontier.found)
+
+    frontier, legal, num_legal = of(MixedRows.of_nothing(fleet)), None, 0
+    with watch.at_least(_FIRST_S).cut():
+        legal = LegalRows.of(fleet, wide=wide)
+        num_legal = len(legal.sizes)
+        if num_legal > _FEW_ROWS:  # all of them take seconds to bound
+            frontier = of(MixedRows.of(legal.lightest()))
+            frontier.begin(has_plan)
+            if not (frontier.found or group_constraints(fleet.problem)):
+                smallest, smallest_of = legal.smallest()
+                frontier = of(MixedRows.of(smallest))
+                frontier.begin(has_plan)
+                if not np.isfinite(frontier.alone_s):
+                    has_room = np.isfinite(frontier.bounds.objective_s)[smallest_of]
+                    legal = legal.take(np.flatnonzero(has_room))
+    found = frontier.found
+    with (watch if found or legal is None else watch.at_least(_FIRST_S)).cut():
+        look()
+        every = of(MixedRows.of(legal or LegalRows.of(fleet, wide=wide)))
+        every.adopt(found)
+        every.is_over = watch.interrupted
+        frontier = every
+        frontier.begin(lambda state: is_over(state) and bool(state.found))
+    return frontier, num_legal
+
+
+def _solve(
+    frontier: MixedFrontier, shared: _Shared, watch: Watch, is_over: Callable[[MixedFrontier], bool]
+) -> None:
+    """Find the best plan, and prove it: pipelines over the groups, and replicas that share the batch."""
+    with watch.cut():
+        frontier.run(lambda state: is_over(state) or _is_near(state))  # it rules out sets of groups
+    with watch.cut():
+        if shared.begun:
+            shared.solve(frontier.known_s)
+    frontier.rival_s = min([frontier.rival_s, *(split.score_s for split in shared.splits)])
+    with watch.cut():
+        frontier.run(is_over)
+    frontier.finished &= shared.every
+
+
+def _fill(
+    frontier: MixedFrontier, shared: _Shared, top_k: int, is_over: Callable[[MixedFrontier], bool]
+) -> None:
+    """Find plans for the places behind the first."""
+    frontier.fill(top_k, is_over)
+    listed = frontier.ranked()[:top_k]
+    last_s = listed[-1].step_s if len(listed) == top_k else np.inf
+    shared.solve(last_s, _FURTHER)
 
 
 def _is_near(frontier: MixedFrontier) -> bool:

@@ -400,7 +400,8 @@ def test_a_sample_without_a_better_plan_than_the_best_known_one_changes_nothing(
     frontier.run(lambda _: False)  # the best three of all, which no sample of them beats
     assert frontier.ranked[0].score_s < frontier.ranked[-1].score_s
     found = AnswerInputs(problem, profile, space, frontier, Proof(), Certificate(), ())
-    assert _improved(found, space, Watch(time_limit_s=60.0)) is found
+    watch = Watch(time_limit_s=60.0)
+    assert _improved(found, space, watch, watch) is found
 
 
 def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
