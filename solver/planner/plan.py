@@ -286,6 +286,7 @@ def _of_variants(
     problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
     known: Sequence[Configuration],
 ) -> Answer:  # fmt: skip
+    """Search what a request leaves open (launcher, precision, switches), and explain the plans of all."""
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
     packaged = packaged_variants(_while_time(switched, watch))
@@ -294,44 +295,65 @@ def _of_variants(
     answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
     answered = _with_reasons_of_none(problem, answered, watch, settle)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
-        from meshwright.solver.planner.no_plan import judge_of_changes, with_changed  # noqa: PLC0415 - no plan
-
-        judge = judge_of_changes()  # many changes of one launcher are those of another
-        answered = [with_changed(problem, one, watch, judge) for one in answered]
-    if not any(one.answer.plans for one in answered):
-        with watch.closing().cut():  # where none has room, none need be searched
-            left = left if any(have_room(one.problem, one.profile) for one in left) else []
-    unasked = len(left)
-    answer = _explained(merged(problem, answered, unasked=unasked, skipped=skipped), answered, watch)
-    if unasked:
-        cut = f"{watch.ended_by}: {unasked} of {len(variants)} variants were not searched"
-        answer = replace(answer, warnings=(*answer.warnings, cut))
-    first = problem.under(variants[0].problem.launcher)
-    priced = variants[0].profile
-    of_a_step = is_plain(problem)
-    closed = tuple[str, ...]()
-    with watch.closing().cut():
-        if of_a_step:  # odds are of the shortest step
-            answer = replace(answer, plans=with_odds(first, priced, answer.plans))
-        closed = _stages_left_closed(problem, priced, answer.plans) if of_a_step else ()
-    unknown = unsaid(answer.plans, odds=of_a_step)
-    answer = replace(answer, warnings=(*answer.warnings, *closed, *unknown))
+        answered, left = _without_plan(problem, answered, left, watch)
+    answer = merged(problem, answered, unasked=len(left), skipped=skipped)
+    answer = _explained(answer, answered, watch)
+    if left:
+        unasked = f"{watch.ended_by}: {len(left)} of {len(variants)} variants were not searched"
+        answer = replace(answer, warnings=(*answer.warnings, unasked))
+    answer = _with_certainty(problem, variants[0], answer, watch)
     if problem.options.pareto and answer.plans:
-        from meshwright.solver.planner.pareto import front_of  # noqa: PLC0415 - asked for by few
-
-        if problem.options.gpus == "fewest":  # on the GPUs of its plans
-            settle = partial(on_gpus, numbers=tuple({plan.config.num_gpus for plan in answer.plans}))
-        elif may_use_fewer(problem):
-            settle = partial(on_gpus, numbers=_of_front(variants, answer.plans[0]))
-        settled = [replace(one, problem=settle(one.problem)) for one in variants]
-        answer = replace(answer, pareto=front_of(problem, settled, watch), elapsed_s=watch.elapsed_s)
-    answer = with_baseline(first, priced, answer)
+        answer = _with_front(problem, variants, answer, settle, watch)
+    answer = with_baseline(problem.under(variants[0].problem.launcher), variants[0].profile, answer)
     if answer.plans and packaged:
         answer = _with_packaged(problem, answer, answered, packaged, watch)
     answer = replace(answer, plans=with_needs(problem, answer.plans))
     idle = (answer.notes[IDLE],) if IDLE in answer.notes else ()
     warnings = (*idle, *answer.warnings, *overlap_warnings(problem, answer.plans))
     return _of_model(problem, replace(answer, warnings=warnings))
+
+
+def _without_plan(
+    problem: Problem, answered: Sequence[Answered], left: list[Variant], watch: Watch
+) -> tuple[list[Answered], list[Variant]]:
+    """Add the changes of a request that would give it a plan; variants are left only if one has room."""
+    from meshwright.solver.planner.no_plan import judge_of_changes, with_changed  # noqa: PLC0415 - no plan
+
+    judge = judge_of_changes()  # many changes of one launcher are those of another
+    changed = [with_changed(problem, one, watch, judge) for one in answered]
+    with watch.closing().cut():
+        left = left if any(have_room(variant.problem, variant.profile) for variant in left) else []
+    return changed, left
+
+
+def _with_certainty(problem: Problem, first: Variant, answer: Answer, watch: Watch) -> Answer:
+    """Add how certain the order of the plans is, where they are ranked by the time of a step."""
+    of_a_step, closed = is_plain(problem), tuple[str, ...]()
+    with watch.closing().cut():
+        if of_a_step:
+            own = problem.under(first.problem.launcher)
+            answer = replace(answer, plans=with_odds(own, first.profile, answer.plans))
+            closed = _stages_left_closed(problem, first.profile, answer.plans)
+    unknown = unsaid(answer.plans, odds=of_a_step)
+    return replace(answer, warnings=(*answer.warnings, *closed, *unknown))
+
+
+def _with_front(
+    problem: Problem,
+    variants: Sequence[Variant],
+    answer: Answer,
+    settle: Callable[[Problem], Problem],
+    watch: Watch,
+) -> Answer:
+    """Add the front of step time and memory, on the GPUs of the plans if the fewest nodes are asked for."""
+    from meshwright.solver.planner.pareto import front_of  # noqa: PLC0415 - asked for by few
+
+    if problem.options.gpus == "fewest":
+        settle = partial(on_gpus, numbers=tuple({plan.config.num_gpus for plan in answer.plans}))
+    elif may_use_fewer(problem):
+        settle = partial(on_gpus, numbers=_of_front(variants, answer.plans[0]))
+    settled = [replace(variant, problem=settle(variant.problem)) for variant in variants]
+    return replace(answer, pareto=front_of(problem, settled, watch), elapsed_s=watch.elapsed_s)
 
 
 def _of_front(variants: Sequence[Variant], first: Plan) -> tuple[int, ...]:
@@ -361,7 +383,7 @@ def _answered(
     Returns:
         The answers in the order of the variants, and the variants that were not searched.
     """
-    groups = [[one] for one in variants]
+    groups = [[variant] for variant in variants]
     with watch.cut():
         groups = searched_together(variants)
     openings = _openings(problem, groups, watch, run, on_progress)
@@ -371,12 +393,10 @@ def _answered(
         if done and watch.interrupted():
             break
         variant, *others = groups[at]
-        shares = (_FOLLOWING if groups[other][0].follows else 1.0 for other in order[done + 1 :])
-        left = 1.0 + sum(shares) + behind
-        alone = left == 1.0 and not answered and not openings
-        limit_s = problem.options.time_limit_s if alone else max(watch.left_s / left, _LEAST_S)
-        options = replace(variant.problem.options, time_limit_s=limit_s)
-        one = replace(variant.problem, options=options)
+        searches = 1.0 + sum(_share_of(groups[later][0]) for later in order[done + 1 :]) + behind
+        is_alone = searches == 1.0 and not done and not openings
+        whole_s = problem.options.time_limit_s
+        limit_s = whole_s if is_alone else max(watch.left_s / searches, _LEAST_S)
         report, before = on_progress, [*answered.values(), *openings.values()]
         if on_progress is not None and (len(groups) > 1 or before):
             report = _as_of_all(on_progress, problem, before, watch, last=done == len(groups) - 1)
@@ -386,20 +406,34 @@ def _answered(
             own = partial(own, ways=[other.problem for other in others])
         if len(groups) > 1 and problem.options.gpus == "all":  # why one has no plan comes after all plans
             own = partial(own, explained=False)
-        if done and problem.options.gpus == "all":
-            own = partial(
-                own, rivals=rivals_of(problem, [answered[key] for key in sorted(answered)], variant)
-            )
-        elif done and variant.follows:
-            launcher = variant.problem.launcher
-            alike = [each for each in answered.values() if each.variant.problem.launcher == launcher]
-            own = partial(own, most_nodes=fewest_nodes(problem, alike))
-        answer = _answer([replace(variant, problem=one), *others], own, watch)
+        if done:
+            own = partial(own, **_beaten_by(problem, variant, [answered[key] for key in sorted(answered)]))
+        answer = _answer([_with_limit(variant, limit_s), *others], own, watch)
         answered[at] = Answered(variant=variant, answer=answer, others=tuple(others))
     found = [answered[at] for at in sorted(answered)]
     settled = {at for at, one in answered.items() if one.answer.status in ("optimal", "infeasible")}
-    found += [one for at, one in openings.items() if at not in settled]
-    return found, [one for at, some in enumerate(groups) if at not in answered for one in some]
+    found += [opening for at, opening in openings.items() if at not in settled]
+    return found, [variant for at, group in enumerate(groups) if at not in answered for variant in group]
+
+
+def _share_of(variant: Variant) -> float:
+    """Return the time that a search is expected to take, of one that nothing cuts short."""
+    return _FOLLOWING if variant.follows else 1.0
+
+
+def _with_limit(variant: Variant, limit_s: float) -> Variant:
+    options = replace(variant.problem.options, time_limit_s=limit_s)
+    return replace(variant, problem=replace(variant.problem, options=options))
+
+
+def _beaten_by(problem: Problem, variant: Variant, before: Sequence[Answered]) -> dict[str, object]:
+    """Return what a search need not find, as those before it found better: slow plans, or many nodes."""
+    if problem.options.gpus == "all":
+        return {"rivals": rivals_of(problem, before, variant)}
+    if not variant.follows:
+        return {}
+    alike = [one for one in before if one.variant.problem.launcher == variant.problem.launcher]
+    return {"most_nodes": fewest_nodes(problem, alike)}
 
 
 def _with_reasons_of_none(
