@@ -662,6 +662,46 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     return changed, own
 
 
+def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts]:
+    """Return a profile and its framework's facts under the options and the precision of a workload."""
+    workload = problem.workload
+    facts = with_options(profile.framework, workload.framework_options)
+    if workload.precision == "fp32":
+        profile, facts = _in_32_bits(profile, facts)
+    if not optimizer_named(workload.optimizer).fp32_copy:
+        # DistributedDataParallel reduces what the weights' dtype makes them
+        facts = replace(facts, replicated_gradient_dtype="bf16")
+    return profile, facts
+
+
+def _has_remainders(problem: Problem, facts: FrameworkFacts, *, low_precision: bool) -> bool:
+    """Return whether the fp32 copy of a bf16 weight holds only the 2 bytes that the weight lacks.
+
+    That takes an optimizer with state dtypes of its own.
+    """
+    if not facts.keeps_remainders or problem.workload.precision != "bf16" or low_precision:
+        return False
+    of_gradients = launcher_capabilities(problem.launcher).bf16_gradients_are_optimizers
+    return optimizer_named(problem.workload.optimizer).short_states or (
+        facts.gradient_dtype == "bf16" and of_gradients
+    )
+
+
+def _context_groups(columns: Columns, place: Placement, fabric: Fabric) -> tuple[Group, Group]:
+    """Return the ranks that exchange heads for tokens, and those that pass keys and values round.
+
+    In a row with one of the two alone, both are all its context-parallel ranks.
+    """
+    ranks, exchanging = columns.context_parallel_size.astype(np.float64), columns.exchanging
+    every = Group(ranks, place.context_stride, fabric, place.blocks)
+    if not (columns.context_parallel_mode > ALL_TO_ALL).any():
+        return every, every
+    # neighbours exchange (create_hierarchical_groups)
+    near = exchanging.astype(np.float64)
+    exchange = Group(near, place.context_stride, fabric, place.blocks)
+    return exchange, Group(ranks / near, place.context_stride * near, fabric, place.blocks)
+
+
 def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     """Return everything that the formulas read.
 
@@ -670,42 +710,29 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
             that the GPU lacks.
     """
     workload, lengths = problem.workload, problem.workload.lengths
-    optimizer = optimizer_named(workload.optimizer)
-    facts = with_options(profile.framework, workload.framework_options)
-    if workload.precision == "fp32":
-        profile, facts = _in_32_bits(profile, facts)
-    if not optimizer.fp32_copy:  # DistributedDataParallel reduces what the weights' dtype makes them
-        facts = replace(facts, replicated_gradient_dtype="bf16")
-    in_32_bits = workload.precision == "fp32"
-    precision = "bf16" if in_32_bits else linear_precision(problem, facts, profile.group.gpu)
+    optimizer, able = optimizer_named(workload.optimizer), launcher_capabilities(problem.launcher)
+    profile, facts = _as_run(problem, profile)
+    in_32_bits, gpu = workload.precision == "fp32", profile.group.gpu
+    precision = "bf16" if in_32_bits else linear_precision(problem, facts, gpu)
     low_precision = precision in ("fp8", "fp4")
-    gpu = profile.group.gpu
     clock = clock_share(gpu, facts.power_limit_w)
     gpu = replace(gpu, peak_flops={name: peak * clock for name, peak in gpu.peak_flops.items()})
-    tensor, context, expert, data, stages = profile.fabrics
-    able = launcher_capabilities(problem.launcher)
-    # the fp32 copy of an optimizer with state dtypes of its own may then be what bf16 weights lack
-    own_dtypes = optimizer.short_states or (
-        facts.gradient_dtype == "bf16" and able.bf16_gradients_are_optimizers
-    )
-    short = facts.keeps_remainders and own_dtypes and workload.precision == "bf16" and not low_precision
-    remainder_bytes = 2.0 if short else 0.0
-    axes = (
-        "tensor_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel", "data_parallel",
-        "pipeline_parallel", "weight_shard", "expert_weight_shard", "micro_batch",
-    )  # fmt: skip
-    t, c, e, et, d, p, g, ge, b = (getattr(columns, f"{axis}_size").astype(np.float64) for axis in axes)
+    remainder_bytes = 2.0 if _has_remainders(problem, facts, low_precision=low_precision) else 0.0
+
+    def size_of(axis: str) -> FloatArray:
+        return np.asarray(getattr(columns, f"{axis}_size").astype(np.float64))
+
+    t, c, d, p = (size_of(f"{axis}_parallel") for axis in ("tensor", "context", "data", "pipeline"))
+    e, et, b = size_of("expert_parallel"), size_of("expert_tensor_parallel"), size_of("micro_batch")
+    g, ge = size_of("weight_shard"), size_of("expert_weight_shard")
     sequence_parallel = (columns.sequence_parallel == 1) & (columns.tensor_parallel_size > 1)
-    shard = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), c * d / g)
-    expert_data = np.maximum(t * c * d / (e * et * ge), 1.0)
+    shares_out_images = able.shares_out_images & (workload.images_per_sample * b >= t * c)
+    data_ranks = c * d / g
+    shard_ranks = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), data_ranks)
+    expert_data_ranks = np.maximum(t * c * d / (e * et * ge), 1.0)
     place = placement_of(columns)
-    shared_out = able.shares_out_images & (workload.images_per_sample * b >= t * c)  # images, by all ranks
-    ranks = columns.exchanging.astype(np.float64)
-    exchange = ring = Group(c, place.context_stride, context, place.blocks)  # of one of them each row is
-    if (columns.context_parallel_mode > ALL_TO_ALL).any():
-        # neighbours exchange (create_hierarchical_groups)
-        exchange = Group(ranks, place.context_stride, context, place.blocks)
-        ring = Group(c / ranks, place.context_stride * ranks, context, place.blocks)
+    tensor, context, expert, data, stages = profile.fabrics
+    exchange, ring = _context_groups(columns, place, context)
     return Context(
         model=problem.model,
         gpu=gpu,
@@ -728,13 +755,13 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         packs=lengths is not None and lengths.batching == "packing" and facts.flash,
         pads_to_longest=lengths is not None and lengths.batching == "padding_to_longest",
         adds_every_gradient=facts.main_gradient and facts.gradient_bytes > _BF16_BYTES,
-        element_scale=2.0 if workload.precision == "fp32" else 1.0,
+        element_scale=2.0 if in_32_bits else 1.0,
         remainder_bytes=remainder_bytes,
         moved_share=(optimizer.moved_bytes - remainder_bytes) / ADAMW_MOVED_BYTES,
         hbm_bytes_per_s=gpu.hbm_bytes_per_s * profile.constants.hbm,
         t=t, c=c, e=e, et=et, d=d, p=p, g=g, ge=ge,
         tower_t=np.ones_like(t) if able.whole_towers else t,
-        image_ranks=np.where(shared_out, t * c, 1.0) if able.whole_towers else c,
+        image_ranks=np.where(shares_out_images, t * c, 1.0) if able.whole_towers else c,
         micro_batch=b,
         tokens=b * workload.seq_length / c,
         row_share=np.where(sequence_parallel, 1.0 / t, 1.0),
@@ -742,15 +769,15 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         selective=columns.recompute == RECOMPUTE.index("selective"),
         full=columns.recompute == RECOMPUTE.index("full"),
         tensor_group=Group(t, np.ones_like(t), tensor),
-        exchanging=ranks,
+        exchanging=columns.exchanging.astype(np.float64),
         exchange_group=exchange,
         ring_group=ring,
         expert_group=Group(e, et, expert, place.blocks),  # the innermost ranks after expert tp
         # there may be more of them than tensor ranks
         expert_tensor_group=Group(et, np.ones_like(et), tensor, place.blocks),
-        data_group=Group(c * d / g, t * g, data, place.blocks),
-        shard_group=Group(shard, t * g, data, place.blocks),
-        expert_data_group=Group(expert_data, e * et * ge, data, place.blocks),
+        data_group=Group(data_ranks, t * g, data, place.blocks),
+        shard_group=Group(shard_ranks, t * g, data, place.blocks),
+        expert_data_group=Group(expert_data_ranks, e * et * ge, data, place.blocks),
         weight_group=Group(g, t, data, place.blocks),
         expert_weight_group=Group(ge, e * et, data, place.blocks),
     )  # fmt: skip
