@@ -46,69 +46,91 @@ def _broken(faults: Mapping[str, object]) -> Iterator[str]:
 
 def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Yield the settings that the launcher cannot express."""
+    yield from _pipeline_faults(problem, config)
+    yield from _parallel_faults(problem, config)
+    yield from _offload_faults(problem, config)
+    if config.weight_shard_size > 1 or config.expert_weight_shard_size > 1:
+        yield from _weight_shard_faults(problem, config)
+    yield from _rank_order_faults(problem, config)
+    if problem.workload.framework_options.get("dynamic_context_parallel"):
+        yield from _dynamic_faults(config)
+    if problem.launcher in ("deepspeed", "none"):
+        yield from _zero_option_faults(problem, config)
+
+
+def _pipeline_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check the schedule, the layers of its stages, and what they recompute."""
     able = launcher_capabilities(problem.launcher)
-    name, schedule, zero = able.launcher, config.pipeline_schedule, config.zero_stage
-    most = able.max_zero_stage_with_pipeline if config.pipeline_parallel_size > 1 else max(able.zero_stages)
-    partial = 0 < config.recompute_layers < max(config.stage_layers, default=0)
-    has_experts = problem.model.moe is not None
-    cp, mode, order = config.context_parallel_size, config.context_parallel_mode, config.rank_order
-    ranks = config.data_parallel_size * cp // config.weight_shard_size
-    ranks_of_a_replica = config.tensor_parallel_size * cp if has_experts else cp
-    whole_sequences = config.tensor_parallel_size > 1 and not config.sequence_parallel
-    more_than_causal = problem.model.attention_sinks or problem.model.sliding_window is not None
-    known = order in able.rank_orders
-    plain = plain_order(config) if known else order
+    name, schedule, again = able.launcher, config.pipeline_schedule, config.recompute_granularity
+    recomputes_some = 0 < config.recompute_layers < max(config.stage_layers, default=0)
     yield from _broken(
         {
             f"{name} has no schedule {schedule}": schedule not in able.schedules,
-            f"{name} cannot run zero_stage = {zero} here": zero not in able.zero_stages or zero > most,
-            f"{name} has no recomputation {config.recompute_granularity}": (
-                config.recompute_granularity not in able.recompute
-            ),
-            f"{name} recomputes every layer or none": partial and not able.recompute_layer_counts,
             f"{name} has no stages of different size": (
                 len(set(config.stage_layers)) > 1 and not able.uneven_stages
             ),
-            f"{name} has no context parallelism": cp > 1 and not able.context_parallel,
-            f"{name} has no expert parallelism": (
-                config.expert_parallel_size > 1 and not able.expert_parallel
+            f"{name} has no recomputation {again}": again not in able.recompute,
+            f"{name} recomputes every layer or none": recomputes_some and not able.recompute_layer_counts,
+            f"{name} recomputes the same number of layers on every stage": (
+                config.stage_recompute_layers and not able.recompute_per_stage
+            ),
+        }
+    )
+
+
+def _parallel_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check each parallel dimension, and ZeRO's shards, against what the launcher has."""
+    able, model, zero = launcher_capabilities(problem.launcher), problem.model, config.zero_stage
+    name, cp, mode = able.launcher, config.context_parallel_size, config.context_parallel_mode
+    has_stages = config.pipeline_parallel_size > 1
+    largest_zero = able.max_zero_stage_with_pipeline if has_stages else max(able.zero_stages)
+    replicas = config.data_parallel_size * cp // config.weight_shard_size
+    without_sequence_parallel = config.tensor_parallel_size > 1 and not config.sequence_parallel
+    more_than_causal = model.attention_sinks or model.sliding_window is not None
+    yield from _broken(
+        {
+            f"{name} cannot run zero_stage = {zero} here": (
+                zero not in able.zero_stages or zero > largest_zero
             ),
             f"{name} shards over all data-parallel ranks or none": (
-                zero and config.zero_shard_size != ranks and not able.hybrid_sharding
+                zero and config.zero_shard_size != replicas and not able.hybrid_sharding
+            ),
+            f"{name} has no context parallelism": cp > 1 and not able.context_parallel,
+            f"{name} has no context parallelism by {mode}": mode not in able.context_parallel_modes,
+            f"{name} runs sliding windows and attention sinks without a ring only": (
+                able.rings_are_plain and more_than_causal and cp > 1 and mode != "all_to_all"
+            ),
+            f"{name} has no expert parallelism": (
+                config.expert_parallel_size > 1 and not able.expert_parallel
             ),
             f"{name} has no tensor parallelism of experts": (
                 config.expert_tensor_parallel_size > 1 and not able.expert_tensor_parallel
             ),
             f"{name} needs sequence_parallel for experts with tensor parallelism": (
-                whole_sequences and has_experts and able.experts_need_sequence_parallel
-            ),
-            f"{name} recomputes the same number of layers on every stage": (
-                config.stage_recompute_layers and not able.recompute_per_stage
-            ),
-            f"{name} has no context parallelism by {mode}": mode not in able.context_parallel_modes,
-            f"{name} runs sliding windows and attention sinks without a ring only": (
-                able.rings_are_plain and more_than_causal and cp > 1 and mode != "all_to_all"
+                without_sequence_parallel and model.moe is not None and able.experts_need_sequence_parallel
             ),
         }
     )
-    yield from _offload_faults(problem, config)
-    if config.weight_shard_size > 1 or config.expert_weight_shard_size > 1:
-        yield from _weight_shard_faults(problem, config)
+
+
+def _rank_order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check that the launcher numbers ranks so, and that no plainer order numbers them alike."""
+    able, order = launcher_capabilities(problem.launcher), config.rank_order
+    name, known = able.launcher, order in able.rank_orders
+    plainest = plain_order(config) if known else order
+    has_experts = problem.model.moe is not None
+    attention_ranks = config.context_parallel_size * (config.tensor_parallel_size if has_experts else 1)
     yield from _broken(
         {
             f"{name} does not number ranks by {order}": not known,
-            f"rank_order = {order} numbers the ranks as {plain} does": plain != order,
+            f"rank_order = {order} numbers the ranks as {plainest} does": plainest != order,
             f"{name} needs equal numbers of expert and attention replicas with {order}": (
                 able.data_parallel_alike
                 and order != RANK_ORDERS[0]
-                and config.expert_ranks != ranks_of_a_replica
+                and config.expert_ranks != attention_ranks
             ),
         }
     )
-    if problem.workload.framework_options.get("dynamic_context_parallel"):
-        yield from _dynamic_faults(config)
-    if problem.launcher in ("deepspeed", "none"):
-        yield from _zero_option_faults(problem, config)
 
 
 def _zero_option_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -480,43 +502,38 @@ def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check what the parallel sizes divide: heads, widths, tokens, experts, ranks and shards."""
-    model, tp, cp = problem.model, config.tensor_parallel_size, config.context_parallel_size
-    seq, base = problem.workload.seq_length, problem.workload.base_precision
-    reused = model.indexer is not None and model.indexer.reusing_layers
-    every, name = model.attentions(), f"tensor_parallel_size = {tp}"
+    """Check what the parallel sizes divide."""
+    yield from _tensor_size_faults(problem, config)
+    yield from _context_size_faults(problem, config)
+    yield from _expert_size_faults(problem, config)
+    yield from _shard_size_faults(config)
+
+
+def _tensor_size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check heads and widths over tensor-parallel ranks, and what stages would have to pass on."""
+    model, tp, base = problem.model, config.tensor_parallel_size, problem.workload.base_precision
+    name, zero, attentions = f"tensor_parallel_size = {tp}", config.zero_stage, model.attentions()
     tower = None if launcher_capabilities(problem.launcher).whole_towers else model.tower
-    mode = config.context_parallel_mode
-    exchange, ring, _ = mode.partition("+")  # such as all_to_all_2+ring
-    without_ring = cp if mode == "all_to_all" else 1
-    among = int(exchange.rpartition("_")[2]) if ring else without_ring  # ranks that exchange heads
-    heads = (*model.head_counts, *model.kv_head_counts)
-    ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, model.moe
-    experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
-    zero, shards, every_ranks = config.zero_stage, config.zero_shard_size, config.data_parallel_size * cp
-    ranks = every_ranks // config.weight_shard_size
-    # Ranks that hold the same experts, and the same shard of their weights.
-    experts_held = every_ranks * tp // (config.expert_ranks * config.expert_weight_shard_size)
-    uneven_heads = {
-        f"{name} does not go with {count} key/value heads": count % tp and tp % count
-        for count in {one.num_kv_heads for one in every}
-    }
+    reuses_keys = model.indexer is not None and model.indexer.reusing_layers
     yield from _broken(
         {
             "stages cannot pass on per-layer embeddings, shared keys or a selection of keys": (
                 config.pipeline_parallel_size > 1
-                and (model.layer_embedding_size or model.borrowing_layers or reused)
+                and (model.layer_embedding_size or model.borrowing_layers or reuses_keys)
             ),
             f"{name} does not divide the heads and the MLP width": any(
-                one.num_attention_heads % tp or one.ffn_hidden_size % tp for one in every
+                shape.num_attention_heads % tp or shape.ffn_hidden_size % tp for shape in attentions
             ),
             f"{name} does not divide the heads and the MLP width of the tower": (
                 tower and (tower.num_attention_heads % tp or tower.ffn_hidden_size % tp)
             ),
             f"{name} does not divide the width of the shared experts": (
-                moe and moe.shared_ffn_hidden_size % tp
+                model.moe and model.moe.shared_ffn_hidden_size % tp
             ),
-            **uneven_heads,
+            **{
+                f"{name} does not go with {heads} key/value heads": heads % tp and tp % heads
+                for heads in {shape.num_kv_heads for shape in attentions}
+            },
             f"{name} does not divide the GPUs of an island ({ACROSS_ISLANDS.name} is not offered)": any(
                 group.island_gpus % tp for group in problem.cluster.groups
             ),
@@ -524,27 +541,68 @@ def _size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
                 base not in ("bf16", "fp32") and (tp > 1 or zero >= _LARGEST_STAGE)
             ),
             "sequence_parallel goes with tensor_parallel_size > 1": config.sequence_parallel and tp == 1,
-            f"all_to_all cannot exchange {heads[0]} heads over tp = {tp} and cp = {among}": (
-                mode != "ring" and (cp == 1 or any(count % (tp * among) for count in heads))
+        }
+    )
+
+
+def _context_size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check tokens and heads over context-parallel ranks."""
+    model, tp, cp = problem.model, config.tensor_parallel_size, config.context_parallel_size
+    mode, seq = config.context_parallel_mode, problem.workload.seq_length
+    exchange, ring, _ = mode.partition("+")  # such as all_to_all_2+ring
+    without_ring = cp if mode == "all_to_all" else 1
+    exchanging = int(exchange.rpartition("_")[2]) if ring else without_ring  # ranks that exchange heads
+    heads = (*model.head_counts, *model.kv_head_counts)
+    yield from _broken(
+        {
+            f"all_to_all cannot exchange {heads[0]} heads over tp = {tp} and cp = {exchanging}": (
+                mode != "ring" and (cp == 1 or any(count % (tp * exchanging) for count in heads))
             ),
-            f"cp = {cp} is too small for {mode}": cp % among or (cp == among and ring),
+            f"cp = {cp} is too small for {mode}": cp % exchanging or (cp == exchanging and ring),
             f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}": (
                 seq % (cp * (tp if config.sequence_parallel else 1))
                 or (cp > 1 and mode != "all_to_all" and seq % (2 * cp))
             ),
-            f"expert_parallel_size = {ep} does not divide {experts} experts and {every_ranks * tp} ranks "
-            "of a stage": experts % ep or every_ranks * tp % (ep * etp),
+        }
+    )
+
+
+def _expert_size_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check experts and their width over the ranks of a stage."""
+    ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, problem.model.moe
+    experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
+    ranks = config.data_parallel_size * config.context_parallel_size * config.tensor_parallel_size
+    yield from _broken(
+        {
+            f"expert_parallel_size = {ep} does not divide {experts} experts and {ranks} ranks of a stage": (
+                experts % ep or ranks % (ep * etp)
+            ),
             f"expert_tensor_parallel_size = {etp} does not divide the width {width} of an expert": (
                 width % etp
             ),
             f"expert_tensor_parallel_size = {etp} does not divide the GPUs of an island": any(
                 group.island_gpus % etp for group in problem.cluster.groups
             ),
+        }
+    )
+
+
+def _shard_size_faults(config: Configuration) -> Iterator[str]:
+    """Check ZeRO's shards over the ranks that hold the same weights."""
+    zero, shards = config.zero_stage, config.zero_shard_size
+    every_rank = config.data_parallel_size * config.context_parallel_size
+    replicas = every_rank // config.weight_shard_size
+    expert_ranks = config.expert_ranks * config.expert_weight_shard_size
+    expert_replicas = every_rank * config.tensor_parallel_size // expert_ranks
+    yield from _broken(
+        {
             "zero_stage must be 0 to 3": not 0 <= zero <= _LARGEST_STAGE,
             "zero_shard_size must be 1 without ZeRO": zero == 0 and shards != 1,
-            f"zero_shard_size = 1 shards nothing over {ranks} ranks": zero and shards == 1 and ranks > 1,
+            f"zero_shard_size = 1 shards nothing over {replicas} ranks": (
+                zero and shards == 1 and replicas > 1
+            ),
             f"zero_shard_size = {shards} does not divide the ranks that share weights": (
-                zero and (ranks % shards or experts_held % max(ranks // shards, 1))
+                zero and (replicas % shards or expert_replicas % max(replicas // shards, 1))
             ),
         }
     )

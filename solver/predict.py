@@ -41,37 +41,31 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
     memory of the stages of all classes, the heaviest by its own GPU's limit.
     """
     config = evaluation.config
-    ended = [(one, one.causes_s()) for one in evaluation.classes]
-    slowest, causes = max(ended, key=lambda one: sum(one[1].values()))
+    causes_of = [(pipeline, pipeline.causes_s()) for pipeline in evaluation.classes]
+    slowest, causes = max(causes_of, key=lambda found: sum(found[1].values()))
     band = exp(Z_80_PERCENT * slowest.log_time_sigma(causes))
     causes["data_parallel"] += evaluation.exchange_s
+    step = sum(causes.values())
     stages = _stage_predictions(evaluation)
-    fills = [one.peak_memory_bytes / stage.on.problem.memory_limit_bytes
-             for one, stage in zip(stages, evaluation.stages, strict=True)]  # fmt: skip
-    at = int(np.argmax(fills))
-    heaviest, on = stages[at], evaluation.stages[at].on
+    fills = [
+        one.peak_memory_bytes / stage.on.problem.memory_limit_bytes
+        for one, stage in zip(stages, evaluation.stages, strict=True)
+    ]
+    fullest = int(np.argmax(fills))
+    heaviest, on = stages[fullest], evaluation.stages[fullest].on
     limit = on.problem.memory_limit_bytes
-    step, tokens = sum(causes.values()), problem.tokens_of(config)
-    rate, flops = tokens / step / config.num_gpus, problem.model_flops_per_token
-    again = max(_recomputed_flops_per_token(problem, one.config) for one in evaluation.classes)
-    beyond = (
-        f"{what} of {stage.on.name}" if stage.on.name else what
-        for stage in evaluation.stages
-        if not stage.on.is_timed[stage.row]
-        for what in stage.on.extrapolated[stage.row]
+    rate = problem.tokens_of(config) / step / config.num_gpus
+    flops, peak_flops = problem.model_flops_per_token, _mean_peak_flops(evaluation)
+    recomputed = max(
+        _recomputed_flops_per_token(problem, pipeline.config) for pipeline in evaluation.classes
     )
-    # the dense bf16 peak of one of the GPUs in use, on average
-    gpus = [count for one in evaluation.classes for count in one.config.stage_gpus]
-    peaks = [stage.on.profile.group.gpu.peak_bf16_flops for stage in evaluation.stages]
-    mean = sum(count * peak for count, peak in zip(gpus, peaks, strict=True)) / sum(gpus)
-    peak_flops = peaks[0] if len(set(peaks)) == 1 else mean
     return Prediction(
         step_time_s=step,
         step_time_low_s=step / band,
         step_time_high_s=step * band,
         tokens_per_s_per_gpu=rate,
         mfu=rate * flops / peak_flops,
-        hfu=rate * (flops + again) / peak_flops,
+        hfu=rate * (flops + recomputed) / peak_flops,
         peak_flops_per_gpu=peak_flops,
         bubble_fraction=causes["bubble"] / step,
         peak_memory_bytes=heaviest.peak_memory_bytes,
@@ -82,8 +76,28 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
         ),
         time_breakdown_s=causes,
         stages=stages,
-        extrapolated=tuple(dict.fromkeys(beyond)),
+        extrapolated=_extrapolated(evaluation),
     )
+
+
+def _mean_peak_flops(evaluation: Evaluation) -> float:
+    """Return the dense bf16 peak of one of the GPUs in use, on average."""
+    counts = [count for pipeline in evaluation.classes for count in pipeline.config.stage_gpus]
+    peaks = [stage.on.profile.group.gpu.peak_bf16_flops for stage in evaluation.stages]
+    if len(set(peaks)) == 1:
+        return peaks[0]
+    return sum(count * peak for count, peak in zip(counts, peaks, strict=True)) / sum(counts)
+
+
+def _extrapolated(evaluation: Evaluation) -> tuple[str, ...]:
+    """Return what is priced beyond the measured sizes, with its node group if there are several."""
+    found = (
+        f"{what} of {stage.on.name}" if stage.on.name else what
+        for stage in evaluation.stages
+        if not stage.on.is_timed[stage.row]
+        for what in stage.on.extrapolated[stage.row]
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:

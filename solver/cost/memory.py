@@ -480,26 +480,26 @@ def reducing_bytes(
         freed: bytes of activations that are gone behind a layer's pass.
     """
     stage, tied = ctx.columns.zero_stage, ctx.model.tied_embeddings
-    rows = ~ctx.sharding.in_torch_pipeline & ctx.facts.reshards_after_backward
-    each = np.where(ctx.sharding.adds_whole_gradients, 2.0, ctx.facts.reduced_gradient_bytes)
-    apart = head * (not tied)
-    last = np.maximum(replayed, 2.0 * layer - freed) + (each - 2.0) * apart
-    following = np.maximum(each * layer, replayed + (each - 2.0) * layer) - freed - 2.0 * apart
-    of_layers, own = np.maximum(last, following), ctx.facts.gradient_bytes * layer
+    groups = ~ctx.sharding.in_torch_pipeline & ctx.facts.reshards_after_backward
+    shards_gradients = groups & (stage == SHARD_GRADIENTS)
+    shards_weights = groups & (stage == SHARD_WEIGHTS) & ~ctx.sharding.adds_whole_gradients
+    each_bytes = np.where(ctx.sharding.adds_whole_gradients, 2.0, ctx.facts.reduced_gradient_bytes)
+    untied_head = head * (not tied)
+    of_last = np.maximum(replayed, 2.0 * layer - freed) + (each_bytes - 2.0) * untied_head
+    of_next = np.maximum(each_bytes * layer, replayed + (each_bytes - 2.0) * layer) - freed
+    of_layers = np.maximum(of_last, of_next - 2.0 * untied_head)
+    buffer = ctx.facts.gradient_bytes * layer  # counted among the buffers, and not there yet
     if tied:
-        at_head = 8.0 * head - own - freed * ctx.model.num_layers
-        at_layers = 4.0 * head + replayed - np.minimum(own, freed)
+        at_head = 8.0 * head - buffer - freed * ctx.model.num_layers
+        at_layers = 4.0 * head + replayed - np.minimum(buffer, freed)
     else:
-        reduced = 2.0 + each + each / ctx.dense_replicas.sharing
-        at_head = (
-            reduced * head - own - ctx.sharding.gathered_bytes * (ctx.facts.gathered_layers - 1.0) * layer
-        )
-        at_layers = each * head - own + np.maximum(replayed, 2.0 * layer - freed)
-    second = rows & (stage == SHARD_GRADIENTS)
-    third = rows & (stage == SHARD_WEIGHTS) & ~ctx.sharding.adds_whole_gradients
+        head_bytes = 2.0 + each_bytes + each_bytes / ctx.dense_replicas.sharing
+        gathered = ctx.sharding.gathered_bytes * (ctx.facts.gathered_layers - 1.0) * layer
+        at_head = head_bytes * head - buffer - gathered
+        at_layers = each_bytes * head - buffer + np.maximum(replayed, 2.0 * layer - freed)
     return (
-        np.where(second, each * apart, np.where(third, at_head, 0.0)),
-        np.where(second, of_layers, np.where(third, at_layers, 0.0)),
+        np.where(shards_gradients, each_bytes * untied_head, np.where(shards_weights, at_head, 0.0)),
+        np.where(shards_gradients, of_layers, np.where(shards_weights, at_layers, 0.0)),
     )
 
 

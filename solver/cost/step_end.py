@@ -283,21 +283,23 @@ def _offloaded_s(
     host, facts = ctx.host, ctx.facts
     if facts.super_offload or facts.cpu_update_interval > 1.0:
         return _hidden_update_s(ctx, updated, under, counts)
-    passes = _SCALED_BYTES * facts.offloads_gradients + np.where(ctx.offloads_weights, 0.0, _READ_TO_CAST)
-    gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
-    there = ctx.sharding.reduces_every_pass & facts.adds_gradients_on_host  # where they are already
+    # all bytes and seconds are those of one weight
+    gradient_bytes = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
+    on_host = ctx.sharding.reduces_every_pass & facts.adds_gradients_on_host  # since each pass
+    sent_bytes = np.where(on_host, 0.0, gradient_bytes)
     unpinned = facts.offloads_gradients & (ctx.columns.zero_stage == SHARD_WEIGHTS)
-    slower = np.where(unpinned, _UNPINNED, 1.0)
-    back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES * slower)
-    seconds = (np.where(there, 0.0, gradient) + back) / host.link_bytes_per_s + (
-        ctx.optimizer.moved_bytes + passes
-    ) / host.memory_bytes_per_s
+    weight_bytes = _WEIGHT_BYTES * np.where(unpinned, _UNPINNED, 1.0)
+    returned_bytes = np.where(ctx.offloads_weights, 0.0, weight_bytes)
+    cast_bytes = np.where(ctx.offloads_weights, 0.0, _READ_TO_CAST)
+    passed_bytes = _SCALED_BYTES * facts.offloads_gradients + cast_bytes
+    link_s = (sent_bytes + returned_bytes) / host.link_bytes_per_s
+    each_s = link_s + (ctx.optimizer.moved_bytes + passed_bytes) / host.memory_bytes_per_s
     if ctx.swaps_optimizer.any():
-        states = facts.optimizer_bytes - _ADAMW_STATES + ctx.optimizer.end_state_bytes + _FP32_BYTES
-        swapped = states / host.nvme_read_bytes_per_s + states / host.nvme_write_bytes_per_s
-        seconds = seconds + np.where(ctx.swaps_optimizer, swapped, 0.0)
-    written = _WEIGHT_BYTES / host.nvme_write_bytes_per_s
-    return updated * (seconds + np.where(ctx.swaps_weights, written, 0.0))
+        state_bytes = facts.optimizer_bytes - _ADAMW_STATES + ctx.optimizer.end_state_bytes + _FP32_BYTES
+        swapped_s = state_bytes / host.nvme_read_bytes_per_s + state_bytes / host.nvme_write_bytes_per_s
+        each_s = each_s + np.where(ctx.swaps_optimizer, swapped_s, 0.0)
+    written_s = _WEIGHT_BYTES / host.nvme_write_bytes_per_s
+    return updated * (each_s + np.where(ctx.swaps_weights, written_s, 0.0))
 
 
 # Groups of weights that SuperOffload updates one after the other, as exported. The last one has no backward
@@ -319,20 +321,21 @@ def _hidden_update_s(
     passes of all parts, and every part waits for its share of what is left.
     """
     host, facts = ctx.host, ctx.facts
-    sent = updated * (_FP32_BYTES / host.link_bytes_per_s)
-    scaled = updated * (_SCALED_BYTES / host.memory_bytes_per_s)  # by the rank, which the passes wait for
-    back = sent + scaled
-    computed = updated * (ctx.optimizer.moved_bytes / host.memory_bytes_per_s)
+    sent_s = updated * (_FP32_BYTES / host.link_bytes_per_s)  # to the host, and as long back
+    scaled_s = updated * (_SCALED_BYTES / host.memory_bytes_per_s)  # by the rank, which the passes wait for
+    waited_s = sent_s + scaled_s
+    computed_s = updated * (ctx.optimizer.moved_bytes / host.memory_bytes_per_s)
     if facts.super_offload:
-        busy = sent + computed
-        return np.asarray(np.maximum(busy - under.backward, busy / UPDATE_GROUPS) + back)
-    steps, each = facts.cpu_update_interval, np.array(counts)
-    whole, passes = each @ computed, steps * (each @ (under.forward + under.backward))
-    left = np.maximum(whole - passes, 0.0) / np.where(whole > 0.0, whole, 1.0)
-    # of 2-byte gradients: there, and from the second pass on back as well
+        hidden_s = sent_s + computed_s
+        seen_s = np.maximum(hidden_s - under.backward, hidden_s / UPDATE_GROUPS)
+        return np.asarray(seen_s + waited_s)
+    steps, of_part = facts.cpu_update_interval, np.array(counts)
+    rank_s, passes_s = of_part @ computed_s, steps * (of_part @ (under.forward + under.backward))
+    share_seen = np.maximum(rank_s - passes_s, 0.0) / np.where(rank_s > 0.0, rank_s, 1.0)
+    # 2-byte gradients go to the host in every pass, and from the second one on come back before
     copies = 1.0 + 2.0 * (steps - 1.0)
-    added = updated * (copies * _WEIGHT_BYTES / host.link_bytes_per_s)
-    return np.asarray((added + sent + computed * left + back) / steps)
+    added_s = updated * (copies * _WEIGHT_BYTES / host.link_bytes_per_s)
+    return np.asarray((added_s + sent_s + computed_s * share_seen + waited_s) / steps)
 
 
 # The GPU's update of selected gradients: weights, gradients and two moments of 2 bytes are read, all but

@@ -69,29 +69,29 @@ def fewest(
     watch = Watch(
         time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
     )
-    refuted, sizes = 0, dict[tuple[int, ...], int]()
+    refuted, refuted_on = 0, dict[tuple[int, ...], int]()  # candidates: of all nodes tried, of each GPUs
     counts = [count for count in node_counts(problem) if count <= most_nodes]
     for count in counts:
         limit_s = max(watch.left_s, 0.01)
         here = replace(
             problem, options=replace(problem.options, num_nodes=(count,), gpus="all", time_limit_s=limit_s)
         )
-        cut, covered = watch.interrupted(), 0
-        last = count == counts[-1] or cut
+        is_over, refuted_here = watch.interrupted(), 0
+        is_last = count == counts[-1] or is_over
         with watch.cut():
             here, numbers = _usable(problem, here, count, differing_on)
-            if not last:
-                covered = sizes.get(numbers) or _refuted(here, profile)
-                sizes |= {numbers: covered} if numbers else {}
-        watch.report("enumerating", explored=refuted, total=refuted + covered)
-        if covered:
-            refuted += covered
+            if not is_last:
+                refuted_here = refuted_on.get(numbers) or _refuted(here, profile)
+                refuted_on |= {numbers: refuted_here} if numbers else {}
+        watch.report("enumerating", explored=refuted, total=refuted + refuted_here)
+        if refuted_here:
+            refuted += refuted_here
             continue
-        answer = explained_search(here, profile, explained=last and most_nodes == inf, known=known,
+        answer = explained_search(here, profile, explained=is_last and most_nodes == inf, known=known,
                                   on_progress=on_progress, should_stop=should_stop)  # fmt: skip
-        if cut and count != counts[-1] and answer.status == "infeasible":  # others were not tried
+        if is_over and count != counts[-1] and answer.status == "infeasible":  # others were not tried
             answer = replace(answer, status="unknown", certified_by=(), infeasible=None)
-        if last or answer.status != "infeasible":
+        if is_last or answer.status != "infeasible":
             return replace(
                 answer,  # the rows of smaller clusters, all of them refuted, count as well
                 space_size=answer.space_size + refuted,

@@ -78,53 +78,60 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
 
 def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Yield parts of a workload that the launcher cannot train with any model."""
+    yield from _word_faults(problem.workload, able)
+    yield from _adapter_faults(problem, able)
+    yield from _frozen_faults(problem, able)
+    yield from batching_faults(problem, able)
+    yield from _overlap_faults(problem, able)
+    yield from option_faults(problem, able)
+    model, seq = problem.model, problem.workload.seq_length
+    positions = model.max_position_embeddings or seq
+    if model.learned_position_embeddings and seq > positions and able.launcher != "none":
+        yield FieldError(
+            pointer="/workload/seq_length",
+            message=f"{seq} is longer than the {positions} learned positions",
+            allowed=f"1 to {positions}",
+            nearest=str(positions),
+        )
+
+
+def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Yield what the launcher cannot adapt, train next to adapters, or hold frozen under them."""
     name, workload = able.launcher, problem.workload
-    yield from _word_faults(workload, able)
-    if workload.lora_rank and not able.adapters:
+    if not workload.lora_rank:
+        return
+    if not able.adapters:
         others = [one for one in launchers_of("any") if launcher_capabilities(one).adapters]
         yield FieldError(
             pointer="/workload/lora_rank",
             message=f"{name} can't train LoRA adapters",
             allowed=f"the launchers {', '.join(others)}",
         )
-    elif workload.lora_rank:
-        kinds = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
-        targets = [one for kind in able.adapters for one in kinds[kind]]
-        whole = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
-        for field, named in (("lora_targets", targets), ("trained_modules", whole)):
-            if others := [one for one in getattr(workload, field) if one not in named]:
-                yield FieldError(
-                    pointer=f"/workload/{field}",
-                    message=f"{name} has no modules called {' or '.join(others)}",
-                    allowed=", ".join(named) or "[]",
-                )
-        whole_class = able.adapters == ("single",) and {*SINGLE_TARGETS} <= {*workload.lora_targets}
-        if whole_class and not all_linear_adapts(problem.model):
+        return
+    targets_of = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
+    targets = [target for kind in able.adapters for target in targets_of[kind]]
+    modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
+    for field, known in (("lora_targets", targets), ("trained_modules", modules)):
+        if unknown := [named for named in getattr(workload, field) if named not in known]:
             yield FieldError(
-                pointer="/workload/lora_targets",
-                message=f"peft can't adapt out_proj of {problem.model.title}, one of its linear layers",
-                allowed=f"some of {', '.join(SINGLE_TARGETS)}",
-                nearest=json.dumps(SINGLE_TARGETS[:4]),
+                pointer=f"/workload/{field}",
+                message=f"{name} has no modules called {' or '.join(unknown)}",
+                allowed=", ".join(known) or "[]",
             )
-        if workload.base_precision not in able.base_precisions:
-            yield FieldError(
-                pointer="/workload/base_precision",
-                message=f"{name} doesn't support frozen weights in {workload.base_precision}",
-                allowed=", ".join(able.base_precisions),
-                nearest=able.base_precisions[0],
-            )
-    yield from _frozen_faults(problem, able)
-    yield from batching_faults(problem, able)
-    yield from _overlap_faults(problem, able)
-    yield from option_faults(problem, able)
-    model, seq = problem.model, workload.seq_length
-    positions = model.max_position_embeddings or seq
-    if model.learned_position_embeddings and seq > positions and name != "none":
+    all_linear = able.adapters == ("single",) and {*SINGLE_TARGETS} <= {*workload.lora_targets}
+    if all_linear and not all_linear_adapts(problem.model):
         yield FieldError(
-            pointer="/workload/seq_length",
-            message=f"{seq} is longer than the {positions} learned positions",
-            allowed=f"1 to {positions}",
-            nearest=str(positions),
+            pointer="/workload/lora_targets",
+            message=f"peft can't adapt out_proj of {problem.model.title}, one of its linear layers",
+            allowed=f"some of {', '.join(SINGLE_TARGETS)}",
+            nearest=json.dumps(SINGLE_TARGETS[:4]),
+        )
+    if workload.base_precision not in able.base_precisions:
+        yield FieldError(
+            pointer="/workload/base_precision",
+            message=f"{name} doesn't support frozen weights in {workload.base_precision}",
+            allowed=", ".join(able.base_precisions),
+            nearest=able.base_precisions[0],
         )
 
 
@@ -634,11 +641,8 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
     ``utils/groups.py _create_zero_param_parallel_group``, ``comm/coalesced_collectives.py
     all_to_all_quant_reduce`` (other sizes travel whole), ``zero/config.py offload_ratio_check``.
-    SuperOffload and ZenFlow copy states for AdamW alone: ``runtime/superoffload/superoffload_stage3.py``
-    (stage 3), ``runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow`` (offload),
-    ``runtime/zenflow/engine.py configure_zenflow`` (the interval replaces gradient accumulation).
     """
-    options = problem.workload.framework_options
+    options, model = problem.workload.framework_options, problem.model
     near = int(options.get("secondary_shard_size", 1))
     if near > 1:
         yield Rule(
@@ -651,8 +655,8 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             ),
         )  # fmt: skip
     if options.get("quantized_reductions"):
-        model, widths = problem.model, {problem.model.ffn_hidden_size}
-        widths |= {heads * model.head_dim for heads in (model.num_attention_heads, *model.kv_head_counts)}
+        heads = {model.num_attention_heads, *model.kv_head_counts}
+        widths = {model.ffn_hidden_size, *(count * model.head_dim for count in heads)}
         yield Rule(
             name=f"{able.launcher} sums gradients in 4 bits",
             reason="it needs zero_stage 3 and matrix sizes divisible by twice the number of ranks",
@@ -661,8 +665,7 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 [model.hidden_size * width % (2 * c.data_parallel_size) != 0 for width in widths]
             ),
         )  # fmt: skip
-    shared = options.get("optimizer_offload_fraction", 1.0) != 1.0
-    if shared and able.launcher != "none":
+    if _offloads_share(problem) and able.launcher != "none":
         yield Rule(
             name=f"{able.launcher} offloads a share of the optimizer's states",
             reason="it needs zero_stage 3 and host memory, not drives",
@@ -671,24 +674,40 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 (c.zero_stage != SHARD_WEIGHTS) | is_one_of(c.offload, _STATES_ON_DRIVES)
             ),
         )  # fmt: skip
-    work = problem.workload
-    late, early = float(options.get("cpu_update_interval", 1.0)) > 1.0, bool(options.get("super_offload"))
-    unlike = work.optimizer != "adamw" or work.lora_rank > 0 or (late and early)
-    if early:
+    yield from _host_update_rules(problem, able)
+
+
+def _offloads_share(problem: Problem) -> bool:
+    return float(problem.workload.framework_options.get("optimizer_offload_fraction", 1.0)) != 1.0
+
+
+def _host_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Yield what DeepSpeed's two ways to update states on the host under other work require.
+
+    SuperOffload and ZenFlow copy states for AdamW alone: ``runtime/superoffload/superoffload_stage3.py``
+    (stage 3), ``runtime/zenflow/zenflow_stage_1_and_2.py _configure_zenflow`` (offload),
+    ``runtime/zenflow/engine.py configure_zenflow`` (the interval replaces gradient accumulation).
+    """
+    workload = problem.workload
+    options, shares = workload.framework_options, _offloads_share(problem)
+    super_offload = bool(options.get("super_offload"))
+    zen_flow = float(options.get("cpu_update_interval", 1.0)) > 1.0
+    unlike = workload.optimizer != "adamw" or workload.lora_rank > 0 or (super_offload and zen_flow)
+    if super_offload:
         yield Rule(
             name=f"{able.launcher} updates offloaded states under the backward pass",
             reason="SuperOffload needs zero_stage 3, AdamW without adapters, and states in host memory",
             reads=("zero_stage", "offload"),
             violated=lambda c: (c.zero_stage != SHARD_WEIGHTS) | (c.offload != _STATES_ALONE) | unlike,
         )
-    if late:
+    if zen_flow:
         yield Rule(
             name=f"{able.launcher} updates offloaded states every few steps",
             reason="ZenFlow needs zero_stage 2, one micro-batch, AdamW without adapters, and all states "
             "in host memory",
             reads=("zero_stage", "offload", "num_microbatches"),
             violated=lambda c: (c.zero_stage != SHARD_GRADIENTS) | (c.offload != _STATES_ALONE)
-            | (c.num_microbatches != 1) | unlike | shared,
+            | (c.num_microbatches != 1) | unlike | shares,
         )  # fmt: skip
 
 
