@@ -34,6 +34,7 @@ from meshwright.service.stores.verifications import Verifications
 from meshwright.workers.fleet import FleetWork
 from meshwright.workers.outage import patiently
 from meshwright.workers.poller import note_presence, note_statistics, poll, prune, repeat, sweep
+from meshwright.workers.roles import RolesWork
 from meshwright.workers.runner import Runner, SearchCall
 from meshwright.workers.search import StoredSearch
 from meshwright.workers.verifying import verify_next
@@ -110,6 +111,7 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
         leaving=leaving,
         on_child_ended=sweeps.child_ended,
         fleet=partial(FleetWork.on, database),
+        roles=partial(RolesWork.on, database),
     )
     _start(
         lambda: sweep(engine, queue, sweeps, worker=name, every_s=settings.sweep_s, leaving=leaving),

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.jobs.answers import cache_key_of, versions_of
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.states import FLEET, Claim, Outcome
+from meshwright.service.jobs.states import FLEET, POST_TRAINING, Claim, Outcome
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.telemetry import about, span
 from meshwright.solver.answer import Answer
@@ -138,10 +138,12 @@ class Runner:
         leaving: threading.Event,
         on_child_ended: Callable[[str], None] = lambda _parent_id: None,
         fleet: Callable[[Claim], JobWork] | None = None,
+        roles: Callable[[Claim], JobWork] | None = None,
     ) -> None:
         self._engine = engine
         self._search = search
         self._fleet = fleet  # makes the work of a fleet; None: the embedding has no fleets
+        self._roles = roles  # the same of post-training
         self._worker = worker
         self._leaving = leaving  # set by SIGTERM: stop, give the job back
         self._on_child_ended = on_child_ended  # gets the id of its sweep
@@ -181,6 +183,8 @@ class Runner:
     def _work(self, claim: Claim) -> JobWork:
         if claim.kind == FLEET and self._fleet is not None:
             return self._fleet(claim)
+        if claim.kind == POST_TRAINING and self._roles is not None:
+            return self._roles(claim)
         return SearchWork(claim, self._search)
 
     def _wait(self, claim: Claim, running: _Running, heartbeat: Heartbeat) -> None:

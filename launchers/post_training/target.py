@@ -13,7 +13,7 @@ from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.post_training.engines import MOST_RUNNING
 from meshwright.solver.post_training.problem import EngineRole, PostTraining, RolePlan
-from meshwright.solver.post_training.training import is_expressible
+from meshwright.solver.post_training.splits import is_expressible
 
 Values = dict[str, object]
 

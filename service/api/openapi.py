@@ -27,6 +27,7 @@ from meshwright.service.fleets.question import (
 from meshwright.service.fleets.request import MAX_HOURS, MAX_JOBS, MAX_STEPS, MAX_WEIGHT
 from meshwright.service.fleets.running import STATES
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
+from meshwright.service.post_training.schema import POST_TRAINING_SCHEMA
 from meshwright.service.replan.request import ReplanRequest
 from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
 from meshwright.service.requests.labels import MAX_LABELS, NAME_PATTERN, VALUE_PATTERN
@@ -205,6 +206,8 @@ JOB_BODY = json_body_of(
                 "description": "as a JobRequest; the files give its model, workload and launcher",
                 "properties": {"launch_file": _LAUNCH_FILE},
             },
+            # next to how it waits: priority, deadline_s, labels
+            {**POST_TRAINING_SCHEMA, "additionalProperties": True},
         ]
     }
 )

@@ -65,7 +65,8 @@ class JobView(ApiAnswer):
     owner: str | None = None  # id of the key that submitted it
     labels: dict[str, str] | None = None
     cpu_s: float | None = None  # CPU seconds of its workers
-    kind: Literal["fleet"] | None = None  # every other job is a search, or a sweep of them
+    # every other job is a search, or a sweep of them
+    kind: Literal["fleet", "post_training"] | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     attempts: int

@@ -14,10 +14,10 @@ from meshwright.profiles.documents import document_text
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.terminal import CANCELLED, FOUND, print_json, say_warnings, screen
-from meshwright.service.files import ANSWER_FILE, check_folder, save_folder
+from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from meshwright.service.post_training.answer import post_training_document
 from meshwright.service.post_training.request import read_post_training
-from meshwright.service.report.post_training import render_post_training
+from meshwright.service.report.post_training import render_post_training, roles_page
 from meshwright.solver.post_training.plan import plan_post_training
 
 PROBLEM_FILE = "problem.json"
@@ -67,9 +67,12 @@ def run_post_training(
 
 
 def _save(document: Mapping[str, Any], bundle: ExportBundle, folder: Path, *, force: bool) -> None:
+    from meshwright.service.report.page import render_page  # noqa: PLC0415 - only for a folder
+
     files = {
         ANSWER_FILE: document_text(document),
         PROBLEM_FILE: document_text(document["problem"]),
+        REPORT_FILE: render_page(roles_page(document)),
         **bundle.files,
     }
     save_folder(folder, files, plan_id=document["plans"][0]["plan_id"], force=force)

@@ -288,7 +288,8 @@ def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str,
     return {
         **{name: prediction.get(name) for name in _PREDICTED},
         **{name: config.get(name) for name in SIZES},
-        "num_gpus": configuration_from_json(config).num_gpus if config else None,
+        # of a placement of roles: of all roles
+        "num_gpus": plan.get("num_gpus") or (configuration_from_json(config).num_gpus if config else None),
         "cost": (plan.get("outlook") or {}).get("cost"),
         "model": name_in(request, "model"),
         "cluster": name_in(request, "cluster"),

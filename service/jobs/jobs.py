@@ -28,7 +28,7 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token, page_of
 from meshwright.service.jobs.queue import MAX_HINTS, WakeUpQueue
-from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
+from meshwright.service.jobs.states import FLEET, POST_TRAINING, TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission, add, question_of
 from meshwright.service.jobs.sweeps import Sweeps
 
@@ -248,18 +248,28 @@ class Jobs:
             )
         return found
 
-    def plan(self, tenant: str, plan_id: str) -> tuple[JobRecord, Mapping[str, Any]]:
+    def plan(
+        self, tenant: str, plan_id: str, *, roles: bool = False
+    ) -> tuple[JobRecord, Mapping[str, Any]]:
         """Return one plan and the job that found it (the newest one, when several did).
 
+        Args:
+            tenant: of the caller.
+            plan_id: of the plan.
+            roles: whether it may be a placement of the roles of post-training.
+
         Raises:
-            NotFoundError: this tenant has no such plan.
+            NotFoundError: this tenant has no such plan, or it is a placement of roles.
         """
         with self._database.read() as connection:
             found = records.find_plan(connection, tenant, plan_id)
             if found is None:
                 raise NotFoundError("there is no such plan")
             job_id, body = found
-            return records.required_job(connection, tenant, job_id), body
+            job = records.required_job(connection, tenant, job_id)
+            if job.kind == POST_TRAINING and not roles:
+                raise NotFoundError(f"the plan places roles: see GET /v1/jobs/{job_id}/plans")
+            return job, body
 
     def plan_of_job(
         self, tenant: str, job_id: str, plan_id: str | None

@@ -12,6 +12,7 @@ MAX_ATTEMPTS = 3  # a job that lost its worker this often is poison
 MAX_EXCUSED = 9  # fence up to which a claim that a living worker gave up does not count
 
 FLEET = "fleet"  # kind of a job that plans several on one cluster
+POST_TRAINING = "post_training"  # kind of a job that places the roles of a step
 
 Beat = Literal["ok", "cancel", "lost"]
 FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]
@@ -33,7 +34,7 @@ class Claim:
     checkpoint: Mapping[str, Any] | None = None  # what an earlier worker had found when it had to leave
     parent_id: str | None = None  # of the sweep that this job is a point of
     owner: str | None = None  # the key that submitted it
-    kind: str | None = None  # fleet; None: a search
+    kind: str | None = None  # fleet, post_training; None: a search
     cancel_requested: bool = False  # before the claim: only a sweep is claimed after that
 
 

@@ -29,12 +29,14 @@ POSITION_DIGITS = 4  # hexadecimal, at the end of a child's id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAsked:
-    """A fleet in the form that is stored."""
+    """A fleet, or the roles of post-training, in the form that is stored."""
 
     request: Mapping[str, object]
     versions: Mapping[str, str]  # of what would answer it
     time_limit_s: float
     replans: str | None = None  # id of the fleet that it plans anew
+    kind: str = FLEET  # or another question that is no search
+    title: str | None = None  # in a line; none of a fleet, which has a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class StoredSubmission:
     request: Mapping[str, object]
     cache_key: str
     time_limit_s: float
-    kind: str | None = None  # fleet
+    kind: str | None = None  # fleet, post_training
     title: str | None = None  # in a line; none of a fleet, which has a name
     parts: tuple[NewChild, ...] = ()  # of a sweep
 
@@ -79,7 +81,8 @@ def question_of(tenant: str, submission: Submission) -> StoredSubmission:
             request=fleet.request,
             cache_key=cache_key_of(tenant, fleet.request, fleet.versions),
             time_limit_s=fleet.time_limit_s,
-            kind=FLEET,
+            kind=fleet.kind,
+            title=fleet.title,
         )
     if problem is None:
         raise ValueError("a submission needs a problem or a fleet")

@@ -16,8 +16,9 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_a
 from meshwright.profiles.inline import cluster_to_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.reading import FieldReader
+from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.requests.parse import parse_problem
-from meshwright.service.requests.parts import POST_TRAINING, named_parts, without_schema
+from meshwright.service.requests.parts import named_parts, without_schema
 from meshwright.solver.post_training.engines import ENGINES, has_precision, obstacle_of
 from meshwright.solver.post_training.lengths import AnswerLengths, lengths_of_percentiles
 from meshwright.solver.post_training.problem import MODES, Mode, Pins, PostTraining

@@ -21,16 +21,18 @@ from meshwright.profiles.figures import NO_BREAK
 from meshwright.service.report.document import Document, PredictionDocument
 from meshwright.service.report.fleet import FleetReport
 from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, with_ties, words
+from meshwright.service.report.post_training import RolesReport
 
 HTML = Path(__file__).parent / "html"
 # Those of one configuration and of a fleet have no script.
 _TEMPLATES = {
     Document: "report.html", PredictionDocument: "prediction.html", FleetReport: "fleet_report.html",
+    RolesReport: "roles_report.html",
 }  # fmt: skip
 _SHORT = re.compile(r"\b(?:tp|pp|vpp|cp|ep|dp|zero|mbs)(?=[ \N{NO-BREAK SPACE}]\d)|\bMFU\b")
 
 
-def render_page(document: Document | PredictionDocument | FleetReport) -> str:
+def render_page(document: Document | PredictionDocument | FleetReport | RolesReport) -> str:
     """Return the whole file; the same document always gives the same bytes."""
     terms = COLUMNS | {words(name): meaning for name, meaning in (TIME_TERMS | MEMORY_TERMS).items()}
     return (

@@ -157,3 +157,66 @@ def lengths_lines(document: Mapping[str, Any]) -> list[str]:
     if changing is None:
         return [f"{head} The roles stay the same; {name} moves the step most."]
     return [f"{head} The choice depends on {name}. With {changing['words']}, {changing['roles']}."]
+
+
+# --------------------------------------------------------------------------------------------------
+# The same as a page.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRow:
+    """What one role does in a step, as a row of a chart."""
+
+    name: str
+    figure: str  # its share of the step that it works
+    segments: tuple[StepSegment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolesReport:
+    """The roles of a step as pages show them."""
+
+    title: str
+    verdict: str
+    roles: tuple[str, ...]
+    rows: tuple[RoleRow, ...]
+    marks: tuple[str, ...]  # the chart's beginning, middle and end
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    plans: tuple[Mapping[str, Any], ...]  # ranked, with ``way`` and ``engines`` in words
+
+
+def roles_page(document: Mapping[str, Any]) -> RolesReport:
+    """Return the roles of an answer for a page."""
+    first = document["plans"][0]
+    step_s, segments = first["step_s"], timeline_of(first)
+    return RolesReport(
+        title=title_words(document),
+        verdict=verdict_words(document),
+        roles=tuple(role_lines(first)),
+        rows=tuple(_role_row(role, segments, step_s) for role in ("generate", "train")),
+        marks=("0", f"{step_s / 2:.0f} s", f"{step_s:.0f} s"),
+        reasons=tuple(reason_lines(document)),
+        notes=tuple(document["notes"]),
+        plans=tuple(_shown_plan(plan) for plan in document["plans"]),
+    )
+
+
+def _role_row(role: str, segments: Sequence[StepSegment], step_s: float) -> RoleRow:
+    own = tuple(one for one in segments if one.role == role)
+    busy = sum(one.end_s - one.start_s for one in own) / step_s
+    return RoleRow(name=role, figure=f"{100 * busy:.0f} %", segments=own)
+
+
+def _shown_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    engines = ", ".join(
+        f"{role['engines']} of tp {role['tensor_parallel_size']} on {role['group']}"
+        for role in plan["rollout"]
+    )
+    train = plan["training"]
+    return {
+        **plan,
+        "way": way_words(plan),
+        "engines": engines,
+        "trains": f"{train['gpus']} × {train['group']}: {train['layout']}",
+    }

@@ -21,6 +21,7 @@ from meshwright.profiles.documents import pointer, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import NO_SWITCH, switches
+from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.requests.fields import MAX_BATCH
 from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, WORDS
 from meshwright.solver.problem import Problem, SearchOptions
@@ -44,9 +45,6 @@ def without_schema(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a document without the address of its schema, which only editors read, and its version."""
     plain = without_version(raw)
     return {name: value for name, value in plain.items() if name != SCHEMA or not isinstance(value, str)}
-
-
-POST_TRAINING = "post_training"  # kind of a request for the roles of reinforcement learning
 
 
 def is_post_training(raw: Mapping[str, object]) -> bool:

@@ -23,7 +23,7 @@ from meshwright.service.db.rows import added_to, all_of, one_of
 from meshwright.service.db.tables import share_links
 from meshwright.service.errors import ConflictError, NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
-from meshwright.service.jobs.states import FLEET
+from meshwright.service.jobs.states import FLEET, POST_TRAINING
 
 DEFAULT_LIFE_DAYS = 7.0
 MAX_LIFE_DAYS = 365.0
@@ -89,6 +89,8 @@ class ShareLinks:
                     return earlier[0], None
                 if job.kind == FLEET:
                     can_be_shown = bool((job.answer or {}).get("jobs"))
+                elif job.kind == POST_TRAINING:
+                    can_be_shown = bool((job.answer or {}).get("status") not in {None, "infeasible"})
                 else:
                     can_be_shown = job.answer is not None and job.num_children is None
                 if not can_be_shown:

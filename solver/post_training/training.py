@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup
@@ -14,12 +14,12 @@ from meshwright.solver.answer import Plan
 from meshwright.solver.cost.evaluation import Evaluation, evaluate
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.post_training.problem import PostTraining
+from meshwright.solver.post_training.splits import is_expressible, split_of
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem, ShouldStop
 
 HOST_BYTES_PER_S = 25e9  # of one GPU to pinned host memory (PCIe 5.0 x16 reaches 50e9, half of it shared)
 OPTIMIZER_BYTES = 12.0  # a weight's fp32 copy and two moments
-_ENDS = 2  # stages of which a launcher states the layers
 _DOUBLINGS = 6  # of a pool that is too small
 _FULL = 0.97  # of packed sequences where lengths are not read (NeMo-RL: modified first-fit decreasing)
 
@@ -150,20 +150,6 @@ def _expressible_plan(problem: Problem, profile: Profile, should_stop: ShouldSto
     options = replace(problem.options, stage_layers=split, pin=pins)
     again = ask(replace(problem, options=options), profile, should_stop=should_stop).plans
     return again[0] if again else None
-
-
-def is_expressible(stage_layers: Sequence[int]) -> bool:
-    """Return whether all stages but the first and the last hold equally many layers."""
-    return len(set(stage_layers[1:-1])) <= 1
-
-
-def split_of(layers: int, stages: int) -> tuple[int, ...]:
-    """Return a split with equal inner stages: even, or with smaller ones at both ends."""
-    if layers % stages == 0 or stages <= _ENDS:
-        return tuple(layers // stages + (at < layers % stages) for at in range(stages))
-    inner = -(-layers // stages)
-    ends = layers - inner * (stages - _ENDS)
-    return (ends // 2, *(inner,) * (stages - _ENDS), ends - ends // 2)
 
 
 def least_nodes(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -> int | None:

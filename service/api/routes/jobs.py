@@ -56,11 +56,14 @@ from meshwright.service.db.stored import Unreadable
 from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission
+from meshwright.service.post_training.request import read_post_training
+from meshwright.service.post_training.stored import roles_asked
 from meshwright.service.replan.answer import ReplanAnswer, first_files
 from meshwright.service.replan.request import Changed, changed_job, read_replan_request
-from meshwright.service.requests.jobs import read_job_request
+from meshwright.service.requests.jobs import QUEUEING, read_job_request, read_queueing
 from meshwright.service.requests.launch_files import with_launch_file
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parts import is_post_training
 from meshwright.service.stores.deletion import Deletion
 from meshwright.service.stores.replans import Stored
 from meshwright.solver.problem import Problem
@@ -96,6 +99,11 @@ def submission_of(
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
     """
+    if is_post_training(body):
+        return submission_of_roles(
+            body, caller, parser_of(service, tenant), fresh=fresh, idempotency_key=idempotency_key,
+            origin=origin,
+        )  # fmt: skip
     body = with_launch_file(body)
     asked = read_job_request(body, parser_of(service, tenant))
     return Submission(
@@ -110,6 +118,32 @@ def submission_of(
         owner=caller.key_id,
         max_cpu_s_per_day=caller.max_cpu_s_per_day,
         labels=asked.labels,
+    )
+
+
+def submission_of_roles(
+    body: Mapping[str, object],
+    caller: Caller,
+    parse: Callable[[Mapping[str, object]], Problem],
+    *,
+    fresh: bool,
+    idempotency_key: str | None,
+    origin: Origin,
+) -> Submission:
+    """Return the submission of a body with ``kind: post_training``; errors as ``submission_of``."""
+    how = read_queueing(body)
+    raw = {name: value for name, value in body.items() if name not in QUEUEING}
+    return Submission(
+        fleet=roles_asked(read_post_training(raw, parse=parse)),
+        body=body,
+        idempotency_key=idempotency_key,
+        fresh=fresh,
+        origin=origin,
+        priority=how.priority,
+        deadline_s=how.deadline_s,
+        owner=caller.key_id,
+        max_cpu_s_per_day=caller.max_cpu_s_per_day,
+        labels=how.labels,
     )
 
 
@@ -129,7 +163,7 @@ def submit_job(
     fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
     idempotency_key: KeyDep,
 ) -> Response:
-    """Submit a problem or a sweep; one that was answered before returns the earlier job.
+    """Submit a problem, a sweep or ``kind: post_training``; an answered one returns the earlier job.
 
     Model, batch and launcher may come from a ``launch_file`` next to the cluster, or from a capture.
     """

@@ -38,6 +38,8 @@ from meshwright.service.db.database import compact_json
 from meshwright.service.errors import MissingExtraError, NotFoundError
 from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.states import POST_TRAINING
+from meshwright.service.post_training.stored import exported_roles
 from meshwright.service.requests.checks import check_launcher, check_risk
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
@@ -110,9 +112,10 @@ def list_plans(query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: Tena
     summary="Look at a plan",
 )
 def read_plan(plan_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
-    """One plan, and the newest job that found it."""
-    job, body = jobs.plan(tenant, plan_id)
-    view = {"job_id": job.id, "plan": stored_plan(body).to_json()}
+    """One plan, and the newest job that found it; of ``kind: post_training`` with its roles."""
+    job, body = jobs.plan(tenant, plan_id, roles=True)
+    of_roles = job.kind == POST_TRAINING
+    view = {"job_id": job.id, "plan": body if of_roles else stored_plan(body).to_json()}
     return Response(compact_json(view), media_type="application/json")
 
 
@@ -162,7 +165,9 @@ def exported_plan(
     jobs: Jobs, tenant: str, plan_id: str, launcher: str | None, start: Start, *, accept_risk: bool
 ) -> tuple[str, ExportBundle]:
     """Return the launcher of a stored plan, and its launch files; errors as ``exported``."""
-    job, body = jobs.plan(tenant, plan_id)
+    job, body = jobs.plan(tenant, plan_id, roles=True)
+    if job.kind == POST_TRAINING:
+        return exported_roles(job.request, body, launcher)
     problem, plan = parse_problem(job.request), stored_plan(body)
     chosen = launcher or problem.launcher
     return chosen, exported(plan, problem, chosen, start, accept_risk=accept_risk)

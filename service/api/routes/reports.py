@@ -17,10 +17,11 @@ from meshwright.service.api.problems import declared
 from meshwright.service.db.records import JobRecord
 from meshwright.service.errors import NotFoundError, NotReadyError
 from meshwright.service.jobs.answers import answer_of, stored_plan
-from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.jobs.states import POST_TRAINING, TERMINAL_STATES
 from meshwright.service.report.fleet import fleet_page
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.page import content_security_policy, render_page
+from meshwright.service.report.post_training import roles_page
 from meshwright.service.report.trace import trace_of
 from meshwright.service.reporting import (
     MOST_LISTED,
@@ -109,7 +110,15 @@ def page_of_job(
     service: Service, tenant: str, job: JobRecord, plans: Sequence[Mapping[str, Any]], *, what_if: bool
 ) -> Response:
     """The report of a job with these plans."""
+    if job.kind == POST_TRAINING:
+        return _page_of_roles(job, plans)
     return _page(service, tenant, answer_of(job.answer, plans), parse_problem(job.request), what_if=what_if)
+
+
+def _page_of_roles(job: JobRecord, plans: Sequence[Mapping[str, Any]]) -> Response:
+    if not plans:
+        raise NotFoundError("the roles can't be placed: GET /v1/jobs/{id}/plans says why")
+    return _html(render_page(roles_page({**(job.answer or {}), "plans": list(plans)})))
 
 
 def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, what_if: bool) -> Response:

@@ -26,7 +26,8 @@ from meshwright.service.db.records import JobFilter, JobRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.answers import answer_of
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
+from meshwright.service.jobs.states import FLEET, POST_TRAINING, TERMINAL_STATES
+from meshwright.service.report.post_training import roles_page
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.web import views
 from meshwright.service.web.callers import SUBMITS
@@ -77,6 +78,8 @@ def show_job(
     job = jobs.read(tenant, job_id)
     if job.kind == FLEET:
         return seen_at(request, views.path_of(job))
+    if job.kind == POST_TRAINING:
+        return _roles(request, service, tenant, job)
     if job.answer is not None:
         return _answered(request, service, tenant, job.id, page_token)
     title, question = views.named(job)
@@ -181,6 +184,24 @@ def _answered(
             for plan in plans.items
             if plan["plan_id"] in verdicts
         ],
+    )
+
+
+def _roles(request: Request, service: Service, tenant: str, job: JobRecord) -> Response:
+    """Return one question on post-training: how it goes, its roles, or why there are none."""
+    shown = None
+    if job.answer is not None and "faults" not in job.answer:
+        job, plans = service.jobs.plans(tenant, job.id, page_size=LISTED, page_token=None)
+        shown = roles_page({**(job.answer or {}), "plans": list(plans.items)})
+    return page(
+        request,
+        "roles.html",
+        job=job,
+        title=job.title,
+        words=views.STATE_WORDS[job.state],
+        is_open=job.state not in TERMINAL_STATES,
+        roles=shown,
+        faults=(job.answer or {}).get("faults", ()),
     )
 
 

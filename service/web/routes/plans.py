@@ -17,10 +17,12 @@ from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
 from meshwright.service.jobs.answers import answer_of, stored_plan
+from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.report.formatting import configuration_words, mesh_words
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
 from meshwright.service.web.rendering import HEADERS, page
+from meshwright.service.web.routes.searches import seen_at
 from meshwright.service.web.views import named, problem_of
 from meshwright.solver.answer import Plan, accepts_risk
 from meshwright.solver.problem import Problem
@@ -35,7 +37,9 @@ def show_plan(
     request: Request, plan_id: str, service: ServiceDep, jobs: JobsDep, tenant: TenantDep
 ) -> Response:
     """One plan in full."""
-    job, body = jobs.plan(tenant, plan_id)
+    job, body = jobs.plan(tenant, plan_id, roles=True)
+    if job.kind == POST_TRAINING:
+        return seen_at(request, f"/jobs/{job.id}")
     problem = problem_of(job)
     whole = answer_of(job.answer, [body])
     answer = only(whole, whole.plans[0])

@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.post_training.request import read_post_training
+from meshwright.service.post_training.schema import POST_TRAINING_SCHEMA
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.post_training.plan import plan_post_training
 
@@ -79,3 +80,13 @@ def test_the_stored_question_reads_as_itself() -> None:
 def test_commands_for_training_name_the_kind() -> None:
     with pytest.raises(InvalidProblemError, match="question of its own"):
         parse_problem(REQUEST)
+
+
+def test_the_schema_lists_the_fields_that_are_read() -> None:
+    """Each field of the schema is known to the reader, whatever its value."""
+    for part in ("algorithm", "lengths", "rollout", "training", "asynchrony", "search"):
+        for name in POST_TRAINING_SCHEMA["properties"][part]["properties"]:
+            with pytest.raises(InvalidProblemError) as caught:
+                read_post_training({**REQUEST, part: {name: {"x": [1]}}})
+            unknown = [error for error in caught.value.errors if "unknown field" in error.message]
+            assert not [error for error in unknown if error.pointer == f"/{part}/{name}"]
