@@ -39,6 +39,7 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
         "none", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp8-experts",
         "nvfp4",
     ),
+    "loss_kernel": ("whole", "chunked", "liger", "cut"),
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
     "grouped_gemm": ("grouped", "multi_stream"),
 }  # fmt: skip
@@ -112,7 +113,7 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "reduces_copies", "bucketed_stages", "keeps_buckets", "latents_whole",
+    "autocasts", "clips_apart", "reduces_copies", "bucketed_stages", "keeps_buckets", "latents_whole",
     "low_precision_sequences", "balances_by_neighbours", "routes_padding",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
@@ -135,7 +136,9 @@ class FrameworkFacts:
     attention_kernel: str  # flash*, cudnn, triton: no score matrix; megatron-fused, torch: one
     elementwise_fused: bool  # bias, activation, rotary embedding and residual: one kernel for each group
     norm_fused: bool  # norms keep their input only
+    separate_projections: bool  # queries, keys, values, gate and up are layers of their own, run one by one
     loss_fused: bool  # logits are never kept in fp32
+    loss_kernel: str  # whole: all logits of a micro-batch at once; others make a part of them at a time
     logits_sharded: bool  # the logits of a rank are V / tp wide
     embedding_sharded: bool  # the embedding of a rank has V / tp rows also where the head is not tied to it
     embedding_products: bool  # rows of the embedding are found by products with one-hot rows
@@ -148,6 +151,7 @@ class FrameworkFacts:
     keeps_remainders: bool  # of the fp32 copy what bf16 weights lack, where states have dtypes of their own
     own_gradient_bytes: float  # of the model's gradients, in addition to an fp32 buffer
     accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
+    clips_apart: bool  # clipping moves gradients on top of what the constant of an update has
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
     overlap_gradients: bool  # reduction runs under the backward pass
     overlap_tensor: bool  # tensor-parallel collectives run under GEMMs (with sequence parallel)

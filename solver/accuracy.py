@@ -395,7 +395,10 @@ def _with_unknown_logits(
         profile = profile_of(one)
         logits = max(profile.framework.logit_bytes, _FLOAT_LOSS_BYTES)
         return replace(
-            profile, framework=replace(profile.framework, logits_sharded=False, logit_bytes=logits)
+            profile,
+            framework=replace(
+                profile.framework, loss_kernel="whole", logits_sharded=False, logit_bytes=logits
+            ),
         )
 
     found = list(predictions)

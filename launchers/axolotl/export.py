@@ -117,8 +117,7 @@ _CUT: Values = {
 
 def _cuts_logits(target: Target) -> bool:
     """Return whether the loss was priced without logits."""
-    options = target.workload.framework_options
-    return bool(options.get("loss_fused")) and options.get("logit_bytes") == 0
+    return target.workload.framework_options.get("loss_kernel") == "cut"
 
 
 def _adapter(target: Target) -> Values:
@@ -171,7 +170,7 @@ def export(target: Target) -> ExportBundle:
 
 
 def _warnings(target: Target) -> Iterator[str]:
-    cut = ("loss_fused", "logit_bytes") if _cuts_logits(target) else ()
+    cut = ("loss_kernel",) if _cuts_logits(target) else ()
     yield from accelerate_warnings(target, (*WRITTEN_FACTS, *cut))
     yield model_is_in_the_script(target)
     if target.config.zero_stage:

@@ -89,7 +89,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         framework_options={
             **ranks.kernel_of(fields, "axolotl", configuration),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
-            **_kernels(fields, known.model(), configuration.micro_batch_size),
+            **_kernels(fields, known.model()),
         },
         **tuned,
     )
@@ -175,7 +175,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
             fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     recompute, micro = _recomputes(fields), fields.integer("micro_batch_size")
-    count, options = _count(fields, micro), _kernels(fields, known.model(), micro)
+    count, options = _count(fields, micro), _kernels(fields, known.model())
     fields.stop()
     optimizer = tuned["optimizer"].removesuffix("-bf16")
     values: dict[str, int | str | bool] = {
@@ -287,7 +287,7 @@ def _recomputes(fields: Fields) -> bool:
     return said == "true"
 
 
-def _kernels(fields: Fields, model: ModelSpec, micro: int) -> Options:
+def _kernels(fields: Fields, model: ModelSpec) -> Options:
     """Return the layers that the plugins of Liger and cut cross entropy replace, if they are listed."""
     listed, found = _plugins(fields), Options()
     names = {
@@ -300,12 +300,12 @@ def _kernels(fields: Fields, model: ModelSpec, micro: int) -> Options:
     cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
     if "liger" in listed:
         found |= {names[name]: True for name in names if name in on and names[name]}
-        found |= ranks.chunked_loss(model, micro * fields.integer("sequence_len")) if _CHUNKED in on else {}
+        found |= {"loss_kernel": "liger"} if _CHUNKED in on else {}
     elif on:
         fields.note("Liger kernels are on but do nothing: plugins doesn't list them")
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
     if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
-        found |= {"loss_fused": True, "logit_bytes": 0.0}
+        found |= {"loss_kernel": "cut"}
     return found
 
 

@@ -92,6 +92,8 @@ _MS_SWIFT = Tool(
 )
 _TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
 _OPEN_INSTRUCT = Tool(name="open-instruct")  # weights in bf16 (finetune.py); sequences as long as it says
+# Arguments of TRL's SFTConfig that no other trainer has (TRL 1.16.0, trainer/sft_config.py).
+_OF_SFT = ("packing", "packing_strategy", "completion_only_loss", "assistant_only_loss")
 _PEFTS = (_PLAIN, _TRL)  # use peft's own adapters by default
 
 _PROGRAMS = (
@@ -302,7 +304,7 @@ def trainer_run(
         **found.workload.framework_options,
         **ranks.kernel_of(fields, found.launcher, found.configuration),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
-        **ranks.liger(fields, model, micro * length),
+        **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), of_sft=_is_sft(fields, tool)),
     }
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
@@ -500,6 +502,11 @@ def keeps_no_copy(found: LaunchFile) -> bool:
 def optimizer_under(found: LaunchFile, said: str) -> str:
     """Return the optimizer of a run; DeepSpeed's file overrides the trainer's arguments."""
     return found.workload.optimizer if found.launcher == "deepspeed" else said
+
+
+def _is_sft(fields: Fields, tool: Tool) -> bool:
+    """Return whether TRL trains: its own script, or a person's with arguments of its SFTConfig."""
+    return tool is _TRL or (tool is _PLAIN and any(fields.has(name) for name in _OF_SFT))
 
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:

@@ -24,7 +24,6 @@ from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.shell.values import UNKNOWN, Script, unknown_fault, unknown_in
 from meshwright.solver.configuration import Configuration
@@ -508,19 +507,24 @@ _LIGER = (
 )  # TrainingArguments, older TRL, LLaMA-Factory
 
 
-def liger(fields: Fields, model: ModelSpec, tokens: int) -> Options:
-    """Return the options of Liger's kernels if on: norms, activations, and a loss that keeps no logits.
+def uses_liger(fields: Fields) -> bool:
+    """Return whether Liger's kernels are on, under any of their names."""
+    on = {name for name in _LIGER if fields.flag(name)}
+    return bool(on)
 
-    Its loss splits rows into vocabulary / hidden size parts, rounded to a power
-    of two (liger-kernel 0.6, ops/fused_linear_cross_entropy.py), and writes gradients over their 2 bytes.
+
+def kernels_of(launcher: str, *, liger: bool, of_sft: bool) -> Options:
+    """Return the options of Liger's kernels, if on, and of the loss, if it is not the launcher's own.
+
+    TRL's trainer of supervised fine-tuning makes logits in chunks, and turns Liger's loss off (TRL 1.16.0,
+    trainer/sft_trainer.py:1127-1147).
+
+    Args:
+        launcher: whose facts the run is priced under.
+        liger: Liger's kernels are on.
+        of_sft: the trainer is TRL's SFTTrainer.
     """
-    if not any(fields.flag(name) for name in _LIGER):
-        return {}
-    return {"elementwise_fused": True, "norm_fused": True, **chunked_loss(model, tokens)}
-
-
-def chunked_loss(model: ModelSpec, tokens: int) -> Options:
-    """Return the options of Liger's fused linear cross entropy."""
-    rows = -(-tokens // -(-model.vocab_size // model.hidden_size))
-    rows = 1 << (rows - 1).bit_length()
-    return {"loss_fused": True, "logit_bytes": 2.0 * min(rows / tokens, 1.0)}
+    kernel = "chunked" if of_sft else "liger" if liger else "whole"
+    usual = framework_facts(framework_of(launcher)).loss_kernel
+    loss: Options = {} if kernel == usual else {"loss_kernel": kernel}
+    return {"elementwise_fused": True, "norm_fused": True, **loss} if liger else loss

@@ -29,7 +29,7 @@ from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
 from meshwright.launchers.reading.known import Known, header_of, known_of
 from meshwright.launchers.transformers import read as trainer
-from meshwright.launchers.transformers.read_ranks import kernel_of, liger, ranks_run
+from meshwright.launchers.transformers.read_ranks import kernel_of, kernels_of, ranks_run, uses_liger
 from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.shell.values import Word
 
@@ -79,7 +79,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     dtype = _dtype(fields, precision, frozen=bool(adapters))
     fields.word("attn_implementation", "")
     size = fields.optional(accelerate.DDP_BUCKET)
-    liger_on = liger(fields, known.model(), length * given.integer(accelerate.MICRO_BATCH))
+    liger = uses_liger(fields)
     fields.stop()
     unread = fields.unread()
     plain = {
@@ -100,7 +100,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **run.workload.framework_options,
         **kernel_of(fields, run.launcher, run.configuration),
         **bucket_option(size, run.launcher, run.configuration),
-        **liger_on,
+        **kernels_of(run.launcher, liger=liger, of_sft=True),
     }
     optimizer = trainer.optimizer_under(run, optimizer)
     if not adapters:

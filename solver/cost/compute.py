@@ -115,6 +115,10 @@ _UNFUSED_PERMUTATION, _DISPATCH_PERMUTES, _GROUPED_PERMUTES = 1.5, 0.7, 0.5
 # (Transformer Engine 2 ``module/grouped_linear.py``: ``split_quantize``, ``general_grouped_gemm``).
 _CASTS_OF_AN_EXPERT = 2.0
 _NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0  # of one element, forward
+# What the backward pass of LlamaRMSNorm's operators moves beyond twice as much: products with weight and
+# normalised rows (8 + 12) and the latter's sum (4), the same of root and rows (8 + 12 + 4), the mean (8),
+# the square (8 + 8 + 12) and the sum of both gradients (12), in fp32; casts to and from 2 bytes (12).
+_EAGER_NORM_BACKWARD = 108.0 - 2.0 * 36.0
 _MODULATED_BYTES = 16.0  # of two blocks: a norm scaled and shifted, what is added scaled; read and written
 _RESIDUAL_BYTES = 6.0  # of one sum: two read, one written
 # A third of both passes' bytes, by counting kernels: Megatron-Core adds the experts' biases in fp32, one by
@@ -335,13 +339,14 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         dense = model.ffn_hidden_size * model.has_mlp
         width, permute = tokens * dense / ctx.t, np.zeros_like(tokens)
     moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
-    moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width)
+    moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width) + _wide_bytes(ctx, kind)
     if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
         inner = _cast_width(ctx, heads / ctx.t)
         cast = 4.0 * (ROW_CASTS if ctx.facts.precision_recipe == "fp8-rowwise" else 1.0)
         moved = moved + cast * tokens * (h * ctx.row_share * model.num_blocks + width / tokens + inner)
     seconds = moved / ctx.hbm_bytes_per_s
-    return PassSeconds(forward=seconds, backward=2.0 * seconds)
+    beyond = _eager_norm_elements(ctx, kind) * _EAGER_NORM_BACKWARD / ctx.hbm_bytes_per_s
+    return PassSeconds(forward=seconds, backward=2.0 * seconds + beyond)
 
 
 def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
@@ -375,22 +380,41 @@ def _eager_bytes(
     """
     facts, model, moe = ctx.facts, ctx.model, ctx.model.moe
     moved: FloatArray | float = 0.0
-    apart, norms_apart = ctx.single_elementwise, ctx.single_norms
+    apart = ctx.single_elementwise
     if np.any(apart):
         moved = moved + (12.0 * ctx.tokens * heads_width + 4.0 * width) * apart
         if model.streams:  # copied, multiplied, added, copied; innovation, its copies, product, sums
             streams = (28.0 * model.streams.count + 10.0) * ctx.tokens * model.hidden_size
             sparse = 12.0 * width * model.streams.sparse_layers / model.num_layers  # mean, deviation, cut
             moved = moved + (streams + sparse) * apart
-    if np.any(norms_apart):
-        rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_of(kind)
-        rows = rows + ctx.tokens * _inner_width(ctx, kind)
-        moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows * norms_apart
+    moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * _eager_norm_elements(ctx, kind)
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
         biased = _EXPERT_BIAS_BYTES * model.expert_width * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)
         moved = moved + ctx.moe_tokens * moe.top_k * ctx.expert_load * (biased * ctx.et + clamped)
     return moved
+
+
+def _eager_norm_elements(ctx: Context, kind: LayerKind) -> FloatArray | float:
+    """Return the elements that norms of a layer normalise by single operators, of one rank, (n,)."""
+    if not np.any(ctx.single_norms):
+        return 0.0
+    rows = ctx.tokens * ctx.row_share * ctx.model.hidden_size * ctx.model.norms_of(kind)
+    return (rows + ctx.tokens * _inner_width(ctx, kind)) * ctx.single_norms
+
+
+def _wide_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Return the bytes that a layer's forward pass moves more where the rows between layers are fp32, (n,).
+
+    A sum reads and writes rows of 4 bytes (4 more), a fused norm likewise (4), one of single operators
+    neither converts its input nor its output (8 less), and each projection casts its input (4 + 2).
+    """
+    model = ctx.model
+    norms = 4.0 * (1.0 - ctx.single_norms) - 8.0 * ctx.single_norms
+    projections = 3.0 * model.mixes_tokens + (model.mlp_matrices - 1.0) * model.has_mlp
+    casts = 6.0 * projections * ctx.facts.separate_projections
+    each = 4.0 * model.num_blocks + norms * model.norms_of(kind) + casts
+    return ctx.wide_rows * ctx.tokens * ctx.row_share * model.hidden_size * each
 
 
 def permuted_bytes(ctx: Context) -> FloatArray | float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwright.profiles.adapters import TRAINED_MODULES
+from meshwright.profiles.adapters import TRAINED_MODULES, BasePrecision
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
@@ -373,6 +373,29 @@ class Context:
     def single_norms(self) -> FloatArray | float:
         """Return 1 where a norm's operators run one by one, else 0."""
         return self.uncompiled.astype(np.float64) if self.facts.norm_fused else 1.0
+
+    @cached_property
+    def held_precision(self) -> BasePrecision:
+        """Return the precision that a rank holds weights in which products read in 2 bytes.
+
+        Autocast reads trained ones of fp32, unless the optimizer updates weights in bf16.
+        """
+        if self.frozen:
+            return self.workload.base_precision
+        return "fp32" if self.facts.autocasts and self.optimizer.fp32_copy else "bf16"
+
+    @cached_property
+    def converts(self) -> BoolArray:
+        """Mark rows that make weights 2 bytes each before a product, if they are not, (n,).
+
+        Those of 4 and 8 bits a rank keeps whole; FSDP casts fp32 where it gathers.
+        """
+        return np.asarray(self.columns.zero_stage < (SHARD_WEIGHTS if self.frozen else 1))
+
+    @cached_property
+    def wide_rows(self) -> FloatArray:
+        """Return 1 where the rows between layers are fp32, as an embedding in fp32 makes them, else 0."""
+        return (self.converts * (self.held_precision == "fp32")).astype(np.float64)
 
     @property
     def at_lengths(self) -> list[tuple[FloatArray, Context]]:

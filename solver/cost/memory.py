@@ -23,12 +23,12 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
+from meshwright.solver.cost.losses import loss_bytes
 from meshwright.solver.cost.low_rank import low_rank
 from meshwright.solver.cost.parameters import (
     Weights,
     base_bytes_beyond,
     casts_bytes,
-    held_precision,
     largest_tensor,
     part_weights,
     trained_parts,
@@ -40,10 +40,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
 
 _ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts in addition to the fp32 copy
-# A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
-# cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
 _FP32_GRADIENT_BYTES = 4.0
-_FUSED_LOGIT_BYTES = 4.0
 _ONE_HOT_BYTES = 2.0  # of an element of a one-hot row, in the type of products
 _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at least stays
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
@@ -95,14 +92,30 @@ def _input_bytes(ctx: Context, *layers: str, routed: bool = False) -> float:
 
 
 def _mlp_width_bytes(ctx: Context, *, routed: bool = False) -> float:
-    """Return the bytes that an MLP keeps of one element of its width: the activation's input and output."""
-    return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *MLP_INNER, routed=routed)
+    """Return the bytes that an MLP keeps of one element of its width: the activation's input and output.
+
+    A gate that is activated and multiplied by operators of their own leaves its activation as well.
+    """
+    gated = ctx.model.mlp_matrices - 2.0
+    single = ctx.facts.separate_projections and not ctx.facts.elementwise_fused
+    return 2.0 * (1.0 + gated * (1.0 + single)) + _input_bytes(ctx, *MLP_INNER, routed=routed)
 
 
-def _norm_output_bytes(ctx: Context) -> float:
+def _norm_output_bytes(ctx: Context) -> FloatArray:
+    """Return what projections keep of one number of their norms' output, (n,).
+
+    Autocast caches casts of weights alone (torch 2.13, ``aten/src/ATen/autocast_mode.cpp``,
+    ``cached_cast``): each projection that reads a row of fp32 keeps a cast of its own.
+    """
     attentions = 2 if ctx.model.crossing else int(ctx.model.mixes_tokens)
     attention = _input_bytes(ctx, *ATTENTION_INPUT) * attentions
-    return attention + _input_bytes(ctx, *MLP_INPUT) * ctx.model.has_mlp
+    mlp = _input_bytes(ctx, *MLP_INPUT) * ctx.model.has_mlp
+    casts = ctx.wide_rows * ctx.facts.separate_projections
+    further = (_PROJECTIONS - 1.0) * attention + (ctx.model.mlp_matrices - 2.0) * mlp
+    return attention + mlp + casts * further
+
+
+_PROJECTIONS = 3.0  # queries, keys and values
 
 
 # ZenFlow keeps of each selected gradient on every GPU: two moments, the gradient, and the weight that the
@@ -294,7 +307,9 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     """
     model, apart = ctx.model, ctx.single_norms
     each = 2.0 + (6.0 if model.zero_centered_norm and model.normalization == "rmsnorm" else 4.0) * apart
-    norms = each * model.norms_of(kind) + model.num_blocks * float(ctx.facts.dropout)
+    norms = (each + 2.0 * ctx.wide_rows) * model.norms_of(kind) + model.num_blocks * float(
+        ctx.facts.dropout
+    )
     inputs = _norm_output_bytes(ctx) * (0.5 if model.shared_norm else 1.0)
     width = norms * ctx.row_share + inputs * (1.0 if ctx.facts.keeps_gathered_inputs else ctx.row_share)
     outer = ctx.tokens * ctx.model.hidden_size * width
@@ -401,15 +416,12 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
 
 
 def checkpoint_bytes(ctx: Context) -> FloatArray:
-    """Return a fully recomputed layer's kept input, ``2 s b h`` of every stream (Korthikanti 2022, 5)."""
-    return ctx.tokens * ctx.model.hidden_size * 2.0 * num_streams(ctx.model.streams) * ctx.row_share
+    """Return a fully recomputed layer's kept input, ``2 s b h`` of every stream (Korthikanti 2022, 5).
 
-
-def head_workspace_bytes(ctx: Context) -> FloatArray:
-    """Return logits with their fp32 copies and gradients at the peak, and the head's input."""
-    per_logit = min(ctx.facts.logit_bytes, _FUSED_LOGIT_BYTES if ctx.facts.loss_fused else np.inf)
-    logits = ctx.tokens * ctx.padded_vocabulary / ctx.logits_ranks * per_logit
-    return logits + ctx.tokens * ctx.model.hidden_size * 4.0 * ctx.row_share
+    Twice as much where rows are fp32.
+    """
+    each = 2.0 * num_streams(ctx.model.streams) * (1.0 + ctx.wide_rows)
+    return ctx.tokens * ctx.model.hidden_size * each * ctx.row_share
 
 
 # Of weights that travel in 8 bits, next to the gathered ones; of gradients in 4 bits as sent and received
@@ -647,7 +659,7 @@ def memory_prices(
         f"{term.name}_bytes": np.stack([getattr(state, term.name) for state in states], axis=1)
         for term in fields(StateBytes)
     }
-    if ctx.frozen or held_precision(ctx) == "fp32":
+    if ctx.frozen or ctx.held_precision == "fp32":
         held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
     if ctx.model.diffusion:
         held["weights_bytes"][:, last] += 2.0 * ctx.model.diffusion.encoder_weights
@@ -691,7 +703,7 @@ def memory_prices(
         **held,
         "activation_bytes": np.stack([*plain, *activations[-2:]], axis=1),
         "checkpoint_bytes": np.stack([*replayed, zero, zero], axis=1),
-        "head_workspace_bytes": np.maximum(head_workspace_bytes(ctx) + cached, of_head),
+        "head_workspace_bytes": np.maximum(loss_bytes(ctx) + cached, of_head),
         "replay_workspace_bytes": np.maximum(np.maximum(begun, of_layer), update),
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
         + shard_buffer_bytes(ctx, weights[last - 1], layer=True),

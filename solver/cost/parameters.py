@@ -15,7 +15,6 @@ from meshwright.profiles.adapters import (
     MLP_INNER,
     NORMS,
     WHOLE_PRECISIONS,
-    BasePrecision,
     adapted_layers,
     base_bytes,
     copied_parameters,
@@ -24,7 +23,7 @@ from meshwright.profiles.adapters import (
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
-from meshwright.solver.configuration import BoolArray, FloatArray
+from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows
 from meshwright.solver.cost.context import Context
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
@@ -251,34 +250,20 @@ def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
     return gemms
 
 
-def held_precision(ctx: Context) -> BasePrecision:
-    """Return the precision that a rank holds weights in which products read in 2 bytes.
-
-    Autocast reads trained ones of fp32, unless the optimizer updates weights in bf16.
-    """
-    if ctx.frozen:
-        return ctx.workload.base_precision
-    return "fp32" if ctx.facts.autocasts and ctx.optimizer.fp32_copy else "bf16"
-
-
-def _converts(ctx: Context) -> BoolArray:
-    return np.asarray(ctx.columns.zero_stage < (SHARD_WEIGHTS if ctx.frozen else 1))
-
-
 def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     """Count a layer's weights that are made 2 bytes each before every product, shape (n,); none of bf16.
 
     Those of 4 and 8 bits a rank keeps whole: only layouts without tensor parallelism and ZeRO-3 have them.
     Autocast casts those in fp32 where nothing is gathered; FSDP casts where it gathers.
     """
-    precision, layers = held_precision(ctx), quantized_layers(ctx.model, kind)
+    precision, layers = ctx.held_precision, quantized_layers(ctx.model, kind)
     number: FloatArray | float = 0.0
     if precision == "fp32":
         dense = sum(layer.inputs * layer.outputs for layer in layers if not layer.experts)
         number = dense / ctx.t + layer_weights(ctx, kind).routed
     elif precision != "bf16":
         number = sum(layer.inputs * layer.outputs * _on_rank(ctx, layer) for layer in layers)
-    return np.where(_converts(ctx), number, 0.0)
+    return np.where(ctx.converts, number, 0.0)
 
 
 def _on_rank(ctx: Context, layer: Matrix) -> FloatArray | float:
@@ -297,7 +282,7 @@ _CONVERTED_BYTES = {
 def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes moved to make a layer's weights bf16, in each forward and backward pass."""
     weights = _converted_weights(ctx, kind)
-    forward, backward = _CONVERTED_BYTES.get(held_precision(ctx), (0.0, 0.0))
+    forward, backward = _CONVERTED_BYTES.get(ctx.held_precision, (0.0, 0.0))
     return forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
 
 
@@ -308,9 +293,9 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
     where gradients of twice their bytes come.
     """
     zero = np.zeros_like(ctx.t)
-    if held_precision(ctx) != "fp32":
+    if ctx.held_precision != "fp32":
         return [zero] * (len(kinds) + 2)
-    weigh = 2.0 * (_converts(ctx) & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
+    weigh = 2.0 * (ctx.converts & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
     head = weigh * _vocabulary_matrix(ctx) / ctx.vocabulary_ranks
     return [*(weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, head]
 

@@ -56,6 +56,7 @@ from meshwright.solver.cost.context import (
     total,
 )
 from meshwright.solver.cost.launches import issued, launched, launches_left, layer_floor_s
+from meshwright.solver.cost.losses import logits_are_replayed, loss_is_fused
 from meshwright.solver.cost.memory import (
     layer_activation_bytes,
     memory_prices,
@@ -70,7 +71,6 @@ from meshwright.solver.cost.parameters import (
     adapter_gemms,
     converted_bytes,
     embedding_weights,
-    held_precision,
     layer_weights,
     normalized_head_weights,
     output_weights,
@@ -158,7 +158,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     if ctx.frozen:
         pieces.append(gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16"))
         pieces.append(_moved_s(ctx, adapter_bytes(ctx, kind)))
-    if held_precision(ctx) != "bf16":
+    if ctx.held_precision != "bf16":
         pieces.append(_moved_s(ctx, converted_bytes(ctx, kind)))
     compute = total(*pieces, accumulation(ctx, trained.dense + trained.routed))
     # blocks: attention, the MLP or the shared experts; routed ones have a tensor parallelism of their own
@@ -318,8 +318,10 @@ _ENCODED = (512.0, 4096.0)  # tokens of a text and numbers of each, as T5-XXL an
 def head_seconds(ctx: Context) -> PassSeconds:
     """Price final norm, projection to the vocabulary, and the loss, for one token prediction."""
     product = gemm_seconds(ctx, products(ctx, ctx.model.head), "bf16", trained=HEAD in ctx.trained_modules)
+    if logits_are_replayed(ctx):
+        product = replace(product, backward=product.backward + product.forward)
     logits = ctx.tokens * ctx.model.vocab_size / ctx.logits_ranks
-    loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
+    loss = logits * ctx.constants.loss_bytes * (0.5 if loss_is_fused(ctx) else 1.0) / ctx.hbm_bytes_per_s
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
     back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)
     return product + PassSeconds(
@@ -330,7 +332,7 @@ def head_seconds(ctx: Context) -> PassSeconds:
 def head_floor_s(ctx: Context) -> float:
     """Return seconds of launching the head's forward pass: norm, product and loss, in no layer's graph."""
     facts = ctx.facts
-    share = _HEAD_LAUNCHES * (_FUSED_LOSS if facts.loss_fused else 1.0) * launches_left(facts, "head")
+    share = _HEAD_LAUNCHES * (_FUSED_LOSS if loss_is_fused(ctx) else 1.0) * launches_left(facts, "head")
     return (facts.layer_launch_s or ctx.constants.floor_s) * ctx.operators.host * share
 
 

@@ -139,6 +139,9 @@ def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
     return (passes.forward + passes.backward) * np.where(interleaved, rounds, 1.0)
 
 
+_CLIPPED = 3.0  # times that clipping moves a gradient: read for the norm, read and written to be scaled
+
+
 def tail_of(
     ctx: Context,
     trained: Sequence[Weights],
@@ -193,6 +196,7 @@ def tail_of(
     own_routed = weights.routed / ctx.expert_replicas.sharing
     updated = own_dense + own_routed
     moved_bytes = updated * ctx.constants.update_bytes * ctx.moved_share
+    moved_bytes = moved_bytes + updated * _CLIPPED * ctx.facts.gradient_bytes * ctx.facts.clips_apart
     if ctx.facts.main_gradient:
         adds_whole = ctx.sharding.adds_whole_gradients
         buffered = np.where(adds_whole, weights.dense + weights.routed, updated)
@@ -379,7 +383,8 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     if ctx.adds_every_gradient:
         moved = np.full_like(ctx.t, facts.accumulation_bytes)
     else:
-        moved = 3.0 * _OUTPUT_BYTES * (1.0 - 1.0 / ctx.columns.num_microbatches)
+        each = _OUTPUT_BYTES * (1.0 + ctx.wide_rows)  # gradients of fp32 weights are fp32
+        moved = 3.0 * each * (1.0 - 1.0 / ctx.columns.num_microbatches)
     if facts.reduced_gradient_bytes > _OUTPUT_BYTES and not facts.main_gradient:
         cast = 10.0 - 4.0 / ctx.columns.num_microbatches
         moved = np.where(ctx.columns.zero_stage >= SHARD_GRADIENTS, cast, moved)

@@ -276,10 +276,10 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, watch: Watch
     The roundest one is asked first: where it does not, no nearer one does.
     """
     for changes in (_near_batches(problem), _near_lengths(problem)):
-        roundest, *nearer = changes or [None]
-        if roundest is None or (best := _searched(problem, roundest, profile, answer, watch)) is None:
+        best = _searched(problem, changes[0], profile, answer, watch) if changes else None
+        if best is None:
             continue
-        chosen = roundest
+        chosen, *nearer = changes
         for change in nearer:
             look()
             if found := _searched(problem, change, profile, answer, watch):

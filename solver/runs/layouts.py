@@ -34,6 +34,7 @@ READ_COLUMNS = (
     "gpus_per_node", "inter_node_link", "network_gbit_per_s_per_gpu", "fast_link_gpus",
     "framework_family", "precision",
     "precision_recipe", "flash_attention", "attention_kernel", "norm_fused", "loss_fused",
+    "loss_kernel",
     "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_pipeline_size",
     "layers_per_stage", "context_parallel_size", "expert_parallel_size", "data_parallel_size",
     "zero_stage", "zero_shard_size", "micro_batch_size", "global_batch_size", "optimizer",
@@ -61,6 +62,10 @@ _KNOWN_FAMILIES = {
     "torchtitan": "fsdp",
     "maxtext": "maxtext",
     "automodel": "automodel",
+    "accelerate": "accelerate",
+    "trl": "trl",
+    "axolotl": "axolotl",
+    "llama-factory": "llama-factory-accelerate",
 }
 # The nearest framework of a family that is not listed, by who shards its weights.
 _FSDP_KINDS = {"fsdp2": "fsdp", "hsdp": "fsdp", "xla_fsdp": "maxtext", "megatron_fsdp": "megatron-core"}

@@ -169,7 +169,8 @@ def some_of_the_catalog(folder: Path, cluster: str, **changed: str) -> Path:
 
 def test_what_is_frozen_never_depends_on_what_was_measured(tmp_path: Path) -> None:
     told, other = (tmp_path / name for name in ("told", "other"))
-    told.mkdir(), other.mkdir()
+    told.mkdir()
+    other.mkdir()
     rows = frozen(some_of_the_catalog(told, "mlperf-gb300"), [])
     blind = some_of_the_catalog(other, "mlperf-gb300", step_time_s="77", tokens_per_s_per_gpu="")
     assert rows == frozen(blind, [])

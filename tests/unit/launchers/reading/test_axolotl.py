@@ -238,9 +238,8 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
     def options(more: str) -> dict[str, object]:
         return dict(read(text + more, Overrides(num_gpus=8), "a.yml").workload.framework_options)
 
-    # 2 × 4096 tokens in 32000 / 4096 → 8 parts of 1024, whose logits have 2 bytes each
     fused = "liger_rms_norm: true\nliger_fused_linear_cross_entropy: true\n"
-    expected = {"loss_fused": True, "logit_bytes": 2 * 1024 / 8192, "norm_fused": True}
+    expected = {"loss_kernel": "liger", "norm_fused": True}
     assert options(f"plugins: [axolotl.integrations.liger.LigerPlugin]\n{fused}") == expected
     assert options(fused) == {}  # nothing without the plugin
     patched = "flash_attn_cross_entropy: true\nflash_attn_rms_norm: true\nlora_mlp_kernel: true\n"
@@ -248,7 +247,7 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
     layers = "plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_layer_norm: true\n"
     assert options(f"{layers}liger_cross_entropy: true\n") == {"loss_fused": True}  # its norms are RMSNorm
     cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
-    assert options(cut) == {"loss_fused": True, "logit_bytes": 0.0}
+    assert options(cut) == {"loss_kernel": "cut"}
 
 
 @pytest.mark.parametrize(
