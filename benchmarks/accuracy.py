@@ -1,5 +1,7 @@
 """Predicts every open measured run in every way that can be told apart, and writes docs/accuracy.md.
 
+Runs of fine-tuning by launchers' own trainers are a page of their own, docs/accuracy-fine-tuning.md.
+
     .venv/bin/python -m benchmarks.accuracy            # some ten minutes on one core
     .venv/bin/python -m benchmarks.accuracy --quick    # the gates and a few clusters, writes nothing
 
@@ -51,6 +53,7 @@ from benchmarks.fit.accuracy_tables import (
     time_cells,
     worst,
 )
+from benchmarks.fit.accuracy_trainers import write as write_fine_tuning
 from benchmarks.fit.accuracy_unseen import (
     FIRST_RUNS,
     KINDS,
@@ -740,6 +743,7 @@ def main() -> None:
         write_unseen(ways)
         print("\n".join(["# What moved", "", *moved(committed(DOCS), text)]))
         DOCS.write_text(text + kept_section(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
+        write_fine_tuning()
         missed = missed_gates(ways)
     print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
     if missed:

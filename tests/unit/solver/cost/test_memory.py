@@ -611,3 +611,26 @@ def test_the_memory_that_the_accepted_risk_keeps_free_is_stated_for_each_gpu() -
     assert kept_free_words(taken, profile).startswith(f"0.0 of {limit_gib:.1f} GiB (0 %)")
     halves = replace(profile, by_group=(profile, replace(profile, log_memory_sigma=0.0)))
     assert kept_free_words(problem, halves).count(" of h100-sxm-80gb (") == 2
+
+
+def test_rows_of_fp32_are_kept_and_each_projection_keeps_its_cast() -> None:
+    # A Llama layer under autocast, h = 1024, f = 4096, 16 heads: of a token and h, two norms keep input and
+    # normalised rows in 4 bytes each (16); q, k and v a cast each (6), gate and up (4); attention's q, k, v
+    # and output 8 and a log-sum-exp of 4 a head; gate, its activation, up and product 2 of each f
+    llama = replace(GPT, gated_mlp=True)
+    tokens = 2048
+    expected = tokens * (1024 * (16 + 6 + 4 + 8) + 16 * 4 + 4096 * 8)
+    found = prices_of(a_problem(llama), a_layout(), "trl").activation_bytes[0, 0]
+    assert found == pytest.approx(expected)
+    # 2-byte rows of DeepSpeed's bf16 model: 12 for the norms, one input of 2 for all projections of each
+    narrow = tokens * (1024 * (12 + 2 + 2 + 8) + 16 * 4 + 4096 * 8)
+    assert prices_of(a_problem(llama), a_layout(), "deepspeed").activation_bytes[0, 0] == pytest.approx(
+        narrow
+    )
+
+
+def test_a_checkpoint_of_an_fp32_row_has_4_bytes() -> None:
+    layout = a_layout(recompute_granularity="full", recompute_layers=4)
+    for framework, each in (("trl", 4), ("deepspeed", 2)):
+        kept = prices_of(a_problem(), layout, framework).checkpoint_bytes[0, 0]
+        assert kept == pytest.approx(each * 2048 * 1024)

@@ -1,0 +1,55 @@
+"""Bytes and time of a loss by its kernel, with the arithmetic."""
+
+import pytest
+
+from meshwright.profiles.frameworks import OPTION_WORDS
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.price import head_seconds, price
+from tests.problems.pricing import a_layout, a_problem, a_profile
+
+# 2 sequences of 1024 tokens, 51 200 words, h = 1024
+TOKENS, WORDS, HIDDEN = 2048, 51_200, 1024
+HEAD_WEIGHTS = WORDS * HIDDEN
+
+
+def held_bytes(kernel: str, micro_batches: int = 1, framework: str = "accelerate") -> float:
+    problem = a_problem(framework_options={"loss_kernel": kernel})
+    columns = Columns.of([a_layout(num_microbatches=micro_batches)])
+    return float(price(problem, columns, a_profile(problem, framework)).head_workspace_bytes[0])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "micro_batches", "expected"),
+    [
+        # 12 bytes a logit, and the head's input in 4
+        ("whole", 8, TOKENS * WORDS * 12 + 4 * TOKENS * HIDDEN),
+        # a tile of 2048 x 32768 in 2 bytes, gradients of input and head in fp32
+        ("chunked", 8, TOKENS * 32_768 * 2 + 8 * TOKENS * HIDDEN + 4 * HEAD_WEIGHTS),
+        # the first gradient of the head is the one that is kept
+        ("chunked", 1, TOKENS * 32_768 * 2 + 8 * TOKENS * HIDDEN),
+        # 51200 / 1024 = 50 parts of 41 rows, rounded up to 64
+        ("liger", 1, 64 * WORDS * 2 + 6 * TOKENS * HIDDEN),
+        ("cut", 1, 4 * TOKENS * HIDDEN),
+    ],
+)
+def test_bytes_of_a_loss(kernel: str, micro_batches: int, expected: float) -> None:
+    assert held_bytes(kernel, micro_batches) == pytest.approx(expected)
+
+
+def test_a_loss_in_chunks_multiplies_four_times() -> None:
+    def context(kernel: str) -> Context:
+        problem = a_problem(framework_options={"loss_kernel": kernel})
+        return context_of(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
+
+    once, again = context("liger"), context("chunked")
+    before, after = head_seconds(once), head_seconds(again)
+    assert after.forward == before.forward
+    # half of the loss is in either pass, half as many bytes as of logits that are whole
+    loss_s = 0.5 * TOKENS * WORDS * 0.5 * once.constants.loss_bytes / once.hbm_bytes_per_s
+    assert after.backward - before.backward == pytest.approx(before.forward - loss_s)
+
+
+@pytest.mark.parametrize("kernel", OPTION_WORDS["loss_kernel"])
+def test_every_kernel_that_can_be_stated_has_a_price(kernel: str) -> None:
+    assert 0.0 < held_bytes(kernel, framework="trl") <= held_bytes("whole", framework="trl")
