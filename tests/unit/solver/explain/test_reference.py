@@ -46,8 +46,8 @@ def reference(
         (("llama-3.1-8b", 8, "torchtitan", 64, 8192), TITAN, (1, 1, 1, 1, 8, 3, 1, "selective")),
         # replicas of 8 billion weights do not fit, so ZeRO-3; 0.6 billion do
         (("qwen3-8b", 8, "trl", 32, 4096), RULE, (1, 1, 1, 1, 8, 3, 4, "full")),
-        (("qwen3-0.6b", 8, "trl", 64, 4096), RULE, (1, 1, 1, 1, 8, 0, 4, "full")),
-        (("qwen3-8b", 1, "trl", 16, 4096), RULE, (1, 1, 1, 1, 1, 0, 4, "full")),
+        (("qwen3-0.6b", 8, "trl", 64, 4096), RULE, (1, 1, 1, 1, 8, 0, 8, "full")),
+        (("qwen3-8b", 1, "trl", 16, 4096), RULE, (1, 1, 1, 1, 1, 0, 8, "full")),
     ],
 )
 def test_a_reference_is_what_a_person_would_type(
