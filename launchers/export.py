@@ -209,6 +209,9 @@ def _stated(target: Target) -> Iterator[str]:
         tokens = target.workload.image_tokens
         sizes = {} if tokens is None else tokens.to_mapping()
         yield f"Images: {json.dumps({'images_per_sample': target.workload.images_per_sample} | sizes)}"
+    if target.workload.sample_word != "sequence":
+        said = {name: getattr(target.workload, name) for name in ("sample", "reference")}
+        yield f"Samples: {json.dumps(said)}"
     if target.workload.lora_rank:
         names = ("lora_rank", "lora_targets", "base_precision", "trained_modules")
         yield f"Adapters: {json.dumps({name: getattr(target.workload, name) for name in names})}"

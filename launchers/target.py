@@ -117,6 +117,8 @@ def trained(target: Target) -> list[tuple[str, str]]:
         "precision": workload.precision,
         "optimizer": workload.optimizer,
     }
+    if workload.sample_word != "sequence":
+        found |= {"sample": workload.sample, "reference": workload.reference}
     if workload.lora_rank:
         found |= {
             "lora_rank": workload.lora_rank,

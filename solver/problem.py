@@ -26,6 +26,7 @@ from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL
+from meshwright.profiles.samples import SAMPLES, Reference, Sample, SampleKind
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, allowed_switches, switches
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart, ImageLoad, TowerSpec
@@ -120,7 +121,7 @@ PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 class Workload:
     """Work of one optimizer step."""
 
-    global_batch_size: int  # sequences per optimizer step
+    global_batch_size: int  # samples per optimizer step
     seq_length: int  # tokens per sequence
     precision: str = "bf16"
     optimizer: str = "adamw"  # one of meshwright.profiles.optimizers
@@ -138,6 +139,24 @@ class Workload:
     images_per_sample: float = 0.0  # images in one sequence, on the mean
     image_tokens: SequenceLengths | None = None  # of the language model that an image becomes
     frozen: tuple[FrozenPart, ...] = ()  # parts that are not trained
+    sample: SampleKind = "sequence"  # what a batch is made of
+    reference: Reference = "none"  # model that scores a sample without gradients
+
+    @property
+    def sample_kind(self) -> Sample:
+        """Return the sequences of a sample, and its passes through a reference."""
+        return SAMPLES[self.sample]
+
+    @property
+    def sample_word(self) -> str:
+        """Return a sample with its reference, as launchers list them: ``pair/adapters-off``."""
+        beside = "+lora" if self.lora_rank and self.reference == "frozen" else ""
+        return self.sample if self.reference == "none" else f"{self.sample}/{self.reference}{beside}"
+
+    @property
+    def scored(self) -> float:
+        """Return the forward passes without gradients for each trained sequence; 0 without a reference."""
+        return self.sample_kind.scored if self.reference != "none" else 0.0
 
     @cached_property
     def language_frozen(self) -> bool:
@@ -162,9 +181,9 @@ class Workload:
 
     @cached_property
     def tokens_per_sequence(self) -> float:
-        """Return the tokens of a sequence that are trained on: padding is left out."""
-        found = self.filled
-        return self.seq_length if found is None else found.real_share * self.seq_length
+        """Return the tokens of a sample that are trained on: padding is left out."""
+        found, whole = self.filled, self.sample_kind.sequences * self.seq_length
+        return whole if found is None else found.real_share * whole
 
     @cached_property
     def documents(self) -> int | Documents:
@@ -284,7 +303,8 @@ class Problem:
         if work.lengths is None or work.lengths.batching != "packing":
             return work.tokens_per_sequence
         multiple = packing_multiple(self.launcher, tensor, context, sequence_parallel=sequence_parallel)
-        return packed_share(work.lengths, work.seq_length, multiple) * work.seq_length
+        share = packed_share(work.lengths, work.seq_length, multiple)
+        return share * work.sample_kind.sequences * work.seq_length
 
     def tokens_of(self, config: Configuration) -> float:
         """Return the real tokens of a step of a configuration."""
@@ -312,7 +332,7 @@ class Problem:
 def real_tokens(problem: Problem, columns: Columns) -> FloatArray:
     """Return the real tokens of a sequence of every row, shape (n,)."""
     if problem.workload.lengths is None:
-        return np.full(len(columns), float(problem.workload.seq_length))
+        return np.full(len(columns), float(problem.workload.tokens_per_sequence))
     shapes = (columns.tensor_parallel_size, columns.context_parallel_size, columns.sequence_parallel)
     few, of_row = np.unique(np.stack(shapes, axis=1), axis=0, return_inverse=True)
     each = [problem.tokens_per_sequence(t, c, sequence_parallel=bool(s)) for t, c, s in few.tolist()]
@@ -383,7 +403,8 @@ def problem_digest(problem: Problem) -> str:
     """Return SHA-256, in hex, of model, cluster, workload and launcher, without the search's limits.
 
     Facts of the model that have their default are left out, and so are a frozen base in bf16, nothing
-    trained next to adapters and the usual interval of an optimizer, so that a new fact changes no digest.
+    trained next to adapters, the usual interval of an optimizer and samples of one sequence, so that a new
+    fact changes no digest.
     Warnings of the cluster count as none, so that their wording changes none either.
 
     So a configuration has one plan id for a problem, however many plans were asked for.
@@ -394,6 +415,8 @@ def problem_digest(problem: Problem) -> str:
         "trained_modules": not work.trained_modules,
         "optimizer_interval": work.optimizer_interval in (0, USUAL_INTERVAL),
         "lengths": work.lengths is None,
+        "sample": work.sample == "sequence",
+        "reference": work.reference == "none",
         **dict.fromkeys(("images_per_sample", "image_tokens", "frozen"), problem.model.tower is None),
     }
     parts = {

@@ -47,7 +47,8 @@ _OTHERS = (
     "fp8", "fsdp", "load_in_4bit", "load_in_8bit", "lora_r", "lora_target_linear", "lora_target_modules",
     "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
     "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
-    "fsdp_version", "tensor_parallel_size",
+    "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
+    "precompute_ref_log_probs",
 )  # fmt: skip
 # The two files become one; for a key in both the last would silently win.
 _JOINED = """\
@@ -63,6 +64,9 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
 """
 
 
+_KINDS = {"pair": "dpo", "unpaired": "kto"}
+
+
 def values_of(target: Target) -> Values:
     """Return every value that the plan sets."""
     config = target.config
@@ -70,7 +74,8 @@ def values_of(target: Target) -> Values:
         "micro_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
         "sequence_len": target.workload.seq_length,
-        "sample_packing": not pads(target),  # every sequence is full, as the prediction assumes
+        # every sequence is full, as the prediction assumes; answers that are compared are not packed
+        "sample_packing": not (pads(target) or target.workload.sample in _KINDS),
         "pad_to_sequence_len": not pads_to_longest(target),
         "bf16": True,
         "fp16": False,
@@ -82,6 +87,7 @@ def values_of(target: Target) -> Values:
         "optimizer": optimizer(target),
         **trainers_galore(target, "optimizer"),
         **_adapter(target),
+        **({"rl": _KINDS[target.workload.sample]} if target.workload.sample in _KINDS else {}),
         **(_CUT if _cuts_logits(target) else {}),
         **(_shards(target) if config.zero_stage else {}),
     }

@@ -28,6 +28,7 @@ from meshwright.launchers.reading.commands import World, accelerates_options, co
 from meshwright.launchers.reading.documents import LocatedValue, document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.reading.preferences import GENERATES, KINDS, Kind, samples_of
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.trl.read import take_model
@@ -237,7 +238,16 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         named = adapted(fields, pefts=not every)
         found["trained_modules"] = trained_whole(fields)
         found["lora_targets"] = of_trainer(fields, SINGLE_TARGETS if every else named, known.model())
+    found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)
     return projected | found
+
+
+def _preferences(fields: Fields) -> Kind | None:
+    """Return the kind of training on preferences (core/builders/rl.py, train.py setup_reference_model)."""
+    name = fields.word("rl", "")
+    if name and name not in KINDS:
+        fields.fault("rl", f"{shown(name)} {GENERATES}", allowed=", ".join(KINDS))
+    return KINDS.get(name)
 
 
 _QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantization_config

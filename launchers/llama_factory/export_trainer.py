@@ -40,16 +40,20 @@ _OTHERS = (
     "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
     "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "pure_bf16", "quantization_bit",
     "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
-    "use_unsloth", "freeze_trainable_layers", "additional_target",
+    "use_unsloth", "freeze_trainable_layers", "additional_target", "pref_loss", "ref_model",
 )  # fmt: skip
 _FLASH_ATTN = {"flash_attention_2": "fa2", "sdpa": "sdpa", "eager": "disabled"}
+
+
+_STAGES = {"sequence": "sft", "pair": "dpo", "unpaired": "kto"}
 
 
 def values_of(target: Target) -> Values:
     """Return LLaMA-Factory's arguments that the plan sets."""
     config, workload = target.config, target.workload
     return {
-        "stage": "sft",
+        "stage": _STAGES[workload.sample],
+        **({"pref_loss": "simpo"} if workload.sample_word == "pair" else {}),  # others have a reference
         "do_train": True,
         "finetuning_type": "full",
         "per_device_train_batch_size": config.micro_batch_size,

@@ -71,6 +71,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         message = f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
         raise refused(f"{message} and is none of ms-swift's", allowed="megatron pt, megatron sft")
     given, others = _given(command.words, overrides)
+    if not is_off(others.get("rlhf_type", "false")):
+        raise refused(
+            "--rlhf_type: training on preferences is not supported on Megatron-Core",
+            allowed="swift rlhf, on transformers' trainer",
+        )
     given.note(*script.notes)
     if others.get(_SUMS, "true").lower() == "false" and not given.has("fp16"):
         given.note(f"{_SUMS} false: gradients are priced in fp32 all the same")

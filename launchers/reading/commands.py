@@ -475,8 +475,14 @@ def other_use(command: Command) -> str:
         return "evaluates a model on a task"  # Megatron-LM, tasks/main.py
     if any(word.text.startswith("--retro-") for word in command.words) and not base.startswith("pretrain"):
         return "prepares data"  # Megatron-LM, tools/retro/main.py
+    if _TRLS_OWN.search(command.program):
+        return ""
     name = base.replace("-", "_").lower() if base.endswith(".py") else base
     return next((does for pattern, does in _others() if pattern.fullmatch(name)), "")
+
+
+# TRL's scripts of training on preferences, which are read (``reading.preferences``).
+_TRLS_OWN = re.compile(r"(?:^|/)(?:trl|examples)/scripts/(?:dpo|kto|bco|cpo|orpo)\.py$")
 
 
 @cache

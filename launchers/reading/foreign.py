@@ -20,6 +20,7 @@ from meshwright.launchers.reading.commands import (
 )
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.preferences import kind_named
 from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -116,7 +117,6 @@ PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its pre
     "aot", "aot_pair", "aot_unpaired", "discopop", "apo_zero", "apo_down", "apo_zero_unpaired", "kto",
     "simpo", "grpo", "dr_grpo", "dapo", "bnpo",
 )  # fmt: skip
-_STAGES = ("sft", "pt", "pretrain", "")
 SEES = re.compile(
     r"(?:^|[-_.\d])(?:vl|vision|omni|audio|llava|paligemma|internvl|pixtral)(?=$|[-_.\d])", re.IGNORECASE
 )
@@ -146,13 +146,9 @@ def refuse_unpriced(fields: Fields, program: str = "") -> None:
     inner = fields.peek("accelerator_config.split_batches")
     if _SPLITS.search(f"{fields.peek('accelerator_config')} split_batches: {inner}"):
         fields.fault("accelerator_config", "split_batches changes how many sequences a step takes")
-    if str(fields.raw("loss_type")) in PREFERENCE_LOSSES:
+    kind = kind_named(fields, program)
+    if str(fields.raw("loss_type")) in PREFERENCE_LOSSES and kind is None:
         fields.fault("loss_type", f"cannot be read: {_ON_PREFERENCES}")
-    stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""
-    if stage not in _STAGES:
-        fields.fault(
-            "stage", f"{shown(stage)} is not supported: plans train on one sequence", allowed="sft, pt"
-        )
     if "ms-swift" not in fields.programs:  # which trains whatever do_train is
         _require_training(fields, program)
     if (seeing := _SEEING_PROGRAM.search(program)) is not None:

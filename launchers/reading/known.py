@@ -21,6 +21,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.profiles.library import find_model, model_of_folder
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
+from meshwright.profiles.samples import SAMPLES, Reference
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import Configuration
@@ -43,6 +44,7 @@ _SEQUENCE = re.compile(r", (\d{1,9}) tokens a sequence")
 _SHAPE = re.compile(r"(?:^# |\")Model shape: (\{.*\})", re.MULTILINE)
 _IMAGES = re.compile(r"^# Images: (\{.*\})", re.MULTILINE)
 _ADAPTERS = re.compile(r"^# Adapters: (\{.*\})", re.MULTILINE)
+_SAMPLES = re.compile(r"^# Samples: (\{.*\})", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ def header_of(text: str) -> Header:
         gpus_per_node=int(nodes[2]) if nodes else None,
         model=_model(top),
         values=tuple(values.items()),
-        adapters=_adapters(top),
+        adapters=_adapters(top) | _samples(top),
         images=_images(top),
     )
 
@@ -112,7 +114,13 @@ def _images(text: str) -> tuple[float | None, SequenceLengths | None]:
     return (float(number), tokens) if isinstance(number, int | float) else (None, None)
 
 
-def _adapters(text: str) -> Mapping[str, Any]:
+def _samples(text: str) -> dict[str, Any]:
+    said = _stated(_SAMPLES, text)
+    known = said.get("sample") in SAMPLES and said.get("reference") in get_args(Reference)
+    return {name: said[name] for name in ("sample", "reference")} if known else {}
+
+
+def _adapters(text: str) -> dict[str, Any]:
     said = _stated(_ADAPTERS, text)
     rank, base = said.get("lora_rank"), said.get("base_precision")
     targets, modules = said.get("lora_targets"), said.get("trained_modules")

@@ -8,7 +8,7 @@ LLaMA-Factory (hparams) and of ms-swift 4 (arguments/base_args) where they diffe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -26,6 +26,7 @@ from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.launchers.reading.images import ImageSettings, settings_of, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
+from meshwright.launchers.reading.preferences import kind_named, samples_of, trls_kind
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
@@ -91,10 +92,11 @@ _MS_SWIFT = Tool(
     name="ms-swift", micro=1, recomputes=True, tuner="lora", programs=("ms-swift", "transformers")
 )
 _TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
+_TRLS_PREFERENCES = replace(_TRL, programs=("trl", "transformers"))  # DPOConfig, KTOConfig, …: as long
 _OPEN_INSTRUCT = Tool(name="open-instruct")  # weights in bf16 (finetune.py); sequences as long as it says
 # Arguments of TRL's SFTConfig that no other trainer has (TRL 1.16.0, trainer/sft_config.py).
 _OF_SFT = ("packing", "packing_strategy", "completion_only_loss", "assistant_only_loss")
-_PEFTS = (_PLAIN, _TRL)  # use peft's own adapters by default
+_PEFTS = (_PLAIN, _TRL, _TRLS_PREFERENCES)  # use peft's own adapters by default
 
 _PROGRAMS = (
     ("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY), ("trl/scripts/sft", _TRL), ("trl sft", _TRL),
@@ -219,6 +221,8 @@ def _tool(fields: Fields, program: str = "") -> Tool:
     """Return the tool, from the program and from names that only LLaMA-Factory or ms-swift has."""
     if fields.has("max_seq_length"):  # its name in TRL before it recomputed by default
         program = program.replace("trl", "")
+    if trls_kind(program):
+        return _TRLS_PREFERENCES
     own = _PLAIN
     if fields.has("finetuning_type") or fields.has("stage"):
         own = LLAMA_FACTORY if _ITS_PROGRAMS.search(program) else _FORK
@@ -304,9 +308,13 @@ def trainer_run(
         **found.workload.framework_options,
         **ranks.kernel_of(fields, found.launcher, found.configuration),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
-        **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), of_sft=_is_sft(fields, tool)),
+        **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=_is_trls(fields, tool)),
     }
     tuned = _as_run(fields, tool, found, tuned)
+    tuned |= samples_of(fields, kind_named(fields, program), adapts=tuned["lora_rank"] > 0)
+    in_bf16 = tool in (LLAMA_FACTORY, _FORK) or _loads_in_bf16(fields, tool)  # only what trains is cast up
+    tuned |= reference_precision(fields, found, tuned, in_bf16=in_bf16)
+    fields.stop()
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
     workload = replace(found.workload, **tuned, framework_options=options)
     whole = known.world.num_gpus == world and known.world.gpus_per_node
@@ -494,6 +502,17 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
     return {**tuned, "optimizer": optimizer, "base_precision": base}
 
 
+def reference_precision(
+    fields: Fields, found: LaunchFile, tuned: Mapping[str, Any], *, in_bf16: bool
+) -> dict[str, Any]:
+    """Return the type of a frozen copy of the model where it is loaded in fp32, and stays so."""
+    copied = tuned.get("reference") == "frozen" and not tuned.get("lora_rank")
+    if not copied or in_bf16 or found.launcher == "deepspeed":
+        return {}
+    fields.note("the reference model is loaded in float32 too: 4 bytes a weight")
+    return {"base_precision": "fp32"}
+
+
 def keeps_no_copy(found: LaunchFile) -> bool:
     """Return whether bf16 weights have no copy: FSDP2 casts them up, DeepSpeed keeps an fp32 copy."""
     return found.configuration.zero_stage == 0 and found.launcher != "deepspeed"
@@ -504,9 +523,11 @@ def optimizer_under(found: LaunchFile, said: str) -> str:
     return found.workload.optimizer if found.launcher == "deepspeed" else said
 
 
-def _is_sft(fields: Fields, tool: Tool) -> bool:
+def _is_trls(fields: Fields, tool: Tool) -> bool:
     """Return whether TRL trains: its own script, or a person's with arguments of its SFTConfig."""
-    return tool is _TRL or (tool is _PLAIN and any(fields.has(name) for name in _OF_SFT))
+    return tool in (_TRL, _TRLS_PREFERENCES) or (
+        tool is _PLAIN and any(fields.has(name) for name in _OF_SFT)
+    )
 
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
@@ -567,7 +588,7 @@ def _commands(script: Script) -> list[commands.Command]:
 
 def _is_known(command: commands.Command, count: int) -> bool:
     """Return whether enough names are known; one suffices for ms-swift's own program."""
-    return count >= (1 if command.program in ("swift sft", "swift pt") else _LEAST_NAMES)
+    return count >= (1 if command.program in ("swift sft", "swift pt", "swift rlhf") else _LEAST_NAMES)
 
 
 def _is_name(text: str) -> bool:

@@ -513,18 +513,18 @@ def uses_liger(fields: Fields) -> bool:
     return bool(on)
 
 
-def kernels_of(launcher: str, *, liger: bool, of_sft: bool) -> Options:
+def kernels_of(launcher: str, *, liger: bool, by_trl: bool) -> Options:
     """Return the options of Liger's kernels, if on, and of the loss, if it is not the launcher's own.
 
-    TRL's trainer of supervised fine-tuning makes logits in chunks, and turns Liger's loss off (TRL 1.16.0,
-    trainer/sft_trainer.py:1127-1147).
+    TRL's trainers make logits in chunks, that of supervised fine-tuning without Liger's loss (TRL 1.16.0,
+    trainer/sft_trainer.py:1127-1147, dpo_trainer.py, kto_trainer.py add_fused_lm_head).
 
     Args:
         launcher: whose facts the run is priced under.
         liger: Liger's kernels are on.
-        of_sft: the trainer is TRL's SFTTrainer.
+        by_trl: the trainer is TRL's, of supervised fine-tuning or of preferences.
     """
-    kernel = "chunked" if of_sft else "liger" if liger else "whole"
+    kernel = "chunked" if by_trl else "liger" if liger else "whole"
     usual = framework_facts(framework_of(launcher)).loss_kernel
     loss: Options = {} if kernel == usual else {"loss_kernel": kernel}
     return {"elementwise_fused": True, "norm_fused": True, **loss} if liger else loss

@@ -30,7 +30,6 @@ from meshwright.launchers.transformers.export import (
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
 from meshwright.profiles.requirements import packages
 
-CONFIG_FILE = "trl_sft.yaml"
 PRODUCT = "TRL 1.16.0 on accelerate 1.15.0"
 _NEEDS = (
     ("MODEL", "the model that was planned: a folder or a name of the hub"),
@@ -48,7 +47,7 @@ last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/nu
     sort -V | tail -n 1 || true)"
 """
 _COMMAND = """\
-    -m trl.scripts.sft --config "${here}/trl_sft.yaml" \\
+    -m trl.scripts.@KIND@ --config "${here}/trl_@KIND@.yaml" \\
     --model_name_or_path "${MODEL}" --dataset_name "${DATASET}" \\
     --output_dir "${OUTPUT_DIR}" --learning_rate "${LR}" \\
     ${last:+--resume_from_checkpoint "${last%/*}"} "$@"
@@ -62,7 +61,7 @@ def values_of(target: Target) -> Values:
         "per_device_train_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
         "max_length": target.workload.seq_length,
-        **_batching(target),
+        **(_batching(target) if kind_of(target) == "sft" else _preferences(target)),
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "gradient_checkpointing": recomputes_in_script(target),  # SFTConfig's own default is true
@@ -75,6 +74,22 @@ def values_of(target: Target) -> Values:
         **trainers_galore(target),
         **_adapter_values(target),
     }
+
+
+_KINDS = {"sequence": "sft", "pair": "dpo", "unpaired": "kto"}
+
+
+def kind_of(target: Target) -> str:
+    """Return TRL's script that trains on the samples of a plan: sft, dpo or kto."""
+    return _KINDS[target.workload.sample]
+
+
+def _preferences(target: Target) -> Values:
+    """Return the fields of DPOConfig and KTOConfig; adapters are their own reference, turned off."""
+    own: Values = {"precompute_ref_log_probs": target.workload.reference == "none"}
+    if target.workload.sample == "unpaired":  # answers of one batch estimate the divergence of the next
+        own["train_sampling_strategy"] = "sequential"
+    return own
 
 
 def _batching(target: Target) -> Values:
@@ -117,7 +132,7 @@ def _adapter_values(target: Target) -> Values:
 def export(target: Target) -> ExportBundle:
     """Return the mesh in accelerate's file, TRL's own, and the two scripts that start it."""
     refuse_first(target, "trl")
-    values = values_of(target)
+    values, kind = values_of(target), kind_of(target)
     kernel = str(values["attn_implementation"])
     flash = (packages()["FlashAttention or kernels"],) if kernel.startswith("flash") else ()
     return bundled(
@@ -125,7 +140,7 @@ def export(target: Target) -> ExportBundle:
         product=PRODUCT,
         shape=True,
         start=StartCommand(
-            program="\n".join([*accelerate_launch(target), _COMMAND.rstrip()]),
+            program="\n".join([*accelerate_launch(target), _COMMAND.rstrip().replace("@KIND@", kind)]),
             needs=_NEEDS,
             packages=(*trainer_packages(target), *tensor_packages(target), *flash),
             command=True,
@@ -133,5 +148,5 @@ def export(target: Target) -> ExportBundle:
             decides=decided(values, _OTHERS),
         ),
         warnings=trainer_warnings(target),
-        own=with_mesh(target, CONFIG_FILE, values),
+        own=with_mesh(target, f"trl_{kind}.yaml", values),
     )

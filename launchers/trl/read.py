@@ -28,6 +28,7 @@ from meshwright.launchers.reading.documents import LocatedValue, document_of, lo
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
 from meshwright.launchers.reading.known import Known, header_of, known_of
+from meshwright.launchers.reading.preferences import KINDS, Kind, samples_of, trls_kind
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers.read_ranks import kernel_of, kernels_of, ranks_run, uses_liger
 from meshwright.profiles.optimizers import WITHOUT_COPY
@@ -37,7 +38,9 @@ _SHARDED = 3  # ZeRO-3
 _LEAST_NAMES = 2
 
 
-_PROGRAMS = ("trl", "trl.scripts.sft")
+_KINDS = ("sft", "dpo", "kto")  # of TRL's commands and scripts
+_PROGRAMS = ("trl", *(f"trl.scripts.{kind}" for kind in _KINDS))
+_STARTED = tuple(name for kind in _KINDS for name in (f"trl {kind}", f"trl/scripts/{kind}.py"))
 _LENGTH, _MODEL = "max_length", "model_name_or_path"
 _SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", _MODEL, accelerate.MICRO_BATCH)
 _SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # fields that the Trainer itself lacks
@@ -73,6 +76,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     take_model(fields, known, _MODEL)
     given, length = _sft_arguments(fields, known, over)
     adapters, base = _peft(fields), base_of(fields, nested=False)
+    samples = samples_of(fields, _kind(fields, source), adapts="lora_rank" in adapters)
     fields.refuse_unpriced()
     projected = trainer.trainers_galore(fields, known.model())
     optimizer = projected.pop("optimizer", "") or trainer.optimizer_of(fields, default="adamw_torch_fused")
@@ -100,10 +104,12 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **run.workload.framework_options,
         **kernel_of(fields, run.launcher, run.configuration),
         **bucket_option(size, run.launcher, run.configuration),
-        **kernels_of(run.launcher, liger=liger, of_sft=True),
+        **kernels_of(run.launcher, liger=liger, by_trl=True),
     }
     optimizer = trainer.optimizer_under(run, optimizer)
-    if not adapters:
+    adapters |= samples
+    adapters |= trainer.reference_precision(fields, run, adapters, in_bf16=dtype in ("bfloat16", "auto"))
+    if "lora_rank" not in adapters:
         # FSDP2 casts trained weights up (accelerate, utils/fsdp_utils.py); others stay as they are loaded
         if dtype not in ("float32", "auto") and trainer.keeps_no_copy(run):
             optimizer = WITHOUT_COPY.get(optimizer, optimizer)
@@ -160,7 +166,7 @@ def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue
     start = trainer.start_of(sft, overrides)
     overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)
     over = {} if start is None else trainer.values_of(start[1].words, overrides)
-    own = set() if start is None or start[1].program != "trl sft" else {"accelerate_config"}
+    own = set() if start is None or start[1].program[:4] != "trl " else {"accelerate_config"}
     own |= flags_of("accelerate").keys() - set(flag_names("trl", "transformers")) if own else set()
     return {name: found for name, found in over.items() if name != "config" and name not in own}
 
@@ -199,13 +205,40 @@ def _peft(fields: Fields) -> dict[str, Any]:
     return {"lora_rank": rank, "lora_targets": targets, "trained_modules": trained_whole(fields)}
 
 
+def _kind(fields: Fields, source: Source) -> Kind | None:
+    """Return the kind of training on preferences: of the command, or of names that one trainer has."""
+    for _, words in commands.commands_beside(source):
+        command = commands.program_of(words) if _starts(words) else None
+        if command is not None:
+            return KINDS.get(trls_kind(command.program))
+    name = next((name for name, own in _OF_KIND.items() if any(fields.has(one) for one in own)), "")
+    losses = fields.raw("loss_type")
+    first = str(losses[0] if isinstance(losses, list) and losses else losses)
+    if not name and first in PREFERENCE_LOSSES:
+        name = "kto" if first in ("kto", "apo_zero_unpaired") else "dpo"
+    return KINDS.get(name)
+
+
+# Names of TRL's trainers on preferences alone: a file with them is no supervised fine-tuning.
+_OF_KIND = {
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "dpo": ("precompute_ref_log_probs", "beta", "rpo_alpha"),
+}
+_GENERATING = ("num_generations", "reward_funcs", "reward_model_path", "total_episodes", "rloo_k")
+
+
 def _is_sft(source: Source) -> bool:
+    """Return whether a YAML is one of TRL's trainers that take the sequences of a data set."""
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
     known = sum(name in names for name in _SFT_NAMES)
-    if known < _LEAST_NAMES or not any(name in names for name in _SFT_ALONE):
+    of_preferences = any(name in names for own in _OF_KIND.values() for name in own)
+    if known < _LEAST_NAMES or not (of_preferences or any(name in names for name in _SFT_ALONE)):
         return False
-    preferring = "loss_type" in names and names["loss_type"].value in PREFERENCE_LOSSES
-    return not preferring and not any(name in names for name in (*_OTHERS_NAMES, *preferences()))
+    return not any(name in names for name in (*_OTHERS_NAMES, *_GENERATING, *_unread_preferences()))
+
+
+def _unread_preferences() -> tuple[str, ...]:
+    return tuple(name for name in preferences() if name not in flags_of("trl"))
 
 
 def take_model(fields: Fields, known: Known, name: str) -> None:
@@ -228,7 +261,7 @@ def _starts_trl(source: Source) -> bool:
 
 def _starts(words: Sequence[Word]) -> bool:
     command = commands.program_of(words)
-    return command is not None and command.program in ("trl sft", "trl/scripts/sft.py")
+    return command is not None and command.program in _STARTED
 
 
 def _shares(

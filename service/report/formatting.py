@@ -75,6 +75,7 @@ TIME_TERMS = {
     "expert_parallel": "sending tokens to their experts and back, not hidden",
     "pipeline_transfer": "activations handed from stage to stage, not hidden",
     "unequal_lengths": "waiting for the longest documents of other ranks and micro-batches",
+    "reference": "the forward pass of the reference model",
     "imbalance": "the slowest stage works longer than the mean",
     "bubble": "stages wait for the first and after the last micro-batch",
     "data_parallel": "reducing gradients and gathering weights, not hidden",

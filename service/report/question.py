@@ -33,14 +33,24 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
         trained = f" frozen in {workload.base_precision}, {number} of {parts} trained"
     elif workload.frozen:
         trained = f", {number} trained: frozen {' and '.join(workload.frozen)}"
-    tokens = lengths_words(workload) + images_words(problem)
+    made, scored = samples_words(workload)
+    tokens = lengths_words(workload) + images_words(problem) + scored
     return (
         f"{clean(model.title)} ({count(int(figures['num_parameters']))} parameters{trained})",
         clean(problem.cluster.title),
-        f"batch {' or '.join(map(str, batches))} × {workload.seq_length} tokens{tokens}",
+        f"batch {' or '.join(map(str, batches))}{made} × {workload.seq_length} tokens{tokens}",
         str(recipe) if recipe in FORMATS else workload.precision,
         _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
     )
+
+
+def samples_words(workload: Workload) -> tuple[str, str]:
+    """Return what a batch is made of, and what scores it; empty for sequences without a reference."""
+    sample = workload.sample_kind
+    each = f" of {sample.sequences}" if sample.sequences > 1 else ""
+    made = "" if workload.sample == "sequence" else f" {sample.words}{each}"
+    scored = {"frozen": ", scored by a frozen copy", "adapters-off": ", scored with adapters off"}
+    return made, scored.get(workload.reference, "")
 
 
 def lengths_words(workload: Workload) -> str:

@@ -16,7 +16,7 @@ from meshwright.profiles.library import short_gpu_name
 from meshwright.profiles.units import GIB
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import baseline_words, run_words
-from meshwright.service.report.question import clean
+from meshwright.service.report.question import clean, samples_words
 from meshwright.service.report.ranking import changes_of, equal_to_first, switch_words
 from meshwright.service.report.sentences import HOPELESS, option_words
 from meshwright.solver.answer import (
@@ -147,7 +147,7 @@ def title_words(problem: Problem) -> str:
     said = (
         launcher_words(problem.launcher),
         workload.precision if recipe == "none" else str(recipe),
-        f"batch {batches} × {workload.seq_length}",
+        f"batch {batches}{samples_words(workload)[0]} × {workload.seq_length}",
     )
     trained = _trained(problem)
     return f"{clean(problem.model.title)}{trained} on {gpus_words(problem)} ({', '.join(said)})"

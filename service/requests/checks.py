@@ -174,6 +174,7 @@ def check_limits(problem: Problem) -> None:
         _framework_options,
         _lengths,
         _images,
+        _samples,
         _diffusion,
         _switches,
         _ranks,
@@ -263,6 +264,33 @@ def _diffusion(problem: Problem) -> Iterator[FieldError]:
             pointer=pointer("workload", "lengths"),
             message=f"{model.title} trains on samples of one size, not on documents",
             allowed="none",
+        )
+
+
+def _samples(problem: Problem) -> Iterator[FieldError]:
+    """Check that a reference can be had, and that samples of several answers have what they need."""
+    work = problem.workload
+    if work.reference == "adapters-off" and not work.lora_rank:
+        yield FieldError(
+            pointer="/workload/reference",
+            message="adapters-off without adapters: there is nothing to turn off",
+            allowed="none, frozen, or a lora_rank > 0",
+            nearest="frozen",
+            tip="--lora-rank 16",
+        )
+    if work.sample == "unpaired" and work.reference == "none":
+        yield FieldError(
+            pointer="/workload/sample",
+            message="unpaired answers (KTO) are compared to a reference model, and reference is none",
+            allowed="reference frozen or adapters-off",
+            tip=f"--reference {'adapters-off' if work.lora_rank else 'frozen'}",
+        )
+    if work.sample != "sequence" and work.lengths is not None and work.lengths.batching == "packing":
+        yield FieldError(
+            pointer="/workload/lengths/batching",
+            message=f"{work.sample_kind.words} are not packed: each answer is a sequence of its own",
+            allowed="padding, padding_to_longest",
+            nearest="padding_to_longest",
         )
 
 
@@ -441,7 +469,8 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
                 allowed=f"0 to {hidden}",
                 nearest=str(hidden),
             )
-    if workload.base_precision != "bf16" and not workload.lora_rank:
+    copied = workload.reference == "frozen" and workload.base_precision == "fp32"
+    if workload.base_precision != "bf16" and not workload.lora_rank and not copied:
         yield FieldError(
             pointer=pointer("workload", "base_precision"),
             message=f"{workload.base_precision} without adapters: it is of frozen weights",

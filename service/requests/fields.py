@@ -525,6 +525,51 @@ FIELDS = (
         ),
     ),
     RequestField(
+        path="workload.sample",
+        type="SampleKind",
+        default="sequence",
+        sparse=True,
+        about="what a batch is made of: sequence, pair (a chosen and a rejected answer of seq_length "
+        "tokens each: DPO, rewards) or unpaired (one answer, and another one's score: KTO). Batches count "
+        "samples",
+        option=Option(
+            group=MODEL, help="Samples of a batch: sequence, pair (DPO, rewards) or unpaired (KTO)."
+        ),
+        question=FormQuestion(
+            part="adapters",
+            label="Samples",
+            kind="choice",
+            choices=(
+                ("sequence", "sequences"),
+                ("pair", "pairs: DPO, rewards"),
+                ("unpaired", "unpaired answers: KTO"),
+            ),
+            hint="of preference training: pairs of answers",
+        ),
+    ),
+    RequestField(
+        path="workload.reference",
+        type="Reference",
+        default="none",
+        sparse=True,
+        about="model that scores each sample once more without gradients: none, frozen (a copy of the "
+        "model in base_precision bf16 or fp32) or adapters-off (the model without its adapters)",
+        option=Option(
+            group=MODEL, help="Reference model of preference training: none, frozen or adapters-off."
+        ),
+        question=FormQuestion(
+            part="adapters",
+            label="Reference model",
+            kind="choice",
+            choices=(
+                ("none", "none"),
+                ("frozen", "frozen copy"),
+                ("adapters-off", "adapters turned off"),
+            ),
+            hint="scores pairs without gradients: DPO, KTO",
+        ),
+    ),
+    RequestField(
         path="workload.framework_options",
         type="Overrides",
         default=dict,

@@ -154,7 +154,7 @@ def _read_alone(source: Source, overrides: Overrides, launcher: str | None) -> L
 # What a launcher runs though it is not planned with it: faults of these leave its runs to be priced.
 _BEYOND_PLANS = (
     "/workload/lora_rank", "/workload/lora_targets", "/workload/base_precision", "/workload/optimizer",
-    "/workload/trained_modules", "/workload/framework_options/",
+    "/workload/trained_modules", "/workload/framework_options/", "/workload/sample", "/workload/reference",
 )  # fmt: skip
 
 

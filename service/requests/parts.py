@@ -20,6 +20,7 @@ from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliabilit
 from meshwright.profiles.documents import pointer, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.samples import Reference, SampleKind
 from meshwright.profiles.switches import NO_SWITCH, switches
 from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.requests.fields import MAX_BATCH
@@ -67,6 +68,8 @@ _WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("", "launcher"): ("any", "none", *launcher_names()),
     ("workload", "precision"): ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"),
     ("workload", "base_precision"): get_args(BasePrecision),
+    ("workload", "sample"): get_args(SampleKind),
+    ("workload", "reference"): get_args(Reference),
     ("workload", "optimizer"): tuple(OPTIMIZERS),
 }
 

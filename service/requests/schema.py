@@ -29,6 +29,7 @@ from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import allowed_values, framework_names, option_names
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.samples import Reference, SampleKind
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
 from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, OPTIONS, RequestField
 from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest
@@ -62,6 +63,8 @@ TYPES: dict[str, object] = {
         _some_of((*LORA_TARGETS, *ALL_LINEAR)), Field(min_length=1, max_length=len(LORA_TARGETS) + 1)
     ],
     "BasePrecision": BasePrecision,
+    "SampleKind": SampleKind,
+    "Reference": Reference,
     "ImageTokens": Annotated[int, Field(ge=1, le=MAX_SEQ_LENGTH)]
     | Annotated[dict[str, int], Field(min_length=1, max_length=MAX_NAMES)],
     "FrozenParts": Annotated[list[FrozenPart], Field(max_length=len(FROZEN_PARTS))],

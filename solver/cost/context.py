@@ -241,7 +241,7 @@ class Context:
     ge: FloatArray  # expert_weight_shard_size
     tower_t: FloatArray  # tensor-parallel ranks that split a vision tower
     image_ranks: FloatArray  # ranks that share the images of a micro-batch out among each other
-    micro_batch: FloatArray
+    micro_batch: FloatArray  # its sequences
     tokens: FloatArray  # of one micro-batch on one rank: b s / c
     row_share: FloatArray  # share of a sequence that norms and residuals see: 1 / t with SP, else 1
     sequence_parallel: BoolArray
@@ -756,6 +756,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     place = placement_of(columns)
     tensor, context, expert, data, stages = profile.fabrics
     exchange, ring = _context_groups(columns, place, context)
+    rows = b * workload.sample_kind.sequences
     return Context(
         model=problem.model,
         gpu=gpu,
@@ -785,8 +786,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         t=t, c=c, e=e, et=et, d=d, p=p, g=g, ge=ge,
         tower_t=np.ones_like(t) if able.whole_towers else t,
         image_ranks=np.where(shares_out_images, t * c, 1.0) if able.whole_towers else c,
-        micro_batch=b,
-        tokens=b * workload.seq_length / c,
+        micro_batch=rows,
+        tokens=rows * workload.seq_length / c,
         row_share=np.where(sequence_parallel, 1.0 / t, 1.0),
         sequence_parallel=sequence_parallel,
         selective=columns.recompute == RECOMPUTE.index("selective"),

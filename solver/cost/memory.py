@@ -33,6 +33,7 @@ from meshwright.solver.cost.parameters import (
     part_weights,
     trained_parts,
 )
+from meshwright.solver.cost.reference import reference_bytes
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
@@ -661,6 +662,8 @@ def memory_prices(
     }
     if ctx.frozen or ctx.held_precision == "fp32":
         held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
+    if ctx.workload.reference == "frozen":
+        held["weights_bytes"] += np.stack(reference_bytes(ctx, weights), axis=1)
     if ctx.model.diffusion:
         held["weights_bytes"][:, last] += 2.0 * ctx.model.diffusion.encoder_weights
     for part in (last, last + 1):

@@ -82,6 +82,7 @@ from meshwright.solver.cost.parameters import (
     unread_products,
     weight_tensors,
 )
+from meshwright.solver.cost.reference import scoring
 from meshwright.solver.cost.residuals import with_residuals
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.cost.step_end import (
@@ -105,7 +106,7 @@ from meshwright.solver.cost.towers import (
     images_of,
     tower_context,
 )
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, Workload
 
 # --------------------------------------------------------------------------------------------------
 # The part of a backward pass that zero-bubble schedules run later: weight gradients.
@@ -131,6 +132,7 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
 
 
 UNEQUAL_LENGTHS = "unequal_lengths"  # a cause of passes, where the request states lengths
+REFERENCE = "reference"  # and where it states a reference model
 CAUSES = (
     "compute", "tensor_parallel", "context_parallel", "expert_parallel", "recompute", "data_parallel",
     "rest",
@@ -264,7 +266,13 @@ def _launching(ctx: Context, part: Part, floor_s: FloatArray | float) -> Launchi
 
 
 def _causes(ctx: Context) -> tuple[str, ...]:
-    return CAUSES if ctx.workload.lengths is None else (*CAUSES, UNEQUAL_LENGTHS)
+    return (*CAUSES, *further_causes(ctx.workload))
+
+
+def further_causes(workload: Workload) -> tuple[str, ...]:
+    """Return the causes that only some workloads have."""
+    found = {UNEQUAL_LENGTHS: workload.lengths is not None, REFERENCE: workload.reference != "none"}
+    return tuple(name for name, there in found.items() if there)
 
 
 def _end_price(
@@ -436,6 +444,21 @@ def _on_the_mean(ctx: Context, each: list[list[PartPrice]]) -> list[PartPrice]:
 
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
+    parts = _own_prices(ctx, layout)
+    if again := ctx.workload.scored:
+        scored = _own_prices(scoring(ctx), layout)
+        parts = [_with_reference(*pair, again) for pair in zip(parts, scored, strict=True)]
+    return _drained(ctx, parts) if ctx.facts.pipeline_batch else parts
+
+
+def _with_reference(part: PartPrice, scored: PartPrice, again: float) -> PartPrice:
+    """Return a part's price with ``again`` passes through the reference for each forward pass."""
+    seconds = again * scored.passes.forward
+    passes = replace(part.passes, forward=part.passes.forward + seconds)
+    return replace(part, passes=passes, causes=part.causes | {REFERENCE: seconds})
+
+
+def _own_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     each = list[list[PartPrice]]()
     for _, at in ctx.at_lengths:
         compute, tensor, table = embedding_seconds(at), vocabulary_parallel(at), embedding_weights(at)
@@ -452,8 +475,7 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
             further=[(compute + _projection_seconds(at), tensor)] * depth if depth else [],
         )  # fmt: skip
         each.append([*layers.values(), first, head])
-    parts = _on_the_mean(ctx, each)
-    return _drained(ctx, parts) if ctx.facts.pipeline_batch else parts
+    return _on_the_mean(ctx, each)
 
 
 def _tower_prices(ctx: Context) -> list[PartPrice]:

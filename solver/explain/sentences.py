@@ -20,6 +20,7 @@ _LOSSES: Mapping[str, str] = {
     "expert_parallel": "expert all-to-alls",
     "pipeline_transfer": "transfers between stages",
     "unequal_lengths": "waiting for longer documents",
+    "reference": "the reference model",
     "imbalance": "unequal stages",
     "bubble": "the pipeline's bubble",
     "data_parallel": "data-parallel collectives",

@@ -22,7 +22,7 @@ from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, Context, PassSec
 from meshwright.solver.cost.evaluation import Evaluation, StageTable
 from meshwright.solver.cost.parameters import adapter_gemms
 from meshwright.solver.cost.pipelines import PricedPipelines
-from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, straggler_share
+from meshwright.solver.cost.price import REFERENCE, UNEQUAL_LENGTHS, further_causes, price, straggler_share
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem, real_tokens
 
@@ -164,7 +164,7 @@ def waterfalls(
         "calibration": (table.straggler / share - 1.0) * own,
         "fixed": table.fixed_s,
     }
-    names = TERMS if problem.workload.lengths is None else (*TERMS, UNEQUAL_LENGTHS)
+    names = (*TERMS, *further_causes(problem.workload))
     columns = {name: terms[name].tolist() for name in names}
     return [{name: columns[name][row] for name in names} for row in range(len(evaluations))]
 
@@ -195,7 +195,10 @@ def _inside(table: StageTable, work: Callable[[PricedPipelines], _Work]) -> dict
     transfer_s = table.of_rows(lambda on: on.prices.transfer_s) + table.hop_s
     rest_kept = mean(table.of_parts(_rest_kept_s))
     replay_s = table.of_parts(lambda on: on.prices.replay_s, replayed=True)
-    unchanged = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", UNEQUAL_LENGTHS)
+    unchanged = (
+        "tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", UNEQUAL_LENGTHS,
+        REFERENCE,
+    )  # fmt: skip
     return {
         **{name: causes[name] for name in unchanged if name in causes},
         "gemm_efficiency": gemm - ideal_gemm_s,

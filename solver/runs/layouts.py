@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import cast, get_args
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup, transport_of
@@ -20,6 +21,7 @@ from meshwright.profiles.library import find_gpu, gpu_names, model_like
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.samples import Reference, SampleKind
 from meshwright.profiles.units import GB, GBIT
 from meshwright.solver.configuration import OFFLOAD, RECOMPUTE, SCHEDULES, Configuration
 from meshwright.solver.problem import Workload
@@ -45,7 +47,7 @@ READ_COLUMNS = (
     "delay_wgrad", "expert_tensor_parallel_size", "mtp_layers", "cuda_graph", "recompute_layers",
     "offload_layers", "offload_modules", "fp8_param_gather", "fp8_attention", "optimizer_state_dtype",
     "env_flags", "lora_rank", "lora_targets", "lora_dropout", "pipeline_batch", "logits_sharded",
-    "logit_bytes", "fsdp_kind",
+    "logit_bytes", "fsdp_kind", "sample", "reference",
 )  # fmt: skip
 _USUAL_VOCABULARY = 51_200  # of a GPT model with no size in its source: GPT-2's, padded
 _USUAL_LORA_RANK = 16
@@ -427,7 +429,17 @@ def workload_of(cells: Cells, framework: str) -> Workload:
         lora_rank=rank,
         lora_targets=_lora_targets_of(cells) if rank else ATTENTION_TARGETS,
         framework_options=options,
+        sample=cast("SampleKind", _word_of(cells, "sample", get_args(SampleKind))),
+        reference=cast("Reference", _word_of(cells, "reference", get_args(Reference))),
     )
+
+
+def _word_of(cells: Cells, name: str, words: Sequence[str]) -> str:
+    """Return one of a column's words; the first one if it is empty."""
+    stated = cells.text(name) or words[0]
+    if stated not in words:
+        raise cells.fault(name, f'"{stated[:40]}" is unknown', ", ".join(words))
+    return stated
 
 
 _USUAL_ZERO = {

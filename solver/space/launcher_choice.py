@@ -49,12 +49,22 @@ def _on_one_gpu(problem: Problem) -> bool:
 
 _TRAINERS = ("trl", "llama-factory-accelerate", "axolotl", "accelerate")
 
+
+def _compares(problem: Problem) -> bool:
+    return problem.workload.sample_word != "sequence"
+
+
 # In order: the first kind that a question is of decides.
 PREFERENCES = (
     Preference(
         why="different node types: it places stages on them",
         asked=_places,
         launchers=("flagscale",),
+    ),
+    Preference(
+        why="training on preferences: it has trainers for pairs of answers",
+        asked=_compares,
+        launchers=_TRAINERS,
     ),
     Preference(
         why="adapters on several nodes: it splits the model over them",

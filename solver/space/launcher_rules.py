@@ -80,6 +80,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     """Yield parts of a workload that the launcher cannot train with any model."""
     yield from _word_faults(problem.workload, able)
     yield from _adapter_faults(problem, able)
+    yield from _sample_faults(problem.workload, able)
     yield from _frozen_faults(problem, able)
     yield from batching_faults(problem, able)
     yield from _overlap_faults(problem, able)
@@ -156,6 +157,28 @@ def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
                 message=f"{able.launcher} cannot run {name} = {pins[name]} (pinned){where}",
                 allowed=", ".join(map(str, values)),
             )
+
+
+def _sample_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
+    """Reject samples or a reference that the launcher has no trainer for."""
+    if workload.sample_word in able.samples or workload.sample_word == "unpaired":  # the request's fault
+        return
+    known = any(one.partition("/")[0] == workload.sample for one in able.samples)
+    what = f"{workload.sample_kind.words} with {_REFERENCES[workload.reference]}"
+    beside = " next to adapters" if workload.lora_rank else ""
+    names = ("trl", *(one for one in launchers_of("any") if one != "trl"))
+    others = [one for one in names if workload.sample_word in launcher_capabilities(one).samples]
+    yield FieldError(
+        pointer=f"/workload/{'reference' if known else 'sample'}",
+        message=f"{able.launcher} can't train {what}{beside}",
+        allowed=f"the launchers {', '.join(others)}",
+        tip=f"--launcher {others[0]}",
+    )
+
+
+_REFERENCES = {
+    "none": "no reference", "frozen": "a frozen reference", "adapters-off": "adapters turned off",
+}  # fmt: skip
 
 
 def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:

@@ -28,6 +28,7 @@ TIME_COLORS: Mapping[str, str] = {
     "expert_parallel": "#b15c9c",
     "pipeline_transfer": "#c2a11c",
     "unequal_lengths": "#6aa84f",
+    "reference": "#7c5e8f",
     "imbalance": "#8f74d6",
     "bubble": "#a9b2bf",
     "data_parallel": "#1f7f9c",

@@ -187,7 +187,7 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
         ("deepspeed: zero3.json", "load_in_4bit: line 9: weights of 4 bits cut over ranks"),
         ("fsdp: [full_shard]", "load_in_4bit: line 9: weights of 4 or 8 bits cut"),
         ("lora_modules_to_save: [q_norm]", "lora_modules_to_save: line 12: q_norm trained whole is not"),
-        ("rl: dpo", "rl: line 12: cannot be read: training on preferences"),
+        ("rl: grpo", "rl: line 12: grpo generates answers"),
         ("processor_type: AutoProcessor", "processor_type: line 12: cannot be read: models that see"),
         ("load_in_4bit: false", "adapter: line 8: qlora needs load_in_4bit"),
     ):

@@ -224,9 +224,9 @@ def test_the_corpus_is_counted_and_nothing_in_it_is_read_wrong() -> None:
     here = [one for one in found if one.kind != "absent"]
     # Those that are stored, and all that are listed: others are judged with --files or --download alone.
     assert (len(here), len(listed)) == (51, 1131)
-    assert Counter(one.kind for one in here) == {"right": 40, "missed": 1, "rightly refused": 10}
+    assert Counter(one.kind for one in here) == {"right": 42, "missed": 1, "rightly refused": 8}
     page = (Path(__file__).parents[4] / "docs" / "why-this-plan.md").read_text()
-    for said in ("1,131 launch files of 547", "51 of them are stored", "40 of the 41", "The other 1,080"):
+    for said in ("1,131 launch files of 547", "51 of them are stored", "42 of the 43", "The other 1,080"):
         assert said in page
 
 
@@ -240,14 +240,14 @@ def test_the_corpus_is_counted_and_nothing_in_it_is_read_wrong() -> None:
         ("torchrun text_generation_ptq.py {flags}", "generates text"),
         ("torchrun quantize.py {flags}", "converts a checkpoint"),
         (("swift rlhf --rlhf_type grpo --model Qwen/Qwen3-8B --per_device_train_batch_size 1 "
-         "--external_plugins plugin.py"), "trains on preferences or rewards"),
+         "--external_plugins plugin.py"), "rlhf_type: line 1: grpo generates answers"),
         ("megatron rlhf --rlhf_type dpo --micro_batch_size 1 --global_batch_size 8", "preferences"),
         ("swift export --model a --per_device_train_batch_size 1 --tuner_type lora", "trains nothing"),
     ],
 )  # fmt: skip
 def test_what_takes_a_trainings_flags_and_trains_no_sequence_is_refused(command: str, reason: str) -> None:
     flags = FLAGS + "--bf16 --vocab-size 512 --micro-batch-size 1"
-    with pytest.raises(InvalidProblemError, match=f"line 1 of a.sh: .*{reason}"):
+    with pytest.raises(InvalidProblemError, match=reason):
         read(command.format(flags=flags) + "\n", overrides=Overrides(num_gpus=8))
 
 

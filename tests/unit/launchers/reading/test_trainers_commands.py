@@ -75,8 +75,8 @@ def test_trl_without_a_file_has_its_own_defaults_and_accelerates_built_in_shares
     found = read(f"trl sft {WORDS} {adapters} --accelerate_config zero2 --num_processes 4\n")
     assert (found.configuration.zero_stage, found.workload.base_precision) == (2, "int8")
     assert (found.workload.global_batch_size, found.configuration.recompute_granularity) == (4, "full")
-    with pytest.raises(InvalidProblemError, match="trains on preferences"):
-        read(f"trl dpo {WORDS}\n", Overrides(num_gpus=4))
+    with pytest.raises(InvalidProblemError, match="generates answers"):
+        read(f"trl grpo {WORDS}\n", Overrides(num_gpus=4))
 
 
 def test_a_module_that_a_launcher_starts_is_the_program() -> None:

@@ -300,7 +300,7 @@ def test_llama_factory_reads_accelerates_file_as_every_trainer_does(
     "program", ["dpo_tune_cache.py", "src/open_r1/grpo.py", "run_orpo.py", "reward_modeling.py"]
 )
 def test_programs_that_train_on_preferences_are_no_training_on_sequences(program: str) -> None:
-    with pytest.raises(InvalidProblemError, match="trains on preferences or rewards"):
+    with pytest.raises(InvalidProblemError, match=r"trains on preferences or rewards|generates answers"):
         read(SFT.replace("--config_file conf/a.yaml -m trl.scripts.sft", f"--num_processes 8 {program}"))
     grpo = "num_generations: 16\nreward_funcs:\n- accuracy\nmax_length: 512\npacking: false\n"
     with pytest.raises(InvalidProblemError, match=r"num_generations: line 6: cannot be read"):
@@ -557,9 +557,9 @@ def test_preferences_are_told_by_their_own_words(line: str) -> None:
     text = (
         "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nmax_length: 2048\nbf16: true\n"
     )
-    assert read(text, Overrides(num_gpus=8), "a.yaml").launcher == "trl"
-    with pytest.raises(InvalidProblemError, match=r"line 5: .*preferences or rewards"):
-        read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yaml")
+    assert read(text, Overrides(num_gpus=8), "a.yaml").workload.sample == "sequence"
+    found = read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yaml")
+    assert (found.launcher, found.workload.sample) == ("trl", "pair")
 
 
 def test_words_of_adapters_without_a_switch_are_asked_about() -> None:

@@ -1,0 +1,85 @@
+"""Training on preferences by the trainers' own arguments: what a sample is, and which model scores it.
+
+TRL 1.16.0 (trainer/dpo_trainer.py, kto_trainer.py; experimental/cpo, orpo, bco), LLaMA-Factory 0.9.5
+(train/dpo, kto, rm), ms-swift 4 (arguments/rlhf_args.py), Axolotl 0.19 (core/builders/rl.py, train.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshwright.launchers.reading.fields import Fields
+from meshwright.profiles.documents import shown
+from meshwright.profiles.samples import SampleKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of training on preferences."""
+
+    sample: SampleKind
+    compares: bool = True  # to a reference model
+
+
+_PAIRS = Kind(sample="pair", compares=False)
+KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("dpo", "ipo"), Kind(sample="pair")),
+    **dict.fromkeys(("orpo", "cpo", "simpo"), _PAIRS),
+    "kto": Kind(sample="unpaired"),
+    "bco": Kind(sample="sequence"),  # each answer through both models, and a classifier of prompts
+    "rm": _PAIRS,
+}
+GENERATES = (
+    "generates answers while it trains, which files of this trainer are not read for: plan its roles with "
+    "kind: post_training"
+)
+_TRLS = re.compile(r"(?:^trl |(?:^|/)(?:trl|examples)/scripts/)(dpo|kto|bco|cpo|orpo)(?:\.py)?$")
+_STAGES = ("sft", "pt", "pretrain", "")
+
+
+def kind_named(fields: Fields, program: str) -> Kind | None:
+    """Return the kind of training on preferences that arguments state; None for training on sequences."""
+    name = trls_kind(program)
+    if program == "swift rlhf":
+        name = fields.word("rlhf_type", "dpo")
+        _require_known(fields, "rlhf_type", name)
+    elif fields.has("stage") and not str(fields.raw("stage")).isdecimal():
+        stage = fields.word("stage", "")
+        name = "" if stage in _STAGES else stage
+        if name:
+            _require_known(fields, "stage", name)
+        if name == "dpo" and fields.word("pref_loss", "sigmoid") in ("orpo", "simpo"):
+            name = "orpo"
+    return KINDS.get(name)
+
+
+def _require_known(fields: Fields, key: str, name: str) -> None:
+    if name not in KINDS:
+        allowed = ", ".join(("sft", *KINDS))
+        fields.fault(key, f"{shown(name)} {GENERATES}", allowed=allowed)
+
+
+def trls_kind(program: str) -> str:
+    """Return the kind that a script or command of TRL trains; empty for others."""
+    found = _TRLS.search(program)
+    return found[1] if found else ""
+
+
+def samples_of(fields: Fields, kind: Kind | None, *, adapts: bool) -> dict[str, Any]:
+    """Return a workload's sample and reference; nothing for training on sequences.
+
+    Adapters are turned off where the reference answers, unless the arguments name a model for it.
+    """
+    if kind is None:
+        return {}
+    if kind.compares and fields.flag("precompute_ref_log_probs"):
+        fields.note("precompute_ref_log_probs: the reference scores all samples before the first step")
+        return {"sample": kind.sample, "reference": "none"}
+    named = next((name for name in ("ref_model", "rl_adapter_ref_model") if fields.raw(name)), None)
+    reference = "adapters-off" if adapts and named is None else "frozen"
+    if named == "ref_model":
+        fields.note("ref_model is priced as large as the trained model")
+    return {"sample": kind.sample, "reference": reference if kind.compares else "none"}
