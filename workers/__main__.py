@@ -99,7 +99,12 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
     """Sweep and poll on threads next to Celery, or sweep on a thread and poll here."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
-    engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)
+    engine = JobEngine(
+        database,
+        lease_s=settings.lease_s,
+        max_running_jobs=settings.max_running_jobs,
+        max_cpu_s_per_day=settings.max_cpu_s_per_day,
+    )
     queue = queue_for(settings.queue_url)
     name = _name()
     present = _present(settings, database, "search", leaving)

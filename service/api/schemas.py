@@ -699,6 +699,19 @@ class NewShareLinkView(ShareLinkView):
     path: str | None  # null in the answer to a repeated request: revoke the link and make another
 
 
+class TenantLinkView(ShareLinkView):
+    """One link of a tenant, with the job that it shows."""
+
+    job_id: str
+
+
+class ShareLinkPage(ApiAnswer):
+    """The active links of a tenant, newest first."""
+
+    links: list[TenantLinkView]
+    next_page_token: str | None = None
+
+
 class ShareLinkList(ApiAnswer):
     """The active links of a job, newest first."""
 

@@ -316,7 +316,7 @@ def cancel_job(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: K
     "/{job_id}:replan",
     dependencies=[SUBMITS],
     response_model=ReplanAnswer,
-    responses=declared(404, 408, 409, 413, 415),
+    responses=declared(404, 408, 409, 413, 415, 429),
     openapi_extra=REPLAN_BODY,
     summary="Re-plan a running job after its cluster changed",
 )

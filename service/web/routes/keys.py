@@ -56,9 +56,11 @@ def make_key(request: Request, values: FormDep, service: ServiceDep, caller: Cal
 
 
 @router.post("/{key_id}/revoke", dependencies=[ADMINISTERS])
-def revoke(request: Request, key_id: str, service: ServiceDep, caller: CallerDep) -> Response:
-    """Revoke a key for good."""
-    revoke_key(key_id, service, caller)
+def revoke(
+    request: Request, key_id: str, values: FormDep, service: ServiceDep, caller: CallerDep
+) -> Response:
+    """Revoke a key for good, and the links that it made where the form says so."""
+    revoke_key(key_id, service, caller, with_links=bool(values.get("links")))
     return seen_at(request, "/keys")
 
 
