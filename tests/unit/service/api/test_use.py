@@ -2,8 +2,10 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
@@ -146,24 +148,21 @@ def test_a_running_job_and_every_request_that_computes_cost_their_key(
         assert engine.complete(claim, SUCCESS, cpu_s=1.0)
         add_answered_job(database, "of-reports", problem, answer)
         plan = answer.plans[0].plan_id
-        for ask in (
+        asks: list[Callable[[], httpx.Response]] = [
             lambda: client.post("/v1/predictions", json={"plan": plan}),
             lambda: client.get("/v1/jobs/of-reports/report"),
             lambda: client.post("/v1/jobs/of-reports:replan", json=REPLAN),
             lambda: client.post(f"/v1/plans/{plan}/measurements", json={"peak_memory_bytes": 60 * 2**30}),
-        ):
+        ]
+        for ask in asks:
             before = cpu_s_of(client)
             answered = ask()
             assert answered.is_success, answered.text
             service.spending.write()
             assert cpu_s_of(client) > before
         service.spending.add(Spender(tenant=TENANT, key_id=None), 60.0)
-        for ask in (
-            lambda: client.post("/v1/predictions", json={"plan": plan}),
-            lambda: client.get("/v1/jobs/of-reports/report"),
-            lambda: client.post("/v1/jobs/of-reports:replan", json=REPLAN),
-            lambda: client.post("/v1/jobs", json={**BODY, "launcher": "deepspeed"}),
-        ):
+        asks.append(lambda: client.post("/v1/jobs", json={**BODY, "launcher": "deepspeed"}))
+        for ask in asks:
             assert ask().status_code == 429
 
 
