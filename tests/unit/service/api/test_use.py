@@ -4,8 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
-import httpx
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, update
@@ -148,7 +148,7 @@ def test_a_running_job_and_every_request_that_computes_cost_their_key(
         assert engine.complete(claim, SUCCESS, cpu_s=1.0)
         add_answered_job(database, "of-reports", problem, answer)
         plan = answer.plans[0].plan_id
-        asks: list[Callable[[], httpx.Response]] = [
+        asks: list[Callable[[], Any]] = [
             lambda: client.post("/v1/predictions", json={"plan": plan}),
             lambda: client.get("/v1/jobs/of-reports/report"),
             lambda: client.post("/v1/jobs/of-reports:replan", json=REPLAN),
