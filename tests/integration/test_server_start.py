@@ -169,3 +169,22 @@ def test_sigterms_that_are_repeated_end_the_server_no_less(tmp_path: Path) -> No
     settings = {"database_url": migrated(tmp_path / "meshwright.db"), "workers": "0"}
     found = end_during_start(settings, times=3, signals=3)
     assert [one for one in found if one.code not in CODES] == []
+
+
+def test_a_redis_that_refuses_the_password_refuses_the_start(tmp_path: Path) -> None:
+    server = RedisServer(port=free_port(), folder=tmp_path)
+    server.start()
+    try:
+        with redis.Redis(port=server.port) as admin:
+            admin.config_set("requirepass", "right")
+        url = f"sqlite:///{tmp_path / 'meshwright.db'}"
+        for password in (None, "wrong"):
+            settings = Settings(database_url=url, redis_url=server.url, port=0, redis_password=password)
+            with pytest.raises(ServerStartError, match="MESHWRIGHT_REDIS_PASSWORD"):
+                serve(settings)
+        right = Settings(database_url=url, redis_url=server.url, redis_password="right")  # noqa: S106 - a test
+        assert password_refusal(right.queue_url) is None
+        assert password_refusal(None) is None
+    finally:
+        server.stop()
+    assert password_refusal(server.url) is None  # away: workers poll
