@@ -8,7 +8,7 @@ export PYTHON CHROMIUM
 unexport PYTHONDONTWRITEBYTECODE # where it is set, each of thousands of processes would compile its modules anew
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check house docs sbom reference accuracy first-sight bench gpu-hour chaos fuzz launchers corpus wheels clean
+.PHONY: help setup run test check house docs reference accuracy first-sight bench gpu-hour chaos fuzz launchers corpus wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -43,9 +43,6 @@ docs: ## the documentation as a site in out/site; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 .ci/environment docs mkdocs build --strict
 	@! grep -rnoE 'src="https?://[^"]+"' out/site --include='*.html' || { echo "error: pages load from other hosts"; exit 1; }
 	@echo "out/site/index.html"
-
-sbom: $(STAMP) ## what the image ships, with licences: out/sbom.cdx.json (CycloneDX), out/licences.md
-	@$(BIN)/python -m benchmarks.sbom
 
 reference: $(STAMP) ## the pages of docs/ that are made from code
 	@$(BIN)/python -m meshwright.service.api > docs/openapi.json

@@ -1,6 +1,6 @@
 """Writes what the image ships: ``out/sbom.cdx.json`` (CycloneDX 1.6) and ``out/licences.md``.
 
-``python -m benchmarks.sbom`` (``make sbom``). The packages, their versions and hashes are those of
+``make bench ARGS=sbom``. The packages, their versions and hashes are those of
 ``docker/requirements.txt``, from which the image is built; licences are what the installed packages state
 (PEP 639's License-Expression, else the classifiers, else the License field).
 """
@@ -84,8 +84,8 @@ def document(found: list[Package], version: str) -> dict[str, Any]:
     }  # fmt: skip
     components = [
         {
-            "type": "library", "bom-ref": one.purl, "name": one.name, "version": one.version, "purl": one.purl,
-            "licenses": [{"license": {"name": one.licence}}],
+            "type": "library", "bom-ref": one.purl, "name": one.name, "version": one.version,
+            "purl": one.purl, "licenses": [{"license": {"name": one.licence}}],
             "properties": [{"name": "meshwright:sha256-of-a-file", "value": value} for value in one.sha256]
             + ([{"name": "meshwright:needed-where", "value": one.marker}] if one.marker else []),
         }
@@ -102,7 +102,9 @@ def document(found: list[Package], version: str) -> dict[str, Any]:
             },
         },
         "components": [base, *components],
-        "dependencies": [{"ref": "meshwright", "dependsOn": [base["bom-ref"], *(one.purl for one in found)]}],
+        "dependencies": [
+            {"ref": "meshwright", "dependsOn": [base["bom-ref"], *(one.purl for one in found)]}
+        ],
     }  # fmt: skip
 
 

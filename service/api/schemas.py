@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, mode
 from meshwright.service.api.problems import ProblemView, type_of
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter, PlanRow
 from meshwright.service.db.records import MAX_NAME, JobFilter, JobRecord, JobSummary, QuestionHeading
-from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.replan.answer import ReplanAnswer
 from meshwright.service.requests.labels import read_selector
 from meshwright.service.requests.parts import written_out
+from meshwright.service.stored import FOREIGN_SHAPE
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Status, Why
 from meshwright.solver.configuration import Configuration, record_from_json
 from meshwright.solver.problem import Progress

@@ -27,7 +27,6 @@ from sqlalchemy import (
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, one_of
-from meshwright.service.db.stored import Unreadable
 from meshwright.service.db.tables import (
     CLOSEST_RANK,
     is_fleet,
@@ -39,6 +38,7 @@ from meshwright.service.db.tables import (
     submitted,
 )
 from meshwright.service.errors import NotFoundError
+from meshwright.service.stored import Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
+from meshwright.service.jobs.queue import password_refusal
 from tests.processes.postgres_server import PostgresServer
-from tests.processes.servers import HANGS_S, environment, serving
+from tests.processes.servers import HANGS_S, RedisServer, environment, free_port, serving
 from tests.processes.starting import CODES, end_during_start
 from tests.processes.warm import run_warm
 from tests.served.migrated import migrated
@@ -178,13 +180,9 @@ def test_a_redis_that_refuses_the_password_refuses_the_start(tmp_path: Path) -> 
         with redis.Redis(port=server.port) as admin:
             admin.config_set("requirepass", "right")
         url = f"sqlite:///{tmp_path / 'meshwright.db'}"
-        for password in (None, "wrong"):
-            settings = Settings(database_url=url, redis_url=server.url, port=0, redis_password=password)
-            with pytest.raises(ServerStartError, match="MESHWRIGHT_REDIS_PASSWORD"):
-                serve(settings)
-        right = Settings(database_url=url, redis_url=server.url, redis_password="right")  # noqa: S106 - a test
-        assert password_refusal(right.queue_url) is None
-        assert password_refusal(None) is None
+        for password in ({}, {"redis_password": "wrong"}):
+            assert "MESHWRIGHT_REDIS_PASSWORD" in start(database_url=url, redis_url=server.url, **password)
+        assert password_refusal(f"redis://:right@127.0.0.1:{server.port}/0") is None
     finally:
         server.stop()
     assert password_refusal(server.url) is None  # away: workers poll
