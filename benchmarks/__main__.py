@@ -43,6 +43,9 @@ BENCHMARKS = {
         "what-decides-what.md",
         "benchmarks.mixed",
     ),
+    "sbom": Benchmark(
+        "what the image ships: out/sbom.cdx.json (CycloneDX) and out/licences.md", "benchmarks.sbom"
+    ),
     "fleet": Benchmark("fleets of jobs next to simple rules, docs/howto/fleet.md", "benchmarks.fleet"),
     "placement": Benchmark(
         "orders of nodes with links that differ, docs/howto/links-that-differ.md, minutes",

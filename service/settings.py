@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
@@ -187,8 +187,14 @@ class Settings(BaseSettings):
         default=None,
         gt=0,
         le=1e9,
-        description="CPU seconds a day (UTC) for the searches of one key. Beyond: 429. You can set it for "
+        description="CPU seconds a day (UTC) for the work of one key: searches while they run, "
+        "verifications, predictions, re-plans, reports and calibrations. Beyond: 429. You can set it for "
         "each key. None: no limit",
+    )
+    beyond_cpu_quota: Literal["refuse", "wait"] = Field(
+        default="refuse",
+        description="jobs of a key that has used up its CPU seconds. refuse: 429. wait: they are queued. "
+        "Either way, queued jobs wait for tomorrow",
     )
     keep_jobs_days: float = Field(
         default=90.0, gt=0, le=36_500, description="how long finished jobs and their results are kept"

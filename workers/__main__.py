@@ -25,6 +25,7 @@ from meshwright.service.jobs.queue import (
     TASK_NAME,
     VERIFY_QUEUE_NAME,
     VERIFY_TASK_NAME,
+    password_refusal,
     queue_for,
 )
 from meshwright.service.jobs.retention import Retention
@@ -65,6 +66,8 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
         resource.setrlimit(resource.RLIMIT_DATA, (settings.worker_memory_bytes,) * 2)
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
+    if arguments.celery and (refusal := password_refusal(settings.queue_url)) is not None:
+        raise SystemExit(f"error: {refusal}")
     leaving = Leaving()
     if arguments.install:
         _on_signals(lambda *_: sys.exit(0))  # the first process of a container is ended in no other way
@@ -99,7 +102,12 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
     """Sweep and poll on threads next to Celery, or sweep on a thread and poll here."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
-    engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)
+    engine = JobEngine(
+        database,
+        lease_s=settings.lease_s,
+        max_running_jobs=settings.max_running_jobs,
+        max_cpu_s_per_day=settings.max_cpu_s_per_day,
+    )
     queue = queue_for(settings.queue_url)
     name = _name()
     present = _present(settings, database, "search", leaving)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from math import isfinite
 from types import TracebackType
@@ -26,8 +27,14 @@ LOOK_S = 0.25  # between two looks for a cancel, and between two progress writes
 class Heartbeat:
     """A context that renews the claim; ``verdict`` is the action that the worker is to take."""
 
-    def __init__(self, engine: JobEngine, claim: Claim) -> None:
+    def __init__(
+        self, engine: JobEngine, claim: Claim, *, spent_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._engine = engine
+        self._spent_s = spent_s  # CPU seconds on the job so far
+        self._counted_s = 0.0  # of them, those that were written
+        self._counting = threading.Lock()
+        self._counts = True
         self._claim = claim
         self._verdict: Beat = "ok"
         self._lost = False  # once True it stays True, on whichever thread it was noticed
@@ -53,6 +60,12 @@ class Heartbeat:
             self._lost = True
         return "lost" if self._lost else self._verdict
 
+    def uncounted_s(self) -> float:
+        """Return the CPU seconds that no beat has written; from now on none writes any."""
+        with self._counting:
+            self._counts = False
+            return max(0.0, self._spent_s() - self._counted_s)
+
     def report(self, progress: Progress) -> None:
         """Remember the newest progress; it is written with the next beat."""
         self._latest = progress
@@ -74,6 +87,12 @@ class Heartbeat:
             except DATABASE_AWAY as fault:
                 OUTAGE.noticed(fault)
 
+    def _newly_spent_s(self) -> float:
+        with self._counting:
+            new_s = max(0.0, self._spent_s() - self._counted_s) if self._counts else 0.0
+            self._counted_s += new_s
+        return new_s
+
     def _beat(self) -> None:
         """Write when there is progress or the lease is due, else only look."""
         started = time.monotonic()
@@ -82,5 +101,11 @@ class Heartbeat:
         if latest is self._written and not due:
             self._verdict = self._engine.look(self._claim)
             return
-        self._verdict = self._engine.heartbeat(self._claim, self.last_progress())
+        new_s = self._newly_spent_s() if due else 0.0
+        try:
+            self._verdict = self._engine.heartbeat(self._claim, self.last_progress(), cpu_s=new_s)
+        except DATABASE_AWAY:
+            with self._counting:
+                self._counted_s -= new_s
+            raise
         self._renewed_at, self._written = started, latest

@@ -170,7 +170,7 @@ class Runner:
 
     def _run(self, claim: Claim) -> None:
         running = _Running(work=self._work(claim), stop=threading.Event(), done=threading.Event())
-        with Heartbeat(self._engine, claim) as heartbeat:
+        with Heartbeat(self._engine, claim, spent_s=lambda: _cpu_s() - running.began_cpu_s) as heartbeat:
             _start(claim, running, heartbeat)
             self._wait(claim, running, heartbeat)
             self._store(claim, self._settlement(claim, running, heartbeat), heartbeat)
@@ -201,7 +201,7 @@ class Runner:
                 return
 
     def _settlement(self, claim: Claim, running: _Running, heartbeat: Heartbeat) -> Callable[[], bool]:
-        engine, work, spent_s = self._engine, running.work, _cpu_s() - running.began_cpu_s
+        engine, work, spent_s = self._engine, running.work, heartbeat.uncounted_s()
         cancelled = heartbeat.verdict == "cancel"
         proved = work.is_proved
         if heartbeat.verdict == "lost" and not proved:

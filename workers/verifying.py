@@ -7,6 +7,7 @@ the plan back, and one that has lost its claim stops it as well.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ def verify_next(
     from meshwright.service.verify.verify import verify  # noqa: PLC0415 - all launchers: a worker starts without them
 
     lost = threading.Event()
+    began_s = _cpu_s()
     try:
         with _kept(store, asked, lost):
             found = verify(
@@ -38,6 +40,7 @@ def verify_next(
                 stop=lambda: leaving.is_set() or lost.is_set(),
             ).to_json()  # fmt: skip
     except StoppedError:
+        store.spent(asked, _cpu_s() - began_s)
         if store.give_back(asked):
             return False
         _log.warning("another worker has taken plan %s", asked.plan_id)
@@ -49,9 +52,16 @@ def verify_next(
     except Exception as fault:  # noqa: BLE001 - other searches go on, and it is not tried for ever
         _log.exception("plan %s could not be verified", asked.plan_id)
         found = not_built(f"an internal error, {type(fault).__name__}: {fault}")
+    store.spent(asked, _cpu_s() - began_s)
     said = found["verdict"] if store.settle(asked, found) else "another worker's by now"
     _log.info("plan %s: %s", asked.plan_id, said)
     return True
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds of the launchers that have ended, which build in processes of their own."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def recorded(url: str) -> Examples:
         ]
         with database.write() as connection:
             note_worker(connection, WORKER, kind="search", version="0.1.0")
-        for path in ("keys", "audit", "usage", "workers", "gpus"):
+        for path in ("keys", "audit", "usage", "workers", "gpus", "share-links"):
             to.ask(f"GET /v1/{path}")
         for path in ("livez", "readyz", "metrics"):
             to.ask(f"GET /{path}")

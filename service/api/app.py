@@ -34,6 +34,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.queue import queue_for
+from meshwright.service.jobs.spending import Spending
 from meshwright.service.settings import Settings
 from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.measurements import Measurements
@@ -51,6 +52,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
+        service.spending.close()
         service.database.close()
 
     app = FastAPI(
@@ -94,23 +96,31 @@ def _routes() -> tuple[BaseRoute, ...]:
         jobs, fleets, plans, reports, shares, predictions, profiles, catalogs, keys, use, probes
     ):  # fmt: skip
         every.include_router(part.router)
+    every.include_router(shares.every)
     return tuple(every.routes)
 
 
 def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
     database = Database(settings.database_url)
     queue = queue_for(settings.queue_url)
+    spending = Spending(database, most_s=settings.max_cpu_s_per_day)
     use_cases = Jobs(
         database,
-        JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs),
+        JobEngine(
+            database,
+            lease_s=settings.lease_s,
+            max_running_jobs=settings.max_running_jobs,
+            max_cpu_s_per_day=settings.max_cpu_s_per_day,
+        ),
         queue,
         queue_timeout_s=settings.queue_timeout_s,
         limits=TenantLimits(
             max_queued_jobs=settings.max_queued_jobs,
             max_submits_per_minute=settings.max_submits_per_minute,
-            max_cpu_s_per_day=settings.max_cpu_s_per_day,
+            refuses_beyond_cpu=settings.beyond_cpu_quota == "refuse",
             idempotency_ttl_s=settings.idempotency_ttl_s,
         ),
+        spending=spending,
     )
     return Service(
         settings=settings,
@@ -118,6 +128,7 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         access=Access(database, closed=settings.oidc_issuer is not None),
         people=People(settings, database),
         metrics=Metrics(database),
+        spending=spending,
         queue=queue,
         jobs=use_cases,
         profiles=ProfileStore(database),

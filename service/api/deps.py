@@ -33,6 +33,7 @@ from meshwright.service.db.records import Origin
 from meshwright.service.jobs.idempotency import Repeatable, digest_of
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import WakeUpQueue
+from meshwright.service.jobs.spending import Spender, Spending
 from meshwright.service.settings import Settings
 from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.measurements import Measurements
@@ -74,6 +75,7 @@ class Service:
     access: Access
     people: People
     metrics: Metrics
+    spending: Spending
     queue: WakeUpQueue
     jobs: Jobs
     profiles: ProfileStore
@@ -245,16 +247,24 @@ async def arriving(request: Request, limits: InputLimits) -> AsyncIterator[Async
         yield _pieces(request, limits)
 
 
-async def computed(request: Request, work: Callable[[], Made]) -> Made:
+async def computed(request: Request, work: Callable[[], Made], *, of: Spender | None = None) -> Made:
     """Return the result of work that computes for seconds, in a thread, once it is its turn.
 
     Look up first what the request names: an unknown id must not wait. A waiting request has no thread.
+    The CPU seconds are the caller's, or those of ``of``, where a link has no caller.
 
     Raises:
         BusyError: it did not get its turn within ``MAX_WAIT_FOR_TURN_S``.
+        TooManyRequestsError: the CPU seconds of today are used up.
     """
-    async with service_of(request).computing.turn(_party_of(request)):
-        return await run_in_threadpool(work)
+    service, spender = service_of(request), of or spender_of(request.state.caller)
+    async with service.computing.turn(_party_of(request)):
+        return await run_in_threadpool(service.spending.metered, spender, work)
+
+
+def spender_of(caller: Caller) -> Spender:
+    """Whose CPU seconds the work of a caller takes."""
+    return Spender(tenant=caller.tenant, key_id=caller.key_id, most_s=caller.max_cpu_s_per_day)
 
 
 def _party_of(request: Request) -> str:

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, mode
 from meshwright.service.api.problems import ProblemView, type_of
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter, PlanRow
 from meshwright.service.db.records import MAX_NAME, JobFilter, JobRecord, JobSummary, QuestionHeading
-from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.replan.answer import ReplanAnswer
 from meshwright.service.requests.labels import read_selector
 from meshwright.service.requests.parts import written_out
+from meshwright.service.stored import FOREIGN_SHAPE
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Status, Why
 from meshwright.solver.configuration import Configuration, record_from_json
 from meshwright.solver.problem import Progress
@@ -697,6 +697,19 @@ class NewShareLinkView(ShareLinkView):
     """One link with its address on this server, which is not stored and cannot be shown again."""
 
     path: str | None  # null in the answer to a repeated request: revoke the link and make another
+
+
+class TenantLinkView(ShareLinkView):
+    """One link of a tenant, with the job that it shows."""
+
+    job_id: str
+
+
+class ShareLinkPage(ApiAnswer):
+    """The active links of a tenant, newest first."""
+
+    links: list[TenantLinkView]
+    next_page_token: str | None = None
 
 
 class ShareLinkList(ApiAnswer):

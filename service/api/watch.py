@@ -16,8 +16,8 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.schemas import EventView, ProgressView, moment
 from meshwright.service.db.database import DATABASE_AWAY, Database
 from meshwright.service.db.event_records import EventRecord, events_after, newest_event_ids
-from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.stored import FOREIGN_SHAPE
 
 LOOK_S = 0.2  # between two looks at all watched jobs
 MAX_EVENTS = 500  # of one job, read at once

@@ -121,8 +121,10 @@ class Keys:
             raise NotFoundError("the key was deleted while it was stored")
         return found[0], token
 
-    def revoke(self, key_id: str, *, tenant: str | None = None) -> None:
+    def revoke(self, key_id: str, *, tenant: str | None = None, with_links: bool = False) -> int:
         """End a key for good; doing it again changes nothing. ``tenant`` None: of any tenant.
+
+        ``with_links``: end the links to answers that it made too. Return how many these were.
 
         Raises:
             NotFoundError: there is no such key.
@@ -131,7 +133,10 @@ class Keys:
             owner = records.revoke_key(connection, tenant, key_id[:16]) if key_id.isalnum() else None
             if owner is None:
                 raise NotFoundError("there is no such key")
-            records.note(connection, owner, actor=self._actor, action="key.revoke", subject=key_id)
+            links = records.delete_links(connection, key_id) if with_links else []
+            ended = {"links": len(links)} if with_links else {}
+            records.note(connection, owner, actor=self._actor, action="key.revoke", subject=key_id, **ended)
+        return len(links)
 
     def page(self, tenant: str | None, *, page_size: int, page_token: str | None = None) -> Page[KeyRecord]:
         """Keys, newest first.

@@ -206,7 +206,7 @@ def delete(job_id: JobId, url: Url = DEFAULT_URL) -> None:
 def share(
     job_id: JobId,
     *,
-    days: Annotated[float, typer.Option(help="Days until the link expires.")] = 7.0,
+    days: Annotated[float, typer.Option(help="Days until the link expires.")] = 3.0,
     url: Url = DEFAULT_URL,
     json_output: AsJson = False,
 ) -> None:
@@ -219,15 +219,31 @@ def share(
 
 
 @app.command()
-def links(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
-    """List the active links to an answer."""
+def links(
+    job_id: Annotated[str | None, typer.Argument(help="Id of a job [default: of all jobs].")] = None,
+    url: Url = DEFAULT_URL,
+    json_output: AsJson = False,
+) -> None:
+    """List the active links to an answer, or to all answers."""
+    found: list[dict[str, Any]] = []
+    token: str | None = ""
     with ServiceClient(url) as service:
-        found = service.call("GET", f"/v1/jobs/{job_id}/share-links")
+        while token is not None:
+            more = {"page_token": token} if token else {}
+            path = "/v1/share-links" if job_id is None else f"/v1/jobs/{job_id}/share-links"
+            page = service.call("GET", path, params=more)
+            found += page["links"]
+            token = page.get("next_page_token")
     lines = (
-        f"{one['id']}  made {_minute(one['created_at'])}  until {_minute(one['expires_at'])} UTC\n"
-        for one in found["links"]
+        f"{one['id']}  {_of_job(one) if job_id is None else ''}made "
+        f"{_minute(one['created_at'])}  until {_minute(one['expires_at'])} UTC\n"
+        for one in found
     )
-    _print({"links": found["links"]}, "".join(lines), as_json=json_output)
+    _print({"links": found}, "".join(lines), as_json=json_output)
+
+
+def _of_job(link: Mapping[str, Any]) -> str:
+    return f"of job {link['job_id']}  "
 
 
 @app.command()

@@ -82,15 +82,20 @@ def list_keys(
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(help="Id of the key.")], database_url: DatabaseUrl = None
+    key_id: Annotated[str, typer.Argument(help="Id of the key.")],
+    *,
+    with_links: Annotated[
+        bool, typer.Option("--with-links", help="Also end the share links that it made.")
+    ] = False,
+    database_url: DatabaseUrl = None,
 ) -> None:
     """End a key for good."""
     with _keys(database_url) as keys:
         try:
-            keys.revoke(key_id)
+            links = keys.revoke(key_id, with_links=with_links)
         except NotFoundError:
             raise InvalidProblemError.of("KEY_ID", "there is no such key") from None
-    typer.echo(f"{key_id}  revoked")
+    typer.echo(f"{key_id}  revoked{f', with {links} links' if with_links else ''}")
 
 
 @contextmanager

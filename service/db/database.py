@@ -28,8 +28,8 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from meshwright.service.db.grouping import Grouping, WritersTimeoutError
-from meshwright.service.db.stored import read_document
 from meshwright.service.db.tables import schema_compatibility
+from meshwright.service.stored import read_document
 
 Made = TypeVar("Made")
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one

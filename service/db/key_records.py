@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, newest_first
-from meshwright.service.db.tables import api_keys, audit, secrets, sessions
+from meshwright.service.db.tables import api_keys, audit, secrets, sessions, share_links
 
 MAX_SESSIONS = 100  # of one key at once
 
@@ -105,6 +105,12 @@ def revoke_key(connection: Connection, tenant: str | None, key_id: str) -> str |
     return connection.execute(
         update(api_keys).where(*mine).values(revoked_at_s=first).returning(api_keys.c.tenant)
     ).scalar_one_or_none()
+
+
+def delete_links(connection: Connection, key_id: str) -> list[str]:
+    """End the links to answers that a key made; return their ids."""
+    gone = delete(share_links).where(share_links.c.key_id == key_id)
+    return list(connection.execute(gone.returning(share_links.c.id)).scalars())
 
 
 def note(

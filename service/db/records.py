@@ -14,7 +14,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Double,
-    and_,
     bindparam,
     case,
     func,
@@ -28,7 +27,6 @@ from sqlalchemy import (
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, one_of
-from meshwright.service.db.stored import Unreadable
 from meshwright.service.db.tables import (
     CLOSEST_RANK,
     is_fleet,
@@ -40,6 +38,7 @@ from meshwright.service.db.tables import (
     submitted,
 )
 from meshwright.service.errors import NotFoundError
+from meshwright.service.stored import Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,14 +345,10 @@ def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, M
     return None if row is None else (row.job_id, row.body)
 
 
-def count_open(connection: Connection, tenant: str, *, limit: int) -> int:
-    """Return how many jobs of a tenant wait or are running sweeps, up to ``limit``."""
-    count = 0
-    is_open_sweep = and_(jobs.c.state == "running", jobs.c.num_children.is_not(None))
-    for waits in (and_(submitted, jobs.c.state == "queued"), is_open_sweep):
-        some = select(literal(1)).where(jobs.c.tenant == tenant, waits).limit(limit - count).subquery()
-        count += connection.execute(select(func.count()).select_from(some)).scalar_one()
-    return count
+def count_queued(connection: Connection, tenant: str, *, limit: int) -> int:
+    """Return how many jobs of a tenant wait, up to ``limit``; of a sweep, its points that wait."""
+    waits = select(literal(1)).where(jobs.c.tenant == tenant, jobs.c.state == "queued").limit(limit)
+    return connection.execute(select(func.count()).select_from(waits.subquery())).scalar_one()
 
 
 def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_s: float) -> float | None:

@@ -260,6 +260,8 @@ share_links = Table(
     Column("created_at_s", Double, nullable=False),
     Column("expires_at_s", Double, nullable=False),
     Index(None, "job_id", "created_at_s", "id"),
+    Index(None, "tenant", "created_at_s", "id"),
+    Index(None, "key_id"),
 )
 
 verifications = Table(
@@ -273,6 +275,7 @@ verifications = Table(
     Column("fence", Integer, nullable=False, server_default="0"),  # raised by each claim
     Column("attempts", Integer, nullable=False, server_default="0"),  # claims that were not given back
     Column("body", JSON(none_as_null=True)),  # what the launcher built
+    Column("owner", String(16)),  # the key whose CPU seconds it takes
     Index(None, "state", "asked_at_s"),
 )
 

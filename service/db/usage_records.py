@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of
-from meshwright.service.db.tables import has_worker, jobs, key_usage, workers
+from meshwright.service.db.tables import api_keys, has_worker, jobs, key_usage, workers
 
 DAY_S = 86_400
 LIVE_S = 30.0  # a worker that is silent for longer is not listed
@@ -70,6 +70,17 @@ def used_today(connection: Connection, tenant: str, owner: str | None) -> tuple[
     used = select(key_usage.c.cpu_s).where(*own).scalar_subquery()
     row = connection.execute(select(func.coalesce(used, 0.0), (_TODAY + 1) * DAY_S - now_s())).one()
     return float(row[0]), float(row[1])
+
+
+def over_quota(connection: Connection, tenant: str, *, most_s: float | None) -> list[str]:
+    """Return the keys of a tenant that have used up their CPU seconds of today.
+
+    ``most_s`` is the quota of keys without one of their own; None: they have none.
+    """
+    quota = func.coalesce(api_keys.c.max_cpu_s_per_day, most_s)
+    own = key_usage.c.tenant == tenant, key_usage.c.day == _TODAY, key_usage.c.cpu_s >= quota
+    keys = key_usage.outerjoin(api_keys, api_keys.c.id == key_usage.c.key_id)
+    return list(connection.execute(select(key_usage.c.key_id).select_from(keys).where(*own)).scalars())
 
 
 def usage_of(

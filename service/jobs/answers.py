@@ -13,8 +13,8 @@ from meshwright import profiles, solver
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.profile import default_profile
-from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from meshwright.service.stored import FOREIGN_SHAPE
 from meshwright.solver.answer import Answer, Plan, plan_from_json, version_of
 from meshwright.solver.configuration import record_from_json
 from meshwright.solver.problem import Problem

@@ -7,6 +7,8 @@ worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy import (
     CTE,
     ColumnElement,
@@ -23,6 +25,7 @@ from sqlalchemy import (
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import one_of
 from meshwright.service.db.tables import jobs
+from meshwright.service.db.usage_records import NO_KEY
 from meshwright.service.jobs.states import Claim
 
 _CLAIMED = (
@@ -55,12 +58,13 @@ def claim_first(
     lease_s: float,
     min_age_s: float,
     most: int | None = None,
+    waiting: Collection[str] = (),
 ) -> Claim | None:
     """Claim a tenant's next queued job, in one statement; None when there is none to claim.
 
-    A tenant that has ``most`` jobs running waits.
+    A tenant that has ``most`` jobs running waits, and so do jobs of the keys ``waiting``.
     """
-    wanted = [jobs.c.id == _first_of(tenant, min_age_s), jobs.c.state == "queued"]
+    wanted = [jobs.c.id == _first_of(tenant, min_age_s, waiting), jobs.c.state == "queued"]
     if most is not None:
         _take_turn(connection, tenant)
         wanted.append(_running_of(tenant) < most)
@@ -95,13 +99,15 @@ def _running_of(tenant: ColumnElement[str] | str) -> ScalarSelect[int]:
     return select(func.count()).where(*has_worker, _RUNNING.c.tenant == tenant).scalar_subquery()
 
 
-def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
+def _first_of(tenant: str, min_age_s: float, waiting: Collection[str]) -> ScalarSelect[str]:
     """Return the id of a tenant's next queued job, skipping rows that another worker is claiming now."""
     # Expressions, as no index is to be used for them: SQLite would sort the whole queue.
     in_time = or_(jobs.c.expires_at_s + 0.0 > now_s(), jobs.c.started_at_s.is_not(None))
     wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, in_time]
     if min_age_s > 0:
         wanted.append(jobs.c.created_at_s + 0.0 <= now_s() - min_age_s)
+    if waiting:
+        wanted.append(func.coalesce(jobs.c.owner, NO_KEY).not_in(waiting))
     order = (jobs.c.priority, jobs.c.created_at_s, jobs.c.id)
     first = select(jobs.c.id).where(*wanted).order_by(*order).limit(1)
     return first.with_for_update(skip_locked=True).scalar_subquery()

@@ -16,6 +16,7 @@ Rules that every statement here keeps:
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,19 +28,30 @@ from meshwright.service.db.metric_records import fold_totals
 from meshwright.service.db.plan_records import MOVED, insert_closest, insert_plans, keep_found
 from meshwright.service.db.records import NewJob, insert_answered
 from meshwright.service.db.tables import jobs
-from meshwright.service.db.usage_records import add_usage
+from meshwright.service.db.usage_records import add_usage, over_quota
 from meshwright.service.jobs import sweep_jobs as families
 from meshwright.service.jobs import sweeper as sweeping
 from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
 from meshwright.service.jobs.states import DEFAULT_PRIORITY, MAX_EXCUSED, Beat, Claim, Outcome, QueueCleanup
 
+REMEMBER_S = 1.0  # which keys have used up their CPU seconds
+
 
 class JobEngine:
     """The only code that changes a job's state."""
 
-    def __init__(self, database: Database, *, lease_s: float, max_running_jobs: int | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        lease_s: float,
+        max_running_jobs: int | None = None,
+        max_cpu_s_per_day: float | None = None,
+    ) -> None:
         self._database = database
         self._most = max_running_jobs  # of one tenant at once; None: as many as there are workers
+        self._most_cpu_s = max_cpu_s_per_day  # of keys without a quota of their own
+        self._over: dict[str, tuple[float, list[str]]] = {}  # keys that wait, by tenant, and until when
         self.lease_s = lease_s
         self._clock = ClockWatch()
         self._looking = threading.Lock()  # the threads of a worker that ask who leads share the watch
@@ -52,22 +64,43 @@ class JobEngine:
         with self._database.read() as connection:  # an idle worker looks often, and locks nothing
             tenants = tenants_by_turn(connection)
         for tenant in tenants:
+            waiting = self._over_quota(tenant)
             with self._database.write() as connection:
                 claim = claim_first(
-                    connection, tenant, worker, lease_s=self.lease_s, min_age_s=min_age_s, most=self._most
-                )
+                    connection, tenant, worker, lease_s=self.lease_s, min_age_s=min_age_s, most=self._most,
+                    waiting=waiting,
+                )  # fmt: skip
             if claim is not None:
                 return claim
         return None
 
-    def heartbeat(self, claim: Claim, progress: Mapping[str, Any] | None = None) -> Beat:
-        """Renew the lease and report progress; return whether to go on, stop for a cancel, or give up."""
+    def _over_quota(self, tenant: str) -> list[str]:
+        """Return keys whose jobs wait for tomorrow; asked once in ``REMEMBER_S``."""
+        until, found = self._over.get(tenant, (0.0, []))
+        if time.monotonic() >= until:
+            with self._database.read() as connection:
+                found = over_quota(connection, tenant, most_s=self._most_cpu_s)
+            self._over = {**self._over, tenant: (time.monotonic() + REMEMBER_S, found)}
+        return found
+
+    def heartbeat(
+        self, claim: Claim, progress: Mapping[str, Any] | None = None, *, cpu_s: float = 0.0
+    ) -> Beat:
+        """Renew the lease and report progress; return whether to go on, stop for a cancel, or give up.
+
+        ``cpu_s``: CPU seconds that the worker spent on the job since it last said so.
+        """
         values: dict[str, Any] = {"lease_expires_at_s": now_s() + self.lease_s}
         if progress is not None:
             values["progress"] = dict(progress)
+        if cpu_s:
+            values |= _spent(cpu_s)
         beat = _held(claim).values(values).returning(jobs.c.cancel_requested)
         with self._database.write() as connection:
-            return _verdict(connection.execute(beat).scalar_one_or_none())
+            found = connection.execute(beat).scalar_one_or_none()
+            if cpu_s and found is not None:
+                add_usage(connection, claim.tenant, claim.owner, cpu_s=cpu_s, ended=False)
+        return _verdict(found)
 
     def look(self, claim: Claim) -> Beat:
         """Return the verdict of ``heartbeat`` without a write; cheap enough for 4 times a second."""

@@ -16,7 +16,6 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.event_records import EventRecord, events_after
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter, type_of_sort
 from meshwright.service.db.records import EVERY_JOB, JobFilter, JobRecord, JobSummary, children_of
-from meshwright.service.db.usage_records import used_today
 from meshwright.service.errors import (
     BadPageTokenError,
     NotFoundError,
@@ -28,6 +27,7 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token, page_of
 from meshwright.service.jobs.queue import MAX_HINTS, WakeUpQueue
+from meshwright.service.jobs.spending import Spending
 from meshwright.service.jobs.states import FLEET, POST_TRAINING, TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission, add, question_of
 from meshwright.service.jobs.sweeps import Sweeps
@@ -62,20 +62,20 @@ class Room:
         self._left: dict[str, _Left] = {}
         self._lock = threading.Lock()
 
-    def admits(self, tenant: str, count_room: Callable[[], int]) -> bool:
-        """Return whether one more job may be queued; ``count_room`` counts free places in the records."""
+    def admits(self, tenant: str, count_room: Callable[[], int], *, places: int = 1) -> bool:
+        """Return whether so many more jobs may be queued; ``count_room`` counts free places."""
         with self._lock:
             left = self._left.get(tenant)
-            if left is not None and left.jobs > 0 and time.monotonic() <= left.until_s:
-                left.jobs -= 1
+            if left is not None and left.jobs >= places and time.monotonic() <= left.until_s:
+                left.jobs -= places
                 return True
         room = count_room()
-        if room <= 0:
+        if room < places:
             return False
         with self._lock:
             if len(self._left) >= MAX_TENANTS:
                 self._left.clear()
-            self._left[tenant] = _Left(jobs=(room - 1) // SHARE, until_s=time.monotonic() + REMEMBER_S)
+            self._left[tenant] = _Left(jobs=(room - places) // SHARE, until_s=time.monotonic() + REMEMBER_S)
         return True
 
 
@@ -85,7 +85,7 @@ class TenantLimits:
 
     max_queued_jobs: int = 10_000
     max_submits_per_minute: int | None = None  # None: as many as it likes
-    max_cpu_s_per_day: float | None = None  # of the searches of one key; None: any number
+    refuses_beyond_cpu: bool = True  # of keys that have used up their CPU seconds; False: jobs wait
     idempotency_ttl_s: float = 86_400.0  # then a key may be used again
 
 
@@ -107,6 +107,7 @@ class Jobs:
         *,
         queue_timeout_s: float,
         limits: TenantLimits = _NO_LIMITS_SET,
+        spending: Spending | None = None,
     ) -> None:
         self._database = database
         self._engine = engine
@@ -114,6 +115,7 @@ class Jobs:
         self._queue_timeout_s = queue_timeout_s
         self._limits = limits
         self._room = Room()
+        self._spending = spending or Spending(database, most_s=None)
         self._sweeps = Sweeps(database, engine, worker="api")
 
     def submit(self, tenant: str, submission: Submission) -> JobRecord:
@@ -335,8 +337,9 @@ class Jobs:
             known = None if submission.fresh else _answered(connection, tenant, question.cache_key)
             job = known
             if job is None:
-                self._require_room(connection, tenant)
-                self._require_cpu(connection, tenant, submission)
+                self._require_room(connection, tenant, places=max(1, len(question.parts)))
+                if self._limits.refuses_beyond_cpu:
+                    self._spending.require(connection, submission.spender(tenant))
                 job = add(connection, tenant, submission, question, self._queue_timeout_s)
             if submission.fleet is not None and submission.fleet.replans is not None:
                 records.note_replanned(connection, tenant, submission.fleet.replans, job.id)
@@ -370,24 +373,8 @@ class Jobs:
         if job.num_children is not None:
             self._sweeps.child_ended(job.id)
 
-    def _require_cpu(self, connection: Connection, tenant: str, submission: Submission) -> None:
-        """Refuse a job of a key with searches that have used up its CPU seconds of today.
-
-        Raises:
-            TooManyRequestsError: with the time until tomorrow.
-        """
-        most_s = submission.max_cpu_s_per_day or self._limits.max_cpu_s_per_day
-        if most_s is None:
-            return
-        used_s, left_s = used_today(connection, tenant, submission.owner)
-        if used_s >= most_s:
-            used = f"{round(used_s, 3):.10g} of {most_s:.10g} CPU seconds today (UTC)"
-            limit = RateLimit(name="cpu", quota=int(most_s), unit="cpu-seconds", window_s=86_400)
-            message = f"the searches of this key have used {used}"
-            raise TooManyRequestsError(message, retry_after_s=left_s, limit=limit)
-
-    def _require_room(self, connection: Connection, tenant: str) -> None:
-        """Refuse a job more than this tenant may have.
+    def _require_room(self, connection: Connection, tenant: str, *, places: int) -> None:
+        """Refuse more jobs than this tenant may have; a sweep takes a place for each point.
 
         Raises:
             TooManyRequestsError: with the time after which to try again.
@@ -399,9 +386,14 @@ class Jobs:
                 limit = RateLimit(name="submits", quota=per_minute, window_s=int(WINDOW_S))
                 message = f"at most {per_minute} jobs a minute"
                 raise TooManyRequestsError(message, retry_after_s=wait_s, limit=limit)
-        if not self._room.admits(tenant, lambda: most - records.count_open(connection, tenant, limit=most)):
+
+        def count_room() -> int:
+            return most - records.count_queued(connection, tenant, limit=most)
+
+        if not self._room.admits(tenant, count_room, places=places):
             limit = RateLimit(name="queue", quota=most, unit="jobs")
             message = f"at most {most} jobs may be queued"
+            message += f", and a sweep of {places} points is {places} of them" if places > 1 else ""
             raise TooManyRequestsError(message, retry_after_s=QUEUE_RETRY_S, limit=limit)
 
 

@@ -111,6 +111,33 @@ class CeleryQueue:
         return "ok"
 
 
+def password_refusal(redis_url: str | None) -> str | None:
+    """Return why a Redis that answers refuses its password; None: it takes it, or does not answer.
+
+    Workers poll the table while Redis is away, so that is no reason not to start. A wrong password
+    stays wrong.
+    """
+    if redis_url is None:
+        return None
+    import redis  # noqa: PLC0415 - only a distributed service needs it
+
+    options = {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_timeout": SOCKET_TIMEOUT_S}
+    try:
+        with redis.Redis.from_url(redis_url, **options) as client:
+            client.ping()
+    except redis.exceptions.RedisError as fault:
+        words = str(fault)
+        if isinstance(fault, redis.exceptions.AuthenticationError) or words.startswith(_REFUSALS):
+            return (
+                f"Redis refuses the password ({words.partition('.')[0][:100]}): set "
+                "MESHWRIGHT_REDIS_PASSWORD, or put it into MESHWRIGHT_REDIS_URL"
+            )
+    return None
+
+
+_REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR invalid password", "Authentication required")
+
+
 def publisher_conf() -> dict[str, object]:
     """Return Celery settings that publisher and worker share: JSON only, no results, short timeouts."""
     return {

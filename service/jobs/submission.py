@@ -18,6 +18,7 @@ from meshwright.service.db.records import (
     insert_sweep,
 )
 from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.jobs.spending import Spender
 from meshwright.service.jobs.states import DEFAULT_PRIORITY, FLEET
 from meshwright.service.report.question import sweep_title, title_of
 from meshwright.service.requests.jobs import Sweep
@@ -55,6 +56,10 @@ class Submission:
     owner: str | None = None  # id of the caller's key
     max_cpu_s_per_day: float | None = None  # of that key; None: the service's own
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    def spender(self, tenant: str) -> Spender:
+        """Return whose CPU seconds its searches are."""
+        return Spender(tenant=tenant, key_id=self.owner, most_s=self.max_cpu_s_per_day)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

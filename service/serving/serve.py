@@ -36,6 +36,7 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import Database, DatabaseSilentError, sqlite_path
 from meshwright.service.db.file_lock import owned
 from meshwright.service.errors import ServerStartError
+from meshwright.service.jobs.queue import password_refusal
 from meshwright.service.settings import LOOPBACK_HOSTS, Settings
 from meshwright.service.web.install import install
 
@@ -145,7 +146,8 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
 
     Raises:
         DatabaseBusyError: another server owns this SQLite file; names its process id.
-        ServerStartError: the address cannot be bound, or the database is not usable.
+        ServerStartError: the address cannot be bound, the database is not usable, or Redis refuses the
+            password.
         SystemExit: a signal ended the start, before any worker was started; the exit code is 0.
     """
     with _Signals() as signals:
@@ -153,6 +155,8 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
         _allow_open_files()
         with owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
             _prepare_schema(settings)
+            if (refusal := password_refusal(settings.queue_url)) is not None:
+                raise ServerStartError(refusal)
             signals.hold()
             with Supervisor(settings) as workers:
                 workers.start()

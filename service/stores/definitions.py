@@ -38,11 +38,11 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database, compact_json
 from meshwright.service.db.key_records import note
 from meshwright.service.db.rows import added_to, all_of, one_of
-from meshwright.service.db.stored import FOREIGN_SHAPE, Unreadable
 from meshwright.service.db.tables import definitions
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import settled
 from meshwright.service.requests.parts import named_parts
+from meshwright.service.stored import FOREIGN_SHAPE, Unreadable
 
 Kind = Literal["model", "cluster", "gpu"]
 MAX_NAMES = 1_000  # of one kind, for one tenant

@@ -17,12 +17,12 @@ from meshwright.service.db import profile_records as records
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_measured
 from meshwright.service.db.profile_records import MeasurementRecord
-from meshwright.service.db.stored import FOREIGN_SHAPE
 from meshwright.service.errors import IdempotencyConflictError, NotFoundError
 from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.profiles import read_given
+from meshwright.service.stored import FOREIGN_SHAPE
 from meshwright.service.stores.profiles import keep_profile, profile_id_of, scope_of
 from meshwright.solver.answer import Prediction, settled_problem
 from meshwright.solver.calibration.calibrate import (

@@ -19,13 +19,14 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import note
 from meshwright.service.db.records import required_job
-from meshwright.service.db.rows import added_to, all_of, one_of
+from meshwright.service.db.rows import added_to, all_of, newest_first, one_of
 from meshwright.service.db.tables import share_links
 from meshwright.service.errors import ConflictError, NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
+from meshwright.service.jobs.pagination import Page, decode_token, page_of
 from meshwright.service.jobs.states import FLEET, POST_TRAINING
 
-DEFAULT_LIFE_DAYS = 7.0
+DEFAULT_LIFE_DAYS = 3.0  # from a Friday to the Monday after it: shorter, and people make it longer
 MAX_LIFE_DAYS = 365.0
 MAX_LINKS = 100  # of one job at once
 _TOKEN = re.compile(r"ml_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
@@ -126,9 +127,27 @@ class ShareLinks:
         """
         with self._database.read() as connection:
             required_job(connection, tenant, job_id)
-            own = select(*_RECORD).where(_LINK.job_id == job_id, _LINK.tenant == tenant, _WORKS)
+            # An expression, as the index of a tenant's links is not to be used here.
+            own = select(*_RECORD).where(_LINK.job_id == job_id, _LINK.tenant.concat("") == tenant, _WORKS)
             newest = (_LINK.created_at_s.desc(), _LINK.id.desc())
             return all_of(connection, ShareRecord, own.order_by(*newest).limit(MAX_LINKS))
+
+    def page(
+        self, tenant: str, *, page_size: int, page_token: str | None, key_id: str | None = None
+    ) -> Page[ShareRecord]:
+        """Return the links of a tenant that work, newest first; ``key_id``: only those that a key made.
+
+        Raises:
+            BadPageTokenError: the token is not one of ours.
+        """
+        before = decode_token(page_token, float, str) if page_token else None
+        own = select(*_RECORD).where(_LINK.tenant == tenant, _LINK.expires_at_s + 0.0 > now_s())
+        if key_id is not None:
+            own = own.where(_LINK.key_id.concat("") == key_id)
+        query = newest_first(own, share_links, before=before, limit=page_size + 1)
+        with self._database.read() as connection:
+            found = all_of(connection, ShareRecord, query)
+        return page_of(found, page_size, lambda one: (one.created_at_s, one.id))
 
     def revoke(self, tenant: str, job_id: str, link_id: str, *, actor: str) -> None:
         """End a link for good.

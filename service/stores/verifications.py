@@ -20,6 +20,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_verified
 from meshwright.service.db.tables import verifications
+from meshwright.service.db.usage_records import add_usage
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
@@ -65,9 +66,12 @@ class Verifications:
         self._max_attempts = max_attempts
         self.lease_s = lease_s
 
-    def ask(self, tenant: str, plan_id: str, *, repeatable: Repeatable = ONCE) -> None:
+    def ask(
+        self, tenant: str, plan_id: str, *, owner: str | None = None, repeatable: Repeatable = ONCE
+    ) -> None:
         """Queue a plan; if it is queued or running, nothing changes; if it was built, it is built again.
 
+        ``owner``: the key whose CPU seconds it takes.
         ``repeatable``: what such a request has queued before is not queued again.
 
         Raises:
@@ -75,16 +79,16 @@ class Verifications:
             IdempotencyConflictError: the key was used for something else.
         """
         self._jobs.plan(tenant, plan_id)
-        settled(lambda: self._queued(tenant, plan_id, repeatable))
+        settled(lambda: self._queued(tenant, plan_id, owner, repeatable))
         self._queue.wake_verifier(plan_id)
 
-    def _queued(self, tenant: str, plan_id: str, repeatable: Repeatable) -> None:
+    def _queued(self, tenant: str, plan_id: str, owner: str | None, repeatable: Repeatable) -> None:
         with self._database.write() as connection:
             if made_before(connection, tenant, repeatable) is not None:
                 return
             remember(connection, tenant, repeatable, subject=plan_id)
             known = connection.execute(_state_of(tenant, plan_id).with_for_update()).first()
-            fresh = {"state": "queued", "asked_at_s": now_s()}
+            fresh = {"state": "queued", "asked_at_s": now_s(), "owner": owner}
             if known is None:
                 connection.execute(insert(verifications).values(tenant=tenant, plan_id=plan_id, **fresh))
             elif known.state == "done":
@@ -170,6 +174,13 @@ class Verifications:
     def settle(self, claim: VerificationClaim, found: Mapping[str, Any]) -> bool:
         """Keep the result, and the verdict with the plan; return False if the claim was lost."""
         return self._write(claim, state="done", body=dict(found))
+
+    def spent(self, claim: VerificationClaim, cpu_s: float) -> None:
+        """Count the CPU seconds of a build as its owner's."""
+        with self._database.write() as connection:
+            own = select(verifications.c.owner).where(*_is(claim.tenant, claim.plan_id))
+            owner = connection.execute(own).scalar_one_or_none()
+            add_usage(connection, claim.tenant, owner, cpu_s=cpu_s, ended=False)
 
     def _write(self, claim: VerificationClaim, **values: object) -> bool:
         """Write some columns of a claimed plan, unless another worker has claimed it since."""

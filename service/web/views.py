@@ -10,7 +10,6 @@ from meshwright.launchers.registry import launcher_names
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.db.plan_records import PlanFigures
 from meshwright.service.db.records import JobRecord, JobSummary, QuestionHeading
-from meshwright.service.db.stored import Unreadable
 from meshwright.service.jobs.answers import answer_of, sorted_out
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
@@ -22,6 +21,7 @@ from meshwright.service.report.standings import Standings, standings_of
 from meshwright.service.report.summary import warning_words
 from meshwright.service.report.verdict import Fact, Verdict, question_of, verdict_of
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.stored import Unreadable
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Problem
 

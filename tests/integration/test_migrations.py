@@ -109,9 +109,10 @@ def test_verifications_survive_a_schema_without_fences_and_begin_to_be_counted_a
 ) -> None:
     rows = [
         {"tenant": TENANT, "plan_id": "ccc", "state": "done", "asked_at_s": 1.0, "claimed_at_s": 2.0,
-         "fence": 3, "attempts": 2, "body": {"verdict": "verified"}},
+         "fence": 3, "attempts": 2, "body": {"verdict": "verified"},
+         "owner": None},
         {"tenant": TENANT, "plan_id": "ddd", "state": "running", "asked_at_s": 3.0, "claimed_at_s": 4.0,
-         "fence": 1, "attempts": 1, "body": None},
+         "fence": 1, "attempts": 1, "body": None, "owner": None},
     ]  # fmt: skip
     with database.write() as connection:
         connection.execute(insert(verifications), rows)

@@ -44,6 +44,7 @@ from meshwright.service.jobs import engine as engines
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import ONCE, Repeatable
 from meshwright.service.jobs.jobs import Jobs, TenantLimits
+from meshwright.service.jobs.pagination import encode_token
 from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.states import AnsweredPart
@@ -252,6 +253,7 @@ def use_verifications(database: Database, jobs: Jobs) -> None:
     assert row is not None
     claim = verifications.VerificationClaim(tenant=row.tenant, plan_id=row.plan_id, fence=row.fence)
     store.keep(claim)
+    store.spent(claim, 1.0)
     store.give_back(claim)
     store.settle(claim, not_built("no"))
     assert store.claim() is None
@@ -299,7 +301,7 @@ def use_stores(database: Database, jobs: Jobs) -> None:
         key_records.any_key(connection)
         key_records.session_key(connection, key_records_hash(session))
     end_session(database, session)
-    keys.revoke(record.id, tenant=TENANT)
+    keys.revoke(record.id, tenant=TENANT, with_links=True)
 
 
 def use_replans(replans: Replans, job_id: str) -> None:
@@ -318,6 +320,9 @@ def use_links(shares: ShareLinks, job_id: str) -> None:
     assert token is not None
     assert shares.opened(token) == made
     assert shares.of_job(TENANT, job_id) == [made]
+    token = shares.page(TENANT, page_size=1, page_token=None).next_page_token
+    shares.page(TENANT, page_size=1, page_token=encode_token(made.created_at_s + 1, "a"), key_id="k7")
+    assert token is None
     shares.revoke(TENANT, job_id, made.id, actor="me")
 
 

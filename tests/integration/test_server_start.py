@@ -11,11 +11,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
+from meshwright.service.jobs.queue import password_refusal
 from tests.processes.postgres_server import PostgresServer
-from tests.processes.servers import HANGS_S, environment, serving
+from tests.processes.servers import HANGS_S, RedisServer, environment, free_port, serving
 from tests.processes.starting import CODES, end_during_start
 from tests.processes.warm import run_warm
 from tests.served.migrated import migrated
@@ -169,3 +171,18 @@ def test_sigterms_that_are_repeated_end_the_server_no_less(tmp_path: Path) -> No
     settings = {"database_url": migrated(tmp_path / "meshwright.db"), "workers": "0"}
     found = end_during_start(settings, times=3, signals=3)
     assert [one for one in found if one.code not in CODES] == []
+
+
+def test_a_redis_that_refuses_the_password_refuses_the_start(tmp_path: Path) -> None:
+    server = RedisServer(port=free_port(), folder=tmp_path)
+    server.start()
+    try:
+        with redis.Redis(port=server.port) as admin:
+            admin.config_set("requirepass", "right")
+        url = f"sqlite:///{tmp_path / 'meshwright.db'}"
+        for password in ({}, {"redis_password": "wrong"}):
+            assert "MESHWRIGHT_REDIS_PASSWORD" in start(database_url=url, redis_url=server.url, **password)
+        assert password_refusal(f"redis://:right@127.0.0.1:{server.port}/0") is None
+    finally:
+        server.stop()
+    assert password_refusal(server.url) is None  # away: workers poll

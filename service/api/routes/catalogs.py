@@ -51,16 +51,14 @@ TITLES: Mapping[Kind, str] = {"model": "model", "cluster": "cluster", "gpu": "GP
 def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | None) -> CatalogView:
     """The catalog's and the tenant's entries together, by name."""
     after = decode_token(token, str)[0] if token else ""
-    stored = service.definitions.page(tenant, kind, after=after, limit=size + 1)
-    found: dict[str, Mapping[str, Any]] = {
-        name: _entry(kind, name) for name in CATALOG[kind][0]() if name > after
-    }
-    for one in stored:
-        found[one.name] = _stored_entry(kind, one)
-    names = sorted(found)
+    stored = {one.name: one for one in service.definitions.page(tenant, kind, after=after, limit=size + 1)}
+    names = sorted({*(name for name in CATALOG[kind][0]() if name > after), *stored})
     more = len(names) > size
     return CatalogView(
-        items=[dict(found[name]) for name in names[:size]],
+        items=[  # of this page alone: each entry of the catalog is a file
+            dict(_stored_entry(kind, stored[name]) if name in stored else _entry(kind, name))
+            for name in names[:size]
+        ],
         next_page_token=encode_token(names[size - 1]) if more else None,
     )
 

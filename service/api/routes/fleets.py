@@ -176,7 +176,7 @@ def report_fleet(fleet_id: str, service: ServiceDep, tenant: TenantDep) -> Respo
 @router.get(
     "/{fleet_id}/export",
     dependencies=[READS],
-    responses=declared(404, 409),
+    responses=declared(404, 409, 429),
     summary="Launch files and start list of a fleet",
 )
 async def export_fleet(
@@ -191,7 +191,7 @@ async def export_fleet(
     "/{fleet_id}/export.zip",
     dependencies=[READS],
     response_class=Response,
-    responses={200: {"content": {"application/zip": {}}}, **declared(404, 409)},
+    responses={200: {"content": {"application/zip": {}}}, **declared(404, 409, 429)},
     summary="Launch files and start list of a fleet, as an archive",
 )
 async def export_fleet_archive(

@@ -52,7 +52,6 @@ from meshwright.service.api.watch import EventStream, event_id_of
 from meshwright.service.auth.access import Caller
 from meshwright.service.db.database import compact_json
 from meshwright.service.db.records import JobRecord, Origin
-from meshwright.service.db.stored import Unreadable
 from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission
@@ -64,6 +63,7 @@ from meshwright.service.requests.jobs import QUEUEING, read_job_request, read_qu
 from meshwright.service.requests.launch_files import with_launch_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import is_post_training
+from meshwright.service.stored import Unreadable
 from meshwright.service.stores.deletion import Deletion
 from meshwright.service.stores.replans import Stored
 from meshwright.solver.problem import Problem
@@ -316,7 +316,7 @@ def cancel_job(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: K
     "/{job_id}:replan",
     dependencies=[SUBMITS],
     response_model=ReplanAnswer,
-    responses=declared(404, 408, 409, 413, 415),
+    responses=declared(404, 408, 409, 413, 415, 429),
     openapi_extra=REPLAN_BODY,
     summary="Re-plan a running job after its cluster changed",
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from meshwright.profiles.reading import FieldReader
@@ -73,9 +75,17 @@ def list_keys(
 
 
 @router.delete("/keys/{key_id}", status_code=204, responses=declared(404), summary="Revoke a key")
-def revoke_key(key_id: str, service: ServiceDep, caller: CallerDep) -> None:
+def revoke_key(
+    key_id: str,
+    service: ServiceDep,
+    caller: CallerDep,
+    *,
+    with_links: Annotated[
+        bool, Query(description="also end the share links that it made, which work on otherwise")
+    ] = False,
+) -> None:
     """Revoke a key for good; repeating it changes nothing."""
-    Keys(service.database, actor=caller.actor).revoke(key_id, tenant=caller.tenant)
+    Keys(service.database, actor=caller.actor).revoke(key_id, tenant=caller.tenant, with_links=with_links)
     service.access.forget()
 
 

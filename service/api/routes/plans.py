@@ -16,12 +16,14 @@ from meshwright.service.api.deps import (
     READS,
     SUBMITS,
     BodyDep,
+    CallerDep,
     JobsDep,
     KeyDep,
     ServiceDep,
     TenantDep,
     computed,
     repeatable_of,
+    spender_of,
 )
 from meshwright.service.api.openapi import MEASUREMENT_BODY
 from meshwright.service.api.problems import declared
@@ -177,21 +179,27 @@ def exported_plan(
     "/{plan_id}:verify",
     dependencies=[SUBMITS, NO_FIELDS],
     status_code=202,
-    responses=declared(404, 408, 409, 413),
+    responses=declared(404, 408, 409, 413, 429),
     summary="Verify a plan with its launcher",
 )
 def verify_plan(
-    plan_id: str, service: ServiceDep, tenant: TenantDep, idempotency_key: KeyDep
+    plan_id: str, service: ServiceDep, caller: CallerDep, idempotency_key: KeyDep
 ) -> VerificationView:
     """Queue a verification: the launcher's own code builds every distinct rank without a GPU."""
+    tenant = caller.tenant
     job, body = service.jobs.plan(tenant, plan_id)
     problem = settled_problem(stored_plan(body), parse_problem(job.request))
     try:
         environment_of(launcher_of(problem, None), elsewhere=service.settings.verify_elsewhere)
     except MissingEnvironmentError as fault:
         raise MissingExtraError(str(fault)) from None
+    with service.database.read() as connection:
+        service.spending.require(connection, spender_of(caller))
     service.verifications.ask(
-        tenant, plan_id, repeatable=repeatable_of(service, idempotency_key, "verify", plan_id)
+        tenant,
+        plan_id,
+        owner=caller.key_id,
+        repeatable=repeatable_of(service, idempotency_key, "verify", plan_id),
     )
     return read_verification(plan_id, service, tenant)
 
@@ -212,7 +220,7 @@ def read_verification(plan_id: str, service: ServiceDep, tenant: TenantDep) -> V
     "/{plan_id}/measurements",
     dependencies=[SUBMITS],
     status_code=201,
-    responses=declared(404, 408, 413, 415),
+    responses=declared(404, 408, 413, 415, 429),
     openapi_extra=MEASUREMENT_BODY,
     summary="Report a measured run of a plan",
 )

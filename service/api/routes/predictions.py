@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError, faults_as
 from meshwright.profiles.profile import Profile
-from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
+from meshwright.service.api.deps import SUBMITS, BodyDep, CallerDep, Service, ServiceDep, spender_of
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import ModelFigures, PredictionView
@@ -47,17 +47,21 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=dec
 @router.post(
     "",
     dependencies=[SUBMITS],
-    responses=declared(404, 408, 413, 415),
+    responses=declared(404, 408, 413, 415, 429),
     openapi_extra=PREDICTION_BODY,
     summary="Price a configuration",
 )
-def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> PredictionView:
+def create_prediction(body: BodyDep, caller: CallerDep, service: ServiceDep) -> PredictionView:
     """Predict step time and memory of a configuration, of the launch file that runs it, or of a plan.
 
     Write the question as for ``POST /v1/jobs``, next to ``configuration``, ``launch_file`` or ``plan``; or
     put it into ``problem``, but not both. A plan is priced under its own switches, precision, optimizer
     and launcher. Answers at once, stores nothing.
     """
+    return service.spending.metered(spender_of(caller), lambda: _prediction(body, caller.tenant, service))
+
+
+def _prediction(body: Mapping[str, object], tenant: str, service: Service) -> PredictionView:
     own = own_of_body(service, tenant, body)
     problem, configuration = service.profiles.resolved(tenant, own.problem), own.configuration
 

@@ -45,7 +45,7 @@ WhatIf = Annotated[bool, Query(description="also predict other hardware and batc
     "/jobs/{job_id}/report",
     dependencies=[READS],
     response_class=HTMLResponse,
-    responses=declared(404, 409),
+    responses=declared(404, 409, 429),
     summary="Report of a ranking",
 )
 async def report_job(
@@ -64,7 +64,7 @@ async def report_job(
     "/plans/{plan_id}/report",
     dependencies=[READS],
     response_class=HTMLResponse,
-    responses=declared(404),
+    responses=declared(404, 429),
     summary="Report of a plan",
 )
 async def report_plan(
@@ -86,7 +86,7 @@ async def report_plan(
     "/plans/{plan_id}/timeline",
     dependencies=[READS],
     response_class=JSONResponse,
-    responses=declared(404),
+    responses=declared(404, 429),
     summary="Timeline of a plan's step",
 )
 async def trace_plan(

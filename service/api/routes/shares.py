@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from meshwright.profiles.reading import FieldReader
@@ -14,6 +15,8 @@ from meshwright.service.api.deps import (
     BodyDep,
     CallerDep,
     KeyDep,
+    PageSize,
+    PageToken,
     Service,
     ServiceDep,
     TenantDep,
@@ -21,7 +24,14 @@ from meshwright.service.api.deps import (
 )
 from meshwright.service.api.openapi import SHARE_BODY
 from meshwright.service.api.problems import declared
-from meshwright.service.api.schemas import NewShareLinkView, ShareLinkList, ShareLinkView, view_of
+from meshwright.service.api.schemas import (
+    NewShareLinkView,
+    ShareLinkList,
+    ShareLinkPage,
+    ShareLinkView,
+    TenantLinkView,
+    view_of,
+)
 from meshwright.service.auth.access import Caller
 from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS, MAX_LIFE_DAYS, ShareLinks
 
@@ -89,6 +99,26 @@ def list_share_links(job_id: str, service: ServiceDep, tenant: TenantDep) -> Sha
     """Return the active links of a job, newest first, without their addresses, which are not stored."""
     return ShareLinkList(
         links=[view_of(ShareLinkView, one) for one in ShareLinks(service.database).of_job(tenant, job_id)]
+    )
+
+
+every = APIRouter(prefix="/v1/share-links", tags=["reports"], responses=declared(401, 403, 422, 503))
+
+
+@every.get("", dependencies=[READS], summary="List all share links")
+def list_all_share_links(
+    service: ServiceDep,
+    tenant: TenantDep,
+    page_size: PageSize = 50,
+    page_token: PageToken = None,
+    key: Annotated[
+        str | None, Query(pattern="^[A-Za-z0-9]{1,16}$", description="id of the key that made them")
+    ] = None,
+) -> ShareLinkPage:
+    """Return the active links of all answers, newest first; revoke one at its job's address."""
+    page = ShareLinks(service.database).page(tenant, page_size=page_size, page_token=page_token, key_id=key)
+    return ShareLinkPage(
+        links=[view_of(TenantLinkView, one) for one in page.items], next_page_token=page.next_page_token
     )
 
 

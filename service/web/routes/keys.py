@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.deps import ADMINISTERS as SEES_KEYS
@@ -56,9 +58,16 @@ def make_key(request: Request, values: FormDep, service: ServiceDep, caller: Cal
 
 
 @router.post("/{key_id}/revoke", dependencies=[ADMINISTERS])
-def revoke(request: Request, key_id: str, service: ServiceDep, caller: CallerDep) -> Response:
-    """Revoke a key for good."""
-    revoke_key(key_id, service, caller)
+def revoke(
+    request: Request,
+    key_id: str,
+    service: ServiceDep,
+    caller: CallerDep,
+    *,
+    with_links: Annotated[bool, Query()] = False,
+) -> Response:
+    """Revoke a key for good, and the links that it made where the button says so."""
+    revoke_key(key_id, service, caller, with_links=with_links)
     return seen_at(request, "/keys")
 
 

@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.figures import percent
-from meshwright.service.api.deps import READS, JobsDep, Service, ServiceDep, TenantDep, origin_of
+from meshwright.service.api.deps import READS, CallerDep, JobsDep, Service, ServiceDep, TenantDep, origin_of
 from meshwright.service.api.routes.jobs import submission_of
 from meshwright.service.api.routes.predictions import create_prediction, own_of_body
 from meshwright.service.db.records import JobRecord
@@ -69,15 +69,16 @@ def own_page(request: Request, service: ServiceDep, tenant: TenantDep) -> Respon
 
 
 @router.post("/own", dependencies=[SUBMITS])
-def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
+def price_own(request: Request, values: FormDep, service: ServiceDep, caller: CallerDep) -> Response:
     """Price a launch file at once, or search for something better than it."""
+    tenant = caller.tenant
     try:
         whole = request_of(questions.OWN, values)
         body = {"launch_file": whole.pop("launch_file", {}), "problem": whole}
         if "search" in values:
             job = _submitted(request, service, tenant, _with_own(service, tenant, body), values)
             return seen_at(request, f"/jobs/{job.id}")
-        priced = create_prediction(body, tenant, service)
+        priced = create_prediction(body, caller, service)
     except InvalidProblemError as fault:
         placed = InvalidProblemError(dict.fromkeys(_in_form(one, values) for one in fault.errors))
         return _form_page(

@@ -12,6 +12,7 @@ from meshwright.service.api.deps import READS, CallerDep, Service, ServiceDep, T
 from meshwright.service.api.routes.reports import page_of_fleet, page_of_job
 from meshwright.service.api.routes.shares import SHARED, new_link, revoke_share_link
 from meshwright.service.api.schemas import NewShareLinkView
+from meshwright.service.jobs.spending import Spender
 from meshwright.service.jobs.states import FLEET
 from meshwright.service.reporting import MOST_LISTED
 from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS, MAX_LIFE_DAYS, ShareLinks
@@ -45,7 +46,9 @@ async def show_shared(request: Request, token: str, service: ServiceDep) -> Resp
         listed = partial(service.jobs.plans, page_size=MOST_LISTED + 1, page_token=None)
         job, plans = await run_in_threadpool(listed, link.tenant, link.job_id)
         shown = await computed(
-            request, partial(page_of_job, service, link.tenant, job, plans.items, what_if=False)
+            request,
+            partial(page_of_job, service, link.tenant, job, plans.items, what_if=False),
+            of=Spender(tenant=link.tenant, key_id=link.key_id),
         )
     # Neither caches nor search engines keep it, so that it ends with the link.
     shown.headers.update({"Cache-Control": "no-store", "X-Robots-Tag": "noindex, nofollow"})

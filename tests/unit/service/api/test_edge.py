@@ -58,5 +58,34 @@ def test_a_request_that_the_grace_period_cuts_short_is_to_be_sent_again(database
     assert problem["request_id"] == headers["x-request-id"]
 
 
+def test_a_deploy_counts_no_error_of_the_server(database: Database) -> None:
+    counted: list[int] = []
+
+    class Counting(Metrics):
+        def count(self, *, method: str, route: str, status: int, seconds: float) -> None:
+            del method, route, seconds
+            counted.append(status)
+
+    async def never_done(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        await asyncio.Event().wait()
+
+    async def nothing(*_: object) -> Any:  # noqa: ANN401 - neither is asked
+        return None
+
+    async def run() -> None:
+        in_hand = InHand()
+        edge = Edge(
+            never_done, any_host=lambda: True, host_names=frozenset(), metrics=Counting(database),
+            in_hand=in_hand,
+        )  # fmt: skip
+        requests = [asyncio.create_task(edge(dict(SCOPE), nothing, nothing)) for _ in range(3)]
+        await asyncio.sleep(0)
+        in_hand.cut_short()
+        await asyncio.gather(*requests)
+
+    asyncio.run(run())
+    assert counted == [503] * 3  # the alert MeshwrightErrors leaves these out
+
+
 def test_an_answer_that_has_begun_is_not_followed_by_another(database: Database) -> None:
     assert [message["type"] for message in cancelled(database, begun=True)] == ["http.response.start"]

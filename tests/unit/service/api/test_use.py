@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -15,16 +17,23 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import key_usage, workers
 from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.spending import Spender
 from meshwright.service.settings import Settings
+from meshwright.service.stores.verifications import Verifications
 from meshwright.solver.problem import Problem
 from meshwright.workers.poller import note_presence
 from meshwright.workers.runner import Runner
 from tests.builders import a_plan, an_answer
 from tests.served.access_cases import token_of
+from tests.served.answered_jobs import add_answered_job
 from tests.served.api_client import BODY, submit
 from tests.served.job_records import SUCCESS, TENANT, add_job, claimed
+from tests.served.reports import small_answer
 
 BURNT_S = 0.2
+REPLAN = {"lost_nodes": 1, "steps_done": 100, "steps_total": 200}
 
 
 def burning(_problem: Problem, **_given: object) -> object:
@@ -119,6 +128,81 @@ def test_a_key_that_has_used_its_cpu_seconds_waits_for_tomorrow(
         assert f"used {1.01 * quota_s:.10g} of {quota_s:.0f} CPU seconds" in refused.json()["detail"]
         client.headers["Authorization"] = f"Bearer {keys[1]}"  # another key of the same tenant
         submit(client, launcher="deepspeed")
+
+
+def cpu_s_of(client: TestClient) -> float:
+    return float(client.get("/v1/usage").json()["total"]["cpu_s"])
+
+
+def test_a_running_job_and_every_request_that_computes_cost_their_key(
+    database: Database, engine: JobEngine
+) -> None:
+    settings = Settings(database_url=str(database.url), max_cpu_s_per_day=50.0)
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        service = client.app.state.service  # type: ignore[attr-defined]
+        submit(client)
+        claim = claimed(engine)
+        assert engine.heartbeat(claim, cpu_s=3.0) == "ok"
+        assert cpu_s_of(client) == 3.0
+        problem, answer = small_answer()
+        assert engine.complete(claim, SUCCESS, cpu_s=1.0)
+        add_answered_job(database, "of-reports", problem, answer)
+        plan = answer.plans[0].plan_id
+        asks: list[Callable[[], Any]] = [
+            lambda: client.post("/v1/predictions", json={"plan": plan}),
+            lambda: client.get("/v1/jobs/of-reports/report"),
+            lambda: client.post("/v1/jobs/of-reports:replan", json=REPLAN),
+            lambda: client.post(f"/v1/plans/{plan}/measurements", json={"peak_memory_bytes": 60 * 2**30}),
+        ]
+        for ask in asks:
+            before = cpu_s_of(client)
+            answered = ask()
+            assert answered.is_success, answered.text
+            service.spending.write()
+            assert cpu_s_of(client) > before
+        service.spending.add(Spender(tenant=TENANT, key_id=None), 60.0)
+        asks.append(lambda: client.post("/v1/jobs", json={**BODY, "launcher": "deepspeed"}))
+        for ask in asks:
+            assert ask().status_code == 429
+
+
+@pytest.mark.parametrize("beyond", ["refuse", "wait"])
+def test_queued_jobs_of_a_key_without_cpu_seconds_wait_for_tomorrow(
+    database: Database, beyond: str
+) -> None:
+    url = str(database.url)
+    settings = Settings.model_validate(
+        {"database_url": url, "max_cpu_s_per_day": 10.0, "beyond_cpu_quota": beyond}
+    )
+    engine = JobEngine(database, lease_s=30.0, max_cpu_s_per_day=10.0)
+    poor, rich = (Keys(database, actor="test").create(NewKey(tenant="own"))[1] for _ in range(2))
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        client.headers["Authorization"] = f"Bearer {poor}"
+        first, second = submit(client), submit(client, launcher="torchtitan")
+        assert engine.heartbeat(claimed(engine), cpu_s=11.0) == "ok"
+        engine._over.clear()
+        assert engine.claim_one("w") is None  # second waits, and first goes on
+        late = client.post("/v1/jobs", json={**BODY, "launcher": "deepspeed"})
+        assert late.status_code == (429 if beyond == "refuse" else 202)
+        client.headers["Authorization"] = f"Bearer {rich}"
+        third = submit(client, launcher="deepspeed")
+        assert claimed(engine).job_id == third
+        with database.write() as connection:  # tomorrow
+            connection.execute(update(key_usage).values(day=key_usage.c.day - 1))
+        engine._over.clear()
+        assert claimed(engine).job_id == second != first
+
+
+def test_a_verification_costs_the_key_that_asked_for_it(database: Database, jobs: Jobs) -> None:
+    problem, answer = small_answer()
+    add_answered_job(database, "verified", problem, answer)
+    store = Verifications(database, jobs, PollingQueue(), lease_s=30.0, max_attempts=3)
+    store.ask(TENANT, answer.plans[0].plan_id, owner="k1")
+    asked = store.claim()
+    assert asked is not None
+    store.spent(asked, 7.0)
+    with database.read() as connection:
+        assert usage_records.used_today(connection, TENANT, "k1")[0] == 7.0
 
 
 def test_live_workers_are_listed_with_what_they_do(

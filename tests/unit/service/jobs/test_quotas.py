@@ -67,6 +67,17 @@ def know(database: Database, request: dict[str, Any]) -> None:
         connection.execute(update(jobs).values(cache_key=known))
 
 
+def test_a_sweep_takes_a_place_for_each_of_its_points(database: Database) -> None:
+    with service(database, max_queued_jobs=4) as client:
+        swept = {**BODY, "sweep": {"num_nodes": [1, 2, 4]}}
+        assert client.post("/v1/jobs", json=swept).status_code == 202
+        refused = client.post("/v1/jobs", json={**swept, "launcher": "none"})
+        assert refused.status_code == 429
+        assert "a sweep of 3 points is 3 of them" in refused.json()["detail"]
+        assert client.post("/v1/jobs", json={**BODY, "launcher": "none"}).status_code == 202
+        assert client.post("/v1/jobs", json={**BODY, "launcher": "deepspeed"}).status_code == 429
+
+
 def test_submissions_of_one_minute_are_counted(database: Database) -> None:
     with service(database, max_submits_per_minute=3) as client:
         for _ in range(3):

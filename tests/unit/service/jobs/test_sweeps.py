@@ -153,10 +153,10 @@ def test_a_sweep_without_any_plan_is_infeasible_or_failed(
     assert (record.state, (record.problem or {})["code"]) == ("failed", "out_of_memory")
 
 
-def test_a_sweep_counts_once_in_lists_and_quotas(
+def test_a_sweep_counts_once_in_lists_and_by_its_points_in_the_queue(
     database: Database, engine: JobEngine, queue: RememberingQueue
 ) -> None:
-    limits = TenantLimits(max_queued_jobs=2, max_submits_per_minute=3)
+    limits = TenantLimits(max_queued_jobs=5, max_submits_per_minute=2)
     jobs = Jobs(database, engine, queue, queue_timeout_s=60.0, limits=limits)
     first = jobs.submit(TENANT, a_sweep())
     second = jobs.submit(TENANT, a_sweep(global_batch_size=[64, 128]))  # 5 children, 2 jobs

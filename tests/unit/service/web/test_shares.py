@@ -87,6 +87,33 @@ def test_a_wrong_a_revoked_and_an_expired_link_are_the_same_404(
     assert left["id"] == good["id"]
 
 
+def test_the_links_of_a_tenant_are_listed_and_can_end_with_their_key(
+    browser: TestClient, database: Database, head: dict[str, str]
+) -> None:
+    other = bearer(database, "ours", "admin")
+    made = [shared(browser, one)["id"] for one in (head, other, head)]
+    key_of = {name: one["Authorization"].split("_")[1] for name, one in (("a", head), ("b", other))}
+    first = browser.get("/v1/share-links?page_size=2", headers=head).json()
+    rest = browser.get(
+        "/v1/share-links", params={"page_size": 2, "page_token": first["next_page_token"]}, headers=head
+    ).json()
+    listed = [one["id"] for one in (*first["links"], *rest["links"])]
+    assert listed == made[::-1]
+    assert {one["job_id"] for one in first["links"]} == {"answered"}
+    own = browser.get(f"/v1/share-links?key={key_of['b']}", headers=head).json()["links"]
+    assert [one["id"] for one in own] == [made[1]]
+    assert browser.get("/v1/share-links", headers=bearer(database, "theirs")).json()["links"] == []
+    spare = bearer(database, "ours")["Authorization"].split("_")[1]
+    assert browser.delete(f"/v1/keys/{spare}", headers=other).status_code == 204
+    assert len(browser.get("/v1/share-links", headers=other).json()["links"]) == 3
+    gone = browser.delete(f"/v1/keys/{key_of['a']}?with_links=true", headers=other)
+    assert gone.status_code == 204
+    left = browser.get("/v1/share-links", headers=other).json()["links"]
+    assert [one["id"] for one in left] == [made[1]]
+    (act, *_) = browser.get("/v1/audit", headers=other).json()["acts"]
+    assert (act["action"], act["details"]) == ("key.revoke", {"links": 2})
+
+
 def test_another_tenant_neither_makes_nor_sees_nor_revokes_a_link(
     browser: TestClient, database: Database, head: dict[str, str]
 ) -> None:
