@@ -43,6 +43,10 @@ BENCHMARKS = {
         "what-decides-what.md",
         "benchmarks.mixed",
     ),
+    "post-training": Benchmark(
+        "prices of post-training next to public measurements, docs/howto/post-training.md",
+        "benchmarks.post_training",
+    ),
     "fleet": Benchmark("fleets of jobs next to simple rules, docs/howto/fleet.md", "benchmarks.fleet"),
     "placement": Benchmark(
         "orders of nodes with links that differ, docs/howto/links-that-differ.md, minutes",
