@@ -2,20 +2,25 @@
 
 First placements of drawn pools next to every placement, then TensorRT-LLM's table and steps of published
 trainers (``benchmarks/data/post_training.yaml``), and CPU seconds of whole plans. No constant is fitted on
-them.
+them. ``--recipes FOLDER`` reads the recipes of a checkout instead: NeMo-RL's examples/configs, or verl's
+examples/grpo_trainer and recipe/fully_async_policy/shell.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from meshwright.launchers.post_training.read import read_recipe
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
 from meshwright.service.post_training.request import read_post_training
 from meshwright.solver.post_training.engines import Engine
@@ -36,6 +41,7 @@ from tests.property.test_post_training import prices_of
 DATA = Path(__file__).parent / "data" / "post_training.yaml"
 _SHARE, _MOST = 0.9, 8192  # of TensorRT-LLM's runs: cache, and the largest captured batch
 _EARLIER = (1.4, 1.6, 1.5)  # gains of the prototype
+_REASON = 100  # characters of a refusal
 _WAVES = 50  # of requests, behind which the end of a run counts little
 _TIMED = (("qwen3-8b", 2), ("qwen3-30b-a3b", 8), ("llama-3.1-70b", 8), ("llama-3.1-70b", 16))
 
@@ -44,7 +50,12 @@ def main() -> int:
     """Print each table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--recipes", type=Path, nargs="+", default=[])
     asked = parser.parse_args()
+    if asked.recipes:
+        for line in chain.from_iterable(map(_recipes, asked.recipes)):
+            print(line, flush=True)
+        return 0
     data = yaml.safe_load(DATA.read_text())
     for table in (
         _judged(asked.draws), _engines(data["tensorrt_llm"]), _steps(data["steps"]), _gains(data["gains"]),
@@ -54,6 +65,25 @@ def main() -> int:
             print(line, flush=True)
         print()
     return 0
+
+
+def _recipes(folder: Path) -> Iterator[str]:
+    """Yield how many recipes of a folder are read, and why the others are refused."""
+    found = Counter[str]()
+    for path in sorted(one for one in folder.rglob("*") if one.suffix in {".yaml", ".sh"}):
+        beside = path.parent
+
+        def other(name: str, beside: Path = beside) -> str | None:
+            file = beside / name
+            return file.read_text() if file.is_file() else None
+
+        try:
+            read_recipe(path.name, path.read_text(), other)
+            found["read"] += 1
+        except InvalidProblemError as fault:
+            found[fault.errors[0].sentence()[:_REASON]] += 1
+    yield f"{folder}: {found.pop('read', 0)} read, {sum(found.values())} refused"
+    yield from (f"  {number} × {reason}" for reason, number in found.most_common())
 
 
 def _judged(draws: int) -> Iterator[str]:
