@@ -45,6 +45,9 @@ BENCHMARKS = {
     ),
     "sbom": Benchmark(
         "what the image ships: out/sbom.cdx.json (CycloneDX) and out/licences.md", "benchmarks.sbom"
+    "post-training": Benchmark(
+        "prices of post-training next to public measurements, docs/howto/post-training.md",
+        "benchmarks.post_training",
     ),
     "fleet": Benchmark("fleets of jobs next to simple rules, docs/howto/fleet.md", "benchmarks.fleet"),
     "placement": Benchmark(

@@ -22,6 +22,7 @@ from meshwright.service.cli.options import (
     Request,
     with_request,
 )
+from meshwright.service.cli.post_training import explain_roles
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import SavedPlan, find_plan, keep
 from meshwright.service.cli.terminal import code_of, print_json, screen
@@ -31,6 +32,7 @@ from meshwright.service.report.levers import render_levers
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import profile_words, render_plan, render_summary
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parts import is_post_training
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.planner.plan import ask
@@ -74,6 +76,10 @@ def explain(
     stated = ConfigurationOptions(
         config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
     )
+    if is_post_training(request):
+        if not from_args or len(from_args) > 1:
+            raise typer.BadParameter("kind: post_training takes one recipe: --from-args recipe.yaml")
+        raise typer.Exit(explain_roles(request, from_args[0], json_output=json_output))
     has_own = bool(config or assign or from_args or variable)
     if levers and has_own:
         raise typer.BadParameter(

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from meshwright.launchers.post_training.read import Recipe, read_recipe
 from meshwright.launchers.post_training.registry import export
 from meshwright.launchers.target import ExportBundle
-from meshwright.profiles.documents import document_text
+from meshwright.profiles.documents import document_text, shown_path
+from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.terminal import CANCELLED, FOUND, print_json, say_warnings, screen
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from meshwright.service.post_training.answer import post_training_document
 from meshwright.service.post_training.request import read_post_training
-from meshwright.service.report.post_training import render_post_training, roles_page
+from meshwright.service.report.post_training import render_against, render_post_training, roles_page
 from meshwright.solver.post_training.plan import plan_post_training
 
 PROBLEM_FILE = "problem.json"
@@ -64,6 +68,89 @@ def run_post_training(
         sys.stdout.flush()
         _save(document, export(read.asked, answer.plans[0]), save_dir, force=force)
     return CANCELLED if should_stop() else FOUND
+
+
+def predict_roles(request: Mapping[str, object], *, json_output: bool) -> int:
+    """Price the roles that a request pins, and print them; the exit code.
+
+    Raises:
+        InvalidProblemError: the request is wrong or pins too little, or the roles don't fit.
+    """
+    pins = read_post_training(request).asked.pins
+    stated = {
+        "/asynchrony/mode": pins.mode, "/training/nodes": pins.training_nodes,
+        "/rollout/tp": pins.tensor_parallel_size,
+    }  # fmt: skip
+    faults = [
+        FieldError(pointer=name, message="is required to price given roles", tip="meshwright plan FILE")
+        for name, value in stated.items()
+        if value is None
+    ]
+    if faults:
+        raise InvalidProblemError(faults)
+    return run_post_training(request, json_output=json_output, save_dir=None, force=False)
+
+
+def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: bool) -> int:
+    """Price the roles of a recipe next to the best ones, and print what each part takes; the exit code.
+
+    The question stays the request's: of the recipe only the roles count.
+
+    Raises:
+        InvalidProblemError: the request or the recipe is wrong, or the recipe's roles don't fit the pool.
+    """
+    found = read_recipe(recipe.name, read_text(recipe), partial(_beside, recipe.parent))
+    with faults_as(partial(_of_recipe, recipe)):
+        yours = _answered({**request, **{part: found.parts[part] for part in _ROLES}})
+    best = _answered(request)
+    notes = _differences(request, found)
+    if json_output:
+        print_json({"yours": yours["plans"][0], "best": best["plans"][0], "notes": notes})
+        return FOUND
+    console = screen()
+    console.print(render_against(yours, best, notes, width=console.width))
+    return FOUND
+
+
+_ROLES = ("rollout", "training", "asynchrony")
+
+
+def _answered(request: Mapping[str, object]) -> dict[str, Any]:
+    read = read_post_training(request)
+    answer = plan_post_training(read.asked, mean_is_assumed=read.mean_is_assumed)
+    return post_training_document(read, answer)
+
+
+def _beside(folder: Path, name: str) -> str | None:
+    path = folder / name
+    return read_text(path) if path.is_file() else None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a recipe.
+
+    Raises:
+        InvalidProblemError: it cannot be read.
+    """
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InvalidProblemError.of("--from-args", f"{shown_path(path)}: cannot be read as text") from None
+
+
+def _of_recipe(recipe: Path, fault: FieldError) -> FieldError:
+    return replace(fault, message=f"{shown_path(recipe)}: {fault.message}")
+
+
+def _differences(request: Mapping[str, object], found: Recipe) -> list[str]:
+    """Return what the recipe states otherwise than the request, whose values count for both."""
+    asked = request.get("algorithm")
+    own = asked if isinstance(asked, Mapping) else {}
+    return [
+        f"the recipe has {name} {value}; {own[name]} of your question counts for both"
+        for name, value in found.parts["algorithm"].items()
+        if name in own and own[name] != value
+    ]
 
 
 def _save(document: Mapping[str, Any], bundle: ExportBundle, folder: Path, *, force: bool) -> None:

@@ -31,6 +31,7 @@ from meshwright.service.library import PredictResult, predict
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import seconds, wrapped
 from meshwright.service.requests.launch_files import ramp_notes
+from meshwright.service.requests.parts import is_post_training
 from meshwright.solver.answer import settled_problem
 from meshwright.solver.configuration import SHORT_NAMES
 
@@ -58,6 +59,12 @@ def predict_command(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
+    if is_post_training(request):
+        from meshwright.service.cli.post_training import predict_roles  # noqa: PLC0415 - only for this kind
+
+        if config or assign or plan or from_args or variable or ignored or run:
+            raise typer.BadParameter("the roles of kind: post_training are stated in the file")
+        raise typer.Exit(predict_roles(request, json_output=json_output))
     if pin:
         raise InvalidProblemError.of(
             "--pin",

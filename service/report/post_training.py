@@ -159,6 +159,31 @@ def lengths_lines(document: Mapping[str, Any]) -> list[str]:
     return [f"{head} The choice depends on {name}. With {changing['words']}, {changing['roles']}."]
 
 
+def render_against(
+    yours: Mapping[str, Any], best: Mapping[str, Any], notes: Sequence[str], *, width: int
+) -> RenderableType:
+    """Return the roles of a recipe next to the best ones, with the seconds of each part."""
+    own, first = yours["plans"][0], best["plans"][0]
+    saved = 1.0 - first["step_s"] / own["step_s"]
+    verdict = f"The best placement is {100 * saved:.0f} % faster: {first['step_s']:.0f} s a step"
+    parts = ", ".join(
+        f"{_part_words(name)} {own['parts_s'][name]:.0f} → {value:.0f}"
+        for name, value in first["parts_s"].items()
+        if max(value, own["parts_s"][name]) >= 1.0
+    )
+    lines = [
+        f"Yours: {way_words(own).lower()}, {own['step_s']:.0f} s a step.", *role_lines(own),
+        f"Best: {way_words(first).lower()}, {first['step_s']:.0f} s a step.", *role_lines(first),
+        f"Seconds of each part: {parts}.",
+        f"Yours binds on {own['binds']}.", *(f"Note: {note}." for note in notes),
+    ]  # fmt: skip
+    return Group(
+        Text(title_words(best), style="bold"),
+        wrapped(f"{verdict}, yours {own['step_s']:.0f} s.", width),
+        *(wrapped(line, width, indent=2) for line in lines),
+    )
+
+
 # --------------------------------------------------------------------------------------------------
 # The same as a page.
 

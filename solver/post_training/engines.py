@@ -34,7 +34,6 @@ COLOCATED_SHARE = (
 WORKSPACE_BYTES = 5e9  # CUDA context, graphs and activations of an engine (vLLM logs 3 to 6 GiB); assumed
 MOST_RUNNING = 1024  # vLLM v1 usage_context LLM_CLASS: max_num_seqs on GPUs of 70 GiB and more
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
-CACHE_BYTES = 2.0  # of one number of keys and values
 CHUNK = 8192  # rows of a prefill step: vLLM v1's max_num_batched_tokens
 _READ = 0.85  # share of the data sheet's bandwidth that decode attention reads at (catalog: hbm)
 _ATTENTION_S = 11e-6  # floor of one decode attention (aiconfigurator's vLLM tables of an H100)
@@ -70,6 +69,8 @@ class Engine:
     precision: str = "bf16"
     memory_share: float = 0.85
     most_running: int = MOST_RUNNING
+    cache_bytes: float = 2.0  # of one number of keys and values
+    counts_host: bool = True  # whether a step waits for the scheduler of vLLM
 
     @cached_property
     def weight_bytes(self) -> float:
@@ -88,9 +89,11 @@ class Engine:
         """
         model = self.model
         if model.mla is not None:
-            return model.num_layers * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * CACHE_BYTES
+            return (
+                model.num_layers * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * self.cache_bytes
+            )
         heads = max(model.num_kv_heads / self.tensor_parallel_size, 1.0)
-        return model.num_layers * 2.0 * heads * model.head_dim * CACHE_BYTES
+        return model.num_layers * 2.0 * heads * model.head_dim * self.cache_bytes
 
     @cached_property
     def cache_tokens(self) -> float:
@@ -102,7 +105,8 @@ class Engine:
     def speed(self) -> EngineSpeed:
         """Return the seconds of its steps; engines that differ in memory share them."""
         named = json.dumps(self.group.to_mapping(), sort_keys=True, default=str)
-        return _speed_of(_Sized(self.model, self.tensor_parallel_size, self.precision, named, self))
+        how = (self.precision, self.cache_bytes, self.counts_host)
+        return _speed_of(_Sized(self.model, self.tensor_parallel_size, how, named, self))
 
     def step_s(self, running: ArrayLike, context: ArrayLike) -> FloatArray:
         """Return the seconds of one decode step.
@@ -186,7 +190,7 @@ class _Sized:
 
     model: ModelSpec
     size: int
-    precision: str
+    how: tuple[str, float, bool]  # precision, bytes of the cache, host
     group: str
     engine: Engine = field(compare=False)
 
@@ -206,7 +210,7 @@ def _speed_of(sized: _Sized) -> EngineSpeed:
     value_dim = model.value_head_dim or model.head_dim
     scores = model.num_layers * 2.0 * model.num_attention_heads * (model.head_dim + value_dim) / tp
     return EngineSpeed(
-        base_s=layer.step_s(_BATCHES) + _HOST_S + _HOST_ANSWER_S * _BATCHES,
+        base_s=layer.step_s(_BATCHES) + engine.counts_host * (_HOST_S + _HOST_ANSWER_S * _BATCHES),
         attention_layers=model.num_layers,
         read_s_per_token=engine.cache_bytes_per_token / model.num_layers / read,
         flops_s_per_token=flops,

@@ -1,0 +1,370 @@
+"""Reads recipes of NeMo-RL and verl: the roles that they fix, as a part of a question on post-training.
+
+A NeMo-RL recipe is a YAML whose ``defaults`` names another; of one that is missing its base's own values
+count (``BASE``, NeMo-RL 0.7.0 examples/configs/grpo_math_1B.yaml). A verl recipe is a script with Hydra
+overrides over verl 0.7.0's trainer/config.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.commands import commands_of, script_of
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.library import find_model
+from meshwright.shell.values import UNKNOWN
+
+Values = Mapping[str, Any]
+Other = Callable[[str], str | None]  # text of a file that is named relative to the recipe; None: missing
+
+BASE: Values = {
+    "grpo": {
+        "num_prompts_per_step": 32, "num_generations_per_prompt": 16, "async_grpo": {"enabled": False}
+    },
+    "loss_fn": {"reference_policy_kl_penalty": 0.01},
+    "policy": {
+        "train_global_batch_size": 512, "max_total_sequence_length": 512,
+        "dtensor_cfg": {"enabled": True, "tensor_parallel_size": 1, "context_parallel_size": 1},
+        "megatron_cfg": {"enabled": False},
+        "generation": {
+            "backend": "vllm", "colocated": {"enabled": True},
+            "vllm_cfg": {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.6, "precision": "bfloat16"},
+        },
+    },
+    "cluster": {"gpus_per_node": 1, "num_nodes": 1},
+}  # fmt: skip
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+_MOST_BASES = 8
+# Overrides that verl's configuration has where a script states none.
+_VERL: Values = {
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": "2",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "0.5",
+    "actor_rollout_ref.rollout.n": "1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "256",
+    "actor_rollout_ref.actor.use_kl_loss": "False",
+    "actor_rollout_ref.actor.strategy": "fsdp",
+    "data.train_batch_size": "1024",
+    "data.max_prompt_length": "512",
+    "data.max_response_length": "512",
+    "trainer.nnodes": "1",
+    "trainer.n_gpus_per_node": "8",
+    "async_training.staleness_threshold": "0.1",
+    "async_training.trigger_parameter_sync_step": "4",
+}
+_PROGRAMS = ("main_ppo", "fully_async_main")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The roles that a recipe fixes, in fields of a question on post-training."""
+
+    launcher: str
+    model: str  # of the catalog, or a hub id
+    nodes: int
+    gpus_per_node: int
+    longest_tokens: int
+    parts: Mapping[str, Mapping[str, Any]]  # algorithm, rollout, training, asynchrony
+    notes: tuple[str, ...] = field(default=())
+
+
+def read_recipe(name: str, text: str, other: Other = lambda _name: None) -> Recipe:
+    """Return what a recipe fixes.
+
+    Raises:
+        InvalidProblemError: it is no GRPO recipe that is priced; the field, its value and the reason.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return _nemo_rl(_merged(text, other))
+    return _verl(name, text)
+
+
+def _refused(where: str, message: str, allowed: str | None = None) -> InvalidProblemError:
+    return InvalidProblemError([FieldError(pointer=where, message=message, allowed=allowed)])
+
+
+# --------------------------------------------------------------------------------------------------
+# NeMo-RL.
+
+
+def _merged(text: str, other: Other) -> dict[str, Any]:
+    """Return a recipe over the files that its ``defaults`` name, references resolved."""
+    layers, folder = [dict(_mapping(text))], ""
+    while (base := layers[-1].pop("defaults", None)) is not None and len(layers) <= _MOST_BASES:
+        where = base if isinstance(base, str) else base[0]
+        path = where if where.startswith("/") else folder + where
+        found = other(path)
+        if found is None:
+            break
+        folder = path.rpartition("/")[0] + "/" if "/" in path else folder
+        layers.append(dict(_mapping(found)))
+    whole: dict[str, Any] = _over(dict(BASE), {})
+    for layer in reversed(layers):
+        whole = _over(whole, layer)
+    resolved: dict[str, Any] = _resolved(whole, whole)
+    return resolved
+
+
+def _mapping(text: str) -> Mapping[str, Any]:
+    try:
+        found = yaml.load(text, Loader=yaml.CSafeLoader)
+    except yaml.YAMLError as fault:
+        raise _refused("", f"is not YAML: {str(fault).splitlines()[0]}") from None
+    if not isinstance(found, Mapping):
+        raise _refused("", "is not a mapping of fields")
+    return found
+
+
+def _over(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(base)
+    for name, value in values.items():
+        earlier = found.get(name)
+        replaces = isinstance(value, Mapping) and value.get("_override_")
+        whole = isinstance(value, Mapping) and isinstance(earlier, Mapping) and not replaces
+        found[name] = _over(dict(earlier or {}), value) if whole else value
+    return found
+
+
+def _resolved(value: Any, whole: Mapping[str, Any], depth: int = 0) -> Any:  # noqa: ANN401 - YAML
+    if isinstance(value, Mapping):
+        return {name: _resolved(one, whole, depth) for name, one in value.items()}
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or depth > _MOST_BASES:
+        return value
+    return _resolved(_at(whole, match[1]), whole, depth + 1)
+
+
+def _at(values: Any, path: str, default: Any = None) -> Any:  # noqa: ANN401 - YAML
+    for name in path.split("."):
+        if not isinstance(values, Mapping) or name not in values:
+            return default
+        values = values[name]
+    return default if values is None else values
+
+
+def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
+    _require_grpo(values)
+    policy, generation = values["policy"], values["policy"]["generation"]
+    is_megatron = bool(_at(policy, "megatron_cfg.enabled"))
+    nodes, each = int(_at(values, "cluster.num_nodes")), int(_at(values, "cluster.gpus_per_node"))
+    colocated = bool(_at(generation, "colocated.enabled", default=True))
+    runs_ahead = bool(_at(values, "grpo.async_grpo.enabled"))
+    rollout_nodes = int(_at(generation, "colocated.resources.num_nodes", 0) or 0)
+    prompts, responses = (int(_at(values, f"grpo.{name}")) for name in _COUNTS)
+    age = int(_at(values, "grpo.async_grpo.max_trajectory_age_steps", 1))
+    return Recipe(
+        launcher="nemo-rl", model=_model_of(str(policy.get("model_name")), "/policy/model_name"),
+        nodes=nodes, gpus_per_node=each, longest_tokens=int(policy["max_total_sequence_length"]),
+        parts={
+            "algorithm": {
+                "prompts": prompts, "responses": responses,
+                "updates": max(prompts * responses // int(policy["train_global_batch_size"]), 1),
+                "reference": bool(_at(values, "loss_fn.reference_policy_kl_penalty")),
+            },
+            "rollout": {
+                "tp": int(_at(generation, "vllm_cfg.tensor_parallel_size")),
+                "memory_share": float(_at(generation, "vllm_cfg.gpu_memory_utilization")),
+                "precision": "fp8" if _at(generation, "vllm_cfg.precision") == "fp8" else "bf16",
+            },
+            "training": {
+                "trainer": "megatron" if is_megatron else "fsdp",
+                "nodes": nodes if colocated else max(nodes - rollout_nodes, 1),
+                "pin": _nemo_sizes(policy, is_megatron=is_megatron),
+            },
+            "asynchrony": _ways(colocated=colocated, steps=age if runs_ahead else 0),
+        },
+    )  # fmt: skip
+
+
+_COUNTS = ("num_prompts_per_step", "num_generations_per_prompt")
+
+
+def _require_grpo(values: Mapping[str, Any]) -> None:
+    """Refuse what is another algorithm, or not priced.
+
+    Raises:
+        InvalidProblemError: the field, its value and the reason.
+    """
+    for other in ("dpo", "sft", "rm", "ppo", "distillation", "off_policy_distillation"):
+        if other in values:
+            raise _refused(f"/{other}", "is another algorithm than GRPO, which alone is priced", "grpo")
+    policy = values["policy"]
+    if "model_name" not in policy:
+        raise _refused("/policy/model_name", "is not stated: the file is no recipe of GRPO")
+    backend = _at(policy, "generation.backend")
+    if backend != "vllm":
+        raise _refused("/policy/generation/backend", f"{backend} is not priced yet", "vllm")
+    for path, reason in _NOT_PRICED.items():
+        if _at(values, path):
+            raise _refused("/" + path.replace(".", "/"), reason)
+    for path in ("vllm_cfg.expert_parallel_size", "vllm_cfg.pipeline_parallel_size"):
+        size = _at(policy, f"generation.{path}", 1)
+        if size != 1:
+            where = f"/policy/generation/{path.replace('.', '/')}"
+            raise _refused(where, f"{size}: only tensor parallelism is priced in an engine", "1")
+
+
+_NOT_PRICED = {
+    "policy.dtensor_cfg.lora_cfg.enabled": "adapters of a policy are not priced in a step yet",
+    "policy.megatron_cfg.peft.enabled": "adapters of a policy are not priced in a step yet",
+    "policy.megatron_cfg.fp8_cfg.enabled": "an update in 8 bits is not priced yet",
+    "policy.draft.enabled": "speculative decoding is not priced yet",
+    "policy.generation.vllm_kwargs.speculative_config": "speculative decoding is not priced yet",
+    "env.should_use_nemo_gym": "time of agents and tools is not priced: it is yours",
+    "env.nemo_gym": "time of agents and tools is not priced: it is yours",
+    "on_policy_distillation": "teacher models are not priced yet",
+    "grpo.use_dynamic_sampling": "batches that are drawn again are not priced yet",
+    "async_rl": "the single controller is not priced yet",
+}
+
+
+def _nemo_sizes(policy: Mapping[str, Any], *, is_megatron: bool) -> dict[str, Any]:
+    if not is_megatron:
+        own = _at(policy, "dtensor_cfg", {})
+        return {"tp": _at(own, "tensor_parallel_size", 1), "cp": _at(own, "context_parallel_size", 1)}
+    own = _at(policy, "megatron_cfg")
+    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    return {short: _at(own, f"{name}_parallel_size", 1) for short, name in names.items()}
+
+
+def _ways(*, colocated: bool, steps: int) -> dict[str, Any]:
+    mode = "async" if steps else "colocated" if colocated else "apart"
+    return {"mode": mode, "max_steps_off": max(steps, 1), "steps_off": steps}
+
+
+def _model_of(name: str, where: str) -> str:
+    """Return a name of a model as the catalog knows it: a hub id, or the last part of a path.
+
+    Raises:
+        InvalidProblemError: the catalog does not have it.
+    """
+    tail = name.rstrip("/").rpartition("/")[2]
+    for one in (name, tail, "/".join(name.rstrip("/").split("/")[-2:])):
+        try:
+            found: str = find_model(one).name
+        except UnknownNameError:
+            continue
+        return found
+    raise _refused(where, f"{name[:80]} is not a model of the catalog", "meshwright models lists them")
+
+
+# --------------------------------------------------------------------------------------------------
+# verl.
+
+
+def _verl(name: str, text: str) -> Recipe:
+    given = _overrides(name, text)
+    values = {**_VERL, **given}
+    _require_priced(values)
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    is_megatron = _text(values, f"{actor}.strategy") == "megatron" or any(
+        one.startswith(f"{actor}.megatron.") for one in given
+    )
+    apart = "rollout.nnodes" in given or values["program"] == "fully_async_main"
+    nodes, each = _whole(values, "trainer.nnodes"), _whole(values, "trainer.n_gpus_per_node")
+    mini, updates = _whole(values, f"{actor}.ppo_mini_batch_size"), 1
+    if apart:
+        updates = _whole(values, "async_training.trigger_parameter_sync_step")
+        prompts, steps = mini * updates, -(-_number(values, "async_training.staleness_threshold") // 1)
+    else:
+        prompts, steps = _whole(values, "data.train_batch_size"), 0
+        updates = max(prompts // mini, 1)
+    longest = _whole(values, "data.max_prompt_length") + _whole(values, "data.max_response_length")
+    rollout_nodes = _whole({"rollout.nnodes": "1", **values}, "rollout.nnodes") if apart else 0
+    return Recipe(
+        launcher="verl", nodes=nodes + rollout_nodes, gpus_per_node=each, longest_tokens=longest,
+        model=_model_of(_path(values, "actor_rollout_ref.model.path"), "/actor_rollout_ref.model.path"),
+        parts={
+            "algorithm": {
+                "prompts": prompts, "responses": _whole(values, f"{rollout}.n"), "updates": updates,
+                "reference": _text(values, f"{actor}.use_kl_loss").lower() == "true",
+            },
+            "rollout": {
+                "tp": _whole(values, f"{rollout}.tensor_model_parallel_size"),
+                "memory_share": _number(values, f"{rollout}.gpu_memory_utilization"),
+            },
+            "training": {
+                "trainer": "megatron" if is_megatron else "fsdp", "nodes": nodes,
+                "pin": _verl_sizes(values, is_megatron=is_megatron),
+            },
+            "asynchrony": _ways(colocated=not apart, steps=int(steps)),
+        },
+    )  # fmt: skip
+
+
+def _overrides(name: str, text: str) -> dict[str, str]:
+    """Return the overrides of the command that starts verl, and ``program``.
+
+    Raises:
+        InvalidProblemError: no command of the script starts GRPO of verl.
+    """
+    script = script_of(Source(name=name, text=text), Overrides())
+    for command in commands_of(script):
+        words = [word.text for word in (*command.before, *command.words)]
+        program = next(
+            (one for one in _PROGRAMS for word in [*words, command.program] if one in word), None
+        )
+        if program is None:
+            continue
+        pairs = (word.lstrip("+~").partition("=") for word in words if "=" in word)
+        return {"program": program, **{key.strip(): value for key, _, value in pairs}}
+    raise _refused("", "no command starts verl.trainer.main_ppo or its fully_async_main")
+
+
+def _require_priced(values: Values) -> None:
+    estimator = _text({"algorithm.adv_estimator": "gae", **values}, "algorithm.adv_estimator")
+    if estimator != "grpo":
+        reason = "gae trains a critic, which" if estimator == "gae" else f"{estimator}"
+        raise _refused("/algorithm.adv_estimator", f"{reason} is not priced yet", "grpo")
+    engine = _text(values, "actor_rollout_ref.rollout.name")
+    if engine != "vllm":
+        raise _refused("/actor_rollout_ref.rollout.name", f"{engine} is not priced yet", "vllm")
+    if "npu" in str(values.get("trainer.device", "")):
+        raise _refused("/trainer.device", "npu: engines on NPUs are not priced", "cuda")
+    rank = str(values.get("actor_rollout_ref.model.lora_rank", "0"))
+    if rank not in {"0", ""}:
+        raise _refused("/actor_rollout_ref.model.lora_rank", f"{rank}: adapters are not priced yet")
+
+
+def _verl_sizes(values: Values, *, is_megatron: bool) -> dict[str, Any]:
+    actor = "actor_rollout_ref.actor"
+    if not is_megatron:
+        name = f"{actor}.ulysses_sequence_parallel_size"
+        return {"cp": _whole({name: "1", **values}, name)}
+    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    found = {}
+    for short, name in names.items():
+        at = f"{actor}.megatron.{name}_parallel_size"
+        found[short] = _whole({at: "1", **values}, at)
+    return found
+
+
+def _text(values: Values, name: str) -> str:
+    value = str(values.get(name, "")).strip("'\"")
+    if not value or UNKNOWN in value:
+        raise _refused(f"/{name}", "is not stated, or depends on the shell that runs the script")
+    return value
+
+
+def _path(values: Values, name: str) -> str:
+    """Return a path; of one below a folder that only the shell knows, its last part."""
+    tail = str(values.get(name, "")).strip("'\"").rstrip("/").rpartition("/")[2]
+    return tail if tail and UNKNOWN not in tail and UNKNOWN in str(values[name]) else _text(values, name)
+
+
+def _number(values: Values, name: str) -> float:
+    text = _text(values, name)
+    try:
+        return float(text)
+    except ValueError:
+        raise _refused(f"/{name}", f"{text[:40]} is not a number") from None
+
+
+def _whole(values: Values, name: str) -> int:
+    return int(_number(values, name))

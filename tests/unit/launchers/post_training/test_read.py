@@ -1,0 +1,65 @@
+"""Recipes of NeMo-RL and verl: what is read of them, ours included, and why others are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.launchers.post_training.read import read_recipe
+from meshwright.profiles.errors import InvalidProblemError
+from tests.launchers.post_training import CASES, placed_roles
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "post_training"
+VERL = """\
+n=8
+args=(trainer.nnodes=2 trainer.n_gpus_per_node=8)
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=256 \\
+    data.max_prompt_length=1024 data.max_response_length=$((1024 * 7)) \\
+    actor_rollout_ref.model.path=$HOME/models/Qwen3-8B actor_rollout_ref.rollout.n=$n \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 ENGINE "${args[@]}" "$@"
+"""
+NEMO = (
+    "policy: {model_name: Qwen/Qwen3-8B, train_global_batch_size: 128, max_total_sequence_length: 4096}\n"
+)
+ENGINE = "actor_rollout_ref.rollout.name"
+REFUSED = [
+    ("a.yaml", "dpo: {}\n", "/dpo"),
+    ("a.yaml", "policy: {}\n", "/policy/model_name"),
+    ("a.yaml", NEMO.replace("Qwen/Qwen3-8B", "acme/x-9b"), "/policy/model_name"),
+    ("a.yaml", NEMO.replace("train_g", "draft: {enabled: true}, train_g"), "/policy/draft/enabled"),
+    ("a.sh", VERL.replace("ENGINE", f"{ENGINE}=sglang"), f"/{ENGINE}"),
+    ("a.sh", VERL.replace("=grpo", "=gae"), "/algorithm.adv_estimator"),
+    ("a.sh", "python3 train.py\n", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_our_own_files_read_as_the_roles_that_were_placed(name: str) -> None:
+    asked, plan = placed_roles(name)
+    (file,) = (one for one in (GOLDEN / name).iterdir() if one.name != "run.sh" or name.startswith("verl"))
+    found = read_recipe(file.name, file.read_text())
+    config = plan.training.plan.config
+    assert (found.launcher, found.model, found.longest_tokens) == (asked.launcher, asked.model.name, 8192)
+    assert found.parts["algorithm"] == {"prompts": 128, "responses": 16, "updates": 2, "reference": True}
+    assert (found.parts["rollout"]["tp"], found.parts["rollout"]["memory_share"]) == (2, 0.6)
+    assert found.parts["training"]["trainer"] == asked.trainer
+    assert found.parts["training"]["pin"]["cp"] == config.context_parallel_size
+    assert found.parts["asynchrony"]["mode"] == plan.mode
+    assert found.parts["asynchrony"]["steps_off"] == plan.steps_off
+
+
+def test_a_recipe_counts_its_base_and_the_shells_values() -> None:
+    base = "cluster: {num_nodes: 4, gpus_per_node: 8}\ngrpo: {num_prompts_per_step: 64}\n"
+    nemo = read_recipe("a.yaml", "defaults: ../b.yaml\n" + NEMO, {"../b.yaml": base}.get)
+    assert (nemo.nodes, nemo.gpus_per_node, nemo.parts["algorithm"]["updates"]) == (4, 8, 64 * 16 // 128)
+    verl = read_recipe("a.sh", VERL.replace("ENGINE", "actor_rollout_ref.rollout.name=vllm"))
+    assert (verl.model, verl.nodes, verl.longest_tokens) == ("qwen3-8b", 2, 8192)
+    assert (verl.parts["algorithm"]["responses"], verl.parts["algorithm"]["updates"]) == (8, 4)
+
+
+@pytest.mark.parametrize(("file", "text", "pointer"), REFUSED)
+def test_what_is_not_priced_is_refused_by_its_field(file: str, text: str, pointer: str) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        read_recipe(file, text)
+    assert caught.value.errors[0].pointer == pointer

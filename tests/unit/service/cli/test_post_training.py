@@ -1,0 +1,47 @@
+"""``explain`` of a recipe and ``predict`` of given roles, for ``kind: post_training``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.post_training import explain_roles, predict_roles
+from tests.unit.service.post_training.test_request import REQUEST
+
+RECIPES = Path(__file__).parents[3] / "golden" / "post_training"
+GIVEN = {
+    **REQUEST, "asynchrony": {"mode": "async"}, "training": {"nodes": 1}, "rollout": {"tp": 2},
+}  # fmt: skip
+
+
+def test_a_recipe_is_priced_next_to_the_best_placement(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = RECIPES / "verl-fsdp-async" / "run.sh"
+    assert explain_roles(REQUEST, recipe, json_output=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"]["step_s"] <= found["yours"]["step_s"]
+    assert found["yours"]["training"]["plan"]["config"]["context_parallel_size"] == 2
+    assert found["notes"] == []
+    assert (
+        explain_roles({**REQUEST, "algorithm": {"prompts": 64, "responses": 16}}, recipe, json_output=False)
+        == 0
+    )
+    assert "the recipe has prompts 128; 64 of your question counts for both" in capsys.readouterr().out
+
+
+def test_a_recipe_for_more_nodes_names_the_recipe_and_the_field() -> None:
+    recipe = RECIPES / "nemo-rl-megatron-async" / "nemo_rl_grpo.yaml"
+    smaller = {**REQUEST, "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1}]}}
+    with pytest.raises(InvalidProblemError, match=r"nemo_rl_grpo.yaml: 2 nodes are more than there are"):
+        explain_roles(smaller, recipe, json_output=False)
+
+
+def test_given_roles_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict_roles(GIVEN, json_output=True) == 0
+    (plan,) = [one for one in json.loads(capsys.readouterr().out)["plans"] if one["rank"] == 1]
+    assert (plan["mode"], plan["training"]["nodes"]) == ("async", 1)
+    with pytest.raises(InvalidProblemError) as caught:
+        predict_roles({**GIVEN, "rollout": {}}, json_output=True)
+    assert [error.pointer for error in caught.value.errors] == ["/rollout/tp"]
