@@ -14,6 +14,7 @@ COPY shell shell
 COPY launchers launchers
 COPY service service
 COPY workers workers
+COPY client client
 COPY migrations migrations
 RUN /opt/meshwright/bin/pip install --no-deps --no-build-isolation .
 

@@ -393,6 +393,18 @@ class Client:
             body["launch_file"] = dict(launch_file)
         return decoded(PricedConfiguration, self._transport.ask("POST", "/v1/predictions", json=body))
 
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        params: Mapping[str, str | int | float] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """Send any request of the API, for what has no method here; return its answer, 2xx or 304."""
+        return self._transport.send(method, path, json=json, params=params, headers=headers)
+
     def _get(
         self, kind: type[Record], path: str, params: Mapping[str, str | int | float] | None = None
     ) -> Record:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from math import inf
@@ -190,7 +190,7 @@ def filled(command: Sequence[str], choice: Choice) -> list[str]:
     return words if placed else [*words, *plan_flags(choice)]
 
 
-def plan_flags(choice: Choice, environ: Mapping[str, str] = os.environ) -> list[str]:
+def plan_flags(choice: Choice) -> list[str]:
     """The flags that hand the plan to its launcher's training script, as the plan's ``launch.sh`` does."""
     for name, array in _ARRAYS.items():
         if name in choice.files:
@@ -198,8 +198,6 @@ def plan_flags(choice: Choice, environ: Mapping[str, str] = os.environ) -> list[
     if "ds_config.json" in choice.files:
         return ["--deepspeed", "--deepspeed_config", str(choice.path("ds_config.json"))]
     if "torchtitan_plan.py" in choice.files:
-        if environ.get("TORCHTITAN_VERSION", "0.3").startswith("0.2"):
-            return ["--job.config_file", str(choice.path("torchtitan_0_2.toml"))]
         return ["--module", "torchtitan_plan", "--config", "plan"]
     return []
 

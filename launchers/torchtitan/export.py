@@ -1,7 +1,4 @@
-"""Exporter of torchtitan: a plan becomes a Python module for 0.3, or a TOML and a module for 0.2.
-
-The module's model is in ``torchtitan_model``; the TOML is written for models that 0.2's llama3 can express.
-"""
+"""Exporter of torchtitan 0.3: a plan becomes a Python module. Its model is in ``export_model``."""
 
 from __future__ import annotations
 
@@ -13,23 +10,15 @@ from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
 from meshwright.launchers.torchtitan.export_model import (
-    LLAMA,
     TEXTS,
-    family_of,
     in_8_bits,
     model_text,
-    norm_epsilon,
-    rotary_factor,
 )
-from meshwright.profiles.errors import FieldError, RefusedExportError
-from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import packages
 from meshwright.solver.configuration import SPLIT_BACKWARD
 
 # --------------------------------------------------------------------------------------------------
-# Names of a plan's values in torchtitan 0.2 and 0.3: the same in TOML and in Python.
-#
-# Names: torchtitan 0.2.2, config/job_config.py; 0.3.0, config/configs.py. The batch: without a pipeline
+# Names of a plan's values: torchtitan 0.3.0, config/configs.py. The batch: without a pipeline
 # the local batch is one micro-batch and gradients accumulate; with one the local batch holds all of them.
 
 
@@ -173,85 +162,8 @@ def _arguments(values: Values) -> str:
     return "\n".join(lines)
 
 
-# --------------------------------------------------------------------------------------------------
-# torchtitan 0.2: its TOML, and the module that registers the model's shape as a flavor of llama3.
-#
-# Keys: torchtitan 0.2.2, config/job_config.py; shape: models/llama3/model/args.py. Its MLP width is
-# ``multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of)`` (model/model.py FeedForward):
-# with ``multiple_of`` the wanted width and a multiplier that stays below it, exactly the wanted width.
-
-
-def is_stated_by_0_2(model: ModelSpec) -> bool:
-    """Return whether 0.2's llama3 can be the model: heads fill the hidden size, with an own output head."""
-    fills = model.head_dim * model.num_attention_heads == model.hidden_size
-    return fills and family_of(model) is LLAMA and not model.tied_embeddings
-
-
-def is_run_by_0_2(target: Target) -> bool:
-    """Return whether 0.2 can run the plan: its llama3, in 16 bits, with mixed precision where it has it.
-
-    Without shards it has neither replicas nor mixed precision next to tensor ranks or stages (0.2.2,
-    models/llama3/infra/parallelize.py:151, distributed/utils.py maybe_enable_amp). On one rank it leaves
-    FSDP out, with its 2-byte products and its offload (parallelize.py:125; 0.3 always wraps,
-    models/llama3/parallelize.py:69).
-    """
-    config = target.config
-    alone = config.tensor_parallel_size * config.pipeline_parallel_size == 1
-    sharded = config.zero_shard_size > 1 if config.zero_stage else alone
-    return is_stated_by_0_2(target.model) and not in_8_bits(target) and sharded
-
-
-TOML_FILE = "torchtitan_0_2.toml"
-FLAVOR_MODULE = "torchtitan_0_2_model"
-FLAVOR_FILE = f"{FLAVOR_MODULE}.py"
-
-
-def toml_file(head: str, target: Target) -> str:
-    """Return the configuration; ``launch.sh`` asks for data set and tokenizer."""
-    recompute, parts = target.config.recompute_granularity, compiled_parts(target)
-    asynchronous = {"enable_async_tensor_parallel": True} if overlaps_tensor(target) else {}
-    sections: dict[str, Values] = {
-        "job": {"description": f"Meshwright plan {target.plan.plan_id}"},
-        "model": {"name": "llama3", "flavor": flavor(target)},
-        "experimental": {"custom_import": FLAVOR_MODULE},
-        "optimizer": {"name": "AdamW", "lr": 0.0003},
-        "training": training_values(target) | {"dtype": "float32"},
-        "parallelism": parallelism_values(target, "output") | asynchronous,
-        "activation_checkpoint": {"mode": recompute, "selective_ac_option": "op"},
-        "compile": {"enable": bool(parts), "components": parts},
-    }
-    lines = []
-    for title, values in sections.items():
-        lines.append(f"\n[{title}]")
-        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
-    return head + "\n".join(lines) + "\n"
-
-
-def flavor_file(head: str, target: Target) -> str:
-    """Return the module that registers the flavor."""
-    model = target.model
-    plain = int(2 * 4 * model.hidden_size / 3)
-    arguments = {
-        "dim": model.hidden_size,
-        "n_layers": model.num_layers,
-        "n_heads": model.num_attention_heads,
-        "n_kv_heads": model.num_kv_heads,
-        "vocab_size": model.vocab_size,
-        "multiple_of": model.ffn_hidden_size,
-        "ffn_dim_multiplier": round(min(1.0, model.ffn_hidden_size / plain) * 0.999, 6),
-        "norm_eps": norm_epsilon(target.model),
-        "rope_theta": float(model.rotary_base or 10_000),
-        "max_seq_len": max(target.workload.seq_length, model.max_position_embeddings or 0),
-    }
-    lines = "\n".join(f"    {name}={value!r}," for name, value in arguments.items())
-    factor = repr(rotary_factor(target.model))
-    return head + filled(
-        TEXTS["flavor_0_2"], {"FLAVOR": flavor(target), "ARGUMENTS": lines, "FACTOR": factor}
-    )
-
-
-PRODUCT = "torchtitan 0.3.0 and 0.2.2"
-NEWER_ALONE = "torchtitan 0.3.0"
+PRODUCT = "torchtitan 0.3.0"
+VERSIONS = ("0.3",)
 _BESIDE = common.EnvironmentVariable(
     name="PYTHONPATH",
     value='"${here}${PYTHONPATH:+:${PYTHONPATH}}"',
@@ -270,42 +182,27 @@ _ASKED = tuple(
 )
 
 
-def start(target: Target, version: str, *, both: bool) -> common.StartCommand:
-    """Return the start of a node; ``version`` is its release, unless TORCHTITAN_VERSION selects another."""
+def start(target: Target) -> common.StartCommand:
+    """Return the start of a node."""
     return common.StartCommand(
         program='"${program[@]}"',
         needs=NEEDS,
         packages=(packages()["torchao products"],) if in_8_bits(target) else (),
         takes=(("LR", "3e-4, of the module"), ("--training.steps N", "behind it: 10000")),
         environment=(_BESIDE, *_ASKED),
-        before=filled(TEXTS["programs" if both else "program"], {"VERSION": version}) + TEXTS["logged"],
+        before=TEXTS["program"] + TEXTS["logged"],
     )
 
 
-VERSIONS = ("0.3", "0.2")
-
-
 def export(target: Target) -> ExportBundle:
-    """Return the module, the TOML with its model, and the two scripts that start either."""
+    """Return the module and the two scripts that start it."""
     refuse_first(target, "torchtitan")
-    both = is_run_by_0_2(target)
-    version = target.version or VERSIONS[0]
-    if version != VERSIONS[0] and not both:
-        why = (
-            "0.2's llama3 has no query-key norms, no tied embeddings, no heads of another size, "
-            "no experts and no latent attention; products in 8 bits, one rank with a ZeRO stage, and "
-            "replicas without shards next to tensor ranks or stages are written for 0.3"
-        )
-        raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
     return common.bundled(
         target,
-        product=PRODUCT if both else NEWER_ALONE,
-        start=start(target, version, both=both),
+        product=PRODUCT,
+        start=start(target),
         warnings=found_warnings(target),
-        own=lambda head: (
-            {PYTHON_FILE: python_file(head, target)}
-            | ({TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)} if both else {})
-        ),
+        own=lambda head: {PYTHON_FILE: python_file(head, target)},
     )
 
 
@@ -316,24 +213,10 @@ def found_warnings(target: Target) -> Iterator[str]:
     written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
     written |= {"overlap_tensor"} if overlaps_tensor(target) or not asked.get("overlap_tensor") else set()
     yield from common.common_warnings(target, (*written, *common.compiled_facts(target)))
-    older, share = (
-        is_run_by_0_2(target),
-        f"1/{config.data_parallel_size}",
-    )
     yield from common.applying(
         (
             target.model.moe,
             "experts are balanced by torchtitan's bias of the router's choice, not by a loss",
-        ),
-        (older, "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"),
-        # 0.2.2: train.py divides the loss by the tokens of all ranks, and so do FSDP's gradients alone
-        # (disable_fsdp_gradient_division); apply_ddp's replicate() averages once more. 0.3 fixes it.
-        (
-            older and config.zero_stage == 0 and config.data_parallel_size > 1,
-            (
-                "under 0.2 replicas divide gradients twice: norms that are logged and clipped are "
-                f"{share} of the true ones; write {share} of training.max_norm, or run 0.3"
-            ),
         ),
         (
             True,

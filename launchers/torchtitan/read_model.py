@@ -11,11 +11,11 @@ from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.known import Known
 from meshwright.launchers.reading.python_values import SHAPE, flavor_values
 from meshwright.launchers.templates import data
-from meshwright.launchers.torchtitan.export import FLAVOR_FILE
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 
+_FLAVOR_FILE = "torchtitan_0_2_model.py"  # of exports for 0.2
 _NOT_IN_0_3 = ("llama4",)  # commits before it have flavors of the same names with other layers
 _NEEDED = {
     "dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_attention_heads",
@@ -41,8 +41,8 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
         return known.overrides.model
     if fields.has(f"{SHAPE}dim"):
         return _shape(fields)
-    if FLAVOR_FILE in known.source.files:
-        return _shape(Fields(FLAVOR_FILE, flavor_values(FLAVOR_FILE, known.source.files[FLAVOR_FILE])))
+    if _FLAVOR_FILE in known.source.files:
+        return _shape(Fields(_FLAVOR_FILE, flavor_values(_FLAVOR_FILE, known.source.files[_FLAVOR_FILE])))
     name = fields.word("model.name", "llama3")
     flavors = {model: own for model, own in _flavors().items() if not (is_module and model in _NOT_IN_0_3)}
     if (found := flavors.get(name, {}).get(flavor)) is not None:

@@ -1,9 +1,10 @@
-"""The service as the command line calls it: REST over httpx, problems turned into the planner's errors."""
+"""A service as the command line calls it: documents as they are, refusals as the planner's errors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import httpx
@@ -11,10 +12,18 @@ import httpx
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
 from meshwright.service.requests.fields import tip_of
+from meshwright_client.answers import Progress, State
+from meshwright_client.client import Client
+from meshwright_client.errors import (
+    FieldFault,
+    MeshwrightError,
+    Problem,
+    ProblemError,
+    ServiceUnavailableError,
+)
 
-LONG_POLL_S = 20.0
-TIMEOUT_S = 40.0  # longer than a long poll
-_CLIENT_ERRORS, _SERVER_ERRORS = 400, 500
+TIMEOUT_S = 40.0  # the longest answer, a report with its what-ifs, takes less
+_SERVER_ERRORS = 500
 
 
 class ServiceUnreachableError(PlannerError):
@@ -24,7 +33,11 @@ class ServiceUnreachableError(PlannerError):
 
 
 class ServiceClient:
-    """Hold the connection to one service; use as a context manager."""
+    """Hold the connection to one service; use as a context manager.
+
+    Every method raises ``ServiceUnreachableError`` where no service answers, or it cannot answer now, and
+    ``InvalidProblemError`` where it refuses. Nothing is tried twice: a person is waiting.
+    """
 
     def __init__(self, url: str) -> None:
         """Take the key from MESHWRIGHT_KEY; every user of the machine could read one on the command line.
@@ -35,27 +48,19 @@ class ServiceClient:
         key = os.environ.get("MESHWRIGHT_KEY", "").strip()
         is_key = key.isascii() and key.isprintable() and key
         try:
-            self._http = httpx.Client(
-                base_url=url,
-                timeout=TIMEOUT_S,
-                headers={"Authorization": f"Bearer {key}"} if is_key else {},
-            )
-            is_address = self._http.base_url.scheme in {"http", "https"} and self._http.base_url.host
-        except httpx.InvalidURL:
-            is_address = ""
-        if not is_address:
+            self._client = Client(url, key if is_key else None, timeout_s=TIMEOUT_S, retry_s=0.0)
+        except ValueError:
             raise InvalidProblemError.of(
                 "--url",
                 f'"{shown(url)}" is not the address of a service',
                 allowed="http://HOST:PORT or https://HOST:PORT",
-            )
-        self._url = url
+            ) from None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_fault: object) -> None:
-        self._http.close()
+        self._client.close()
 
     def submit(self, request: Mapping[str, object], *, key: str | None, fresh: bool) -> dict[str, Any]:
         """Return the job of a request."""
@@ -67,51 +72,60 @@ class ServiceClient:
             params={"fresh": "true"} if fresh else {},
         )
 
+    def ended(self, job_id: str, on_progress: Callable[[State, Progress | None], None]) -> dict[str, Any]:
+        """Return a job once it has ended."""
+        with _told():
+            self._client.wait(job_id, on_progress=on_progress)
+        return self.call("GET", f"/v1/jobs/{job_id}")
+
     def answer(self, job_id: str) -> dict[str, Any]:
         """Return the answer of a finished job, with the first page of its plans."""
         return self.call("GET", f"/v1/jobs/{job_id}/plans", params={"page_size": 200})
 
-    def call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - httpx's own
-        """Return the JSON document of an answer; raise the errors of ``ask``."""
+    def call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - the client's own
+        """Return the JSON document of an answer."""
         body: dict[str, Any] = self.ask(method, path, **arguments).json()
         return body
 
     def ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:  # noqa: ANN401 - the same
-        """Return the answer to a request.
-
-        Raises:
-            ServiceUnreachableError: no service answers, or it cannot answer now.
-            InvalidProblemError: the service refuses.
-        """
-        try:
-            reply = self._http.request(method, path, **arguments)
-        except (httpx.HTTPError, httpx.InvalidURL) as fault:
-            raise ServiceUnreachableError(
-                f"--url: no service answers at {shown(self._url)} ({type(fault).__name__})"
-            ) from None
-        if reply.status_code >= _SERVER_ERRORS:
-            raise ServiceUnreachableError(f"--url: the service cannot answer now ({reply.status_code})")
-        if reply.status_code >= _CLIENT_ERRORS:
-            raise _refusal(reply)
-        return reply
+        """Return the answer to a request."""
+        with _told():
+            return self._client.request(method, path, **arguments)
 
 
-def _refusal(reply: httpx.Response) -> InvalidProblemError:
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what the client raises into the planner's errors."""
     try:
-        problem = reply.json()
-    except ValueError:
-        problem = {}
-    faults = [
-        FieldError(
-            pointer=fault.get("pointer", ""),
-            message=fault.get("message", "is wrong"),
-            allowed=fault.get("allowed"),
-            nearest=fault.get("nearest"),
-            value=fault.get("value"),
-            values=tuple(fault["values"]) if fault.get("values") else None,
-            tip=tip_of(fault.get("tip")),
-        )
-        for fault in problem.get("errors") or ()
-    ]
-    detail = problem.get("detail") or problem.get("title") or f"status {reply.status_code}"
-    return InvalidProblemError(faults or [FieldError(pointer="", message=str(detail))])
+        yield
+    except ServiceUnavailableError as fault:
+        raise ServiceUnreachableError(f"--url: {fault}") from None
+    except ProblemError as fault:
+        if (fault.problem.status or 0) >= _SERVER_ERRORS:
+            status = fault.problem.status
+            raise ServiceUnreachableError(f"--url: the service cannot answer now ({status})") from None
+        raise refusal_of(fault.problem) from None
+    except MeshwrightError as fault:
+        raise ServiceUnreachableError(f"--url: {fault}") from None
+    except httpx.InvalidURL:  # a path with such an id
+        message = "the id holds characters that no id has"
+        raise InvalidProblemError([FieldError(pointer="", message=message)]) from None
+
+
+def refusal_of(problem: Problem) -> InvalidProblemError:
+    """Return what a service refuses as the planner would."""
+    faults = [_field_error(fault) for fault in problem.errors or ()]
+    said = problem.detail or problem.title or f"status {problem.status}"
+    return InvalidProblemError(faults or [FieldError(pointer="", message=said)])
+
+
+def _field_error(fault: FieldFault) -> FieldError:
+    return FieldError(
+        pointer=fault.pointer,
+        message=fault.message,
+        allowed=fault.allowed,
+        nearest=fault.nearest,
+        value=fault.value,
+        values=fault.values,
+        tip=tip_of(fault.tip),
+    )

@@ -8,14 +8,13 @@ from dataclasses import fields
 from functools import partial
 from typing import Annotated, Any
 
-import httpx
 import typer
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli import terminal
-from meshwright.service.cli.client import LONG_POLL_S, ServiceClient
+from meshwright.service.cli.client import ServiceClient
 from meshwright.service.cli.options import SWEEP_HELP, Full, Request, with_request
 from meshwright.service.cli.problem_options import with_sweep
 from meshwright.service.cli.progress import ProgressLine
@@ -29,6 +28,8 @@ from meshwright.service.report.terminal import render_answer, render_summary
 from meshwright.service.requests.labels import selector_of
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.problem import Progress
+from meshwright_client.answers import Progress as JobProgress
+from meshwright_client.answers import State
 
 app = typer.Typer(help="Jobs of a running service.", no_args_is_help=True)
 
@@ -298,20 +299,14 @@ def _figures_of(plan: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def followed(service: ServiceClient, job_id: str) -> dict[str, Any]:
-    """Return the finished job; its progress is shown meanwhile (long poll with ETag)."""
-    line, job, etag = ProgressLine(), dict[str, Any](), ""
-    while job.get("state") not in TERMINAL_STATES:
-        reply = service.ask(
-            "GET",
-            f"/v1/jobs/{job_id}",
-            params={"wait": LONG_POLL_S},
-            headers={"If-None-Match": etag} if etag else {},
-        )
-        if reply.status_code == httpx.codes.NOT_MODIFIED:
-            continue
-        job, etag = reply.json(), reply.headers.get("ETag", "")
-        if job.get("progress"):
-            line.show(Progress(**{one.name: job["progress"].get(one.name) for one in fields(Progress)}))
+    """Return the finished job; its progress is shown meanwhile."""
+    line = ProgressLine()
+
+    def show(_state: State, progress: JobProgress | None) -> None:
+        if progress is not None:
+            line.show(Progress(**{one.name: getattr(progress, one.name) for one in fields(Progress)}))
+
+    job = service.ended(job_id, show)
     line.clear()
     return job
 

@@ -9,16 +9,15 @@ from typing import Annotated
 
 import typer
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
+from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.service.cli.terminal import (
     INFEASIBLE,
-    MissingServiceError,
     require_above_0,
     say_error,
     say_warnings,
+    service_packages_for,
 )
 from meshwright.service.requests.documents import read_problem_file
-from meshwright.service.requests.fields import tip_of
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 USUAL = ("problem.yaml", "problem.yml", "problem.json")
@@ -63,16 +62,12 @@ def launch(
     Node 0 asks, the others wait for its file. The plan's flags are appended to the command; {plan_flags}
     in it places them, {save_dir} and {tensor_parallel_size} (any size) are filled in.
     """
-    try:
-        import meshwright_client.choosing as client  # noqa: PLC0415 - a distribution of its own
+    with service_packages_for("launch"):
+        import meshwright_client.choosing as client  # noqa: PLC0415 - the planner alone lacks httpx
+        from meshwright.service.cli.client import refusal_of  # noqa: PLC0415 - the same
         from meshwright_client.errors import MeshwrightError, ProblemError  # noqa: PLC0415 - the same
         from meshwright_client.launching import start  # noqa: PLC0415 - the same
         from meshwright_client.nodes import detect  # noqa: PLC0415 - the same
-    except ModuleNotFoundError as fault:
-        raise MissingServiceError(
-            f"meshwright launch needs meshwright-client ({fault.name} is not installed): "
-            "pip install ./client in a checkout"
-        ) from None
     require_above_0("--limit-s", limit_s)
     asked = read_problem_file(problem or _usual_problem())
     try:
@@ -95,12 +90,7 @@ def launch(
         say_error(str(fault))
         raise typer.Exit(INFEASIBLE) from None
     except ProblemError as fault:
-        faults = fault.problem.errors or ()
-        errors = [
-            FieldError(**{name: getattr(one, name) for name in one.__slots__} | {"tip": tip_of(one.tip)})
-            for one in faults
-        ]
-        raise InvalidProblemError(errors or [FieldError(pointer="", message=str(fault))]) from None
+        raise refusal_of(fault.problem) from None
     except MeshwrightError as fault:
         raise NotLaunchedError(str(fault)) from None
 

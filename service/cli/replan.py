@@ -17,10 +17,10 @@ from meshwright.service.cli.saved_plans import SavedPlan, chosen_plan, document_
 from meshwright.service.cli.terminal import (
     FOUND,
     NO_PLAN,
-    MissingServiceError,
     print_json,
     say_warnings,
     screen,
+    service_packages_for,
 )
 from meshwright.service.files import check_folder, save_export
 from meshwright.service.replan.answer import (
@@ -183,19 +183,15 @@ def _nodes_now(scheduler: str, cluster: ClusterSpec) -> int:
     """Nodes that the job of this shell has now; warns where they do not have the plan's number of GPUs.
 
     Raises:
-        MissingExtraError: the client, which knows schedulers, is not installed.
+        MissingExtraError: httpx is not installed, which the client of a service takes.
         InvalidProblemError: the environment is not of that scheduler, or does not tell.
     """
-    try:
-        from meshwright_client.nodes import (  # noqa: PLC0415 - a distribution of its own
+    with service_packages_for("replan --cluster-from"):
+        from meshwright_client.nodes import (  # noqa: PLC0415 - the planner alone lacks httpx
             SCHEDULERS,
             UnknownNodesError,
             detect,
         )
-    except ModuleNotFoundError as fault:
-        raise MissingServiceError(
-            f"--cluster-from needs meshwright-client ({fault.name} is not installed)"
-        ) from None
     if scheduler not in SCHEDULERS:
         raise UnknownNameError.among("--cluster-from", scheduler, SCHEDULERS)
     try:

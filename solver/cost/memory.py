@@ -650,6 +650,49 @@ def memory_prices(
     """
     zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
     last = len(layout.kinds)
+    activations = _activations_bytes(ctx, layout)
+    largest = np.maximum.reduce(activations[:-2])
+    # of a layer that is not replayed, and of one that is: ``plain`` and ``replayed``
+    plain, replay_inputs, copying = activations[:-2], checkpoint_bytes(ctx), zero
+    if (offloads := ctx.offloads_activations).any():
+        spillable = [offloaded_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+        offloaded = [np.where(offloads, layer, 0.0) for layer in spillable]
+        plain = [np.where(ctx.full, a, a - b) for a, b in zip(plain, offloaded, strict=True)]
+        copying = 2.0 * np.maximum.reduce(offloaded)
+        replay_inputs = replay_inputs - np.where(ctx.full, offloaded[0], 0.0)  # of each layer alike
+    replayed = [np.where(ctx.splits_backward, stored, replay_inputs) for stored in plain]
+    cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
+    # a second micro-batch computes a layer while the first exchanges tokens
+    overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
+    # what a layer's pass begins with: copies on their way to the host, and what a replay makes
+    begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0)
+    freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
+    head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
+    largest_layer = layer_weights.dense + layer_weights.routed
+    of_head, of_layer = reducing_bytes(ctx, head_weights, largest_layer, begun, freed)
+    update = _updated_bytes(ctx, layout, trained) - _pass_bytes(layout, ctx, plain, replayed)
+    bytes_of = {
+        **_held_bytes(ctx, layout, weights, trained),
+        "activation_bytes": np.stack([*plain, *activations[-2:]], axis=1),
+        "checkpoint_bytes": np.stack([*replayed, zero, zero], axis=1),
+        "head_workspace_bytes": np.maximum(loss_bytes(ctx) + cached, of_head),
+        "replay_workspace_bytes": np.maximum(np.maximum(begun, of_layer), update),
+        "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
+        + shard_buffer_bytes(ctx, weights[last - 1], layer=True),
+    }
+    return {
+        **ctx.sharding.turns,
+        **{name: amount * ctx.element_scale for name, amount in bytes_of.items()},
+        "context_bytes": ctx.constants.context_bytes * one,
+        "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * one,
+    }
+
+
+def _held_bytes(
+    ctx: Context, layout: LayerLayout, weights: list[Weights], trained: list[Weights]
+) -> dict[str, FloatArray]:
+    """Return weights, gradients and states of each part, (n, K + 2); arguments as ``memory_prices``."""
+    last = len(layout.kinds)
     # parts besides layers whose weights the optimizer takes as matrices
     further = [] if ctx.optimizer.head_apart or ctx.model.tied_embeddings else [last + 1]
     states = [
@@ -671,52 +714,21 @@ def memory_prices(
     if ctx.optimizer.by_layer:  # a head's gradient comes first, while all activations are held
         for name in ("gradients_bytes", "reduced_gradients_bytes"):
             held[name][:, : last + 1 - int(ctx.model.tied_embeddings)] = 0.0
-    # of one micro-batch, by part: layer kinds, embedding, and the head with its prediction layers
+    return held
+
+
+def _activations_bytes(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
+    """Return activations of one micro-batch of each part: layer kinds, embedding, prediction layers."""
+    of_layers = [layer_activation_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
     of_embedding = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)  # masks
     if ctx.facts.embedding_products and EMBEDDING in ctx.trained_modules:
         of_embedding = of_embedding + one_hot_bytes(ctx)  # the table's gradient reads them, last of all
+    if ctx.model.tower:
+        of_embedding = of_embedding + tower_bytes(ctx)
     of_prediction = np.zeros_like(ctx.t)
     if depth := ctx.model.num_mtp_layers:
         of_prediction = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * depth
-    of_layers = [layer_activation_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
-    of_embedding = of_embedding + tower_bytes(ctx) if ctx.model.tower else of_embedding
-    activations = [*of_layers, of_embedding, of_prediction]
-    largest = np.maximum.reduce(activations[:-2])
-    # of a layer that is not replayed, and of one that is: ``plain`` and ``replayed``
-    plain, replay_inputs, copying = activations[:-2], checkpoint_bytes(ctx), zero
-    if (offloads := ctx.offloads_activations).any():
-        spillable = [offloaded_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
-        offloaded = [np.where(offloads, layer, 0.0) for layer in spillable]
-        plain = [np.where(ctx.full, a, a - b) for a, b in zip(plain, offloaded, strict=True)]
-        copying = 2.0 * np.maximum.reduce(offloaded)
-        replay_inputs = replay_inputs - np.where(ctx.full, offloaded[0], 0.0)  # of each layer alike
-    split = ctx.splits_backward
-    replayed = [np.where(split, stored, replay_inputs) for stored in plain]
-    cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
-    # a second micro-batch computes a layer while the first exchanges tokens
-    overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
-    # what a layer's pass begins with: copies on their way to the host, and what a replay makes
-    begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0)
-    freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
-    head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
-    largest_layer = layer_weights.dense + layer_weights.routed
-    of_head, of_layer = reducing_bytes(ctx, head_weights, largest_layer, begun, freed)
-    update = _updated_bytes(ctx, layout, trained) - _pass_bytes(layout, ctx, plain, replayed)
-    bytes_of = {
-        **held,
-        "activation_bytes": np.stack([*plain, *activations[-2:]], axis=1),
-        "checkpoint_bytes": np.stack([*replayed, zero, zero], axis=1),
-        "head_workspace_bytes": np.maximum(loss_bytes(ctx) + cached, of_head),
-        "replay_workspace_bytes": np.maximum(np.maximum(begun, of_layer), update),
-        "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
-        + shard_buffer_bytes(ctx, weights[last - 1], layer=True),
-    }
-    return {
-        **ctx.sharding.turns,
-        **{name: amount * ctx.element_scale for name, amount in bytes_of.items()},
-        "context_bytes": ctx.constants.context_bytes * one,
-        "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * one,
-    }
+    return [*of_layers, of_embedding, of_prediction]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -172,6 +172,16 @@ def tail_of(
         forward=np.array([part.forward for part in passes]),
         backward=np.array([part.backward for part in passes]),
     )
+    exchange_s = _seen_exchange_s(ctx, weights, hiding)
+    if ctx.facts.gathers_tensors:
+        exchange_s = exchange_s + _copied_back_s(ctx, weights, tensors)
+    if (ctx.g > 1).any():
+        exchange_s = exchange_s + _left_whole_s(ctx, weights)
+    return Tail(data_parallel=exchange_s, optimizer=_update_s(ctx, weights, hiding, counts))
+
+
+def _seen_exchange_s(ctx: Context, weights: Weights, hiding: PassSeconds) -> FloatArray:
+    """Return seconds of reducing gradients and gathering weights that no pass hides, (P, n)."""
     in_2_bytes = weights.ends * ctx.small_copies  # counted as the weights that would send as much
     reduced = weights.dense - in_2_bytes * (1.0 - 2.0 / ctx.sharding.gradient_bytes_sent)
     dense_bytes = weights.dense_bytes(ctx.sharding.gathered_bytes)
@@ -187,11 +197,11 @@ def tail_of(
         last = _last_bucket(reduced * ctx.sharding.gradient_bytes_sent, ctx)  # a share: nothing hides it
         overlapped_s = overlapped_s + last * (exchange_s - overlapped_s)
     visible_s = np.where(ctx.sharding.in_torch_pipeline, gradients_s + gathered_s, exchange_s)
-    exchange_s = np.where(ctx.sharding.hides_reductions, overlapped_s, visible_s)
-    if ctx.facts.gathers_tensors:
-        exchange_s = exchange_s + _copied_back_s(ctx, weights, tensors)
-    if (ctx.g > 1).any():
-        exchange_s = exchange_s + _left_whole_s(ctx, weights)
+    return np.where(ctx.sharding.hides_reductions, overlapped_s, visible_s)
+
+
+def _update_s(ctx: Context, weights: Weights, hiding: PassSeconds, counts: Sequence[float]) -> FloatArray:
+    """Return seconds of the optimizer's update, on the GPU and on the host, (P, n)."""
     own_dense = weights.dense / ctx.dense_replicas.sharing
     own_routed = weights.routed / ctx.expert_replicas.sharing
     updated = own_dense + own_routed
@@ -214,7 +224,7 @@ def tail_of(
         update_s = np.maximum((1.0 - host_share) * update_s, on_host_s)
     if ctx.facts.cpu_update_interval > 1.0:
         update_s = update_s + _selected_s(ctx, weights)
-    return Tail(data_parallel=exchange_s, optimizer=update_s)
+    return update_s
 
 
 def _left_whole_s(ctx: Context, weights: Weights) -> FloatArray:

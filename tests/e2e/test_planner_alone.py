@@ -117,6 +117,7 @@ def test_the_planner_works_without_the_packages_of_the_service(
         ["serve"],
         ["worker"],
         ["jobs", "list"],
+        ["launch", "--", "true"],
         ["keys", "list"],
         ["db", "upgrade"],
         ["report", "some-job", "--url", "http://127.0.0.1:1"],

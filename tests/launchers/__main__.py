@@ -29,7 +29,6 @@ from meshwright.launchers.images import most_pixels
 from meshwright.launchers.nanotron.export import nanotron_file
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import Target
-from meshwright.launchers.torchtitan.export import is_run_by_0_2, is_stated_by_0_2
 from meshwright.profiles.capabilities import BUILT_MODELS, exact_types, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
@@ -77,11 +76,7 @@ MODELS = (
 JUDGES = Path(__file__).parent / "judges"
 SPLITS = 500  # random models whose split nanotron is asked for
 CONTEXTS = 2  # plans in which one value of one file is changed
-UNREAD = {  # files of other versions
-    "torchtitan-0.3": ("torchtitan_0_2.toml", "torchtitan_0_2_model.py"),
-    "torchtitan-0.2": ("torchtitan_plan.py",),
-}
-EXPORTER = {"torchtitan-0.3": "torchtitan", "torchtitan-0.2": "torchtitan"}
+EXPORTER = {"torchtitan-0.3": "torchtitan"}
 
 
 Verdict = dict[str, Any]  # what the launcher has seen, and why it refused
@@ -105,31 +100,15 @@ class Count:
         )
 
 
-def models_of(name: str) -> list[str]:
-    """The models of the catalog whose plans are tried, where the release can state them."""
-    if name == "torchtitan-0.2":  # whose llama3 is not every model that 0.3 builds
-        return [model for model in MODELS if is_stated_by_0_2(find_model(model))]
-    return [*MODELS]
-
-
-def is_written(name: str, found: Target) -> bool:
-    """Whether the release gets a file of the plan."""
-    return name != "torchtitan-0.2" or is_run_by_0_2(found)
-
-
 def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
     """Random plans, equally many of each model that the launcher trains; another seed draws others."""
-    return (found for found in _drawn_plans(name, count, seed) if is_written(name, found))
-
-
-def _drawn_plans(name: str, count: int, seed: int) -> Iterator[Target]:
     drawn = f" {seed}" if seed else ""
     if name == "flagscale":  # plans on equal nodes are Megatron-LM's
         yield OTHER_CASES[name]["llama-3.1-70b-placed"]
         yield from placed_targets(count, random.Random(f"{name}{drawn}"))
         return
     launcher = EXPORTER.get(name, name)
-    able, models = launcher_capabilities(launcher), [find_model(model) for model in models_of(name)]
+    able, models = launcher_capabilities(launcher), [find_model(model) for model in MODELS]
     problems = [problem_of(launcher, model, seq_length=4096) for model in models]
     problems = [problem for problem in problems if not list(problem_faults(problem, able))]
     for index, problem in enumerate(problems):
@@ -390,14 +369,11 @@ def try_changes(name: str, environment: Environment, judge: str, count: Count, s
     launcher = EXPORTER.get(name, name)
     drawn = [*tuned(launcher), *plans(name, len(MODELS), seed)]
     targets = [*(CASES if launcher == "megatron-lm" else OTHER_CASES[launcher]).values(), *drawn]
-    targets = [one for one in targets if is_written(name, one)]
     changed: list[tuple[Target, Change]] = []
     times = Counter[tuple[str, str]]()
     for found in targets:
         files = export(found.plan, found.problem, launcher).files
-        for change in changes(
-            {key: text for key, text in files.items() if key not in UNREAD.get(name, ())}
-        ):
+        for change in changes(files):
             times[change.key, str(change.old)] += 1
             if times[change.key, str(change.old)] <= CONTEXTS:
                 changed.append((found, change))
@@ -415,15 +391,11 @@ def try_refusals(
 ) -> None:
     """Every configuration that one rule of ours refuses is refused by the launcher too, or deliberately."""
     launcher, answers = EXPORTER.get(name, name), refusals.Answers()
-    models = [one for one in models_of(name) if not options.build or refusals.is_built(launcher, one)]
+    models = [one for one in MODELS if not options.build or refusals.is_built(launcher, one)]
     asked: list[tuple[refusals.Refusal, dict[str, str]]] = []
     for one in refusals.drawn(launcher, models, options.refusals, options.seed):
         files = refusals.files_of(one.target, launcher)
-        if (
-            files is None
-            or not is_written(name, one.target)
-            or not refusals.states_it(one, files, launcher)
-        ):
+        if files is None or not refusals.states_it(one, files, launcher):
             answers.unsaid[one.rule] += 1
         else:
             asked.append((one, files))

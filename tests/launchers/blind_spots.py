@@ -252,11 +252,6 @@ BLIND: Mapping[str, Mapping[str, str]] = {
         "ROUTER_BIAS": "for readers: torchtitan's mixtures all have one",
         "model_compile_enabled": "a converter warns without it, and converts all the same",
     },
-    "torchtitan-0.2": {
-        **dict.fromkeys(("job.description", "optimizer.", "training.max_norm"), _RUN),
-        "model.name": "the flavor's module registers it whatever it is called",
-        "max_seq_len": _SHORT,
-    },
     "nanotron": {
         **dict.fromkeys(("checkpoints.", "data_stages.", "general.", "logging.", "tokenizer."), _RUN),
         **dict.fromkeys(

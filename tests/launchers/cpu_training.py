@@ -14,7 +14,7 @@ from typing import Any
 
 from examples.cpu_training.closed_loop import TINY, problem_of
 from meshwright.service.verify.environments import Environment, make
-from tests.launchers.environments import ENVIRONMENTS
+from tests.launchers.environments import ENVIRONMENTS, TORCHTITAN_ON_CPU
 from tests.processes.servers import free_port
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "cpu_training" / "launchers"
@@ -71,10 +71,10 @@ class OnCpu:
 MEGATRON_LM = OnCpu("megatron-lm", ENVIRONMENTS["megatron-lm"], ())
 TORCHTITAN = OnCpu(
     "torchtitan",
-    ENVIRONMENTS["torchtitan-0.2"],
+    TORCHTITAN_ON_CPU,
     (
         "torchrun", "--standalone", "--nproc-per-node", "{num_gpus}", str(SCRIPTS / "torchtitan_train.py"),
-        "--job.config_file", "{save_dir}/torchtitan_0_2.toml", "--training.steps", "{steps}",
+        "--module", "torchtitan_plan", "--config", "plan", "--training.steps", "{steps}",
         "--metrics.log_freq", "1",
     ),
     # Without shards 0.2 has neither replicas nor mixed precision; on one rank it leaves FSDP out.

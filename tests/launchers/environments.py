@@ -118,9 +118,11 @@ ENVIRONMENTS = {
             checkout="FLAGSCALE",
             torch=False,
         ),
-        Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2")),
     )
 }
+
+# The release that is made to train on a CPU.
+TORCHTITAN_ON_CPU = Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2"), root=ROOT)
 
 
 def newest(environment: Environment) -> Environment:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import cache
 
+from examples.cpu_training.launchers.torchtitan_0_2 import older_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
 from tests.launchers.cases import CASES as MEGATRON
@@ -24,6 +25,22 @@ def exported(launcher: str, name: str) -> Mapping[str, str]:
     """The files of a plan, by name."""
     case = CASES[launcher][name]
     return export(case.plan, case.problem, launcher).files
+
+
+# Plans of torchtitan that 0.2 can run; users may have files of them.
+OLDER = ("llama-3.1-70b-fsdp", "llama-3.1-70b-stages", "llama-3.1-70b-standalone")
+
+
+@cache
+def older(name: str) -> Mapping[str, str]:
+    """The files of a plan for torchtitan 0.2, by name."""
+    files = dict(exported("torchtitan", name))
+    made = older_files(files.pop("torchtitan_plan.py"))
+    module, toml = (
+        "--module torchtitan_plan --config plan",
+        '--job.config_file "${here}/torchtitan_0_2.toml"',
+    )
+    return {**made, **{file: text.replace(module, toml) for file, text in files.items()}}
 
 
 def kept(launcher: str, name: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from tests.draws import TIMES
 from tests.launchers.blind_spots import Change, changes
-from tests.launchers.exported import exported
+from tests.launchers.exported import OLDER, exported, older
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 _TRAINER = ("transformers", "accelerate")
@@ -130,7 +130,7 @@ CASES = {
         if any((folder / f"{main}{end}").is_file() for end in ("", ".txt", ".diff"))
     ]
     for launcher, (main, _) in READ.items()
-}
+} | {"torchtitan": [*OLDER]}
 UNKNOWN, PLACEHOLDER = "$(date +%s)", "${VALUE}"
 NAMED = f"it is the output of {UNKNOWN}, which Meshwright doesn't run"
 T = TypeVar("T")
@@ -138,7 +138,7 @@ Arguments = ParamSpec("Arguments")
 
 
 def files_of(launcher: str, name: str) -> dict[str, str]:
-    return dict(exported(launcher.replace("_", "-"), name))
+    return dict(older(name) if launcher == "torchtitan" else exported(launcher.replace("_", "-"), name))
 
 
 def read(launcher: str, files: Mapping[str, str]) -> LaunchFile:
@@ -298,8 +298,7 @@ def in_documents(launcher: str, value: str) -> Iterator[tuple[str, int, Mapping[
 def read_written(launcher: str, files: Mapping[str, str]) -> LaunchFile:
     """Read the launch script with the document written by it, which the shell expands."""
     main = READ[launcher][0]
-    usual = "TORCHTITAN_VERSION=0.2\n" if launcher == "torchtitan" else ""  # 0.3 starts a module
-    script = written(main, files[main]) + usual + files["launch.sh"]
+    script = written(main, files[main]) + files["launch.sh"]
     beside = {name: text for name, text in files.items() if name != main} | {"launch.sh": script}
     return read_launch_files(Source(name="launch.sh", text=script, files=beside), Overrides())
 

@@ -14,7 +14,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
-from tests.launchers.exported import exported
+from tests.launchers.exported import OLDER, exported, older
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # A launcher's documents, and the programs with tables of their arguments.
@@ -33,7 +33,7 @@ CASES = [
     for folder in sorted((GOLDEN / launcher).iterdir())
     for file in files
     if (folder / file).is_file()
-]
+] + [("torchtitan", name, "torchtitan_0_2.toml") for name in OLDER]
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ def answer(found: LaunchFile) -> object:
 def test_a_changed_value_changes_the_answer_or_is_refused_listed_or_harmless(
     launcher: str, name: str, file: str
 ) -> None:
-    files, programs = dict(exported(launcher, name)), DOCUMENTS[launcher][file]
+    files = dict(older(name) if launcher == "torchtitan" else exported(launcher, name))
+    programs = DOCUMENTS[launcher][file]
     usual, names = read(file, files), flag_names(*programs)
     tried, ignored = list(changes(file, files[file])), []
     for change in tried:

@@ -185,7 +185,6 @@ def test_offloaded_plans_are_read_unchanged(launcher: str) -> None:
 @pytest.mark.parametrize(
     ("launcher", "main"),
     [
-        ("torchtitan", "torchtitan_0_2.toml"),
         ("torchtitan", "launch.sh"),
         ("deepspeed", "launch.sh"),
         ("accelerate", "launch.sh"),

@@ -97,7 +97,7 @@ def test_torchtitan_is_started_by_its_example_trains_and_is_reported(tmp_path: P
         cwd=tmp_path,
         environment={
             **own, "PYTHONPATH": f"{PATHS}:{own['PYTHONPATH']}", "MESHWRIGHT_URL": url,
-            "GPUS_PER_NODE": "2", "TORCHTITAN_VERSION": "0.2",
+            "GPUS_PER_NODE": "2",
             "TRAIN_SCRIPT": str(SCRIPTS / "torchtitan_train.py"),
         },
     )  # fmt: skip

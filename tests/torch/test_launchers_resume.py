@@ -157,7 +157,7 @@ def test_torchtitan_goes_on_with_fewer_replicas_and_other_shards(tmp_path: Path)
     ways = [one for one in found["ways"] if sizes.items() <= one["layout"]["config"].items()]
     way = str(ways[0]["rank"])
     meshwright(tmp_path, *replan, "--way", way, "--save-dir", "after")
-    start = {"START": command(tmp_path / "after", tmp_path / "next", 2), "CHECKPOINTS": str(kept)}
+    start = {"START": command(tmp_path / "next", 2), "CHECKPOINTS": str(kept)}
     paths = f"{tmp_path / 'after'}:{own['PYTHONPATH']}"
     went_on = Started(tmp_path / "after" / "resume.sh", 1, own | start | {"PYTHONPATH": paths}).ended()
     assert sorted(went_on) == [5, 6, 7, 8]
@@ -165,10 +165,10 @@ def test_torchtitan_goes_on_with_fewer_replicas_and_other_shards(tmp_path: Path)
         assert went_on[step] == pytest.approx(losses[step], rel=1e-4), step
 
 
-def command(folder: Path, out: Path, processes: int) -> str:
-    """What starts torchtitan 0.2 with the files of a plan."""
+def command(out: Path, processes: int) -> str:
+    """What starts torchtitan 0.2 with the plan on the path."""
     options = (
-        f"--job.config_file {folder}/torchtitan_0_2.toml --job.dump_folder {out} --metrics.log_freq 1 "
+        f"--module torchtitan_plan --config plan --job.dump_folder {out} --metrics.log_freq 1 "
         f"--training.steps {STEPS} --optimizer.lr 1e-2 --lr_scheduler.warmup_steps 1 --debug.seed 7"
     )
     return (
@@ -180,6 +180,6 @@ def command(folder: Path, out: Path, processes: int) -> str:
 def titan(folder: Path, plan: str, out: str, processes: int) -> Path:
     """A script of one's own that starts torchtitan with the files of a plan."""
     script = folder / plan / f"{out}.sh"
-    line = command(folder / plan, folder / out, processes)
+    line = command(folder / out, processes)
     script.write_text(f'export PYTHONPATH="{folder / plan}:$PYTHONPATH"\nexec {line}\n')
     return script

@@ -1,8 +1,9 @@
 """torchtitan 0.2 trains a Llama on the processes of this machine: its ``torchtitan.train``, without a GPU.
 
-    torchrun --nproc-per-node 2 examples/cpu_training/launchers/torchtitan_train.py \
-        --job.config_file run/torchtitan_0_2.toml --training.steps 10
+    PYTHONPATH=run torchrun --nproc-per-node 2 examples/cpu_training/launchers/torchtitan_train.py \
+        --module torchtitan_plan --config plan --training.steps 10
 
+The plan's module is written for 0.3; ``torchtitan_0_2`` makes 0.2's files of it.
 Configuration, model, parallelism, optimizer, checkpoints and log are torchtitan's own, uncompiled. The data
 are sequences drawn by their number, so that any layout sees the same ones in the same step.
 """
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,27 @@ os.environ |= {"TORCHDYNAMO_DISABLE": "1", "LOCAL_RANK": "0"}  # all processes s
 sys.path[0] = str(Path(__file__).parent)  # this folder, not torchtitan's own ``train``
 import on_cpu
 import torch
+import torchtitan_0_2
 
+
+def given_to_0_2(words: list[str]) -> list[str]:
+    """Return the arguments with the plan's module as a TOML; its model is next to it, on the path."""
+    if "--module" not in words:
+        return words
+    at = words.index("--module")
+    found = find_spec(words[at + 1])
+    if found is None or found.origin is None or words[at + 2 : at + 4] != ["--config", "plan"]:
+        raise SystemExit(
+            "give --module torchtitan_plan --config plan, with the plan's folder on PYTHONPATH"
+        )
+    folder = Path(tempfile.mkdtemp())
+    for name, text in torchtitan_0_2.older_files(Path(found.origin).read_text()).items():
+        (folder / name).write_text(text)
+    sys.path.append(str(folder))
+    return ["--job.config_file", str(folder / torchtitan_0_2.TOML_FILE), *words[:at], *words[at + 4 :]]
+
+
+sys.argv[1:] = given_to_0_2(sys.argv[1:])  # before torchtitan takes them, at its import
 torch._utils._get_available_device_type = lambda: "cpu"
 import torchtitan.train
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives

@@ -24,6 +24,7 @@ from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from tests.golden.answers.test_answers import values_of
+from tests.launchers.exported import OLDER, older
 
 FOLDER = Path(__file__).parent
 GOLDEN = FOLDER.parent
@@ -48,19 +49,22 @@ STARTED = {
     "megatron_lm": "pretrain_gpt.py",
     "ms_swift": "swift/cli/_megatron/sft.py",
 }
-BESIDE = {"torchtitan": "torchtitan_0_2_model.py"}  # a file of the export with the model's sizes
 _NODES = re.compile(r"^# Nodes: (\d+) of (\d+) ", re.MULTILINE)
 Arguments = Mapping[str, Any]
 
 
 def cases_of(launcher: str) -> list[str]:
     """The exports that are read, without the one on several kinds of nodes."""
+    if launcher == "torchtitan":
+        return [*OLDER]
     folders = sorted((GOLDEN / launcher).iterdir())
     return [one.name for one in folders if (one / READ[launcher]).is_file() and "placed" not in one.name]
 
 
 @cache
 def text_of(launcher: str, name: str) -> str:
+    if launcher == "torchtitan":
+        return older(name)[READ[launcher]]
     return (GOLDEN / launcher / name / READ[launcher]).read_text(encoding="utf-8")
 
 
@@ -77,17 +81,10 @@ def source_with(launcher: str, name: str, arguments: Arguments) -> Source:
     else:
         tree = _tree(yaml.load(text, yaml.CSafeLoader), arguments)
         changed = comment + yaml.dump(tree, Dumper=yaml.CSafeDumper, sort_keys=True)
-    beside = _beside(launcher, name)
-    return Source(name=file, text=changed, files={**beside, file: changed} if beside else {})
-
-
-@cache
-def _beside(launcher: str, name: str) -> dict[str, str]:
-    if launcher not in BESIDE:
-        return {}
-    file = BESIDE[launcher]
-    (path,) = (GOLDEN / launcher / name).glob(f"{file}*")
-    return {file: path.read_text(encoding="utf-8")}
+    if launcher == "torchtitan":  # with the model's sizes next to it
+        model = older(name)["torchtitan_0_2_model.py"]
+        return Source(name=file, text=changed, files={"torchtitan_0_2_model.py": model, file: changed})
+    return Source(name=file, text=changed)
 
 
 def _script(launcher: str, comment: str, text: str, arguments: Arguments) -> str:

@@ -1,9 +1,8 @@
-"""torchtitan 0.3 and 0.2 on a CPU: the configuration, the mesh, and the model's update from it."""
+"""torchtitan 0.3 on a CPU: the configuration, the mesh, and the model's update from it."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import sys
 import tempfile
@@ -13,20 +12,13 @@ from typing import Any
 sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
 
 os.environ |= {"HF_ASSETS_PATH": "./tests/assets/tokenizer", "DATASET": "c4"}
-NEW = importlib.metadata.version("torchtitan") >= "0.3"
-if NEW:
-    from torchtitan.components.quantization import float8
-    from torchtitan.models.common.linear import Linear
+from torch.distributed.pipelining.schedules import get_schedule_class
+from torchtitan.components.quantization import float8
+from torchtitan.config.manager import ConfigManager
+from torchtitan.distributed.parallel_dims import ParallelDims
+from torchtitan.models.common.linear import Linear
 
-    float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
-else:
-    from torchtitan.models.llama3 import llama3_args
-    from torchtitan.models.llama3.model.model import FeedForward
-import torch  # noqa: E402
-from torch.distributed.pipelining.schedules import get_schedule_class  # noqa: E402
-from torchtitan.config.manager import ConfigManager  # noqa: E402
-from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
-
+float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
 sys.path.insert(0, str(Path(__file__).parent))
 import torchtitan_model  # noqa: E402
 from protocol import Case, Seen, serve  # noqa: E402
@@ -47,16 +39,15 @@ def judge(case: Case) -> Seen:
             (Path(folder) / name).write_text(text)
         sys.path.insert(0, folder)
         try:
-            return of_module(case) if NEW else of_toml(case, Path(folder))
+            return of_module(case)
         finally:
             sys.path.remove(folder)
-            for name in ("torchtitan_plan", "torchtitan_0_2_model"):
-                sys.modules.pop(name, None)
+            sys.modules.pop("torchtitan_plan", None)
             importlib.invalidate_caches()
 
 
 def of_module(case: Case) -> Seen:
-    """0.3: the module's function, then what the trainer does before it builds the model."""
+    """The module's function, then what the trainer does before it builds the model."""
     config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
     dims = ParallelDims.from_config(config.parallelism, case["world_size"])
     model = config.model_spec.model
@@ -91,41 +82,6 @@ def config_of(eighth: list[Any]) -> str:
     """How torchao scales the weights of these layers."""
     (name,) = {one[1]._torchao_config.cast_config_weight.scaling_granularity.name for one in eighth}
     return str(name)
-
-
-def of_toml(case: Case, folder: Path) -> Seen:
-    """0.2: the TOML, and the flavor that its own module registers."""
-    path = str(folder / "torchtitan_0_2.toml")
-    config: Any = ConfigManager().parse_args(["--job.config_file", path])
-    importlib.import_module(config.experimental.custom_import)
-    part = config.parallelism
-    dims = ParallelDims(
-        dp_replicate=part.data_parallel_replicate_degree, dp_shard=part.data_parallel_shard_degree,
-        cp=part.context_parallel_degree, tp=part.tensor_parallel_degree, pp=part.pipeline_parallel_degree,
-        ep=part.expert_parallel_degree, etp=part.expert_tensor_parallel_degree,
-        world_size=case["world_size"],
-    )  # fmt: skip
-    shape = llama3_args[config.model.flavor]
-    shape.update_from_config(config)
-    with torch.device("meta"):
-        mlp = FeedForward(shape.dim, 4 * shape.dim, shape.multiple_of, shape.ffn_dim_multiplier)
-    seen = seen_of(config, dims)
-    seen["num_layers"] = shape.n_layers
-    seen["ffn_hidden_size"] = mlp.w1.out_features
-    kept = config.activation_checkpoint
-    if kept.mode == "selective" and kept.selective_ac_option != "op":
-        raise ValueError(f"every layer of {kept.selective_ac_option} is recomputed, not operators of each")
-    seen["recompute_granularity"] = kept.mode
-    seen["compiled"] = config.compile.enable and [*config.compile.components] == ["model", "loss"]
-    seen["model"] = {
-        "hidden_size": shape.dim, "num_attention_heads": shape.n_heads, "vocab_size": shape.vocab_size,
-        "num_kv_heads": shape.n_kv_heads or shape.n_heads, "norm_epsilon": shape.norm_eps,
-        "rotary_base": shape.rope_theta,
-        "rotary_scaling.factor": None
-        if shape.rope_scaling_args.scaling_factor == 1
-        else shape.rope_scaling_args.scaling_factor,
-    }  # fmt: skip
-    return seen
 
 
 def seen_of(config: Any, dims: Any) -> Seen:

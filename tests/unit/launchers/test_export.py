@@ -17,7 +17,7 @@ from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import ExportBundle, Target
-from meshwright.launchers.torchtitan.export import PYTHON_FILE, SCHEDULES, TOML_FILE
+from meshwright.launchers.torchtitan.export import PYTHON_FILE, SCHEDULES
 from meshwright.launchers.torchtitan.export_model import constants_of
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
@@ -29,7 +29,7 @@ from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import SPLIT_BACKWARD, Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
-from tests.builders import a_cluster, a_model, a_plan, a_problem
+from tests.builders import a_cluster, a_model, a_problem
 from tests.launchers.cases import A100, DEEPSEEK_EXPERTS, DEEPSEEK_V3, LLAMA_70B, target
 from tests.launchers.megatron_arguments import words
 from tests.launchers.plans import CASES
@@ -328,27 +328,9 @@ def test_torchtitan_starts_every_schedule_that_is_found_for_it(schedule: str) ->
     assert plans
     for plan in plans:
         files = export(plan, problem, "torchtitan").files
-        assert f'pipeline_parallel_schedule = "{SCHEDULES[schedule]}"' in files[TOML_FILE]
         assert f"pipeline_parallel_schedule={SCHEDULES[schedule]!r}" in files[PYTHON_FILE]
         compiled = "[]" if schedule in SPLIT_BACKWARD else '["model", "loss"]'
-        assert f"components = {compiled}" in files[TOML_FILE]
         assert f"components={compiled}" in files[PYTHON_FILE]
-
-
-@pytest.mark.parametrize(("tp", "pp", "is_older"), [(1, 1, True), (2, 1, False), (1, 2, False)])
-def test_only_torchtitan_0_3_has_replicas_without_shards_beside_tensor_ranks_and_stages(
-    tp: int, pp: int, is_older: bool
-) -> None:
-    config = Configuration(
-        tensor_parallel_size=tp, sequence_parallel=tp > 1, pipeline_parallel_size=pp, data_parallel_size=2,
-        num_microbatches=4, pipeline_schedule="1f1b" if pp > 1 else "none", stage_layers=(80 // pp,) * pp,
-    )  # fmt: skip
-    plan = target(LLAMA_70B, config, seq_length=4096)
-    problem = replace(plan.problem, launcher="torchtitan")
-    assert (TOML_FILE in export(plan.plan, problem, "torchtitan").files) is is_older
-    if not is_older:
-        with pytest.raises(RefusedExportError, match="replicas without shards"):
-            export(plan.plan, problem, "torchtitan", version="0.2")
 
 
 def test_nanotron_runs_all_forward_passes_first_by_another_engine() -> None:
@@ -455,38 +437,16 @@ def test_megatron_bridge_is_told_the_datas_length_by_the_key_of_its_release(
 
 def test_a_release_whose_files_are_not_known_is_refused_with_those_that_are() -> None:
     case = CASES["torchtitan"]["llama-3.1-70b-fsdp"]
-    assert (
-        "TORCHTITAN_VERSION:-0.2"
-        in export(case.plan, case.problem, "torchtitan", version="0.2.2").files["launch.sh"]
-    )
-    with pytest.raises(InvalidProblemError, match=r"torchtitan 0\.9 is not known.*0\.3, 0\.2"):
-        export(case.plan, case.problem, "torchtitan", version="0.9")
+    assert export(case.plan, case.problem, "torchtitan", version="0.3.1").files
+    for version in ("0.2.2", "0.9"):
+        with pytest.raises(InvalidProblemError, match=rf"torchtitan {version} is not known.*0\.3"):
+            export(case.plan, case.problem, "torchtitan", version=version)
     case = CASES["nanotron"]["llama-3-70b-tensor"]
     for launcher in set(launcher_names()) - {"torchtitan", "megatron-bridge"}:
         for version in ("0.4", "0.16", "0"):
             with pytest.raises(InvalidProblemError, match=f"{launcher} has one kind of files") as fault:
                 export(case.plan, case.problem, launcher, version=version)
             assert "leave it out (its files were tested with" in str(fault.value)
-
-
-def test_replicas_of_torchtitan_0_2_are_told_that_they_divide_gradients_twice() -> None:
-    """Its train.py divides the loss by the tokens of all ranks; ``replicate`` averages over 8 once more."""
-    replicas = Configuration(data_parallel_size=8, num_microbatches=4, stage_layers=(32,))
-    model = a_model(num_layers=32, hidden_size=2048, num_attention_heads=16, ffn_hidden_size=5632)
-    problem = replace(
-        a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=32), launcher="torchtitan"
-    )
-    shares = replace(replicas, zero_stage=3, zero_shard_size=8)
-    told = [
-        [
-            one
-            for one in export(replace(a_plan(), config=config), problem, "torchtitan").warnings
-            if "twice" in one
-        ]
-        for config in (replicas, shares)
-    ]
-    assert [len(one) for one in told] == [1, 0]
-    assert "1/8 of training.max_norm" in told[0][0]
 
 
 def test_llama_factory_keeps_gradients_of_bf16_runs_in_fp32_whatever_is_asked() -> None:

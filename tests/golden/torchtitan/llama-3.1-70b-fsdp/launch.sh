@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# torchtitan 0.3.0 and 0.2.2, plan 0123456789ab (rank 1), by Meshwright
+# torchtitan 0.3.0, plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 70B, 8192 tokens a sequence
 # World size 64: tp 1 * cp 1 * pp 1 * dp 64
 # Micro-batches: 2 of 1
@@ -7,7 +7,6 @@
 # Layers of each chunk: 80
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
-# Warning: set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3
 # Warning: 0.3 runs FlexAttention, but the prediction assumed a flash attention kernel
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -35,11 +34,7 @@ export HF_ASSETS_PATH="${HF_ASSETS_PATH}"
 export DATASET="${DATASET}"
 # The allocator's blocks grow in place, so that less memory is lost between them.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
-program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml"
-    --model.hf_assets_path "${HF_ASSETS_PATH}" --training.dataset "${DATASET}")
-if [[ "${TORCHTITAN_VERSION:-0.3}" != 0.2* ]]; then
-    program=(-m torchtitan.train --module torchtitan_plan --config plan)
-fi
+program=(-m torchtitan.train --module torchtitan_plan --config plan)
 # The time of every step is logged; torchtitan's own interval is 10 steps.
 # A run that is started again goes on from its last checkpoint; a rank waiting this long has lost another.
 program+=(--metrics.log_freq "${LOG_INTERVAL:-1}"

@@ -8,6 +8,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.profiles.errors import InvalidProblemError
+from tests.launchers.exported import older
 from tests.launchers.plans import CASES
 
 FOUND = CASES["torchtitan"]["llama-3.1-70b-fsdp"]
@@ -54,7 +55,7 @@ STAGED = CASES["torchtitan"]["llama-3.1-70b-stages"]
 
 def split_by_torchtitan(*lines: str) -> tuple[int, ...]:
     """80 layers on 4 ranks with an interleaved schedule, with ``lines`` instead of the list of modules."""
-    text = export(STAGED.plan, STAGED.problem, "torchtitan").files["torchtitan_0_2.toml"]
+    text = older("llama-3.1-70b-stages")["torchtitan_0_2.toml"]
     text = text.replace('flavor = "meshwright-0123456789ab"', 'flavor = "70B"')
     kept = [line for line in text.splitlines() if not line.startswith("module_fqns")]
     at = kept.index("[parallelism]") + 1
@@ -87,7 +88,7 @@ def test_8_bits_and_asynchronous_tensor_ranks_are_read_from_flags_and_tables() -
     assert read("").workload.framework_options == {}
     found = read("--compile.enable_async_tensor_parallel=true")
     assert found.workload.framework_options == {"overlap_tensor": True}
-    text = export(STAGED.plan, STAGED.problem, "torchtitan").files["torchtitan_0_2.toml"]
+    text = older("llama-3.1-70b-stages")["torchtitan_0_2.toml"]
     text = text.replace('flavor = "meshwright-0123456789ab"', 'flavor = "70B"')
     text = text.replace("[model]", '[model]\nconverters = ["quantize.linear.float8"]')
 
@@ -195,7 +196,7 @@ def test_converters_of_the_command_and_of_older_files_are_in_8_bits_too() -> Non
 
 
 def test_8_bits_of_older_files_are_on_off_or_refused() -> None:
-    text = export(STAGED.plan, STAGED.problem, "torchtitan").files["torchtitan_0_2.toml"]
+    text = older("llama-3.1-70b-stages")["torchtitan_0_2.toml"]
     text = text.replace('flavor = "meshwright-0123456789ab"', 'flavor = "70B"')
 
     def precision(value: str) -> str:

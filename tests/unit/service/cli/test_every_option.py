@@ -262,7 +262,7 @@ COMMANDS = {
     }),
     "export": Command("--from answer.json", {
         **OF_AN_ANSWER,
-        "--launcher-version": "0.2",
+        "--launcher-version": "0.3",
         "--scheduler": "trainjob",
         "--image": Case("train:1", beside="--scheduler trainjob"),
         "--save-dir": "run",
