@@ -45,6 +45,7 @@ BENCHMARKS = {
     ),
     "sbom": Benchmark(
         "what the image ships: out/sbom.cdx.json (CycloneDX) and out/licences.md", "benchmarks.sbom"
+    ),
     "post-training": Benchmark(
         "prices of post-training next to public measurements, docs/howto/post-training.md",
         "benchmarks.post_training",
