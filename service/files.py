@@ -6,8 +6,9 @@ import json
 import os
 import shlex
 import shutil
+from codecs import BOM_UTF8
 from collections.abc import Mapping
-from errno import EISDIR, ENAMETOOLONG, ENOTDIR
+from errno import EACCES, EISDIR, ENAMETOOLONG, ENOTDIR
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,35 @@ def write_whole(path: Path, data: bytes) -> None:
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_all({path: data})
+
+
+def replace_texts(texts: Mapping[Path, str], *, backup: str = "") -> None:
+    """Replace the texts of existing files, all or none; modes, byte-order marks and links stay.
+
+    Args:
+        texts: the new text of each file.
+        backup: the ending of a copy of each old file, such as ``.bak``; empty: none is kept.
+
+    Raises:
+        OSError: a file, or its folder, can't be written; no file was changed.
+    """
+    staged: dict[Path, Path] = {}
+    try:
+        for given, text in texts.items():
+            path = given.resolve()
+            if not os.access(path, os.W_OK):
+                raise PermissionError(EACCES, os.strerror(EACCES), str(given))
+            mark = BOM_UTF8 if path.read_bytes().startswith(BOM_UTF8) else b""
+            staged[path] = temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            temporary.write_bytes(mark + text.encode())
+            shutil.copymode(path, temporary)
+        for path in staged if backup else ():
+            shutil.copy2(path, path.with_name(path.name + backup))
+        for path, temporary in staged.items():
+            temporary.replace(path)
+    finally:
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
 
 
 def save_folder(

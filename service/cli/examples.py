@@ -21,6 +21,11 @@ EXAMPLES = {
         "meshwright explain --from-args train.sh --cluster dgx-h100 --num-nodes 4 --var TP=8",
         "meshwright explain --plan 992b",
     ),
+    "fix": (
+        "meshwright fix train.sh --cluster dgx-h100 --num-nodes 8 | git apply",
+        "meshwright fix train.sh --cluster dgx-h100 --edits 1 --in-place=.bak",
+        "meshwright fix --compare origin/main HEAD --cluster dgx-h100 --fail-above 2%",
+    ),
     "capture": (
         "meshwright capture --out run.json -- bash train.sh 8 4",
         "TP=8 meshwright capture --out run.json -- bash train.sh",

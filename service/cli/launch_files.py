@@ -25,7 +25,7 @@ from meshwright.service.requests.launch_files import (
 )
 from meshwright.service.requests.parse import parse_problem
 
-_KINDS = (
+KINDS = (
     "",
     ".sh",
     ".bash",
@@ -102,7 +102,7 @@ def _unreadable(path: Path, message: str, *, allowed: str | None = None) -> Inva
 
 def _folder(folder: Path) -> Source:
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix in _KINDS and path.is_file())
+        paths = sorted(path for path in folder.iterdir() if path.suffix in KINDS and path.is_file())
     except OSError as fault:
         raise _unreadable(folder, fault.strerror or "cannot be read") from None
     paths = [path for path in paths if path.name not in _OURS and not path.name.startswith(".")]
@@ -119,6 +119,12 @@ _ABOVE = 3  # folders that a script may be started from: its own, and those arou
 
 
 def _named_by(script: Path, text: str, name: str) -> str | None:
+    """The text of a file next to a script, or of the one that it names by a path."""
+    found = path_named_by(script, text, name)
+    return None if found is None else text_of(found)
+
+
+def path_named_by(script: Path, text: str, name: str) -> Path | None:
     """A file next to a script, or the one that it names by a path, seen from the folders around it.
 
     ``configs/zero3.json`` of ``scripts/train.sh`` stands in ``scripts/configs`` or in ``configs``. Paths
@@ -144,19 +150,19 @@ def _named_by(script: Path, text: str, name: str) -> str | None:
         next((one for folder in folders if (one := _beside(folder / tail)) is not None), None)
         for tail in others
     }
-    return around.pop() if len(around) == 1 else None
+    same = {None if path is None else text_of(path): path for path in around}
+    return next(iter(same.values())) if len(same) == 1 else None
 
 
 _VARIABLE = r"\$(?:\w+|\{\w+\})"
 _PATHS = re.compile(rf"(?<![\w./-])(?:{_VARIABLE})?([\w./-]*/(?:[\w.-]|{_VARIABLE})+(?![\w./${{-]))")
 
 
-def _beside(path: Path) -> str | None:
+def _beside(path: Path) -> Path | None:
     try:
-        there = path.is_file()
+        return path if path.is_file() else None
     except (OSError, ValueError):  # a name that no file system takes, or with NUL in it
         return None
-    return text_of(path) if there else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -200,7 +206,7 @@ def own_of(request: Request, asked: ConfigurationOptions) -> Own:
         raise InvalidProblemError.of(
             "--from-args", "the launch file is already the configuration: remove --config"
         )
-    variables = _variables(asked.variables or ())
+    variables = variables_of(asked.variables or ())
     source = source_of(asked.from_args)
     with _options_of_fewer_ranks():
         return own_of_files(
@@ -235,7 +241,7 @@ def with_files(
         return request_of_files(
             request,
             source_of([file]),
-            variables=_variables(variables),
+            variables=variables_of(variables),
             values=values_of("--set", assign),
             ignored=ignored,
             run=run,
@@ -256,7 +262,12 @@ def _options_of_fewer_ranks() -> Iterator[None]:
         ) from fault
 
 
-def _variables(texts: Sequence[str]) -> dict[str, str]:
+def variables_of(texts: Sequence[str]) -> dict[str, str]:
+    """Return variables of the shell that ``--var NAME=VALUE`` states.
+
+    Raises:
+        InvalidProblemError: a text is not NAME=VALUE.
+    """
     pairs = [text.partition("=") for text in texts]
     for name, equals, _ in pairs:
         if not ((name.isidentifier() or name.isdecimal()) and equals):

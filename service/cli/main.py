@@ -30,6 +30,7 @@ COMMANDS = {
     "predict": ("predict:predict_options", "Price one configuration: step time, memory, OOM risk."),
     "memory": ("memory:memory", "Show how many GPUs training a model needs."),
     "explain": ("explain:explain_options", "Compare your own configuration with the best plan."),
+    "fix": ("fix:fix_options", "Change your launch script so that it trains faster."),
     "capture": ("capture:capture_command", "Record what a launch command would start."),
     "compare": ("compare:compare", "Show what each difference between two plans gains."),
     "shapes": ("shapes:shapes_options", "Name nearby model shapes that train faster."),

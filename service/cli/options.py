@@ -230,10 +230,12 @@ def with_request(
     left_out: Collection[str] = (),
     searches: bool = True,
     stored: bool = False,
+    problem: bool = True,
 ) -> Callable[..., None]:
     """Give ``command`` the options of a request as well, but for those ``left_out``.
 
-    ``searches`` and ``stored``: as of ``read_request``.
+    ``searches`` and ``stored``: as of ``read_request``. ``problem``: a model or a problem file may
+    come first; else the command takes launch files.
     The first parameter of ``command`` is ``request``. The result also holds the names of these options.
     """
     shared = [
@@ -241,14 +243,15 @@ def with_request(
         for name, row in OPTIONS.items()
         if row.option and name not in left_out
     ]
-    names = frozenset(one.name for one in (_PROBLEM, *shared))
+    shared = [_PROBLEM, *shared] if problem else shared
+    names = frozenset(one.name for one in shared)
 
     def asked(own: dict[str, Any], **given: Any) -> tuple[Request, Defaults]:  # noqa: ANN401 - of options
         defaults = Defaults(names)
         with defaults.named():
             request = read_request(
                 **given,
-                has_files=bool(own.get("from_args") or own.get("from_capture")),
+                has_files=not problem or bool(own.get("from_args") or own.get("from_capture")),
                 searches=searches,
                 stored=stored,
                 defaults=None if own.get("plan") else defaults,
@@ -264,7 +267,7 @@ def with_request(
         with defaults.named():
             command(request, **own)
 
-    run = with_parameters(answered, [_PROBLEM, *shared], asked)
+    run = with_parameters(answered, shared, asked)
     run.of_the_problem = names  # type: ignore[attr-defined]
     return run
 

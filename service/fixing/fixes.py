@@ -6,43 +6,41 @@ number, with the texts that they make, seconds, memory, risk, and what the launc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
+from functools import partial
+from math import inf
 from typing import Any
 
+from meshwright.launchers.editing.edits import Texts
+from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.base import Source
-from meshwright.service.requests.launch_files import Own
-from meshwright.solver.answer import Prediction
+from meshwright.launchers.registry import READERS, export, launcher_names
+from meshwright.profiles.errors import PlannerError
+from meshwright.profiles.profile import Profile
+from meshwright.service.fixing.moves import PROGRAMS, Change
+from meshwright.service.fixing.search import Bench, Levels, Trial, search
+from meshwright.service.library import recommended
+from meshwright.service.requests.costs import costs_of
+from meshwright.service.requests.launch_files import Own, own_of_files
+from meshwright.solver.answer import Answer, Prediction
+from meshwright.solver.check import violations_of_all
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict_all
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 
 WORTH = 0.02  # of the step: the least gain of one more edit
+MOST = 6  # edits of a set
 ENOUGH = 0.9  # of the possible gain: the smallest set that has as much is recommended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlagChange:
-    """One argument of a launcher, before and after an edit."""
-
-    name: str  # as the file spells it: --tensor-model-parallel-size, zero_optimization.stage
-    old: str | None  # None: not given
-    new: str | None  # None: removed
-    file: str
-    line: int  # of the old text, or of the line that it is added to
-
-    def words(self) -> str:
-        """Return the change on one line."""
-        if self.new is None:
-            return f"remove {self.name}"
-        if self.old is None:
-            return f"add {self.name} {self.new}".rstrip()
-        return f"{self.name} {self.old} → {self.new}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixSet:
     """A set of edits: the edited texts, and the run that is read back from them."""
 
-    edits: tuple[tuple[FlagChange, ...], ...]  # each a decision, with the arguments that follow from it
+    edits: tuple[tuple[Change, ...], ...]  # each a decision, with the arguments that follow from it
     files: Mapping[str, str]  # the edited texts, by base name; the other files stay
     own: Own
     prediction: Prediction
@@ -79,9 +77,36 @@ class Fixes:
             parts += _unified(old, text, path)
         return "".join(parts)
 
+    def of_number(self, number: int) -> FixSet | None:
+        """Return the set of a number of edits; None where a smaller set is as good."""
+        return next((one for one in self.sets if one.number == number), None)
+
     def to_json(self) -> dict[str, Any]:
         """Return the sets as plain values."""
-        raise NotImplementedError
+        return {
+            "launcher": self.own.launcher,
+            "step_time_s": self.prediction.step_time_s,
+            "possible_s": self.possible_s,
+            "recommended": self.recommended.number if self.recommended else None,
+            "sets": [
+                {
+                    "edits": [[asdict(change) for change in edit] for edit in one.edits],
+                    "step_time_s": one.prediction.step_time_s,
+                    "gain": one.gain,
+                    "peak_memory_bytes": one.prediction.peak_memory_bytes,
+                    "memory_limit_bytes": one.prediction.memory_limit_bytes,
+                    "out_of_memory_probability": one.prediction.out_of_memory_probability,
+                    "verdict": one.verdict,
+                    "configuration": asdict(one.own.configuration),
+                    "diff": self.diff(one),
+                }
+                for one in self.sets
+            ],
+            "broken": list(self.faults),
+            "unchangeable": list(self.unchangeable),
+            "notes": list(self.own.notes),
+            "unread": list(self.own.unread),
+        }
 
 
 def _unified(old: str, new: str, path: str) -> list[str]:
@@ -99,6 +124,11 @@ def fixes_of(
     values: Mapping[str, object] | None = None,
     ignored: Sequence[str] = (),
     run: int | None = None,
+    costs: Callable[[Problem], Profile] = lambda problem: costs_of(problem, None)[0],
+    most: int = MOST,
+    searched: bool = True,
+    on_progress: OnProgress | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> Fixes:
     """Return the smallest sets of edits of launch files that make a step shorter.
 
@@ -109,8 +139,146 @@ def fixes_of(
         values: parts of the configuration that the files leave open.
         ignored: flags to ignore.
         run: which of several runs that a script starts, from 1.
+        costs: what a problem is priced with; absent: the catalog's.
+        most: the largest number of edits.
+        searched: whether a search finds out what is possible; else it is the best set.
+        on_progress: called while that search runs.
+        should_stop: whether to end it early.
 
     Raises:
         InvalidProblemError: the files cannot be read; it names the line.
     """
-    raise NotImplementedError
+    given, read = _recording(source)
+    reading = partial(own_of_files, request, variables=variables, values=values, ignored=ignored, run=run)
+    own = reading(given)
+    profile = costs(own.problem)
+    texts = Texts({name: text for name, text in read.items() if len(text) <= _LONGEST})
+    reread = partial(reading, launcher=own.launcher) if own.launcher in READERS else reading
+    bench = Bench(source, texts, own, reread, profile)
+    answer = _searched(own, profile, on_progress, should_stop) if searched else None
+    (start,) = evaluate(own.problem, profile, [own.configuration])
+    levels = search(bench, start.objective_s, _wanted(own, answer), most=most, worth=WORTH)
+    return _fixes(bench, profile, levels, answer)
+
+
+_LONGEST = 200_000  # characters of a file that is edited; tables of tokenizers are longer
+_JUDGED = 4  # sets of a level that are simulated
+
+
+def _recording(source: Source) -> tuple[Source, dict[str, str]]:
+    """Return the source, and the texts that are read of it, which fill up as it is read."""
+    read = {**source.files, source.name: source.text}
+
+    def include(name: str) -> str | None:
+        text = source.include(name)
+        if text is not None:
+            read[name] = text
+        return text
+
+    return replace(source, include=include), read
+
+
+def _searched(
+    own: Own, profile: Profile, on_progress: OnProgress | None, should_stop: ShouldStop | None
+) -> Answer | None:
+    try:
+        return ask(recommended(own.problem), profile, on_progress=on_progress, should_stop=should_stop)
+    except PlannerError:  # what runs, though no plan has it
+        return None
+
+
+def _wanted(own: Own, answer: Answer | None) -> dict[str, list[str]]:
+    """Return the values of the best plan's own launch files by argument, as further values to try."""
+    if answer is None or not answer.plans or own.launcher not in launcher_names():
+        return {}
+    found = dict[str, list[str]]()
+    for plan in answer.plans[:_PLANS]:
+        try:
+            texts = Texts(export(plan, recommended(own.problem), own.launcher).files)
+        except PlannerError:
+            continue
+        for program in PROGRAMS.get(own.launcher, ()):
+            for name, row in flags_of(program).items():
+                place = next(iter(texts.named(name)), None) if row.role == "priced" else None
+                if place is None or row.type.startswith("bool"):
+                    continue
+                values = [literal.value for _, literal in texts.literals(*place) if literal.value]
+                found.setdefault(name, []).extend(values[:1])
+    return found
+
+
+_PLANS = 3  # whose values are tried
+
+
+def _fixes(bench: Bench, profile: Profile, levels: Levels, answer: Answer | None) -> Fixes:
+    own = bench.own
+    (before,) = predict_all(own.problem, profile, [own.configuration])
+    (faults,) = violations_of_all(own.problem, profile, [own.configuration])
+    fits = before.out_of_memory_probability <= own.problem.options.max_out_of_memory_probability
+    sets, best_s = list[FixSet](), before.step_time_s if fits else inf  # what fits counts first
+    for _, trials in sorted(levels.best.items()):
+        judged = _judged(trials[:_JUDGED], profile, before, faults)
+        if not judged:
+            continue
+        first = min(judged, key=lambda one: one.prediction.step_time_s)
+        if first.prediction.step_time_s < best_s - WORTH * before.step_time_s:
+            sets.append(first)
+            best_s = first.prediction.step_time_s
+    plans = answer.plans if answer is not None else ()
+    possible_s = min(
+        (one.prediction.step_time_s for one in (*plans[:1], *sets)), default=before.step_time_s
+    )
+    start_s = sets[0].prediction.step_time_s if sets and not fits else before.step_time_s
+    return Fixes(
+        source=bench.source,
+        own=own,
+        prediction=before,
+        faults=tuple(faults),
+        sets=tuple(sets),
+        recommended=_recommended(sets, start_s, possible_s),
+        possible_s=min(possible_s, before.step_time_s) if sets or not plans else possible_s,
+        possible_is_searched=bool(plans),
+        unchangeable=tuple(_unchangeable(bench)),
+    )
+
+
+def _judged(
+    trials: Sequence[Trial], profile: Profile, before: Prediction, faults: Sequence[str]
+) -> list[FixSet]:
+    """Return trials with their predictions; those that the independent check refuses are left out."""
+    found = list[FixSet]()
+    for one in trials:
+        problem, config = one.own.problem, one.own.configuration
+        (wrong,) = violations_of_all(problem, profile, [config])
+        if set(wrong) - set(faults):
+            continue
+        (seen,) = predict_all(problem, profile, [config])
+        found.append(
+            FixSet(
+                edits=tuple(move.changes for move in one.moves),
+                files=one.texts,
+                own=one.own,
+                prediction=seen,
+                gain=1 - seen.step_time_s / before.step_time_s,
+                verdict=f"accepted by the rules and the reader of {one.own.launcher}",
+            )
+        )
+    return found
+
+
+def _recommended(sets: Sequence[FixSet], before_s: float, possible_s: float) -> FixSet | None:
+    """Return the smallest set with nine tenths of the possible gain, else of what edits gain."""
+    if not sets:
+        return None
+    best_s = min(one.prediction.step_time_s for one in sets)
+    for least_s in (possible_s, best_s):
+        wanted_s = before_s - ENOUGH * (before_s - least_s)
+        found = next((one for one in sets if one.prediction.step_time_s <= wanted_s + 1e-9), None)
+        if found is not None:
+            return found
+    return sets[-1]
+
+
+def _unchangeable(bench: Bench) -> Iterator[str]:
+    for file, site in bench.arguments.unchangeable():
+        yield f"{file}, line {site.line}: {site.shown} {site.value} is computed, so no edit here changes it"

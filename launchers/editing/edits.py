@@ -1,0 +1,196 @@
+"""Edits of launch files where a value is set: replaced, added next to a neighbour, or removed.
+
+Everything else keeps its bytes. Edits count from the text before, so that several can be made at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshwright.launchers.editing.sites import Site, sites_of
+
+
+@dataclass(frozen=True, slots=True)
+class TextEdit:
+    """Some characters of a file replaced; ``is_line``: the lines that it covers are removed."""
+
+    file: str
+    start: int
+    end: int
+    text: str = ""
+    is_line: bool = False
+
+
+class Texts:
+    """Launch files with their sites, which edits refer to."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self.files = dict(files)
+        self.sites = {name: sites_of(name, text) for name, text in files.items()}
+        self._named: dict[str, list[tuple[str, Site]]] = {}
+        for file, sites in self.sites.items():
+            for site in sites:
+                self._named.setdefault(site.name.rpartition(".")[2], []).append((file, site))
+
+    def named(self, name: str) -> list[tuple[str, Site]]:
+        """Return the sites of an argument, the last first; sections may be left out on either side."""
+        found = [
+            (file, site)
+            for file, site in self._named.get(name.rpartition(".")[2], ())
+            if site.name == name or name.endswith(f".{site.name}") or site.name.endswith(f".{name}")
+        ]
+        return found[::-1]
+
+    def literals(self, file: str, site: Site, depth: int = 0) -> list[tuple[str, Site]]:
+        """Return where the value of a site is set: itself, or the assignments of its variable."""
+        if not site.variables:
+            return [(file, site)] if site.is_literal else []
+        found = list[tuple[str, Site]]()
+        for other, sites in self.sites.items():
+            for one in sites:
+                named = (
+                    one.form in ("assignment", "python") and one.shown == site.variables[0] and one != site
+                )
+                if named and depth < _DEEPEST:
+                    found += self.literals(other, one, depth + 1)
+        return found[::-1]
+
+    def replaced(self, file: str, site: Site, value: str) -> Iterator[tuple[TextEdit, ...]]:
+        """Yield ways to give a site another value, the likeliest first."""
+        found = self.literals(file, site)
+        for one, literal in found:
+            yield (TextEdit(one, literal.start, literal.end, _spelled(literal, value)),)
+        if len(found) > 1:
+            yield tuple(TextEdit(one, lit.start, lit.end, _spelled(lit, value)) for one, lit in found)
+
+    def removed(self, file: str, site: Site) -> Iterator[tuple[TextEdit, ...]]:
+        """Yield ways to remove a site with its name."""
+        text = self.files[file]
+        first, last = text.rfind("\n", 0, site.begin) + 1, _end_of_line(text, site.end)
+        value_end = site.end + (
+            text[site.end : site.end + 1] in ('"', "'") and text[site.start - 1] in ('"', "'")
+        )
+        around = text[first : site.begin] + text[value_end:last]
+        if re.fullmatch(r"\s*,?\s*\\?\s*(?:#.*)?", around) and site.form != "json":
+            yield (TextEdit(file, first, min(last + 1, len(text)), is_line=True),)
+        elif site.form == "json":
+            yield from self._removed_pair(file, site, value_end)
+        elif site.form in ("flag", "assignment"):
+            blank = site.begin - len(text[: site.begin]) + len(text[: site.begin].rstrip(" \t"))
+            yield (TextEdit(file, max(blank, first), value_end),)
+
+    def _removed_pair(self, file: str, site: Site, end: int) -> Iterator[tuple[TextEdit, ...]]:
+        text = self.files[file]
+        behind = re.compile(r"\s*,").match(text, end)
+        before = re.compile(r",\s*$").search(text[: site.begin])
+        if behind is not None:
+            rest = re.compile(r"\s*").match(text, behind.end())
+            yield (TextEdit(file, site.begin, rest.end() if rest else behind.end()),)
+        elif before is not None:
+            yield (TextEdit(file, before.start(), end),)
+
+    def added(
+        self, anchor: tuple[str, Site], name: str, value: str | None
+    ) -> Iterator[tuple[TextEdit, ...]]:
+        """Yield ways to add an argument after another one; ``name`` is spelled as the anchor is."""
+        file, site = anchor
+        text = self.files[file]
+        close = text[site.end : site.end + 1]
+        end = site.end + (close in ('"', "'") and text[site.start - 1 : site.start] == close)
+        if text[end : end + 1] == "}" and site.form in ("flag", "assignment"):
+            end = _end_of_word(text, end)
+        first, last = text.rfind("\n", 0, site.begin) + 1, _end_of_line(text, end)
+        indent = re.match(r"[ \t]*", text[first:])
+        lead = indent.group() if indent else ""
+        alone, rest = not text[first : site.begin].strip(), text[end:last].strip()
+        added = _written(site, name, value)
+        if site.form in ("yaml", "toml"):
+            yield (TextEdit(file, last, last, f"\n{lead}{added}"),)
+        elif site.form in ("json", "python"):
+            gap = f",\n{lead}" if alone else ", "
+            yield (TextEdit(file, end, end, gap + added),)
+        elif alone and rest == "\\":
+            yield (TextEdit(file, end, end, f" \\\n{lead}{added}"),)
+        elif alone and (not rest or rest.startswith("#")) and "\n" in text[:first]:
+            above = text[: max(first - 1, 0)].rstrip(" \t")
+            yield (
+                (TextEdit(file, end, end, f" \\\n{lead}{added}"),)
+                if above.endswith("\\") and not rest
+                else (TextEdit(file, last, last, f"\n{lead}{added}"),)
+            )
+        else:
+            yield (TextEdit(file, end, end, f" {added}"),)
+
+    def edited(self, edits: Iterable[TextEdit]) -> dict[str, str] | None:
+        """Return the texts that edits change, by name; None where two of them change the same place."""
+        by_file = dict[str, list[TextEdit]]()
+        for one in dict.fromkeys(edits):
+            by_file.setdefault(one.file, []).append(one)
+        found = {file: _applied(self.files[file], some) for file, some in by_file.items()}
+        texts = {file: text for file, text in found.items() if text is not None}
+        return texts if len(texts) == len(found) else None
+
+
+_DEEPEST = 4  # variables that hold another's value
+
+
+def _applied(text: str, edits: Sequence[TextEdit]) -> str | None:
+    """Return a text with edits; the last line of a command takes the backslash before it along."""
+    ordered = sorted(edits, key=lambda one: (one.start, one.end))
+    parts, at = list[str](), 0
+    for one in ordered:
+        if one.start < at:
+            return None
+        parts.append(text[at : one.start])
+        if one.is_line and not text[one.start : one.end].rstrip().endswith("\\"):
+            kept = "".join(parts)
+            parts = [re.sub(r"[ \t]*\\(\r?\n)$", r"\1", kept)]
+        parts.append(one.text)
+        at = one.end
+    return "".join((*parts, text[at:]))
+
+
+def _spelled(site: Site, value: str) -> str:
+    """Return a value in the way of the old one: true for True."""
+    lower = value.lower()
+    if lower not in ("true", "false"):
+        return value
+    old = site.value or ""
+    if old in ("True", "False") or site.form == "python":
+        return lower.capitalize()
+    return lower
+
+
+def _written(site: Site, name: str, value: str | None) -> str:
+    """Return a new argument in the form of its neighbour."""
+    short = name.rpartition(".")[2]
+    word = value if value is not None else "true"
+    bare = re.fullmatch(r"-?\d+(?:\.\d+)?|true|false", word.lower()) is not None
+    if site.form == "json":
+        return f'"{short}": {word.lower() if bare else chr(34) + word + chr(34)}'
+    if site.form == "yaml":
+        return f"{short}: {word}"
+    if site.form == "toml":
+        return f"{short} = {word.lower() if bare else chr(34) + word + chr(34)}"
+    if site.form == "python":
+        return f"{short}={_spelled(site, word) if bare else chr(34) + word + chr(34)}"
+    if site.form == "assignment":
+        return f"{name}={word}"
+    quoted = f"'{word}'" if re.search(r"[^\w.,:=/-]", word) else word
+    dashes = (
+        name if "." in name or ("_" in site.shown and "-" not in site.shown[2:]) else name.replace("_", "-")
+    )
+    return f"--{dashes}" if value is None else f"--{dashes} {quoted}"
+
+
+def _end_of_line(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    end = len(text) if end < 0 else end
+    return end - 1 if text[end - 1 : end] == "\r" and end > at else end
+
+
+def _end_of_word(text: str, at: int) -> int:
+    found = re.compile(r"[^\s]*").match(text, at)
+    return found.end() if found else at

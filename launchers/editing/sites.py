@@ -1,0 +1,204 @@
+"""The literals of launch files: each value with its name, its place in the text, and its line.
+
+Scripts, YAML, JSON, TOML and Python are scanned for values only, and nothing is evaluated: an edit is kept
+when the edited file reads as wanted, so that a site too many does no harm.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import yaml
+
+from meshwright.launchers.flags import plain_name
+
+Form = Literal["flag", "assignment", "json", "yaml", "toml", "python"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One value of a file."""
+
+    name: str  # in snake case without dashes; dotted where the file has sections
+    shown: str  # as the file spells it
+    value: str | None  # without quotes; None: a switch without a value
+    begin: int  # of the name
+    start: int  # of the value; of a switch: the end of its name
+    end: int
+    line: int
+    form: Form
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Return the shell variable, or the Python name, that is the whole value."""
+        if self.value is None or self.form in ("json", "yaml", "toml"):
+            return ()
+        pattern = _NAME if self.form == "python" else _VARIABLE
+        found = pattern.fullmatch(self.value)
+        return (
+            (found[1] or found[2],)
+            if found is not None and self.form != "python"
+            else ((self.value,) if found is not None else ())
+        )
+
+    @property
+    def is_literal(self) -> bool:
+        """Return whether the value can be replaced where it stands."""
+        return (
+            self.value is not None
+            and not self.variables
+            and "$" not in self.value
+            and "`" not in self.value
+        )
+
+
+def sites_of(name: str, text: str) -> list[Site]:
+    """Return the values of a file in their order; none of a document that cannot be parsed."""
+    suffix = name.rpartition(".")[2].lower() if "." in name else ""
+    scan = {"json": _document, "yaml": _document, "yml": _document, "toml": _toml, "py": _python}.get(
+        suffix, _script
+    )
+    try:
+        return sorted(scan(text), key=lambda site: site.start)
+    except (yaml.YAMLError, SyntaxError, ValueError, RecursionError):
+        return []
+
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_NAME = re.compile(r"([A-Za-z_]\w*)(\b)")
+
+# --------------------------------------------------------------------------------------------------
+# Shell: --flag value, --flag=value, NAME=value, NAME=${NAME:-value}, key.name=value, "key": value.
+
+_COMMENT = re.compile(r"(?m)(?:^|(?<=[ \t]))#(?!SBATCH).*$")
+_TEXT = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|(?:\$\{[^}\n]*\}|[^\s\"'\\;|&()<>`])+"
+_FLAG = re.compile(
+    rf"(?<![\w$/.-])(--[A-Za-z][\w.-]*)(?:(=)({_TEXT})|((?:[ \t]|\\\r?\n)+(?!--)({_TEXT}))?)"
+)
+_ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;(\"']))([+~]*[A-Za-z_][\w.]*)=({_TEXT})")
+_DEFAULT = re.compile(r"\$\{(\w+):?[-=]([^}$\n]+)\}")
+_PAIR = re.compile(r"\"([A-Za-z_][\w.]*)\"\s*:\s*(\"(?:[^\"\\\n]|\\.)*\"|[^\s,{}\[\]\"]+)")
+
+
+def _script(text: str) -> Iterator[Site]:
+    bare = _COMMENT.sub(lambda found: " " * len(found.group()), text)
+    for found in _FLAG.finditer(bare):
+        group = 3 if found[2] else 5
+        yield _shell_site(text, "flag", found, 1, group if found[group] is not None else None)
+    for found in _ASSIGNED.finditer(bare):
+        yield _shell_site(text, "assignment", found, 1, 2)
+    for found in _DEFAULT.finditer(bare):  # : ${TP:=8}
+        if bare[: found.start()].rstrip(' "').endswith(":"):
+            yield _shell_site(text, "assignment", found, 1, 2)
+    for found in _PAIR.finditer(bare):  # of a JSON that the script writes
+        yield _shell_site(text, "json", found, 1, 2)
+
+
+def _shell_site(text: str, form: Form, found: re.Match[str], name: int, group: int | None) -> Site:
+    """Return the site of a name and its value, which are groups of a match."""
+    start, end = found.span(group) if group is not None else (found.end(name),) * 2
+    value = text[start:end] if group is not None else None
+    if value and len(value) > 1 and value[0] in "\"'" and value[-1] == value[0]:
+        start, end, value = start + 1, end - 1, value[1:-1]
+    default = _DEFAULT.fullmatch(value) if value else None
+    if default is not None:
+        start, end, value = start + default.start(2), start + default.end(2), default[2]
+    begin = found.start() if form == "json" else found.start(name)
+    return Site(
+        name=plain_name(found[name].lstrip("+~")), shown=found[name], value=value, begin=begin, start=start,
+        end=end, line=text.count("\n", 0, begin) + 1, form=form,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON and YAML by their nodes, TOML by its lines, Python by its syntax tree.
+
+
+def _document(text: str) -> Iterator[Site]:
+    blank = text.replace("\t", " ")  # PyYAML takes no tabs between the parts of JSON
+    form: Form = "json" if text.lstrip()[:1] == "{" else "yaml"
+    node = yaml.compose(blank, Loader=yaml.SafeLoader)
+    if node is not None:
+        yield from _nodes(text, node, "", form)
+
+
+def _nodes(text: str, node: yaml.Node, before: str, form: Form) -> Iterator[Site]:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        name = f"{before}{key.value}"
+        if isinstance(value, yaml.ScalarNode):
+            start, end = value.start_mark.index, value.end_mark.index
+            raw = text[start:end]
+            if raw[:1] in ("|", ">"):
+                continue
+            quotes = int(bool(value.style))
+            yield Site(
+                name=name, shown=name, value=value.value, begin=key.start_mark.index, start=start + quotes,
+                end=end - quotes, line=key.start_mark.line + 1, form=form,
+            )  # fmt: skip
+        else:
+            yield from _nodes(text, value, f"{name}.", form)
+
+
+_TABLE = re.compile(r"\s*\[\s*([\w.\-]+)\s*\]")
+_SETTING = re.compile(r"(\s*)([\w.\-]+)\s*=\s*(\"[^\"\n]*\"|'[^'\n]*'|[^\s#]+)")
+
+
+def _toml(text: str) -> Iterator[Site]:
+    table, at = "", 0
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if (found := _TABLE.match(line)) is not None:
+            table = f"{found[1]}."
+        elif (found := _SETTING.match(line)) is not None:
+            quotes = int(found[3][0] in "\"'")
+            start, end = at + found.start(3) + quotes, at + found.end(3) - quotes
+            yield Site(
+                name=table + found[2], shown=table + found[2], value=text[start:end],
+                begin=at + found.start(2), start=start, end=end, line=number, form="toml",
+            )  # fmt: skip
+        at += len(line)
+
+
+def _python(text: str) -> Iterator[Site]:
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def place(line: int, column: int) -> int:  # columns count bytes of UTF-8
+        whole = text[starts[line - 1] : starts[line]].encode()
+        return starts[line - 1] + len(whole[:column].decode())
+
+    for node in ast.walk(ast.parse(text)):
+        for name, begin, value in _named_values(node):
+            start = place(value.lineno, value.col_offset)
+            end = place(value.end_lineno or 0, value.end_col_offset or 0)
+            raw = text[start:end]
+            quotes = int(raw[:1] in "\"'" and raw[:3] not in ('"""', "'''"))
+            yield Site(
+                name=name.rpartition(".")[2] if name.startswith(("config.", "cfg.")) else name, shown=name,
+                value=raw[quotes : len(raw) - quotes], begin=place(*begin), start=start + quotes,
+                end=end - quotes, line=begin[0], form="python",
+            )  # fmt: skip
+
+
+def _named_values(node: ast.AST) -> Iterator[tuple[str, tuple[int, int], ast.expr]]:
+    """Yield names with their places and values that are constants or names."""
+    pairs: list[tuple[str, ast.expr | ast.keyword, ast.expr]] = []
+    if isinstance(node, ast.keyword) and node.arg:
+        pairs = [(node.arg, node, node.value)]
+    elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+        if isinstance(node.targets[0], ast.Name | ast.Attribute):
+            pairs = [(ast.unparse(node.targets[0]), node.targets[0], node.value)]
+    elif isinstance(node, ast.Dict):
+        keys = zip(node.keys, node.values, strict=True)
+        pairs = [(str(key.value), key, value) for key, value in keys if isinstance(key, ast.Constant)]
+    for name, at, value in pairs:
+        if isinstance(value, ast.Constant | ast.Name) or (
+            isinstance(value, ast.UnaryOp) and isinstance(value.operand, ast.Constant)
+        ):
+            yield name, (at.lineno, at.col_offset), value

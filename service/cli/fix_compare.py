@@ -1,0 +1,170 @@
+"""``meshwright fix --compare BASE HEAD``: what a change to launch files costs or saves, as Markdown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from meshwright.launchers.reading.base import MAX_BYTES, Source
+from meshwright.launchers.reading.registry import launcher_of
+from meshwright.profiles.errors import InvalidProblemError, PlannerError
+from meshwright.profiles.inline import cluster_from_mapping
+from meshwright.service.cli.costs import profile_for
+from meshwright.service.cli.launch_files import KINDS, source_of
+from meshwright.service.cli.options import Request
+from meshwright.service.cli.terminal import print_json
+from meshwright.service.fixing.changes import ComparedFile, above_limit, markdown, side_of, to_json
+from meshwright.service.requests.launch_files import own_of_files
+
+TOO_SLOW = 4  # the exit code
+_MOST_FILES = 2000  # of a tree that are looked through
+_SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+_FOLDERS = (".git", ".venv", "node_modules", "__pycache__")
+
+
+def compare_changes(
+    request: Request, compared: tuple[str, str], stated: Mapping[str, Any], *,
+    profile: list[Path] | None, fail_above: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Print the comparison and return the exit code: 4 where a run takes longer than the limit allows.
+
+    Raises:
+        InvalidProblemError: a side is neither a path nor a revision, or the limit is no percentage.
+    """
+    limit = None if fail_above is None else _percent(fail_above)
+    read = partial(own_of_files, request, **stated)
+    costs = partial(profile_for, path=profile)
+    with ExitStack() as stack:
+        sides = [_root(side, stack) for side in compared]
+        found = [
+            ComparedFile(name=name, base=side_of(old, read, costs), head=side_of(new, read, costs))
+            for name, old, new in _pairs(*sides)
+        ]
+    if as_json:
+        print_json({"files": to_json(found), "fail_above": limit})
+    else:
+        sys.stdout.write(markdown(found, limit, _cluster(request)))
+    return TOO_SLOW if above_limit(found, limit) else 0
+
+
+def _percent(text: str) -> float:
+    word = text.strip().removesuffix("%").strip()
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise InvalidProblemError.of("--fail-above", f'"{text}" is not a percentage', allowed="2%")
+    return value
+
+
+def _root(side: str, stack: ExitStack) -> Path:
+    """Return a path, or a folder with the launch files of a revision."""
+    if Path(side).exists():
+        return Path(side)
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="meshwright-compare-")))
+    listed = _git("ls-tree", "-r", "-z", "--name-only", "--full-tree", f"{side}^{{tree}}", side=side)
+    names = [name for name in listed.decode().split("\0") if Path(name).suffix in KINDS and name]
+    if names:
+        top = _git("rev-parse", "--show-toplevel", side=side).decode().strip()
+        archive = _git("-C", top, "archive", "--format=tar", side, "--", *names[:_MOST_FILES], side=side)
+        with tarfile.open(fileobj=BytesIO(archive)) as tar:
+            tar.extractall(folder, filter="data")
+    return folder
+
+
+def _git(*words: str, side: str) -> bytes:
+    if side.startswith("-"):
+        raise InvalidProblemError.of("--compare", f"{side} is neither a path nor a revision of git")
+    try:
+        return subprocess.run(  # noqa: S603 - git, with words of ours and a revision
+            ["git", *words],  # noqa: S607 - the person's own git
+            check=True,
+            capture_output=True,
+            timeout=60,
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as fault:
+        said = getattr(fault, "stderr", b"") or b""
+        reason = said.decode(errors="replace").strip().splitlines()[-1:] or ["git can't be run here"]
+        raise InvalidProblemError.of(
+            "--compare", f"{side} is neither a path nor a revision of git ({reason[0][:120]})",
+            allowed="two files, two folders, or two revisions such as origin/main HEAD",
+        ) from None  # fmt: skip
+
+
+def _pairs(base: Path, head: Path) -> Iterator[tuple[str, Source | None, Source | None]]:
+    """Yield the launch files that differ, or that name a file that differs, on both sides."""
+    if base.is_file() and head.is_file():
+        yield head.name, source_of([base]), source_of([head])
+        return
+    texts = [_texts(root) for root in (base, head)]
+    names = sorted(texts[0].keys() | texts[1].keys())
+    changed = {name for name in names if texts[0].get(name) != texts[1].get(name)}
+    started = {name for name in names if _starts(name, base, head, changed)}
+    held = {part for name in started for part in _held(texts, name, changed)}
+    for name in names:
+        if name in started and name not in held:
+            yield name, _source(base / name), _source(head / name)
+
+
+def _texts(root: Path) -> dict[str, bytes]:
+    """Return the possible launch files of a folder, by their path in it."""
+    found = dict[str, bytes]()
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        is_possible = path.suffix in KINDS and not set(parts) & set(_FOLDERS) and len(found) < _MOST_FILES
+        if is_possible and path.is_file() and path.stat().st_size <= MAX_BYTES:
+            found["/".join(parts)] = path.read_bytes()
+    return found
+
+
+def _starts(name: str, base: Path, head: Path, changed: set[str]) -> bool:
+    """Return whether a file starts a run, and is changed itself or names a changed file."""
+    source = _source(head / name) or _source(base / name)
+    if source is None:
+        return False
+    others = {one.rpartition("/")[2] for one in changed if one != name}
+    if name not in changed and not any(other in source.text for other in others):
+        return False
+    try:
+        return launcher_of(source) is not None or _starts_another(source)
+    except PlannerError:
+        return False
+
+
+def _starts_another(source: Source) -> bool:
+    return source.is_script and any(
+        word in source.text for word in ("torchrun", "deepspeed", "accelerate", "srun", "python")
+    )
+
+
+def _held(texts: list[dict[str, bytes]], name: str, changed: set[str]) -> set[str]:
+    """Return the changed documents that a script names, which are priced with it."""
+    text = texts[1].get(name) or texts[0].get(name) or b""
+    return {
+        one for one in changed
+        if one != name and one.rpartition("/")[2].encode() in text and not one.endswith(_SCRIPTS)
+    }  # fmt: skip
+
+
+def _source(path: Path) -> Source | None:
+    try:
+        return source_of([path]) if path.is_file() else None
+    except InvalidProblemError:
+        return None
+
+
+def _cluster(request: Request) -> str:
+    try:
+        return cluster_from_mapping(request["cluster"]).title
+    except (KeyError, PlannerError, AttributeError):
+        cluster = request.get("cluster")
+        return str(cluster.get("name", "the cluster") if isinstance(cluster, dict) else cluster)

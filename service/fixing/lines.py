@@ -1,0 +1,89 @@
+"""Sets of edits of launch files as lines for a terminal: seconds, memory, risk, and what changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from meshwright.profiles.units import GIB
+from meshwright.service.fixing.fixes import Fixes, FixSet
+from meshwright.service.fixing.moves import Change
+from meshwright.service.report.formatting import peak_memory, risk, seconds
+
+_LISTED = 8  # notes, each on its line
+
+
+def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
+    """Yield the lines: the run as it stands, each set of edits, and what no edit can change."""
+    before = found.prediction
+    yield _line(
+        f"{found.source.name}, {found.own.launcher}: {seconds(before.step_time_s)} a step, "
+        f"{peak_memory(before)}, OOM risk {risk(before.out_of_memory_probability)}",
+        width,
+    )
+    if found.possible_s < before.step_time_s:
+        what = "The best plan of a search" if found.possible_is_searched else "The best set of edits"
+        yield _line(
+            f"{what} takes {seconds(found.possible_s)} ({_less(found.possible_s, before.step_time_s)}).",
+            width,
+        )
+    yield ""
+    if not found.sets:
+        yield _line("No edit that we can make saves 2 % of the step or more.", width)
+    for one in found.sets:
+        yield from _set_lines(one, found, is_chosen=one is chosen, width=width)
+    if chosen is not None:
+        yield ""
+        what = "Recommended" if chosen is found.recommended else "Chosen"
+        yield _line(f"* {what}: {chosen.verdict}.", width)
+    yield from _remarks(found, width)
+
+
+def _set_lines(one: FixSet, found: Fixes, *, is_chosen: bool, width: int) -> Iterator[str]:
+    seen = one.prediction
+    words = f"{one.number} edit{'s' * (one.number > 1)}"
+    less = _less(seen.step_time_s, found.prediction.step_time_s)
+    yield (
+        f"{'*' if is_chosen else ' '} {words:<8} {seconds(seen.step_time_s):>7}  {less:>6}  "
+        f"{peak_memory(seen)}  OOM risk {risk(seen.out_of_memory_probability)}"
+    )
+    for edit in one.edits:
+        for at, change in enumerate(edit):
+            lead = "           " if at == 0 else "             with "
+            yield from wrap(
+                change_words(change, found.source.name), width, initial_indent=lead,
+                subsequent_indent=" " * 15, break_on_hyphens=False, break_long_words=False,
+            )  # fmt: skip
+
+
+def change_words(change: Change, main: str) -> str:
+    """Return ``--micro-batch-size 1 → 2 (line 14)``; a file other than ``main`` is named."""
+    where = f"line {change.line}" if change.file == main else f"{change.file}, line {change.line}"
+    if change.new is None:
+        return f"no {change.name} ({where})"
+    if change.old is None:
+        return f"add {change.name} {change.new}".rstrip() + f" ({where})"
+    return f"{change.name} {change.old} → {change.new} ({where})"
+
+
+def _remarks(found: Fixes, width: int) -> Iterator[str]:
+    limit = found.own.problem.options.max_out_of_memory_probability
+    if found.prediction.out_of_memory_probability > limit:
+        over = found.prediction.peak_memory_bytes / GIB
+        yield _line(f"As it stands, the run needs {over:.1f} GiB and may run out of memory.", width)
+    for text in (*found.unchangeable, *(f"what really runs: {one}" for one in found.own.notes))[:_LISTED]:
+        yield _line(f"  {text}", width)
+    if found.own.unread:
+        yield _line(
+            f"  not understood, so not part of the prediction: {', '.join(found.own.unread)}", width
+        )
+
+
+def _less(now_s: float, before_s: float) -> str:
+    return f"{(now_s / before_s - 1) * 100:+.0f} %".replace("-", "−")
+
+
+def _line(text: str, width: int) -> str:
+    return "\n".join(
+        wrap(text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    )

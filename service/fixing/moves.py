@@ -1,0 +1,320 @@
+"""Single decisions about a launcher's arguments: which name gets which value, and what follows from it.
+
+Names, values and what goes together come from the tables of arguments (``launchers/*/flags.yaml``): each
+row that sets a size of the plan, or an option without effect on results, with each of its values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from meshwright.launchers.editing.edits import TextEdit, Texts
+from meshwright.launchers.editing.sites import Site
+from meshwright.launchers.flags import Flag, flags_of, is_off
+
+Setting = tuple[str, str | None]  # an argument and its value; ``on`` for a switch, None: not given
+
+_TRAINER = ("transformers", "accelerate", "deepspeed")
+# The tables with the arguments of each launcher's files, its own first.
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
+    "megatron-lm": ("megatron-lm", "megatron-core"),
+    "megatron-bridge": ("megatron-bridge", "megatron-core", "megatron-lm"),
+    "ms-swift": ("ms-swift", "transformers", "megatron-core", "megatron-lm", "deepspeed"),
+    "flagscale": ("flagscale", "megatron-core", "megatron-lm"),
+    "llama-factory": ("llama-factory", "transformers", "megatron-core"),
+    "llama-factory-accelerate": ("llama-factory", *_TRAINER),
+    "trl": ("trl", *_TRAINER),
+    "axolotl": ("axolotl", "deepspeed"),
+    "accelerate": ("accelerate", "transformers", "deepspeed"),
+    "transformers": _TRAINER,
+    "deepspeed": ("deepspeed", "transformers"),
+    "torchtitan": ("torchtitan",),
+    "maxtext": ("maxtext",),
+    "nanotron": ("nanotron",),
+}
+# Options whose values train the same, but for the order of sums.
+SAME_RESULTS = frozenset(
+    {
+        "overlap_gradients", "overlap_tensor", "overlap_transfer", "overlap_experts", "delay_wgrad",
+        "shared_expert_overlap", "loss_fused", "recompute_modules", "bucket_bytes", "logits_sharded",
+        "moe_permute_fusion", "attention_kernel",
+    }
+)  # fmt: skip
+_CHOSEN = SAME_RESULTS - {"attention_kernel"}  # this one needs a package that may not be installed
+_FOLLOWS = ("plan.num_microbatches", "plan.data_parallel_size", "plan.offload", "plan.rank_order")
+_SIZES = ("1", "2", "4", "8", "16", "32")
+_DEGREES = (
+    "plan.tensor_parallel_size", "plan.pipeline_parallel_size", "plan.context_parallel_size",
+    "plan.expert_parallel_size", "plan.expert_tensor_parallel_size", "plan.virtual_pipeline_size",
+    "plan.micro_batch_size", "plan.zero_shard_size",
+)  # fmt: skip
+_ON = "on"
+# What an argument needs beside it where its parser would refuse it alone (Megatron-LM arguments.py,
+# validate_args: full recomputation with a method and a number of layers).
+_BESIDE: Mapping[Setting, tuple[Setting, ...]] = {
+    ("recompute_granularity", "full"): (("recompute_method", "uniform"), ("recompute_num_layers", "1")),
+    ("overlap_param_gather", _ON): (("overlap_grad_reduce", _ON), ("use_distributed_optimizer", _ON)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One argument before and after, with the place where it is set."""
+
+    name: str
+    old: str | None
+    new: str | None
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One decision: its first argument, with what follows from it, as edits of the texts."""
+
+    changes: tuple[Change, ...]
+    edits: tuple[TextEdit, ...]
+    names: frozenset[str]
+
+
+class Arguments:
+    """The arguments of some launch files: what is given, and how each can be changed."""
+
+    def __init__(self, launcher: str, texts: Texts) -> None:
+        self.texts = texts
+        self.rows: dict[str, Flag] = {}
+        for program in reversed(PROGRAMS.get(launcher, (launcher,))):
+            self.rows |= flags_of(program)
+        self.given: dict[str, tuple[str, Site]] = {}
+        for name, row in self.rows.items():
+            if row.role in ("priced", "means") and (found := texts.named(name)):
+                self.given[name] = found[0]
+        self._anchors = self._found_anchors()
+
+    def _row(self, name: str) -> Flag:
+        """Return the row of an argument, or of the one that it is another spelling of."""
+        row = self.rows[name]
+        if row.role == "means" and len(row.means) == 1:
+            target, value = next(iter(row.means.items()))
+            if value == "$" and target in self.rows:
+                return self.rows[target]
+        return row
+
+    def settings(self, wanted: Mapping[str, Sequence[str]]) -> Iterator[Setting]:
+        """Yield every single setting that differs from the files.
+
+        Args:
+            wanted: further values by name, those of a plan's own files.
+        """
+        for name in dict.fromkeys(chain(self.given, self.rows)):
+            row = self._row(name)
+            if not _is_decided(row):
+                continue
+            place = self.given.get(name)
+            if place is None and (row is not self.rows[name] or _is_seldom_added(name, row)):
+                continue
+            old = None if place is None else (_ON if self._is_switch(name, place) else place[1].value)
+            if place is not None and old != _ON:
+                literals = self.texts.literals(*place)
+                old = literals[0][1].value if literals else old
+            for value in dict.fromkeys((*_values(row, old), *wanted.get(name, ()))):
+                if value != old and not (place is None and row.is_usual(value)):
+                    yield name, value
+
+    def _is_switch(self, name: str, place: tuple[str, Site]) -> bool:
+        """Return whether an argument is given as a switch, without a value."""
+        site = place[1]
+        bare = site.value is None or site.value.lower() not in ("true", "false", "0", "1")
+        return (
+            site.form == "flag" and self._row(name).type.startswith("bool") and bare and not site.variables
+        )
+
+    def moves(self, setting: Setting) -> Iterator[Move]:
+        """Yield the ways to make one setting in the texts, with what follows from it."""
+        bundle = self._bundled(setting)
+        ways = [list(self._ways(*one)) for one in bundle]
+        if not all(ways):
+            return
+        for first in ways[0][:_WAYS]:
+            parts = (first, *(some[0] for some in ways[1:]))
+            yield Move(
+                changes=tuple(change for _, change in parts),
+                edits=tuple(edit for edits, _ in parts for edit in edits),
+                names=frozenset(name for name, _ in bundle),
+            )
+
+    def _bundled(self, setting: Setting) -> list[Setting]:
+        """Return a setting with those that must change with it: what it requires, and what it excludes."""
+        found, queue = dict[str, str | None](), [setting]
+        while queue:
+            name, value = queue.pop(0)
+            if name in found:
+                continue
+            found[name] = value
+            queue += self._following(name, value)
+        return list(found.items())
+
+    def _following(self, name: str, value: str | None) -> Iterator[Setting]:
+        row = self.rows.get(name, Flag(type="text"))
+        if value is None:
+            yield from self._without(name)
+            return
+        beside = _BESIDE.get((name, value), ())
+        yield from (one for one in beside if one[0] in self.rows and not self._has(*one))
+        for one in row.requires:
+            other, _, word = one.partition(" ")
+            if not self._has(other, word or None):
+                yield other, word or ("1" if self.rows[other].type == "int" else _ON)
+        excluded = [one.partition(" ") for one in row.excludes]
+        yield from ((other, None) for other, _, word in excluded if self._has(other, word or None))
+        for other in self.given:
+            if any(one in (name, f"{name} {value}") for one in self.rows[other].excludes):
+                yield other, None
+
+    def _without(self, name: str) -> Iterator[Setting]:
+        """Yield what goes with an argument that is removed."""
+        for other in self.given:
+            if any(one.split(" ")[0] == name for one in self.rows[other].requires):
+                yield other, None
+        for (one, _), others in _BESIDE.items():
+            yield from ((other, None) for other, _ in others if one == name and other in self.given)
+
+    def _has(self, name: str, word: str | None = None) -> bool:
+        """Return whether an argument is given, with a word if one is named."""
+        if name not in self.given:
+            return False
+        literals = self.texts.literals(*self.given[name])
+        value = literals[0][1].value if literals else self.given[name][1].value
+        return word in (None, _ON, value)
+
+    def _ways(self, name: str, value: str | None) -> Iterator[tuple[tuple[TextEdit, ...], Change]]:
+        """Yield the edits that make one setting, each with the change in words."""
+        row = self._row(name) if name in self.rows else Flag(type="text")
+        if name not in self.given:
+            if value is not None:
+                yield from self._additions(name, row, value)
+            return
+        file, site = self.given[name]
+        if self._is_switch(name, (file, site)):
+            if value is None or is_off(value):
+                end = site.begin + len(site.shown)
+                bare = replace(site, value=None, start=end, end=end)
+                gone = Change(name=site.shown, old="", new=None, file=file, line=site.line)
+                yield from ((edits, gone) for edits in self.texts.removed(file, bare))
+            return
+        if value is None:
+            gone = Change(name=site.shown, old=site.value, new=None, file=file, line=site.line)
+            yield from ((edits, gone) for edits in self.texts.removed(file, self._whole(row, file, site)))
+            return
+        text = "true" if value == _ON else value
+        whole = self._whole(row, file, site)
+        if whole != site and site.variables:
+            return
+        for edits in self.texts.replaced(file, whole, text):
+            at = self._set_at(edits[0])
+            yield edits, Change(name=site.shown, old=at[1], new=text, file=edits[0].file, line=at[0])
+
+    def _set_at(self, edit: TextEdit) -> tuple[int, str]:
+        text = self.texts.files[edit.file]
+        return text.count("\n", 0, edit.start) + 1, text[edit.start : edit.end]
+
+    def _whole(self, row: Flag, file: str, site: Site) -> Site:
+        """Return a site that covers all words of a list."""
+        if site.form != "flag" or row.kind != "words" or site.value is None:
+            return site
+        text, end = self.texts.files[file], site.end
+        while (found := _NEXT_WORD.match(text, end)) is not None:
+            end = found.end()
+        return replace(site, value=text[site.start : end], end=end) if end > site.end else site
+
+    def _additions(self, name: str, row: Flag, value: str) -> Iterator[tuple[tuple[TextEdit, ...], Change]]:
+        is_switch = row.type.startswith("bool")
+        for file, site in self._anchors_for(name):
+            bare = is_switch and value == _ON and site.form == "flag" and site.value != "true"
+            word = None if bare else "true" if value == _ON else value
+            for edits in self.texts.added((file, site), name, word):
+                shown = f"--{name}" if site.form == "flag" else name
+                shown = shown.replace("_", "-") if site.form == "flag" and "_" not in site.shown else shown
+                yield edits, Change(name=shown, old=None, new=word or "", file=file, line=site.line)
+
+    def _found_anchors(self) -> dict[str, list[tuple[str, Site]]]:
+        """Return given sizes, beside which arguments are added, by their sections."""
+        found = dict[str, list[tuple[str, Site]]]()
+        priced = sorted(self.given, key=lambda name: self._row(name).sets not in _DEGREES)
+        for name in priced:
+            file, site = self.given[name]
+            row = self._row(name)
+            if row.type.startswith("int") and site.form != "assignment":
+                found.setdefault(name.rpartition(".")[0], []).append((file, site))
+        for name in priced:  # of sections without sizes
+            file, site = self.given[name]
+            if site.form in ("yaml", "json", "toml", "python"):
+                found.setdefault(name.rpartition(".")[0], []).append((file, site))
+        return found
+
+    def _anchors_for(self, name: str) -> list[tuple[str, Site]]:
+        section = name.rpartition(".")[0]
+        found = self._anchors.get(section, [])
+        by_kind = {(file, site.form): (file, site) for file, site in reversed(found)}
+        return list(by_kind.values())[::-1]
+
+    def unchangeable(self) -> Iterator[tuple[str, Site]]:
+        """Yield the given sizes that no literal of the files sets, with their files."""
+        for name, (file, site) in self.given.items():
+            row = self._row(name)
+            is_size = row.sets in (*_DEGREES, "plan.recompute_granularity", "plan.zero_stage")
+            if is_size and site.value is not None and not self.texts.literals(file, site):
+                yield file, site
+
+    def accumulations(self, micro_batches: int) -> Iterator[Move]:
+        """Yield the ways to state a number of micro-batches, where the files state one."""
+        names = [name for name, row in self.rows.items() if row.sets == "plan.num_microbatches"]
+        for name in sorted(names, key=lambda one: (one not in self.given, "." in one)):
+            row = self.rows[name]
+            if name in self.given or not (row.of or row.until):
+                for edits, change in self._ways(name, str(micro_batches)):
+                    yield Move(changes=(change,), edits=edits, names=frozenset({name}))
+
+
+_WAYS = 3  # of one setting that are tried
+_NEXT_WORD = re.compile(r"[ \t]+[\w.:]+(?=[ \t\r\n\\\"']|$)")
+
+
+def _is_seldom_added(name: str, row: Flag) -> bool:
+    """Return whether an argument is of forks or older releases, or turns something off."""
+    return bool(row.of or row.until) or name.startswith(("no_", "disable_"))
+
+
+def _is_decided(row: Flag) -> bool:
+    """Return whether a row sets what may be changed: the plan's own, or an option with the same results."""
+    if row.role != "priced" or row.sets in _FOLLOWS:
+        return False
+    part, _, name = row.sets.partition(".")
+    return part == "plan" or (part == "option" and name in _CHOSEN)
+
+
+def _values(row: Flag, old: str | None) -> Iterable[str | None]:
+    """Return the values that a row's argument can have; None: not given."""
+    words = tuple(str(one) for one in (row.words or row.choices or row.priced_as))
+    removed = (None,) if old is not None else ()
+    if row.type.startswith("bool") or (not words and str(row.default).lower() in ("true", "false")):
+        return _opposite(row, old)
+    if row.sets == "plan.zero_stage" and row.most is not None and not words:
+        return tuple(map(str, range(row.most + 1)))
+    if row.sets in (*_DEGREES, "plan.recompute_layers") and not words:
+        return (*_SIZES, *removed) if row.sets in _UNSET else _SIZES
+    return (*words, *removed) if words or row.sets in _UNSET else ()
+
+
+_UNSET = ("plan.virtual_pipeline_size", "plan.stage_layers")  # what one may leave to the launcher
+
+
+def _opposite(row: Flag, old: str | None) -> Iterable[str | None]:
+    if old is None:
+        return ("false" if str(row.default).lower() == "true" else _ON,)
+    if old == _ON:
+        return (None,)
+    return ("false" if old.lower() in ("true", "1") else "true",)

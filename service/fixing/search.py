@@ -1,0 +1,280 @@
+"""The search over edited texts: every set of edits is read back, and what is read back is priced.
+
+Level by level: all single moves first, then the best sets with each of the best moves. A set counts where
+the files that it makes read as the same model and training on the same GPUs, with nothing more unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshwright.launchers.editing.edits import TextEdit, Texts
+from meshwright.launchers.reading.base import Source
+from meshwright.profiles.errors import PlannerError
+from meshwright.profiles.profile import Profile
+from meshwright.service.fixing.moves import SAME_RESULTS, Arguments, Move
+from meshwright.service.requests.launch_files import Own
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.explain.alternatives import RuleJudge
+from meshwright.solver.problem import Problem
+
+Read = Callable[[Source], Own]
+_FASTEST, _SMALLEST = 8, 4  # sets of a level that the next one starts from: by time, and by memory
+_MOVES_BY_TIME, _MOVES_BY_MEMORY = 20, 8  # that later levels try
+_RATIOS = (2, 4, 8, 16)  # of numbers of micro-batches that keep the batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A set of edits, read back and priced."""
+
+    moves: tuple[Move, ...]
+    texts: Mapping[str, str]
+    own: Own
+    step_s: float = 0.0  # closed form
+    short_bytes: float = 0.0  # beyond the memory budget; below 0: what is left of it
+    broken: tuple[str, ...] = ()  # rules that the run before does not break
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the arguments that it changes."""
+        return frozenset().union(*(move.names for move in self.moves))
+
+    @property
+    def number_of_changes(self) -> int:
+        """Return the number of arguments that it changes."""
+        return sum(len(move.changes) for move in self.moves)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Return whether it fits and breaks no rule that was kept before."""
+        return not self.broken and self.short_bytes <= 0
+
+
+State = tuple[Configuration, tuple[tuple[str, object], ...]]
+
+
+def state_of(own: Own) -> State:
+    """Return all that edits may change of a run."""
+    return own.configuration, tuple(sorted(own.problem.workload.framework_options.items()))
+
+
+class Bench:
+    """Launch files whose edited texts are read and priced."""
+
+    def __init__(self, source: Source, texts: Texts, own: Own, read: Read, profile: Profile) -> None:
+        self.source, self.texts, self.own = source, texts, own
+        self.arguments = Arguments(own.launcher or "", texts)
+        self._read, self._profile = read, profile
+        self._broken: tuple[str, ...] | None = None
+
+    def attempt(self, moves: Sequence[Move]) -> Trial | None:
+        """Return some moves together, read back; None where they don't read as the same training."""
+        edits = [edit for move in moves for edit in move.edits]
+        found = self._reread(edits)
+        if found is not None and _is_same_training(self.own, found[1]):
+            return Trial(moves=tuple(moves), texts=found[0], own=found[1])
+        return self._with_the_batch(moves, edits)
+
+    def _reread(self, edits: Sequence[TextEdit]) -> tuple[dict[str, str], Own] | None:
+        texts = self.texts.edited(edits)
+        if texts is None:
+            return None
+        try:
+            return texts, self._read(with_texts(self.source, texts))
+        except PlannerError:
+            return None
+
+    def _with_the_batch(self, moves: Sequence[Move], edits: Sequence[TextEdit]) -> Trial | None:
+        """Return the moves with the number of micro-batches that keeps the global batch."""
+        now = self.own.configuration.num_microbatches
+        names = {"micro_batch", "batch", "parallel", "_size", "degree", "tp", "cp", "pp", "dp"}
+        if not any(part in name for move in moves for name in move.names for part in names):
+            return None
+        for count in _near(now):
+            for follow in self.arguments.accumulations(count):
+                found = self._reread([*edits, *follow.edits])
+                if found is not None and _is_same_training(self.own, found[1]):
+                    last = moves[-1]
+                    joined = replace(
+                        last, changes=(*last.changes, *follow.changes), edits=(*last.edits, *follow.edits)
+                    )
+                    return Trial(moves=(*moves[:-1], joined), texts=found[0], own=found[1])
+                break  # only the first way to state it
+        return None
+
+    def priced(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return trials with their seconds, memory and broken rules; none that cannot be priced."""
+        groups = dict[tuple[tuple[str, object], ...], list[Trial]]()
+        for one in trials:
+            groups.setdefault(state_of(one.own)[1], []).append(one)
+        return [priced for some in groups.values() for priced in self._priced(some)]
+
+    def _priced(self, trials: list[Trial]) -> Iterator[Trial]:
+        problem = trials[0].own.problem
+        try:
+            seen = evaluate(problem, self._profile, [one.own.configuration for one in trials])
+        except (PlannerError, ValueError, ArithmeticError):
+            return
+        judge = RuleJudge(problem)
+        for one, found in zip(trials, seen, strict=True):
+            broken = tuple(name for name in judge.broken(found) if name not in self.broken_before)
+            yield replace(
+                one, step_s=found.objective_s, short_bytes=max(found.short_bytes()), broken=broken
+            )
+
+    @property
+    def broken_before(self) -> tuple[str, ...]:
+        """Return the rules that the run breaks as it stands."""
+        if self._broken is None:
+            problem: Problem = self.own.problem
+            found = evaluate(problem, self._profile, [self.own.configuration])[0]
+            self._broken = RuleJudge(problem).broken(found)
+        return self._broken
+
+
+def _near(count: int) -> Iterator[int]:
+    yield count
+    for ratio in _RATIOS:
+        if count % ratio == 0:
+            yield count // ratio
+        yield count * ratio
+
+
+def with_texts(source: Source, texts: Mapping[str, str]) -> Source:
+    """Return the source with other texts of some of its files."""
+    return replace(
+        source,
+        text=texts.get(source.name, source.text),
+        files={name: texts.get(name, text) for name, text in source.files.items()},
+        include=lambda name: texts[name] if name in texts else source.include(name),
+    )
+
+
+def _is_same_training(before: Own, now: Own) -> bool:
+    """Return whether only the plan and options with the same results differ, and no more is unread."""
+    old, new = before.problem.workload, now.problem.workload
+    options = {**old.framework_options}, {**new.framework_options}
+    changed = {
+        name
+        for name in options[0].keys() | options[1].keys()
+        if options[0].get(name) != options[1].get(name)
+    }
+    return (
+        changed <= SAME_RESULTS
+        and replace(old, framework_options={}) == replace(new, framework_options={})
+        and before.problem.model == now.problem.model
+        and before.configuration.num_gpus == now.configuration.num_gpus
+        and before.configuration.offload == now.configuration.offload
+        and before.launcher == now.launcher
+        and before.problem.launcher == now.problem.launcher
+        and set(now.unread) <= set(before.unread)
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Levels:
+    """The best sets of each number of edits, and the single moves that they are made of."""
+
+    best: dict[int, list[Trial]] = field(default_factory=dict)  # fastest first
+    moves: list[Trial] = field(default_factory=list)
+
+
+def search(
+    bench: Bench, start_s: float, wanted: Mapping[str, Sequence[str]], *, most: int, worth: float
+) -> Levels:
+    """Return the fastest sets of edits by their number.
+
+    Args:
+        bench: the files.
+        start_s: closed form of the run as it stands.
+        wanted: further values by argument.
+        most: the largest number of edits.
+        worth: the share of the step that another edit must save; two levels below it end the search.
+    """
+    found = Levels()
+    singles = _distinct(bench.priced(list(_singles(bench, wanted))))
+    found.moves = _promising(singles)
+    found.best[1] = _feasible(singles)
+    level, before_s, idle = _kept(singles), min(_best_s(found, 1), start_s), 0
+    known = {state_of(bench.own)} | {state_of(one.own) for one in singles}
+    for number in range(2, most + 1):
+        tried = list(_joined(bench, level, found.moves, known))
+        priced = _distinct(bench.priced(tried))
+        found.best[number] = _feasible(priced)
+        if not priced:
+            break
+        best_s = _best_s(found, number)
+        idle = idle + 1 if best_s > before_s - worth * start_s else 0
+        if idle > 1:
+            break
+        before_s, level = min(before_s, best_s), _kept(priced)
+    return found
+
+
+def _singles(bench: Bench, wanted: Mapping[str, Sequence[str]]) -> Iterator[Trial]:
+    start = state_of(bench.own)
+    for setting in bench.arguments.settings(wanted):
+        for move in bench.arguments.moves(setting):
+            trial = bench.attempt([move])
+            if trial is not None and state_of(trial.own) != start:
+                yield trial
+                break
+
+
+def _joined(
+    bench: Bench, level: Iterable[Trial], moves: Iterable[Trial], known: set[State]
+) -> Iterator[Trial]:
+    tried = set[frozenset[Move]]()
+    for base in level:
+        for one in moves:
+            move = one.moves[0]
+            key = frozenset((*base.moves, move))
+            if move.names & base.names or key in tried:
+                continue
+            tried.add(key)
+            trial = bench.attempt([*base.moves, move])
+            if trial is not None and (state := state_of(trial.own)) not in known:
+                known.add(state)
+                yield trial
+
+
+def _distinct(trials: Iterable[Trial]) -> list[Trial]:
+    """Return one trial of each run, the one that changes the fewest arguments."""
+    by_state = dict[State, Trial]()
+    for one in trials:
+        other = by_state.get(state_of(one.own))
+        if other is None or one.number_of_changes < other.number_of_changes:
+            by_state[state_of(one.own)] = one
+    return list(by_state.values())
+
+
+def _feasible(trials: Iterable[Trial]) -> list[Trial]:
+    return sorted(
+        (one for one in trials if one.is_feasible), key=lambda one: (one.step_s, one.number_of_changes)
+    )
+
+
+def _best_s(found: Levels, number: int) -> float:
+    return min((one.step_s for one in found.best[number]), default=float("inf"))
+
+
+def _promising(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the moves that later sets are made of: those that save time, and those that free memory."""
+    by_time = sorted(trials, key=lambda one: one.step_s)[:_MOVES_BY_TIME]
+    by_memory = sorted(trials, key=lambda one: one.short_bytes)[:_MOVES_BY_MEMORY]
+    return _unique((*by_time, *by_memory))
+
+
+def _kept(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the sets that the next level starts from, those that do not fit or break a rule, too."""
+    fitting = _feasible(trials)[:_FASTEST]
+    others = sorted((one for one in trials if not one.is_feasible), key=lambda one: one.step_s)[:_FASTEST]
+    smallest = sorted(trials, key=lambda one: one.short_bytes)[:_SMALLEST]
+    return _unique((*fitting, *others, *smallest))
+
+
+def _unique(trials: Iterable[Trial]) -> list[Trial]:
+    return list({id(one): one for one in trials}.values())
