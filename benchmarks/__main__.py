@@ -82,6 +82,10 @@ BENCHMARKS = {
         "published figures for this year's models next to our predictions", "benchmarks.published_models"
     ),
     "recipes": Benchmark("published recipes next to our plans, docs/recipes.md", "benchmarks.recipes"),
+    "fix": Benchmark(
+        "fixes of every stored launch file, read back; --every 5: some of them, --only NAME",
+        "benchmarks.fix",
+    ),
     "verify": Benchmark(
         "measured peaks next to priced and traced ones, a minute a run; --every 9: some of them",
         "benchmarks.verify",

@@ -16,7 +16,7 @@ from typing import Any
 from meshwright.launchers.editing.edits import Texts
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.base import Source
-from meshwright.launchers.registry import READERS, export, launcher_names
+from meshwright.launchers.registry import export, launcher_names
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.fixing.moves import PROGRAMS, Change
@@ -153,8 +153,7 @@ def fixes_of(
     own = reading(given)
     profile = costs(own.problem)
     texts = Texts({name: text for name, text in read.items() if len(text) <= _LONGEST})
-    reread = partial(reading, launcher=own.launcher) if own.launcher in READERS else reading
-    bench = Bench(source, texts, own, reread, profile)
+    bench = Bench(source, texts, own, reading, profile)
     answer = _searched(own, profile, on_progress, should_stop) if searched else None
     (start,) = evaluate(own.problem, profile, [own.configuration])
     levels = search(bench, start.objective_s, _wanted(own, answer), most=most, worth=WORTH)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import chain
 
 from meshwright.launchers.editing.edits import TextEdit, Texts
@@ -51,7 +52,20 @@ _DEGREES = (
     "plan.expert_parallel_size", "plan.expert_tensor_parallel_size", "plan.virtual_pipeline_size",
     "plan.micro_batch_size", "plan.zero_shard_size",
 )  # fmt: skip
+_MICRO = "plan.micro_batch_size"
+_MESH = ("plan.tensor_parallel_size", "plan.pipeline_parallel_size", "plan.context_parallel_size")
+_REPLICAS = ("plan.data_parallel_size", "plan.zero_shard_size")
+_PROCESSES = (
+    "num_processes", "num_machines", "nnodes", "nproc_per_node", "num_nodes", "num_gpus", "multi_gpu",
+    "experiment.runner.nnodes", "experiment.runner.nproc_per_node", "ray_num_workers",
+)  # fmt: skip
 _ON = "on"
+# These choose another engine, with checkpoints of its own: no edit of a flag.
+_ENGINES = (
+    "use_megatron_fsdp", "use_custom_fsdp", "use_fsdp", "use_deepspeed", "use_parallelism_config",
+    "distributed_type", "fsdp", "fsdp_version", "deepspeed", "deepspeed_config", "fsdp_config",
+    "deepspeed_config_file", "fsdp_auto_wrap_policy", "auto_wrap_policy",
+)  # fmt: skip
 # What an argument needs beside it where its parser would refuse it alone (Megatron-LM arguments.py,
 # validate_args: full recomputation with a method and a number of layers).
 _BESIDE: Mapping[Setting, tuple[Setting, ...]] = {
@@ -78,21 +92,34 @@ class Move:
     changes: tuple[Change, ...]
     edits: tuple[TextEdit, ...]
     names: frozenset[str]
+    ranks: Fraction = Fraction(1)  # of data parallelism, for each rank before
+    micro: Fraction = Fraction(1)  # micro-batches of a rank, for each one before
 
 
 class Arguments:
     """The arguments of some launch files: what is given, and how each can be changed."""
 
-    def __init__(self, launcher: str, texts: Texts) -> None:
+    def __init__(self, launchers: Sequence[str], texts: Texts) -> None:
         self.texts = texts
         self.rows: dict[str, Flag] = {}
-        for program in reversed(PROGRAMS.get(launcher, (launcher,))):
+        self._programs = tuple(dict.fromkeys(one for name in launchers for one in PROGRAMS[name]))
+        for program in reversed(self._programs):
             self.rows |= flags_of(program)
         self.given: dict[str, tuple[str, Site]] = {}
         for name, row in self.rows.items():
             if row.role in ("priced", "means") and (found := texts.named(name)):
                 self.given[name] = found[0]
         self._anchors = self._found_anchors()
+        self._at_home = self._found_homes()
+
+    def _found_homes(self) -> dict[str, frozenset[str]]:
+        """Return the programs whose arguments each file holds: those with at least half of them."""
+        found = dict[str, frozenset[str]]()
+        for file in self.texts.files:
+            held = [name for name, place in self.given.items() if place[0] == file]
+            known = {one: sum(name in flags_of(one) for name in held) for one in self._programs}
+            found[file] = frozenset(one for one, count in known.items() if 2 * count >= len(held) > 0)
+        return found
 
     def _row(self, name: str) -> Flag:
         """Return the row of an argument, or of the one that it is another spelling of."""
@@ -114,7 +141,8 @@ class Arguments:
             if not _is_decided(row):
                 continue
             place = self.given.get(name)
-            if place is None and (row is not self.rows[name] or _is_seldom_added(name, row)):
+            is_addition = place is None and (row is not self.rows[name] or _is_seldom_added(name, row))
+            if is_addition or name.rpartition(".")[2] in _ENGINES:
                 continue
             old = None if place is None else (_ON if self._is_switch(name, place) else place[1].value)
             if place is not None and old != _ON:
@@ -140,11 +168,24 @@ class Arguments:
             return
         for first in ways[0][:_WAYS]:
             parts = (first, *(some[0] for some in ways[1:]))
+            ranks, micro = self._factors(setting[0], first[1])
             yield Move(
+                ranks=ranks,
+                micro=micro,
                 changes=tuple(change for _, change in parts),
                 edits=tuple(edit for edits, _ in parts for edit in edits),
                 names=frozenset(name for name, _ in bundle),
             )
+
+    def _factors(self, name: str, change: Change) -> tuple[Fraction, Fraction]:
+        """Return what a new size makes of the ranks of data parallelism, and of a rank's micro-batches."""
+        sets, old, new = self._row(name).sets, change.old or "1", change.new or "1"
+        if not (old.isdecimal() and new.isdecimal() and int(old) and int(new)):
+            return Fraction(1), Fraction(1)
+        ratio = Fraction(int(old), int(new))
+        return (
+            (ratio, 1 / ratio) if sets in _MESH else (Fraction(1), ratio if sets == _MICRO else Fraction(1))
+        )
 
     def _bundled(self, setting: Setting) -> list[Setting]:
         """Return a setting with those that must change with it: what it requires, and what it excludes."""
@@ -197,8 +238,14 @@ class Arguments:
             if value is not None:
                 yield from self._additions(name, row, value)
             return
-        file, site = self.given[name]
-        if self._is_switch(name, (file, site)):
+        for file, site in self.texts.named(name)[:_WAYS]:
+            yield from self._ways_at(row, name, value, (file, site))
+
+    def _ways_at(
+        self, row: Flag, name: str, value: str | None, place: tuple[str, Site]
+    ) -> Iterator[tuple[tuple[TextEdit, ...], Change]]:
+        file, site = place
+        if self._is_switch(name, place):
             if value is None or is_off(value):
                 end = site.begin + len(site.shown)
                 bare = replace(site, value=None, start=end, end=end)
@@ -233,6 +280,10 @@ class Arguments:
     def _additions(self, name: str, row: Flag, value: str) -> Iterator[tuple[tuple[TextEdit, ...], Change]]:
         is_switch = row.type.startswith("bool")
         for file, site in self._anchors_for(name):
+            if not any(name in flags_of(one) for one in self._at_home[file]):
+                continue
+            if site.form == "assignment" and "." in site.shown and "." not in name:  # model.name=value
+                name = f"{site.shown.rpartition('.')[0]}.{name}"
             bare = is_switch and value == _ON and site.form == "flag" and site.value != "true"
             word = None if bare else "true" if value == _ON else value
             for edits in self.texts.added((file, site), name, word):
@@ -247,7 +298,7 @@ class Arguments:
         for name in priced:
             file, site = self.given[name]
             row = self._row(name)
-            if row.type.startswith("int") and site.form != "assignment":
+            if row.type.startswith("int") and (site.form != "assignment" or "." in site.shown):
                 found.setdefault(name.rpartition(".")[0], []).append((file, site))
         for name in priced:  # of sections without sizes
             file, site = self.given[name]
@@ -270,7 +321,7 @@ class Arguments:
                 yield file, site
 
     def accumulations(self, micro_batches: int) -> Iterator[Move]:
-        """Yield the ways to state a number of micro-batches, where the files state one."""
+        """Yield the ways to state a number of micro-batches."""
         names = [name for name, row in self.rows.items() if row.sets == "plan.num_microbatches"]
         for name in sorted(names, key=lambda one: (one not in self.given, "." in one)):
             row = self.rows[name]
@@ -278,8 +329,19 @@ class Arguments:
                 for edits, change in self._ways(name, str(micro_batches)):
                     yield Move(changes=(change,), edits=edits, names=frozenset({name}))
 
+    def replicas(self, factor: Fraction) -> Iterator[Move]:
+        """Yield the ways to multiply a stated number of ranks of data parallelism."""
+        for name, (file, site) in self.given.items():
+            if self._row(name).sets not in _REPLICAS or name in _PROCESSES:
+                continue
+            literals = self.texts.literals(file, site)
+            value = literals[0][1].value or "" if literals else ""
+            if value.isdecimal() and int(value) and (int(value) * factor).denominator == 1:
+                for edits, change in self._ways(name, str(int(int(value) * factor))):
+                    yield Move(changes=(change,), edits=edits, names=frozenset({name}))
 
-_WAYS = 3  # of one setting that are tried
+
+_WAYS = 4  # of one setting that are tried
 _NEXT_WORD = re.compile(r"[ \t]+[\w.:]+(?=[ \t\r\n\\\"']|$)")
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import product
 
 from meshwright.launchers.editing.edits import TextEdit, Texts
 from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.registry import launcher_of
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.fixing.moves import SAME_RESULTS, Arguments, Move
@@ -23,7 +26,7 @@ from meshwright.solver.problem import Problem
 Read = Callable[[Source], Own]
 _FASTEST, _SMALLEST = 8, 4  # sets of a level that the next one starts from: by time, and by memory
 _MOVES_BY_TIME, _MOVES_BY_MEMORY = 20, 8  # that later levels try
-_RATIOS = (2, 4, 8, 16)  # of numbers of micro-batches that keep the batch
+_WAYS = 4  # to state a number of micro-batches that are tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +69,37 @@ class Bench:
 
     def __init__(self, source: Source, texts: Texts, own: Own, read: Read, profile: Profile) -> None:
         self.source, self.texts, self.own = source, texts, own
-        self.arguments = Arguments(own.launcher or "", texts)
+        self.arguments = Arguments(_launchers(source, texts, own), texts)
         self._read, self._profile = read, profile
         self._broken: tuple[str, ...] | None = None
 
     def attempt(self, moves: Sequence[Move]) -> Trial | None:
         """Return some moves together, read back; None where they don't read as the same training."""
         edits = [edit for move in moves for edit in move.edits]
-        found = self._reread(edits)
-        if found is not None and _is_same_training(self.own, found[1]):
-            return Trial(moves=tuple(moves), texts=found[0], own=found[1])
-        return self._with_the_batch(moves, edits)
+        for follow in self._followers(moves):
+            found = self._reread([*edits, *(edit for move in follow for edit in move.edits)])
+            if found is not None and _is_same_training(self.own, found[1]):
+                changes = tuple(change for move in follow for change in move.changes)
+                more = tuple(edit for move in follow for edit in move.edits)
+                last = moves[-1]
+                joined = replace(last, changes=(*last.changes, *changes), edits=(*last.edits, *more))
+                return Trial(moves=(*moves[:-1], joined), texts=found[0], own=found[1])
+        return None
+
+    def _followers(self, moves: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
+        """Yield what may have to follow: nothing, the ranks of data parallelism, the micro-batches, or both."""
+        yield ()
+        ranks, micro = Fraction(1), Fraction(self.own.configuration.num_microbatches)
+        for move in moves:
+            ranks *= move.ranks
+            micro *= move.micro
+        replicas = list(self.arguments.replicas(ranks)) if ranks != 1 else []
+        yield from ((one,) for one in replicas)
+        if micro == self.own.configuration.num_microbatches or micro.denominator != 1:
+            return
+        batches = list(self.arguments.accumulations(int(micro)))[:_WAYS]
+        yield from ((one,) for one in batches)
+        yield from product(replicas, batches)
 
     def _reread(self, edits: Sequence[TextEdit]) -> tuple[dict[str, str], Own] | None:
         texts = self.texts.edited(edits)
@@ -86,24 +109,6 @@ class Bench:
             return texts, self._read(with_texts(self.source, texts))
         except PlannerError:
             return None
-
-    def _with_the_batch(self, moves: Sequence[Move], edits: Sequence[TextEdit]) -> Trial | None:
-        """Return the moves with the number of micro-batches that keeps the global batch."""
-        now = self.own.configuration.num_microbatches
-        names = {"micro_batch", "batch", "parallel", "_size", "degree", "tp", "cp", "pp", "dp"}
-        if not any(part in name for move in moves for name in move.names for part in names):
-            return None
-        for count in _near(now):
-            for follow in self.arguments.accumulations(count):
-                found = self._reread([*edits, *follow.edits])
-                if found is not None and _is_same_training(self.own, found[1]):
-                    last = moves[-1]
-                    joined = replace(
-                        last, changes=(*last.changes, *follow.changes), edits=(*last.edits, *follow.edits)
-                    )
-                    return Trial(moves=(*moves[:-1], joined), texts=found[0], own=found[1])
-                break  # only the first way to state it
-        return None
 
     def priced(self, trials: Sequence[Trial]) -> list[Trial]:
         """Return trials with their seconds, memory and broken rules; none that cannot be priced."""
@@ -135,12 +140,11 @@ class Bench:
         return self._broken
 
 
-def _near(count: int) -> Iterator[int]:
-    yield count
-    for ratio in _RATIOS:
-        if count % ratio == 0:
-            yield count // ratio
-        yield count * ratio
+def _launchers(source: Source, texts: Texts, own: Own) -> list[str]:
+    """Return the launchers that read some of the files, and the one that the run is planned as."""
+    files = [replace(source, name=name, text=text) for name, text in texts.files.items()]
+    found = [name for one in files if (name := launcher_of(one)) is not None]
+    return list(dict.fromkeys((*found, *([own.launcher] if own.launcher else []))))
 
 
 def with_texts(source: Source, texts: Mapping[str, str]) -> Source:
@@ -215,9 +219,12 @@ def search(
 
 
 def _singles(bench: Bench, wanted: Mapping[str, Sequence[str]]) -> Iterator[Trial]:
-    start = state_of(bench.own)
+    start, seen = state_of(bench.own), set[frozenset[TextEdit]]()
     for setting in bench.arguments.settings(wanted):
         for move in bench.arguments.moves(setting):
+            if frozenset(move.edits) in seen:  # two names of one argument
+                continue
+            seen.add(frozenset(move.edits))
             trial = bench.attempt([move])
             if trial is not None and state_of(trial.own) != start:
                 yield trial

@@ -1,0 +1,182 @@
+"""``make bench ARGS="fix"``: the fixes of every stored launch file, each read back.
+
+Stored are the plans of ``tests/golden`` as our exporters write them, and the files of public repositories
+among the fixtures (``benchmarks.corpus``). A file counts as right where the edited texts, written to a folder and read
+anew, give the configuration that was priced, and where nothing but the named arguments is changed: every
+other line, every comment and every other argument has its bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.corpus import FIXTURES, entries, given_beside
+from benchmarks.corpus import source_of as corpus_source
+from meshwright.launchers.editing.sites import sites_of
+from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
+from meshwright.profiles.errors import PlannerError
+from meshwright.profiles.inline import cluster_to_mapping
+from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.service.cli.launch_files import source_of
+from meshwright.service.fixing.fixes import Fixes, FixSet, fixes_of
+from meshwright.service.requests.launch_files import own_of_files
+from tests.launchers.plans import CASES
+from tests.property.test_reading_every_launcher import MAIN
+
+_GPU = "h100-sxm-80gb"  # no launch file names one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """Launch files with what a user gives beside them."""
+
+    name: str
+    source: Source
+    request: Mapping[str, Any]
+    stated: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one of them."""
+
+    kind: str  # fixed, no gain, not read, wrong
+    why: str = ""
+    found: Fixes | None = None
+
+
+def stored() -> Iterator[StoredFile]:
+    """Yield every stored launch file: the plans of the golden files, and files of public repositories."""
+    for launcher, cases in CASES.items():
+        for name, target in cases.items():
+            files = export(target.plan, target.problem, launcher).files
+            main = MAIN[launcher]
+            source = Source(name=main, text=files[main], files=files)
+            cluster = cluster_to_mapping(target.problem.cluster)
+            yield StoredFile(
+                name=f"{launcher}/{name}", source=source, request={"cluster": cluster}, stated={}
+            )
+    for entry in entries():
+        source = corpus_source(entry, [FIXTURES])
+        if source is not None and "reads" in entry:
+            given = given_beside(entry)
+            request = {} if given.model is None else {"model": model_to_mapping(given.model)}
+            stated = {"variables": given.variables, "values": given.values}
+            name = f"{entry['repository']}/{entry['path']}"
+            yield from _stored(name, source, request, stated, gpus=given.num_gpus)
+
+
+def _stored(
+    name: str,
+    source: Source,
+    request: Mapping[str, Any],
+    stated: Mapping[str, Any],
+    gpus: int | None = None,
+) -> Iterator[StoredFile]:
+    try:
+        found = None if gpus else read_launch_files(source)
+    except PlannerError:
+        found, gpus = None, gpus or 8
+    count = gpus or (found.configuration.num_gpus if found else 8)
+    each = (found.gpus_per_node if found else None) or (8 if count % 8 == 0 else count)
+    group = {"gpu": _GPU, "gpus_per_node": each, "num_nodes": count // each}
+    cluster = {"cluster": {"name": "stored", "groups": [group]}}
+    yield StoredFile(name=name, source=source, request={**request, **cluster}, stated=stated)
+
+
+def outcome(one: StoredFile, *, most: int = 3) -> Outcome:
+    """Return what ``fix`` makes of launch files, held against the files themselves."""
+    try:
+        found = fixes_of(one.source, one.request, **one.stated, searched=False, most=most)
+    except PlannerError as fault:
+        return Outcome(kind="not read", why=" ".join(str(fault).split())[:200])
+    for chosen in found.sets:
+        why = _not_read_back(one, chosen) or _changed_otherwise(one.source, chosen)
+        if why:
+            return Outcome(kind="wrong", why=f"{chosen.number} edits: {why}", found=found)
+    return Outcome(kind="fixed" if found.sets else "no gain", found=found)
+
+
+def _not_read_back(one: StoredFile, chosen: FixSet) -> str:
+    """Return how the written files differ from what was priced; empty: they do not."""
+    with TemporaryDirectory() as folder:
+        texts = {**one.source.files, one.source.name: one.source.text, **chosen.files}
+        for name, text in texts.items():
+            (Path(folder) / name).write_text(text, "utf-8")
+        paths = [
+            Path(folder) / one.source.name,
+            *(Path(folder) / name for name in one.source.files if name != one.source.name),
+        ]
+        own = own_of_files(one.request, source_of(paths), **one.stated)
+    if own.configuration != chosen.own.configuration:
+        return "the written files read as another configuration"
+    return "" if own.problem.workload == chosen.own.problem.workload else "they read as another training"
+
+
+def _changed_otherwise(source: Source, chosen: FixSet) -> str:
+    """Return a line that changed without a named argument; empty: there is none."""
+    names = {change.name.lstrip("-").replace("-", "_") for edit in chosen.edits for change in edit}
+    lines = {(change.file, change.line) for edit in chosen.edits for change in edit}
+    for name, text in chosen.files.items():
+        before = source.text if name == source.name else source.other(name) or ""
+        old, new = before.splitlines(), text.splitlines()
+        for kind, low, high, start, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+            for line in () if kind == "equal" else range(low, high):
+                near = any(file == name and abs(line + 1 - at) <= 1 for file, at in lines)
+                if not near:
+                    return f"{name}, line {line + 1} changed: {old[line][:80]}"
+            del start, end
+        kept = [(_plain(site.name), site.value) for site in sites_of(name, before)]
+        now = [(_plain(site.name), site.value) for site in sites_of(name, text)]
+        lost = Counter(kept) - Counter(now)
+        values = {change.old for edit in chosen.edits for change in edit}
+        other = [
+            pair
+            for pair in lost
+            if pair[0].rpartition(".")[2] not in {one.rpartition(".")[2] for one in names}
+            and pair[1] not in values
+        ]
+        if other:
+            return f"{name} lost {other[0]}"
+    return ""
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-+~").replace("-", "_")
+
+
+def main(words: Sequence[str]) -> int:
+    """Print a line for each file and the counts; 1 where one is wrong."""
+    parser = argparse.ArgumentParser(prog="make bench ARGS=fix", description=__doc__)
+    parser.add_argument("--only", default="", help="files whose name has this in it")
+    parser.add_argument("--most", type=int, default=3, help="edits of a set")
+    parser.add_argument("--every", type=int, default=1, help="one of so many files")
+    asked = parser.parse_args(words)
+    counts = Counter[str]()
+    for one in [one for one in stored() if asked.only in one.name][:: asked.every]:
+        start = time.perf_counter()
+        seen = outcome(one, most=asked.most)
+        counts[seen.kind] += 1
+        best = seen.found.recommended if seen.found else None
+        gain = f"{best.number} edits, −{best.gain:.0%}" if best else ""
+        print(
+            f"{one.name[-58:]:58}  {seen.kind:8} {gain:16} {time.perf_counter() - start:5.1f} s  {seen.why}",
+            flush=True,
+        )
+    print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
+    return int(counts["wrong"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
