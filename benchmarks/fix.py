@@ -1,9 +1,9 @@
 """``make bench ARGS="fix"``: the fixes of every stored launch file, each read back.
 
 Stored are the plans of ``tests/golden`` as our exporters write them, and the files of public repositories
-among the fixtures (``benchmarks.corpus``). A file counts as right where the edited texts, written to a folder and read
-anew, give the configuration that was priced, and where nothing but the named arguments is changed: every
-other line, every comment and every other argument has its bytes.
+among the fixtures (``benchmarks.corpus``). A file counts as right where the edited texts, written to a folder
+and read anew, give the configuration that was priced, and where nothing but the named arguments is changed:
+every other line, every comment and every other argument has its bytes.
 """
 
 from __future__ import annotations
@@ -169,11 +169,9 @@ def main(words: Sequence[str]) -> int:
         seen = outcome(one, most=asked.most)
         counts[seen.kind] += 1
         best = seen.found.recommended if seen.found else None
-        gain = f"{best.number} edits, −{best.gain:.0%}" if best else ""
-        print(
-            f"{one.name[-58:]:58}  {seen.kind:8} {gain:16} {time.perf_counter() - start:5.1f} s  {seen.why}",
-            flush=True,
-        )
+        gain = f"{best.number} edits, {-best.gain:+.0%}" if best else ""
+        took_s = time.perf_counter() - start
+        print(f"{one.name[-58:]:58}  {seen.kind:8} {gain:16} {took_s:5.1f} s  {seen.why}", flush=True)
     print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
     return int(counts["wrong"] > 0)
 

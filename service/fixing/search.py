@@ -87,7 +87,7 @@ class Bench:
         return None
 
     def _followers(self, moves: Sequence[Move]) -> Iterator[tuple[Move, ...]]:
-        """Yield what may have to follow: nothing, the ranks of data parallelism, the micro-batches, or both."""
+        """Yield what may have to follow: nothing, the data-parallel ranks, the micro-batches, both."""
         yield ()
         ranks, micro = Fraction(1), Fraction(self.own.configuration.num_microbatches)
         for move in moves:
