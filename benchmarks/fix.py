@@ -1,9 +1,9 @@
 """``make bench ARGS="fix"``: the fixes of every stored launch file, each read back.
 
 Stored are the plans of ``tests/golden`` as our exporters write them, and the files of public repositories
-among the fixtures (``benchmarks.corpus``). A file counts as right where the edited texts, written to a folder
-and read anew, give the configuration that was priced, and where nothing but the named arguments is changed:
-every other line, every comment and every other argument has its bytes.
+among the fixtures (``benchmarks.corpus``). A file counts as right where the edited texts, written to a
+folder and read anew, give the configuration that was priced, and where nothing but the named arguments is
+changed: every other line, every comment and every other argument has its bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.corpus import FIXTURES, entries, given_beside
 from benchmarks.corpus import source_of as corpus_source
 from meshwright.launchers.editing.sites import sites_of
-from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.profiles.errors import PlannerError
@@ -71,28 +71,25 @@ def stored() -> Iterator[StoredFile]:
         source = corpus_source(entry, [FIXTURES])
         if source is not None and "reads" in entry:
             given = given_beside(entry)
-            request = {} if given.model is None else {"model": model_to_mapping(given.model)}
+            request: dict[str, Any] = {}
+            if given.model is not None:
+                request["model"] = model_to_mapping(given.model)
             stated = {"variables": given.variables, "values": given.values}
             name = f"{entry['repository']}/{entry['path']}"
-            yield from _stored(name, source, request, stated, gpus=given.num_gpus)
+            gpus, each = _gpus_of(source, given)
+            group = {"gpu": _GPU, "gpus_per_node": each, "num_nodes": gpus // each}
+            request["cluster"] = {"name": "stored", "groups": [group]}
+            yield StoredFile(name=name, source=source, request=request, stated=stated)
 
 
-def _stored(
-    name: str,
-    source: Source,
-    request: Mapping[str, Any],
-    stated: Mapping[str, Any],
-    gpus: int | None = None,
-) -> Iterator[StoredFile]:
+def _gpus_of(source: Source, given: Overrides) -> tuple[int, int]:
+    """Return the GPUs that a file starts on, and those of a node; else one node of 8."""
     try:
-        found = None if gpus else read_launch_files(source)
+        found = read_launch_files(source, given)
     except PlannerError:
-        found, gpus = None, gpus or 8
-    count = gpus or (found.configuration.num_gpus if found else 8)
-    each = (found.gpus_per_node if found else None) or (8 if count % 8 == 0 else count)
-    group = {"gpu": _GPU, "gpus_per_node": each, "num_nodes": count // each}
-    cluster = {"cluster": {"name": "stored", "groups": [group]}}
-    yield StoredFile(name=name, source=source, request={**request, **cluster}, stated=stated)
+        return 8, 8
+    gpus = given.num_gpus or found.configuration.num_gpus
+    return gpus, found.gpus_per_node or (8 if gpus % 8 == 0 else gpus)
 
 
 def outcome(one: StoredFile, *, most: int = 3) -> Outcome:

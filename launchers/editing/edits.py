@@ -78,8 +78,12 @@ class Texts:
         elif site.form == "json":
             yield from self._removed_pair(file, site, value_end)
         elif site.form in ("flag", "assignment"):
-            blank = site.begin - len(text[: site.begin]) + len(text[: site.begin].rstrip(" \t"))
-            yield (TextEdit(file, max(blank, first), value_end),)
+            blank = len(text[: site.begin].rstrip(" \t"))
+            if text[blank - 1 : blank] in ('"', "'", "(", "\n"):
+                behind = re.compile(r"[ \t]*").match(text, value_end)
+                yield (TextEdit(file, site.begin, behind.end() if behind else value_end),)
+            else:
+                yield (TextEdit(file, blank, value_end),)
 
     def _removed_pair(self, file: str, site: Site, end: int) -> Iterator[tuple[TextEdit, ...]]:
         text = self.files[file]

@@ -16,7 +16,7 @@ from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.launch_files import path_named_by, source_of, variables_of
 from meshwright.service.cli.options import (
     IGNORE_HELP,
-    OF_A_RANKING,
+    OF_A_SEARCH,
     PROFILE_HELP,
     RUN_HELP,
     SET_HELP,
@@ -153,7 +153,9 @@ class FixCommand(StrictCommand):
         return rest
 
 
-fix_options = with_request(fix_command, left_out=OF_A_RANKING, problem=False)
+# What files state themselves, and what limits a search.
+_OF_FILES = ("freeze", "lora_rank", "lora_target", "base_precision", "trained_module", "reserve_nodes")
+fix_options = with_request(fix_command, left_out={*OF_A_SEARCH, *_OF_FILES}, problem=False)
 fix_options.command_class = FixCommand  # type: ignore[attr-defined]
 
 

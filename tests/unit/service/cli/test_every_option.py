@@ -212,6 +212,8 @@ REPORT = "--what-if none --out report.html"
 
 LORA = "--model llama-3.1-8b --gpus 1xh100 --lora-rank 16 --global-batch-size 16 --seq-length 2048"
 
+FIXED, UNPLACED = "--gpus 2xh100 --no-search --json", "train.sh --no-search --json"
+
 COMMANDS = {
     "plan": Command("problem.json --json", {
         **OF_A_PROBLEM, **OF_A_SEARCH, **OF_A_RANKING,
@@ -239,6 +241,36 @@ COMMANDS = {
         **OF_A_PROBLEM, **OF_A_SEARCH, **OF_A_CONFIGURATION,
         "--plan": Case("FIRST", base=""),
         "--levers": Case(base=LORA),
+    }),
+    "fix": Command(f"train.sh {FIXED}", {
+        **{name: OF_A_PROBLEM[name] for name in (
+            "--model", "--global-batch-size", "--seq-length", "--lengths", "--precision", "--optimizer",
+            "--stack",
+        )},
+        "--launcher": Case("torchtitan", refused="torchtitan 0.3"),
+        "--cluster": Case("dgx-a100 --num-nodes 1", base=UNPLACED),
+        "--num-nodes": Case("2", base=f"{UNPLACED} --gpu h100 --gpus-per-node 1"),
+        "--gpu": Case("l40s", base=f"{UNPLACED} --num-gpus 2"),
+        "--gpus": Case("2xA100-40GB", base=UNPLACED),
+        "--nodes": Case("1xdgx-a100", base=UNPLACED),
+        "--num-gpus": Case("4", base=f"{UNPLACED} --gpu h100"),
+        "--gpus-per-node": Case("1", base=f"{UNPLACED} --gpu h100 --num-nodes 2"),
+        "--batching": Case("padding", beside=LENGTHS),
+        "--images-per-sample": Case("2", beside="--model seeing.json --image-tokens 64"),
+        "--image-tokens": Case("32", beside="--model seeing.json --images-per-sample 1"),
+        "--max-oom-probability": "0.4",
+        "script": Case("two.sh --run 2", base=f"train.sh {FIXED}", instead="train.sh"),
+        "--edits": Case("2", base="train.sh --gpus 2xh100 --no-search"),
+        "--in-place": Case("--in-place=a/b", refused="the ending of a backup has no /"),
+        "--compare": Case("train.sh two.sh", base="--gpus 2xh100 --run 1"),
+        "--fail-above": Case("0%", base="--compare wide.sh train.sh --gpus 2xh100"),
+        "--set": "recompute_granularity=full",
+        "--var": "BATCH=16",
+        "--ignore": "--ignore --swiglu",
+        "--run": Case("2", base=f"two.sh {FIXED}"),
+        "--search": Case("", base="train.sh --gpus 2xh100 --json"),
+        "--profile": "mine.json",
+        "--json": Case(base="train.sh --gpus 2xh100 --no-search"),
     }),
     "capture": Command("-- bash train.sh", {
         "command": Case("-- bash train.sh", base=""),
@@ -540,6 +572,7 @@ def _write_questions(folder: Path) -> None:
     for name, content in documents.items():
         (folder / name).write_text(json.dumps(content))
     (folder / "train.sh").write_text(TRAIN)
+    (folder / "wide.sh").write_text(f"{TRAIN} --tensor-model-parallel-size 2\n")
     (folder / "two.sh").write_text(f"{TRAIN}\n{TRAIN} --tensor-model-parallel-size 2\n")
 
 

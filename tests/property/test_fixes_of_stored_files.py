@@ -1,0 +1,41 @@
+"""Edits of stored launch files of every launcher read back as priced, and change nothing else."""
+
+import pytest
+
+from benchmarks.fix import StoredFile, outcome, stored
+
+FILES = list(stored())
+# One of each kind of file, of every launcher: `make bench ARGS=fix` takes all.
+SHOWN = (
+    "megatron-bridge/llama-3.1-70b-offloaded",
+    "deepspeed/llama-3.1-70b-offloaded",
+    "deepspeed/llama-3.1-70b-zero3",
+    "torchtitan/llama-3.1-70b-fsdp",
+    "torchtitan/llama-3.1-70b-fp8",
+    "accelerate/llama-3.1-70b-fsdp",
+    "axolotl/llama-3.1-70b-fsdp",
+    "trl/llama-3.1-70b-fsdp",
+    "llama-factory-accelerate/llama-3.1-70b-fsdp",
+    "maxtext/llama-3.1-70b-offloaded",
+    "nanotron/llama-3-70b-tensor",
+    "ms-swift/llama-3.1-70b-offloaded",
+    "llama-factory/mixtral-8x7b-experts",
+    "megatron-lm/llama-3.1-70b-offloaded",
+    "flagscale/mixtral-8x7b-experts",
+    "axolotl-ai-cloud/axolotl/examples/llama-3/lora-8b.yml",
+    "huggingface/trl/trl/accelerate_configs/fsdp2.yaml",
+    "hiyouga/LLaMA-Factory/examples/deepspeed/ds_z2_config.json",
+    "hiyouga/LLaMA-Factory/examples/train_full/qwen3_full_sft.yaml",
+    "OpenAccess-AI-Collective/axolotl/examples/phi/phi3-ft.yml",
+)
+
+
+@pytest.mark.parametrize("one", [one for one in FILES if one.name in SHOWN], ids=lambda one: one.name)
+def test_edits_of_a_stored_file_read_back_as_priced(one: StoredFile) -> None:
+    found = outcome(one, most=1)
+    assert found.kind in ("fixed", "no gain"), found.why
+
+
+def test_there_are_twenty_of_them() -> None:
+    assert {one.name for one in FILES} >= set(SHOWN)
+    assert len(SHOWN) == 20

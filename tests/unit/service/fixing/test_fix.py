@@ -1,0 +1,186 @@
+"""``meshwright fix``: a diff that reads back as what was priced, files written whole, changes compared."""
+
+import json
+import os
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from meshwright.service.cli.launch_files import source_of
+from meshwright.service.files import replace_texts
+from meshwright.service.fixing.fixes import Fixes, fixes_of
+from meshwright.service.requests.launch_files import own_of_files
+from tests.served.requests import run_here
+
+SCRIPT = """\
+#!/bin/bash
+# our run: --tensor-model-parallel-size 1 was tried, too
+source env.sh
+TP=8   # one node
+MBS=${MBS:-1}
+ARGS=(
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --swiglu --bf16
+    --untie-embeddings-and-output-weights --disable-bias-linear --normalization RMSNorm
+    --tensor-model-parallel-size $TP
+    --sequence-parallel
+    --micro-batch-size $MBS
+    --global-batch-size 64
+    --recompute-granularity full
+    --recompute-method uniform   # saves memory
+    --recompute-num-layers 1
+    --use-distributed-optimizer
+    --wandb-project ours
+)
+torchrun --nproc_per_node 8 pretrain_gpt.py "${ARGS[@]}" --data-path "$DATA" 2>&1 | tee log
+"""
+CLUSTER = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8}]}
+ON_ONE_NODE = ["--gpu", "h100-sxm-80gb", "--num-gpus", "8", "--no-search"]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Fixes:
+    path = tmp_path_factory.mktemp("fix") / "train.sh"
+    path.write_text(SCRIPT)
+    return fixes_of(source_of([path]), {"cluster": CLUSTER}, searched=False)
+
+
+def test_sets_of_edits_grow_and_each_is_faster_than_the_one_before(found: Fixes) -> None:
+    steps = [found.prediction.step_time_s, *(one.prediction.step_time_s for one in found.sets)]
+    assert len(steps) > 2
+    assert all(before - later >= 0.02 * steps[0] for before, later in pairwise(steps))
+    assert [one.number for one in found.sets] == sorted({one.number for one in found.sets})
+    assert all(one.number == len(one.edits) for one in found.sets)
+    assert found.recommended is not None
+    least = steps[0] - 0.9 * (steps[0] - min(steps))
+    smaller = [one for one in found.sets if one.number < found.recommended.number]
+    assert found.recommended.prediction.step_time_s <= least
+    assert all(one.prediction.step_time_s > least for one in smaller)
+
+
+def test_every_set_reads_back_as_it_was_priced_and_keeps_the_rest(found: Fixes, tmp_path: Path) -> None:
+    for one in found.sets:
+        path = tmp_path / "train.sh"
+        path.write_text(one.files["train.sh"])
+        own = own_of_files({"cluster": CLUSTER}, source_of([path]))
+        assert own.configuration == one.own.configuration
+        assert own.problem.workload.global_batch_size == 64
+        for line in ("# our run: --tensor-model-parallel-size 1 was tried, too", "source env.sh",
+                     "    --wandb-project ours", SCRIPT.splitlines()[-1]):  # fmt: skip
+            assert line in path.read_text().splitlines()
+    sizes = {change.line for one in found.sets for edit in one.edits for change in edit
+             if change.name == "--tensor-model-parallel-size"}  # fmt: skip
+    assert sizes == {4}  # the assignment, not the comment nor the argument
+
+
+def test_the_diff_is_alone_on_stdout_and_applies(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, errors = run_here(monkeypatch, capsys, "fix", "train.sh", *ON_ONE_NODE)
+    assert code == 0
+    assert out.startswith("--- a/train.sh\n+++ b/train.sh\n@@")
+    assert max(map(len, errors.splitlines())) <= 80
+    assert "train.sh, megatron-lm: " in errors
+    assert "Recommended: " in errors
+    subprocess.run(["git", "apply", "-"], input=out.encode(), check=True, cwd=script.parent)
+    changed = script.read_text()
+    script.write_text(SCRIPT)
+    code, out, _ = run_here(monkeypatch, capsys, "fix", "train.sh", *ON_ONE_NODE, "--in-place=.bak")
+    assert (code, out, script.read_text()) == (0, "", changed)
+    assert script.with_name("train.sh.bak").read_text() == SCRIPT
+
+
+def test_a_number_of_edits_can_be_chosen(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, errors = run_here(monkeypatch, capsys, "fix", script.name, *ON_ONE_NODE, "--edits", "1")
+    assert code == 0
+    assert "* 1 edit " in errors
+    assert sum(line.startswith("+") for line in out.splitlines()) == 2  # its own, and the header's
+    code, _, errors = run_here(monkeypatch, capsys, "fix", script.name, *ON_ONE_NODE, "--edits", "6")
+    assert code == 2
+    assert "--edits: no set of 6 edits" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "SCRIPT: give the launch script"),
+        (["nowhere.sh"], "nowhere.sh: No such file"),
+        (["broken.sh"], "line 2: a quote stays open"),
+        (["computed.sh"], "line 2"),
+        (["train.sh", "--fail-above", "2%"], "--fail-above: needs --compare"),
+        (["train.sh", "--compare", "a", "b"], "SCRIPT: does not go with --compare"),
+        (["--compare", "a", "b"], "a is neither a path nor a revision"),
+        (["--compare", "train.sh", "train.sh", "--fail-above", "much"], '"much" is not a percentage'),
+        (["train.sh", "--in-place=/x"], "the ending of a backup has no /"),
+    ],
+)
+def test_wrong_input_is_named(
+    script: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    script.with_name("broken.sh").write_text("#!/bin/bash\nX='open\ntorchrun pretrain_gpt.py --bf16\n")
+    flags = '--micro-batch-size "$(nproc)"'
+    script.with_name("computed.sh").write_text(f"#!/bin/bash\ntorchrun pretrain_gpt.py --bf16 {flags}\n")
+    code, out, errors = run_here(monkeypatch, capsys, "fix", *words, *ON_ONE_NODE)
+    assert (code, out) == (2, "")
+    assert said in errors
+
+
+def test_files_are_replaced_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "a.sh", tmp_path / "b.yaml"
+    first.write_bytes(b"\xef\xbb\xbfone\r\n")
+    second.write_text("two\n")
+    first.chmod(0o750)
+    link = tmp_path / "link.sh"
+    link.symlink_to(first)
+    writable = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: path != second and writable(path, mode))
+    with pytest.raises(PermissionError):
+        replace_texts({link: "new\r\n", second: "new\n"}, backup=".bak")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sh", "b.yaml", "link.sh"]
+    assert first.read_bytes() == b"\xef\xbb\xbfone\r\n"
+    monkeypatch.setattr("os.access", writable)
+    replace_texts({link: "new\r\n", second: "new\n"})
+    assert (first.read_bytes(), second.read_text()) == (b"\xef\xbb\xbfnew\r\n", "new\n")
+    assert first.stat().st_mode & 0o777 == 0o750
+    assert link.is_symlink()
+
+
+def test_a_change_is_stated_as_markdown_and_may_fail(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def git(*words: str) -> None:
+        asked = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        subprocess.run(asked, check=True, capture_output=True, cwd=script.parent)
+
+    git("init", "-q")
+    script.write_text(SCRIPT.replace("TP=8", "TP=2"))
+    git("add", "train.sh")
+    git("commit", "-qm", "one")
+    script.write_text(SCRIPT)
+    git("commit", "-qam", "two")
+    words = ["fix", "--compare", "HEAD~1", "HEAD", *ON_ONE_NODE]
+    code, out, _ = run_here(monkeypatch, capsys, *words)
+    assert code == 0
+    assert "| `train.sh` | " in out
+    assert "tp 2 → 8" in out
+    code, out, _ = run_here(monkeypatch, capsys, *words, "--fail-above", "2%")
+    assert code == 4
+    assert "more than the limit of 2 %" in out
+    words = ["fix", "--compare", "HEAD", "HEAD~1", *ON_ONE_NODE, "--fail-above", "2%", "--json"]
+    code, out, _ = run_here(monkeypatch, capsys, *words)
+    assert code == 0
+    assert json.loads(out)["files"][0]["time_change"] < -0.02
