@@ -68,18 +68,18 @@ def stored() -> Iterator[StoredFile]:
                 name=f"{launcher}/{name}", source=source, request={"cluster": cluster}, stated={}
             )
     for entry in entries():
-        source = corpus_source(entry, [FIXTURES])
-        if source is not None and "reads" in entry:
+        held = corpus_source(entry, [FIXTURES])
+        if held is not None and "reads" in entry:
             given = given_beside(entry)
             request: dict[str, Any] = {}
             if given.model is not None:
                 request["model"] = model_to_mapping(given.model)
             stated = {"variables": given.variables, "values": given.values}
             name = f"{entry['repository']}/{entry['path']}"
-            gpus, each = _gpus_of(source, given)
+            gpus, each = _gpus_of(held, given)
             group = {"gpu": _GPU, "gpus_per_node": each, "num_nodes": gpus // each}
             request["cluster"] = {"name": "stored", "groups": [group]}
-            yield StoredFile(name=name, source=source, request=request, stated=stated)
+            yield StoredFile(name=name, source=held, request=request, stated=stated)
 
 
 def _gpus_of(source: Source, given: Overrides) -> tuple[int, int]:

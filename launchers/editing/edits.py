@@ -145,14 +145,16 @@ def _applied(text: str, edits: Sequence[TextEdit]) -> str | None:
     ordered = sorted(edits, key=lambda one: (one.start, one.end))
     parts, at = list[str](), 0
     for one in ordered:
-        if one.start < at:
+        if one.start < at and (one.text or one.is_line):
             return None
-        parts.append(text[at : one.start])
+        parts.append(text[at : one.start])  # removed flags may share the blank between them
         if one.is_line and not text[one.start : one.end].rstrip().endswith("\\"):
             kept = "".join(parts)
             parts = [re.sub(r"[ \t]*\\(\r?\n)$", r"\1", kept)]
+        if not one.text and text[one.end : one.end + 1] in ('"', "'"):  # nothing is left of the line
+            parts = [re.sub(r"[ \t]*\\\r?\n[ \t]*$", "", "".join(parts))]
         parts.append(one.text)
-        at = one.end
+        at = max(at, one.end)
     return "".join((*parts, text[at:]))
 
 

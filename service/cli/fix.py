@@ -28,7 +28,7 @@ from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.strict import StrictCommand
 from meshwright.service.cli.terminal import print_json
 from meshwright.service.files import replace_texts
-from meshwright.service.fixing.fixes import MOST, Fixes, FixSet, fixes_of
+from meshwright.service.fixing.fixes import MOST, Fixes, FixSet, fixes_of, verified
 from meshwright.service.fixing.lines import fix_lines
 from meshwright.service.requests.assignments import values_of
 
@@ -84,6 +84,12 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
     search: Annotated[
         bool, typer.Option("--search/--no-search", help="Search the best plan, to know what is possible.")
     ] = True,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Let the launcher's own code build each set (needs verify --install)."
+        ),
+    ] = False,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="All sets as JSON on stdout.")] = False,
 ) -> None:
@@ -104,6 +110,12 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
             )
         )
     _refuse_beside("--fail-above", fail_above=fail_above)
+    if json_output:
+        _refuse_beside("--json", edits=edits, in_place=in_place)
+    if "/" in (backup or ""):
+        raise InvalidProblemError.of(
+            _IN_PLACE, "the ending of a backup has no /", allowed=f"{_IN_PLACE}=.bak"
+        )
     if not script:
         raise InvalidProblemError.of(
             "SCRIPT",
@@ -122,6 +134,7 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
             should_stop=should_stop,
         )
     line.clear()
+    found = verified(found) if verify else found
     chosen = _chosen(found, edits)
     if json_output:
         print_json(found.to_json())
@@ -197,10 +210,6 @@ def _shown(path: Path) -> str:
 
 
 def _write(chosen: FixSet, paths: dict[str, Path], backup: str) -> None:
-    if "/" in backup:
-        raise InvalidProblemError.of(
-            _IN_PLACE, "the ending of a backup has no /", allowed=f"{_IN_PLACE}=.bak"
-        )
     texts = {paths[name]: text for name, text in chosen.files.items()}
     try:
         replace_texts(texts, backup=backup)

@@ -7,6 +7,7 @@ import sys
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -103,7 +104,8 @@ def _git(*words: str, side: str) -> bytes:
 def _pairs(base: Path, head: Path) -> Iterator[tuple[str, Source | None, Source | None]]:
     """Yield the launch files that differ, or that name a file that differs, on both sides."""
     if base.is_file() and head.is_file():
-        yield head.name, source_of([base]), source_of([head])
+        name = head.name if head.suffix in KINDS else base.name
+        yield name, replace(source_of([base]), name=name), replace(source_of([head]), name=name)
         return
     texts = [_texts(root) for root in (base, head)]
     names = sorted(texts[0].keys() | texts[1].keys())

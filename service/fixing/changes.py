@@ -98,15 +98,11 @@ def _headline(found: Sequence[ComparedFile], limit: float | None) -> str:
     if not changes:
         return "Launch files: nothing to compare"
     worst, best = max(changes), min(changes)
-    above = above_limit(found, limit)
-    if above:
-        return f"Training gets {percent(worst)} slower, more than the limit of {limit:.3g} %".replace(
-            "+", ""
-        )
+    limited = "" if limit is None else f", and the limit is {limit:.3g} %"
     if worst > _SAME:
-        return f"Training gets {percent(worst)} slower".replace("+", "")
+        return f"Training takes {100 * worst:.1f} % more time{limited}"
     if best < -_SAME:
-        return f"Training gets {percent(-best)} faster".replace("+", "")
+        return f"Training takes {-100 * best:.1f} % less time"
     return "Training takes as long as before"
 
 
@@ -155,7 +151,7 @@ def _differences(one: ComparedFile) -> Iterator[str]:
             yield f"- `{one.name}` {name}: {side.fault[:400]}"
     if one.base.own is None or one.head.own is None:
         if one.head.own is not None:
-            yield f"- `{one.name}`: {', '.join(configuration_words(one.head.own.configuration))}"
+            yield f"- `{one.name}`: {configuration_words(one.head.own.configuration)}"
         return
     changes = list(_changes(one.base.own, one.head.own))
     listed = "; ".join(changes[:_LISTED]) or "nothing that a prediction reads"

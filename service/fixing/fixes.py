@@ -24,12 +24,13 @@ from meshwright.service.fixing.search import Bench, Levels, Trial, search
 from meshwright.service.library import recommended
 from meshwright.service.requests.costs import costs_of
 from meshwright.service.requests.launch_files import Own, own_of_files
-from meshwright.solver.answer import Answer, Prediction
+from meshwright.solver.answer import Answer, Plan, Prediction
 from meshwright.solver.check import violations_of_all
+from meshwright.solver.configuration import plan_id_of
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict_all
-from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
 
 WORTH = 0.02  # of the step: the least gain of one more edit
 MOST = 6  # edits of a set
@@ -87,6 +88,7 @@ class Fixes:
             "launcher": self.own.launcher,
             "step_time_s": self.prediction.step_time_s,
             "possible_s": self.possible_s,
+            "max_out_of_memory_probability": self.own.problem.options.max_out_of_memory_probability,
             "recommended": self.recommended.number if self.recommended else None,
             "sets": [
                 {
@@ -160,6 +162,36 @@ def fixes_of(
     return _fixes(bench, profile, levels, answer)
 
 
+def verified(found: Fixes) -> Fixes:
+    """Return the fixes with the verdict of the launcher's own code on each set, which builds its ranks.
+
+    Raises:
+        MissingEnvironmentError: the launcher's environment was not made on this machine.
+        InvalidProblemError: the launcher can't build a rank without a GPU.
+    """
+    sets = {one.number: replace(one, verdict=_verdict(one)) for one in found.sets}
+    chosen = None if found.recommended is None else sets[found.recommended.number]
+    return replace(found, sets=tuple(sets.values()), recommended=chosen)
+
+
+def _verdict(one: FixSet) -> str:
+    """Return what the launcher's own code says of a set, in words."""
+    from meshwright.service.verify.verify import verify  # noqa: PLC0415 - asked for by few
+
+    problem, config = one.own.problem, one.own.configuration
+    plan = Plan(
+        plan_id=plan_id_of(problem_digest(problem), config),
+        rank=0,
+        ranked=False,
+        config=config,
+        prediction=one.prediction,
+        objective_s=one.prediction.step_time_s,
+    )
+    seen = verify(plan, problem, one.own.launcher)
+    reasons = f" ({'; '.join(seen.reasons)})" if seen.reasons else ""
+    return f"{seen.verdict} by {seen.launcher} {seen.version}{reasons}"
+
+
 _LONGEST = 200_000  # characters of a file that is edited; tables of tokenizers are longer
 _JUDGED = 4  # sets of a level that are simulated
 
@@ -224,9 +256,10 @@ def _fixes(bench: Bench, profile: Profile, levels: Levels, answer: Answer | None
             sets.append(first)
             best_s = first.prediction.step_time_s
     plans = answer.plans if answer is not None else ()
-    possible_s = min(
-        (one.prediction.step_time_s for one in (*plans[:1], *sets)), default=before.step_time_s
-    )
+    steps = [plan.prediction.step_time_s for plan in plans[:1]] + [
+        one.prediction.step_time_s for one in sets
+    ]
+    possible_s = min(steps, default=before.step_time_s)
     start_s = sets[0].prediction.step_time_s if sets and not fits else before.step_time_s
     return Fixes(
         source=bench.source,

@@ -36,6 +36,8 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
         yield ""
         what = "Recommended" if chosen is found.recommended else "Chosen"
         yield _line(f"* {what}: {chosen.verdict}.", width)
+        others = [one for one in found.sets if one is not chosen and one.verdict != chosen.verdict]
+        yield from (_line(f"  {one.number} edits: {one.verdict}.", width) for one in others)
     yield from _remarks(found, width)
 
 
@@ -71,7 +73,8 @@ def _remarks(found: Fixes, width: int) -> Iterator[str]:
     if found.prediction.out_of_memory_probability > limit:
         over = found.prediction.peak_memory_bytes / GIB
         yield _line(f"As it stands, the run needs {over:.1f} GiB and may run out of memory.", width)
-    for text in (*found.unchangeable, *(f"what really runs: {one}" for one in found.own.notes))[:_LISTED]:
+    notes = (f"what really runs: {one}" for one in found.own.notes)
+    for text in list(dict.fromkeys((*found.unchangeable, *notes)))[:_LISTED]:
         yield _line(f"  {text}", width)
     if found.own.unread:
         yield _line(

@@ -294,7 +294,11 @@ class Arguments:
     def _found_anchors(self) -> dict[str, list[tuple[str, Site]]]:
         """Return given sizes, beside which arguments are added, by their sections."""
         found = dict[str, list[tuple[str, Site]]]()
-        priced = sorted(self.given, key=lambda name: self._row(name).sets not in _DEGREES)
+        order = [*_MESH, *_DEGREES]
+        places = {name: self._row(name).sets for name in self.given}
+        priced = sorted(
+            places, key=lambda one: order.index(places[one]) if places[one] in order else len(order)
+        )
         for name in priced:
             file, site = self.given[name]
             row = self._row(name)

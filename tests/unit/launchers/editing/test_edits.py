@@ -117,6 +117,13 @@ def test_a_file_that_cannot_be_parsed_has_no_values(name: str) -> None:
     assert sites_of(name, "{[(\x07 = :\n") == []
 
 
+def test_neighbours_on_a_line_are_removed_together() -> None:
+    text = 'X="--d \\\n    --a full --b 1"\n'
+    texts = Texts({"a.sh": text})
+    edits = [edit for name in ("a", "b") for edit in next(texts.removed(*texts.named(name)[0]))]
+    assert texts.edited(edits) == {"a.sh": 'X="--d"\n'}
+
+
 def test_two_edits_of_one_place_are_refused() -> None:
     texts = Texts({"a.yaml": YAML})
     first, second = (next(texts.replaced(*texts.named("tp")[0], one)) for one in ("1", "2"))

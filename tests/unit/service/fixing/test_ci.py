@@ -72,7 +72,7 @@ def notes() -> Iterator[tuple[str, list[str], list[dict[str, Any]]]]:
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            body = json.loads(self.rfile.read(length)) if length else {}
             asked.append(f"{self.command} {self.path}")
             if self.command == "POST":
                 known.append({"id": 5, **body})

@@ -179,7 +179,7 @@ def test_a_change_is_stated_as_markdown_and_may_fail(
     assert "tp 2 → 8" in out
     code, out, _ = run_here(monkeypatch, capsys, *words, "--fail-above", "2%")
     assert code == 4
-    assert "more than the limit of 2 %" in out
+    assert "more time, and the limit is 2 %" in out
     words = ["fix", "--compare", "HEAD", "HEAD~1", *ON_ONE_NODE, "--fail-above", "2%", "--json"]
     code, out, _ = run_here(monkeypatch, capsys, *words)
     assert code == 0
