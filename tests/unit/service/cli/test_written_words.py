@@ -23,7 +23,7 @@ from tests.served.commands import commands, leaves
 
 
 def _values(option: Any) -> list[str]:  # noqa: ANN401 - of Typer
-    return [] if option.is_flag else ["1"]
+    return [] if option.is_flag else ["1"] * option.nargs
 
 
 @pytest.mark.parametrize("path", [path for path, _ in leaves()])
