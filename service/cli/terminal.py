@@ -118,9 +118,9 @@ def service_packages_for(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as fault:
-        if fault.name is None or fault.name.startswith("meshwright"):
+        package = (fault.name or "").partition(".")[0]
+        if package in {"", "meshwright"}:
             raise
-        package = fault.name.partition(".")[0]
         raise MissingServiceError(
             f"meshwright {command} needs the packages of the service ({package} is not installed): "
             "pip install '.[service]' in a checkout"
