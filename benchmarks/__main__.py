@@ -78,6 +78,7 @@ BENCHMARKS = {
     "published": Benchmark(
         "published gains next to our predictions, docs/comparison-with-peers.md", "benchmarks.published"
     ),
+    "fits": Benchmark("what others say fits on which cards, next to our answers", "benchmarks.fits"),
     "published-models": Benchmark(
         "published figures for this year's models next to our predictions", "benchmarks.published_models"
     ),

@@ -16,6 +16,10 @@ EXAMPLES = {
         "meshwright predict --from-args run.json --cluster dgx-h100 --num-nodes 4",
     ),
     "memory": ("meshwright memory llama-3.1-8b --gpu h100-sxm-80gb",),
+    "fits": (
+        "meshwright fits Qwen/Qwen3-8B --gpus 1xRTX-4090",
+        "meshwright fits llama-3.1-8b --gpus 2xA100-40GB --seq-length 2048 --tokens 50M --commands",
+    ),
     "explain": (
         f"meshwright explain {_ASKED} --set tp=8 --set pp=4 --set mbs=1",
         "meshwright explain --from-args train.sh --cluster dgx-h100 --num-nodes 4 --var TP=8",

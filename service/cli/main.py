@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": ("plan:plan", "Search the best parallel configurations."),
     "predict": ("predict:predict_options", "Price one configuration: step time, memory, OOM risk."),
     "memory": ("memory:memory", "Show how many GPUs training a model needs."),
+    "fits": ("fits:fits", "Show whether a model trains on your GPUs, and how."),
     "explain": ("explain:explain_options", "Compare your own configuration with the best plan."),
     "fix": ("fix:fix_options", "Change your launch script so that it trains faster."),
     "capture": ("capture:capture_command", "Record what a launch command would start."),

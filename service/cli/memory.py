@@ -11,6 +11,7 @@ import typer
 
 from meshwright.profiles.units import GIB
 from meshwright.service.cli.options import completion_of
+from meshwright.service.methods import RANK, Method, methods_of
 
 if TYPE_CHECKING:  # help loads no solver
     from rich.console import RenderableType
@@ -20,19 +21,7 @@ if TYPE_CHECKING:  # help loads no solver
 
 _LARGEST = 1024  # GPUs that are tried
 _NODE = 8
-_RANK = 16  # of adapters, where none is asked for
 _NAMES = 24  # characters of a line's launchers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """One way to train the model."""
-
-    title: str
-    option: str  # of ``meshwright plan``, as typed
-    workload: Mapping[str, Any]
-    allow: tuple[str, ...] = ()
-    is_first: bool = False
 
 
 def memory(
@@ -58,7 +47,7 @@ def memory(
     optimizer: Annotated[
         str | None, typer.Option(help="Optimizer of full training [default: adamw, and adamw-8bit]")
     ] = None,
-    lora_rank: Annotated[int, typer.Option(help="Rank of the LoRA and QLoRA adapters.")] = _RANK,
+    lora_rank: Annotated[int, typer.Option(help="Rank of the LoRA and QLoRA adapters.")] = RANK,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Show on how many GPUs a model can be trained: in full, with offload, LoRA or QLoRA, by launcher.
@@ -78,7 +67,7 @@ def memory(
     )  # fmt: skip
     counts = _counts(num_gpus)
     first = dict[tuple[str, str], Row]()  # of a launcher with both of two ways to do the same
-    for method in _methods(optimizer, lora_rank):
+    for method in methods_of(optimizer, lora_rank):
         for row in _rows(asked, method, launcher, counts):
             first.setdefault((row.method.title, row.launcher), row)
     rows = [*first.values()]
@@ -182,29 +171,6 @@ def _counts(num_gpus: int | None) -> tuple[int, ...]:
             nearest=str(max(round(num_gpus / _NODE), 1) * _NODE if num_gpus > 1 else 1),
         )  # fmt: skip
     return (num_gpus,)
-
-
-def _methods(optimizer: str | None, lora_rank: int) -> Iterator[Method]:
-    """Yield the methods: an optimizer that is asked for takes the place of the usual ones."""
-    plain = optimizer or "adamw"
-    chosen = f"--optimizer {plain}" if optimizer else ""
-    yield Method(
-        title=f"full, {plain}" if optimizer else "full", option=chosen, workload={"optimizer": plain},
-        is_first=True,
-    )  # fmt: skip
-    if optimizer is None:
-        for name in ("adamw-8bit", "adamw-8bit-bf16"):  # launchers have one of them, or both
-            yield Method(title="8-bit Adam", option=f"--optimizer {name}", workload={"optimizer": name})
-    yield Method(
-        title="offload", option=f"{chosen} --allow offload".strip(), workload={"optimizer": plain},
-        allow=("offload",),
-    )  # fmt: skip
-    adapters = f"--lora-rank {lora_rank}"
-    yield Method(title="LoRA", option=adapters, workload={"lora_rank": lora_rank})
-    yield Method(
-        title="QLoRA", option=f"{adapters} --base-precision nf4",
-        workload={"lora_rank": lora_rank, "base_precision": "nf4"},
-    )  # fmt: skip
 
 
 def _rows(asked: Asked, method: Method, launcher: str, counts: tuple[int, ...]) -> Iterator[Row]:

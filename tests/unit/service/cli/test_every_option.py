@@ -321,6 +321,22 @@ COMMANDS = {
         "--lora-rank": "64",
         "--json": Case(base="llama-3.1-8b"),
     }),
+    "fits": Command("smollm-135m --gpus 1xH100 --launcher trl --json", {
+        "model": Case(
+            "smollm-360m", base="smollm-135m --gpus 1xH100 --launcher trl --json", instead="smollm-135m"
+        ),
+        "--gpus": "1xRTX-4090",
+        "--cluster": Case("dgx-h100", base="smollm-135m --launcher trl --json"),
+        "--launcher": "accelerate",
+        "--seq-length": "2048",
+        "--global-batch-size": "64",
+        "--precision": "fp16",
+        "--optimizer": "adamw-bf16",
+        "--lora-rank": "64",
+        "--tokens": "20M",
+        "--commands": Case(base="smollm-135m --gpus 1xH100"),
+        "--json": Case(base="smollm-135m --gpus 1xH100 --launcher trl"),
+    }),
     "fleet": Command("fleet.json --json", {
         "file": Case("shorter.json", instead="fleet.json"),
         "--running": "running.json",

@@ -1,0 +1,135 @@
+"""``meshwright fits``: how a model can be trained on some GPUs, by method and launcher, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshwright.service.cli.options import completion_of
+from meshwright.service.methods import RANK, FitRow, memory_words, time_words, what_fits
+
+if TYPE_CHECKING:  # help loads no table
+    from rich.console import RenderableType
+
+_TOKENS = 10_000_000
+_NAMES = 44  # characters of a line's launchers
+
+
+def fits(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Catalog name, Hugging Face id, or config.json (./PATH).",
+            autocompletion=completion_of("model"),
+        ),
+    ],
+    *,
+    gpus: Annotated[str | None, typer.Option(help="GPUs by type, e.g. 1xRTX-4090 or 8xH100.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Catalog name, file, or here for this machine.", autocompletion=completion_of("cluster")
+        ),
+    ] = None,
+    launcher: Annotated[
+        str, typer.Option(help="Launcher, or any to try all.", autocompletion=completion_of("launcher"))
+    ] = "any",
+    seq_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 4096,
+    global_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Sequences per step [default: 32 for each GPU]")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="bf16, fp16, fp8, …")] = "bf16",
+    optimizer: Annotated[
+        str | None, typer.Option(help="Optimizer of full training [default: adamw, and adamw-8bit]")
+    ] = None,
+    lora_rank: Annotated[int, typer.Option(min=1, help="Rank of the LoRA and QLoRA adapters.")] = RANK,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of your data set, e.g. 10M.")] = _TOKENS,
+    every: Annotated[
+        bool, typer.Option("--commands", help="Print the command of every row, which writes its files.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
+) -> None:
+    """Show whether a model can be trained on your GPUs: in full, with offload, LoRA or QLoRA, by launcher.
+
+    yes: the out-of-memory risk is at most 1 %. tight: it is at most 50 %. no: it runs out of memory.
+    """
+    from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - help loads no solver
+    from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - the same
+    from meshwright.service.cli.terminal import FOUND, INFEASIBLE, print_json, screen  # noqa: PLC0415 - the same
+
+    given: dict[str, Any] = {"seq_length": seq_length, "precision": precision}
+    batch = None if global_batch_size is None else str(global_batch_size)
+    stated = {"gpus": gpus, "cluster": cluster, "global_batch_size": batch}
+    given |= {name: value for name, value in stated.items() if value is not None}
+    if gpus is None and cluster is None:
+        given["cluster"] = "here"
+    request = request_of(model, given)
+    rows = what_fits(request, launcher=launcher, optimizer=optimizer, lora_rank=lora_rank)
+    able = [row for row in rows if row.fit.verdict != "no"]
+    if json_output:
+        print_json([row.record(tokens) for row in rows])
+        raise typer.Exit(FOUND if able else INFEASIBLE)
+    console = screen()
+    names = model_from_mapping(request["model"]).title, cluster_from_mapping(request["cluster"]).title
+    console.print(f"{names[0]} on {names[1]} · {seq_length} tokens · {precision}")
+    console.print(_answer(able, tokens), soft_wrap=True)
+    console.print()
+    console.print(_table(rows, tokens))
+    console.print()
+    for line in _commands(able, every=every):
+        console.print(line, soft_wrap=True)
+    raise typer.Exit(FOUND if able else INFEASIBLE)
+
+
+def _answer(able: Sequence[FitRow], tokens: int) -> str:
+    """Return the answer in one line: the methods that fit, each with its fastest launcher."""
+    best = _fastest(able)
+    if not best:
+        return "No: nothing fits. Try GPUs with more memory, more GPUs, or a shorter --seq-length"
+    words = [
+        f"{title} ({'tight, ' * (row.fit.verdict == 'tight')}{row.launcher}, "
+        f"{row.fit.tokens_per_s:,.0f} tokens/s, {time_words(row.seconds_for(tokens))})"
+        for title, row in best.items()
+    ]
+    return f"Yes: {'; '.join(words)}"
+
+
+def _fastest(able: Sequence[FitRow]) -> Mapping[str, FitRow]:
+    """Return the first row of each method: rows that fit come first, fastest first."""
+    first = dict[str, FitRow]()
+    for row in able:
+        first.setdefault(row.method.title, row)
+    return first
+
+
+def _table(rows: Sequence[FitRow], tokens: int) -> RenderableType:
+    """Return a line for each row that fits, and one a method with the launchers where it does not."""
+    from rich.table import Table  # noqa: PLC0415 - help loads no table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    table.add_column("launcher", max_width=_NAMES)
+    table.add_column("fits")
+    for title in ("GiB of a GPU", "largest micro-batch", "tokens/s", f"{tokens / 1e6:g}M tokens"):
+        table.add_column(title, justify="right")
+    for method in dict.fromkeys(row.method.title for row in rows):
+        own = [row for row in rows if row.method.title == method]
+        for row in (one for one in own if one.fit.verdict != "no"):
+            table.add_row(
+                method, row.launcher, row.fit.verdict, memory_words(row), row.micro_batch,
+                f"{row.fit.tokens_per_s:,.0f}", time_words(row.seconds_for(tokens)),
+            )  # fmt: skip
+        short = [one for one in own if one.fit.verdict == "no"]
+        if short:
+            least = min(short, key=lambda one: one.fit.lightest.prediction.peak_memory_bytes)
+            names = ", ".join(one.launcher for one in short)
+            table.add_row(method, names, "no", memory_words(least), "–", "–", "–")
+    return table
+
+
+def _commands(able: Sequence[FitRow], *, every: bool) -> Iterator[str]:
+    """Yield the commands that write launch files: of all rows, or of each method's fastest."""
+    for row in able if every else _fastest(able).values():
+        yield f"tip: {row.command}"

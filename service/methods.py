@@ -1,0 +1,221 @@
+"""Ways to train a model that people choose between: in full, with offload, as LoRA or QLoRA adapters.
+
+``meshwright memory``, ``meshwright fits`` and the assistants' tool ask each of them under each launcher.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshwright.profiles.units import GIB
+
+if TYPE_CHECKING:  # help loads no solver
+    from meshwright.solver.planner.fits import Fit
+
+RANK = 16  # of adapters, where none is asked for
+SEQUENCES = 32  # of a GPU in a step, where no batch is asked for
+_MINUTE_S, _HOUR_S = 60.0, 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One way to train the model."""
+
+    title: str
+    option: str  # of ``meshwright plan``, as typed
+    workload: Mapping[str, Any]
+    allow: tuple[str, ...] = ()
+    is_first: bool = False
+
+
+def methods_of(optimizer: str | None, lora_rank: int) -> Iterator[Method]:
+    """Yield the methods: an optimizer that is asked for takes the place of the usual ones."""
+    plain = optimizer or "adamw"
+    chosen = f"--optimizer {plain}" if optimizer else ""
+    yield Method(
+        title=f"full, {plain}" if optimizer else "full", option=chosen, workload={"optimizer": plain},
+        is_first=True,
+    )  # fmt: skip
+    if optimizer is None:
+        for name in ("adamw-8bit", "adamw-8bit-bf16"):  # launchers have one of them, or both
+            yield Method(title="8-bit Adam", option=f"--optimizer {name}", workload={"optimizer": name})
+    yield Method(
+        title="offload", option=f"{chosen} --allow offload".strip(), workload={"optimizer": plain},
+        allow=("offload",),
+    )  # fmt: skip
+    adapters = f"--lora-rank {lora_rank}"
+    yield Method(title="LoRA", option=adapters, workload={"lora_rank": lora_rank})
+    yield Method(
+        title="QLoRA", option=f"{adapters} --base-precision nf4",
+        workload={"lora_rank": lora_rank, "base_precision": "nf4"},
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# What fits on some GPUs: every method under every launcher.
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRow:
+    """One method under one launcher on the GPUs that were asked about."""
+
+    method: Method
+    launcher: str
+    fit: Fit
+    command: str  # of ``meshwright plan``, which finds the plan and writes its files
+    seq_length: int
+    largest: int  # sequences of a GPU in a step, which bounds the micro-batch
+
+    def seconds_for(self, tokens: float) -> float:
+        """Return how long the steps of so many tokens take."""
+        return tokens / self.fit.tokens_per_s
+
+    @property
+    def micro_batch(self) -> str:
+        """Return the largest micro-batch that fits; + where the batch has no more sequences to try."""
+        size = self.fit.largest_micro_batch
+        return "–" if not size else f"{size}+" if size >= self.largest else str(size)
+
+    def record(self, tokens: float) -> dict[str, object]:
+        """Return it as JSON."""
+        from meshwright.service.report.formatting import LONG_NAMES, configuration_words  # noqa: PLC0415 - help loads no solver
+
+        fit, least = self.fit, self.fit.lightest.prediction
+        fits = fit.verdict != "no"
+        return {
+            "method": self.method.title,
+            "launcher": self.launcher,
+            "fits": fit.verdict,
+            "largest_micro_batch": fit.largest_micro_batch,
+            "tokens_per_s": fit.tokens_per_s if fits else None,
+            "hours": self.seconds_for(tokens) / _HOUR_S if fits else None,
+            "least_memory_bytes": least.peak_memory_bytes,
+            "peak_memory_bytes": fit.prediction.peak_memory_bytes,
+            "memory_limit_bytes": fit.prediction.memory_limit_bytes,
+            "out_of_memory_probability": fit.prediction.out_of_memory_probability,
+            "configuration": configuration_words(fit.config, LONG_NAMES),
+            "command": self.command,
+        }
+
+
+def what_fits(
+    request: Mapping[str, Any],
+    *,
+    launcher: str = "any",
+    optimizer: str | None = None,
+    lora_rank: int = RANK,
+) -> list[FitRow]:
+    """Return every method under every launcher that can train so: those that fit first, fastest first.
+
+    Args:
+        request: a request with model and cluster, and what is known of the workload: seq_length (4096 where
+            it is left out), global_batch_size (32 sequences for each GPU), precision.
+        launcher: one of them; any: all.
+        optimizer: of full training; None: AdamW, and AdamW in 8 bits.
+        lora_rank: of the adapters.
+
+    Raises:
+        InvalidProblemError: the request is invalid, or no method is possible under the launcher.
+    """
+    from meshwright.profiles.capabilities import launcher_capabilities  # noqa: PLC0415 - help loads no solver
+    from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - the same
+    from meshwright.profiles.inline import cluster_from_mapping  # noqa: PLC0415 - the same
+    from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
+    from meshwright.solver.planner.fits import fit_of  # noqa: PLC0415 - the same
+    from meshwright.solver.space.launcher_choice import bound, launchers_able  # noqa: PLC0415 - the same
+
+    if launcher != "any":
+        launcher_capabilities(launcher)
+    gpus = cluster_from_mapping(request.get("cluster")).num_gpus
+    work = {"seq_length": 4096, "global_batch_size": SEQUENCES * gpus, **request.get("workload", {})}
+    found, refused = list[FitRow](), None
+    for method in methods_of(optimizer, lora_rank):
+        asked = {
+            **request, "workload": {**work, **method.workload}, "launcher": "any",
+            "search": {**request.get("search", {}), "allow": [*method.allow]},
+        }  # fmt: skip
+        try:
+            problem = parse_problem(asked)
+            able = launchers_able(problem)
+        except InvalidProblemError as fault:
+            if method.is_first:
+                refused = fault
+            continue
+        for name in able if launcher == "any" else [one for one in able if one == launcher]:
+            fit = fit_of(bound(problem, name))
+            if fit is not None:
+                command = _command(request, work, method, name, fit)
+                each = max(work["global_batch_size"] // gpus, 1)
+                found.append(
+                    FitRow(
+                        method=method, launcher=name, fit=fit, command=command,
+                        seq_length=work["seq_length"], largest=each,
+                    )
+                )  # fmt: skip
+    if not found and refused is not None:
+        raise refused
+    return _in_order(found)
+
+
+def _in_order(rows: Sequence[FitRow]) -> list[FitRow]:
+    """Return rows that fit first, of a method and launcher the better one of two."""
+    order = ("yes", "tight", "no")
+    ranked = sorted(rows, key=lambda row: (order.index(row.fit.verdict), -row.fit.tokens_per_s))
+    first = dict[tuple[str, str], FitRow]()
+    for row in ranked:
+        first.setdefault((row.method.title, row.launcher), row)
+    return [*first.values()]
+
+
+def _command(
+    request: Mapping[str, Any], work: Mapping[str, Any], method: Method, launcher: str, fit: Fit
+) -> str:
+    """Return the command that plans a row and writes its launch files."""
+    model, cluster = (_typed(request.get(part), part) for part in ("model", "cluster"))
+    words = ["meshwright", "plan", *model, *cluster]
+    for name in ("global_batch_size", "seq_length", "precision"):
+        if name in work and (name, work[name]) != ("precision", "bf16"):
+            words += [f"--{name.replace('_', '-')}", str(work[name])]
+    words += ["--launcher", launcher, *method.option.split()]
+    if fit.verdict == "tight":
+        risk = math.ceil(fit.prediction.out_of_memory_probability * 100) / 100
+        words += ["--max-oom-probability", f"{risk:g}"]
+    folder = f"{launcher}-{method.title.lower().replace(', ', '-').replace(' ', '-')}"
+    return " ".join([*map(shlex.quote, words), "--save-dir", shlex.quote(folder)])
+
+
+def _typed(part: object, name: str) -> list[str]:
+    """Return a part of a request as the command line takes it; a described one stands as its file."""
+    if isinstance(part, str):
+        return [part] if name == "model" else ["--cluster", part]
+    stated = part if isinstance(part, Mapping) else {}
+    if set(stated) == {"name"} and name == "model":
+        return [str(stated["name"])]
+    if name == "cluster" and set(stated) == {"gpu", "num_gpus"}:
+        return ["--gpus", f"{stated['num_gpus']}x{stated['gpu']}"]
+    if name == "cluster" and set(stated) in ({"name", "num_nodes"}, {"name"}):
+        return ["--cluster", str(stated["name"]), "--num-nodes", str(stated.get("num_nodes", 1))]
+    return ["./config.json"] if name == "model" else ["--cluster", "cluster.yaml"]
+
+
+def memory_words(row: FitRow) -> str:
+    """Return the least memory, and what there is."""
+    least, fastest = row.fit.lightest.prediction, row.fit.prediction
+    return f"{least.peak_memory_bytes / GIB:.1f} of {fastest.memory_limit_bytes / GIB:.1f}"
+
+
+_FEW_H, _DAYS_H = 10.0, 96.0  # up to which hours have a decimal, and from which on days are told
+
+
+def time_words(seconds: float) -> str:
+    """Return hours in words: 12 min, 3.4 h, 41 h, 12 days."""
+    hours = seconds / _HOUR_S
+    if hours < 1.0:
+        return f"{math.ceil(seconds / _MINUTE_S)} min"
+    if hours < _DAYS_H:
+        return f"{hours:.1f} h" if hours < _FEW_H else f"{hours:.0f} h"
+    return f"{hours / 24:.0f} days"

@@ -1,0 +1,76 @@
+"""Whether a model trains on some GPUs, by method and launcher."""
+
+import json
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.fits import judged, statements
+from meshwright.service.cli.main import app
+
+
+@cache
+def rows(*words: str) -> list[dict[str, Any]]:
+    run = CliRunner().invoke(app, ["fits", *words, "--json"])
+    assert run.exit_code in (0, 3), run.output
+    found: list[dict[str, Any]] = json.loads(run.stdout)
+    return found
+
+
+def of(method: str, launcher: str) -> dict[str, Any]:
+    found = rows("Qwen/Qwen3-8B", "--gpus", "1xRTX-4090")
+    (row,) = [one for one in found if (one["method"], one["launcher"]) == (method, launcher)]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("method", "launcher", "verdict"),
+    [
+        ("full", "trl", "no"),  # 8.2 B weights in 16 bytes are 122 GiB
+        ("LoRA", "trl", "yes"),  # 15.3 GiB of frozen weights
+        ("QLoRA", "trl", "yes"),
+        ("offload", "deepspeed", "yes"),  # the states are on the host
+    ],
+)
+def test_each_method_is_answered_by_launcher(method: str, launcher: str, verdict: str) -> None:
+    assert of(method, launcher)["fits"] == verdict
+
+
+def test_hours_are_the_tokens_over_the_speed() -> None:
+    row = of("QLoRA", "trl")
+    assert row["hours"] == pytest.approx(10_000_000 / row["tokens_per_s"] / 3600)
+    assert of("full", "trl")["hours"] is None
+
+
+def test_what_fits_comes_first_and_the_largest_micro_batch_shrinks_with_memory() -> None:
+    found = rows("Qwen/Qwen3-8B", "--gpus", "1xRTX-4090")
+    order = [("yes", "tight", "no").index(one["fits"]) for one in found]
+    assert order == sorted(order)
+    assert of("QLoRA", "trl")["largest_micro_batch"] > of("LoRA", "trl")["largest_micro_batch"] >= 1
+
+
+def test_the_command_of_a_row_plans_it_and_writes_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = shlex.split(of("LoRA", "trl")["command"])
+    run = CliRunner().invoke(app, command[1:])
+    assert run.exit_code == 0, run.output
+    assert (tmp_path / "trl-lora" / "answer.json").is_file()
+
+
+def test_nothing_that_fits_is_exit_code_3() -> None:
+    run = CliRunner().invoke(app, ["fits", "llama-3.1-405b", "--gpus", "1xRTX-4060", "--launcher", "trl"])
+    assert run.exit_code == 3
+    assert "No: nothing fits" in run.output
+
+
+def test_published_statements_have_sources_and_one_is_right() -> None:
+    found = statements()
+    assert len(found) == len({one["id"] for one in found}) == 30
+    assert all(one["source"] and one["published"] for one in found)
+    assert judged(found[0]).is_right
