@@ -66,6 +66,7 @@ from benchmarks.fit.accuracy_unseen import (
     mean_memory_error,
     memory_by_cluster,
     order_by_cluster,
+    risk_rules,
     scored_freezes,
     series_table,
     split_table,
@@ -150,6 +151,12 @@ command and has no commit.
 MEMORY = """### Peak memory, by cluster
 
 You see the error of peak memory, as each source counts it, with nothing shared. Every cluster has one vote.
+"""
+RULES = """### Which rule of caution?
+
+A plan is refused if its risk of running out of memory is above 1 %, unless you set
+`search.max_out_of_memory_probability`. You see what that rule and others let through (*failures called
+safe*) and what they refuse although it ran (*runs held back*), with nothing shared.
 """
 ORDERS = """The same by cluster, with the regret of running the first plan alone:
 """
@@ -414,7 +421,8 @@ def _unseen(ways: Ways) -> list[str]:
     groups, hits = first_three(nothing)
     lines += [FIRST, *first_runs_table(ways.harsh, ways.first)]
     lines += [FIRST_THREE.format(groups=groups, hits=hits), ORDERS, *order_by_cluster(nothing)]
-    return [*lines, MEMORY, *memory_by_cluster(scored(ways.harsh))]
+    lines += [MEMORY, *memory_by_cluster(scored(ways.harsh))]
+    return [*lines, RULES, *risk_rules(ways.harsh)]
 
 
 def _answer(ways: Ways) -> str:

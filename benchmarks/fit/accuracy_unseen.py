@@ -307,6 +307,32 @@ def memory_by_cluster(rows: Iterable[Scored]) -> list[str]:
     return table(["cluster", "runs", "mean error %", "bias %", "in 80 %"], lines)
 
 
+_RISKS, _SHARES = (0.01, 0.02, 0.05, 0.1, 0.2), (0.85, 0.9, 0.95)
+
+
+def risk_rules(report: Report) -> list[str]:
+    """Return what rules of caution let through and hold back: limits of the risk, shares of the card."""
+    told = [
+        (bool(row.run.measured.out_of_memory), row.prediction.out_of_memory_probability,
+         row.prediction.peak_memory_bytes / row.run.shape.problem.memory_limit_bytes)
+        for row in report.runs
+        if row.prediction is not None and row.run.shape is not None
+        and (row.run.measured.step_time_s or row.run.measured.out_of_memory)
+    ]  # fmt: skip
+    failed, ran = ([one for one in told if one[0] is outcome] for outcome in (True, False))
+    rules: dict[str, tuple[int, float]] = {
+        **{f"risk at most {limit:.0%}": (1, limit) for limit in _RISKS},
+        **{f"peak at most {share:.0%} of the card": (2, share) for share in _SHARES},
+    }
+    lines = []
+    for rule, (at, limit) in rules.items():
+        safe, held = sum(one[at] <= limit for one in failed), sum(one[at] > limit for one in ran)
+        lines.append(
+            [rule, f"{safe} of {len(failed)}", f"{held} of {len(ran)}", f"{held / max(len(ran), 1):.1%}"]
+        )
+    return table(["rule", "failures called safe", "runs held back", "share of runs"], lines)
+
+
 def vote_of(rows: Iterable[Judged], holds: Callable[[Run], bool] = KINDS["all"]) -> Vote | None:
     """Return the figures of some runs, every cluster with one vote; None without runs."""
     clusters: dict[str, list[Judged]] = defaultdict(list)

@@ -15,6 +15,7 @@ from benchmarks.fit.accuracy_unseen import (
     is_functional_test,
     memory_by_cluster,
     order_by_cluster,
+    risk_rules,
     scored_freezes,
     split_table,
     vote_of,
@@ -198,6 +199,26 @@ def test_tests_of_software_are_told_from_runs_that_train(runs: list[Run]) -> Non
     tests = {run.cluster for run in runs if is_functional_test(run)}
     # Megatron-LM's continuous integration by its folder's name, SimuMax's models by their four layers
     assert tests == {"megatron-ci-a100", "megatron-ci-gb200", "megatron-ci-h100", "simumax-b200"}
+
+
+def test_a_rule_of_caution_is_judged_by_the_failures_and_the_runs_on_its_wrong_side(
+    runs: list[Run],
+) -> None:
+    some = [run for run in runs if run.cluster in ("jeanzay-a100", "simumax-b200")]
+    report = validate(some)
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in risk_rules(report)[2:-1]]
+    risks = [
+        (bool(one.run.measured.out_of_memory), one.prediction.out_of_memory_probability)
+        for one in report.runs
+        if one.prediction and (one.run.measured.step_time_s or one.run.measured.out_of_memory)
+    ]
+    safe = sum(failed and risk <= 0.01 for failed, risk in risks)
+    held = sum(not failed and risk > 0.01 for failed, risk in risks)
+    failures = sum(failed for failed, _ in risks)
+    assert lines[0][:3] == [
+        "risk at most 1%", f"{safe} of {failures}", f"{held} of {len(risks) - failures}",
+    ]  # fmt: skip
+    assert [line[0] for line in lines[-3:]] == [f"peak at most {n}% of the card" for n in (85, 90, 95)]
 
 
 def test_memory_and_order_have_a_line_for_each_cluster_with_one_vote(runs: list[Run]) -> None:
