@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli import terminal
 from meshwright.service.cli.client import ServiceClient
@@ -24,9 +24,11 @@ from meshwright.service.jobs.answers import answer_document, answer_from_json
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.formatting import plain_table
 from meshwright.service.report.points import render_points
+from meshwright.service.report.post_training import render_post_training
 from meshwright.service.report.terminal import render_answer, render_summary
 from meshwright.service.requests.labels import selector_of
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parts import is_post_training
 from meshwright.solver.problem import Progress
 from meshwright_client.answers import Progress as JobProgress
 from meshwright_client.answers import State
@@ -335,9 +337,24 @@ def print_answer(answer: Mapping[str, Any], request: Mapping[str, object], *, fu
         console = screen()
         console.print(render_points(answer, width=console.width))
         return
+    if is_post_training(request):
+        _print_roles(answer)
+        return
     problem, read = parse_problem(request), answer_from_json(answer)
     if read.plans:
         terminal.say_warnings(keep(answer_document(read, problem), problem))
     console = screen()
     render = render_answer if full else render_summary
     console.print(render(read, problem, width=console.width))
+
+
+def _print_roles(answer: Mapping[str, Any]) -> None:
+    if "faults" not in answer:
+        console = screen()
+        console.print(render_post_training(answer, width=console.width))
+        return
+    for one in answer["faults"]:
+        error = FieldError(
+            pointer=one["field"], message=one["message"], allowed=one["allowed"], nearest=one["nearest"]
+        )
+        terminal.say_error(error.sentence())

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.jobs import print_answer
 from meshwright.service.cli.post_training import explain_roles, predict_roles
+from meshwright.service.post_training.answer import post_training_document
+from meshwright.service.post_training.request import read_post_training
+from meshwright.solver.post_training.plan import plan_post_training
 from tests.unit.service.post_training.test_request import REQUEST
 
 RECIPES = Path(__file__).parents[3] / "golden" / "post_training"
@@ -45,3 +49,13 @@ def test_given_roles_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InvalidProblemError) as caught:
         predict_roles({**GIVEN, "rollout": {}}, json_output=True)
     assert [error.pointer for error in caught.value.errors] == ["/rollout/tp"]
+
+
+def test_an_answer_of_the_service_is_printed_as_plan_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+    request = read_post_training(REQUEST)
+    document = post_training_document(request, plan_post_training(request.asked))
+    print_answer(document, request.canonical)
+    assert "step off policy" in capsys.readouterr().out
+    fault = {"field": "/rollout/tp", "message": "is too small", "allowed": "4", "nearest": "4"}
+    print_answer({"status": "infeasible", "faults": [fault]}, request.canonical)
+    assert "rollout.tp: is too small. Allowed: 4" in capsys.readouterr().err
