@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # help loads no table
     from rich.console import RenderableType
 
 _TOKENS = 10_000_000
-_NAMES = 44  # characters of a line's launchers
 
 
 def fits(
@@ -110,9 +109,9 @@ def _table(rows: Sequence[FitRow], tokens: int) -> RenderableType:
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
-    table.add_column("launcher", max_width=_NAMES)
+    table.add_column("launcher", overflow="fold")
     table.add_column("fits")
-    for title in ("GiB of a GPU", "largest micro-batch", "tokens/s", f"{tokens / 1e6:g}M tokens"):
+    for title in ("GiB of a GPU", "micro-batch", "tokens/s", f"{tokens / 1e6:g}M tokens"):
         table.add_column(title, justify="right")
     for method in dict.fromkeys(row.method.title for row in rows):
         own = [row for row in rows if row.method.title == method]
@@ -124,9 +123,13 @@ def _table(rows: Sequence[FitRow], tokens: int) -> RenderableType:
         short = [one for one in own if one.fit.verdict == "no"]
         if short:
             least = min(short, key=lambda one: one.fit.lightest.prediction.peak_memory_bytes)
-            names = ", ".join(one.launcher for one in short)
+            names = f"all {len(own)}" if len(short) == len(own) else _others(short)
             table.add_row(method, names, "no", memory_words(least), "–", "–", "–")
     return table
+
+
+def _others(short: Sequence[FitRow]) -> str:
+    return short[0].launcher if len(short) == 1 else f"{len(short)} others"
 
 
 def _commands(able: Sequence[FitRow], *, every: bool) -> Iterator[str]:
