@@ -9,6 +9,7 @@ changed: every other line, every comment and every other argument has its bytes.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -31,6 +32,8 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.service.cli.launch_files import source_of
 from meshwright.service.fixing.fixes import Fixes, FixSet, fixes_of
 from meshwright.service.requests.launch_files import own_of_files
+from tests.e2e.transcripts import FILE
+from tests.launchers.cases import CASES as MEGATRON_CASES
 from tests.launchers.plans import CASES
 from tests.property.test_reading_every_launcher import MAIN
 
@@ -58,7 +61,7 @@ class Outcome:
 
 def stored() -> Iterator[StoredFile]:
     """Yield every stored launch file: the plans of the golden files, and files of public repositories."""
-    for launcher, cases in CASES.items():
+    for launcher, cases in {"megatron-lm": MEGATRON_CASES, **CASES}.items():
         for name, target in cases.items():
             files = export(target.plan, target.problem, launcher).files
             main = MAIN[launcher]
@@ -153,13 +156,40 @@ def _plain(name: str) -> str:
     return name.lstrip("-+~").replace("-", "_")
 
 
+_PAGE = Path(__file__).resolve().parent.parent / "docs" / "howto" / "fix.md"
+_WALKS = (
+    "train.sh --cluster dgx-h100 --num-nodes 8", "trl/train.sh --gpus 8xH100",
+    "llama.toml --cluster dgx-h100 --num-nodes 1",
+)  # fmt: skip
+
+
+def _walks() -> int:
+    """Time each walk of the page, from the script to the changed one, in a process of its own."""
+    page = _PAGE.read_text("utf-8")
+    with TemporaryDirectory() as folder:
+        for file in FILE.finditer(page):
+            path = Path(folder) / file["name"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file["body"], "utf-8")
+        for walk in _WALKS:
+            start = time.perf_counter()
+            asked = [sys.executable, "-m", "meshwright", "fix", *walk.split(), "--in-place"]
+            done = subprocess.run(asked, cwd=folder, capture_output=True, check=False)
+            took_s = time.perf_counter() - start
+            print(f"meshwright fix {walk:46}  {took_s:5.1f} s  exit code {done.returncode}", flush=True)
+    return 0
+
+
 def main(words: Sequence[str]) -> int:
     """Print a line for each file and the counts; 1 where one is wrong."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=fix", description=__doc__)
     parser.add_argument("--only", default="", help="files whose name has this in it")
     parser.add_argument("--most", type=int, default=3, help="edits of a set")
     parser.add_argument("--every", type=int, default=1, help="one of so many files")
+    parser.add_argument("--walks", action="store_true", help="time the walks of docs/howto/fix.md instead")
     asked = parser.parse_args(words)
+    if asked.walks:
+        return _walks()
     counts = Counter[str]()
     for one in [one for one in stored() if asked.only in one.name][:: asked.every]:
         start = time.perf_counter()

@@ -151,11 +151,27 @@ def _applied(text: str, edits: Sequence[TextEdit]) -> str | None:
         if one.is_line and not text[one.start : one.end].rstrip().endswith("\\"):
             kept = "".join(parts)
             parts = [re.sub(r"[ \t]*\\(\r?\n)$", r"\1", kept)]
-        if not one.text and text[one.end : one.end + 1] in ('"', "'"):  # nothing is left of the line
-            parts = [re.sub(r"[ \t]*\\\r?\n[ \t]*$", "", "".join(parts))]
         parts.append(one.text)
         at = max(at, one.end)
+        if not (one.text or one.is_line):
+            kept, at = _without_blank_line("".join(parts), text, at)
+            parts = [kept]
     return "".join((*parts, text[at:]))
+
+
+def _without_blank_line(kept: str, text: str, at: int) -> tuple[str, int]:
+    """Return the text before a place and the place after it, without the line where nothing is left."""
+    if kept.rstrip(" \t")[-1:] != "\n":
+        return kept, at
+    if (more := _CONTINUED.match(text, at)) is not None:  # the command goes on in the next line
+        return kept.rstrip(" \t"), more.end()
+    closes = text[at : at + 1] in ('"', "'") and kept.rstrip(" \t\r\n").endswith("\\")
+    if closes or text[at : at + 1] in ("", "\r", "\n"):
+        return re.sub(r"[ \t]*\\?\r?\n[ \t]*$", "", kept), at
+    return kept, at
+
+
+_CONTINUED = re.compile(r"[ \t]*\\\r?\n")
 
 
 def _spelled(site: Site, value: str) -> str:

@@ -35,7 +35,7 @@ class Site:
     @property
     def variables(self) -> tuple[str, ...]:
         """Return the shell variable, or the Python name, that is the whole value."""
-        if self.value is None or self.form in ("json", "yaml", "toml"):
+        if self.value is None or self.form in ("yaml", "toml"):
             return ()
         pattern = _NAME if self.form == "python" else _VARIABLE
         found = pattern.fullmatch(self.value)

@@ -167,7 +167,11 @@ class Arguments:
         if not all(ways):
             return
         for first in ways[0][:_WAYS]:
-            parts = (first, *(some[0] for some in ways[1:]))
+            parts = list(
+                {
+                    edits: (edits, change) for edits, change in (first, *(some[0] for some in ways[1:]))
+                }.values()
+            )
             ranks, micro = self._factors(setting[0], first[1])
             yield Move(
                 ranks=ranks,
@@ -260,9 +264,10 @@ class Arguments:
         whole = self._whole(row, file, site)
         if whole != site and site.variables:
             return
+        shown = name if site.form == "json" and name.endswith(f".{site.shown}") else site.shown
         for edits in self.texts.replaced(file, whole, text):
             at = self._set_at(edits[0])
-            yield edits, Change(name=site.shown, old=at[1], new=text, file=edits[0].file, line=at[0])
+            yield edits, Change(name=shown, old=at[1], new=text, file=edits[0].file, line=at[0])
 
     def _set_at(self, edit: TextEdit) -> tuple[int, str]:
         text = self.texts.files[edit.file]

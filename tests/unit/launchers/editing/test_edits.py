@@ -117,6 +117,21 @@ def test_a_file_that_cannot_be_parsed_has_no_values(name: str) -> None:
     assert sites_of(name, "{[(\x07 = :\n") == []
 
 
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("run --d \\\n    --a full --b 1\nls\n", "run --d\nls\n"),
+        ("run --d \\\n    --a full --b 1 \\\n  --e\n", "run --d \\\n  --e\n"),
+        ("X=(\n    --a full --b 1\n)\n", "X=(\n)\n"),
+        ("run --a full --b 1 --c\n", "run --c\n"),
+    ],
+)
+def test_a_line_with_nothing_left_goes(text: str, left: str) -> None:
+    texts = Texts({"a.sh": text})
+    edits = [edit for name in ("a", "b") for edit in next(texts.removed(*texts.named(name)[0]))]
+    assert texts.edited(edits) == {"a.sh": left}
+
+
 def test_neighbours_on_a_line_are_removed_together() -> None:
     text = 'X="--d \\\n    --a full --b 1"\n'
     texts = Texts({"a.sh": text})

@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.profile import default_profile
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.database import Database
+from meshwright.service.fixing.fixes import fixes_of
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning.decide import short_list, standing
@@ -56,6 +58,7 @@ _ASK = remembering(ask)
 SHARED = {
     "meshwright.service.cli.searching.ask_and_compare": remembering(ask_and_compare),
     "meshwright.service.cli.explain.ask": _ASK,
+    "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),
     "meshwright.service.cli.calibrate.calibrate": remembering(calibrate),
     "meshwright.service.cli.calibrate.compared": remembering(compared),
     "meshwright.service.cli.tune.short_list": remembering(short_list),
@@ -261,7 +264,9 @@ COMMANDS = {
         "--max-oom-probability": "0.4",
         "script": Case("two.sh --run 2", base=f"train.sh {FIXED}", instead="train.sh"),
         "--edits": Case("2", base="train.sh --gpus 2xh100 --no-search"),
-        "--in-place": Case("--in-place=a/b", refused="the ending of a backup has no /"),
+        "--in-place": Case(
+            "--in-place=a/b", base="train.sh --gpus 2xh100", refused="the ending of a backup has no /"
+        ),
         "--compare": Case("train.sh two.sh", base="--gpus 2xh100 --run 1"),
         "--fail-above": Case("0%", base="--compare train.sh wide.sh --gpus 2xh100"),
         "--set": "recompute_granularity=full",
