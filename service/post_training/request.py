@@ -46,15 +46,16 @@ _LIMITS: Mapping[tuple[str, str], tuple[str, ...]] = {
     # verl workers/config/engine.py McoreEngineConfig: use_distributed_optimizer in engine/megatron
     ("verl", "megatron"): ("zero_stage <= 1", "vpp == 1", _WHOLE),
     # NeMo-RL dtensor_cfg: tensor_parallel_size, context_parallel_size, activation_checkpointing
-    ("nemo-rl", "fsdp"): ("dp > 1 => zero_stage == 3", "recompute_granularity != 'selective'", _WHOLE),
+    ("nemo-rl", "fsdp"): (
+        "dp > 1 => zero_stage == 3", "ep == 1", "recompute_granularity != 'selective'", _WHOLE
+    ),
     # verl workers/config/engine.py FSDPEngineConfig: ulysses_sequence_parallel_size, no tensor size
     ("verl", "fsdp"): (
-        "dp > 1 => zero_stage == 3", "tp == 1", "recompute_granularity != 'selective'", _WHOLE
+        "dp > 1 => zero_stage == 3", "tp == 1", "ep == 1", "recompute_granularity != 'selective'", _WHOLE
     ),
 }  # fmt: skip
 _MOVED = {  # fields of the training problem by those of this request
     "/workload/seq_length": "/lengths/max",
-    "/workload/precision": "/training/precision",
     "/search/pin": "/training/pin",
 }
 
@@ -315,6 +316,8 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _moved(fault: FieldError) -> FieldError:
+    if fault.pointer == "/workload/precision":
+        return FieldError(pointer="/cluster", message=fault.message, allowed="GPUs that multiply in bf16")
     for old, new in _MOVED.items():
         if fault.pointer.startswith(old):
             return replace(fault, pointer=new + fault.pointer.removeprefix(old))

@@ -19,6 +19,7 @@ from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem, ShouldStop
 
 HOST_BYTES_PER_S = 25e9  # of one GPU to pinned host memory (PCIe 5.0 x16 reaches 50e9, half of it shared)
+LEAST_BYTES = 14.0  # of a weight on all GPUs together: itself, its fp32 copy and moments, however sharded
 OPTIMIZER_BYTES = 12.0  # a weight's fp32 copy and two moments
 _DOUBLINGS = 6  # of a pool that is too small
 _FULL = 0.97  # of packed sequences where lengths are not read (NeMo-RL: modified first-fit decreasing)
@@ -105,6 +106,8 @@ def training_prices(
             continue
         for nodes, each in counts_of(group):
             if pins.training_nodes not in (None, nodes) or should_stop():
+                continue
+            if nodes * each * group.gpu.memory_bytes < LEAST_BYTES * asked.model.num_parameters():
                 continue
             on_search(name, nodes)
             problem = training_problem(asked, name, nodes, each)
