@@ -195,6 +195,8 @@ def _typed(part: object, name: str) -> list[str]:
     stated = part if isinstance(part, Mapping) else {}
     if set(stated) == {"name"} and name == "model":
         return [str(stated["name"])]
+    if name == "cluster" and stated.get("name") == "here":
+        return ["--cluster", "here"]
     if name == "cluster" and set(stated) == {"gpu", "num_gpus"}:
         return ["--gpus", f"{stated['num_gpus']}x{stated['gpu']}"]
     if name == "cluster" and set(stated) in ({"name", "num_nodes"}, {"name"}):

@@ -53,6 +53,11 @@ class ForeignFile:
             raise ProfileError(f"{name}: is a binary file, expected text")
         if not text.strip():
             raise ProfileError(f"{name}: is empty")
+        return cls.of(name, text)
+
+    @classmethod
+    def of(cls, name: str, text: str) -> ForeignFile:
+        """Return text that was read already, such as a command's output."""
         return cls(name=name, text=_ANSI.sub("", text))
 
     def fault(self, where: str, message: str) -> ProfileError:

@@ -87,7 +87,15 @@ def read_nvidia_smi_topo(path: Path | str) -> NodeTopology:
     Raises:
         ProfileError: no header, a missing or broken row, or a matrix that is not symmetric.
     """
-    file = ForeignFile.open(path)
+    return topology_of(ForeignFile.open(path))
+
+
+def topology_of(file: ForeignFile) -> NodeTopology:
+    """Return the same of text that was read already.
+
+    Raises:
+        ProfileError: as ``read_nvidia_smi_topo``.
+    """
     start, devices = _header(file)
     matrix = _rows(file, start, devices)
     _check_symmetric(file, matrix, devices)

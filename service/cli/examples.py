@@ -76,6 +76,11 @@ EXAMPLES = {
         "meshwright replan 992b --lost-nodes 3 --steps-done 120000 --steps-total 900000",
         "meshwright replan 992b --slow-node 17=.7 --checkpoint run/checkpoints --save-dir run2/",
     ),
+    "here": (
+        "meshwright here",
+        "meshwright here --out cluster.yaml --hostfile hosts",
+        "meshwright plan llama-3.1-8b --cluster here --global-batch-size 64 --seq-length 8192",
+    ),
     "fleet": (
         "meshwright fleet fleet.yaml --out starts/",
         "meshwright fleet fleet.yaml --running state.yaml --json",

@@ -36,6 +36,7 @@ from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.request_rules import constraint_of
 
 Request = dict[str, object]
+HERE = "here"  # the cluster that this machine is in
 
 
 def request_of(
@@ -239,6 +240,10 @@ def _stated(name: str, text: str) -> dict[str, Any]:
 
 
 def _cluster_of(_option: str, given: str) -> object:
+    if given == HERE:
+        from meshwright.service.here import cluster_of, this_machine  # noqa: PLC0415 - it asks the machine
+
+        return cluster_of(this_machine())
     if _is_file(given):
         return dict(read_problem_file(Path(given)))
     if is_counted(given):

@@ -25,6 +25,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.database import Database
 from meshwright.service.fixing.fixes import fixes_of
+from meshwright.service.here import Machine
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning.decide import short_list, standing
@@ -56,6 +57,13 @@ STAND_INS = {
 # What takes the most time is done once for the same question, whichever command asks it.
 _ASK = remembering(ask)
 SHARED = {
+    "meshwright.service.here.this_machine": lambda: Machine(
+        run=lambda words: "NVIDIA L4, 23034, 4, 16, [N/A]" if words[0] == "nvidia-smi" else None,
+        read=lambda path: Path(path).read_text() if path == "hosts" else None,
+        list_folder=lambda _: (),
+        environment={},
+        release=lambda _: None,
+    ),
     "meshwright.service.cli.searching.ask_and_compare": remembering(ask_and_compare),
     "meshwright.service.cli.explain.ask": _ASK,
     "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),
@@ -342,6 +350,12 @@ COMMANDS = {
         "--commands": Case(base="smollm-135m --gpus 1xH100"),
         "--json": Case(base="smollm-135m --gpus 1xH100 --launcher trl"),
     }),
+    "here": Command("--json", {  # two machines are alike, but for what the options state
+        "--out": Case("here.yaml", base=""),
+        "--hostfile": "hosts",
+        "--num-nodes": "3",
+        "--json": Case(base=""),
+    }),
     "fleet": Command("fleet.json --json", {
         "file": Case("shorter.json", instead="fleet.json"),
         "--running": "running.json",
@@ -595,6 +609,7 @@ def _write_questions(folder: Path) -> None:
         (folder / name).write_text(json.dumps(content))
     (folder / "train.sh").write_text(TRAIN)
     (folder / "wide.sh").write_text(f"{TRAIN} --tensor-model-parallel-size 2\n")
+    (folder / "hosts").write_text("one\ntwo\n")
     (folder / "two.sh").write_text(f"{TRAIN}\n{TRAIN} --tensor-model-parallel-size 2\n")
 
 
