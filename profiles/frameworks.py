@@ -41,7 +41,7 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     ),
     "loss_kernel": ("whole", "chunked", "liger", "cut"),
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
-    "grouped_gemm": ("grouped", "multi_stream"),
+    "grouped_gemm": ("grouped", "multi_stream", "loop"),
 }  # fmt: skip
 FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
 # Options about experts alone: a model without them does nothing of the kind.
@@ -187,7 +187,7 @@ class FrameworkFacts:
     moe_permute_fusion: bool  # one kernel permutes tokens
     moe_router_fusion: bool  # one kernel turns scores into a map of tokens, one adds up the balancing loss
     moe_grouped_mlp_fused: bool  # one kernel for both layers of experts, with permutation and activation
-    grouped_gemm: str  # grouped: all experts of a rank in one kernel; multi_stream: one product each
+    grouped_gemm: str  # grouped: experts in one kernel; multi_stream: a product each; loop: one by one
     fp8_attention: bool  # attention in 8 bits
     replay_stops_early: bool  # recomputing a layer ends before its last product, which nothing reads
     stages_replay_whole: bool  # but not in pipelines, which have checkpoints of their own

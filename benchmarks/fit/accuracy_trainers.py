@@ -38,8 +38,8 @@ Step times are {time:.1f} % off on average (median {time_median:.1f} %), and the
 predict. *Allocated* is what torch's tensors take of it.
 """
 WEAKNESS = """
-The smallest model is predicted too fast. Its steps vary by 15 % from one to the next, which kernels alone
-don't: we think that the host holds them up, and have no term for that.
+The smallest model waits for its host: launching the kernels of its layers takes longer than running them.
+Its steps vary by 15 % from one to the next, as the host's time does.
 """
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from meshwright.profiles.adapters import adapted_layers
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
@@ -65,6 +66,18 @@ _REPLAY = 1.0
 # Four floors on top of the kernels is what the open runs under it show next to those of the same software
 # without it: of 3 to 6 it predicts clusters left out best.
 _BLOCKED = 4.0
+# Kernels of a layer of transformers 5.17, which torch launches one by one, by a dispatch mode: Llama,
+# Qwen3, Mixtral, Qwen3-MoE and, with adapters, peft 0.21.2, in fp32 under autocast and in bf16. A Llama
+# layer has 48 and 38, its backward pass 100 and 84. ``layer_launch_s`` is what 22 take, of plain torch.
+_PLAIN = 22.0
+_SINGLE_NORM, _NORM_CASTS = 6.0, 2.0  # power, mean, sum, root, two products; from 2 bytes to fp32 and back
+_SINGLE_ROTARY, _ROTARY = 10.0, 2.0  # of queries and of keys: two products, negation, concatenation, sum
+_ROTATED = 2.0  # casts of what fp32 cosines have rotated
+_ADAPTER, _ADAPTER_CASTS = 4.0, 4.0  # two products, scale, sum; casts of input, to and fro, and of matrices
+_DEQUANTIZE = 2.0  # scales, then weights (bitsandbytes 0.50 ``functional.py dequantize_4bit``)
+_GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``integrations/moe.py``)
+_LOOP, _LOOPED_EXPERT = 18.0, 17.0  # router and masks; each expert finds, reads, multiplies and adds tokens
+_SINGLE_BACKWARD, _FROZEN_BACKWARD = 2.1, 1.6  # of the forward pass's kernels; without weight gradients
 # A softmax of five kernels (``fused_softmax.py forward_torch_softmax``), not one.
 _EAGER_SOFTMAX = 4.0
 
@@ -82,7 +95,9 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     each = constants.floor_s / DENSE
     own = facts.layer_launch_s or constants.floor_s
     floor_s: FloatArray | float
-    if kind == "dense" or moe is None:
+    if runs_modules(ctx):
+        floor_s = own / _PLAIN * _module_kernels(ctx, kind)
+    elif kind == "dense" or moe is None:
         paired = _ATTENTION if ctx.model.paired else 0.0
         more = each * (_MIXER + paired) if ctx.model.mixes or paired else 0.0
         if ctx.model.diffusion:  # norms scaled and shifted, sums scaled, and an attention to a context
@@ -96,6 +111,39 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
         floor_s = (further if facts.layer_launch_s else counted) + _looped_s(ctx, moe)
     floor_s = floor_s + np.where(ctx.eager_softmax, own / DENSE * _EAGER_SOFTMAX, 0.0)
     return np.asarray(floor_s * _slower(ctx) * ctx.operators.host)
+
+
+def runs_modules(ctx: Context) -> bool:
+    """Return whether layers are transformers' modules, all experts of a layer on one rank."""
+    alone = ctx.model.moe is None or bool(np.all(ctx.e == 1))
+    return ctx.facts.separate_projections and ctx.facts.layer_launch_s > 0.0 and alone
+
+
+def _module_kernels(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Count the kernels of the forward pass of a layer of transformers' modules, shape (n,)."""
+    model, wide, single = ctx.model, ctx.wide_rows, np.asarray(ctx.single_elementwise)
+    norm = 1.0 + np.asarray(ctx.single_norms) * (_SINGLE_NORM - 1.0)
+    casts = _NORM_CASTS * np.asarray(ctx.single_norms)
+    number = model.norms_of(kind) * (norm + casts * (1.0 - wide)) + model.num_blocks
+    dense = [one for one in model.layer(kind).operators if one.block != "routed"]
+    matrices = sum(len(one.matrices) for one in dense)
+    reading = sum(len(one.matrices) for one in dense if not one.closes)  # rows of a norm, cast for each
+    number = number + matrices * (1.0 + wide) + reading * wide
+    if ctx.frozen:
+        adapters = sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))
+        number = number + adapters * (_ADAPTER + _ADAPTER_CASTS * ctx.facts.autocasts)
+        number = number + matrices * _DEQUANTIZE * (ctx.held_precision in ("nf4", "int8"))
+    if model.mixes_tokens:
+        rotary = _ROTARY + single * (_SINGLE_ROTARY - _ROTARY)
+        number = number + 1.0 + (rotary + _ROTATED * wide) * model.has_rotary_positions
+        number = number + _HEAD_NORMS * (norm + casts) * (model.query_key_norm != "none")
+        number = number + _LATENT * (model.mla is not None) + _MIXER * model.mixes
+    activation = 1.0 + single * model.gated_mlp
+    if kind == "dense" or (moe := model.moe) is None:
+        return number + model.has_mlp * activation
+    looped = ctx.facts.grouped_gemm == "loop"
+    routed = _LOOP + _LOOPED_EXPERT * moe.num_experts if looped else _GROUPED_EXPERTS + wide
+    return number + routed + (activation + 1.0) * (moe.num_shared_experts > 0)
 
 
 def _slower(ctx: Context) -> FloatArray | float:
@@ -196,6 +244,8 @@ def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArr
     is seen even where the layer's kernels take longer than its launches.
     """
     again = ctx.constants.floor_backward
+    if runs_modules(ctx):
+        again = _FROZEN_BACKWARD if ctx.frozen else _SINGLE_BACKWARD
     if ctx.facts.launch_blocking:
         waited = _BLOCKED * floor_s
         return busy + PassSeconds(forward=waited, backward=waited * again)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import LayerKind, ModelSpec
-from meshwright.solver.cost.context import PassSeconds
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.context import PassSeconds, context_of
 from meshwright.solver.cost.launches import launched, layer_floor_s
 from tests.builders import a_moe_model
-from tests.problems.pricing import GPT, ON_8, of
+from tests.problems.pricing import GPT, ON_8, a_layout, a_problem, a_profile, of
 
 
 def floor(
@@ -101,3 +103,52 @@ def test_blocking_launches_come_on_top_of_what_the_gpu_runs() -> None:
     passes = launched(ctx, "dense", busy, np.array([1e-3]))
     assert passes.forward[0] == pytest.approx(5e-3 + 4.0 * 1e-3)
     assert passes.backward[0] == pytest.approx(10e-3 + 4.0 * 1e-3 * ctx.constants.floor_backward)
+
+
+def kernels(model: str, framework: str, **asked: Any) -> float:  # noqa: ANN401 - fields of a workload
+    """Kernels of a layer's forward pass, where 22 take the framework's time of a plain layer."""
+    options = {"layer_launch_s": 22e-6, **asked.pop("framework_options", {})}
+    problem = a_problem(find_model(model), framework_options=options, **asked)
+    layers = problem.model.num_layers
+    columns = Columns.of([a_layout(stage_layers=(layers,), num_microbatches=8)])
+    ctx = context_of(problem, columns, a_profile(problem, framework))
+    kind: LayerKind = "moe" if problem.model.moe else "dense"
+    return float(layer_floor_s(ctx, kind)[0] / ctx.operators.host * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "asked", "expected"),
+    [
+        # counted by a dispatch mode over a layer of transformers 5.17, and of peft 0.21.2
+        ("llama-3.2-1b", "trl", {}, 48),
+        ("llama-3.2-1b", "deepspeed", {}, 38),
+        ("qwen3-0.6b", "trl", {}, 64),
+        ("qwen3-0.6b", "deepspeed", {}, 54),
+        ("mixtral-8x7b", "trl", {}, 68),
+        ("mixtral-8x7b", "deepspeed", {}, 62),
+        ("qwen3-30b-a3b", "trl", {}, 84),  # of 85: its router norms the chosen weights
+        ("qwen3-30b-a3b", "deepspeed", {}, 78),
+        ("llama-3.2-1b", "trl", {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj")}, 38 + 2 * 8),
+        # a loop over 8 experts: router and masks 18, and 17 kernels of each
+        ("mixtral-8x7b", "deepspeed", {"framework_options": {"grouped_gemm": "loop"}}, 33 + 18 + 8 * 17),
+        # compiled: two norms, seven products with casts and five casts of inputs, two rotations with casts
+        # of both, attention, activation and two sums
+        (
+            "llama-3.2-1b", "trl",
+            {"framework_options": {"norm_fused": True, "elementwise_fused": True}},
+            2 + 14 + 5 + 4 + 1 + 1 + 2,
+        ),
+    ],
+)  # fmt: skip
+def test_a_layer_of_transformers_launches_the_kernels_that_were_counted(
+    model: str, framework: str, asked: dict[str, object], expected: int
+) -> None:
+    assert kernels(model, framework, **asked) == pytest.approx(expected)
+
+
+def test_the_backward_pass_of_single_kernels_launches_more_than_twice_as_many() -> None:
+    busy, floor_s = PassSeconds(forward=np.array([1e-9]), backward=np.array([1e-9])), np.array([1e-3])
+    problem = a_problem()
+    ctx = context_of(problem, Columns.of([a_layout()]), a_profile(problem, "trl"))
+    passes = launched(ctx, "dense", busy, floor_s)
+    assert passes.backward[0] / passes.forward[0] == pytest.approx(2.1)  # 100 of 48, 84 of 38
