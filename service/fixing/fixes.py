@@ -16,8 +16,9 @@ from typing import Any
 from meshwright.launchers.editing.edits import Texts
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.captured import is_capture
 from meshwright.launchers.registry import export, launcher_names
-from meshwright.profiles.errors import PlannerError
+from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.fixing.moves import PROGRAMS, Change
 from meshwright.service.fixing.search import Bench, Levels, Trial, search
@@ -150,6 +151,10 @@ def fixes_of(
     Raises:
         InvalidProblemError: the files cannot be read; it names the line.
     """
+    if is_capture(source.text):
+        raise InvalidProblemError.of(
+            source.name, "is a capture, which nothing runs", allowed="the launch script that you captured"
+        )
     given, read = _recording(source)
     reading = partial(own_of_files, request, variables=variables, values=values, ignored=ignored, run=run)
     own = reading(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from textwrap import wrap
 
@@ -38,6 +39,7 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
         yield _line(f"* {what}: {chosen.verdict}.", width)
         others = [one for one in found.sets if one is not chosen and one.verdict != chosen.verdict]
         yield from (_line(f"  {one.number} edits: {one.verdict}.", width) for one in others)
+        yield from (_line(f"  {text}", width) for text in _other_uses(found, chosen))
     yield from _remarks(found, width)
 
 
@@ -66,6 +68,26 @@ def change_words(change: Change, main: str) -> str:
     if change.old is None:
         return f"add {change.name} {change.new}".rstrip() + f" ({where})"
     return f"{change.name} {change.old} → {change.new} ({where})"
+
+
+def _other_uses(found: Fixes, chosen: FixSet) -> Iterator[str]:
+    """Yield the other lines that use a variable whose assignment changes, such as a checkpoint's path."""
+    for change in dict.fromkeys(change for edit in chosen.edits for change in edit):
+        text = found.source.text if change.file == found.source.name else found.source.other(change.file)
+        lines = (text or "").splitlines()
+        assigned = _ASSIGNED.match(lines[change.line - 1]) if change.line <= len(lines) else None
+        if assigned is None or change.name.lstrip("-") == assigned[1]:
+            continue
+        used = re.compile(rf"\$\{{?{assigned[1]}\b")
+        for number, line in enumerate(lines, start=1):
+            is_other = (
+                number != change.line and change.name not in line and not line.lstrip().startswith("#")
+            )
+            if is_other and used.search(line):
+                yield f"{change.file}, line {number} uses {assigned[1]}, too: {line.strip()[:60]}"
+
+
+_ASSIGNED = re.compile(r"\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=")
 
 
 def _remarks(found: Fixes, width: int) -> Iterator[str]:

@@ -20,6 +20,7 @@ SCRIPT = """\
 source env.sh
 TP=8   # one node
 MBS=${MBS:-1}
+SAVE=/ckpt/tp${TP}
 ARGS=(
     --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
     --seq-length 4096 --max-position-embeddings 4096 --vocab-size 32000 --swiglu --bf16
@@ -93,6 +94,7 @@ def test_the_diff_is_alone_on_stdout_and_applies(
     assert max(map(len, errors.splitlines())) <= 80
     assert "train.sh, megatron-lm: " in errors
     assert "Recommended: " in errors
+    assert "train.sh, line 6 uses TP, too: SAVE=/ckpt/tp${TP}" in errors
     subprocess.run(["git", "apply", "-"], input=out.encode(), check=True, cwd=script.parent)
     changed = script.read_text()
     script.write_text(SCRIPT)
@@ -120,6 +122,7 @@ def test_a_number_of_edits_can_be_chosen(
         (["nowhere.sh"], "nowhere.sh: No such file"),
         (["broken.sh"], "line 2: a quote stays open"),
         (["computed.sh"], "line 2"),
+        (["run.json"], "is a capture, which nothing runs"),
         (["train.sh", "--fail-above", "2%"], "--fail-above: needs --compare"),
         (["train.sh", "--compare", "a", "b"], "SCRIPT: does not go with --compare"),
         (["--compare", "a", "b"], "a is neither a path nor a revision"),
@@ -132,6 +135,7 @@ def test_wrong_input_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     script.with_name("broken.sh").write_text("#!/bin/bash\nX='open\ntorchrun pretrain_gpt.py --bf16\n")
+    script.with_name("run.json").write_text('{"meshwright_capture": 1, "calls": [], "files": {}}')
     flags = '--micro-batch-size "$(nproc)"'
     script.with_name("computed.sh").write_text(f"#!/bin/bash\ntorchrun pretrain_gpt.py --bf16 {flags}\n")
     code, out, errors = run_here(monkeypatch, capsys, "fix", *words, *ON_ONE_NODE)
