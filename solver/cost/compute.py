@@ -180,7 +180,7 @@ def layer_gemms(ctx: Context, kind: LayerKind, *blocks: Block) -> list[Gemm]:
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
     """Price all products of a layer, forward and backward; frozen matrices have no weight gradient."""
     rate, operators = ctx.gemm_flops(precision), ctx.operators
-    element = {"fp8": 1.0, "fp4": 0.5}.get(precision, 2.0)
+    element = {"fp8": 1.0, "fp4": 0.5, "tf32": 4.0, "fp32": 4.0}.get(precision, 2.0)
     alone = ctx.low_precision and not ctx.facts.moe_grouped_mlp_fused
     kernels = _CASTS_OF_AN_EXPERT if alone else -1.0  # of each further expert, next to its product
     m, n, k, flops = np.empty((4, len(gemms), 3 if trained else 2, len(ctx.t)))  # all at once: few calls
@@ -223,6 +223,10 @@ def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
     A recipe may run the experts' products alone in 8 bits; their casts read 2 bytes and write 1, twice.
     """
     gemms, trained = layer_gemms(ctx, kind), not ctx.frozen
+    if kind == "moe" and ctx.wide_experts.any():
+        grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
+        others = gemm_seconds(ctx, dense, ctx.linear_precision, trained=trained)
+        return others + _wide_experts_seconds(ctx, grouped, trained=trained)
     if ctx.facts.precision_recipe != "mxfp8-experts" or ctx.low_precision:
         return gemm_seconds(ctx, gemms, ctx.linear_precision, trained=trained)
     grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
@@ -231,6 +235,16 @@ def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
     casts = PassSeconds(forward=cast_s, backward=cast_s)
     experts = gemm_seconds(ctx, grouped, "fp8", trained=trained) if grouped else casts
     return gemm_seconds(ctx, dense, ctx.linear_precision, trained=trained) + experts + casts
+
+
+def _wide_experts_seconds(ctx: Context, grouped: list[Gemm], *, trained: bool) -> PassSeconds:
+    single = "tf32" if ctx.facts.tf32_products else "fp32"
+    slow = gemm_seconds(ctx, grouped, single, trained=trained)
+    fast = gemm_seconds(ctx, grouped, ctx.linear_precision, trained=trained)
+    return PassSeconds(
+        forward=np.where(ctx.wide_experts, slow.forward, fast.forward),
+        backward=np.where(ctx.wide_experts, slow.backward, fast.backward),
+    )
 
 
 def _formula_flash_s(ctx: Context) -> FloatArray:
@@ -333,8 +347,9 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
-        width = tokens * (moe.shared_ffn_hidden_size + moe.top_k * moe.ffn_hidden_size) / ctx.t
-        permute = permuted_bytes(ctx)
+        routed = moe.top_k * moe.ffn_hidden_size * (1.0 + ctx.wide_experts)
+        width = tokens * (moe.shared_ffn_hidden_size + routed) / ctx.t
+        permute = permuted_bytes(ctx) * (1.0 + ctx.wide_experts)
     else:
         dense = model.ffn_hidden_size * model.has_mlp
         width, permute = tokens * dense / ctx.t, np.zeros_like(tokens)

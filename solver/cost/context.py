@@ -397,6 +397,16 @@ class Context:
         """Return 1 where the rows between layers are fp32, as an embedding in fp32 makes them, else 0."""
         return (self.converts * (self.held_precision == "fp32")).astype(np.float64)
 
+    @cached_property
+    def wide_experts(self) -> FloatArray:
+        """Return 1 where experts multiply in fp32, else 0.
+
+        torch's grouped product is not autocast (transformers 5.17 ``integrations/moe.py _grouped_mm``).
+        """
+        return self.wide_rows * float(
+            self.facts.separate_projections and self.facts.grouped_gemm == "grouped"
+        )
+
     @property
     def at_lengths(self) -> list[tuple[FloatArray, Context]]:
         """Return contexts of micro-batches of several lengths, each with its share of them, (n,).

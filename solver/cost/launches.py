@@ -96,7 +96,7 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     own = facts.layer_launch_s or constants.floor_s
     floor_s: FloatArray | float
     if runs_modules(ctx):
-        floor_s = own / _PLAIN * _module_kernels(ctx, kind)
+        floor_s = own / _PLAIN * _module_kernels(ctx, kind) + _ungrouped_s(ctx, kind)
     elif kind == "dense" or moe is None:
         paired = _ATTENTION if ctx.model.paired else 0.0
         more = each * (_MIXER + paired) if ctx.model.mixes or paired else 0.0
@@ -144,6 +144,17 @@ def _module_kernels(ctx: Context, kind: LayerKind) -> FloatArray:
     looped = ctx.facts.grouped_gemm == "loop"
     routed = _LOOP + _LOOPED_EXPERT * moe.num_experts if looped else _GROUPED_EXPERTS + wide
     return number + routed + (activation + 1.0) * (moe.num_shared_experts > 0)
+
+
+def _ungrouped_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
+    """Return seconds of a loop over experts inside a grouped product that has no kernel of its own.
+
+    Hopper and Blackwell have one of bf16 (torch 2.10 ``aten/src/ATen/native/cuda/GroupedBlas.cpp``).
+    """
+    if kind == "dense" or (moe := ctx.model.moe) is None or ctx.facts.grouped_gemm != "grouped":
+        return 0.0
+    alone = ctx.gpu.architecture not in ("hopper", "blackwell")
+    return np.maximum(ctx.wide_experts, alone) * _PRODUCTS * ctx.operators.launch_s * moe.num_experts
 
 
 def _slower(ctx: Context) -> FloatArray | float:

@@ -293,7 +293,8 @@ def _expert_bytes(ctx: Context, width: int) -> FloatArray:
     arrives = 1.0 if ctx.facts.low_precision_dispatch and ctx.low_precision else 2.0
     read = arrives if _input_bytes(ctx, *MLP_INPUT, routed=True) else 0.0
     copies = ctx.model.expert_width * (read + (0.0 if ctx.facts.deduplicates else 2.0))
-    return _routed_tokens(ctx) * (copies + _mlp_width_bytes(ctx, routed=True) * width)
+    each = copies + _mlp_width_bytes(ctx, routed=True) * width
+    return _routed_tokens(ctx) * each * (1.0 + ctx.wide_experts)
 
 
 def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:

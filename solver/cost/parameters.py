@@ -260,7 +260,7 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     number: FloatArray | float = 0.0
     if precision == "fp32":
         dense = sum(layer.inputs * layer.outputs for layer in layers if not layer.experts)
-        number = dense / ctx.t + layer_weights(ctx, kind).routed
+        number = dense / ctx.t + layer_weights(ctx, kind).routed * (1.0 - ctx.wide_experts)
     elif precision != "bf16":
         number = sum(layer.inputs * layer.outputs * _on_rank(ctx, layer) for layer in layers)
     return np.where(ctx.converts, number, 0.0)

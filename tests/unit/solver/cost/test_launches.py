@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.profiles.library import find_model
+from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.solver.configuration import Columns
-from meshwright.solver.cost.context import PassSeconds, context_of
+from meshwright.solver.cost.compute import linear_seconds
+from meshwright.solver.cost.context import Context, PassSeconds, context_of
 from meshwright.solver.cost.launches import launched, layer_floor_s
 from tests.builders import a_moe_model
 from tests.problems.pricing import GPT, ON_8, a_layout, a_problem, a_profile, of
@@ -105,15 +106,19 @@ def test_blocking_launches_come_on_top_of_what_the_gpu_runs() -> None:
     assert passes.backward[0] == pytest.approx(10e-3 + 4.0 * 1e-3 * ctx.constants.floor_backward)
 
 
+def of_framework(model: str, framework: str, **asked: Any) -> Context:  # noqa: ANN401 - fields of a workload
+    problem = a_problem(find_model(model), **asked)
+    columns = Columns.of([a_layout(stage_layers=(problem.model.num_layers,), num_microbatches=8)])
+    return context_of(problem, columns, a_profile(problem, framework))
+
+
 def kernels(model: str, framework: str, **asked: Any) -> float:  # noqa: ANN401 - fields of a workload
     """Kernels of a layer's forward pass, where 22 take the framework's time of a plain layer."""
     options = {"layer_launch_s": 22e-6, **asked.pop("framework_options", {})}
-    problem = a_problem(find_model(model), framework_options=options, **asked)
-    layers = problem.model.num_layers
-    columns = Columns.of([a_layout(stage_layers=(layers,), num_microbatches=8)])
-    ctx = context_of(problem, columns, a_profile(problem, framework))
-    kind: LayerKind = "moe" if problem.model.moe else "dense"
-    return float(layer_floor_s(ctx, kind)[0] / ctx.operators.host * 1e6)
+    ctx = of_framework(model, framework, framework_options=options, **asked)
+    moe = ctx.model.moe
+    wide = ctx.wide_experts[0] * 2 * moe.num_experts * ctx.operators.launch_s if moe else 0.0  # in a loop
+    return float(layer_floor_s(ctx, "moe" if moe else "dense")[0] / ctx.operators.host - wide) * 1e6
 
 
 @pytest.mark.parametrize(
@@ -152,3 +157,15 @@ def test_the_backward_pass_of_single_kernels_launches_more_than_twice_as_many() 
     ctx = context_of(problem, Columns.of([a_layout()]), a_profile(problem, "trl"))
     passes = launched(ctx, "dense", busy, floor_s)
     assert passes.backward[0] / passes.forward[0] == pytest.approx(2.1)  # 100 of 48, 84 of 38
+
+
+def test_experts_of_fp32_weights_multiply_in_fp32_under_autocast() -> None:
+    def forward_s(**options: object) -> float:
+        machine = find_cluster("dgx-h100")
+        ctx = of_framework("mixtral-8x7b", "trl", cluster=machine, framework_options=options)
+        return float(linear_seconds(ctx, "moe").forward[0])
+
+    half = forward_s(grouped_gemm="loop")  # F.linear, which autocast runs in bf16
+    # nearly all FLOPs are the experts': in TF32 half of bf16's rate, in fp32 66.9 of 989.4 TFLOP/s
+    assert forward_s() / half == pytest.approx(2.0, rel=0.1)
+    assert forward_s(tf32_products=False) / half == pytest.approx(989.4 / 66.9, rel=0.15)
