@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.reference.chart import write_chart
 from benchmarks.reference.facts import facts_page
+from benchmarks.reference.llms import llms_page
 from benchmarks.reference.models import models_page
 from benchmarks.reference.pages import (
     api_page,
@@ -29,6 +30,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/problem.schema.json": partial(schema_file, "problem"),
     "reference/fleet.schema.json": partial(schema_file, "fleet"),
     "glossary.md": glossary_page,
+    "llms.txt": llms_page,
 }
 
 

@@ -76,6 +76,7 @@ EXAMPLES = {
         "meshwright replan 992b --lost-nodes 3 --steps-done 120000 --steps-total 900000",
         "meshwright replan 992b --slow-node 17=.7 --checkpoint run/checkpoints --save-dir run2/",
     ),
+    "mcp": ("meshwright mcp", "meshwright mcp --server https://meshwright.example --cpu-seconds 60"),
     "here": (
         "meshwright here",
         "meshwright here --out cluster.yaml --hostfile hosts",

@@ -45,6 +45,7 @@ COMMANDS = {
     "tune": ("tune:tune", "Run the best plans for a few steps and pick the fastest."),
     "verify": ("verify:verify_command", "Check a plan with the launcher's own code, without a GPU."),
     "replan": ("replan:replan_options", "Rank the ways to finish a job after its cluster changed."),
+    "mcp": ("mcp:mcp", "Serve the planner to an AI assistant (MCP)."),
     "here": ("here:here", "Describe this machine's GPUs and network as a cluster file."),
     "fleet": ("fleet:fleet", "Plan several jobs on one cluster."),
     "models": ("catalogs:models", "List the models of the catalog."),

@@ -42,7 +42,7 @@ FIRST = {
     "gradient accumulation": "tasks.html",
     "webhook": "limits.html",
     "uninstall": "howto/install.html",
-    "mcp": "limits.html",
+    "mcp": "howto/assistants.html",
     "qlora 70b on one h100": "tasks.html",
     "how many days will my run take": "tasks.html",
     "how many gpus do I need": "tasks.html",

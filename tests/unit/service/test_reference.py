@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from benchmarks.reference.__main__ import DOCS, PAGES
+from benchmarks.reference.llms import llms_full_page, llms_page
 from benchmarks.reference.pages import fields_table, glossary_page, openapi
 from meshwright.service.cli.examples import EXAMPLES
 from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
@@ -16,6 +17,16 @@ from meshwright.service.settings import Settings, as_markdown
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_what_the_code_makes_of_it(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "make reference"
+
+
+def test_language_models_find_every_page_and_the_text_of_those_for_users() -> None:
+    listed, whole = llms_page(), llms_full_page()
+    pages = [name for name in listed.split("](")[1:] if not name.startswith("http")]
+    assert all((DOCS / name.partition(")")[0]).is_file() for name in pages)
+    assert "(howto/assistants.md)" in listed
+    assert "# Use it from an AI assistant (MCP)" in whole
+    assert "(adr/0001" in listed
+    assert "<!-- adr/" not in whole
 
 
 def test_every_command_every_path_and_every_word_of_the_report_is_there() -> None:

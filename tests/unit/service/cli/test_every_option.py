@@ -57,6 +57,7 @@ STAND_INS = {
 # What takes the most time is done once for the same question, whichever command asks it.
 _ASK = remembering(ask)
 SHARED = {
+    "meshwright.service.cli.mcp.serve_stdio": print,
     "meshwright.service.here.this_machine": lambda: Machine(
         run=lambda words: "NVIDIA L4, 23034, 4, 16, [N/A]" if words[0] == "nvidia-smi" else None,
         read=lambda path: Path(path).read_text() if path == "hosts" else None,
@@ -350,6 +351,7 @@ COMMANDS = {
         "--commands": Case(base="smollm-135m --gpus 1xH100"),
         "--json": Case(base="smollm-135m --gpus 1xH100 --launcher trl"),
     }),
+    "mcp": Command("", {"--server": "http://127.0.0.1:1", "--cpu-seconds": "7"}),
     "here": Command("--json", {  # two machines are alike, but for what the options state
         "--out": Case("here.yaml", base=""),
         "--hostfile": "hosts",

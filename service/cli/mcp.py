@@ -1,0 +1,156 @@
+"""``meshwright mcp``: the planner as tools of an assistant, over the Model Context Protocol on stdio."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+if TYPE_CHECKING:  # help loads no protocol
+    from mcp.server.lowlevel import Server
+
+_HINT = "pip install 'meshwright[mcp]'"
+
+
+def mcp(
+    *,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Address of a service that runs plans as jobs, with the key in MESHWRIGHT_KEY."),
+    ] = None,
+    cpu_seconds: Annotated[int, typer.Option(min=1, help="CPU seconds that one call may take.")] = 120,
+) -> None:
+    """Serve the planner to an assistant over the Model Context Protocol, on stdin and stdout.
+
+    Its tools: fits, plan, predict, explain, fix, compare, catalog, and job with --server. Name the command
+    meshwright with the argument mcp in your assistant's configuration.
+    """
+    serve_stdio(cpu_seconds, server)
+
+
+def serve_stdio(cpu_seconds: int, url: str | None) -> None:
+    """Serve the client on stdin and stdout until it leaves.
+
+    Raises:
+        InvalidProblemError: the SDK is not installed, or ``url`` is not the address of a service.
+    """
+    from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - help loads no protocol
+
+    try:
+        import anyio  # noqa: PLC0415 - of the extra mcp
+        from mcp.server.stdio import stdio_server  # noqa: PLC0415 - the same
+    except ModuleNotFoundError:
+        raise InvalidProblemError.of("mcp", f"needs the official SDK: {_HINT}") from None
+
+    async def serve() -> None:
+        app = server_of(cpu_seconds, url)
+        async with stdio_server() as (incoming, outgoing):
+            await app.run(_Lines(incoming, outgoing), outgoing, app.create_initialization_options())
+
+    if url:
+        from meshwright.service.cli.client import ServiceClient  # noqa: PLC0415 - of a service alone
+
+        with ServiceClient(url):  # refuses what is no address
+            pass
+    anyio.run(serve)
+
+
+def server_of(cpu_seconds: int, url: str | None = None) -> Server[Any]:
+    """Return the server, whose calls run in processes of their own for so many CPU seconds."""
+    import mcp_types as types  # noqa: PLC0415 - of the extra mcp
+    from mcp.server.lowlevel import Server  # noqa: PLC0415 - the same
+    from mcp.shared.exceptions import MCPError  # noqa: PLC0415 - the same
+
+    from meshwright.service.assistant import TOOLS  # noqa: PLC0415 - help loads no tools
+
+    offered = {name: tool for name, tool in TOOLS.items() if url or not tool.needs_server}
+
+    async def list_tools(_context: object, _params: object) -> types.ListToolsResult:
+        tools = [
+            types.Tool(name=tool.name, description=tool.about, input_schema=tool.schema())
+            for tool in offered.values()
+        ]
+        return types.ListToolsResult(tools=tools)
+
+    async def call_tool(_context: object, params: types.CallToolRequestParams) -> types.CallToolResult:
+        if params.name not in offered:
+            raise MCPError(
+                code=types.INVALID_PARAMS,
+                message=f"there is no tool {params.name!r}. Known: {', '.join(offered)}",
+            )
+        found = await _in_process(params.name, params.arguments or {}, cpu_seconds, url)
+        return types.CallToolResult(
+            content=[types.TextContent(type="text", text=found["text"])],
+            structured_content=found["document"],
+            is_error=found["is_error"],
+        )
+
+    return Server("meshwright", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+async def _in_process(name: str, arguments: Any, cpu_seconds: int, url: str | None) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """Return the answer of a call, from a process that ends with it."""
+    import anyio  # noqa: PLC0415 - of the extra mcp
+
+    from meshwright.service.assistant import SERVER  # noqa: PLC0415 - help loads no tools
+
+    environment = {**os.environ, **({SERVER: url} if url else {})}
+    done = await anyio.run_process(
+        [sys.executable, "-m", "meshwright.service.assistant", str(cpu_seconds)],
+        input=json.dumps({"name": name, "arguments": arguments}).encode(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, env=environment,
+    )  # fmt: skip
+    if done.returncode == 0:
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        why = f"stopped after {cpu_seconds} CPU seconds: pin sizes, or set search.time_limit_s"
+    else:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        why = f"{name} failed: {said[-1] if said else done.returncode}"
+    return {"is_error": True, "text": why, "document": None}
+
+
+class _Lines:
+    """Messages of a client; lines that are none are answered with a parse error, and the next is read."""
+
+    def __init__(self, incoming: Any, outgoing: Any) -> None:  # noqa: ANN401 - streams of the SDK
+        self._incoming, self._outgoing = incoming, outgoing
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the stream's own
+        return getattr(self._incoming, name)
+
+    async def receive(self) -> Any:  # noqa: ANN401 - a message of the SDK
+        while isinstance(message := await self._incoming.receive(), Exception):
+            await self._refuse()
+        return message
+
+    def __aiter__(self) -> _Lines:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401 - the same
+        import anyio  # noqa: PLC0415 - of the extra mcp
+
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        await self._incoming.__aenter__()
+        return self
+
+    async def __aexit__(self, *fault: object) -> Any:  # noqa: ANN401 - the same
+        return await self._incoming.__aexit__(*fault)
+
+    async def _refuse(self) -> None:
+        import mcp_types as types  # noqa: PLC0415 - of the extra mcp
+        from mcp.shared.message import SessionMessage  # noqa: PLC0415 - the same
+
+        fault = types.ErrorData(code=types.PARSE_ERROR, message="Parse error: expected a JSON-RPC message")
+        await self._outgoing.send(SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=None, error=fault)))

@@ -1,0 +1,182 @@
+"""The planner as tools of an assistant, under the official SDK's client."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import pytest
+from mcp import Client, MCPError, StdioServerParameters
+
+from meshwright.service import assistant
+from meshwright.service.assistant import TOOLS, answered
+from meshwright.service.cli.mcp import server_of
+
+QUESTION = {
+    "model": "smollm-135m", "gpus": "1xH100", "launcher": "trl",
+    "workload": {"global_batch_size": 8, "seq_length": 2048},
+}  # fmt: skip
+TRAIN = """torchrun --nproc-per-node 8 pretrain_gpt.py \\
+    --num-layers 16 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 \\
+    --group-query-attention --num-query-groups 8 --swiglu --normalization RMSNorm --disable-bias-linear \\
+    --seq-length 4096 --max-position-embeddings 4096 --vocab-size 128256 --tokenizer-type NullTokenizer \\
+    --micro-batch-size 1 --global-batch-size 64 --bf16 --use-distributed-optimizer \\
+    --recompute-granularity full --recompute-method uniform --recompute-num-layers 1 \\
+    --tensor-model-parallel-size 8
+"""
+OWN = {"micro_batch_size": 1}
+CALLS = {
+    "fits": {"model": "smollm-135m", "gpus": "1xRTX-4090", "launcher": "trl"},
+    "plan": QUESTION,
+    "predict": {**QUESTION, "configuration": OWN},
+    "explain": {**QUESTION, "configuration": OWN},
+    "compare": {**QUESTION, "first": OWN, "second": {"micro_batch_size": 2}},
+    "catalog": {"of": "gpus", "like": "h100"},
+}
+
+
+def asked(of: Any, talk: Callable[[Client], Awaitable[Any]]) -> Any:  # noqa: ANN401 - of the SDK
+    async def run() -> Any:  # noqa: ANN401 - the same
+        async with Client(of) as client:
+            return await talk(client)
+
+    return anyio.run(run)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_tool_answers_in_words_and_as_a_document(name: str) -> None:
+    found = answered(name, CALLS[name])
+    assert not found["is_error"], found["text"]
+    assert found["text"].strip()
+    assert json.loads(json.dumps(found["document"], allow_nan=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("plan", [], "must be an object"),
+        ("plan", {"gpus": "1xH100"}, "/model: is required"),
+        ("plan", {**QUESTION, "colour": 1}, "/colour: is no argument. Allowed: cluster, gpus"),
+        ("plan", {**QUESTION, "gpus": "1xH1000"}, "H100"),
+        ("plan", {**QUESTION, "workload": {"seq_length": "x"}}, "seq_length"),
+        ("catalog", {"of": "colours"}, "Allowed: clusters, gpus, launchers, models"),
+        ("explain", {"gpus": "1xH100"}, "launch_file"),
+        ("explain", {"gpus": "1xH100", "launch_file": "/no/such/train.sh"}, "train.sh"),
+    ],
+)
+def test_wrong_arguments_are_answered_with_what_is_allowed(name: str, arguments: Any, words: str) -> None:  # noqa: ANN401
+    found = answered(name, arguments)
+    assert found["is_error"]
+    assert words in found["text"]
+
+
+def test_a_script_is_fixed_as_a_diff_and_left_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(TRAIN)
+    found = answered("fix", {"launch_file": str(script), "gpus": "8xH100"})
+    assert not found["is_error"], found["text"]
+    assert "-    --tensor-model-parallel-size 8" in found["document"]["diff"]
+    assert found["document"]["diff"] in found["text"]
+    assert script.read_text() == TRAIN
+
+
+def test_schemas_are_the_request_table_s() -> None:
+    async def talk(client: Client) -> Any:  # noqa: ANN401 - of the SDK
+        return {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
+
+    schemas = asked(server_of(60), talk)
+    assert set(schemas) == {*CALLS, "fix"}  # no job without a service
+    assert {"model", "cluster", "workload", "search", "launcher", "gpus"} <= schemas["plan"][
+        "properties"
+    ].keys()
+    assert "seq_length" in schemas["plan"]["$defs"]["WorkloadRequest"]["properties"]
+    assert "job" in asked(server_of(60, "http://127.0.0.1:1"), talk)
+
+
+def test_a_question_that_is_too_large_ends_its_own_process_alone() -> None:
+    async def talk(client: Client) -> Any:  # noqa: ANN401 - of the SDK
+        many = {**QUESTION, "model": "llama-3.1-405b", "gpus": "4096xH100", "launcher": "megatron-lm"}
+        stopped = await client.call_tool("plan", many)
+        return stopped, await client.call_tool("catalog", CALLS["catalog"])
+
+    stopped, after = asked(server_of(1), talk)
+    assert stopped.is_error
+    assert "stopped after 1 CPU seconds" in stopped.content[0].text
+    assert not after.is_error
+
+
+def test_the_command_serves_the_sdk_s_client_over_stdio() -> None:
+    command = StdioServerParameters(
+        command=sys.executable, args=["-m", "meshwright", "mcp"], env=dict(os.environ)
+    )
+
+    async def talk(client: Client) -> Any:  # noqa: ANN401 - of the SDK
+        with pytest.raises(MCPError, match=r"there is no tool 'dance'\. Known: fits, plan"):
+            await client.call_tool("dance", {})
+        return await client.call_tool("catalog", CALLS["catalog"])
+
+    found = asked(command, talk)
+    assert "h100-sxm-80gb" in found.content[0].text
+    assert found.structured_content["of"] == "gpus"
+
+
+def test_garbage_is_a_protocol_error_and_the_server_lives() -> None:
+    ask = {"jsonrpc": "2.0", "id": 7, "method": "ping"}
+    start = {
+        "jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18", "capabilities": {},
+            "clientInfo": {"name": "x", "version": "1"},
+        },
+    }  # fmt: skip
+    lines = ["garbage", '{"jsonrpc": "2.0", "id": ', "[]", json.dumps(start), "\x00\x01", json.dumps(ask)]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "meshwright", "mcp"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with server:
+        assert server.stdin
+        assert server.stdout
+        server.stdin.write("\n".join([*lines, ""]))
+        server.stdin.flush()
+        answers = [
+            json.loads(server.stdout.readline()) for _ in lines
+        ]  # what is left at its end is dropped
+        server.stdin.close()
+    assert server.returncode == 0
+    assert sum(one.get("error", {}).get("code") == -32700 for one in answers) == 4
+    assert [one["id"] for one in answers if "result" in one] == [1, 7]
+
+
+def test_plans_of_a_service_are_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_of = list[tuple[str, str]]()
+
+    class Service:
+        def __init__(self, _url: str) -> None: ...
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_fault: object) -> None: ...
+
+        def call(self, method: str, path: str, **_more: object) -> dict[str, Any]:
+            asked_of.append((method, path))
+            state = "succeeded" if len(asked_of) > 1 else "queued"
+            return {"id": "a1", "state": state, "plans": [], "request": QUESTION}
+
+    monkeypatch.setenv(assistant.SERVER, "http://127.0.0.1:1")
+    monkeypatch.setattr("meshwright.service.cli.client.ServiceClient", Service)
+    found = answered("plan", QUESTION)
+    assert not found["is_error"], found["text"]
+    assert asked_of == [("POST", "/v1/jobs"), ("GET", "/v1/jobs/a1"), ("GET", "/v1/jobs/a1/plans")]
+    assert answered("job", {"job": "a1"})["document"]["job"]["id"] == "a1"
+
+
+def test_every_tool_says_what_it_is_for() -> None:
+    assert all(tool.about.endswith(".") and tool.schema()["type"] == "object" for tool in TOOLS.values())
