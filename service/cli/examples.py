@@ -121,6 +121,7 @@ EXAMPLES = {
     "keys create": ("meshwright keys create --tenant vision --scope submit --expires-in-days 90",),
     "keys list": ("meshwright keys list --tenant vision",),
     "keys revoke": ("meshwright keys revoke KEY_ID",),
+    "doctor": ("meshwright doctor", "meshwright doctor --json"),
     "db": ("meshwright db check", "meshwright db backup jobs-copy.db"),
     "db upgrade": ("meshwright db upgrade --database-url postgresql://meshwright@db/meshwright",),
     "db downgrade": ("meshwright db downgrade 0014",),
