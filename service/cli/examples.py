@@ -120,6 +120,7 @@ EXAMPLES = {
     "keys": ("meshwright keys create --tenant vision --scope submit", "meshwright keys list"),
     "keys create": ("meshwright keys create --tenant vision --scope submit --expires-in-days 90",),
     "keys list": ("meshwright keys list --tenant vision",),
+    "keys revoke-since": ("meshwright keys revoke-since 2026-11-27T03:00Z",),
     "keys revoke": ("meshwright keys revoke KEY_ID",),
     "doctor": ("meshwright doctor", "meshwright doctor --json"),
     "db": ("meshwright db check", "meshwright db backup jobs-copy.db"),
