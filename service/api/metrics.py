@@ -121,8 +121,8 @@ class _ServiceFigures(Collector):
             "clock_steps_seconds": ("Sum of the steps of the database's clock", leader.clock_steps_s),
             "cpu_seconds_today": ("CPU seconds of all keys today (UTC)", spent_s),
         }  # fmt: skip
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(f"meshwright_{name}", text, value=value)
+        for name, (text, figure) in gauges.items():
+            yield GaugeMetricFamily(f"meshwright_{name}", text, value=figure)
         if self._most_tenants:
             family = GaugeMetricFamily(
                 "meshwright_tenant_cpu_seconds_today", "CPU seconds today of the largest tenants",

@@ -308,6 +308,7 @@ def use_stores(database: Database, jobs: Jobs) -> None:
         key_records.session_key(connection, key_records_hash(session))
     end_session(database, session)
     keys.revoke(record.id, tenant=TENANT, with_links=True)
+    keys.revoke_since(1.0, seen_in=database)
 
 
 def use_replans(replans: Replans, job_id: str) -> None:
