@@ -70,8 +70,8 @@ def licence_of(name: str) -> str:
         for one in stated.get_all("Classifier") or ()
         if one.startswith("License ::")
     ]
-    named = [stated.get("License-Expression"), " and ".join(classifiers), stated.get("License")]
-    text = next((one for one in named if one and one != "UNKNOWN"), UNKNOWN)
+    stating = (stated.get_all("License-Expression"), [" and ".join(classifiers)], stated.get_all("License"))
+    text = next((one for found in stating for one in found or () if one and one != "UNKNOWN"), UNKNOWN)
     return text.strip().partition("\n")[0][:MAX_LICENCE]
 
 

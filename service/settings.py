@@ -113,7 +113,15 @@ class Settings(BaseSettings):
     )
 
     log_format: LogFormat = Field(
-        default="text", description="text, or json: one object a line, with every request"
+        default="text", description="text, or json: one object a line. Both have a line for every request"
+    )
+
+    metrics_tenants: int = Field(
+        default=0,
+        ge=0,
+        le=1_000,
+        description="tenants that `/metrics` names, with their CPU seconds of today: those that used the "
+        "most. 0: none",
     )
 
     oidc_issuer: str | None = Field(

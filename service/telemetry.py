@@ -71,7 +71,7 @@ def configure() -> None:
 
 
 LogFormat = Literal["text", "json"]
-REQUESTS = "service.requests"  # one line a request: for collectors, not for terminals
+REQUESTS = "service.requests"  # one line a request
 _about: ContextVar[MutableMapping[str, str] | None] = ContextVar("about", default=None)
 
 
@@ -112,12 +112,21 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class PlainLines(logging.Formatter):
+    """A line for people: time, logger, message, and the ids of what was being done."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text."""
+        line, ids = super().format(record), _about.get() or {}
+        head, newline, rest = line.partition("\n")
+        return head + "".join(f" {name}={value}" for name, value in ids.items()) + newline + rest
+
+
 def configure_logging(log_format: LogFormat) -> None:
     """Log to stderr from now on."""
     handler = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(name)s[%(process)d] %(message)s")
+    plain = PlainLines("%(asctime)s %(name)s[%(process)d] %(message)s")
     handler.setFormatter(JsonLines() if log_format == "json" else plain)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger(REQUESTS).setLevel(logging.INFO if log_format == "json" else logging.WARNING)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute
 
 from meshwright.service.api import errors, openapi
-from meshwright.service.api.deps import Service
+from meshwright.service.api.deps import Service, turns_of_process
 from meshwright.service.api.edge import Edge, InHand
 from meshwright.service.api.metrics import Metrics
 from meshwright.service.api.problems import declared
@@ -103,6 +103,7 @@ def _routes() -> tuple[BaseRoute, ...]:
 def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
     database = Database(settings.database_url)
     queue = queue_for(settings.queue_url)
+    turns = turns_of_process()
     spending = Spending(database, most_s=settings.max_cpu_s_per_day)
     use_cases = Jobs(
         database,
@@ -127,7 +128,8 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         database=database,
         access=Access(database, closed=settings.oidc_issuer is not None),
         people=People(settings, database),
-        metrics=Metrics(database),
+        metrics=Metrics(database, turns=turns, most_tenants=settings.metrics_tenants),
+        **turns,
         spending=spending,
         queue=queue,
         jobs=use_cases,

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Header, Query, Request, Security
@@ -66,6 +66,15 @@ def _turns(what: str, size: int, share: int) -> Turns:
     return Turns(what, size=size, share=share, max_wait_s=MAX_WAIT_FOR_TURN_S)
 
 
+def turns_of_process() -> dict[str, Turns]:
+    """Return the turns that tenants take, by their field of ``Service``."""
+    return {
+        "problems": _turns("large bodies", MAX_PROBLEMS, PROBLEMS_SHARE),
+        "documents": _turns("large bodies", MAX_DOCUMENTS, DOCUMENTS_SHARE),
+        "computing": _turns("re-plans, reports and calibrations", MAX_COMPUTING, COMPUTING_SHARE),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """Everything behind the routes of one API process."""
@@ -84,11 +93,9 @@ class Service:
     replans: Replans
     verifications: Verifications
     watch: EventWatch  # of jobs, for long polls and event streams
-    problems: Turns = field(default_factory=lambda: _turns("large bodies", MAX_PROBLEMS, PROBLEMS_SHARE))
-    documents: Turns = field(default_factory=lambda: _turns("large bodies", MAX_DOCUMENTS, DOCUMENTS_SHARE))
-    computing: Turns = field(
-        default_factory=lambda: _turns("re-plans, reports and calibrations", MAX_COMPUTING, COMPUTING_SHARE)
-    )
+    problems: Turns
+    documents: Turns
+    computing: Turns
 
 
 def service_of(request: Request) -> Service:

@@ -114,10 +114,11 @@ class Edge:
         route = getattr(scope.get("route"), "path", "none")
         self._metrics.count(method=method, route=route, status=status, seconds=seconds)
         _log.info(
-            "%s %s %d",
+            "%s %s %d %.1f ms",
             method,
             route,
             status,
+            1000 * seconds,
             extra={
                 "data": {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 1)}
             },

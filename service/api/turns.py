@@ -23,7 +23,18 @@ class Turns:
         self._share = share
         self._max_wait_s = max_wait_s
         self._held: Counter[str] = Counter()
+        self.refused = {"late": 0, "left": 0}  # no turn came free in time; the client left first
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next tenant first
+
+    @property
+    def num_held(self) -> int:
+        """Return how many turns are held."""
+        return self._held.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Return how many wait for a turn."""
+        return sum(len(queue) for queue in tuple(self._waiting.values()))
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
@@ -50,6 +61,7 @@ class Turns:
                 self._release(tenant)  # it came too late
             else:
                 self._forget(tenant, granted)
+            self.refused["late" if isinstance(fault, TimeoutError) else "left"] += 1
             if isinstance(fault, TimeoutError):
                 raise BusyError(f"too many concurrent {self._what}: retry in a few seconds") from None
             raise

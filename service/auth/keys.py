@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 
@@ -137,6 +138,31 @@ class Keys:
             ended = {"links": len(links)} if with_links else {}
             records.note(connection, owner, actor=self._actor, action="key.revoke", subject=key_id, **ended)
         return len(links)
+
+    def revoke_since(
+        self, since_s: float, *, seen_in: Database | None = None, keep: Collection[str] = ()
+    ) -> tuple[int, int]:
+        """End keys and links that a restored backup may have brought back; return how many of each.
+
+        Args:
+            since_s: when the backup was made.
+            seen_in: the database before the restore, which knows what was revoked since; None: all keys
+                and links of the backup end.
+            keep: keys that stay.
+        """
+        only = links = None
+        if seen_in is not None:
+            with seen_in.read() as connection:
+                only, links = records.revoked_since(connection, since_s), records.links_there(connection)
+        with self._database.write() as connection:
+            ended = records.revoke_before(connection, since_s, only=only, kept=list(keep))
+            for tenant, key_id in ended:
+                records.note(
+                    connection, tenant, actor=self._actor, action="key.revoke", subject=key_id,
+                    since_s=since_s,
+                )  # fmt: skip
+            num_links = records.end_links_before(connection, since_s, kept=links or [])
+        return len(ended), num_links
 
     def page(self, tenant: str | None, *, page_size: int, page_token: str | None = None) -> Page[KeyRecord]:
         """Keys, newest first.

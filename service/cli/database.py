@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from meshwright.profiles.documents import shown, shown_path
@@ -16,6 +18,7 @@ from meshwright.service.cli.terminal import say_warnings
 from meshwright.service.db import migrations
 from meshwright.service.db.backup import BackupError, back_up, restore
 from meshwright.service.db.database import Database, DatabaseSilentError, sqlite_path
+from meshwright.service.db.dump import dump, restore_dump
 from meshwright.service.db.file_lock import owned
 from meshwright.service.errors import NotFoundError, ServerStartError
 from meshwright.service.settings import Settings, settings_with
@@ -146,10 +149,11 @@ def backup_command(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Copy the SQLite file while the service runs; PostgreSQL has pg_dump."""
-    source = _file(database_url)
+    """Copy the records while the service runs: the SQLite file, or PostgreSQL's by pg_dump."""
+    url = settings_with({"database_url": database_url}).database_url
+    source = sqlite_path(url)
     try:
-        size_bytes = back_up(source, target)
+        size_bytes = dump(make_url(url), target) if source is None else back_up(source, target)
     except BackupError as fault:
         raise InvalidProblemError.of("backup", str(fault)) from None
     typer.echo(f"{shown_path(target)}  {size_bytes} bytes")
@@ -162,19 +166,19 @@ def restore_command(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Put a copy in the place of the SQLite file; the service must be stopped."""
-    target = _file(database_url)
+    """Put a copy in the place of the records; the service must be stopped."""
+    url = settings_with({"database_url": database_url}).database_url
+    target = sqlite_path(url)
+    made = datetime.fromtimestamp(source.stat().st_mtime, UTC) if source.is_file() else None
     try:
-        restore(source, target)
+        if target is None:
+            restore_dump(source, make_url(url))
+        else:
+            restore(source, target)
     except (BackupError, ServerStartError) as fault:
         raise InvalidProblemError.of("restore", str(fault)) from None
     typer.echo(f"restored from {shown_path(source)}")
-
-
-def _file(database_url: str | None) -> Path:
-    path = sqlite_path(settings_with({"database_url": database_url}).database_url)
-    if path is None:
-        raise InvalidProblemError.of(
-            "--database-url", "the records are in PostgreSQL: use pg_dump and pg_restore"
-        )
-    return path
+    if made is not None:
+        at = f"{made:%Y-%m-%dT%H:%M}Z"
+        revived = f"keys and links that were revoked after the copy of {at} work again"
+        say_warnings([f"{revived}: meshwright keys revoke-since {at}"])

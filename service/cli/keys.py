@@ -15,7 +15,7 @@ from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.cli.database import opened
 from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.db import migrations
-from meshwright.service.db.database import sqlite_path
+from meshwright.service.db.database import Database, sqlite_path
 from meshwright.service.db.key_records import KeyRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.report.formatting import plain_table
@@ -96,6 +96,36 @@ def revoke(
         except NotFoundError:
             raise InvalidProblemError.of("KEY_ID", "there is no such key") from None
     typer.echo(f"{key_id}  revoked{f', with {links} links' if with_links else ''}")
+
+
+@app.command("revoke-since")
+def revoke_since(
+    since: Annotated[
+        datetime,
+        typer.Argument(
+            help="When the restored backup was made (UTC).",
+            formats=["%Y-%m-%dT%H:%MZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"],
+        ),
+    ],
+    *,
+    seen_in: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of the database before the restore: end only what was revoked there since "
+            "[default: end every key and link of the backup]."
+        ),
+    ] = None,
+    keep: Annotated[list[str] | None, typer.Option(help="Id of a key that stays (repeat it).")] = None,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """After a restore, end the keys and links that were revoked since the backup."""
+    since_s = since.replace(tzinfo=UTC).timestamp()
+    before = None if seen_in is None else Database(settings_with({"database_url": seen_in}).database_url)
+    with _keys(database_url) as keys:
+        ended, links = keys.revoke_since(since_s, seen_in=before, keep=keep or ())
+    if before is not None:
+        before.close()
+    typer.echo(f"{ended} keys and {links} share links revoked")
 
 
 @contextmanager

@@ -60,11 +60,12 @@ COMMANDS = {
     "jobs": ("jobs:app", "Submit, follow and cancel jobs of a running service."),
     "keys": ("keys:app", "Create, list and revoke keys of a service."),
     "db": ("database:app", "Upgrade, check, copy and restore the records."),
+    "doctor": ("doctor:doctor", "Check a service's surroundings, and say what to do."),
 }
 
 
 # They need the packages of the extra ``service``; the others are the planner alone.
-SERVICE_COMMANDS = frozenset({"serve", "worker", "launch", "demo", "jobs", "keys", "db"})
+SERVICE_COMMANDS = frozenset({"serve", "worker", "launch", "demo", "jobs", "keys", "db", "doctor"})
 # Allocations between two garbage collections: loaded modules stay, and a search makes hardly any cycles.
 # Python's own 700 cost a small search .07 CPU seconds.
 _ALLOCATIONS = 200_000

@@ -6,7 +6,7 @@ A key is found by its public id for any caller, because the key identifies the c
 from __future__ import annotations
 
 import secrets as random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,42 @@ def revoke_key(connection: Connection, tenant: str | None, key_id: str) -> str |
     return connection.execute(
         update(api_keys).where(*mine).values(revoked_at_s=first).returning(api_keys.c.tenant)
     ).scalar_one_or_none()
+
+
+def revoked_since(connection: Connection, since_s: float) -> list[str]:
+    """Return the keys that were revoked at or after a moment."""
+    query = select(api_keys.c.id).where(api_keys.c.revoked_at_s >= since_s)
+    return list(connection.execute(query).scalars())
+
+
+def links_there(connection: Connection) -> list[str]:
+    """Return the ids of all links to answers; a revoked one has no row."""
+    return list(connection.execute(select(share_links.c.id)).scalars())
+
+
+def revoke_before(
+    connection: Connection, before_s: float, *, only: Collection[str] | None, kept: Collection[str]
+) -> list[tuple[str, str]]:
+    """Revoke the usable keys that were made before a moment; return their tenants and ids.
+
+    ``only`` these, if they are given, and none of ``kept``.
+    """
+    mine = [
+        api_keys.c.created_at_s < before_s,
+        api_keys.c.revoked_at_s.is_(None),
+        api_keys.c.id.not_in(kept),
+    ]
+    if only is not None:
+        mine.append(api_keys.c.id.in_(only))
+    ended = update(api_keys).where(*mine).values(revoked_at_s=now_s())
+    rows = connection.execute(ended.returning(api_keys.c.tenant, api_keys.c.id)).all()
+    return [(row.tenant, row.id) for row in rows]
+
+
+def end_links_before(connection: Connection, before_s: float, *, kept: Collection[str]) -> int:
+    """End the links that were made before a moment, but for those that are kept; return how many."""
+    gone = delete(share_links).where(share_links.c.created_at_s < before_s, share_links.c.id.not_in(kept))
+    return connection.execute(gone).rowcount
 
 
 def delete_links(connection: Connection, key_id: str) -> list[str]:

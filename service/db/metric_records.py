@@ -9,7 +9,17 @@ from itertools import accumulate
 from sqlalchemy import Column, Connection, Row, delete, func, insert, select
 
 from meshwright.service.db.clock import now_s
-from meshwright.service.db.tables import is_queued, job_totals, jobs
+from meshwright.service.db.tables import (
+    is_fleet,
+    is_queued,
+    job_totals,
+    jobs,
+    key_usage,
+    leaders,
+    verifications,
+    workers,
+)
+from meshwright.service.db.usage_records import LIVE_S, TODAY
 
 # The bounds that migration 0015 counts by.
 SOLVE_BOUNDS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
@@ -51,6 +61,58 @@ def job_figures(connection: Connection) -> JobFigures:
         solve_s=_distribution(connection, totals.solve_bucket, totals.solve_s, SOLVE_BOUNDS_S),
         gap=_distribution(connection, totals.gap_bucket, totals.gap, GAP_BOUNDS),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderFigures:
+    """The worker that sweeps, and the steps of the database's clock that it moved moments by."""
+
+    lease_left_s: float  # below 0: nobody leads
+    clock_steps_s: float  # their sum
+
+
+def leader_figures(connection: Connection) -> LeaderFigures:
+    """Read who leads."""
+    rows = connection.execute(select(leaders.c.role, leaders.c.expires_at_s, now_s().label("now"))).all()
+    found = {row.role: (float(row.expires_at_s), float(row.now)) for row in rows}
+    until, now = found.get("sweeper", (0.0, 0.0))
+    return LeaderFigures(lease_left_s=until - now, clock_steps_s=found.get("clock", (0.0, 0.0))[0])
+
+
+def open_verifications(connection: Connection) -> dict[str, int]:
+    """Return how many plans wait for their launcher, and how many it builds now."""
+    table = verifications.c
+    open_ = table.state.in_(["queued", "running"])
+    rows = connection.execute(select(table.state, func.count()).where(open_).group_by(table.state))
+    return {state: int(number) for state, number in rows}
+
+
+def open_fleets(connection: Connection) -> dict[str, int]:
+    """Return how many fleets wait and are planned."""
+    open_ = is_fleet, jobs.c.state.concat("").in_(["queued", "running"])
+    rows = connection.execute(select(jobs.c.state, func.count()).where(*open_).group_by(jobs.c.state))
+    return {state: int(number) for state, number in rows}
+
+
+def workers_alive(connection: Connection) -> dict[str, int]:
+    """Return the live workers by kind."""
+    alive = workers.c.seen_at_s > now_s() - LIVE_S
+    rows = connection.execute(select(workers.c.kind, func.count()).where(alive).group_by(workers.c.kind))
+    return {kind: int(number) for kind, number in rows}
+
+
+def cpu_by_tenant(connection: Connection, *, most: int) -> list[tuple[str, float]]:
+    """Return today's CPU seconds of the tenants that used the most, the largest first."""
+    spent = func.sum(key_usage.c.cpu_s)
+    query = select(key_usage.c.tenant, spent).where(key_usage.c.day == TODAY)
+    found = connection.execute(query.group_by(key_usage.c.tenant).order_by(spent.desc()).limit(most))
+    return [(tenant, float(cpu_s)) for tenant, cpu_s in found]
+
+
+def cpu_today(connection: Connection) -> float:
+    """Return today's CPU seconds of all keys."""
+    spent = select(func.coalesce(func.sum(key_usage.c.cpu_s), 0.0)).where(key_usage.c.day == TODAY)
+    return float(connection.execute(spent).scalar_one())
 
 
 def fold_totals(connection: Connection) -> int:

@@ -353,6 +353,7 @@ key_usage = Table(
     Column("key_id", String(16), primary_key=True),  # empty: no keys were demanded
     Column("cpu_s", Double, nullable=False),
     Column("jobs", Integer, nullable=False),  # that ended
+    Index(None, "day"),
 )
 
 workers = Table(

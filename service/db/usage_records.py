@@ -19,7 +19,7 @@ FORGOTTEN_S = 3600.0
 KEPT_DAYS = 366  # of CPU seconds: as far back as anybody may ask
 NO_KEY = ""  # of jobs that were submitted where no keys are demanded
 _OF_JOB = "job_id", "tenant", "claimed_at_s"  # of a worker's record
-_TODAY = cast(func.floor(now_s() / DAY_S), Integer)
+TODAY = cast(func.floor(now_s() / DAY_S), Integer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +56,19 @@ def add_usage(connection: Connection, tenant: str, owner: str | None, *, cpu_s: 
         cpu_s: CPU seconds to add.
         ended: count it as one job more.
     """
-    own = {"tenant": tenant, "day": _TODAY, "key_id": owner or NO_KEY}
+    own = {"tenant": tenant, "day": TODAY, "key_id": owner or NO_KEY}
     added = {"cpu_s": cpu_s, "jobs": int(ended)}
     more = {name: key_usage.c[name] + value for name, value in added.items()}
     _upsert(connection, key_usage, {**own, **added}, more)
-    old = key_usage.c.tenant == tenant, key_usage.c.day <= _TODAY - KEPT_DAYS
+    old = key_usage.c.tenant == tenant, key_usage.c.day <= TODAY - KEPT_DAYS
     connection.execute(delete(key_usage).where(*old))
 
 
 def used_today(connection: Connection, tenant: str, owner: str | None) -> tuple[float, float]:
     """Return the CPU seconds of a key today, and the seconds until tomorrow."""
-    own = key_usage.c.tenant == tenant, key_usage.c.key_id == (owner or NO_KEY), key_usage.c.day == _TODAY
+    own = key_usage.c.tenant == tenant, key_usage.c.key_id == (owner or NO_KEY), key_usage.c.day == TODAY
     used = select(key_usage.c.cpu_s).where(*own).scalar_subquery()
-    row = connection.execute(select(func.coalesce(used, 0.0), (_TODAY + 1) * DAY_S - now_s())).one()
+    row = connection.execute(select(func.coalesce(used, 0.0), (TODAY + 1) * DAY_S - now_s())).one()
     return float(row[0]), float(row[1])
 
 
@@ -78,7 +78,7 @@ def over_quota(connection: Connection, tenant: str, *, most_s: float | None) -> 
     ``most_s`` is the quota of keys without one of their own; None: they have none.
     """
     quota = func.coalesce(api_keys.c.max_cpu_s_per_day, most_s)
-    own = key_usage.c.tenant == tenant, key_usage.c.day == _TODAY, key_usage.c.cpu_s >= quota
+    own = key_usage.c.tenant == tenant, key_usage.c.day == TODAY, key_usage.c.cpu_s >= quota
     keys = key_usage.outerjoin(api_keys, api_keys.c.id == key_usage.c.key_id)
     return list(connection.execute(select(key_usage.c.key_id).select_from(keys).where(*own)).scalars())
 
@@ -106,7 +106,7 @@ def total_usage(connection: Connection, tenant: str, *, days: int) -> tuple[floa
 
 
 def _since(tenant: str, days: int) -> tuple[ColumnElement[bool], ...]:
-    return key_usage.c.tenant == tenant, key_usage.c.day > _TODAY - days
+    return key_usage.c.tenant == tenant, key_usage.c.day > TODAY - days
 
 
 def note_worker(connection: Connection, name: str, *, kind: str, version: str) -> None:

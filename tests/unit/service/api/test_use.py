@@ -79,7 +79,7 @@ def test_a_job_that_is_given_back_costs_its_key_too_and_counts_once(
 
 def test_usage_has_pages_and_the_sums_of_all_of_them(client: TestClient, database: Database) -> None:
     with database.write() as connection:
-        today = connection.execute(select(usage_records._TODAY)).scalar_one()
+        today = connection.execute(select(usage_records.TODAY)).scalar_one()
         for day, key in ((today, "b"), (today, ""), (today - 1, "c"), (today - 40, "c")):
             row = {"tenant": TENANT, "day": day, "key_id": key, "cpu_s": 1.5, "jobs": 2}
             connection.execute(key_usage.insert().values(row))
@@ -94,7 +94,7 @@ def test_usage_has_pages_and_the_sums_of_all_of_them(client: TestClient, databas
 
 def test_cpu_seconds_of_a_year_ago_are_forgotten(database: Database, engine: JobEngine) -> None:
     with database.write() as connection:
-        today = connection.execute(select(usage_records._TODAY)).scalar_one()
+        today = connection.execute(select(usage_records.TODAY)).scalar_one()
         for tenant, age in ((TENANT, 365), (TENANT, 366), (TENANT, 900), ("other", 900)):
             row = {"tenant": tenant, "day": today - age, "key_id": "k", "cpu_s": 1.0, "jobs": 1}
             connection.execute(key_usage.insert().values(row))
