@@ -18,7 +18,7 @@ mean time over the options, and an option's time for a unit is the least over th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,6 +103,34 @@ _BY_OPTION = (
 )  # fmt: skip
 
 
+def _work_of_layers(layer_s: FloatArray, usable: BoolArray) -> FloatArray:
+    """Return the units of a layer of each kind, (n, K): 1, or seconds on the mean of usable options."""
+    if layer_s.shape[-1] == 1:
+        return np.ones(layer_s.shape[1:])
+    num_usable = np.maximum(usable.sum(axis=0), 1)[:, None]
+    mean_s = np.where(usable[..., None], layer_s, 0.0).sum(axis=0) / num_usable
+    return np.where(mean_s > 0.0, mean_s, 1.0)
+
+
+def _stages_of_places(
+    rows: MixedRows, some: IntArray, groups: Sequence[IntArray], usable: BoolArray
+) -> FloatArray:
+    """Return the stages that each block of a group's GPUs has room for, (B, n, K).
+
+    A block has the GPUs of the largest usable stage of its group; the last one has what is left.
+    """
+    blocks, stage_gpus = np.arange(_most_blocks(rows)), rows.gpus_of_stage[:, some]
+    stages = np.zeros((*usable.shape, len(blocks)))
+    for options in groups:
+        largest = np.where(usable[options], stage_gpus[options], 0).max(axis=0)
+        gpus = rows.gpus[int(rows.group_of[options[0]]), some]
+        left_gpus = gpus[:, None] - largest[:, None] * blocks
+        block_gpus = np.clip(left_gpus, 0, np.maximum(largest, 1)[:, None])
+        room = block_gpus[None] / stage_gpus[options][..., None]
+        stages[options] = np.where(usable[options][..., None], room, 0.0)
+    return stages
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
     """Some rows: what stages can hold; layers in units of work."""
@@ -140,9 +168,7 @@ class _Held:
         usable = room > 0
         scale = rows.transfers.scale[:, some]
         layer_s, one_kind = rows.layer_s[:, some] * scale[..., None], len(counts) == 1
-        num_usable = np.maximum(usable.sum(axis=0), 1)[:, None]
-        mean_s = np.where(usable[..., None], layer_s, 0.0).sum(axis=0) / num_usable
-        work = np.ones(layer_s.shape[1:]) if one_kind else np.where(mean_s > 0.0, mean_s, 1.0)
+        work = _work_of_layers(layer_s, usable)
         kept_bytes, state_bytes = rows.kept_bytes[:, some, :-2], rows.state_bytes[:, some, :-2]
         blocks = _most_blocks(rows)
         in_flight = np.minimum(rows.num_microbatches[some][:, None], np.arange(1, blocks + 1))  # (n, K)
@@ -161,24 +187,13 @@ class _Held:
         spared_bytes = np.maximum(whole_kept - kept_bytes, 1e-9)
         replay_s_of_byte = (replay_s / spared_bytes).min(axis=-1)[..., None]
         further_replay_s = replay_s_of_byte / in_flight[None] * whole_bytes * _SAFETY
-        stage_gpus, tail_s = rows.gpus_of_stage[:, some], rows.tail_s[:, some]
         groups = tuple(np.flatnonzero(rows.group_of == group) for group in np.unique(rows.group_of))
-        weight = np.zeros((*room.shape, blocks))
-        for options in groups:
-            largest = np.where(usable[options], stage_gpus[options], 0).max(axis=0)
-            gpus = rows.gpus[int(rows.group_of[options[0]]), some]
-            left_gpus = gpus[:, None] - largest[:, None] * np.arange(blocks)
-            block_gpus = np.clip(left_gpus, 0, np.maximum(largest, 1)[:, None])
-            stages = block_gpus[None] / stage_gpus[options][..., None]
-            weight[options] = np.where(usable[options][..., None], stages, 0.0)
-        transfers, least_work, most_work = rows.transfers, work.min(axis=1), work.max(axis=1)
         used_groups = [int(rows.group_of[options[0]]) for options in groups]
-        beside_s = np.minimum(transfers.inside_s[:, some], rows.entered_s[:, some])
-
-        share = np.where(usable, rows.forward_share[:, some], 0.0).max(axis=0)
-        more_s = scale * rows.more_forward_s[:, some] + np.where(usable, beside_s, 0.0) * np.maximum(
-            0.5 - share, 0.0
-        )
+        least_work, most_work, tail_s = work.min(axis=1), work.max(axis=1), rows.tail_s[:, some]
+        beside_s = np.minimum(rows.transfers.inside_s[:, some], rows.entered_s[:, some])
+        forward_share = np.where(usable, rows.forward_share[:, some], 0.0).max(axis=0)
+        hidden_s = np.where(usable, beside_s, 0.0) * np.maximum(0.5 - forward_share, 0.0)
+        forward_s = scale * rows.more_forward_s[:, some] + hidden_s
 
         def least(values: FloatArray) -> FloatArray:
             return np.asarray(np.where(usable, values, np.inf).min(axis=0))
@@ -187,15 +202,16 @@ class _Held:
             units=np.asarray(work @ counts), whole=one_kind,
             layer_s=(layer_s / work).min(axis=-1), beside_s=beside_s, room=room,
             most=np.floor(by_memory) if one_kind else by_memory, free=room_bytes / whole_bytes,
-            further_replay_s=further_replay_s, replay_s=(replay_s / work).max(axis=-1), weight=weight,
-            groups=groups,
+            further_replay_s=further_replay_s, replay_s=(replay_s / work).max(axis=-1),
+            weight=_stages_of_places(rows, some, groups, usable), groups=groups,
             least_units=rows.least_layers[used_groups][:, some] * least_work,
             most_units=rows.most_layers[used_groups][:, some] * most_work,
             ends_s=least(scale * rows.embedding_s[:, some]) + least(scale * rows.head_s[:, some]),
             tail_s=least(scale * (rows.rank_tail_s[:, some] + tail_s[..., :-2].min(axis=-1))),
             fixed_s=least(rows.fixed_s[:, some]),
             m=rows.num_microbatches[some], stages=rows.most_stages[some],
-            forward_share=share, forward_s=np.where(usable, more_s, 0.0).max(axis=0), least_work=least_work,
+            forward_share=forward_share, forward_s=np.where(usable, forward_s, 0.0).max(axis=0),
+            least_work=least_work,
         )  # fmt: skip
 
     def held(self, slowest_s: FloatArray) -> FloatArray:
