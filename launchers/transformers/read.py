@@ -496,7 +496,8 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
         optimizer = layerwise(fields, found, optimizer)
         fields.stop()
     if base != "bf16":
-        adapters.require_whole_weights(fields, found.configuration.zero_stage, rank)
+        packs = tool in (LLAMA_FACTORY, _FORK)  # model/model_utils/quantization.py:178, the compute type
+        adapters.require_whole_weights(fields, found.configuration.zero_stage, rank, packs=packs)
     elif rank and tool in _PEFTS and not in_bf16 and found.launcher != "deepspeed":
         base = adapters.whole_base(fields, found.workload.precision)
     return {**tuned, "optimizer": optimizer, "base_precision": base}
