@@ -557,7 +557,7 @@ def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
     text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
         adapters.refuse_stored(fields, named)
-    given = known.overrides.model or known.header.model
+    given = known.overrides.model or known.header.model or (named_model(text) if named else None)
     planned = given is not None and given.tower is not None and tool in (LLAMA_FACTORY, _FORK, _MS_SWIFT)
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not planned:
         fields.fault(
