@@ -317,6 +317,21 @@ def saves_input(
     return bool(set(layers) & set(targets)) and (not routed or any(layer.experts for layer in adapted))
 
 
+# Of a 4-bit weight that lies packed in elements of bf16 (``bnb_4bit_quant_storage``), which FSDP cuts over
+# ranks and gathers as it lies. Scales stay whole on every rank.
+PACKED_BYTES = 0.5
+
+
+def is_packed(precision: BasePrecision) -> bool:
+    """Return whether frozen weights are of 4 bits, which can be cut over ranks."""
+    return precision.startswith("nf4")
+
+
+def scale_bytes(layer: Matrix, precision: BasePrecision) -> float:
+    """Return the bytes of a 4-bit matrix besides its packed weights."""
+    return base_bytes(layer, precision) - PACKED_BYTES * layer.inputs * layer.outputs
+
+
 def base_bytes(layer: Matrix, precision: BasePrecision) -> int:
     """Return the bytes of one frozen matrix with all that belongs to it.
 

@@ -580,40 +580,37 @@ def _counted(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
-def words_of_none(problem: Problem, answer: Answer, unpriced: str = "") -> str:
-    """Return an infeasible answer in one sentence, and one more on what is not priced.
+def words_of_none(problem: Problem, answer: Answer) -> str:
+    """Return an infeasible answer in one sentence.
 
     That no plan exists is said only where no configuration is legal, so that none could run at any risk.
 
     Args:
         problem: the request.
         answer: its answer.
-        unpriced: runs that might fit and that no answer covers; empty: there are none.
     """
     size, closest = _counted(answer.space_size), answer.infeasible and answer.infeasible.closest
-    nothing = "Nothing that is priced fits" if unpriced else _NOTHING
-    more = f" Not priced, so perhaps possible: {unpriced}." if unpriced else ""
     if not closest:
-        return _words_without_closest(problem, answer, nothing=nothing) + more
+        return _words_without_closest(problem, answer)
     seen, allowed = closest.prediction, problem.options.max_out_of_memory_probability
     risk, deadline = seen.out_of_memory_probability, problem.options.deadline_days
     if accepts_risk(problem, closest.prediction) and deadline is not None:
         late = f"the fastest of {size} configurations takes {closest.days:.1f} days"
-        return f"No plan meets the deadline of {deadline:g} days; {late}, under our cost model.{more}"
+        return f"No plan meets the deadline of {deadline:g} days; {late}, under our cost model."
     if risk <= _AS_LIKELY_AS_NOT:
-        within = f"{nothing} within an out-of-memory risk of {allowed * 100:g} %"
-        return f"{within}; the closest of {size} configurations fits with {_chance(1.0 - risk)}.{more}"
+        within = f"{_NOTHING} within an out-of-memory risk of {allowed * 100:g} %"
+        return f"{within}; the closest of {size} configurations fits with {_chance(1.0 - risk)}."
     needed, limit = (value / GIB for value in (seen.peak_memory_bytes, seen.memory_limit_bytes))
     short = f"even the closest of {size} configurations needs {needed:.1f} of {limit:.1f} GiB"
-    return f"{nothing}; {short}, an out-of-memory risk of {_chance(risk)}.{more}"
+    return f"{_NOTHING}; {short}, an out-of-memory risk of {_chance(risk)}."
 
 
-def _words_without_closest(problem: Problem, answer: Answer, *, nothing: str) -> str:
-    size, priced = _counted(answer.space_size), "priced " * (nothing != _NOTHING)
+def _words_without_closest(problem: Problem, answer: Answer) -> str:
+    size = _counted(answer.space_size)
     if answer.legal:
-        return f"{nothing}: each of {size} configurations breaks a rule or a limit, under our cost model."
+        return f"{_NOTHING}: each of {size} configurations breaks a rule or a limit, under our cost model."
     named = problem.launcher not in ("any", "none")
-    none = f"{problem.launcher} has no {priced}plan" if named else f"No {priced}plan exists"
+    none = f"{problem.launcher} has no plan" if named else "No plan exists"
     rule = "one of its rules" if named else "a rule"
     return f"{none}: each of {size} configurations breaks {rule} or a limit that you set."
 

@@ -513,7 +513,8 @@ def _tensor_size_faults(problem: Problem, config: Configuration) -> Iterator[str
     """Check heads and widths over tensor-parallel ranks, and what stages would have to pass on."""
     model, tp, base = problem.model, config.tensor_parallel_size, problem.workload.base_precision
     name, zero, attentions = f"tensor_parallel_size = {tp}", config.zero_stage, model.attentions()
-    tower = None if launcher_capabilities(problem.launcher).whole_towers else model.tower
+    able = launcher_capabilities(problem.launcher)
+    tower, packed = None if able.whole_towers else model.tower, able.cuts_packed and base[:3] == "nf4"
     reuses_keys = model.indexer is not None and model.indexer.reusing_layers
     yield from _broken(
         {
@@ -538,7 +539,7 @@ def _tensor_size_faults(problem: Problem, config: Configuration) -> Iterator[str
                 group.island_gpus % tp for group in problem.cluster.groups
             ),
             f"a {base} model is split by tp = {tp} or ZeRO-{zero}": (
-                base not in ("bf16", "fp32") and (tp > 1 or zero >= _LARGEST_STAGE)
+                base not in ("bf16", "fp32") and (tp > 1 or (zero >= _LARGEST_STAGE and not packed))
             ),
             "sequence_parallel goes with tensor_parallel_size > 1": config.sequence_parallel and tp == 1,
         }

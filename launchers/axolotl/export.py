@@ -127,12 +127,17 @@ def _cuts_logits(target: Target) -> bool:
 
 
 def _adapter(target: Target) -> Values:
-    """Return adapters of peft next to weights in bf16; alpha is twice the rank."""
+    """Return adapters of peft next to weights in bf16 or 4 bits; alpha is twice the rank."""
     workload = target.workload
     if not workload.lora_rank:
         return {}
+    nested = workload.base_precision == "nf4-double"  # its default
+    quantised: Values = {"load_in_4bit": True} if workload.base_precision != "bf16" else {}
+    if quantised and not nested:
+        quantised["bnb_config_kwargs"] = {"bnb_4bit_use_double_quant": False}
     return {
-        "adapter": "lora",
+        "adapter": "qlora" if quantised else "lora",
+        **quantised,
         "lora_r": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
         "lora_dropout": 0.0,

@@ -32,7 +32,7 @@ from meshwright.launchers.reading.preferences import GENERATES, KINDS, Kind, sam
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import SINGLE_TARGETS
+from meshwright.profiles.adapters import SINGLE_TARGETS, is_packed
 from meshwright.profiles.documents import shown
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.model import ModelSpec
@@ -191,7 +191,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     name = str(fields.raw("deepspeed"))
     found = ranks.run_of_deepspeeds_file(name, fields, known.source, overrides, key="deepspeed")
     if "base_precision" in tuned:
-        require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"])
+        require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"], packs=True)
     if "optimizer_rank" in tuned:
         trainer.layerwise(fields, found, tuned["optimizer"], "optimizer")
         fields.stop()
@@ -216,13 +216,14 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
         found = {"optimizer": name, "base_precision": base_of(fields, nested=True)}
-        fields.note("weights of 4 or 8 bits under Axolotl are predicted as on accelerate's replicas")
-        if _is_cut(fields):
+        if _is_cut(fields) and kind == "lora":
             fields.fault(
                 _QUANTISED[kind],
-                "weights of 4 or 8 bits cut over ranks are not supported",
-                allowed="without FSDP",
+                "weights of 8 bits are not cut over ranks: FSDP leaves integers whole",
+                allowed="false, or adapter: qlora with load_in_4bit",
             )
+        where = "FSDP" if _is_cut(fields) else "replicas"
+        fields.note(f"weights of 4 or 8 bits under Axolotl are predicted as on accelerate's {where}")
     if kind not in _ADAPTERS and not fields.has("deepspeed"):
         # FSDP1 casts trained weights up (accelerate, accelerator.py); without FSDP they stay in bf16
         if not _is_cut(fields):
@@ -399,10 +400,7 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
 
 def _is_away(fields: Fields) -> bool:
     """Return whether weights, gradients and states are on the host, as priced for full training."""
-    away = _is_cut(fields) and fields.flag(_OFFLOADS)
-    if away and fields.word("adapter", "") in _ADAPTERS:
-        fields.fault(_OFFLOADS, "frozen weights on the host are not supported", allowed="false")
-    return away
+    return _is_cut(fields) and fields.flag(_OFFLOADS)
 
 
 def _take_replicas(fields: Fields) -> None:
@@ -425,13 +423,10 @@ def _take_replicas(fields: Fields) -> None:
 def _take_fsdp1(fields: Fields) -> None:
     """Note how FSDP1 is priced, or record a fault for differences from accelerate's FSDP2."""
     adapters = fields.word("adapter", "") in _ADAPTERS
-    if adapters or _version(fields) != 1:
-        fields.fault(
-            "fsdp_version",
-            f"{_version(fields)} is not supported under Axolotl" + (" with adapters" if adapters else ""),
-            allowed="2",
-            nearest="2",
-        )
+    if _version(fields) != 1:
+        fields.fault("fsdp_version", f"{_version(fields)} is not supported", allowed="1, 2", nearest="2")
+    if adapters:
+        fields.note("FSDP1 wraps adapters apart from frozen layers: priced as FSDP2, tensor by tensor")
     stated = "is 1" if fields.has("fsdp_version") else "is not given, 1 before Axolotl 0.21 and 2 since"
     fields.note(f"fsdp_version {stated}: priced as accelerate's FSDP2")
     for word in _strategies(fields):
@@ -480,7 +475,9 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     """Return the launcher that has what its plans lack: 4 bits, FSDP1, offloading, bf16 without FSDP."""
     whole = fields.word("adapter", "") not in _ADAPTERS
     others = _version(fields) == 1 or fields.flag(_OFFLOADS)
-    if "base_precision" in tuned or (whole and _is_cut(fields) and others):
+    if _is_cut(fields) and others:
+        return "accelerate"
+    if "base_precision" in tuned and not (_is_cut(fields) and is_packed(tuned["base_precision"])):
         return "accelerate"
     return "trl" if whole and not _is_cut(fields) and "optimizer_rank" not in tuned else "axolotl"
 

@@ -327,7 +327,6 @@ _STORAGE = (
 )
 # accelerate 1.15.0, utils/fsdp_utils.py (fsdp2_prepare_model), ``ignored_params``.
 _WHOLE_ON_RANKS = "FSDP2 leaves integers of bitsandbytes whole on every rank, FSDP1 stops at them"
-_IN_FLOATS = "FSDP cuts the floats that hold them, and their scales stay whole on every rank"
 
 
 def _stored_in_floats(fields: Fields) -> bool:
@@ -336,15 +335,22 @@ def _stored_in_floats(fields: Fields) -> bool:
     return any(one in ("bfloat16", "float16", "float32") for one in said)
 
 
-def require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
-    """Refuse quantised weights that are sharded over ranks, or trained themselves."""
+def require_whole_weights(fields: Fields, zero: int, rank: int, *, packs: bool = False) -> None:
+    """Refuse quantised weights that are trained themselves, or that ranks cannot share.
+
+    ``packs``: whether the trainer itself stores 4-bit weights in floating-point tensors.
+    """
     name = next(name for name in (*_BITS, *_FLAGS) if fields.raw(name) not in (None, False))
     bits = f"weights of {_bits(fields)} bits"
     if not rank:
         fields.fault(name, f"{bits} are frozen: nothing would be trained", allowed="with LoRA")
-    if zero == _SHARDED:
-        why = _IN_FLOATS if _stored_in_floats(fields) else _WHOLE_ON_RANKS
+    packed = _bits(fields) == 4 and (_stored_in_floats(fields) or packs)  # noqa: PLR2004 - bits
+    if zero == _SHARDED and not packed:
         fields.fault(
-            name, f"{bits} cut over ranks are not supported: {why}", allowed="without ZeRO-3 and FSDP"
+            name,
+            f"{bits} cut over ranks are not supported: {_WHOLE_ON_RANKS}",
+            allowed="4 bits with bnb_4bit_quant_storage bfloat16, or without ZeRO-3 and FSDP",
         )
+    elif zero == _SHARDED:
+        fields.note("4-bit weights lie packed in 16-bit tensors, which ranks share: their scales are whole")
     fields.stop()

@@ -496,7 +496,8 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
         optimizer = layerwise(fields, found, optimizer)
         fields.stop()
     if base != "bf16":
-        adapters.require_whole_weights(fields, found.configuration.zero_stage, rank)
+        packs = tool in (LLAMA_FACTORY, _FORK)  # model/model_utils/quantization.py:178, the compute type
+        adapters.require_whole_weights(fields, found.configuration.zero_stage, rank, packs=packs)
     elif rank and tool in _PEFTS and not in_bf16 and found.launcher != "deepspeed":
         base = adapters.whole_base(fields, found.workload.precision)
     return {**tuned, "optimizer": optimizer, "base_precision": base}
@@ -556,7 +557,7 @@ def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
     text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
         adapters.refuse_stored(fields, named)
-    given = known.overrides.model or known.header.model
+    given = known.overrides.model or known.header.model or (named_model(text) if named else None)
     planned = given is not None and given.tower is not None and tool in (LLAMA_FACTORY, _FORK, _MS_SWIFT)
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not planned:
         fields.fault(

@@ -125,6 +125,7 @@ def _adapter_values(target: Target) -> Values:
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",
             "use_bnb_nested_quant": workload.base_precision == "nf4-double",
+            "bnb_4bit_quant_storage": "bfloat16",  # FSDP cuts floats alone
         }
     return values
 

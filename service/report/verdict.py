@@ -22,7 +22,6 @@ from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Plan, Remedy, Shortfall
 from meshwright.solver.explain.sentences import limit_words
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.launcher_rules import unpriced_base
 
 _FEWER = (
     "More time alone will not help: the configurations are too many, and none of the sample that was "
@@ -158,8 +157,7 @@ def _ranked(plan: Plan) -> Verdict:
 
 def _infeasible(answer: Answer, problem: Problem) -> Verdict:
     found = answer.infeasible
-    nothing = "nothing that is priced fits" if unpriced_base(problem) else "nothing fits"
-    sentence = f"{title_of(problem)}: {nothing}."
+    sentence = f"{title_of(problem)}: nothing fits."
     if found is None:
         return Verdict(
             kind="infeasible", badge="nothing fits", sentence=sentence, certainty=answer.certainty
@@ -175,10 +173,10 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
     elif near is not None and near.needed_bytes > near.limit_bytes:
         missing = figures.gib(near.needed_bytes - near.limit_bytes)
         lacks = f"the nearest plan lacks {missing} GiB on each GPU of stage {near.stage}"
-        sentence = f"{figures.sentence_case(nothing)}: {lacks}."
+        sentence = f"Nothing fits: {lacks}."
     elif near is not None and near.lacks_outside:
         lacks = " and ".join(f"{figures.gib(n)} GiB of {what}" for what, n in near.lacks_outside.items())
-        sentence = f"{figures.sentence_case(nothing)}: the nearest plan lacks {lacks} for each GPU."
+        sentence = f"Nothing fits: the nearest plan lacks {lacks} for each GPU."
     return Verdict(
         kind="infeasible",
         badge="nothing fits",

@@ -284,7 +284,7 @@ def _zero_gathers(
             backward pass of the head follows its forward pass, and the embedding's needs no weights.
             Torch's pipeline runtime drops and gathers them as any others.
     """
-    first, later, replayed = _gathered_s(ctx, weights, ctx.sharding.gathered_bytes if in_layer else 2.0)
+    first, later, replayed = _gathered_s(ctx, weights, ctx.layer_bytes_sent if in_layer else 2.0)
     if in_layer and ctx.facts.gathers_modules:  # what a replay has gathered stays for the backward pass
         later = np.where(ctx.full & ~_are_let_go(weights), replayed, later)
     in_forward, in_backward = ctx.sharding.gathers_in_passes
@@ -415,7 +415,9 @@ def _fetched_s(ctx: Context, weights: Weights, gather: FloatArray) -> FloatArray
     arXiv:2104.07857, section 6.2).
     """
     away = ctx.offloads_weights
-    sent = ctx.facts.weight_bytes * _shard(ctx, weights)
+    plain = 2.0 if ctx.frozen and not ctx.facts.casts_frozen else ctx.facts.weight_bytes
+    held = ctx.layer_bytes_sent if ctx.packed else plain
+    sent = held * _shard(ctx, weights)
     found = gather + sent / ctx.host.link_bytes_per_s
     read = np.where(ctx.swaps_weights, sent / ctx.host.nvme_read_bytes_per_s, 0.0)
     return np.where(away, np.maximum(found, read), gather)

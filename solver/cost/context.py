@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwright.profiles.adapters import TRAINED_MODULES, BasePrecision
+from meshwright.profiles.adapters import PACKED_BYTES, TRAINED_MODULES, BasePrecision, is_packed
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
@@ -388,9 +388,10 @@ class Context:
     def converts(self) -> BoolArray:
         """Mark rows that make weights 2 bytes each before a product, if they are not, (n,).
 
-        Those of 4 and 8 bits a rank keeps whole; FSDP casts fp32 where it gathers.
+        Those of 8 bits a rank keeps whole, those of 4 are gathered packed. FSDP casts fp32 as it gathers.
         """
-        return np.asarray(self.columns.zero_stage < (SHARD_WEIGHTS if self.frozen else 1))
+        cut = self.columns.zero_stage >= (SHARD_WEIGHTS if self.frozen else 1)
+        return np.asarray(~cut | self.packed)
 
     @cached_property
     def wide_rows(self) -> FloatArray:
@@ -517,6 +518,16 @@ class Context:
     def offloads_activations(self) -> BoolArray:
         """Mark rows with activations that go to the host between forward and backward pass."""
         return is_offloaded(self.columns.offload, "activations")
+
+    @property
+    def packed(self) -> bool:
+        """Return whether frozen weights are of 4 bits, packed so that FSDP cuts them over ranks."""
+        return self.adapts and is_packed(self.workload.base_precision)
+
+    @property
+    def layer_bytes_sent(self) -> float:
+        """Return the bytes of one weight of a layer on the wire if weights are gathered."""
+        return PACKED_BYTES if self.packed else self.sharding.gathered_bytes
 
     @property
     def vocabulary_ranks(self) -> FloatArray:
@@ -699,6 +710,9 @@ def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts
     """Return a profile and its framework's facts under the options and the precision of a workload."""
     workload = problem.workload
     facts = with_options(profile.framework, workload.framework_options)
+    if workload.sample != "sequence" and facts.loss_kernel == "chunked":
+        # TRL's preference trainers keep logits (1.16, trainer/dpo_trainer.py:1344)
+        facts = replace(facts, loss_kernel="whole")
     if workload.precision == "fp32":
         profile, facts = _in_32_bits(profile, facts)
     if not optimizer_named(workload.optimizer).fp32_copy:

@@ -13,7 +13,14 @@ from statistics import NormalDist
 
 import numpy as np
 
-from meshwright.profiles.adapters import ATTENTION_INPUT, EMBEDDING, MLP_INNER, MLP_INPUT, saves_input
+from meshwright.profiles.adapters import (
+    ATTENTION_INPUT,
+    EMBEDDING,
+    MLP_INNER,
+    MLP_INPUT,
+    PACKED_BYTES,
+    saves_input,
+)
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
@@ -448,6 +455,9 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
     read = _shard_bytes(ctx, _low_precision_bytes(ctx)) - narrow / layer
     read = read + _CAST_WEIGHT_BYTES * ctx.facts.quantized_gathers
     sent = ctx.facts.gradient_bytes + _CAST_GRADIENT_BYTES * ctx.facts.quantized_reductions
+    if ctx.packed:  # gathered as they lie, and one matrix at a time made 2 bytes a weight
+        widest = np.minimum(largest_layer.dense, float(ctx.model.hidden_size * ctx.model.ffn_hidden_size))
+        held, read = held + widest * 2.0 / PACKED_BYTES, PACKED_BYTES
     gathered = held * np.where(torch, 2.0, read) + gradients * sent
     standing = ctx.facts.bucket_bytes if ctx.facts.keeps_buckets else 0.0
     kept = ctx.constants.base_bytes + np.where(ctx.buckets, standing, 0.0)

@@ -14,11 +14,13 @@ from meshwright.profiles.adapters import (
     HEAD,
     MLP_INNER,
     NORMS,
+    PACKED_BYTES,
     WHOLE_PRECISIONS,
     adapted_layers,
     base_bytes,
     copied_parameters,
     quantized_layers,
+    scale_bytes,
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
@@ -253,7 +255,8 @@ def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
 def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     """Count a layer's weights that are made 2 bytes each before every product, shape (n,); none of bf16.
 
-    Those of 4 and 8 bits a rank keeps whole: only layouts without tensor parallelism and ZeRO-3 have them.
+    Those of 8 bits a rank keeps whole: only layouts without tensor parallelism and ZeRO-3 have them. Those
+    of 4 bits are gathered packed.
     Autocast casts those in fp32 where nothing is gathered; FSDP casts where it gathers.
     """
     precision, layers = ctx.held_precision, quantized_layers(ctx.model, kind)
@@ -314,8 +317,10 @@ def base_bytes_beyond(
     casts = [*(cast * ~ctx.full for cast in others), head]
     if not ctx.frozen:
         return casts
-    stored = 4.0 if precision == "fp32" else ctx.facts.weight_bytes if ctx.facts.casts_frozen else 2.0
-    cut = (stored - ctx.facts.weight_bytes) * np.where(ctx.offloads_weights, 0.0, 1.0)
+    cast_up = ctx.facts.casts_frozen and not ctx.packed  # accelerate 1.15 utils/fsdp_utils.py:805
+    stored = 4.0 if precision == "fp32" else ctx.facts.weight_bytes if cast_up else 2.0
+    here = np.where(ctx.offloads_weights, 0.0, 1.0)
+    cut = (stored - ctx.facts.weight_bytes) * here
     whole = [zero] * len(weights)
     if precision == "fp32":
         whole = [2.0 * (own.dense + own.routed) + cast for own, cast in zip(weights, casts, strict=True)]
@@ -326,14 +331,26 @@ def base_bytes_beyond(
                 for layer in quantized_layers(ctx.of(one).model, one.kind)
             )
     shares = (ctx.dense_replicas.sharing, ctx.expert_replicas.sharing)
+    packed = _packed_bytes(ctx, kinds, here) if ctx.packed else []
     return [
         np.where(
             ctx.columns.zero_stage == SHARD_WEIGHTS,
-            cut * (own.dense / shares[0] + own.routed / shares[1]),
+            cut * (own.dense / shares[0] + own.routed / shares[1]) + (packed[part] if packed else 0.0),
             beyond,
         )
-        for own, beyond in zip(weights, whole, strict=True)
+        for part, (own, beyond) in enumerate(zip(weights, whole, strict=True))
     ]
+
+
+def _packed_bytes(ctx: Context, kinds: Sequence[LayerShape], here: FloatArray) -> list[FloatArray]:
+    """Return the bytes of every part's 4-bit shards beyond shards of 2 bytes a weight: scales are whole."""
+    found = [np.zeros_like(ctx.t) for _ in range(len(kinds) + 2)]
+    for part, one in enumerate(kinds):
+        for layer in quantized_layers(ctx.of(one).model, one.kind):
+            share = (ctx.expert_replicas if layer.experts else ctx.dense_replicas).sharing
+            saved = here * (2.0 - PACKED_BYTES) * layer.inputs * layer.outputs / share
+            found[part] += (scale_bytes(layer, ctx.workload.base_precision) - saved) * _on_rank(ctx, layer)
+    return found
 
 
 def casts_bytes(

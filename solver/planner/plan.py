@@ -76,7 +76,6 @@ from meshwright.solver.space.launcher_rules import (
     overlap_warnings,
     standing_alone,
     stored_notes,
-    unpriced_base,
     unwritten,
 )
 from meshwright.solver.space.request_rules import limited_by
@@ -653,7 +652,7 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
     )
     found = answer.infeasible
     if found is not None:
-        found = replace(found, verdict=words_of_none(problem, answer, unpriced_base(problem)))
+        found = replace(found, verdict=words_of_none(problem, answer))
     return replace(answer, model=problem.model_figures, warnings=warnings, infeasible=found)
 
 

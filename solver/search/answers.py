@@ -30,7 +30,6 @@ from meshwright.solver.search.certify.judge import Certificate
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import least_step_s, steps_s
 from meshwright.solver.space.enumerate import Space
-from meshwright.solver.space.launcher_rules import cut_base_warnings
 from meshwright.solver.space.rules import host_warnings
 
 _TOGETHER = 16  # plans predicted and checked between two looks at the clock
@@ -199,7 +198,6 @@ def _warnings(found: AnswerInputs, plans: Sequence[Plan]) -> tuple[str, ...]:
         *found.problem.cluster.warnings,
         *found.profile.warnings,
         *host_warnings(found.problem),
-        *(() if plans else cut_base_warnings(found.problem)),
         *found.certificate.warnings,
         *([f"the time limit came after {listed} were predicted"] if len(plans) < len(ranked) else ()),
     )

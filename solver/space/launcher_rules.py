@@ -17,6 +17,7 @@ from meshwright.profiles.adapters import (
     TRAINED_MODULES,
     WHOLE_PRECISIONS,
     all_linear_adapts,
+    is_packed,
 )
 from meshwright.profiles.capabilities import (
     ANY_MIXER,
@@ -734,22 +735,9 @@ def _host_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )  # fmt: skip
 
 
-def unpriced_base(problem: Problem) -> str:
-    """Return the runs that no answer covers: frozen weights of 4 or 8 bits cut over ranks (FSDP QLoRA)."""
-    base = problem.workload.base_precision
-    if base in WHOLE_PRECISIONS or problem.cluster.num_gpus == 1:
-        return ""
-    return f"{base} weights cut over ranks (FSDP with bnb_4bit_quant_storage)"
-
-
-def cut_base_warnings(problem: Problem) -> tuple[str, ...]:
-    """Return what is left out where frozen weights of 4 or 8 bits might be cut over ranks."""
-    cut = unpriced_base(problem)
-    return (
-        (f"{cut} are not part of this answer: such runs may fit, but Meshwright can't predict them yet",)
-        if cut
-        else ()
-    )
+def cuts_base(problem: Problem, able: Capabilities) -> bool:
+    """Return whether a launcher cuts the quantised base of a problem over ranks: 4 bits packed in bf16."""
+    return able.cuts_packed and is_packed(problem.workload.base_precision)
 
 
 def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
@@ -773,9 +761,10 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
         (f"with {workload.optimizer}", dict(able.optimizer_constraints).get(workload.optimizer, ())),
         *((f"with {option}", dict(able.option_constraints).get(option, ())) for option in options),
         (f"with {batching}", dict(able.batching_constraints).get(batching, ())),
-        (  # bitsandbytes cuts none of its tensors
+        (  # bitsandbytes cuts none of its tensors but the packed ones
             f"with {base} weights",
-            ("tensor_parallel_size == 1", "zero_stage <= 2") * (base not in WHOLE_PRECISIONS),
+            ("tensor_parallel_size == 1", "zero_stage <= 2")[: 1 if cuts_base(problem, able) else 2]
+            * (base not in WHOLE_PRECISIONS),
         ),
         *((f"with {fact}", texts) for fact, texts in constraints_of_model(model, able)),
         ("with biases of experts", ("expert_tensor_parallel_size == 1",) * biased),

@@ -12,20 +12,24 @@ from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
-from meshwright.profiles.adapters import ALL_LINEAR
+from meshwright.profiles.adapters import ALL_LINEAR, BasePrecision
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
-from meshwright.profiles.library import find_model
+from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.checks import check_limits
-from meshwright.solver.configuration import Configuration
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.price import price
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict
-from meshwright.solver.problem import Workload
+from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.launcher_rules import problem_faults
 from tests.launchers.cases import plan
 from tests.launchers.plans import problem_of
 
 NODE = Configuration(data_parallel_size=8, num_microbatches=16, stage_layers=(32,))
+BASE = "nf4"
 SHARDS = replace(NODE, zero_stage=3, zero_shard_size=8)
 
 
@@ -101,9 +105,51 @@ def test_llama_factorys_yaml_takes_deepspeeds_stage_of_accelerates_beside_it() -
     assert (read.workload.global_batch_size, read.workload.seq_length) == (2 * 8, 2048)
 
 
-def test_weights_of_4_bits_that_fsdp_would_cut_are_refused_with_their_line() -> None:
-    with pytest.raises(InvalidProblemError, match="weights of 4 bits cut over ranks are not supported"):
-        read_launch_files(of_llama_factory(quantization_bit=4))
+def test_weights_of_4_bits_are_cut_by_fsdp_and_those_of_8_are_refused_with_their_line() -> None:
+    found = read_launch_files(of_llama_factory(quantization_bit=4))
+    assert (found.launcher, found.configuration.zero_stage) == ("llama-factory-accelerate", 3)
+    assert found.workload.base_precision == "nf4-double"
+    with pytest.raises(InvalidProblemError, match="line 11: weights of 8 bits cut over ranks are not"):
+        read_launch_files(of_llama_factory(quantization_bit=8))
+
+
+@pytest.mark.parametrize("launcher", ["trl", "llama-factory-accelerate", "axolotl"])
+def test_plans_with_4_bits_over_ranks_are_written_and_read_again(launcher: str) -> None:
+    problem = parse_problem(
+        {
+            "model": "llama-2-70b", "launcher": launcher,
+            "cluster": {"groups": [{"gpu": "rtx-3090", "num_nodes": 1, "gpus_per_node": 4}]},
+            "workload": {"global_batch_size": 8, "seq_length": 512, "lora_rank": 8, "base_precision": BASE},
+            "search": {"top_k": 1, "certify": "none"},
+        }
+    )  # fmt: skip
+    (plan,) = ask(problem, default_profile(problem.cluster, launcher)).plans
+    assert plan.config.zero_stage == 3
+    written = export(plan, problem, launcher).files
+    read_back = read_launch_files(Source(name="launch.sh", text=written["launch.sh"], files=written))
+    assert (read_back.launcher, read_back.workload.base_precision) == (launcher, "nf4")
+    assert read_back.configuration == plan.config
+
+
+def test_packed_weights_are_cut_and_their_scales_are_whole() -> None:
+    def held(base: BasePrecision, zero: int) -> float:
+        problem = Problem(
+            model=find_model("llama-2-70b"), cluster=find_cluster("dgx-h100", num_nodes=1), launcher="none",
+            workload=Workload(global_batch_size=8, seq_length=512, lora_rank=8, base_precision=base),
+        )  # fmt: skip
+        config = Configuration(
+            data_parallel_size=8, zero_stage=zero, zero_shard_size=8 if zero else 1, stage_layers=(80,)
+        )
+        profile = default_profile(problem.cluster, "trl")
+        prices = price(replace(problem, stack="trl"), Columns.of([config]), profile)
+        return float(prices.weights_bytes[0, 0])
+
+    matrices = 8192 * (8192 * 2 + 1024 * 2) + 3 * 8192 * 28672  # of a layer of Llama 2 70B
+    scales: dict[BasePrecision, float] = {"nf4": 4 / 64, "nf4-double": 1 / 64 + 4 / (64 * 256)}
+    for base, each in scales.items():
+        whole, cut = held(base, 0), held(base, 3)
+        assert whole == pytest.approx(matrices * (0.5 + each), rel=0.01)
+        assert cut == pytest.approx(matrices * (0.5 / 8 + each), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +181,11 @@ def test_trl_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) 
     assert [getattr(again, name) for name in names] == [getattr(found.workload, name) for name in names]
 
 
-def test_weights_of_4_bits_are_not_cut_by_fsdp() -> None:
-    assert files(tuned("trl", SHARDS))
+def test_weights_of_8_bits_are_not_cut_by_fsdp() -> None:
+    written = yaml.safe_load(files(tuned("trl", SHARDS, base_precision="nf4"))["trl_sft.yaml"])
+    assert written["bnb_4bit_quant_storage"] == "bfloat16"
     with pytest.raises(RefusedExportError, match=r"zero_stage: 3 breaks a rule: trl needs zero_stage <= 2"):
-        files(tuned("trl", SHARDS, base_precision="nf4"))
+        files(tuned("trl", SHARDS, base_precision="int8"))
 
 
 def test_axolotl_is_told_rank_and_layers_and_they_are_read_back() -> None:
@@ -168,11 +215,13 @@ def test_ms_swift_is_told_rank_and_layers_and_they_are_read_back() -> None:
     assert (again.lora_rank, again.lora_targets) == (16, ("linear_qkv", "linear_fc1"))
 
 
-@pytest.mark.parametrize("launcher", ["axolotl", "ms-swift"])
-def test_frozen_weights_of_4_bits_are_refused_by_name_where_they_are_not_priced(launcher: str) -> None:
+@pytest.mark.parametrize(("launcher", "base"), [("axolotl", "int8"), ("ms-swift", "nf4")])
+def test_frozen_weights_of_few_bits_are_refused_by_name_where_they_are_not_priced(
+    launcher: str, base: str
+) -> None:
     targets = ("linear_qkv",) if launcher == "ms-swift" else ("q_proj",)
-    with pytest.raises(RefusedExportError, match="doesn't support frozen weights in nf4"):
-        files(tuned(launcher, lora_targets=targets, base_precision="nf4"))
+    with pytest.raises(RefusedExportError, match=f"doesn't support frozen weights in {base}"):
+        files(tuned(launcher, lora_targets=targets, base_precision=base))
 
 
 @pytest.mark.parametrize(

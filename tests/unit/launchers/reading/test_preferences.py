@@ -105,7 +105,7 @@ def test_plans_are_written_and_read_again(launcher: str, sample: str, reference:
 
 def _prices(zero: int, **workload: object) -> tuple[float, float, float]:
     """Return forward seconds of a layer, seconds of the reference, and bytes of a layer's weights."""
-    problem = _problem("none", **workload)
+    problem = _problem("none", seq_length=8192, **workload)  # longer than what launches take
     config = Configuration(
         data_parallel_size=8, micro_batch_size=1, num_microbatches=2, zero_stage=zero,
         zero_shard_size=8 if zero else 1, stage_layers=(36,),

@@ -109,7 +109,7 @@ def test_a_request_for_all_linear_layers_is_written_down_and_read_back(launcher:
     ("asked", "allowed"),
     [
         ({"lora_rank": 16}, "the launchers trl, llama-factory-accelerate, axolotl, accelerate, ms-swift"),
-        (QLORA, "the launchers trl, llama-factory-accelerate, accelerate"),
+        (QLORA, "the launchers trl, llama-factory-accelerate, axolotl, accelerate"),
         ({"optimizer": "adamw-8bit"}, "adamw, adamw-bf16, or the launchers trl"),
     ],
 )
