@@ -104,7 +104,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **run.workload.framework_options,
         **kernel_of(fields, run.launcher, run.configuration),
         **bucket_option(size, run.launcher, run.configuration),
-        **kernels_of(run.launcher, liger=liger, by_trl=not samples),
+        **kernels_of(run.launcher, liger=liger, by_trl=True),
     }
     optimizer = trainer.optimizer_under(run, optimizer)
     adapters |= samples

@@ -710,9 +710,6 @@ def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts
     """Return a profile and its framework's facts under the options and the precision of a workload."""
     workload = problem.workload
     facts = with_options(profile.framework, workload.framework_options)
-    if workload.sample != "sequence" and facts.loss_kernel == "chunked":
-        # TRL's preference trainers keep logits (1.16, trainer/dpo_trainer.py:1344)
-        facts = replace(facts, loss_kernel="whole")
     if workload.precision == "fp32":
         profile, facts = _in_32_bits(profile, facts)
     if not optimizer_named(workload.optimizer).fp32_copy:
