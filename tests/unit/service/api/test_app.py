@@ -149,7 +149,7 @@ def test_a_database_that_is_away_is_a_503_that_asks_to_come_back(
         answer = client.get("/v1/jobs")
         assert (answer.status_code, answer.headers["content-type"]) == (503, PROBLEM_TYPE)
         assert answer.headers["Retry-After"]
-        assert caplog.text.splitlines()[-1].endswith("the database failed: unable to open database file")
+        assert caplog.messages[-1] == "the database failed: unable to open database file"
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["database"]) == (503, "unavailable")
         assert client.get("/livez").status_code == 200
