@@ -122,7 +122,7 @@ def torch_gpus(text: str) -> list[SeenGpu]:
 
 
 def infiniband_ports(text: str) -> list[SeenPort]:
-    """Read ``ibstat``: ports that are active, as InfiniBand or as RoCE where the link layer is Ethernet."""
+    """Read what ibstat prints: active ports, as RoCE where the link layer is Ethernet."""
     found, device, fields = list[SeenPort](), "", dict[str, str]()
     for line in [*text.splitlines(), "Port end:"]:
         key, _, value = (part.strip() for part in line.partition(":"))
@@ -190,7 +190,7 @@ def _slurm_node(block: str) -> SeenNode | None:
 
 
 def _listed_gpu(name: str) -> str:
-    """Return the catalog's type of ``nvidia_h100_80gb_hbm3`` or ``a100``; empty: unknown."""
+    """Return the catalog's type of a name with underscores, as Slurm writes it; empty: unknown."""
     words = name.replace("_", " ")
     return find_gpu(words).slug if words and is_gpu_name(words) else ""
 

@@ -29,7 +29,7 @@ TRAIN = """torchrun --nproc-per-node 8 pretrain_gpt.py \\
     --tensor-model-parallel-size 8
 """
 OWN = {"micro_batch_size": 1}
-CALLS = {
+CALLS: dict[str, dict[str, Any]] = {
     "fits": {"model": "smollm-135m", "gpus": "1xRTX-4090", "launcher": "trl"},
     "plan": QUESTION,
     "predict": {**QUESTION, "configuration": OWN},
