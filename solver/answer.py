@@ -448,8 +448,8 @@ class Answer:
         Its ``status`` and ``certainty`` agree: without a proof to within OPTIMAL_GAP, even a complete
         ranking is ``feasible``.
         """
-        shown = asdict(replace(self, floors=RankFloors()))
-        del shown["floors"]
+        shown = asdict(replace(self, floors=RankFloors(), choices=()))
+        del shown["floors"], shown["choices"]
         points = [] if shown["pareto"] is None else shown["pareto"]["points"]
         for plan in (*shown["plans"], *(point["plan"] for point in points)):
             _shown(plan)

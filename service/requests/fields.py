@@ -737,7 +737,7 @@ FIELDS = (
         default="cp-sat",
         option=Option(
             group=SEARCH,
-            help="What CP-SAT does: none, cp-sat (chooses the best plan) or cp-sat-all (and checks each plan).",
+            help="CP-SAT chooses the best plan (cp-sat), also checks each plan (cp-sat-all), or none.",
         ),
         question=FormQuestion(
             part="search",

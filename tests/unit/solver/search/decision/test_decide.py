@@ -68,7 +68,7 @@ class Saying(Judge):
         super().__init__(problem.options, lazy=True)
         self._verdict = verdict
 
-    def decide(self, question: Question, watch: Watch) -> Mapping[str, Any] | None:
+    def decide(self, _question: Question, _watch: Watch) -> Mapping[str, Any] | None:
         """The same verdict on every question."""
         return self._verdict
 
