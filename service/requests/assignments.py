@@ -62,12 +62,10 @@ def asked_values(option: str, texts: Iterable[str]) -> dict[str, Value]:
 def _is_value(variable: Variable, value: Value) -> bool:
     if variable.words:
         return value in variable.words
+    if not variable.is_integer:
+        return value in (True, False)
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return (
-        whole and variable.least <= value <= variable.most
-        if variable.is_integer
-        else value in (True, False)
-    )
+    return whole and variable.least <= int(value) <= variable.most
 
 
 def prohibitions_of(option: str, texts: Iterable[str]) -> dict[str, list[Value]]:

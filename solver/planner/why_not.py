@@ -147,9 +147,10 @@ def _having(problem: Problem, columns: Columns, values: Values) -> BoolArray:
 
 
 def _no_candidate(problem: Problem, values: Values) -> Reason:
+    gpus = usable_gpus(problem)
     return Reason(
         name="sizes multiply to the GPUs and the batch",
-        reason=f"no sizes with {', '.join(values)} as asked have tp * cp * pp * dp = {usable_gpus(problem)} "
+        reason=f"no sizes with {', '.join(values)} as asked have tp * cp * pp * dp = {gpus} "
         f"and dp * mbs * num_microbatches = {problem.workload.global_batch_size}",
         of_request=False,
     )
