@@ -31,6 +31,11 @@ BENCHMARKS = {
         "--growth docs/search-growth.svg",
         "benchmarks.search",
     ),
+    "decisions": Benchmark(
+        "what CP-SAT decides on equal nodes and in which time; --write: decisions of what-decides-what.md; "
+        "--draws 500: drawn requests against all that they mean",
+        "benchmarks.decisions",
+    ),
     "inner": Benchmark(
         "the split of layers alone; --write: inner of how-the-search-works.md", "benchmarks.inner"
     ),

@@ -402,13 +402,15 @@ class Answer:
     objective: ObjectiveClaim | None = None
     baseline: Baseline | None = None  # where the request gives its own configuration
     pareto: ParetoFront | None = None  # where the request asks for it
-    decided_by: Literal["exact-dp", "cp-sat"] = "exact-dp"  # what chose the stages and their layers
+    # What chose the first plan: CP-SAT, among all rows that bounds leave, or the search alone.
+    decided_by: Literal["exact-dp", "cp-sat"] = "exact-dp"
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
     model: Mapping[str, str | int] | None = None  # its name and exact counts of parameters
     levers: tuple[Lever, ...] = ()  # changes that the user may decide and that train faster, the best first
     reference: Reference | None = None  # what one would run without a search
     floors: RankFloors = field(default_factory=RankFloors, compare=False)  # of ranks' gaps; not shown
+    choices: tuple[Any, ...] = field(default=(), compare=False, repr=False)  # until CP-SAT has decided
 
     @property
     def ranking(self) -> tuple[Plan, ...]:
@@ -446,8 +448,8 @@ class Answer:
         Its ``status`` and ``certainty`` agree: without a proof to within OPTIMAL_GAP, even a complete
         ranking is ``feasible``.
         """
-        shown = asdict(replace(self, floors=RankFloors()))
-        del shown["floors"]
+        shown = asdict(replace(self, floors=RankFloors(), choices=()))
+        del shown["floors"], shown["choices"]
         points = [] if shown["pareto"] is None else shown["pareto"]["points"]
         for plan in (*shown["plans"], *(point["plan"] for point in points)):
             _shown(plan)

@@ -257,7 +257,7 @@ class Answer:
     state: State
     status: Status
     certified_by: tuple[str, ...]
-    decided_by: str = "exact-dp"  # of mixed clusters "cp-sat"
+    decided_by: str = "exact-dp"  # what chose the first plan: "cp-sat", or the search alone
     objective_gap: float | None
     objective_excess: float | None
     bound_step_time_s: float | None

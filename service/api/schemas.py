@@ -648,7 +648,7 @@ _STATED: dict[str, Any] = {
     if one.default_factory is not MISSING and one.name not in _ALWAYS
     else (_HINTS[one.name], ... if one.default is MISSING or one.name in _ALWAYS else one.default)
     for one in fields(Answer)
-    if one.name not in {*AnswerPage.model_fields, "floors"}
+    if one.name not in {*AnswerPage.model_fields, "floors", "choices"}
 }
 # With every further field of an answer.
 AnswerView = create_model("AnswerView", __base__=AnswerPage, __doc__=AnswerPage.__doc__, **_STATED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,7 @@ from meshwright.service.library import PlanResult, compared_with_best, recommend
 from meshwright.service.report.levers import render_levers
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import profile_words, render_plan, render_summary
+from meshwright.service.requests.assignments import asked_values
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import is_post_training
 from meshwright.solver.answer import Answer, Plan
@@ -69,6 +71,15 @@ def explain(
             "offload, launcher. Takes a request, or --plan.",
         ),
     ] = False,
+    why_not: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--why-not",
+            metavar="NAME=VALUE",
+            help="Show what excludes plans with these values (tp=4,pp=2): the smallest set of "
+            "reasons, or how much slower the best of them is.",
+        ),
+    ] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
@@ -85,9 +96,15 @@ def explain(
         raise typer.BadParameter(
             "--levers is about the best plan: remove the options that state your own configuration"
         )
+    if why_not and (has_own or levers or plan is not None):
+        raise typer.BadParameter(
+            "--why-not takes a request alone: remove --set, --config, --levers and --plan"[:200]
+        )
     if plan is not None and (request or profile or has_own):
         raise typer.BadParameter(_PLAN_ALONE)
-    if levers:
+    if why_not:
+        _explain_why_not(request, why_not, profile, as_json=json_output)
+    elif levers:
         _explain_levers(request, plan, profile, as_json=json_output)
     elif plan is not None:
         _explain_plan(plan, as_json=json_output)
@@ -169,6 +186,32 @@ def _explain_levers(
         return
     console.print(header(problem, console.width))
     console.print(render_levers(found, answer.ranking[0], complete=not watch.stopped, width=console.width))
+
+
+def _explain_why_not(
+    request: Request, texts: Sequence[str], calibration: list[Path] | None, *, as_json: bool
+) -> None:
+    """Print why the best plan does not have some values.
+
+    Raises:
+        InvalidProblemError: a name or a value is unknown.
+    """
+    from meshwright.service.report.why_not import render_why_not  # noqa: PLC0415 - asked for by few
+    from meshwright.solver.planner.why_not import why_not  # noqa: PLC0415 - the same
+
+    values = asked_values("--why-not", texts)
+    problem = parse_problem(request)
+    costs = profile_for(problem, calibration)
+    with cancellable() as should_stop:
+        answer = _answered(problem, costs, should_stop)
+        watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+        found = why_not(problem, costs, values, answer, watch)
+    if as_json:
+        print_json({**asdict(replace(found, plan=None)), "plan": found.plan and found.plan.to_json()})
+        return
+    console = screen()
+    console.print(header(problem, console.width))
+    console.print(render_why_not(found, console.width))
 
 
 _LEVERS_S = 300.0  # for the searches of all changes

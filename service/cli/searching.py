@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,7 +30,7 @@ from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, sav
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
-from meshwright.service.report.sentences import certificate_words, measure_line
+from meshwright.service.report.sentences import measure_line
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer, render_summary
 from meshwright.service.requests.costs import measured_of_question
@@ -40,7 +39,7 @@ from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.problem import Problem, ShouldStop
-from meshwright.solver.search.certify.judge import certified_later, kept_child
+from meshwright.solver.search.certify.judge import forked_child, kept_child
 
 if TYPE_CHECKING:  # a search whose answer is only printed loads none of them
     from meshwright.launchers.reading.base import LaunchFile
@@ -76,7 +75,7 @@ def run_plan(
     profile = profile_for(problem, calibration)
     if save_dir:
         check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
-    with cancellable() as should_stop, certified_later() if form == "table" else nullcontext() as later:
+    with cancellable() as should_stop, forked_child():
         line = ProgressLine()
         answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
         line.clear()
@@ -89,13 +88,6 @@ def run_plan(
         if form == "table" and worth:
             console = screen()
             console.print(measure_line(worth, width=console.width))
-        owed = later is not None and later.owes(answer)
-        if later is not None and owed:
-            sys.stdout.flush()  # whoever reads a pipe has the table while the certificate is on its way
-            answer = later.settle(answer)
-            line.clear()
-            document |= answer_document(answer, problem)
-            keep(document, problem)
     if save_dir:
         from meshwright.service.report.page import render_page  # noqa: PLC0415 - only for a folder
         from meshwright.service.reporting import ReportOptions, report_of  # noqa: PLC0415 - the same
@@ -110,9 +102,6 @@ def run_plan(
             ),
             force=force,
         )
-    if owed and full:  # after the files: whoever reads a pipe may have gone, as head does
-        console = screen()
-        console.print(wrapped(certificate_words(answer), console.width, indent=2))
     return code_of(answer, cancelled=should_stop())
 
 

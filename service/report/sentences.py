@@ -104,6 +104,8 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     words = []
     if answer.status == "optimal" or answer.certified_by:
         words.append(f"by {', '.join(answer.certified_by) or 'the search'}, over {searched_words(problem)}")
+    if answer.decided_by == "cp-sat" and answer.counts.get("decided"):
+        words.append(f"CP-SAT chose #1 among the {answer.counts['decided']:,} rows that bounds leave")
     if answer.bound_step_time_s is not None:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
         options, config = problem.options, answer.plans[0].config
@@ -121,15 +123,6 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
         least = tied(formatting.risk(answer.objective_gap))
         words.append(f"the least closed-form objective is proved to within {least}")
     return [formatting.wrapped(f"Proof: {'; '.join(words)}.", width, indent=2)] if words else []
-
-
-def certificate_words(answer: Answer) -> str:
-    """Return whether CP-SAT has confirmed the search, once its certificate is there or late."""
-    confirmed = sum("cp-sat" in plan.certified_by for plan in answer.plans)
-    if not confirmed:
-        return "Not certified: CP-SAT did not finish in time; the search's own proof holds without it."
-    of = f" for {confirmed} of {len(answer.plans)} plans" if confirmed > 1 else ""
-    return f"Certified: CP-SAT, an independent solver, finds the same minimum as the search{of}."
 
 
 def odds_words(odds: Odds, subject: str, rivals: str) -> str:

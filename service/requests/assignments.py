@@ -10,6 +10,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.requests.numbers import written_out
 from meshwright.service.requests.parts import LONG_NAMES as _LONG_NAMES
+from meshwright.solver.configuration import VARIABLES, Variable
 
 _WORKLOAD = {"gbs": "global_batch_size", "seq": "seq_length"}  # of the workload, as people call them
 _SWITCHES = {"true": True, "false": False}
@@ -33,6 +34,38 @@ def values_of(option: str, texts: Iterable[str]) -> dict[str, Value | list[Value
         name: [*map(_value, value.split(","))] if name == "stage_layers" else _value(value)
         for name, value in _pairs(option, texts, "NAME=VALUE")
     }
+
+
+def asked_values(option: str, texts: Iterable[str]) -> dict[str, Value]:
+    """``tp=4,pp=2`` as values of variables that a configuration can have.
+
+    Raises:
+        InvalidProblemError: a name or a word is unknown, or a number is out of range.
+    """
+    found = dict[str, Value]()
+    for name, value in values_of(option, texts).items():
+        variable = VARIABLES.get(name)
+        if variable is None:
+            near = get_close_matches(name, VARIABLES, n=1, cutoff=0.5)
+            raise InvalidProblemError.of(
+                option, f"{shown(name)} is not a variable", allowed=", ".join(VARIABLES),
+                nearest=next(iter(near), None),
+            )  # fmt: skip
+        if isinstance(value, list) or not _is_value(variable, value):
+            ends = f"an integer from {variable.least} to {variable.most}"
+            allowed = ", ".join(variable.words) or (ends if variable.is_integer else "true, false")
+            raise InvalidProblemError.of(option, f"{name} can't be {shown(str(value))}", allowed=allowed)
+        found[name] = value
+    return found
+
+
+def _is_value(variable: Variable, value: Value) -> bool:
+    if variable.words:
+        return value in variable.words
+    if not variable.is_integer:
+        return value in (True, False)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and variable.least <= int(value) <= variable.most
 
 
 def prohibitions_of(option: str, texts: Iterable[str]) -> dict[str, list[Value]]:

@@ -737,14 +737,14 @@ FIELDS = (
         default="cp-sat",
         option=Option(
             group=SEARCH,
-            help="Plans that CP-SAT double-checks: none, cp-sat (the best plan) or cp-sat-all.",
+            help="CP-SAT chooses the best plan (cp-sat), also checks each plan (cp-sat-all), or none.",
         ),
         question=FormQuestion(
             part="search",
-            label="Check with CP-SAT",
+            label="Decide with CP-SAT",
             kind="choice",
             choices=(("cp-sat", "the best plan"), ("cp-sat-all", "every plan"), ("none", "no plan")),
-            hint="a second solver confirms the proof",
+            hint="a second solver chooses too: both must agree",
         ),
     ),
     RequestField(

@@ -65,7 +65,8 @@ from meshwright.solver.problem import (
     usable_gpus,
     with_changes,
 )
-from meshwright.solver.search.certify.judge import kept_child
+from meshwright.solver.search.certify.judge import Judge, kept_child
+from meshwright.solver.search.decision.decide import asks_cp_sat, decided, left_to_planner
 from meshwright.solver.search.fewer_gpus import IDLE
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
 from meshwright.solver.search.priced_space import have_room
@@ -175,8 +176,9 @@ def ask(
         return _ask_ordered(problem, profile, watch, on_progress, known)
     if problem.places_stages:
         return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
-    with kept_child():
-        return _of_variants(problem, profile, watch, on_progress, known)
+    lazy = not asks_cp_sat(problem)
+    with kept_child(), Judge(problem.options, lazy=lazy) as judge:
+        return _of_variants(problem, profile, watch, on_progress, known=known, cp_sat=judge)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -282,8 +284,8 @@ def _while_time(switched: Iterable[Switched], watch: Watch) -> Iterator[Switched
 
 
 def _of_variants(
-    problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
-    known: Sequence[Configuration],
+    problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None, *,
+    known: Sequence[Configuration], cp_sat: Judge,
 ) -> Answer:  # fmt: skip
     """Search what a request leaves open (launcher, precision, switches), and explain the plans of all."""
     switched = list(_while_time(switched_of(problem, profile), watch))
@@ -291,11 +293,13 @@ def _of_variants(
     packaged = packaged_variants(_while_time(switched, watch))
     run, settle = _run_of(problem, variants, watch)
     behind = _FOLLOWING * len(packaged)
-    answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
+    with left_to_planner():
+        answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
     answered = _with_reasons_of_none(problem, answered, watch, settle)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
         answered, left = _without_plan(problem, answered, left, watch)
     answer = merged(problem, answered, unasked=len(left), skipped=skipped)
+    answer = decided(problem, answer, cp_sat, watch)
     answer = _explained(answer, answered, watch)
     if left:
         unasked = f"{watch.ended_by}: {len(left)} of {len(variants)} variants were not searched"
@@ -748,10 +752,12 @@ def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watc
 
 
 def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> Answer:
-    variants = dict[str, Variant]()
+    variants, every = dict[str, Variant](), [each for one in answered for each in one.variants]
     for one in answered:
         variant_of = found_by(one.variants)
         variants |= {plan.plan_id: variant_of(plan) for plan in one.answer.plans}
+    others = (plan for plan in answer.plans if plan.plan_id not in variants)  # CP-SAT's, of no ranking
+    variants |= {plan.plan_id: found_by(every)(plan) for plan in others}
     explained = dict[str, Plan]()
     for variant in dict.fromkeys(id(variants[plan.plan_id]) for plan in answer.plans):
         some = [plan for plan in answer.plans if id(variants[plan.plan_id]) == variant]

@@ -450,6 +450,7 @@ def merged(
         space="every" if all(one.space == "every" for one in answers) else "usual",
         skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
         floors=floors,
+        choices=tuple(each for one in reached for each in one.answer.choices),
     )
 
 

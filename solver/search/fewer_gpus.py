@@ -173,6 +173,7 @@ def _joined(
         notes={**first.notes, **_idle(problem, whole, plans)},
         space="every" if all(one.space == "every" for one in answers) else "usual",
         floors=floors,
+        choices=tuple(each for one in answers for each in one.choices),
     )  # fmt: skip
 
 

@@ -160,7 +160,8 @@ class Frontier:
     rivals_s: Mapping[Layout, float] = field(default_factory=dict)  # scores of others, by that
     filled: bool = False  # meshes were too few: their best other layouts are ranked as well (``fill``)
     filled_s: float = np.inf  # then the score of the K-th best layout; +inf where they are too few, too
-    _scored: set[int] = field(default_factory=set)  # rows that were simulated
+    scores_s: dict[int, float] = field(default_factory=dict)  # of rows that were simulated
+    above_s: dict[int, float] = field(default_factory=dict)  # what the scores of refuted rows are more than
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
     _ends: Ends = field(default_factory=Ends)
     _unopened: Unopened | None = None  # where rows are opened kind by kind
@@ -227,7 +228,7 @@ class Frontier:
     @property
     def simulated(self) -> int:
         """Return the number of simulated rows."""
-        return len(self._scored)
+        return len(self.scores_s) + len(self.above_s)
 
     @property
     def cutoff_s(self) -> float:
@@ -292,7 +293,8 @@ class Frontier:
         """Rank other layouts of the best meshes if fewer than K meshes have a plan."""
         meshes, order = self.ranked, self.bound_s.below(np.inf)
         self.apart, self.finished, self.ranked, self._glanced = LAYOUT, False, [], 0
-        self._best, self._scored, self._order, self._next, self._heap = {}, set(), order, 0, []
+        self._best, self._order, self._next, self._heap = {}, order, 0, []
+        self.scores_s, self.above_s = {}, {}
         self.run(interrupted)
         known = set(self._layouts([one.row for one in meshes]))
         others = [one for one in self.ranked if self._layouts([one.row])[0] not in known]
@@ -429,6 +431,23 @@ class Frontier:
         for solved in found:
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
 
+    def least_score_s(self, row: int) -> tuple[float, bool]:
+        """Return a row's score, or a lower bound of it, and whether it is the score."""
+        if row in self.scores_s:
+            return self.scores_s[row], True
+        solved = self.solved.get(row)
+        known = (self.bound_s[row], self.above_s.get(row, 0.0), solved.bound_s if solved else 0.0)
+        return float(max(known)), False
+
+    def score(self, row: int) -> tuple[float, Split]:
+        """Return a row's least simulated step with its split, whatever others score; +inf if none fits."""
+        solved = self.solve([row])
+        if not solved:
+            return np.inf, ()
+        found = fastest(self.rows.take([row]), list(solved[0].candidates), self._ends)
+        self.scores_s[row] = found[0]
+        return found
+
     def _layouts(self, index: IntArray | list[int]) -> list[Layout]:
         return layouts_of(self.rows.columns, index, self.apart)
 
@@ -510,7 +529,7 @@ class Frontier:
 
     def simulate(self, row: int) -> None:
         """Score a solved row and rank it, unless it was or its layout is known to be faster otherwise."""
-        if row in self._scored:
+        if row in self.scores_s or row in self.above_s:
             return
         solved, one = self.solved[row], self.rows.take([row])
         layout = layouts_of(one.columns, [0], self.apart)
@@ -519,9 +538,10 @@ class Frontier:
             return
         limit = float(self.limits_s(np.array([row]), layout)[0]) + 1.0 / _NS  # compared in whole ones
         score, split = fastest(one, list(solved.candidates), self._ends, limit)
-        self._scored.add(row)
         if score > limit:
+            self.above_s[row] = limit
             return
+        self.scores_s[row] = score
         entry = ranked(one.columns, row, score, split)
         if known is None or entry < known:
             self._best[layout[0]] = entry

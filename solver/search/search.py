@@ -28,8 +28,9 @@ Answer
 
 What is claimed, and what is not
   status ``optimal``: the ranking is proved. No layout outside the K plans has a smaller score.
-  ``objective_gap`` is 0: the least J over *all* rows and splits was found and proved; CP-SAT judges it
-  independently. Where the time ends before, it is the distance to the least bound that is left.
+  ``objective_gap`` is 0: the least J over *all* rows and splits was found and proved.
+  Where the time ends before, it is the distance to the least bound that is left.
+  ``decided_by`` cp-sat: CP-SAT chose the first plan among all rows that the bounds leave (``decision``).
   ``objective_excess`` = (J_1 - min J) / J_1, J_1 of the first plan, is what ranking by S instead of J
   costs in J; 0 when the first plan minimises both.
   ``bound_step_time_s``: no row under *any* split simulates faster (``proof.least_step_bound_s``), so
@@ -66,7 +67,9 @@ from meshwright.solver.problem import (
     usable_gpus,
 )
 from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, plans_of
-from meshwright.solver.search.certify.judge import Certificate, Judge, inquiry_of, later
+from meshwright.solver.search.certify.judge import Certificate, Judge, inquiry_of
+from meshwright.solver.search.decision.choices import choices_of
+from meshwright.solver.search.decision.decide import asks_cp_sat, decided, is_left_to_planner
 from meshwright.solver.search.feasible import lightest_of
 from meshwright.solver.search.fewer_gpus import at_most_all, least_gpu_s
 from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
@@ -182,12 +185,37 @@ def search(
         ProofMismatchError: the exact program and CP-SAT disagree (a bug).
         InvalidPlanError: the independent check refuses a plan (a bug).
     """
-    own = partial(_search_on, profile=profile, known=known, ways=ways, wide=wide, proved=proved)
-    if not may_use_fewer(problem) or not proved:
-        return own(problem, on_progress=on_progress, should_stop=should_stop, rivals=rivals)
     watch = Watch(
         time_limit_s=problem.options.time_limit_s, on_progress=on_progress, should_stop=should_stop
     )
+    own = partial(_search_on, profile=profile, known=known, ways=ways, wide=wide, proved=proved)
+    with Judge(problem.options, lazy=not _decides_alone(problem, proved=proved)) as judge:
+        if may_use_fewer(problem) and proved:
+            answer = _on_at_most_all(problem, profile, own, watch, ways=ways, rivals=rivals)
+        else:
+            answer = own(problem, on_progress=on_progress, should_stop=should_stop, rivals=rivals)
+        if not _decides_alone(problem, proved=proved):
+            return answer
+        answer = decided(problem, answer, judge, watch)
+    return replace(answer, elapsed_s=watch.elapsed_s)
+
+
+def _decides_alone(problem: Problem, *, proved: bool) -> bool:
+    """Return whether CP-SAT decides this search, and not all searches of a request together."""
+    return proved and asks_cp_sat(problem) and not is_left_to_planner()
+
+
+def _on_at_most_all(
+    problem: Problem,
+    profile: Profile,
+    own: Callable[..., Answer],
+    watch: Watch,
+    *,
+    ways: Sequence[Problem],
+    rivals: Rivals,
+) -> Answer:
+    """Return the best plans on all GPUs or fewer; ``own`` searches some numbers of them."""
+    on_progress = watch.on_progress
     each_s, found = least_gpu_s(problem, profile, ways), list[Answer]()
     floor_s = each_s / usable_gpus(problem)
 
@@ -246,21 +274,23 @@ def _search_on(
     watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
     if problem.places_stages:
         return _mixed(problem, profile, watch)
-    with Judge(options, lazy=rivals.last_s < np.inf or later() is not None) as judge:
+    with Judge(options, lazy=True) as judge:
         others = [on_switches(problem, one) for one in ways]
         found = _bounded(problem, profile, watch, known, others=others, wide=wide, rivals=rivals)
         frontier, sampled = found.frontier, _rank(found, watch)
+        # before rows are opened to prove other things of them, with weaker bounds than those of their kinds
+        choices = choices_of(problem, profile, frontier) if proved and asks_cp_sat(problem) else None
         proof = _prove(frontier, watch, rivals) if proved else Proof()
-        inquiry, certificates = inquiry_of(frontier, proof.survivors, options), later()
-        certificate = Certificate()
-        if inquiry is not None and certificates is None:
-            certificate = judge.answer(inquiry, watch)
+        inquiry = inquiry_of(frontier, proof.survivors, options)
+        certificate = Certificate() if inquiry is None else judge.answer(inquiry, watch)
     found = replace(found, proof=proof, certificate=certificate)
     plans = plans_of(problem, profile, frontier, certificate, watch.closing())
-    if certificates is not None and inquiry is not None:
-        certificates.owe(inquiry, plans, options, watch)
     answer = answer_of(found, plans, watch)
-    answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
+    answer = replace(
+        answer,
+        notes={**answer.notes, **(SAMPLE if sampled else {})},
+        choices=(choices,) if choices is not None else (),
+    )
     search_every = partial(
         _search_every,
         problem,

@@ -110,7 +110,7 @@ def names_of(texts: tuple[str, ...]) -> frozenset[str]:
 
 def limited_by(problem: Problem) -> frozenset[str]:
     """Return variables that a request limits: by pin, prohibition or bound, or in a constraint."""
-    return problem.options.named | names_of((*problem.options.constraints, *_power_texts(problem)))
+    return problem.options.named | names_of((*problem.options.constraints, *power_texts(problem)))
 
 
 def names_groups(text: str) -> bool:
@@ -120,11 +120,11 @@ def names_groups(text: str) -> bool:
 
 def group_constraints(problem: Problem) -> tuple[str, ...]:
     """Return the constraints of a request that have terms of node groups."""
-    every = (*problem.options.constraints, *_power_texts(problem))
+    every = (*problem.options.constraints, *power_texts(problem))
     return tuple(text for text in every if names_groups(text))
 
 
-def _power_texts(problem: Problem) -> tuple[str, ...]:
+def power_texts(problem: Problem) -> tuple[str, ...]:
     """Return the power budget as a constraint; none without one, or where a part cannot keep it alone.
 
     What stages draw depends on their groups, so that milliwatts of all groups are added up. One mesh over
@@ -147,7 +147,7 @@ def _power_texts(problem: Problem) -> tuple[str, ...]:
 
 def counts_kept(problem: Problem, counts: IntArray) -> BoolArray:
     """Return which numbers of GPUs keep the power budget and the constraints on these alone."""
-    texts = (*problem.options.constraints, *_power_texts(problem))
+    texts = (*problem.options.constraints, *power_texts(problem))
     own = [one for one in map(constraint_of, texts) if set(names_in(one)) == {"num_gpus"}]
     plain = Columns.of([Configuration()]).take(np.zeros(len(counts), dtype=np.int64))
     rows, layers = replace(plain, data_parallel_size=counts), problem.model.num_layers
@@ -385,7 +385,7 @@ def _constraint_rules(problem: Problem) -> Iterator[Rule]:
             f"the request asks for it: GPUs at full load, without hosts{limited}",
             text,
         )
-        for text in _power_texts(problem)
+        for text in power_texts(problem)
     ]
     for name, reason, text in constraints:
         yield Rule(

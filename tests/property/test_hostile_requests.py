@@ -20,6 +20,7 @@ from tests.problems.requests_drawn import a_hostile_request, has_at_most
 from tests.property.meaning import numbers_of_gpus, of_each_switch
 from tests.property.test_meaning_of_requests import (
     RANKING,
+    decided_by_cp_sat,
     judge,
     most_of_row,
     profile_of,
@@ -41,7 +42,7 @@ SIMPLE = ("gradients in bf16", "optimizer adamw-8bit", "offload to the host")
 def test_nothing_that_a_hostile_request_means_is_better_than_what_is_proved() -> None:
     for seed in range(EXAMPLES):
         with unexplained(), seeded(f"a_hostile_request(Random({seed}))"):
-            problem = a_hostile_request(Random(seed))
+            problem = decided_by_cp_sat(a_hostile_request(Random(seed)))
             judge(problem, search(problem, profile_of(problem)))
 
 

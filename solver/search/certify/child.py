@@ -34,9 +34,14 @@ def answer(questions: TextIO, verdicts: TextIO) -> None:
     without_pandas()
     from meshwright.solver.search.certify.request import Request  # noqa: PLC0415 (the limit comes first)
     from meshwright.solver.search.certify.split_model import judge  # noqa: PLC0415
+    from meshwright.solver.search.decision.model import decide  # noqa: PLC0415
+    from meshwright.solver.search.decision.question import KIND, Question  # noqa: PLC0415
 
     for line in questions:
-        verdicts.write(json.dumps(asdict(judge(Request.from_json(json.loads(line))))) + "\n")
+        raw = json.loads(line)
+        decides = raw.get("kind") == KIND
+        found = decide(Question.from_json(raw)) if decides else judge(Request.from_json(raw))
+        verdicts.write(json.dumps(asdict(found)) + "\n")
         verdicts.flush()
 
 

@@ -5,8 +5,8 @@ least objective over the first plan's row and up to MAX_RIVALS rows that its obj
 for the first plan's row alone where another has the least, and for each further plan's row
 (``cp-sat-all``). Its proved minimum must be the exact program's, to the
 microsecond it counts in; another value is a bug and raises. No answer in time means not certified.
-Searches one after the other may take turns with one child (``kept_child``), and leave their certificates
-to whoever shows the plans first (``certified_later``).
+Searches one after the other may take turns with one child (``kept_child``). The same child decides among
+the rows that bounds leave (``meshwright.solver.search.decision``).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import json
 import os
 import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
 from meshwright.solver.search.certify.processes import Child, copied, started
 from meshwright.solver.search.certify.request import Request, is_expressible
 from meshwright.solver.search.certify.row_request import row_request
+from meshwright.solver.search.decision import question as decision
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.rows import Rows
 
@@ -37,7 +37,6 @@ _POLL_S = 0.05
 _GRACE_S = 0.3
 _ROUNDING_S = 2e-6  # one microsecond of the objective, and nanosecond coefficients
 _RELATIVE = 1e-9
-_CP_SAT = ("cp-sat",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,23 +62,21 @@ class Inquiry:
 
     overall: Question  # over the first plan's row and its rivals
     ranked: Mapping[int, Question | None]  # by row to certify; None: the overall answer is its own
-    order: tuple[int, ...]  # ranked rows
 
 
 def inquiry_of(frontier: Frontier, survivors: tuple[int, ...], options: SearchOptions) -> Inquiry | None:
-    """Return the questions on the first plan's row (the first of ``survivors``), and on all K on request.
+    """Return the questions on the first plan's row, the first of ``survivors``, and on those of all plans.
 
-    None: nothing is proved that could be judged, or no judge is asked for.
+    None: nothing is proved that could be judged, or every plan's certificate is not asked for.
     """
-    if options.certify == "none" or not survivors or not frontier.finished:
+    if options.certify != "cp-sat-all" or not survivors or not frontier.finished:
         return None
     among = survivors[: 1 + MAX_RIVALS]
-    order = tuple(one.row for one in frontier.ranked)
-    rows = order if options.certify == "cp-sat-all" else order[:1]
+    rows = tuple(one.row for one in frontier.ranked)
     overall = _question(frontier, among, options)
     least = min(among, key=lambda row: frontier.solved[row].objective_s)
     ranked = {row: None if row == least else _question(frontier, (row,), options) for row in rows}
-    return Inquiry(overall=overall, ranked=ranked, order=order)
+    return Inquiry(overall=overall, ranked=ranked)
 
 
 def _question(frontier: Frontier, rows: tuple[int, ...], options: SearchOptions) -> Question:
@@ -102,6 +99,20 @@ def _question(frontier: Frontier, rows: tuple[int, ...], options: SearchOptions)
 
 _KEPT: ContextVar[list[Child] | None] = ContextVar("kept", default=None)
 os.register_at_fork(after_in_child=lambda: _KEPT.set(None))  # it is the parent's
+
+
+_FORKS: ContextVar[bool] = ContextVar("forks", default=False)
+
+
+@contextmanager
+def forked_child() -> Iterator[None]:
+    """Let the child of this block be a copy of this process, which has loaded most of what it needs."""
+    before = _FORKS.set(True)
+    try:
+        with kept_child():
+            yield
+    finally:
+        _FORKS.reset(before)
 
 
 @contextmanager
@@ -163,7 +174,7 @@ class Judge:
             if self._child.poll() is None:
                 return
             _end(self._child)
-        self._child = copied() if later() is not None else started()
+        self._child = copied() if _FORKS.get() else started()
 
     def answer(self, inquiry: Inquiry, watch: Watch) -> Certificate:
         """Judge what an inquiry asks.
@@ -184,6 +195,14 @@ class Judge:
         warning = f"CP-SAT did not finish in time for {missing} of {len(rows)} certificates"
         return Certificate(rows=frozenset(confirmed), warnings=(warning,) if missing else ())
 
+    def decide(self, question: decision.Question, watch: Watch) -> Mapping[str, Any] | None:
+        """Return CP-SAT's proved decision, or that no row keeps every limit; None if it comes too late."""
+        if self._lazy and self._child is None:
+            self._start()
+        watch.report("certifying", now=True)
+        verdict = self._asked(question.to_json(), watch)
+        return verdict if verdict and verdict["status"] in ("OPTIMAL", "INFEASIBLE") else None
+
     def _confirms(self, question: Question, watch: Watch) -> bool:
         request = replace(question.request, time_limit_s=max(watch.left_s, _POLL_S))
         if not is_expressible(request):
@@ -200,6 +219,13 @@ class Judge:
         Raises:
             ProofMismatchError: CP-SAT finds that a model with a known solution has none.
         """
+        verdict = self._asked(request, watch)
+        if verdict is not None and verdict["status"] not in ("OPTIMAL", "UNKNOWN", "FEASIBLE"):
+            raise ProofMismatchError(f"CP-SAT calls a model with a known solution {verdict['status']}")
+        return verdict if verdict and verdict["status"] == "OPTIMAL" else None
+
+    def _asked(self, request: Mapping[str, Any], watch: Watch) -> Mapping[str, Any] | None:
+        """Return the child's verdict; None if it is stopped, out of time or gone, which ends it."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             return None
@@ -215,10 +241,7 @@ class Judge:
                 line = child.stdout.readline()
                 if line:
                     verdict: Mapping[str, Any] = json.loads(line)
-                    status = verdict["status"]
-                    if status not in ("OPTIMAL", "UNKNOWN", "FEASIBLE"):
-                        raise ProofMismatchError(f"CP-SAT calls a model with a known solution {status}")
-                    return verdict if status == "OPTIMAL" else None
+                    return verdict
                 break
             watch.report("certifying")
         self._stop()
@@ -244,80 +267,3 @@ def _compare(question: Question, verdict: Mapping[str, Any]) -> None:
         raise ProofMismatchError(
             f"exact program: {exact_s!r} s; CP-SAT: {proved_s!r} s, which its split makes {again_s!r} s"
         )
-
-
-# --------------------------------------------------------------------------------------------------
-# Certificates that are waited for after the plans are shown.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Owed:
-    inquiry: Inquiry
-    plan_ids: Mapping[int, str]  # of ranked rows
-    options: SearchOptions
-    watch: Watch
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """Certificates that the searches of a block have not waited for."""
-
-    _owed: list[_Owed] = field(default_factory=list)
-
-    def owe(self, inquiry: Inquiry, plans: Sequence[Plan], options: SearchOptions, watch: Watch) -> None:
-        """Remember what is to be judged of one search; ``plans`` are its ranked rows in order."""
-        ids = dict(zip(inquiry.order, (plan.plan_id for plan in plans), strict=False))
-        self._owed.append(_Owed(inquiry=inquiry, plan_ids=ids, options=options, watch=watch))
-
-    def owes(self, answer: Answer) -> bool:
-        """Return whether a certificate of the answer's plans is still to come."""
-        return bool(self._of(answer))
-
-    def settle(self, answer: Answer) -> Answer:
-        """Return the answer with its certificates, waiting for them.
-
-        Raises:
-            ProofMismatchError: CP-SAT proves another minimum than the exact program.
-        """
-        owed, certified, warnings, rows = self._of(answer), set[str](), list[str](), 0
-        for one in owed:
-            with Judge(one.options, lazy=True) as judge:
-                certificate = judge.answer(one.inquiry, one.watch)
-            certified |= {one.plan_ids[row] for row in certificate.rows if row in one.plan_ids}
-            warnings += certificate.warnings
-            rows += len(certificate.rows)
-        plans = tuple(
-            replace(plan, certified_by=(*plan.certified_by, *_CP_SAT[: plan.plan_id in certified]))
-            for plan in answer.plans
-        )
-        first = bool(answer.certified_by) and answer.plans[0].plan_id in certified
-        return replace(
-            answer,
-            plans=plans,
-            certified_by=(*answer.certified_by, *_CP_SAT[:first]),
-            counts={**answer.counts, "certified": answer.counts.get("certified", 0) + rows},
-            warnings=(*answer.warnings, *warnings),
-        )
-
-    def _of(self, answer: Answer) -> list[_Owed]:
-        listed = {plan.plan_id for plan in answer.plans}
-        return [one for one in self._owed if not listed.isdisjoint(one.plan_ids.values())]
-
-
-_LATER: ContextVar[Later | None] = ContextVar("later", default=None)
-
-
-@contextmanager
-def certified_later() -> Iterator[Later]:
-    """Let the searches of this block leave their certificates to ``Later.settle``."""
-    before = _LATER.set(later := Later())
-    try:
-        with kept_child():
-            yield later
-    finally:
-        _LATER.reset(before)
-
-
-def later() -> Later | None:
-    """Return what the certificates of this block are left to; None: a search waits for its own."""
-    return _LATER.get()

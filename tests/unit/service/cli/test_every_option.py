@@ -253,6 +253,7 @@ COMMANDS = {
         **OF_A_PROBLEM, **OF_A_SEARCH, **OF_A_CONFIGURATION,
         "--plan": Case("FIRST", base=""),
         "--levers": Case(base=LORA),
+        "--why-not": Case("tp=1", base="problem.json --json"),
     }),
     "fix": Command(f"train.sh {FIXED}", {
         **{name: OF_A_PROBLEM[name] for name in (

@@ -336,7 +336,8 @@ def test_an_answer_on_unlike_groups_is_decided_by_cp_sat_and_optimal_by_its_clos
     assert (
         searched(a_mixed_problem((FAST, SLOW_GROUP))).gap == 0.0
     )  # one group alone, and its step is proved
-    assert searched(a_mixed_problem((FAST,), between=None)).decided_by == "exact-dp"
+    of_one_kind = searched(a_mixed_problem((FAST,), between=None))
+    assert (of_one_kind.decided_by, of_one_kind.certified_by) == ("cp-sat", ("exact-dp", "cp-sat"))
 
 
 def test_no_number_of_stages_has_a_larger_share_of_forward_passes_than_the_bound_of_the_step_takes() -> (

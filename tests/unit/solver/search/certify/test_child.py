@@ -51,7 +51,7 @@ def frontier() -> Frontier:
 @pytest.fixture
 def judge() -> Iterator[Judge]:
     """A judge with its child."""
-    with Judge(SearchOptions()) as one:
+    with Judge(SearchOptions(certify="cp-sat-all")) as one:
         yield one
 
 

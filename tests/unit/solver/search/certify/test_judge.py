@@ -13,14 +13,12 @@ import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.clock import Watch
-from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
 from meshwright.solver.search.certify.judge import (
     _KEPT,
     Certificate,
     Judge,
     _compare,
-    certified_later,
     inquiry_of,
     kept_child,
 )
@@ -30,6 +28,8 @@ from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 from tests.processes.cpu_clock import count_seconds
 from tests.processes.quiet_clock import quiet_seconds
+
+EVERY = SearchOptions(certify="cp-sat-all", top_k=1)
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +42,12 @@ def _a_child_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def frontier() -> Frontier:
-    """A finished search for three plans."""
+    """A finished search for one plan."""
     model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
     problem = a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=32)
     space = enumerate_space(problem)
     profile = default_profile(problem.cluster, problem.launcher)
-    found = Frontier.of(priced_space(problem, profile, space.columns.take(space.legal)), 3)
+    found = Frontier.of(priced_space(problem, profile, space.columns.take(space.legal)), 1)
     found.run(lambda _: False)
     return found
 
@@ -59,7 +59,7 @@ def judged(frontier: Frontier, judge: Judge, watch: Watch) -> Certificate:
 
 
 def test_the_first_plan_is_confirmed(frontier: Frontier) -> None:
-    with Judge(SearchOptions()) as judge:
+    with Judge(EVERY) as judge:
         certificate = judged(frontier, judge, Watch(time_limit_s=30.0))
     assert certificate == Certificate(rows=frozenset({frontier.ranked[0].row}))
 
@@ -71,7 +71,7 @@ def test_without_certification_no_process_starts(frontier: Frontier) -> None:
 
 
 def test_a_child_that_dies_leaves_a_warning_not_an_error(frontier: Frontier) -> None:
-    with Judge(SearchOptions()) as judge:
+    with Judge(EVERY) as judge:
         child = judge._child
         assert child is not None
         assert child.stdout is not None
@@ -85,10 +85,10 @@ def test_a_child_that_dies_leaves_a_warning_not_an_error(frontier: Frontier) -> 
 
 def test_searches_in_a_block_take_turns_with_one_child_which_ends_with_it(frontier: Frontier) -> None:
     with kept_child():
-        with Judge(SearchOptions()) as first:
+        with Judge(EVERY) as first:
             child, certificate = first._child, judged(frontier, first, Watch(time_limit_s=30.0))
         assert certificate.rows
-        with kept_child(), Judge(SearchOptions()) as second:
+        with kept_child(), Judge(EVERY) as second:
             assert second._child is child
             assert judged(frontier, second, Watch(time_limit_s=30.0)) == certificate
         assert child is not None
@@ -100,22 +100,22 @@ def test_a_child_that_dies_while_it_waits_or_whose_search_fails_is_not_asked_aga
     frontier: Frontier,
 ) -> None:
     with kept_child():
-        with Judge(SearchOptions()) as first:
+        with Judge(EVERY) as first:
             dead = first._child
         assert dead is not None
         dead.kill()
         dead.wait()
-        with suppress(ProofMismatchError), Judge(SearchOptions()) as second:
+        with suppress(ProofMismatchError), Judge(EVERY) as second:
             failed = second._child
             raise ProofMismatchError
-        with Judge(SearchOptions()) as third:
+        with Judge(EVERY) as third:
             assert third._child not in (dead, failed)
             assert judged(frontier, third, Watch(time_limit_s=30.0)).rows
 
 
 def test_a_frozen_child_is_killed_when_the_search_is_cancelled(frontier: Frontier) -> None:
     count_seconds()
-    with Judge(SearchOptions()) as judge:
+    with Judge(EVERY) as judge:
         child = judge._child
         assert child is not None
         os.kill(child.pid, signal.SIGSTOP)
@@ -129,7 +129,7 @@ def test_a_frozen_child_is_killed_when_the_search_is_cancelled(frontier: Frontie
 
 def test_a_frozen_child_is_killed_a_second_after_the_time_limit(frontier: Frontier) -> None:
     count_seconds()
-    with Judge(SearchOptions()) as judge:
+    with Judge(EVERY) as judge:
         assert judge._child is not None
         os.kill(judge._child.pid, signal.SIGSTOP)
         with quiet_seconds() as clock:
@@ -139,39 +139,12 @@ def test_a_frozen_child_is_killed_a_second_after_the_time_limit(frontier: Fronti
 
 def test_another_minimum_is_an_error(frontier: Frontier) -> None:
     first = frontier.ranked[0].row
-    solved, inquiry = frontier.solved[first], inquiry_of(frontier, (first,), SearchOptions())
+    solved, inquiry = frontier.solved[first], inquiry_of(frontier, (first,), EVERY)
     assert inquiry is not None
     verdict = {"row": 0, "split": solved.split, "objective_us": round(solved.objective_s * 1e6)}
     _compare(inquiry.overall, verdict)
     with pytest.raises(ProofMismatchError, match="exact program"):
         _compare(replace(inquiry.overall, least_s=solved.objective_s - 1e-4), verdict)
-
-
-def test_a_search_can_leave_its_certificate_for_later() -> None:
-    problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16)
-    profile = default_profile(problem.cluster, problem.launcher)
-    at_once = ask(problem, profile)
-    with certified_later() as later:
-        answer = ask(problem, profile)
-        assert (answer.certified_by, answer.plans[0].certified_by) == (("exact-dp",), ("exact-dp",))
-        assert later.owes(answer)
-        settled = later.settle(answer)
-    assert replace(settled, elapsed_s=at_once.elapsed_s) == at_once
-    assert settled.certified_by == ("exact-dp", "cp-sat")
-
-
-def test_a_late_certificate_without_a_verdict_is_a_warning() -> None:
-    problem = a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16)
-    stopped: list[bool] = []
-    with certified_later() as later:
-        profile = default_profile(problem.cluster, problem.launcher)
-        answer = ask(problem, profile, should_stop=lambda: bool(stopped))
-        stopped.append(True)
-        settled = later.settle(answer)
-    assert settled.certified_by == answer.certified_by == ("exact-dp",)
-    assert settled.warnings[len(answer.warnings) :] == (
-        "CP-SAT did not finish in time for 1 of 1 certificates",
-    )
 
 
 def test_asking_the_judge_loads_no_ortools_here() -> None:
