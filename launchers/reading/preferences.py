@@ -51,7 +51,7 @@ def kind_named(fields: Fields, program: str) -> Kind | None:
         name = "" if stage in _STAGES else stage
         if name:
             _require_known(fields, "stage", name)
-        if name == "dpo" and fields.word("pref_loss", "sigmoid") in ("orpo", "simpo"):
+        if name == "dpo" and fields.choice("pref_loss", "sigmoid") in ("orpo", "simpo"):
             name = "orpo"
     return KINDS.get(name)
 

@@ -131,6 +131,12 @@ def _drawn(random: Random, *, large: bool) -> dict[str, Any]:
         request["workload"] |= {"images_per_sample": random.choice((0.5, 2.0)), "image_tokens": 256}
     if large and random.random() < 0.1:  # a quantile: ranked apart from the others
         request["search"]["objective"] = "robust"
+    if random.random() < 0.1:  # last, so that it changes no other draw of the request
+        request["launcher"] = "none"  # others train on preferences with few of the other fields
+        request["workload"] |= {
+            "sample": random.choice(("pair", "unpaired")),
+            **_maybe(random, 0.7, "reference", random.choice(("frozen", "adapters-off"))),
+        }
     return request
 
 

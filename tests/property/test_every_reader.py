@@ -358,6 +358,8 @@ SAME_IN_STORED: Mapping[tuple[str, str], str] = {
         "deepspeed_config.gradient_accumulation_steps",
     ): "the trainer's own, given next to it, decide",
     ("lora.yml", "base_model"): "the model is given next to it",
+    ("qwen3moe_full_sft_fsdp.yaml", "use_v1_kernels"): "listed: the price has the class without them",
+    ("qwen2_vl_full.yaml", "image_max_pixels"): "no file states how many images a sample has",
     ("fsdp1.yaml", "fsdp_config.fsdp_reshard_after_forward"): "of FSDP2; FSDP1 has a sharding strategy",
 }
 TABLES = ("axolotl", "llama-factory", "trl", "deepspeed", "megatron-core", *_TRAINER)

