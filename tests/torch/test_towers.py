@@ -133,7 +133,9 @@ def test_what_is_kept_of_a_tower_is_what_autograd_saves(model_type: str) -> None
         model=model_from_config(config, name="x"), cluster=find_cluster("dgx-h100", num_nodes=1),
         workload=_load(config), launcher=launcher,
     )  # fmt: skip
-    rows = Columns.of([Configuration(data_parallel_size=8, stage_layers=(2,))])
+    # shards, which FSDP gathers in bf16: rows of 2 bytes, and no casts of autocast
+    sharded = Configuration(data_parallel_size=8, zero_stage=3, zero_shard_size=8, stage_layers=(2,))
+    rows = Columns.of([sharded])
     ctx = context_of(problem, rows, default_profile(problem.cluster, launcher))
     # The CPU runs it in 4 bytes an element. quick_gelu is three kernels, each with its own.
     expected = sum(kept.values()) / 2.0
