@@ -26,7 +26,7 @@ RUNS = Path(__file__).parent.parent / "data" / "trainer_runs.jsonl"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy-fine-tuning.md"
 _WARM_UP = 2  # steps
 _LIGER = {"elementwise_fused": True, "norm_fused": True}  # TRL turns off its loss (sft_trainer.py:1127)
-INTRODUCTION = """# How accurate are predictions of fine-tuning?
+INTRODUCTION = """# Fine-tuning: predicted and measured
 
 Run `make accuracy` to generate this page. Below are steps of {trainer}'s own trainer on one {gpu}
 (`benchmarks/data/trainer_runs.jsonl`: {releases}).
