@@ -224,6 +224,7 @@ BLIND: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("zero_optimization.offload_", "zero_optimization.sub_group_size", "aio."), _HOST),
     },
     "trl": {
+        "bnb_4bit_quant_storage": "the type of elements that hold 4-bit weights, which nothing here counts",
         **dict.fromkeys(_TRAINER, _RUN),
         **dict.fromkeys(("machine_rank", "main_training", "rdzv_backend"), _START),
         **dict.fromkeys(("lora_alpha", "lora_dropout"), _ADAPTERS),
