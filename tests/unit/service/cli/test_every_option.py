@@ -327,16 +327,16 @@ COMMANDS = {
         "--profile": "titan.json",
         "--out": "plan.png",
     }),
-    "memory": Command("llama-3.1-8b --json", {
-        "model": Case("llama-2-7b", base="llama-3.1-8b --json", instead="llama-3.1-8b"),
+    "memory": Command("llama-3.1-8b --launcher trl --json", {
+        "model": Case("llama-2-7b", base="llama-3.1-8b --launcher trl --json", instead="llama-3.1-8b"),
         "--gpu": "a100-sxm-80gb",
         "--num-gpus": "2",
-        "--launcher": "trl",
+        "--launcher": Case("trl", base="llama-3.1-8b --json"),
         "--seq-length": "8192",
-        "--precision": "fp16",
+        "--precision": Case("fp16", base="llama-3.1-8b --json"),  # of some launcher
         "--optimizer": "adamw-bf16",
         "--lora-rank": "64",
-        "--json": Case(base="llama-3.1-8b"),
+        "--json": Case(base="llama-3.1-8b --launcher trl"),
     }),
     "fits": Command("smollm-135m --gpus 1xH100 --launcher trl --json", {
         "model": Case(
