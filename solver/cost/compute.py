@@ -114,7 +114,9 @@ _UNFUSED_PERMUTATION, _DISPATCH_PERMUTES, _GROUPED_PERMUTES = 1.5, 0.7, 0.5
 # Kernels next to each expert's product in 8 or 4 bits: its input is cast and its scales are put in order
 # (Transformer Engine 2 ``module/grouped_linear.py``: ``split_quantize``, ``general_grouped_gemm``).
 _CASTS_OF_AN_EXPERT = 2.0
-_NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0  # of one element, forward
+# Of one element, forward. transformers' LlamaRMSNorm: to fp32 (2 + 4), square (4 + 4), mean (4), times its
+# root (4 + 4), to 16 bits (4 + 2), times the weight (2 + 2).
+_NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0
 # What the backward pass of LlamaRMSNorm's operators moves beyond twice as much: products with weight and
 # normalised rows (8 + 12) and the latter's sum (4), the same of root and rows (8 + 12 + 4), the mean (8),
 # the square (8 + 8 + 12) and the sum of both gradients (12), in fp32; casts to and from 2 bytes (12).
@@ -354,13 +356,15 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         dense = model.ffn_hidden_size * model.has_mlp
         width, permute = tokens * dense / ctx.t, np.zeros_like(tokens)
     moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
-    moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width) + _wide_bytes(ctx, kind)
+    normed = _eager_norm_elements(ctx, kind)
+    moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width)
+    moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * normed + _wide_bytes(ctx, kind)
     if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
         inner = _cast_width(ctx, heads / ctx.t)
         cast = 4.0 * (ROW_CASTS if ctx.facts.precision_recipe == "fp8-rowwise" else 1.0)
         moved = moved + cast * tokens * (h * ctx.row_share * model.num_blocks + width / tokens + inner)
     seconds = moved / ctx.hbm_bytes_per_s
-    beyond = _eager_norm_elements(ctx, kind) * _EAGER_NORM_BACKWARD / ctx.hbm_bytes_per_s
+    beyond = normed * _EAGER_NORM_BACKWARD / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds + beyond)
 
 
@@ -389,9 +393,8 @@ def _eager_bytes(
     """Return the bytes that eager operators of a layer's forward pass move beyond fused ones.
 
     What lies between is written and read: a bias or the activation's gate once more (4 bytes), four
-    products and a concatenation for the rotary embedding (12). A norm: to fp32 (2 + 4), square (4 + 4),
-    mean (4), times its root (4 + 4), to 16 bits (4 + 2), times the weight (2 + 2): 36 bytes an element
-    (transformers' LlamaRMSNorm). The fitted share of fused stacks (``elementwise``) does not hold for them.
+    products and a concatenation for the rotary embedding (12). The fitted share of fused stacks
+    (``elementwise``) does not hold for them. Norms are counted apart (``_eager_norm_elements``).
     """
     facts, model, moe = ctx.facts, ctx.model, ctx.model.moe
     moved: FloatArray | float = 0.0
@@ -402,7 +405,6 @@ def _eager_bytes(
             streams = (28.0 * model.streams.count + 10.0) * ctx.tokens * model.hidden_size
             sparse = 12.0 * width * model.streams.sparse_layers / model.num_layers  # mean, deviation, cut
             moved = moved + (streams + sparse) * apart
-    moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * _eager_norm_elements(ctx, kind)
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
         biased = _EXPERT_BIAS_BYTES * model.expert_width * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)
@@ -418,12 +420,14 @@ def _eager_norm_elements(ctx: Context, kind: LayerKind) -> FloatArray | float:
     return (rows + ctx.tokens * _inner_width(ctx, kind)) * ctx.single_norms
 
 
-def _wide_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
+def _wide_bytes(ctx: Context, kind: LayerKind) -> FloatArray | float:
     """Return the bytes that a layer's forward pass moves more where the rows between layers are fp32, (n,).
 
     A sum reads and writes rows of 4 bytes (4 more), a fused norm likewise (4), one of single operators
     neither converts its input nor its output (8 less), and each projection casts its input (4 + 2).
     """
+    if not ctx.wide_rows.any():
+        return 0.0
     model = ctx.model
     norms = 4.0 * (1.0 - ctx.single_norms) - 8.0 * ctx.single_norms
     projections = 3.0 * model.mixes_tokens + (model.mlp_matrices - 1.0) * model.has_mlp
