@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.fit.accuracy_tables import table
+from meshwright.launchers.transformers.read_ranks import kernels_of
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
@@ -25,7 +26,6 @@ from meshwright.solver.problem import Problem, Workload
 RUNS = Path(__file__).parent.parent / "data" / "trainer_runs.jsonl"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy-fine-tuning.md"
 _WARM_UP = 2  # steps
-_LIGER = {"elementwise_fused": True, "norm_fused": True}  # TRL turns off its loss (sft_trainer.py:1127)
 INTRODUCTION = """# Fine-tuning: predicted and measured
 
 Run `make accuracy` to generate this page. Below are steps of {trainer}'s own trainer on one {gpu}
@@ -96,7 +96,7 @@ def _predicted(raw: Mapping[str, Any]) -> Prediction:
     model, layers = find_model(raw["model"]), find_model(raw["model"]).num_layers
     work = Workload(
         global_batch_size=raw["mbs"] * raw["ga"], seq_length=raw["seq"], lora_rank=raw.get("lora", 0),
-        framework_options=_LIGER if raw.get("liger") else {},
+        framework_options=kernels_of(raw["trainer"], liger=raw.get("liger", False), by_trl=True),
     )  # fmt: skip
     cluster = _one_gpu()
     problem = Problem(model=model, cluster=cluster, workload=work, launcher=raw["trainer"])

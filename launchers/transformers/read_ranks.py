@@ -509,8 +509,7 @@ _LIGER = (
 
 def uses_liger(fields: Fields) -> bool:
     """Return whether Liger's kernels are on, under any of their names."""
-    on = {name for name in _LIGER if fields.flag(name)}
-    return bool(on)
+    return any(fields.flag(name) for name in _LIGER)
 
 
 def kernels_of(launcher: str, *, liger: bool, by_trl: bool) -> Options:
