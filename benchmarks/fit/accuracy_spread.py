@@ -94,12 +94,17 @@ def _cells(runs: Sequence[Scored]) -> list[str]:
     return _figures(errors, [_inside(run, 0.8) for run in timed])
 
 
-def _peak_cells(runs: Sequence[Scored]) -> list[str]:
-    """Runs with a peak, mean error, bias, coverage."""
+def peak_errors(runs: Sequence[Scored]) -> tuple[list[float], list[bool]]:
+    """Errors in % of the runs with a peak, and whether their 80 % intervals hold it."""
     told = [(run, run.predicted_bytes / run.measured_bytes) for run in runs if run.measured_bytes]
     reach = NormalDist().inv_cdf(0.9)
     inside = [abs(log(ratio)) <= reach * run.log_memory_sigma for run, ratio in told]
-    return _figures([100.0 * (ratio - 1.0) for _, ratio in told], inside)
+    return [100.0 * (ratio - 1.0) for _, ratio in told], inside
+
+
+def _peak_cells(runs: Sequence[Scored]) -> list[str]:
+    """Runs with a peak, mean error, bias, coverage."""
+    return _figures(*peak_errors(runs))
 
 
 def _figures(errors: Sequence[float], inside: Sequence[bool]) -> list[str]:

@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import exp, log, sqrt
+from math import log, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, median
 
 import yaml
 
 from benchmarks.fit.accuracy_order import LEAST_CONFIGURATIONS, orders_of
+from benchmarks.fit.accuracy_spread import peak_errors
 from benchmarks.fit.accuracy_tables import table
 from meshwright.solver.accuracy import Report, Scored
 from meshwright.solver.runs.table import Run
@@ -240,11 +241,8 @@ def order_by_cluster(rows: Iterable[Judged]) -> list[str]:
 
     *Regret* is how much slower the plan that is predicted best is than the best, in %, a mean over groups.
     """
-    clusters: dict[str, list[Judged]] = defaultdict(list)
-    for row in rows:
-        clusters[row.run.cluster].append(row)
     told = []
-    for cluster, mine in sorted(clusters.items()):
+    for cluster, mine in sorted(_by_cluster(rows).items()):
         groups = _large_groups(mine)
         if groups:
             hits = sum(map(_first_three_hold_the_fastest, groups))
@@ -271,11 +269,8 @@ class Peaks:
 
 
 def _peaks_of(rows: Sequence[Scored]) -> Peaks:
-    reach = NormalDist().inv_cdf(0.9)
-    logs = [log(row.predicted_bytes / (row.measured_bytes or 1.0)) for row in rows]
-    errors = [100.0 * (exp(one) - 1.0) for one in logs]
-    inside = [abs(one) <= reach * row.log_memory_sigma for one, row in zip(logs, rows, strict=True)]
-    return Peaks(runs=len(rows), error=fmean(map(abs, errors)), bias=median(errors), inside=fmean(inside))
+    errors, inside = peak_errors(rows)
+    return Peaks(runs=len(errors), error=fmean(map(abs, errors)), bias=median(errors), inside=fmean(inside))
 
 
 def peaks_by_cluster(rows: Iterable[Scored]) -> dict[str, Peaks]:
@@ -333,12 +328,16 @@ def risk_rules(report: Report) -> list[str]:
     return table(["rule", "failures called safe", "runs held back", "share of runs"], lines)
 
 
-def vote_of(rows: Iterable[Judged], holds: Callable[[Run], bool] = KINDS["all"]) -> Vote | None:
-    """Return the figures of some runs, every cluster with one vote; None without runs."""
+def _by_cluster(rows: Iterable[Judged]) -> dict[str, list[Judged]]:
     clusters: dict[str, list[Judged]] = defaultdict(list)
     for row in rows:
-        if holds(row.run):
-            clusters[row.run.cluster].append(row)
+        clusters[row.run.cluster].append(row)
+    return clusters
+
+
+def vote_of(rows: Iterable[Judged], holds: Callable[[Run], bool] = KINDS["all"]) -> Vote | None:
+    """Return the figures of some runs, every cluster with one vote; None without runs."""
+    clusters = _by_cluster(row for row in rows if holds(row.run))
     if not clusters:
         return None
     every = clusters.values()
