@@ -27,7 +27,7 @@ from meshwright.service.api.deps import (
 )
 from meshwright.service.api.openapi import FLEET_BODY, FLEET_STATE_BODY
 from meshwright.service.api.problems import declared
-from meshwright.service.api.routes.jobs import RETRY_AFTER_S, looked_at, parser_of
+from meshwright.service.api.routes.jobs import RETRY_AFTER_S, looked_at, parser_of, submission_of_question
 from meshwright.service.api.routes.reports import page_of_fleet
 from meshwright.service.api.schemas import (
     FleetDetail,
@@ -47,7 +47,6 @@ from meshwright.service.fleets.question import FleetQuestion, read_question, ver
 from meshwright.service.fleets.stored import question_again, scheduled_again
 from meshwright.service.jobs.states import FLEET
 from meshwright.service.jobs.submission import FleetAsked, Submission
-from meshwright.service.requests.jobs import QUEUEING, read_queueing
 from meshwright.service.stores.deletion import Deletion
 
 router = APIRouter(prefix="/v1/fleets", tags=["fleets"], responses=declared(401, 403, 422, 503))
@@ -67,22 +66,15 @@ def submission_of_fleet(
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
     """
-    how = read_queueing(body)
-    raw = {name: value for name, value in body.items() if name not in QUEUEING}
-    if "cluster" in raw:
-        stated = service.definitions.filled_in(caller.tenant, {"cluster": raw["cluster"]})
-        raw["cluster"] = stated["cluster"]
-    return Submission(
-        fleet=asked(read_question(raw, parser_of(service, caller.tenant))),
-        body=body,
-        idempotency_key=idempotency_key,
-        fresh=fresh,
-        origin=origin,
-        priority=how.priority,
-        deadline_s=how.deadline_s,
-        owner=caller.key_id,
-        max_cpu_s_per_day=caller.max_cpu_s_per_day,
-        labels=how.labels,
+
+    def read(raw: dict[str, object]) -> FleetAsked:
+        if "cluster" in raw:
+            stated = service.definitions.filled_in(caller.tenant, {"cluster": raw["cluster"]})
+            raw["cluster"] = stated["cluster"]
+        return asked(read_question(raw, parser_of(service, caller.tenant)))
+
+    return submission_of_question(
+        body, caller, read, fresh=fresh, idempotency_key=idempotency_key, origin=origin
     )
 
 

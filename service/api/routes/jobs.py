@@ -54,7 +54,7 @@ from meshwright.service.db.database import compact_json
 from meshwright.service.db.records import JobRecord, Origin
 from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.states import TERMINAL_STATES
-from meshwright.service.jobs.submission import Submission
+from meshwright.service.jobs.submission import FleetAsked, Submission
 from meshwright.service.post_training.request import read_post_training
 from meshwright.service.post_training.stored import roles_asked
 from meshwright.service.replan.answer import ReplanAnswer, first_files
@@ -100,9 +100,10 @@ def submission_of(
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
     """
     if is_post_training(body):
-        return submission_of_roles(
-            body, caller, parser_of(service, tenant), fresh=fresh, idempotency_key=idempotency_key,
-            origin=origin,
+        parse = parser_of(service, tenant)
+        return submission_of_question(
+            body, caller, lambda raw: roles_asked(read_post_training(raw, parse=parse)), fresh=fresh,
+            idempotency_key=idempotency_key, origin=origin,
         )  # fmt: skip
     body = with_launch_file(body)
     asked = read_job_request(body, parser_of(service, tenant))
@@ -121,20 +122,22 @@ def submission_of(
     )
 
 
-def submission_of_roles(
+def submission_of_question(
     body: Mapping[str, object],
     caller: Caller,
-    parse: Callable[[Mapping[str, object]], Problem],
+    read: Callable[[dict[str, object]], FleetAsked],
     *,
     fresh: bool,
     idempotency_key: str | None,
     origin: Origin,
 ) -> Submission:
-    """Return the submission of a body with ``kind: post_training``; errors as ``submission_of``."""
+    """Return the submission of a question on several jobs or roles; errors as ``submission_of``.
+
+    ``read``: reads the body without what states how it waits.
+    """
     how = read_queueing(body)
-    raw = {name: value for name, value in body.items() if name not in QUEUEING}
     return Submission(
-        fleet=roles_asked(read_post_training(raw, parse=parse)),
+        fleet=read({name: value for name, value in body.items() if name not in QUEUEING}),
         body=body,
         idempotency_key=idempotency_key,
         fresh=fresh,
