@@ -1,6 +1,8 @@
 """A real database file for every test that wants one."""
 
+import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,10 @@ from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.settings import Settings
+from meshwright.workers.fleet import FleetWork
+from meshwright.workers.roles import RolesWork
+from meshwright.workers.runner import Runner
+from meshwright.workers.search import StoredSearch
 from tests.served.job_records import RememberingQueue
 from tests.served.migrated import migrated
 
@@ -25,6 +31,15 @@ def database(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def engine(database: Database) -> JobEngine:
     return JobEngine(database, lease_s=30.0)
+
+
+@pytest.fixture
+def worker(database: Database, engine: JobEngine) -> Runner:
+    """A real worker, for every kind of question."""
+    return Runner(
+        engine, StoredSearch(database), worker="w", leaving=threading.Event(),
+        fleet=partial(FleetWork.on, database), roles=partial(RolesWork.on, database),
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import threading
 import zipfile
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.solver.problem import Progress
 from meshwright.workers.fleet import FleetWork
 from meshwright.workers.runner import Runner
-from meshwright.workers.search import StoredSearch
 from tests.served.job_records import claimed
 
 PROBLEM = {
@@ -36,14 +34,6 @@ def fleet(*jobs: dict[str, Any], **fields: object) -> dict[str, Any]:
 
 
 TWO = fleet(job("a", nodes=1), job("b", nodes=1, after=["a"]), begin="2026-01-05T20:00")
-
-
-@pytest.fixture
-def worker(database: Database, engine: JobEngine) -> Runner:
-    return Runner(
-        engine, StoredSearch(database), worker="w", leaving=threading.Event(),
-        fleet=partial(FleetWork.on, database),
-    )  # fmt: skip
 
 
 def submit(client: TestClient, body: dict[str, Any], **headers: str) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from meshwright.service.db.database import Database
-from meshwright.service.jobs.engine import JobEngine
 from meshwright.workers.runner import Runner
-from meshwright.workers.search import StoredSearch
 from tests.served.reports import Page
 
 IN_JSON = {"content-type": "application/json"}
@@ -31,11 +27,6 @@ def problem(of: object) -> dict[str, Any]:
         "workload": {"global_batch_size": 64, "seq_length": 4096},
         "search": {"top_k": 1, "certify": "none"},
     }  # fmt: skip
-
-
-@pytest.fixture
-def worker(database: Database, engine: JobEngine) -> Runner:
-    return Runner(engine, StoredSearch(database), worker="w", leaving=threading.Event())
 
 
 def planned(client: TestClient, worker: Runner, of: object) -> tuple[str, dict[str, Any]]:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from functools import partial
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import plans
-from meshwright.service.jobs.engine import JobEngine
-from meshwright.workers.roles import RolesWork
 from meshwright.workers.runner import Runner
-from meshwright.workers.search import StoredSearch
 from tests.unit.service.post_training.test_request import REQUEST
 
 NO_ROOM = {**REQUEST, "model": "llama-3.1-70b", "rollout": {"tp": 1}}
-
-
-@pytest.fixture
-def worker(database: Database, engine: JobEngine) -> Runner:
-    return Runner(
-        engine, StoredSearch(database), worker="w", leaving=threading.Event(),
-        roles=partial(RolesWork.on, database),
-    )  # fmt: skip
 
 
 def submit(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from functools import partial
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
 
-from meshwright.service.db.database import Database
-from meshwright.service.jobs.engine import JobEngine
-from meshwright.workers.fleet import FleetWork
 from meshwright.workers.runner import Runner
-from meshwright.workers.search import StoredSearch
 from tests.served.reports import Page
 
 PROBLEM = {
@@ -22,14 +15,6 @@ PROBLEM = {
 }  # fmt: skip
 CHAT: dict[str, Any] = {"name": "chat", "problem": PROBLEM, "steps": 1000, "nodes": 1, "due_hours": 0.5}
 LONG: dict[str, Any] = {"name": "long", "problem": PROBLEM, "steps": 500, "nodes": 1, "after": ["chat"]}
-
-
-@pytest.fixture
-def worker(database: Database, engine: JobEngine) -> Runner:
-    return Runner(
-        engine, StoredSearch(database), worker="w", leaving=threading.Event(),
-        fleet=partial(FleetWork.on, database),
-    )  # fmt: skip
 
 
 def submit(browser: TestClient, *jobs: dict[str, Any], **fields: object) -> str:

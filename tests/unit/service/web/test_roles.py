@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from functools import partial
-
-import pytest
 from fastapi.testclient import TestClient
 
-from meshwright.service.db.database import Database
-from meshwright.service.jobs.engine import JobEngine
-from meshwright.workers.roles import RolesWork
 from meshwright.workers.runner import Runner
-from meshwright.workers.search import StoredSearch
 from tests.unit.service.api.test_roles import NO_ROOM
 from tests.unit.service.post_training.test_request import REQUEST
-
-
-@pytest.fixture
-def worker(database: Database, engine: JobEngine) -> Runner:
-    return Runner(
-        engine, StoredSearch(database), worker="w", leaving=threading.Event(),
-        roles=partial(RolesWork.on, database),
-    )  # fmt: skip
 
 
 def test_the_page_shows_who_works_and_who_waits(browser: TestClient, worker: Runner) -> None:
