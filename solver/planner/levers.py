@@ -239,7 +239,8 @@ def _batches(problem: Problem) -> Iterator[Change]:
     if "num_microbatches" in problem.options.named:
         return
     near = (batch // gpus * gpus, -(-batch // gpus) * gpus)
-    sizes = [size for size in near if size and size != batch and abs(size - batch) <= _NEAR * batch]
+    searched = (batch, *rounder(batch))  # what is asked, and its neighbours
+    sizes = [size for size in near if size and size not in searched and abs(size - batch) <= _NEAR * batch]
     for size in (*sizes, 2 * batch):
         yield Change(
             kind="batch",

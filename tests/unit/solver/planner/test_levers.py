@@ -153,3 +153,4 @@ def test_a_neighbour_that_more_ranks_can_share_is_named(
     found = [one for one in answer.levers if one.kind == "neighbour"]
     assert [one.settings for one in found] == ([] if settings is None else [settings])
     assert all(one.saves > 0.03 and "results" in one.effect for one in found)
+    assert len({str(one.settings) for one in answer.levers}) == len(answer.levers)  # none is named twice
