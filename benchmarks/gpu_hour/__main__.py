@@ -46,6 +46,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="[default: cuda]")
     parser.add_argument("--gpu", help="the GPU's name in the catalog, where it is not recognised")
     parser.add_argument("--work", type=float, help=argparse.SUPPRESS)  # a worker with so many seconds
+    parser.add_argument("--trainers", action="store_true", help="train with TRL and transformers alone")
     options = parser.parse_args(words)
     if not 0 < options.minutes <= PART_S / 60:
         parser.error(f"--minutes: {options.minutes:g} is out of range. Allowed: above 0 to {PART_S / 60:g}")
@@ -122,15 +123,19 @@ def _part(options: argparse.Namespace, path: Path | None) -> int:
     part = f"part-{1 + sum(line['item'].startswith('part-') for line in journal.lines)}"
     most_s = min(60.0 * options.minutes, left_s)
     code: int | None = PART_OVER
-    for _ in range(MOST_WORKERS):
-        rest_s = most_s - (time.monotonic() - began_s)
-        if rest_s <= SPARE_S / 2:
-            break
-        code = _supervised(options, path, rest_s)
-        journal = Journal(options.out)
-        for item in journal.open_items():
-            journal.write(item, "cut off", why=_why(code))
-        if code in (PART_OVER, BROKEN, None):
+    # The trainers have the GPU to themselves: the worker that holds it has ended before theirs begins.
+    for kind in [[]] * (not options.trainers) + [["--trainers"]]:
+        for _ in range(MOST_WORKERS):
+            rest_s = most_s - (time.monotonic() - began_s)
+            if rest_s <= SPARE_S / 2:
+                break
+            code = _supervised(options, path, rest_s, kind)
+            journal = Journal(options.out)
+            for item in journal.open_items():
+                journal.write(item, "cut off", why=_why(code))
+            if code in (PART_OVER, BROKEN, None):
+                break
+        if code == BROKEN:
             break
     journal = Journal(options.out)
     journal.write(part, "done", seconds=time.monotonic() - began_s)
@@ -141,9 +146,11 @@ def _why(code: int | None) -> str:
     return "the part's time was up" if code is None else f"its process ended with code {code}"
 
 
-def _supervised(options: argparse.Namespace, path: Path | None, rest_s: float) -> int | None:
+def _supervised(
+    options: argparse.Namespace, path: Path | None, rest_s: float, kind: list[str]
+) -> int | None:
     """Run one worker for so many seconds at most; its exit code, None where it was ended."""
-    words = [word for word in sys.argv[1:] if not word.startswith("--resume")]
+    words = [word for word in sys.argv[1:] if not word.startswith(("--resume", "--trainers"))] + kind
     if options.resume is not None:
         words = [word for word in words if word != str(options.resume)]
     words += ["--work", f"{rest_s - SPARE_S / 2:.1f}"]
@@ -173,10 +180,13 @@ def _supervised(options: argparse.Namespace, path: Path | None, rest_s: float) -
 def _worker(options: argparse.Namespace) -> int:
     """Measure until the time is up; 3 where nothing can be measured here at all."""
     deadline_s = time.monotonic() + options.work - SPARE_S / 2
-    from benchmarks.gpu_hour import work  # noqa: PLC0415 - needs the packages
+    from benchmarks.gpu_hour import trainers, work  # noqa: PLC0415 - needs the packages
     from benchmarks.gpu_hour.megatron import megatron_items  # noqa: PLC0415
     from meshwright.profiles.errors import PlannerError  # noqa: PLC0415
 
+    if options.trainers:
+        trainers.work(options.out, deadline_s, gpu=options.gpu, tiny=options.rehearse)
+        return PART_OVER
     try:
         hour = work.opened(vars(options), deadline_s)
     except PlannerError as fault:

@@ -66,7 +66,7 @@ def _forecasts(journal: Journal) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for line in journal.lines:
         if line["item"].startswith("predict-") and line["event"] == "done":
-            found |= line["result"]["forecasts"]
+            found |= line["result"].get("forecasts", {})
     return found
 
 

@@ -289,7 +289,9 @@ class NotDoneError(Exception):
 
 
 def _commit() -> str | None:
-    """Return the commit that predicts; None of a copy without its history."""
+    """Return the commit that predicts; of a copy without its history, what GIT_COMMIT says."""
+    if "GIT_COMMIT" in os.environ:
+        return os.environ["GIT_COMMIT"]
     try:
         said = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"],
@@ -317,43 +319,53 @@ def say(line: str) -> None:
 
 
 def work(hour: Hour, extra: Sequence[Item] = ()) -> None:
-    """Run what the journal lacks, as long as each item is expected to end in time.
+    """Run what the journal lacks on the device, as long as each item is expected to end in time.
 
     Raises:
         RuntimeError: the device answers nothing any more; a new process goes on.
     """
-    ended = hour.journal.ended
-    for item in [*hour.items(), *extra]:
-        if ended(item.name) or not all(ended(name) for name in item.after):
+
+    def released() -> None:
+        hour.device.release()
+        if not hour.device.answers():
+            raise RuntimeError(f"{hour.device.name} answers nothing any more")
+
+    run_items([*hour.items(), *extra], hour.journal, hour.deadline_s, released)
+
+
+def run_items(
+    items: Sequence[Item],
+    journal: Journal,
+    deadline_s: float,
+    after_each: Callable[[], None] = lambda: None,
+) -> None:
+    """Run what a journal lacks of some items, as long as each is expected to end in time."""
+    for item in items:
+        if journal.ended(item.name) or not all(journal.ended(name) for name in item.after):
             continue
-        missing = [name for name in item.wants if hour.journal.found(name) is None]
-        if any(ended(name) for name in missing):
-            hour.journal.write(item.name, "failed", why=f"{missing[0]} failed")
-        elif not missing and time.monotonic() + item.estimate_s <= hour.deadline_s:
-            _run(item, hour)
+        missing = [name for name in item.wants if journal.found(name) is None]
+        if any(journal.ended(name) for name in missing):
+            journal.write(item.name, "failed", why=f"{missing[0]} failed")
+        elif not missing and time.monotonic() + item.estimate_s <= deadline_s:
+            _run(item, journal)
+            after_each()
 
 
-def _run(item: Item, hour: Hour) -> None:
+def _run(item: Item, journal: Journal) -> None:
     """One item; what goes wrong in it is recorded, and the next begins."""
-    hour.journal.write(item.name, "began")
+    journal.write(item.name, "began")
     began_s = time.monotonic()
     try:
         result = item.run()
     except NotDoneError:
-        hour.journal.write(item.name, "continued", seconds=time.monotonic() - began_s)
-        return
+        journal.write(item.name, "continued", seconds=time.monotonic() - began_s)
     except Exception as fault:  # noqa: BLE001 - one item must not end the hour
         why = "out of memory" if is_out_of_memory(fault) else _why(fault)
+        journal.write(item.name, "failed", seconds=time.monotonic() - began_s, why=why)
+        say(f"{item.name}: failed, {why}")
     else:
-        hour.journal.write(item.name, "done", seconds=time.monotonic() - began_s, result=result)
+        journal.write(item.name, "done", seconds=time.monotonic() - began_s, result=result)
         say(f"{item.name}: {time.monotonic() - began_s:.0f} s")
-        hour.device.release()
-        return
-    hour.journal.write(item.name, "failed", seconds=time.monotonic() - began_s, why=why)
-    say(f"{item.name}: failed, {why}")
-    hour.device.release()
-    if not hour.device.answers():
-        raise RuntimeError(f"{hour.device.name} answers nothing any more")
 
 
 def _why(fault: BaseException) -> str:
