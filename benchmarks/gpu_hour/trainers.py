@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from benchmarks.gpu_hour.work import Item, Journal, run_items
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
@@ -216,7 +216,7 @@ class TrainerPart:
     def items(self) -> list[Item]:
         """Return the check of the packages, the predictions and the runs."""
         first = Item(name="trainers", estimate_s=2.0, run=self._packages)
-        predictions = Item(name="predict-trainers", estimate_s=30.0, run=self._predict, after=("trainers",))
+        predictions = Item(name="predict-trainers", estimate_s=30.0, run=self._predict, wants=("trainers",))
         return [first, predictions, *(self._item(run) for run in self.runs())]
 
     def runs(self) -> tuple[TrainerRun, ...]:
@@ -235,6 +235,7 @@ class TrainerPart:
         lacking = [name for name in needed if importlib.util.find_spec(name) is None]
         if lacking:
             raise ModuleNotFoundError(f"not installed: {', '.join(lacking)}")
+        self._host()
         return {"seed": SEED, "runs": [asdict(run) for run in self.runs()]}
 
     def _predict(self) -> dict[str, Any]:
@@ -255,8 +256,7 @@ class TrainerPart:
         print(json.dumps(run), file=pipes[0], flush=True)
         line = pipes[1].readline()
         if not line:
-            self.process = None
-            raise RuntimeError(f"the host of the trainers ended with code {host.wait()}")
+            self._lost()
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -270,10 +270,16 @@ class TrainerPart:
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
                 )
             ready = _pipes(self.process)[1].readline()
-            self.journal.write(
-                "trainers", "host", seconds=time.monotonic() - began_s, **json.loads(ready or "{}")
-            )
+            if not ready:
+                self._lost()
+            seconds = time.monotonic() - began_s
+            self.journal.write("trainers", "host", seconds=seconds, **json.loads(ready))
         return self.process
+
+    def _lost(self) -> NoReturn:
+        host, self.process = self.process, None
+        code = host.wait() if host is not None else None
+        raise RuntimeError(f"the host of the trainers ended with code {code}; see {self.log.name}")
 
     def close(self) -> None:
         """End the host."""
