@@ -12,6 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.gpu_hour.drawn import Family, drawn, families
+from benchmarks.gpu_hour.trainer_page import section
 from benchmarks.gpu_hour.work import JOURNAL, Journal
 from meshwright.profiles.library import find_gpu
 
@@ -92,7 +93,9 @@ def left_over(journal: Journal) -> int:
         return 1
     names = {line["item"] for line in journal.lines if line["event"] == "began"}
     expected = {f"train-{one['number']:02d}" for one in machine["result"]["draws"]}
-    expected |= {"launches", "predict-megatron"} | set(_forecasts(journal))
+    expected |= {"launches", "predict-megatron", "trainers"} | set(_forecasts(journal))
+    trainers = journal.found("trainers")
+    expected |= {run["name"] for run in trainers["result"]["runs"]} if trainers else set()
     return sum(not journal.ended(name) for name in names | expected if not name.startswith("part-"))
 
 
@@ -185,6 +188,7 @@ _HEAD = """# Measured here
 
 We profiled three models on one GPU. From the profiles we predicted the steps of twenty configurations,
 which a committed seed draws, and then measured these steps in training. No constant was fitted on them.
+Then TRL's and transformers' own trainers ran twenty more, which we predicted from their commands.
 Read [a GPU hour](howto/gpu-hour.md) to run it on your GPU. Run `make gpu-hour ARGS=--page` to generate this
 page from `benchmarks/data/measured_here`.
 """
@@ -257,6 +261,7 @@ def _measured(journal: Journal, machine: dict[str, Any], at: str) -> list[str]:
         "",
         *_launch_lines(journal),
         *_not_run(journal, rows),
+        *section(journal),
     ]
     return [*lines, ""]
 
