@@ -1,129 +1,102 @@
 """Runs of fine-tuning by launchers' own trainers next to predictions: ``docs/accuracy-fine-tuning.md``.
 
-Nothing is fitted on them: what they are predicted with is read in the sources of the launchers.
+Nothing is fitted on them: what they are predicted with is read in the sources of the launchers. Each run is
+predicted from the command that starts it, as the reader of launch files takes it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from benchmarks.fit.accuracy_tables import table
-from meshwright.launchers.transformers.read_ranks import kernels_of
-from meshwright.profiles.cluster import ClusterSpec
-from meshwright.profiles.library import find_cluster, find_model
-from meshwright.profiles.profile import default_profile
-from meshwright.profiles.units import GIB
-from meshwright.solver.answer import Prediction
-from meshwright.solver.configuration import Configuration
-from meshwright.solver.predict import predict
-from meshwright.solver.problem import Problem, Workload
+from benchmarks.gpu_hour.page import KEPT
+from benchmarks.gpu_hour.trainer_page import Trained, shown, trained_in
+from benchmarks.gpu_hour.trainers import ATTENTION, TrainerRun, forecast_of
+from benchmarks.gpu_hour.work import Journal
 
 RUNS = Path(__file__).parent.parent / "data" / "trainer_runs.jsonl"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy-fine-tuning.md"
-_WARM_UP = 2  # steps
+_GIB = 2**30
+_GPU = "h100-sxm-80gb"
 INTRODUCTION = """# Fine-tuning: predicted and measured
 
-Run `make accuracy` to generate this page. Below are steps of {trainer}'s own trainer on one {gpu}
-(`benchmarks/data/trainer_runs.jsonl`: {releases}).
-Predictions use the catalog: no profile of this GPU, and what we read in the launchers' sources. No constant
-was fitted on these runs. Still, we wrote the terms with these runs in view: expect more of new ones.
+Run `make accuracy` to generate this page. Below are steps of TRL's and transformers' own trainers on one
+{gpu} ({releases}): the first six from `benchmarks/data/trainer_runs.jsonl`, the others from
+`benchmarks/data/measured_here`. Each prediction starts from the command and uses the catalog alone: no
+profile of this GPU, and what we read in the launchers' sources. No constant was fitted on these runs.
+Still, we wrote terms with these runs in view: expect more of new ones. [Measured here](measured-here.md)
+has what was predicted before the runs.
 
 Step times are {time:.1f} % off on average (median {time_median:.1f} %), and the 80 % interval holds
-{inside} of {runs}. Peak memory is {memory:.1f} % off. *Device* is what `nvidia-smi` shows, and what we
-predict. *Allocated* is what torch's tensors take of it.
+{inside} of {runs}. Peak memory is {memory:.1f} % off (median {memory_median:.1f} %). *Device* is what
+`nvidia-smi` shows, and what we predict. *Allocated* is what torch's tensors take of it.
 """
 WEAKNESS = """
-The smallest model waits for its host: launching the kernels of its layers takes longer than running them.
-Its steps vary by 15 % from one to the next, as the host's time does.
+Where a micro-batch has few tokens, a GPU waits for its host: launching the kernels of a layer takes longer
+than running them. Such steps vary by 15 % from one to the next, as the host's time does.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerRun:
-    """One run next to its prediction."""
-
-    raw: Mapping[str, Any]
-    seen: Prediction
-
-    @property
-    def measured_s(self) -> float:
-        """The median step after the first ones."""
-        return float(median(self.raw["steps_s"][_WARM_UP:]))
-
-    @property
-    def error(self) -> float:
-        """Of the step time in %."""
-        return 100.0 * (self.seen.step_time_s / self.measured_s - 1.0)
-
-    @property
-    def memory_error(self) -> float:
-        """Of what the device shows at the peak, in %."""
-        return 100.0 * (self.seen.peak_memory_bytes / GIB / float(self.raw["device_used_gib"]) - 1.0)
-
-    @property
-    def inside(self) -> bool:
-        """Whether the 80 % interval holds the measured step."""
-        return self.seen.step_time_low_s <= self.measured_s <= self.seen.step_time_high_s
-
-    def cells(self) -> list[str]:
-        """Return the row of a table."""
-        raw = self.raw
-        how = [
-            f"LoRA {raw['lora']}" if raw.get("lora") else "full",
-            *(["gradient checkpointing"] if raw["gc"] else []),
-            *(["Liger"] if raw.get("liger") else []),
-        ]
-        return [
-            raw["id"], raw["model"], ", ".join(how), f"{raw['mbs']} × {raw['seq']}, {raw['ga']} a step",
-            f"{self.measured_s:.3f}", f"{self.seen.step_time_s:.3f}", f"{self.error:+.1f}",
-            f"{raw['allocated_gib']:.1f}", f"{raw['device_used_gib']:.1f}",
-            f"{self.seen.peak_memory_bytes / GIB:.1f}", f"{self.memory_error:+.1f}",
-        ]  # fmt: skip
-
-
-def read_trainer_runs(path: Path = RUNS) -> tuple[Mapping[str, Any], list[TrainerRun]]:
-    """Return the head of the file, which has the releases, and its runs with their predictions."""
+def read_trainer_runs(path: Path = RUNS) -> tuple[Mapping[str, Any], list[Trained]]:
+    """Return the releases and the GPU of the runs, and the runs with today's predictions."""
     head, *rows = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return head, [TrainerRun(raw=row, seen=_predicted(row)) for row in rows]
+    return head, [*map(_open_run, rows), *_drawn_runs()]
 
 
-def _predicted(raw: Mapping[str, Any]) -> Prediction:
-    model, layers = find_model(raw["model"]), find_model(raw["model"]).num_layers
-    work = Workload(
-        global_batch_size=raw["mbs"] * raw["ga"], seq_length=raw["seq"], lora_rank=raw.get("lora", 0),
-        framework_options=kernels_of(raw["trainer"], liger=raw.get("liger", False), by_trl=True),
+def _open_run(row: Mapping[str, Any]) -> Trained:
+    run = TrainerRun(
+        name=row["id"], trainer=row["trainer"], model=row["model"], seq_length=row["seq"],
+        micro_batch_size=row["mbs"], accumulation=row["ga"], checkpointing=row["gc"],
+        weights="bfloat16" if row.get("bf16_weights") else "float32", lora_rank=row.get("lora", 0),
+        lora_targets=ATTENTION if row.get("lora") else (), attention="sdpa", liger=row.get("liger", False),
     )  # fmt: skip
-    cluster = _one_gpu()
-    problem = Problem(model=model, cluster=cluster, workload=work, launcher=raw["trainer"])
-    configuration = Configuration(
-        micro_batch_size=raw["mbs"], num_microbatches=raw["ga"], stage_layers=(layers,),
-        recompute_granularity="full" if raw["gc"] else "none", recompute_layers=layers if raw["gc"] else 0,
-    )  # fmt: skip
-    return predict(problem, default_profile(cluster, problem.priced_as), configuration)
+    measured = {
+        "steps_s": row["steps_s"], "allocated_bytes": row["allocated_gib"] * _GIB,
+        "device_bytes": row["device_used_gib"] * _GIB, "attention_taken": "sdpa",
+    }  # fmt: skip
+    return Trained(run=run, predicted=forecast_of(run, _GPU), measured=measured, outcome="measured")
 
 
-def _one_gpu() -> ClusterSpec:
-    node = find_cluster("dgx-h100")
-    return replace(node, groups=(replace(node.groups[0], num_nodes=1, gpus_per_node=1),))
+def _drawn_runs() -> Iterator[Trained]:
+    for folder in sorted(KEPT.iterdir()):
+        journal = Journal(folder)
+        machine = journal.found("machine")
+        gpu = machine["result"]["priced_as"] if machine else _GPU
+        for one in trained_in(journal):
+            if one.measured is not None:
+                yield Trained(
+                    run=one.run,
+                    predicted=forecast_of(one.run, gpu),
+                    measured=one.measured,
+                    outcome="measured",
+                )
 
 
-def document(head: Mapping[str, Any], runs: Sequence[TrainerRun]) -> str:
+def document(head: Mapping[str, Any], runs: Sequence[Trained]) -> str:
     """Return the page."""
     times, peaks = [abs(run.error) for run in runs], [abs(run.memory_error) for run in runs]
     text = INTRODUCTION.format(
-        trainer="TRL", gpu=head["gpu"],
+        gpu=head["gpu"],
         releases=", ".join(f"{name} {head[name]}" for name in ("trl", "transformers", "peft", "torch")),
-        time=fmean(times), time_median=median(times), memory=fmean(peaks), runs=len(runs),
-        inside=sum(run.inside for run in runs),
+        time=fmean(times), time_median=median(times), memory=fmean(peaks), memory_median=median(peaks),
+        runs=len(runs), inside=sum(run.inside for run in runs),
     )  # fmt: skip
-    titles = ["run", "model", "trained", "micro-batch", "step s", "predicted s", "%", "allocated GiB",
-              "device GiB", "predicted GiB", "%"]  # fmt: skip
-    return "\n".join([text, *table(titles, [run.cells() for run in runs])]) + WEAKNESS
+    titles = ["run", "trainer", "model", "trained", "micro-batch", "step s", "predicted s", "%",
+              "allocated GiB", "device GiB", "predicted GiB", "%"]  # fmt: skip
+    return "\n".join([text, *table(titles, [_cells(run) for run in runs])]) + WEAKNESS
+
+
+def _cells(one: Trained) -> list[str]:
+    measured = one.measured or {}
+    return [
+        *shown(one.run), f"{one.step_s:.3f}", f"{one.predicted['step_time_s']:.3f}", f"{one.error:+.1f}",
+        f"{measured['allocated_bytes'] / _GIB:.1f}", f"{measured['device_bytes'] / _GIB:.1f}",
+        f"{one.predicted['peak_memory_bytes'] / _GIB:.1f}", f"{one.memory_error:+.1f}",
+    ]  # fmt: skip
 
 
 def write() -> None:

@@ -1,11 +1,9 @@
-"""Trains with TRL's ``SFTTrainer`` and transformers' ``Trainer``: one process imports them, a child for each run.
+"""Trains with TRL's ``SFTTrainer`` and transformers' ``Trainer``: a child of one process for each run.
 
-The parent reads a run as one JSON object a line and answers with one line. It never touches the GPU: a child,
-forked after the imports, has a fresh context and a fresh allocator, and takes them with it.
+The parent imports them, reads a run as one JSON object a line and answers with one line. It never touches
+the GPU: a child, forked after the imports, has a context and an allocator of its own.
 
-A run states: ``trainer`` (trl or transformers), ``config`` (Hugging Face's), ``weights`` (a dtype), ``attention``,
-``seq_length``, ``micro_batch_size``, ``accumulation``, ``checkpointing``, ``liger``, ``optimizer`` (transformers'
-name), ``lora_rank`` (0: all weights), ``lora_targets``, ``steps``, ``cpu``.
+A run has the fields of ``trainers.TrainerRun`` and ``config`` (Hugging Face's), ``steps``, ``cpu``.
 """
 
 from __future__ import annotations
@@ -57,7 +55,8 @@ def trained(run: dict[str, Any]) -> dict[str, Any]:
     count = run["micro_batch_size"] * run["accumulation"] * run["steps"]
     dice = torch.Generator().manual_seed(1)
     tokens = torch.randint(3, config.vocab_size, (count, run["seq_length"]), generator=dice)
-    watch = _watch(torch, transformers, cpu=run["cpu"])
+    callback = type("Callback", (Watch, transformers.TrainerCallback), {})
+    watch = callback(None if run["cpu"] else torch.cuda)
     begun = _trainers()[run["trainer"]](run, model, tokens, watch)
     _watch_forward(begun, watch)
     if not run["cpu"]:
@@ -73,51 +72,50 @@ def trained(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _watch(torch: Any, transformers: Any, *, cpu: bool) -> Any:  # noqa: ANN401 - packages without types
-    """Return a callback that times steps and takes the allocator's peak of each moment."""
+class Watch:
+    """Times steps and takes the allocator's peak of each moment; ``cuda`` is None on a CPU."""
 
-    class Watch(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            self.steps_s: list[float] = []
-            self.peaks: dict[str, int] = {}
-            self._reserved, self._began_s = 0, 0.0
+    def __init__(self, cuda: Any) -> None:  # noqa: ANN401 - torch.cuda
+        self.steps_s: list[float] = []
+        self.peaks: dict[str, int] = {}
+        self._cuda, self._reserved, self._began_s = cuda, 0, 0.0
 
-        def took(self, moment: str) -> None:
-            """Book the peak since the last moment, after the first steps, whose kernels are still chosen."""
-            if cpu:
-                return
-            self._reserved = max(self._reserved, torch.cuda.max_memory_reserved())
-            peak = torch.cuda.max_memory_allocated()
-            self.peaks[moment] = max(self.peaks.get(moment, 0), peak)
-            torch.cuda.reset_peak_memory_stats()
+    def took(self, moment: str) -> None:
+        """Book the peak since the last moment."""
+        if self._cuda is not None:
+            self._reserved = max(self._reserved, self._cuda.max_memory_reserved())
+            self.peaks[moment] = max(self.peaks.get(moment, 0), self._cuda.max_memory_allocated())
+            self._cuda.reset_peak_memory_stats()
 
-        def whole(self) -> dict[str, int]:
-            if cpu:
-                return {}
-            free, total = torch.cuda.mem_get_info()
-            return {
-                "allocated_bytes": max(self.peaks.values()),
-                "reserved_bytes": max(self._reserved, torch.cuda.max_memory_reserved()),
-                "device_bytes": total - free,
-            }
+    def whole(self) -> dict[str, int]:
+        """Return the bytes of the whole run: of tensors, of the allocator, of the device."""
+        if self._cuda is None:
+            return {}
+        free, total = self._cuda.mem_get_info()
+        reserved = max(self._reserved, self._cuda.max_memory_reserved())
+        allocated = max(self.peaks.values())
+        return {"allocated_bytes": allocated, "reserved_bytes": reserved, "device_bytes": total - free}
 
-        def on_step_begin(self, *_given: object, **_more: object) -> None:
-            if not cpu:
-                torch.cuda.synchronize()
-            self._began_s = time.perf_counter()
+    def _now_s(self) -> float:
+        if self._cuda is not None:
+            self._cuda.synchronize()
+        return time.perf_counter()
 
-        def on_pre_optimizer_step(self, *_given: object, **_more: object) -> None:
-            self.took("backward")
+    def on_step_begin(self, *_given: object, **_more: object) -> None:
+        """Start the clock."""
+        self._began_s = self._now_s()
 
-        def on_optimizer_step(self, *_given: object, **_more: object) -> None:
-            self.took("optimizer")
+    def on_pre_optimizer_step(self, *_given: object, **_more: object) -> None:
+        """End the last backward pass."""
+        self.took("backward")
 
-        def on_step_end(self, *_given: object, **_more: object) -> None:
-            if not cpu:
-                torch.cuda.synchronize()
-            self.steps_s.append(time.perf_counter() - self._began_s)
+    def on_optimizer_step(self, *_given: object, **_more: object) -> None:
+        """End the optimizer's step."""
+        self.took("optimizer")
 
-    return Watch()
+    def on_step_end(self, *_given: object, **_more: object) -> None:
+        """Stop the clock."""
+        self.steps_s.append(self._now_s() - self._began_s)
 
 
 def _watch_forward(trainer: Any, watch: Any) -> None:  # noqa: ANN401
@@ -185,14 +183,11 @@ def _by_transformers(run: dict[str, Any], model: Any, tokens: Any, watch: Any) -
 
 def _tokenizer() -> Any:  # noqa: ANN401
     """Return a tokenizer of three words: TRL asks for one, and reads nothing with it."""
-    tokenizers, transformers = (
-        importlib.import_module("tokenizers"),
-        importlib.import_module("transformers"),
-    )
-    words = tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token="a")
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(words), pad_token="<pad>", eos_token="<eos>", unk_token="a"
-    )
+    tokenizers = importlib.import_module("tokenizers")
+    special = {"unk_token": "a", "pad_token": "<pad>", "eos_token": "<eos>"}
+    words = tokenizers.models.WordLevel({"<pad>": 0, "<eos>": 1, "a": 2}, unk_token=special["unk_token"])
+    fast = importlib.import_module("transformers").PreTrainedTokenizerFast
+    return fast(tokenizer_object=tokenizers.Tokenizer(words), **special)
 
 
 def _outcome(run: dict[str, Any]) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.gpu_hour.trainers import WARM_STEPS
+from benchmarks.gpu_hour.trainers import WARM_STEPS, TrainerRun, run_of
 from benchmarks.gpu_hour.work import Journal
 
 GIB = 2**30
 _TITLES = {"trl": "TRL SFTTrainer", "transformers": "Trainer"}
 _HEAD = (
-    "| run | trainer | model | trained | micro-batch | attention | measured | predicted | error | device memory "
-    "| predicted | error | peak in |"
+    "| run | trainer | model | trained | micro-batch | attention | measured | predicted | error "
+    "| device memory | predicted | error | peak in |"
 )
 
 
@@ -22,8 +22,7 @@ _HEAD = (
 class Trained:
     """One run: what was asked, predicted and measured."""
 
-    name: str
-    run: Mapping[str, Any]  # fields of ``trainers.TrainerRun``
+    run: TrainerRun
     predicted: Mapping[str, float]
     measured: Mapping[str, Any] | None
     outcome: str
@@ -52,15 +51,7 @@ class Trained:
 
     def cells(self) -> list[str]:
         """Return its row."""
-        run, seen = self.run, self.predicted
-        how = [
-            f"LoRA {run['lora_rank']}, {' '.join(run['lora_targets'])}" if run["lora_rank"] else "full",
-            *(["bf16 weights"] if run["weights"] == "bfloat16" and not run["lora_rank"] else []),
-            *(["recomputed"] if run["checkpointing"] else []),
-            *(["Liger"] if run["liger"] else []),
-        ]
-        sizes = f"{run['micro_batch_size']} × {run['seq_length']}, {run['accumulation']} a step"
-        first = [self.name, _TITLES[run["trainer"]], run["model"], ", ".join(how), sizes]
+        first, seen = shown(self.run), self.predicted
         if self.measured is None:
             return [*first, "–", self.outcome, f"{seen['step_time_s']:.3f} s", "–", "–", "–", "–", "–"]
         peaks = self.measured["peaks"]
@@ -70,6 +61,18 @@ class Trained:
             f"{self.measured['device_bytes'] / GIB:.1f} GiB", f"{seen['peak_memory_bytes'] / GIB:.1f} GiB",
             f"{self.memory_error:+.1f} %", max(peaks, key=lambda name: peaks[name]),
         ]  # fmt: skip
+
+
+def shown(run: TrainerRun) -> list[str]:
+    """Return name, trainer, model, what is trained and how, and the sizes."""
+    how = [
+        f"LoRA {run.lora_rank}, {' '.join(run.lora_targets)}" if run.lora_rank else "full",
+        *(["bf16 weights"] if run.weights == "bfloat16" and not run.lora_rank else []),
+        *(["recomputed"] if run.checkpointing else []),
+        *(["Liger"] if run.liger else []),
+    ]
+    sizes = f"{run.micro_batch_size} × {run.seq_length}, {run.accumulation} a step"
+    return [run.name, _TITLES[run.trainer], run.model, ", ".join(how), sizes]
 
 
 def trained_in(journal: Journal) -> list[Trained]:
@@ -83,7 +86,7 @@ def trained_in(journal: Journal) -> list[Trained]:
         outcome = "measured" if done else journal.fault(run["name"]) or "not run"
         found.append(
             Trained(
-                name=run["name"], run=run, predicted=seen["result"]["predictions"][run["name"]],
+                run=run_of(run), predicted=seen["result"]["predictions"][run["name"]],
                 measured=done["result"] if done else None, outcome=outcome,
             )
         )  # fmt: skip
@@ -96,8 +99,8 @@ def errors_of(runs: Sequence[Trained]) -> str:
     times, peaks = [abs(one.error) for one in done], [abs(one.memory_error) for one in done]
     inside = sum(one.inside for one in done)
     return (
-        f"step times {fmean(times):.1f} % (median {median(times):.1f}), {inside} of {len(done)} in the 80 % "
-        f"interval; device memory {fmean(peaks):.1f} % (median {median(peaks):.1f})"
+        f"step times {fmean(times):.1f} % (median {median(times):.1f}), {inside} of {len(done)} in the "
+        f"80 % interval; device memory {fmean(peaks):.1f} % (median {median(peaks):.1f})"
     )
 
 

@@ -27,7 +27,6 @@ from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_gpu, find_model, usual_group
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.answer import Prediction
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 
@@ -51,8 +50,8 @@ _FULL = (
     "gemma-2-2b",
 )
 _ADAPTED = (
-    "smollm3-3b", "phi-4-mini", "qwen2.5-7b", "olmo-2-7b", "olmoe-1b-7b", "llama-3.1-8b", "qwen3-8b", "gemma-2-9b",
-    "qwen3-14b", "gpt-oss-20b",
+    "smollm3-3b", "phi-4-mini", "qwen2.5-7b", "olmo-2-7b", "olmoe-1b-7b", "llama-3.1-8b", "qwen3-8b",
+    "gemma-2-9b", "qwen3-14b", "gpt-oss-20b",
 )  # fmt: skip
 
 
@@ -125,6 +124,11 @@ _TINY = {
 }  # fmt: skip
 
 
+def run_of(fields: Mapping[str, Any]) -> TrainerRun:
+    """Return a run from the fields that a journal has."""
+    return TrainerRun(**{**fields, "lora_targets": tuple(fields["lora_targets"])})
+
+
 def config_of(name: str) -> dict[str, Any]:
     """Return Hugging Face's config of a model."""
     return next(
@@ -188,8 +192,8 @@ def kept_bytes(run: TrainerRun) -> float:
     return float(each * model.num_parameters() + tokens * (kept + logits))
 
 
-def prediction_of(run: TrainerRun, gpu: str) -> Prediction:
-    """Predict a run from its command, on one GPU of the catalog.
+def forecast_of(run: TrainerRun, gpu: str) -> dict[str, float]:
+    """Predict a run from its command, on one GPU of the catalog: seconds of a step, bytes of the device.
 
     Raises:
         InvalidProblemError: the command cannot be read or priced.
@@ -200,7 +204,14 @@ def prediction_of(run: TrainerRun, gpu: str) -> Prediction:
         model=read.model, cluster=ClusterSpec(name="one-gpu", groups=(group,)), workload=read.workload,
         launcher=read.launcher,
     )  # fmt: skip
-    return predict(problem, default_profile(problem.cluster, problem.priced_as), read.configuration)
+    found = predict(problem, default_profile(problem.cluster, problem.priced_as), read.configuration)
+    return {
+        "step_time_s": found.step_time_s,
+        "step_time_low_s": found.step_time_low_s,
+        "step_time_high_s": found.step_time_high_s,
+        "peak_memory_bytes": float(found.peak_memory_bytes),
+        "out_of_memory_probability": found.out_of_memory_probability,
+    }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,7 +250,7 @@ class TrainerPart:
         return {"seed": SEED, "runs": [asdict(run) for run in self.runs()]}
 
     def _predict(self) -> dict[str, Any]:
-        return {"predictions": {run.name: _short(prediction_of(run, self.gpu)) for run in self.runs()}}
+        return {"predictions": {run.name: forecast_of(run, self.gpu) for run in self.runs()}}
 
     def _train(self, run: TrainerRun) -> dict[str, Any]:
         said = self.journal.found("predict-trainers")
@@ -292,16 +303,6 @@ def _pipes(host: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     if host.stdin is None or host.stdout is None:
         raise RuntimeError("the host of the trainers has no pipes")
     return host.stdin, host.stdout
-
-
-def _short(found: Prediction) -> dict[str, float]:
-    return {
-        "step_time_s": found.step_time_s,
-        "step_time_low_s": found.step_time_low_s,
-        "step_time_high_s": found.step_time_high_s,
-        "peak_memory_bytes": float(found.peak_memory_bytes),
-        "out_of_memory_probability": found.out_of_memory_probability,
-    }
 
 
 def work(folder: Path, deadline_s: float, *, gpu: str | None, tiny: bool) -> None:

@@ -20,8 +20,8 @@ NEEDED = ("numpy", "PyYAML")
 # Megatron-Core, without which its runs are reported as not run: its newest release for each Python.
 MEGATRON = {"3.11": ("megatron-core==0.16.1",), "3.12": ("megatron-core==0.19.2",)}
 OPTIONAL = ("einops==0.8.2", "packaging")  # what it needs of others
-# TRL's trainer, PEFT and Liger's kernels, with what is small of their needs. transformers, tokenizers, pandas
-# and pyarrow are the machine's own; without them the trainers are reported as not run.
+# TRL's trainer, PEFT and Liger's kernels, with what is small of their needs. transformers, tokenizers,
+# pandas and pyarrow are the machine's own; without them the trainers are reported as not run.
 TRAINERS = (
     "trl==1.16.0", "peft==0.21.2", "accelerate==1.15.0", "liger-kernel==0.8.5", "datasets==5.2.0",
     "dill==0.4.1", "multiprocess==0.70.19",

@@ -30,6 +30,7 @@ class ChunkedLoss:
     hidden_bytes: float  # of the gradient of one number of the head's input, beside the input itself
     weight_bytes: float  # of the gradient of one trained weight of the head, beside the one that is kept
     replays: bool  # the backward pass makes the logits again: a fourth product
+    rereads: bool = False  # each part of the logits reads the whole head anew
 
 
 def _tiles(ctx: Context) -> FloatArray:
@@ -44,11 +45,18 @@ def _rows(ctx: Context) -> FloatArray:
     return np.minimum(rows, ctx.tokens) * ctx.padded_vocabulary
 
 
+# Liger 0.8.5 ``ops/fused_linear_cross_entropy.py:165-364``: for each part of the logits two products read a
+# weight in 2 bytes; a view of fp32 ones is cast for it, which autocast does not remember; the gradient of a
+# trained weight is read and written, in its own dtype.
+_READ_BYTES, _CAST_BYTES = 4.0, 6.0
+_ADDED_BYTES, _ADDED_WIDE_BYTES = 4.0, 8.0
+
+
 _CHUNKED: Mapping[str, ChunkedLoss] = {
     # TRL 1.16 kernels/chunked_logprob.py:406-413: both gradients add up in fp32
     "chunked": ChunkedLoss(logits=_tiles, hidden_bytes=4.0, weight_bytes=4.0, replays=True),
     # Liger 0.8.5: gradients come with the forward pass, in the dtypes of input and weight
-    "liger": ChunkedLoss(logits=_rows, hidden_bytes=2.0, weight_bytes=4.0, replays=False),
+    "liger": ChunkedLoss(logits=_rows, hidden_bytes=2.0, weight_bytes=4.0, replays=False, rereads=True),
     # Cut Cross-Entropy (arXiv:2411.09009): logits exist in on-chip memory alone
     "cut": ChunkedLoss(
         logits=lambda ctx: np.zeros_like(ctx.t), hidden_bytes=0.0, weight_bytes=0.0, replays=False
@@ -71,6 +79,18 @@ def loss_bytes(ctx: Context) -> FloatArray:
     adds = (HEAD in ctx.trained_modules) * (ctx.columns.num_microbatches > 1)
     held = kernel.logits(ctx) * _TILE_BYTES + weights * kernel.weight_bytes * adds
     return held + rows * (4.0 + kernel.hidden_bytes)
+
+
+def reread_bytes(ctx: Context) -> FloatArray | float:
+    """Return bytes of the head's weights that further parts of the logits move, shape (n,)."""
+    kernel = _CHUNKED.get(ctx.facts.loss_kernel)
+    if kernel is None or not kernel.rereads:
+        return 0.0
+    further = np.ceil(ctx.tokens * ctx.padded_vocabulary / kernel.logits(ctx)) - 1.0
+    wide, trained = ctx.wide_rows, float(HEAD in ctx.trained_modules)
+    added = _ADDED_BYTES + (_ADDED_WIDE_BYTES - _ADDED_BYTES) * wide
+    each = _READ_BYTES + _CAST_BYTES * wide + added * trained
+    return further * each * ctx.padded_vocabulary / ctx.vocabulary_ranks * ctx.model.hidden_size
 
 
 def loss_is_fused(ctx: Context) -> bool:

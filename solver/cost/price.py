@@ -56,7 +56,7 @@ from meshwright.solver.cost.context import (
     total,
 )
 from meshwright.solver.cost.launches import issued, launched, launches_left, layer_floor_s
-from meshwright.solver.cost.losses import logits_are_replayed, loss_is_fused
+from meshwright.solver.cost.losses import logits_are_replayed, loss_is_fused, reread_bytes
 from meshwright.solver.cost.memory import (
     layer_activation_bytes,
     memory_prices,
@@ -332,8 +332,9 @@ def head_seconds(ctx: Context) -> PassSeconds:
     loss = logits * ctx.constants.loss_bytes * (0.5 if loss_is_fused(ctx) else 1.0) / ctx.hbm_bytes_per_s
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
     back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)
+    again = reread_bytes(ctx) / ctx.hbm_bytes_per_s
     return product + PassSeconds(
-        forward=0.5 * loss + rows * _NORMALIZED_FORWARD, backward=0.5 * loss + back
+        forward=0.5 * loss + rows * _NORMALIZED_FORWARD + again, backward=0.5 * loss + back
     )
 
 

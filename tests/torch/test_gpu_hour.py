@@ -67,6 +67,14 @@ def test_a_rehearsal_that_is_killed_goes_on_and_measures_all_that_it_predicted_f
         family = journal.found(name)["result"]["draw"]["family"]  # type: ignore[index]
         assert lines.index((f"predict-{family}", "done")) < lines.index((name, "began"))
     assert "20 of" in printed
+    predicted = lines.index(("predict-trainers", "done"))
+    for run in journal.found("trainers")["result"]["runs"]:  # type: ignore[index]
+        found = journal.found(run["name"])
+        assert predicted < lines.index((run["name"], "began"))
+        # transformers refuses Liger's kernels, which are not installed here, and the next run goes on
+        assert found is None if run["liger"] else len(found["result"]["steps_s"]) == 2 + 2
+    kinds = {run["liger"] for run in journal.found("trainers")["result"]["runs"]}  # type: ignore[index]
+    assert kinds == {True, False}
     assert len([one for one in tmp_path.iterdir() if one.is_file()]) <= 8
     launches = journal.found("launches")
     assert launches is not None
