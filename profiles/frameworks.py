@@ -232,6 +232,16 @@ class FrameworkFacts:
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
 
     @cached_property
+    def priced_by_stages(self) -> bool:
+        """Return whether prices read how many stages and micro-batches there are, not only if several."""
+        return self.torch_pipelines or self.synchronous_transfers or bool(self.pipeline_batch)
+
+    @cached_property
+    def priced_by_chunks(self) -> bool:
+        """Return whether prices read the number of chunks and their order (``gathers_in_passes``)."""
+        return self.torch_pipelines
+
+    @cached_property
     def balanced(self) -> bool:
         """Return whether no expert gets more tokens than others, by force or by dropping."""
         return self.moe_force_balance or self.moe_capacity_factor > 0.0

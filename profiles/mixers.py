@@ -265,11 +265,6 @@ class MixerSpec(Checked):
                     "dt_proj": (self.time_step_rank, self.value_width, "outputs")}  # fmt: skip
         return {}
 
-    def matrix_parameters(self, hidden_size: int) -> int:
-        """Return the weights of all projections and of the convolution, each one multiply-add a token."""
-        inner = sum(read * written for read, written, _split in self.inner_products().values())
-        return inner + hidden_size * (self.projected + self.value_width) + self.qkv_width * self.convolution
-
     def vector_parameters(self) -> int:
         """Return further weights that tensor parallelism splits as it splits heads.
 

@@ -43,6 +43,7 @@ LISTED = Path(__file__).with_name("survivors.yaml")
 AREAS = {
     "layers": ("profiles/layers",),
     "cost": ("solver/cost",),
+    "folds": ("profiles/adapters.py", "solver/cost/parameters.py", "solver/cost/compute.py"),  # over layers
     "rules": ("solver/space", "solver/check.py"),
     "bounds": ("solver/search",),
     "readers": ("launchers", "shell", "service/requests"),

@@ -66,7 +66,7 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
     Inputs and gradients of products in 8 or 4 bits may be gathered in these; sums are scattered in 2 bytes.
     Ranks that split the channels of a selective scan also add up its time steps' latent, B and C.
     """
-    found = _with_sequences(ctx, blocks, *_gathered_bytes(ctx))
+    found = _with_sequences(ctx, ctx.tensor_group, blocks, *_gathered_bytes(ctx))
     mixer = ctx.model.own_mixer
     if mixer is None or not mixer.selected:
         return found
@@ -76,21 +76,22 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
 
 def vocabulary_parallel(ctx: Context) -> PassSeconds:
     """Return the collective at either end of the model: a tensor-parallel block's pair, in 2 bytes."""
-    return _with_sequences(ctx, 0.5, _ACTIVATION_BYTES, _ACTIVATION_BYTES)
+    return _with_sequences(ctx, ctx.vocabulary_group, 0.5, _ACTIVATION_BYTES, _ACTIVATION_BYTES)
 
 
-def _with_sequences(ctx: Context, blocks: float, input_bytes: float, gradient_bytes: float) -> PassSeconds:
+def _with_sequences(
+    ctx: Context, ranks: Group, blocks: float, input_bytes: float, gradient_bytes: float
+) -> PassSeconds:
     width = ctx.tokens * ctx.model.hidden_size
     moved_s = {
-        each: all_gather_s(width * each, ctx.tensor_group)
-        for each in {input_bytes, gradient_bytes, _ACTIVATION_BYTES}
+        each: all_gather_s(width * each, ranks) for each in {input_bytes, gradient_bytes, _ACTIVATION_BYTES}
     }
     inputs, gradients = moved_s[input_bytes], moved_s[gradient_bytes]
     scattered = moved_s[_ACTIVATION_BYTES]
-    reduced = all_reduce_s(width * _ACTIVATION_BYTES, ctx.tensor_group)
+    reduced = all_reduce_s(width * _ACTIVATION_BYTES, ranks)
     hidden = ctx.constants.tensor_exposed
     exposed = np.where(ctx.uncompiled, 1.0, hidden) if ctx.facts.overlap_tensor else 1.0
-    sp, on = ctx.sequence_parallel, ctx.t > 1
+    sp, on = ctx.sequence_parallel, ranks.size > 1
     forward = np.where(sp, (inputs + scattered) * exposed, reduced) * blocks * on
     backward = np.where(sp, gradients * exposed + (inputs + scattered) * hidden, reduced) * blocks * on
     return PassSeconds(forward=forward, backward=backward)

@@ -530,9 +530,17 @@ class Context:
         return PACKED_BYTES if self.packed else self.sharding.gathered_bytes
 
     @property
+    def vocabulary_group(self) -> Group:
+        """Return the ranks that share the rows of embedding and head.
+
+        They exchange hidden states at both ends of the model. An axis that divides the head is stated here.
+        """
+        return self.tensor_group
+
+    @property
     def vocabulary_ranks(self) -> FloatArray:
-        """Return the ranks that share the rows of embedding and head, shape (n,)."""
-        return self.t
+        """Return the number of ``vocabulary_group``, shape (n,)."""
+        return self.vocabulary_group.size
 
     @cached_property
     def embedding_ranks(self) -> FloatArray:

@@ -509,11 +509,20 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
     return np.asarray(1.0 + profile.constants.straggler * np.log2(nodes))
 
 
-def _of_every_rank(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
+def _of_every_step(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
     """Return what a step takes once, and the wait for the slowest node, (n,) each, by their names."""
     return {
         "fixed_s": fixed_s(ctx),
         "straggler": profile.time_factor * straggler_share(ctx.columns, profile),
+    }
+
+
+def _of_every_rank(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
+    """Return the seconds of a row whatever its ranks hold: of each chunk, of each rank, and of the step."""
+    return {
+        "transfer_s": transfer(ctx),
+        "rank_tail_s": rank_tail_s(ctx),
+        **_of_every_step(ctx, profile),
     }
 
 
@@ -578,14 +587,13 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     Of the size of a pipeline and its chunks passes then read whether there are several, of micro-batches
     whether gradients add up, of shard sets whether a rank shares with others, of replicas nothing, of the
     order of ranks the links that their groups cross. Where activations are offloaded, documents are
-    unequal, layers are timed, or the framework has torch's runtime or waits for messages, all may count.
+    unequal, layers are timed, or the framework counts stages (``priced_by_stages``), all may count.
     Copies of offloaded shards are free: they depend on the number of ranks that share weights.
     """
     c, facts = ctx.columns, ctx.facts
     c = replace(c, offload=np.where(is_offloaded(c.offload, "activations"), _ACTIVATIONS, 0))
     varied = ctx.layers is not None or ctx.workload.lengths is not None
-    counted = facts.torch_pipelines or facts.synchronous_transfers or bool(facts.pipeline_batch)
-    plain = (c.offload == 0) & (not (varied or counted))
+    plain = (c.offload == 0) & (not (varied or facts.priced_by_stages))
     plain &= paired_passes(c) == 0.0  # their number depends on the pipeline's length
     m = np.minimum(c.num_microbatches, _SEVERAL) if ctx.adds_every_gradient else c.num_microbatches
     read = {
@@ -632,7 +640,7 @@ def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatA
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
     once, again = ((passes["forward_s"] + passes["backward_s"]) @ parts, passes["replay_s"] @ parts)
     whole = once[of_row] + np.where(columns.recompute_layers == ALL_LAYERS, again[of_row], 0.0)
-    known = RowPrices.partly(len(columns), len(parts), _of_every_rank(ctx, profile))
+    known = RowPrices.partly(len(columns), len(parts), _of_every_step(ctx, profile))
     prices = with_residuals(known, problem, columns, profile)
     return np.asarray(prices.straggler * (columns.num_microbatches / ctx.p) * whole + prices.fixed_s)
 
@@ -656,8 +664,6 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
     known = {
         **{name: seconds.take(of_row, axis=0) for name, seconds in _pass_prices(parts).items()},
         "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
-        "transfer_s": transfer(ctx),
-        "rank_tail_s": rank_tail_s(ctx),
         **_of_every_rank(ctx, profile),
     }
     prices = RowPrices.partly(len(columns), len(parts), known)
@@ -703,8 +709,6 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         **_pass_prices(parts),
         tail_s=np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
-        transfer_s=transfer(ctx),
-        rank_tail_s=rank_tail_s(ctx),
         **_of_every_rank(ctx, profile),
         **memory_prices(ctx, layout, weights, trained),
         prediction=_prediction_prices(ctx) if problem.counts_prediction else {},

@@ -132,7 +132,7 @@ class RowPrices(Gathered):
     )
     tail_s: FloatArray  # once per step after the last micro-batch: exposed gradient / parameter
     #                     collectives and the optimizer, by part
-    # Time of the row, shape (n,).
+    # Time of the row whatever its ranks hold, shape (n,) (``price._of_every_rank``).
     transfer_s: FloatArray  # exposed point-to-point time of a chunk, each direction; 0 if pp = 1
     rank_tail_s: FloatArray  # tail that every rank has whatever it holds (latencies, norms)
     fixed_s: FloatArray  # once per step

@@ -302,13 +302,9 @@ def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices
 
 
 def _counts_chunks(profile: Profile) -> bool:
-    """Return whether prices depend on the number of chunks and their order.
-
-    The residual of a calibrated cluster does, and so do gathers under torch's pipeline runtime
-    (``meshwright.solver.cost.sharding.Sharding.gathers_in_passes``).
-    """
+    """Return whether prices depend on the number of chunks and their order: residuals do, too."""
     calibrated = profile.residual is not None or profile.memory_residual is not None
-    return calibrated or profile.framework.torch_pipelines
+    return calibrated or profile.framework.priced_by_chunks
 
 
 def _bare(prices: RowPrices) -> RowPrices:

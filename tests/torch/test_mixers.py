@@ -22,8 +22,16 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.layers import mixing
+from meshwright.profiles.mixers import MixerSpec
+from tests.builders import a_model
 
 TOKENS = 512  # eight chunks
+
+
+def weights_of(mixer: MixerSpec) -> int:
+    """Return the weights of a mixer's matrices at a hidden size of 512: multiply-adds of a token."""
+    return sum(one.weights for one in mixing.mixer(a_model(hidden_size=512), mixer))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +63,7 @@ def test_a_gated_delta_net_multiplies_as_much_as_its_class(
     # It solves triangular systems for keys and values, which torch does not count; kernels multiply both by
     # the inverse.
     solved = mixer.num_heads * mixer.chunk * (mixer.key_head_dim + mixer.value_head_dim)
-    ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - solved) + padded
+    ours = 2 * TOKENS * (weights_of(mixer) + mixer.scan_products() - solved) + padded
     assert counter.get_total_flops() == ours
 
 
@@ -79,10 +87,10 @@ def test_a_layer_of_mamba_2_multiplies_as_much_as_its_class(groups: int, bias: b
     again = (heads - groups) * mixer.chunk * mixer.key_head_dim
     # It adds up states by a matrix of chunks by chunks, kernels one chunk after the other.
     sums = 2 * (TOKENS // mixer.chunk + 1) ** 2 * heads * state
-    ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() + again) + padded + sums
+    ours = 2 * TOKENS * (weights_of(mixer) + mixer.scan_products() + again) + padded + sums
     assert counter.get_total_flops() == ours
     assert model.forward_flops_of(model.shapes()[0], TOKENS) == 2 * (
-        mixer.matrix_parameters(512) + mixer.scan_products()
+        weights_of(mixer) + mixer.scan_products()
     )
 
 
@@ -134,7 +142,7 @@ def test_a_selective_scan_multiplies_as_much_as_its_class(rank: object, state: i
     padded = 2 * mixer.qkv_width * mixer.convolution * 3  # as a delta net's
     # Of a state's four multiply-adds torch counts the output's; the others are elementwise in the class.
     elementwise = 3 * mixer.num_heads * mixer.key_head_dim
-    ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
+    ours = 2 * TOKENS * (weights_of(mixer) + mixer.scan_products() - elementwise) + padded
     assert counter.get_total_flops() == ours
 
 
@@ -153,7 +161,7 @@ def test_a_layer_of_mamba_multiplies_as_much_as_its_class(
     assert mixer is not None
     padded = 2 * mixer.qkv_width * mixer.convolution * 3
     elementwise = 3 * mixer.num_heads * mixer.key_head_dim  # as Jamba's
-    ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
+    ours = 2 * TOKENS * (weights_of(mixer) + mixer.scan_products() - elementwise) + padded
     assert counter.get_total_flops() == ours
 
 
@@ -169,7 +177,7 @@ def test_kimi_s_delta_attention_multiplies_as_much_as_its_class(heads: int, size
     padded = 2 * mixer.qkv_width * mixer.convolution * 3
     # The class multiplies keys by keys and queries by keys element by element, for each channel's decay.
     elementwise = 2 * heads * mixer.chunk * size
-    ours = 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products() - elementwise) + padded
+    ours = 2 * TOKENS * (weights_of(mixer) + mixer.scan_products() - elementwise) + padded
     assert counter.get_total_flops() == ours
 
 
@@ -185,7 +193,7 @@ def test_lightning_attention_multiplies_as_much_as_its_class(block: int) -> None
         module(torch.empty(1, TOKENS, 512, device="meta"), None, None)
     mixer = model_from_config({"model_type": "minimax", **sizes}, name="x").mixer
     assert mixer is not None
-    assert counter.get_total_flops() == 2 * TOKENS * (mixer.matrix_parameters(512) + mixer.scan_products())
+    assert counter.get_total_flops() == 2 * TOKENS * (weights_of(mixer) + mixer.scan_products())
 
 
 def _lfm2() -> tuple[torch.nn.Module, Any]:
@@ -200,7 +208,7 @@ def test_a_short_convolution_multiplies_as_much_as_its_class() -> None:
     with FlopCounterMode(display=False) as counter:
         module(torch.empty(1, TOKENS, 512, device="meta"))
     padded = 2 * mixer.qkv_width * mixer.convolution * 3
-    assert counter.get_total_flops() == 2 * TOKENS * mixer.matrix_parameters(512) + padded
+    assert counter.get_total_flops() == 2 * TOKENS * weights_of(mixer) + padded
 
 
 class _Kept(torch.autograd.Function):  # type: ignore[misc] # torch is in its own environment

@@ -11,6 +11,7 @@ from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.layers.operators import Matrix, Operator, Width
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import DiffusionSpec
 from tests.builders import a_model, a_moe_model
 
 
@@ -186,3 +187,58 @@ def test_a_gate_of_latent_attention_is_a_linear_layer_that_may_be_adapted() -> N
     model = replace(find_model("deepseek-v3"), attention_gate="per_head")
     gate = single_layers(model, "dense")["g_proj"]
     assert (gate.inputs, gate.outputs) == (7168, 128)  # one column of each head
+
+
+# Models of the library that have every operator together with a diffusion transformer that reads a text.
+VARIED = (
+    "beam-1.0-501b-a23b", "dbrx", "deepseek-v2-lite", "deepseek-v3.2", "gemma-3n-e2b", "jamba-v0.1",
+    "kimi-linear-48b-a3b", "minimax-m2.5", "nemotron-3-super-120b-a12b", "olmo-hybrid-7b",
+    "qwen1.5-moe-a2.7b", "qwen3-next-80b-a3b",
+)  # fmt: skip
+# Matrices that every tensor rank has whole, and those of which it has rows, so that products are added up.
+WHOLE = {
+    "q_a_proj", "kv_a_proj_with_mqa", "wq_b", "wk", "weights_proj", "f_a_proj", "g_a_proj", "router",
+    "shared_expert_gate", "fc1_latent_proj", "fc2_latent_proj", "linear_left", "linear_right",
+    "per_layer_input_gate", "per_layer_projection", "correction_coefs", "prediction_coefs",
+    "modality_router",
+}  # fmt: skip
+ADDED_UP = {"o_proj", "out_proj", "down_proj", "w2", "x_proj", "o"}
+WITHOUT_ADAPTERS = {"conv1d", "q", "k", "v", "o"}  # and the router, unless its class has a linear layer
+CLOSING = {"attention_out", "mixer_out", "mlp_down", "shared_down", "context_out"}
+WITHOUT_PRICE = {"conv1d", "streams", "router"}
+ROWS = {
+    "q_down": "latent", "kv_down": "latent", "experts_up": "routed", "experts_down": "routed",
+    "router": "share", "fc1_latent_proj": "share", "fc2_latent_proj": "share", "context_kv": "context",
+}  # fmt: skip
+FUSED = {
+    "qkv": "linear_qkv", "q_up": "linear_qkv", "q_down": "linear_qkv", "kv_up": "linear_qkv",
+    "kv_down": "linear_qkv", "attention_out": "linear_proj", "mlp_up": "linear_fc1",
+    "mlp_down": "linear_fc2", "experts_up": "linear_fc1", "experts_down": "linear_fc2",
+}  # fmt: skip
+
+
+def test_who_divides_an_operator_adds_it_up_and_adapts_it() -> None:
+    reading = a_model(causal=False, diffusion=DiffusionSpec(context_tokens=512))
+    joined = model_from_config({"model_type": "falcon_h1"}, name="falcon-h1")  # a mixer next to attention
+    views = [
+        (one.shaped(shape), shape.kind)
+        for one in (*map(find_model, VARIED), reading, joined)
+        for shape in one.shapes()
+    ]
+    layers = [(model, model.layer(kind)) for model, kind in views]
+    for model, layer in layers:
+        for one in layer.operators:
+            assert one.closes == (one.name in CLOSING and (not model.paired or one.block != "mixer"))
+            assert one.is_priced == (one.name not in WITHOUT_PRICE)
+            assert one.rows == ROWS.get(one.name, "tokens")
+            assert one.target == FUSED.get(one.name, "")
+            assert one.over == ("expert_tensor" if one.is_routed else "tensor")
+            for each in one.matrices:
+                split = (
+                    "nothing" if each.name in WHOLE else "inputs" if each.name in ADDED_UP else "outputs"
+                )
+                assert (each.name, each.split) == (each.name, split)
+                linear = model.moe.linear_router if each.name == "router" and model.moe else True
+                assert each.is_linear == (linear and each.name not in WITHOUT_ADAPTERS)
+    seen = {one.name for _, layer in layers for one in layer.operators}
+    assert {*CLOSING, *WITHOUT_PRICE, *ROWS, *FUSED} <= seen

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters, single_layers
+from meshwright.profiles.collectives.collectives import Group
 from meshwright.profiles.layers import build, mixing
 from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.measure.shard import Shard
@@ -50,6 +52,8 @@ def answers(target: Target) -> dict[str, object]:
         "seconds of the head": float(prices.forward_s[0, -1]),
         "bytes of the head's weights": float(prices.weights_bytes[0, -1]),
         "bytes of logits": float(prices.head_workspace_bytes[0]),
+        "bytes of the embedding's weights": float(prices.weights_bytes[0, -2]),
+        "seconds of exchanges at the ends": float(prices.breakdown_s["tensor_parallel"][0, -2:].sum()),
         "roofline": [
             (one.name, one.flops) for one in rooflines_of(problem, profile, target.config)[0].points
         ],
@@ -71,6 +75,7 @@ def with_model(target: Target, model: ModelSpec) -> Target:
 
 
 OF_THE_HEAD = {"seconds of the head", "bytes of the head's weights", "bytes of logits"}
+OF_THE_ENDS = {"bytes of the embedding's weights", "seconds of exchanges at the ends"}
 
 
 def test_a_further_product_of_attention_reaches_every_question_from_its_builder(
@@ -90,15 +95,25 @@ def test_a_further_product_of_attention_reaches_every_question_from_its_builder(
 
     monkeypatch.setattr(build, "attention", with_low_rank_gate)
     gated = replace(STAGED.model, source="another model, which has built no layer yet")
-    assert changed_by(before, answers(with_model(STAGED, gated))) == {*before} - OF_THE_HEAD
+    assert changed_by(before, answers(with_model(STAGED, gated))) == {*before} - OF_THE_HEAD - OF_THE_ENDS
 
 
 def test_ranks_of_the_vocabulary_reach_every_question_about_the_head_from_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = answers(STAGED)
-    every_rank = property(lambda ctx: ctx.t * ctx.p)
-    monkeypatch.setattr(Context, "vocabulary_ranks", every_rank)
+
+    def every_rank(ctx: Context) -> Group:
+        size = ctx.t * ctx.p
+        return Group(size, np.ones_like(size), ctx.fabric)
+
+    monkeypatch.setattr(Context, "vocabulary_group", property(every_rank))
     changed = changed_by(before, answers(STAGED))
-    assert {*OF_THE_HEAD, "roofline", "FLOPs to verify", "losses of matrix products"} <= changed
+    assert {
+        *OF_THE_HEAD,
+        *OF_THE_ENDS,
+        "roofline",
+        "FLOPs to verify",
+        "losses of matrix products",
+    } <= changed
     assert not changed & {"parameters", "FLOPs of a token", "seconds of a layer"}
