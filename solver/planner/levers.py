@@ -73,6 +73,7 @@ def levers_of(
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
+        found += _published(own, profile, answer)
         for change in changes_of(own):
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
@@ -80,7 +81,6 @@ def levers_of(
             else:
                 best = _nearby(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, *best)]
-        found += _published(own, profile, answer)
         found += _neighbours(own, profile, answer, searches)
     return in_order([*found, *_packaged(problem, answer)])
 
