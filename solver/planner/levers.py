@@ -29,7 +29,13 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
-from meshwright.solver.planner.recipes import STATES, WORTH_OF_A_RECIPE, fastest_recipe, in_words
+from meshwright.solver.planner.recipes import (
+    STATES,
+    WORTH_OF_A_RECIPE,
+    fastest_recipe,
+    has_recipes,
+    in_words,
+)
 from meshwright.solver.planner.variants import searchable, searched_together, variants_of
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
@@ -81,6 +87,10 @@ def levers_of(
             else:
                 best = _nearby(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, *best)]
+        if not _ALONE & {one.kind for one in found if one.saves > WORTH}:
+            for change in _gradients_and_states(own):
+                best = _nearby(own, change, profile, answer)
+                found += [] if best is None else [_lever(own, answer, change, *best)]
         found += _neighbours(own, profile, answer, searches)
     return in_order([*found, *_packaged(problem, answer)])
 
@@ -194,6 +204,23 @@ def _states(problem: Problem) -> Iterator[Change]:
                 effect=f"Adam's moments are kept in {'16' if name == 'adamw-bf16' else '8'} bits: numerics",
                 problem=replace(problem, workload=replace(work, optimizer=name)),
                 settings={"workload.optimizer": name},
+            )
+
+
+_ALONE = {"gradients", "optimizer"}  # changes that often free memory for a faster layout together alone
+
+
+def _gradients_and_states(problem: Problem) -> Iterator[Change]:
+    """Yield 16-bit gradients together with 16-bit Adam states."""
+    for first in _gradients(problem):
+        for second in _states(first.problem):
+            allow = [*first.settings.get("search.allow", ())]
+            yield Change(
+                kind="optimizer",
+                words=f"{first.words} and {second.words}",
+                effect="gradients and Adam's moments are kept in fewer bits: numerics",
+                problem=second.problem,
+                settings={"search.allow": allow, **second.settings},
             )
 
 
@@ -524,11 +551,12 @@ def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[L
 
     In the request's precision; where none is published in bf16, in 8 bits.
     """
-    own = problem.workload.precision
-    found = [fastest_recipe(problem, profile, precision=own)]
-    if found == [None] and own == "bf16":
-        found = [fastest_recipe(problem, profile, precision="fp8")]
-    for one in (recipe for recipe in found if recipe is not None):
+    own, first = problem.workload.precision, answer.ranking[0]
+    per_token_s = _time_per_token(problem, first.config, first.prediction)
+    within_s = per_token_s * problem.workload.global_batch_size * problem.workload.tokens_per_sequence
+    other = own == "bf16" and not has_recipes(problem, own)
+    one = fastest_recipe(problem, profile, precision="fp8" if other else own, within_s=within_s)
+    if one is not None:
         change = Change(
             kind="recipe",
             words=f"{one.name}{f' ({in_words(one.needs)})' if one.needs else ''}",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from meshwright.profiles.capabilities import launcher_capabilities
@@ -38,6 +38,7 @@ from meshwright.solver.space.launcher_rules import workload_faults
 Options = Mapping[str, str | int | float | bool]
 WORTH_OF_A_RECIPE = 0.01  # of the first plan's time: a faster recipe is always named
 _BENCHMARKS_ALONE = ("moe_force_balance", "moe_capacity_factor")
+_UNCERTAIN = 0.03  # of a step: what the simulation may take off the closed form
 _UNFELT = 1.003  # times as long: what a recipe has in force and needs not
 _CORE = ("megatron-core", "nemo", "megatron-core-ci")  # frameworks that run the same plans
 _OWNERS = {"NVIDIA": "NVIDIA", "NVIDIA-NeMo": "NVIDIA", "pytorch": "PyTorch"}
@@ -82,8 +83,13 @@ def whose(source: str) -> str:
     return submitter[1] if submitter else _OWNERS.get(owner, rest.partition("@")[0])
 
 
-def fastest_recipe(problem: Problem, profile: Profile, *, precision: str) -> Candidate | None:
-    """Return the fastest published recipe in a precision that can run on the request's GPUs, if any can."""
+def fastest_recipe(
+    problem: Problem, profile: Profile, *, precision: str, within_s: float = inf
+) -> Candidate | None:
+    """Return the fastest published recipe in a precision that can run on the request's GPUs, if any can.
+
+    Those whose steps are clearly longer than ``within_s`` are not looked at closely.
+    """
     found = list[tuple[float, PublishedRecipe, Problem, Configuration]]()
     seen = set[tuple[object, ...]]()
     for recipe in _of_problem(problem, precision):
@@ -99,12 +105,19 @@ def fastest_recipe(problem: Problem, profile: Profile, *, precision: str) -> Can
         evaluated = evaluate(way, profile_of_variant(way, profile), [config])
         found += [(one.objective_s, recipe, way, config) for one in evaluated]
     found.sort(key=lambda one: one[0])
-    for _, recipe, way, config in found:
+    for step_s, recipe, way, config in found:
         look()
+        if (1.0 - _UNCERTAIN) * step_s > within_s:
+            return None
         own = _at_its_risk(way, profile, config)
         if not any(violations(own, profile_of_variant(own, profile), config)):
             return _candidate(problem, profile, recipe, own, config)
     return None
+
+
+def has_recipes(problem: Problem, precision: str) -> bool:
+    """Return whether a recipe in a precision is published for the model, launcher and GPU."""
+    return next(_of_problem(problem, precision), None) is not None
 
 
 def _of_problem(problem: Problem, precision: str) -> Iterator[PublishedRecipe]:
