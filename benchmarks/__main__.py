@@ -64,6 +64,11 @@ BENCHMARKS = {
         "the default search of 12 models of experts next to every switch, a CPU minute",
         "benchmarks.default_switches",
     ),
+    "default-answer": Benchmark(
+        "20 default answers next to all that a user could allow beyond; --write: default-answer of "
+        "how-the-search-works.md, --only MODEL, half an hour",
+        "benchmarks.default_answer",
+    ),
     "fit": Benchmark(
         "constants of the software stacks; writes (--spreads: intervals alone; --check: compares)",
         "benchmarks.fit_stacks",

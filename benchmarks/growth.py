@@ -1,8 +1,9 @@
-"""How the search grows: CPU seconds against GPUs, layers and plans asked for, as a picture.
+"""How the search grows: CPU seconds against GPUs, layers, plans asked for and nodes, as a picture.
 
-``python -m benchmarks.growth [--write]``. All searches run in one process, each to its proof without
-CP-SAT. ``--write`` puts the picture into docs. It is written as SVG directly: three panels of lines
-need no plotting library, and the file stays readable in a diff.
+``python -m benchmarks.growth [--write]``. All questions are asked in one process as a user asks them, each
+to its proof without CP-SAT. Numbers of nodes without factors are next to the powers of two behind them:
+they take the plans on fewer nodes, too. ``--write`` puts the picture into docs. It is written as SVG
+directly: panels of lines need no plotting library, and the file stays readable in a diff.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.search import search
 
 PICTURE = Path(__file__).parents[1] / "docs" / "search-growth.svg"
 WIDTH, HEIGHT, LEFT, TOP, GAP = 250, 220, 56, 40, 70
@@ -64,13 +65,19 @@ def by_plans() -> Iterator[tuple[float, Problem]]:
         yield top_k, _problem("gpt-3-175b", "dgx-a100", 128, batch=1536, seq=2048, top_k=top_k)
 
 
+def by_nodes() -> Iterator[tuple[float, Problem]]:
+    """Llama 3.1 70B on prime numbers of H100 nodes, and on the powers of two behind them."""
+    for num_nodes in (7, 8, 13, 16, 31, 32, 127, 128):
+        yield num_nodes, _problem("llama-3.1-70b", "dgx-h100", num_nodes, batch=512, seq=8192)
+
+
 def measured(title: str, x_name: str, problems: Callable[[], Iterator[tuple[float, Problem]]]) -> Panel:
     """CPU seconds of every search."""
     points = []
     for value, problem in problems():
         profile = default_profile(problem.cluster, problem.launcher)
         began_s = time.process_time()
-        answer = search(problem, profile)
+        answer = ask(problem, profile)
         points.append((value, time.process_time() - began_s))
         print(
             f"{title}: {value:g} {points[-1][1]:.2f} s, {answer.space_size} rows, {answer.status}",
@@ -122,11 +129,12 @@ def _panel(panel: Panel, left: int, low: int, high: int) -> Iterator[str]:
 
 
 def grow(*, write: bool) -> None:
-    """Measure all three, and draw them where it is asked for."""
+    """Measure all four, and draw them where it is asked for."""
     panels = [
         measured("Llama 3.1 405B", "H100 GPUs", by_gpus),
         measured("GPT-3 on 1 024 A100", "layers", by_layers),
         measured("GPT-3 175B on 1 024 A100", "plans asked for", by_plans),
+        measured("Llama 3.1 70B", "nodes of 8 H100", by_nodes),
     ]
     if write:
         PICTURE.write_text(drawn(panels), encoding="utf-8")

@@ -1,9 +1,9 @@
 """How fast the search proves its ranking: ``python -m benchmarks.search [--write] [PROBLEM.json ...]``.
 
-Every problem of ``benchmarks/problems`` (requests, read as the service reads them) is searched three times,
+Every problem of ``benchmarks/problems`` (requests, read as the service reads them) is asked three times,
 each time in a process of its own: by the exact programs alone for the best plan and for ten, then for ten
-with CP-SAT's certificate. A problem that allows precisions, offload or any launcher is searched with all
-that it leaves open. A line has the configurations covered, the rows that got a split, the CPU seconds to
+with CP-SAT's certificate. It is asked as a user asks it: with all switches that a request leaves open, on
+all GPUs or fewer. A line has the configurations covered, the rows that got a split, the CPU seconds to
 the first plan and to the proofs, the gap between the best step and its bound, and the largest memory of the
 process. All but the proof of the best plan are of the search for ten.
 
@@ -37,7 +37,6 @@ from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Certify, Problem, Progress
-from meshwright.solver.search.search import search
 
 ROOT = Path(__file__).parents[1]
 PROBLEMS = ROOT / "benchmarks" / "problems"
@@ -74,8 +73,7 @@ def measured(path: Path, method: str) -> dict[str, Any]:
             told.append((_cpu_s() - began_cpu_s, progress.incumbent_step_time_s))
 
     began_cpu_s = _cpu_s()
-    leaves_open = bool(problem.options.allow) or problem.launcher == "any"
-    answer = (ask if leaves_open else search)(problem, profile, on_progress=note)
+    answer = ask(problem, profile, on_progress=note)
     best = answer.plans[0].prediction.step_time_s
     return {
         "curve": [(cpu_s, step_s / best) for cpu_s, step_s in told],

@@ -232,14 +232,21 @@ def _data_parallel(target: Target) -> Values:
     known = bridge_facts(target)
     size = cut_bucket(target, known)
     instances = "ddp.num_distributed_optimizer_instances"
+    muon = target.workload.optimizer == "muon"
+    sharded = config.zero_stage > 0 and not muon
+    overlaps = distributed_optimizer(target, known)
     values: Values = {
-        **{f"ddp.{name}": value for name, value in distributed_optimizer(target, known).items()},
+        **{f"ddp.{name}": value for name, value in overlaps.items()},
         **({"ddp.bucket_size": size} if size else {}),
         # Mixed precision overrides it with the same value.
         "ddp.grad_reduce_in_fp32": reduces_in_fp32(target),
-        "optimizer.use_distributed_optimizer": config.zero_stage > 0,
-        "optimizer.optimizer": "adam",
-        **({instances: target.shard_ranks // config.zero_shard_size} if config.zero_stage else {}),
+        "optimizer.use_distributed_optimizer": sharded,
+        "optimizer.optimizer": (("dist_muon" if config.zero_stage else "muon") if muon else "adam"),
+        **(
+            {instances: target.shard_ranks // config.zero_shard_size}
+            if config.zero_stage and not muon
+            else {}
+        ),
         **{f"optimizer.{name}": value for name, value in _states(target, known).items()},
     }
     if is_fsdp(target):
@@ -249,7 +256,7 @@ def _data_parallel(target: Target) -> Values:
             "ddp.data_parallel_sharding_strategy": SHARDING_STRATEGIES[config.zero_stage],
             "checkpoint.ckpt_format": "fsdp_dtensor",
         }
-    elif reshards_states(config):
+    elif reshards_states(config) and not muon:
         values |= {"checkpoint.ckpt_format": "torch_dist", RESHARDABLE: True}
     return values
 

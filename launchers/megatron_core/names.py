@@ -346,8 +346,11 @@ def _queues(target: Target, facts: FrameworkFacts) -> Iterator[EnvironmentVariab
 
 
 def distributed_optimizer(target: Target, facts: FrameworkFacts) -> Values:
-    """Return ZeRO 0 or 1 with its overlaps: gradients in the backward pass, weights in the forward."""
-    sharded = target.config.zero_stage > 0
+    """Return ZeRO 0 or 1 with its overlaps: gradients in the backward pass, weights in the forward.
+
+    Muon deals its matrices itself: distributed ``dist_muon`` excludes the distributed optimizer.
+    """
+    sharded = target.config.zero_stage > 0 and target.workload.optimizer != "muon"
     return {
         "use_distributed_optimizer": sharded,
         "overlap_grad_reduce": facts.overlap_gradients,

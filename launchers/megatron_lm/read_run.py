@@ -682,7 +682,7 @@ def _weight_shards(given: Given, model: ModelSpec, tp: int, dp: int, stage: int)
 
 
 def _sharding(given: Given, ranks: int) -> tuple[int, int]:
-    stage = int(given.has("use-distributed-optimizer"))
+    stage = int(given.has("use-distributed-optimizer") or given.word("optimizer", "adam") == "dist_muon")
     if (engine := given.others.get(f"--{DEEPSPEED}")) is not None:
         said = given.other("zero-stage")
         if said in DEEPSPEED_STAGES:

@@ -15,7 +15,11 @@ from meshwright.solver.answer import Lever, Plan
 def lever_words(lever: Lever) -> tuple[str, str, str]:
     """Return ``Bf16 gradients (--allow gradient_dtype)``, its gain with its plan, and what it changes."""
     change, plan = remedy_words(lever)
-    return change, f"saves {100 * lever.saves:.0f} % of the time per token: {plan}", lever.effect
+    return (
+        change,
+        f"saves {100 * lever.saves:.0f} % of the time per token: {plan}",
+        lever.effect.removesuffix(": "),
+    )
 
 
 def render_levers(levers: Sequence[Lever], first: Plan, *, complete: bool, width: int) -> Group:

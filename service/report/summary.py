@@ -375,7 +375,7 @@ def _beyond(answer: Answer) -> Iterator[SummaryFact]:
 def _offers(answer: Answer) -> Iterator[Offer]:
     """Yield what would help most, each with the option to paste."""
     first, others = answer.levers[:_LEVERS], answer.levers[_LEVERS:]
-    yield from map(_offer, (*first, *(one for one in others if one.kind == "neighbour")))
+    yield from map(_offer, (*first, *(one for one in others if one.kind in ("neighbour", "recipe"))))
 
 
 def _offer(lever: Lever) -> Offer:

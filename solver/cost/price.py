@@ -645,6 +645,30 @@ def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatA
     return np.asarray(prices.straggler * (columns.num_microbatches / ctx.p) * whole + prices.fixed_s)
 
 
+def least_passes_s(problem: Problem, columns: Columns, profile: Profile) -> FloatArray | None:
+    """Return the seconds of a micro-batch's passes on all ranks of a pipeline together, (n,).
+
+    No row with these sizes runs shorter ones, whatever its stages, replicas, shards and the links between
+    its ranks: exchanges, gathers and replays are free. None where passes read more of a row than that.
+    """
+    look()
+    ctx = context_of(problem, columns, profile)
+    facts = ctx.facts
+    if ctx.layers is not None or ctx.workload.lengths is not None or facts.pipeline_batch:
+        return None
+    if facts.torch_pipelines or facts.synchronous_transfers:
+        return None
+    alone = Group(np.ones_like(ctx.t), np.ones_like(ctx.t), ctx.fabric)
+    ctx = replace(
+        ctx, exchange_group=alone, ring_group=alone, expert_group=alone, data_group=alone,
+        shard_group=alone, expert_data_group=alone, weight_group=alone, expert_weight_group=alone,
+    )  # fmt: skip
+    layout = LayerLayout.of(problem.model)
+    passes = _pass_prices(_part_prices(ctx, layout))
+    parts = np.append(layout.cumulative[-1], (1.0, 1.0))
+    return np.asarray((passes["forward_s"] + passes["backward_s"]) @ parts)
+
+
 def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Return prices with the times alone filled in, none larger than under any size of the shard sets.
 

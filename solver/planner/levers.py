@@ -29,6 +29,13 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
+from meshwright.solver.planner.recipes import (
+    STATES,
+    WORTH_OF_A_RECIPE,
+    fastest_recipe,
+    has_recipes,
+    in_words,
+)
 from meshwright.solver.planner.variants import searchable, searched_together, variants_of
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
@@ -46,7 +53,8 @@ WORTH_OF_A_NEIGHBOUR = 0.03  # a batch or length beside the request's own is cha
 class Change:
     """A change of a request that the user may decide."""
 
-    kind: str  # gradients, optimizer, precision, launcher, batch, neighbour, packing, offload, package
+    # gradients, optimizer, precision, launcher, batch, neighbour, packing, offload, package, recipe
+    kind: str
     words: str
     effect: str
     problem: Problem  # the request with the change; its switches are still open
@@ -71,6 +79,7 @@ def levers_of(
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
+        found += _published(own, profile, answer)
         for change in changes_of(own):
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
@@ -78,6 +87,10 @@ def levers_of(
             else:
                 best = _nearby(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, *best)]
+        if not _ALONE & {one.kind for one in found if one.saves > WORTH}:
+            for change in _gradients_and_states(own):
+                best = _nearby(own, change, profile, answer)
+                found += [] if best is None else [_lever(own, answer, change, *best)]
         found += _neighbours(own, profile, answer, searches)
     return in_order([*found, *_packaged(problem, answer)])
 
@@ -100,7 +113,7 @@ def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
 
 def worth_of(kind: str) -> float:
     """Return the share of the first plan's time for each token that a change must save to be named."""
-    return WORTH_OF_A_NEIGHBOUR if kind == "neighbour" else WORTH
+    return {"neighbour": WORTH_OF_A_NEIGHBOUR, "recipe": WORTH_OF_A_RECIPE}.get(kind, WORTH)
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
@@ -178,15 +191,12 @@ def _gradients(problem: Problem) -> Iterator[Change]:
         )
 
 
-_STATES = {"adamw-bf16": "16-bit Adam states", "adamw-8bit": "8-bit Adam states"}
-
-
 def _states(problem: Problem) -> Iterator[Change]:
     work, able = problem.workload, launcher_capabilities(problem.launcher)
     known = (able.adapter_optimizers if work.lora_rank else ()) or able.optimizers
     if work.optimizer != "adamw":
         return
-    for name, words in _STATES.items():
+    for name, words in STATES.items():
         if name not in problem.options.allow and name in known:
             yield Change(
                 kind="optimizer",
@@ -194,6 +204,23 @@ def _states(problem: Problem) -> Iterator[Change]:
                 effect=f"Adam's moments are kept in {'16' if name == 'adamw-bf16' else '8'} bits: numerics",
                 problem=replace(problem, workload=replace(work, optimizer=name)),
                 settings={"workload.optimizer": name},
+            )
+
+
+_ALONE = {"gradients", "optimizer"}  # changes that often free memory for a faster layout together alone
+
+
+def _gradients_and_states(problem: Problem) -> Iterator[Change]:
+    """Yield 16-bit gradients together with 16-bit Adam states."""
+    for first in _gradients(problem):
+        for second in _states(first.problem):
+            allow = [*first.settings.get("search.allow", ())]
+            yield Change(
+                kind="optimizer",
+                words=f"{first.words} and {second.words}",
+                effect="gradients and Adam's moments are kept in fewer bits: numerics",
+                problem=second.problem,
+                settings={"search.allow": allow, **second.settings},
             )
 
 
@@ -494,6 +521,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
             look()
             best = _searched(own, change, profile, answer, watch)
             found += [] if best is None else [_lever(own, answer, change, *best)]
+        found += _published(own, profile, answer)
         found += _neighbours(own, profile, answer, watch)
     every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > worth_of(one.kind)]
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
@@ -516,6 +544,29 @@ def _searched(
         ).plans  # fmt: skip
     best = min(plans, key=lambda plan: plan.prediction.step_time_s, default=None)
     return None if best is None else (best.config, best.prediction)
+
+
+def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
+    """Yield the fastest published recipe, if it is faster than the first plan.
+
+    In the request's precision; where none is published in bf16, in 8 bits.
+    """
+    own, first = problem.workload.precision, answer.ranking[0]
+    per_token_s = _time_per_token(problem, first.config, first.prediction)
+    within_s = per_token_s * problem.workload.global_batch_size * problem.workload.tokens_per_sequence
+    other = own == "bf16" and not has_recipes(problem, own)
+    one = fastest_recipe(problem, profile, precision="fp8" if other else own, within_s=within_s)
+    if one is not None:
+        change = Change(
+            kind="recipe",
+            words=f"{one.name}{f' ({in_words(one.needs)})' if one.needs else ''}",
+            effect=one.effect,
+            problem=one.problem,
+            settings=one.settings,
+        )
+        lever = _lever(problem, answer, change, one.config, one.prediction)
+        if lever.saves > WORTH_OF_A_RECIPE:
+            yield lever
 
 
 def _packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:

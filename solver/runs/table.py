@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from meshwright.profiles.catalog import CATALOG
@@ -68,6 +70,14 @@ class Run:
     measured: RunMeasurement
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRecipe:
+    """What a published run had in force, without anything that it measured."""
+
+    source: str  # repository@release:file of its switches
+    shape: RunShape
+
+
 PlanReader = Callable[[str], RunShape]
 
 
@@ -100,6 +110,29 @@ def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]
                 "run_id", f'"{name[:40]}" is the run of line {lines[name]} already', "a different run_id"
             )
     return tuple(_run_of(cells, plan_shape) for cells in rows)
+
+
+def published_recipes(layers: int, hidden_size: int) -> tuple[PublishedRecipe, ...]:
+    """Return the catalog's runs with published switches and a format, of models of these sizes."""
+    found = list[PublishedRecipe]()
+    for line, text in enumerate(_catalog_lines()[1:], start=2):
+        if f",{layers},{hidden_size}," not in text:  # few are parsed
+            continue
+        (row,) = csv.DictReader([_catalog_lines()[0], text])
+        cells = Cells(line, row)
+        source = cells.text("switch_source")
+        if not source or not cells.text("precision"):
+            continue
+        try:
+            found.append(PublishedRecipe(source=source, shape=_shape_of(cells, _no_plans)))
+        except (RefusedRunError, InvalidProblemError):
+            continue
+    return tuple(found)
+
+
+@cache
+def _catalog_lines() -> list[str]:
+    return CATALOG_RUNS.read_text("utf-8").splitlines()
 
 
 def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:

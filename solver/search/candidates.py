@@ -26,12 +26,16 @@ from meshwright.solver.schedules.schedule import BYPASSES_SYNC
 from meshwright.solver.schedules.simulate import MAX_PASSES, finish_of_many_s, rank_finish_s
 from meshwright.solver.search.bounds import SAFETY, split_s
 from meshwright.solver.search.listed import are_listed, shape_of, side_by_side, splits_of
+from meshwright.solver.search.memory_limits import layer_caps
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, balanced, ends_in_a_v, offered_to, tapers, windows
 
 _DEEP = 4  # micro-batches a rank from which on the slowest rank alone decides
 _ENDS = 9  # lengths tried of either end of a deep pipeline
 _STARTS = 12  # windows tried, evenly spaced
+_HEIGHTS = 4  # numbers of layers that no rank exceeds where micro-batches are few
+_HALVINGS = 40
+_LEAST_TAIL = 1e-9  # of a layer over its backward pass: without any tail all ends are alike
 _MOST_CUT = 4  # layers that the last chunk may lack
 _ALL_PAIRS = 8  # ranks up to which a layer moves between any two, beyond to or from an end
 _FULLY = 3  # candidates that are simulated with all micro-batches, fewer where that takes long
@@ -146,6 +150,8 @@ def _tried(rows: Rows, at: int, split: Split, *, listed: bool) -> list[Split]:
         others = _moved(rows, at, split)
     elif rows.is_uniform and rows.m[at] < _DEEP * rows.p[at]:  # the pipeline's ends wait
         others = tapers(rows.layout.num_layers, int(rows.p[at]), smallest=smallest, places=_ENDS)
+        if rows.m[at] < rows.p[at]:  # ranks end one after the other
+            others = [*others, *_staircases(rows.take([at]))]
     else:
         others = ()
     return list(dict.fromkeys([split, *others]))
@@ -168,6 +174,53 @@ def _moved(rows: Rows, at: int, split: Split) -> list[Split]:
     return [
         tuple(few) for few in moved[moved.min(axis=1, initial=split[0]) >= rows.smallest_chunk[at]].tolist()
     ]
+
+
+def _staircases(row: Rows) -> list[Split]:
+    """Return splits of a row with few micro-batches whose ranks end their tails together.
+
+    Backward passes end on the last rank first. Each rank before it ends later, and has its tail alone. With
+    one micro-batch passes run one after the other whatever the split: rank r ends at
+    F + sum_{s >= r} B_s, so that the latest of these with their tails is least where every rank from the
+    first on has as many layers as a limit lets it. That split is exact. With more of them ranks should be
+    even, too: no rank holds more layers than one of a few numbers.
+    """
+    p, layers, smallest = int(row.p[0]), row.layout.num_layers, int(row.smallest_chunk[0])
+    most = layer_caps(row).most[0, :p]
+    even = -(-layers // p)
+    widest = int(min(most.max(initial=0), layers - smallest * (p - 1)))
+    if widest < even:
+        return []
+    heights = [widest] if row.m[0] == 1 else np.linspace(even + 1, widest, _HEIGHTS).astype(int).tolist()
+    found = (_staircase(row, np.minimum(most, height)) for height in dict.fromkeys(heights))
+    return [split for split in found if split is not None]
+
+
+def _staircase(row: Rows, most: IntArray) -> Split | None:
+    """Return the split of least end with at most so many layers on each rank; None: they hold too few."""
+    layers, smallest, p = row.layout.num_layers, int(row.smallest_chunk[0]), len(most)
+    backward_s = float(row.layer_s[0, 0] - row.prices.forward_s[0, 0])
+    tail_s = max(float(row.prices.tail_s[0, 0]), _LEAST_TAIL * backward_s)
+    beyond_s = np.zeros(p)  # the ends of the model on the first rank and the last
+    beyond_s[0] = row.embedding_s[0] - row.prices.forward_s[0, -2] + row.prices.tail_s[0, -2]
+    beyond_s[-1] += row.prices.tail_s[0, -1]
+    beyond_s += row.prices.rank_tail_s[0]
+
+    def within(end_s: float) -> Split | None:
+        held, left = list[int](), layers
+        for rank in range(p):
+            room = int((end_s - beyond_s[rank] - backward_s * left) // tail_s)
+            held.append(min(room, int(most[rank]), left - smallest * (p - 1 - rank)))
+            left -= held[-1]
+        return None if left or min(held) < smallest else tuple(held)
+
+    low, high = 0.0, float(beyond_s.max() + (backward_s + tail_s) * layers)
+    best = within(high)
+    for _ in range(_HALVINGS if best else 0):
+        middle = (low + high) / 2.0
+        split = within(middle)
+        low, high, best = (middle, high, best) if split is None else (low, middle, split)
+    return best
 
 
 def _windowed(rows: Rows, at: int, split: Split) -> list[Split]:

@@ -3,8 +3,8 @@
 Where the number of GPUs has no good factors, fewer of them take shorter steps: 80 layers and 128 sequences
 on 17 nodes leave little but 17 stages, and 16 nodes take the usual sizes. All GPUs are searched first. The
 score of the last plan that is listed then refutes most smaller numbers together, before anything of them is
-enumerated: no step is shorter than the model's FLOPs at the peak of its GPUs (``least_gpu_s``). What is
-left is searched in few waves, each one search over all of its numbers, bounded by the plans that are found.
+enumerated: whatever their number, GPUs take so many seconds together (``gpu_seconds``). What is left is
+searched in few waves, each one search over all of its numbers, bounded by the plans that are found.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
+from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.space.enumerate import (
     MOST_OUTER,
@@ -43,24 +44,14 @@ def score_s(problem: Problem, plan: Plan) -> float:
     return plan.prediction.step_time_s * share
 
 
-def least_gpu_s(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> float:
-    """Return the GPU seconds of the model's FLOPs at peak: no step takes less, on however many GPUs.
-
-    The peak is the one of 16 bits unless products may run in fewer. Where experts may drop tokens, or a
-    residual scales a step, nothing is known: 0.
-    """
-    gpu, work, facts = profile.group.gpu, problem.workload, profile.framework
-    options = [one.workload.framework_options for one in (problem, *ways)]
-    named = {name for some in options for name in some}
-    if profile.residual is not None or facts.moe_capacity_factor or "moe_capacity_factor" in named:
-        return 0.0
-    narrow = work.precision == "fp8" or facts.precision_recipe != "none" or "precision_recipe" in named
-    peak = max(gpu.peak_flops.values()) if narrow else gpu.peak_bf16_flops
-    return problem.model_flops_per_token * work.global_batch_size * work.tokens_per_sequence / peak
-
-
 def at_most_all(
-    problem: Problem, profile: Profile, search: Search, watch: Watch, *, each_s: float, rivals: Rivals
+    problem: Problem,
+    profile: Profile,
+    search: Search,
+    watch: Watch,
+    *,
+    ways: Sequence[Problem],
+    rivals: Rivals,
 ) -> Answer:
     """Return the best plans on all GPUs or fewer.
 
@@ -71,23 +62,26 @@ def at_most_all(
         profile: its prices.
         search: searches the numbers of GPUs of a problem.
         watch: the time of all.
-        each_s: GPU seconds that no step takes less than.
+        ways: the request under other switches, which are searched with it.
         rivals: plans of other searches that are ranked with these.
     """
     answers = [search(problem, rivals)]
     if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
         return answers[0]
     known = _best(problem, answers, rivals)
-    numbers, counted = list[int](), False
+    numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
+    usual = bool(answers[0].plans) and answers[0].space == "usual"
     with watch.closing().cut():
         searched = numbers_of_gpus(problem)
         numbers = [n for n in fewer_gpus(problem, each_s / known.last_s) if n not in searched]
         counted = True
+        if numbers and known.last_s < inf:
+            each_s = max(each_s, least_pass_gpu_s(problem, profile, ways, wide=not usual))
+            numbers = [n for n in numbers if n * known.last_s >= each_s]
     while numbers and not watch.interrupted():
         wave, numbers = _wave(problem, profile, numbers)
         if not wave:
             break
-        usual = bool(answers[0].plans) and answers[0].space == "usual"
         answers.append(_searched(problem, wave, known, search, usual=usual, watch=watch))
         known = _best(problem, answers, rivals)
         numbers = [n for n in numbers if n * known.last_s >= each_s]

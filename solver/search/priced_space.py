@@ -420,10 +420,10 @@ class Unopened:
     @classmethod
     def of(cls, rows: Priced, by: ByKind, limit_s: float = np.inf, at_once: int | None = None) -> Unopened:
         """Return all kinds that may fit, and may have a row within the limit."""
-        if limit_s < np.inf:  # few are within it; memory is asked of those before closer bounds
+        if limit_s < np.inf:  # few are within it by closer bounds; memory is asked of those alone
             promising, far = Bounded.roughly(by).split(limit_s)
-            near, beyond = Bounded.of(rows, by, by.fitting(promising.families)).split(limit_s)
-            left_out = [far, beyond]
+            closer, beyond = Bounded.of(rows, by, promising.families).split(limit_s)
+            near, left_out = Bounded.of(rows, by, by.fitting(closer.families)), [far, beyond]
         else:
             near, left_out = Bounded.of(rows, by, by.families), []
         found = cls(rows=rows, by=by, near=near, far=left_out, at_once=at_once or AT_ONCE)

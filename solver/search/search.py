@@ -71,8 +71,9 @@ from meshwright.solver.search.certify.judge import Certificate, Judge, inquiry_o
 from meshwright.solver.search.decision.choices import choices_of
 from meshwright.solver.search.decision.decide import asks_cp_sat, decided, is_left_to_planner
 from meshwright.solver.search.feasible import lightest_of
-from meshwright.solver.search.fewer_gpus import at_most_all, least_gpu_s
+from meshwright.solver.search.fewer_gpus import at_most_all
 from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
+from meshwright.solver.search.gpu_seconds import least_gpu_s
 from meshwright.solver.search.priced_space import (
     Priced,
     have_room,
@@ -216,15 +217,15 @@ def _on_at_most_all(
 ) -> Answer:
     """Return the best plans on all GPUs or fewer; ``own`` searches some numbers of them."""
     on_progress = watch.on_progress
-    each_s, found = least_gpu_s(problem, profile, ways), list[Answer]()
-    floor_s = each_s / usable_gpus(problem)
+    found = list[Answer]()
+    floor_s = least_gpu_s(problem, profile, ways) / usable_gpus(problem)
 
     def on(asked: Problem, others: Rivals) -> Answer:
         report = None if on_progress is None else partial(_as_part, on_progress, found, floor_s, watch)
         found.append(own(asked, on_progress=report, should_stop=watch.should_stop, rivals=others))
         return found[-1]
 
-    answer = at_most_all(problem, profile, on, watch, each_s=each_s, rivals=rivals)
+    answer = at_most_all(problem, profile, on, watch, ways=ways, rivals=rivals)
     _report_done(watch, answer)
     return answer
 
@@ -520,8 +521,9 @@ def _of_whole(
         if has_plan and is_wide:
             found = _improved(found, space, watch, first)
         joined, rows = _joined(found, space, watch, wide=wide)
-        has_many = rows.by_kind is not None and len(rows.by_kind.families) > _MANY
-        if has_plan and has_many and not is_wide:
+        # which families fit is asked of all of them: a search that only has to beat others never needs it
+        seeks = has_plan and not is_wide and rows.by_kind is not None
+        if seeks and rows.by_kind is not None and len(rows.by_kind.families) > _MANY:
             found = _improved(found, space, watch, first)
         adopted = [] if opening is None else [opening.row]
         if not found.space.whole:  # its rows have other numbers in all

@@ -20,7 +20,7 @@ left out where an even split has only k: there it is the row that recomputes eve
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from itertools import chain
 
@@ -38,6 +38,7 @@ from meshwright.solver.configuration import (
     Columns,
     Configuration,
     IntArray,
+    distinct,
     is_one_of,
 )
 from meshwright.solver.cost.objective import is_plain
@@ -282,6 +283,45 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
     columns = Columns.concatenate([crossed(*part) for block in blocks for part in parts_of(block)])
     masks = violation_masks(rules, columns)
     return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
+
+
+def passes_on_any_number(problem: Problem, *, wide: bool) -> Columns:
+    """Return rows with the sizes that passes read, of all numbers of GPUs together; some break rules.
+
+    Of stages, chunks, replicas and micro-batches passes read whether there are several
+    (``cost.price.least_passes_s``).
+    """
+    model, batch = problem.model, problem.workload.global_batch_size
+    tensor, context = _inner_axes(problem, wide=wide)
+    counts = divisors(model.moe.num_experts) if model.moe else (1,)
+    experts = with_request(problem, "expert_parallel_size", counts)
+    whole = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
+    sizes = with_request(problem, "micro_batch_size", whole)
+    stages = launcher_capabilities(problem.launcher).zero_stages
+    rows = [
+        (tp, cp, pp, several * ep, ep, size, zero)
+        for tp in tensor
+        for cp in context
+        for pp in (1, 2)
+        for several in (1, 2)
+        for ep in experts
+        for size in sizes
+        for zero in stages
+    ]
+    plain = _one_chunk(problem, np.array(rows, dtype=np.int64).reshape(-1, 7))
+    every = widened(problem, plain, wide=wide)
+    chunks = every.take(np.flatnonzero(every.pipeline_parallel_size > 1))
+    every = Columns.concatenate(
+        [every, replace(chunks, virtual_pipeline_size=chunks.virtual_pipeline_size + 1)]
+    )
+    one = np.ones(len(every), dtype=np.int64)
+    every = Columns.concatenate([replace(every, num_microbatches=count * one) for count in (1, 2)])
+    # what follows from where ranks are, and ZeRO 0 and 1, are no matter of passes with free exchanges
+    apart = {"rank_order", "zero_shard_size", "zero_stage", "data_parallel_size", "global_batch_size"}
+    read = [getattr(every, one.name) for one in fields(every) if one.name not in apart]
+    sharded = np.minimum(every.zero_shard_size, 2)
+    first, _ = distinct([*read, np.maximum(every.zero_stage, 1), sharded])
+    return every.take(first)
 
 
 def _within_limits(problem: Problem, variable: str, values: Sequence[int]) -> list[int]:

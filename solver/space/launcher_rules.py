@@ -267,6 +267,13 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
             allowed=", ".join(one for one in able.recipes if one != "none"),
             nearest=able.fp8_recipe,
         )
+    elif workload.precision == "fp8" and workload.optimizer == "muon" and "muon" in able.optimizers:
+        yield FieldError(
+            pointer="/workload/precision",
+            message=f"{name} has muon with products in 16 bits: weights in 8 bits need Adam's shards",
+            allowed="bf16, fp16",
+            nearest="bf16",
+        )
     for field, word, value, words in (
         ("precision", workload.precision, low, able.precisions),
         ("optimizer", workload.optimizer, workload.optimizer, optimizers),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.problem import Problem, on_gpus
-from meshwright.solver.search.fewer_gpus import IDLE, least_gpu_s
+from meshwright.solver.search.fewer_gpus import IDLE
+from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import searched_space
@@ -91,6 +92,8 @@ def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_wi
         before_s = own_s
         for plan in answer.plans:
             at_peak_s = least_gpu_s(problem, profile) / plan.config.num_gpus
+            passes_s = least_pass_gpu_s(problem, profile, wide=True) / plan.config.num_gpus
+            assert at_peak_s < passes_s <= every[plan.config.num_gpus] * ROUNDING
             assert at_peak_s <= every[plan.config.num_gpus] <= plan.prediction.step_time_s * ROUNDING
         used = answer.plans[0].config.num_gpus if answer.plans else nodes * EACH
         if used < nodes * EACH and steps(nodes * EACH):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks.growth import Panel, by_gpus, drawn
-from benchmarks.recipes import problem_of
+from benchmarks.recipes import Recipe, counts_of, plain_question, problem_of
 from benchmarks.search import HEADINGS, PROBLEMS, aligned, measured, renewed, written
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.documents import read_problem_file
@@ -80,3 +80,26 @@ def test_a_recipe_is_searched_in_a_space_that_has_its_layout_or_not_at_all() -> 
     assert launcher("BRDG-0084") == "megatron-bridge"
     assert launcher("DGXC-0246") == "megatron-bridge", "its files lack a squared ReLU, its search does not"
     assert launcher("BRDG-0170") == "none", "it offloads whole layers, which no file can name"
+
+
+def test_a_sceptic_counts_recipes_that_are_faster_and_answers_that_are_silent() -> None:
+    run = next(run for run in read_runs(CATALOG_RUNS) if run.run_id == "BRDG-0084")
+    assert run.shape is not None
+    plain = plain_question(run.shape)
+    assert plain is not None
+    assert (plain.launcher, plain.workload.framework_options) == ("megatron-bridge", {})
+
+    def recipe(best_s: float | None, plain_s: float | None, names: str) -> Recipe:
+        return Recipe(
+            run=run, published_s=9.0, ours_s=10.0, chance_of_failing=0.02, best_s=best_s, bound_s=best_s,
+            edge_s=best_s and 0.8 * best_s, refused=False, plain_s=plain_s, names=names,
+        )  # fmt: skip
+
+    lines = counts_of([recipe(10.5, 12.0, "recipe"), recipe(9.5, 10.0, ""), recipe(None, 13.0, "")])
+    told = [line.split(" ")[1:4] for line in lines if line.startswith("*")]
+    assert [counted[0] + counted[2] for counted in told] == [
+        "**1**2", "**1**3", "**2**2", "**3**3", "**0**3", "**2**3",
+    ]  # fmt: skip
+    assert "by 30%" not in lines[-1]
+    assert "30% at most" in lines[-1]
+    assert "silent about 1" in lines[-1]

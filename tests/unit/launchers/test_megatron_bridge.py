@@ -177,3 +177,27 @@ def test_a_recipes_activation_is_warned_of_only_where_recipes_have_another(
     found = replace(FOUND, problem=replace(FOUND.problem, model=model))
     said = export(found.plan, found.problem, "megatron-bridge").warnings
     assert [one.partition(": ")[2] for one in said if "activation" in one] == warned
+
+
+@pytest.mark.parametrize(("stage", "name"), [(0, "muon"), (1, "dist_muon")])
+def test_muon_deals_its_matrices_to_data_parallel_ranks_and_is_read_back(stage: int, name: str) -> None:
+    ranks = FOUND.config.tensor_parallel_size * FOUND.config.data_parallel_size
+    config = replace(
+        FOUND.config, tensor_parallel_size=1, sequence_parallel=False, data_parallel_size=ranks,
+        zero_stage=stage, zero_shard_size=ranks if stage else 1,
+        num_microbatches=FOUND.config.num_microbatches // FOUND.config.tensor_parallel_size,
+    )  # fmt: skip
+    workload = replace(FOUND.workload, optimizer="muon", precision="bf16")
+    found = replace(
+        FOUND,
+        plan=replace(FOUND.plan, config=config),
+        problem=replace(FOUND.problem, workload=workload),
+    )
+    files = files_of(found)
+    assert f"    optimizer.optimizer={name}\n" in files["plan_args.sh"]
+    assert "    ddp.use_distributed_optimizer=false\n" in files["plan_args.sh"]
+    assert "    ddp.overlap_param_gather=false\n" in files["plan_args.sh"]
+    back = read(files)
+    assert back.configuration is not None
+    assert (back.workload, back.configuration.zero_stage) == (workload, stage)
+    assert back.configuration.zero_shard_size == config.zero_shard_size

@@ -10,7 +10,8 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, Progress, on_gpus
 from meshwright.solver.search import fewer_gpus
-from meshwright.solver.search.fewer_gpus import IDLE, least_gpu_s
+from meshwright.solver.search.fewer_gpus import IDLE
+from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import numbers_of_gpus
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
@@ -110,7 +111,9 @@ def test_a_search_that_ends_before_fewer_gpus_are_tried_claims_no_more_than_the_
     found = answer_to(problem, should_stop=lambda: stopped)
     profile = default_profile(problem.cluster, problem.launcher)
     assert (found.status, found.num_gpus_used, found.certified_by) == ("feasible", 136, ())
-    assert found.bound_step_time_s == pytest.approx(least_gpu_s(problem, profile) / 128)
+    least_s = least_pass_gpu_s(problem, profile, wide=True)
+    assert least_s > least_gpu_s(problem, profile)
+    assert found.bound_step_time_s == pytest.approx(least_s / 128)
 
 
 def test_progress_never_claims_a_bound_above_the_answer() -> None:

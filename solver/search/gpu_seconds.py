@@ -1,0 +1,78 @@
+"""GPU seconds that no step takes less than, on however many GPUs.
+
+``least_gpu_s`` is the model's FLOPs at the peak of its GPUs, in no time. ``least_pass_gpu_s`` prices the
+passes: what they read of a row beside the ranks that share a layer and its micro-batch is whether there are
+several stages, chunks, replicas and micro-batches, so that few rows stand for all numbers of GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.profiles.profile import Profile
+from meshwright.solver.cost.price import least_passes_s
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.bounds import SAFETY
+from meshwright.solver.space.enumerate import passes_on_any_number
+
+
+def least_gpu_s(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> float:
+    """Return the GPU seconds of the model's FLOPs at peak: no step takes less, on however many GPUs.
+
+    The peak is the one of 16 bits unless products may run in fewer. Where experts may drop tokens, or a
+    residual scales a step, nothing is known: 0.
+    """
+    gpu, work, facts = profile.group.gpu, problem.workload, profile.framework
+    options = [one.workload.framework_options for one in (problem, *ways)]
+    named = {name for some in options for name in some}
+    if profile.residual is not None or facts.moe_capacity_factor or "moe_capacity_factor" in named:
+        return 0.0
+    narrow = work.precision == "fp8" or facts.precision_recipe != "none" or "precision_recipe" in named
+    peak = max(gpu.peak_flops.values()) if narrow else gpu.peak_bf16_flops
+    return problem.model_flops_per_token * work.global_batch_size * work.tokens_per_sequence / peak
+
+
+def least_pass_gpu_s(
+    problem: Problem, profile: Profile, ways: Sequence[Problem] = (), *, wide: bool
+) -> float:
+    """Return the GPU seconds of the passes of a whole batch, exchanges free; 0 where nothing is known.
+
+    A rank has the mean of all passes or more to run: of n GPUs that is t c m whole / n of each micro-batch,
+    for p ranks of a pipeline run the layers of one together and replicas share micro-batches.
+
+    Args:
+        problem: the request.
+        profile: its prices.
+        ways: the same under other switches.
+        wide: whether all candidates count.
+    """
+    offloads = "offload" in problem.options.allow or "offload" in problem.options.named
+    if profile.residual is not None or offloads:
+        return 0.0
+    least = np.inf
+    for one in _unlike(problem, ways):
+        rows = passes_on_any_number(one, wide=wide)
+        seconds = least_passes_s(one, rows, profile) if len(rows) else None
+        if seconds is None:
+            return 0.0
+        ranks = rows.tensor_parallel_size * rows.context_parallel_size
+        least = min(least, float((seconds * ranks / rows.micro_batch_size).min()))
+    return least * problem.workload.global_batch_size * min(profile.time_factor, 1.0) * SAFETY
+
+
+def _unlike(problem: Problem, ways: Sequence[Problem]) -> Iterator[Problem]:
+    """Yield the ways that differ in more than what is recomputed, which is priced as free."""
+    seen = set[tuple[tuple[str, object], ...]]()
+    for one in (problem, *ways):
+        options = {
+            name: value
+            for name, value in one.workload.framework_options.items()
+            if name not in ("recompute_modules", "offload_modules")
+        }
+        key = tuple(sorted(options.items()))
+        if key not in seen:
+            seen.add(key)
+            yield replace(one, workload=replace(one.workload, framework_options=options))

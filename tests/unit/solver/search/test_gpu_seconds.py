@@ -1,0 +1,57 @@
+"""GPU seconds that no step undercuts, against the rows of every number of GPUs by themselves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.model_parts import MoeSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.cost.price import least_work_s
+from meshwright.solver.planner.variants import searched_variants, switched_of
+from meshwright.solver.problem import Problem, on_gpus
+from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
+from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.factored import Crossing
+from tests.builders import a_cluster, a_model, a_problem
+
+EXPERTS = MoeSpec(
+    num_experts=8, top_k=2, ffn_hidden_size=1024, num_shared_experts=1, shared_ffn_hidden_size=1024
+)
+
+
+def asked(launcher: str, moe: MoeSpec | None, **workload: object) -> Problem:
+    model = replace(a_model(num_layers=6), moe=moe)
+    problem = a_problem(model=model, cluster=a_cluster(num_nodes=4), batch=24)
+    return replace(problem, launcher=launcher, workload=replace(problem.workload, **workload))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("launcher", ["megatron-lm", "none", "deepspeed", "torchtitan"])
+@pytest.mark.parametrize("moe", [None, EXPERTS])
+def test_no_row_on_any_number_of_gpus_takes_fewer_gpu_seconds(launcher: str, moe: MoeSpec | None) -> None:
+    problem = asked(launcher, moe)
+    profile = default_profile(problem.cluster, launcher)
+    ways = searched_variants(switched_of(problem, profile))
+    wide = moe is None  # else there are many rows
+    least_s = least_pass_gpu_s(problem, profile, [one.problem for one in ways], wide=wide)
+    assert least_s > 0.0 or profile.framework.torch_pipelines
+    closest = np.inf
+    for num_gpus in (1, 3, 8, 12):
+        for way in ways[:: 1 if wide else 5]:
+            space = enumerate_space(on_gpus(way.problem, (num_gpus,)), legal_only=True, wide=wide)
+            assert isinstance(space.rows, Crossing)
+            rows = space.rows.outer
+            if len(rows):
+                gpu_s = float((least_work_s(way.problem, rows, profile) * rows.num_gpus).min())
+                closest = min(closest, gpu_s)
+    assert least_s <= closest * (1 + 1e-9)
+    if least_s and moe is None:  # exchanges are free, and there are none
+        assert least_s > 0.8 * closest
+        assert least_s > least_gpu_s(problem, profile)
+
+
+def test_nothing_is_known_where_passes_read_the_number_of_stages() -> None:
+    problem = asked("megatron-lm", None)
+    profile = default_profile(problem.cluster, "megatron-lm")
+    options = replace(problem.options, allow=("offload",))
+    assert least_pass_gpu_s(replace(problem, options=options), profile, wide=False) == 0.0
