@@ -12,6 +12,8 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface_keys import Facts, ModelTypeKeys
 from meshwright.profiles.importers.huggingface_layers import (
+    compressed_entries,
+    deepseek_4_config,
     gemma_3n_streams,
     gemma_4_attention,
     heads_by_layer,
@@ -101,6 +103,7 @@ def _jamba(config: dict[str, object]) -> dict[str, object]:
 _RULES: Mapping[str, Mapping[str, object]] = {
     "as_built": {
         "bailing_hybrid_config": bailing_hybrid_config,
+        "deepseek_4_config": deepseek_4_config,
         "granite_hybrid": _granite_hybrid,
         "jamba": _jamba,
         "kimi_linear_config": kimi_linear_config,
@@ -114,6 +117,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "step_config": step_config,
     },
     "follows": {
+        "compressed_entries": compressed_entries,
         "falcon_norms": _falcon_norms,
         "first_or_second": _first_or_second,
         "mixers_alone": mixers_alone,
