@@ -426,6 +426,7 @@ def _fact_values(model: ModelSpec) -> dict[str, bool]:
         "another attention of local layers": model.local_attention is not None,
         "latent attention": model.mla is not None,
         "keys chosen by an indexer": model.indexer is not None,
+        "blocks of keys chosen by an indexer": bool(model.indexer and model.indexer.of_blocks),
         "keys chosen by an earlier layer's indexer": bool(model.indexer and model.indexer.reusing_layers),
         "compressed entries of attention": model.compression is not None,
         "hyper-connections": model.hyper_streams > 0,

@@ -73,6 +73,7 @@ class LayerShape(NamedTuple):
     ffn_size: int | None = None  # of its MLP, where layers have unlike sizes
     kv_heads: int | None = None  # of its attention, likewise
     rate: int = 0  # tokens of an entry that its attention reads
+    reads_all: bool = False  # has no indexer, where others have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +228,8 @@ class ModelSpec(Checked):
         double = self.diffusion.two_stream_layers if self.diffusion else 0
         streams = (layer < double for layer in range(self.num_layers))
         rates = self.compression.rates if self.compression else (0,) * self.num_layers
+        unchosen = self.indexer.whole_layers if self.indexer else ()
+        every = (layer in unchosen for layer in range(self.num_layers))
         none = (None,) * self.num_layers
         widths, heads = self.layer_ffn_sizes or none, self.layer_kv_heads or none
         if self.unlike_layers:
@@ -234,7 +237,7 @@ class ModelSpec(Checked):
             parts = ["mixing" if width == 0 else "mlp" if own == 0 else "both" for width, own in pairs]
         each = (
             self.layer_kinds(), apart, borrow, reuse, self.mixing_layers(), parts, streams, widths, heads,
-            rates,
+            rates, every,
         )  # fmt: skip
         return tuple(map(LayerShape, *each))
 
@@ -274,6 +277,8 @@ class ModelSpec(Checked):
         if self.diffusion and 0 < self.diffusion.two_stream_layers < self.num_layers:
             return False
         if self.compression and len(set(self.compression.rates)) > 1:
+            return False
+        if self.indexer and self.indexer.whole_layers:
             return False
         return not apart and self.borrowing_layers in (0, self.num_layers)
 
@@ -757,7 +762,8 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
     }
     if model.indexer is not None:
         reusing = tuple(range(model.num_layers)) if shape.reuses else ()
-        changes["indexer"] = replace(model.indexer, reusing_layers=reusing)
+        own = replace(model.indexer, reusing_layers=reusing, whole_layers=())
+        changes["indexer"] = None if shape.reads_all else own
     if model.mixer is not None:
         changes |= _mixing(model.mixer) if shape.mixes else {"mixer": None}
     if model.diffusion is not None:

@@ -230,12 +230,14 @@ class MlaSpec(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec(Checked):
-    """DeepSeek sparse attention: an indexer that chooses the keys of each query for latent attention.
+    """DeepSeek sparse attention: an indexer that chooses the keys that each query's attention reads.
 
     Its heads score every earlier token (``relu(q k)``, weighted by head and summed); attention then reads
     the ``top_k`` best. Queries come from the queries' latent, one key and the heads' weights from the
     layer's input, keys pass a LayerNorm (transformers 5.23, ``DeepseekV32Indexer``; DeepSeek-V3.2,
-    arXiv:2512.02556, section 2.1).
+    arXiv:2512.02556, section 2.1). One that chooses blocks scores them by their best key, for each of its
+    heads alone. It reads queries from the layer's input, and both pass an RMSNorm (transformers 5.23,
+    ``MiniMaxM3VLIndexer``).
     """
 
     POINTER = "/model/indexer"
@@ -249,6 +251,19 @@ class IndexerSpec(Checked):
     head_dim: int
     top_k: int  # tokens that attention reads of a longer sequence
     reusing_layers: tuple[int, ...] = ()  # counted from 0: they read what the last other one has chosen
+    whole_layers: tuple[int, ...] = ()  # counted from 0: they have no indexer, and read all keys
+    block_size: int = 1  # keys that are chosen together; 1: each alone, next to latent attention
+
+    @property
+    def of_blocks(self) -> bool:
+        """Return whether blocks of keys are chosen."""
+        return self.block_size > 1
+
+    def kept_bytes(self, seq_length: float) -> float:
+        """Return the bytes of a token that are kept: queries, key, weights, and the chosen in 4 each."""
+        chosen = min(self.top_k, seq_length) / self.block_size * (self.num_heads if self.of_blocks else 1)
+        widths = (self.num_heads + 1.0) * self.head_dim + self.num_heads * (not self.of_blocks)
+        return 2.0 * widths + 4.0 * chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,7 @@ def _lists_of_layers(model: Model) -> Iterator[Exclusion]:
         ("no_rotary_layers", model.no_rotary_layers, model.no_rotary_every),
         ("moe/dense_layers", model.moe.dense_layers if model.moe else (), False),
         ("indexer/reusing_layers", model.indexer.reusing_layers if model.indexer else (), False),
+        ("indexer/whole_layers", model.indexer.whole_layers if model.indexer else (), False),
         ("mixer/attention_layers", model.mixer.attention_layers if model.mixer else (), False),
     ):
         beyond = [layer for layer in layers if not 0 <= layer < model.num_layers]
@@ -206,7 +207,17 @@ def _chosen_keys(model: Model) -> Iterable[Exclusion]:
     indexer, latent = model.indexer, model.mla and model.mla.q_lora_rank
     first = 0 in indexer.reusing_layers and model.chooser
     return (
-        Exclusion("indexer", not latent, "needs latent attention with mla.q_lora_rank"),
+        Exclusion(
+            "indexer",
+            not (latent or indexer.of_blocks),
+            "needs latent attention with mla.q_lora_rank, or block_size above 1",
+        ),
+        Exclusion("indexer/block_size", model.mla and indexer.of_blocks, "contradicts mla"),
+        Exclusion(
+            "indexer/whole_layers",
+            len(set(indexer.whole_layers)) >= model.num_layers,
+            "no layer is left to choose keys",
+        ),
         Exclusion("indexer/reusing_layers", first, "no layer has chosen before layer 0", "1 and higher"),
     )
 

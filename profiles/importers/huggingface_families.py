@@ -12,12 +12,14 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface_keys import Facts, ModelTypeKeys
 from meshwright.profiles.importers.huggingface_layers import (
+    chosen_blocks,
     compressed_entries,
     deepseek_4_config,
     gemma_3n_streams,
     gemma_4_attention,
     heads_by_layer,
     mimo_attention,
+    minimax_3_config,
     nemotron_nas_config,
     step_attention,
     step_config,
@@ -110,6 +112,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "lfm2_config": lfm2_config,
         "mamba_1_config": mamba_1_config,
         "mamba_2_config": mamba_2_config,
+        "minimax_3_config": minimax_3_config,
         "minimax_config": minimax_config,
         "nemotron_h_config": nemotron_h_config,
         "nemotron_nas_config": nemotron_nas_config,
@@ -117,6 +120,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "step_config": step_config,
     },
     "follows": {
+        "chosen_blocks": chosen_blocks,
         "compressed_entries": compressed_entries,
         "falcon_norms": _falcon_norms,
         "first_or_second": _first_or_second,

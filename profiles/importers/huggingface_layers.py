@@ -13,6 +13,7 @@ from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelErro
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
     CompressionSpec,
+    IndexerSpec,
     LocalAttention,
     StreamsSpec,
     expert_placement,
@@ -459,6 +460,49 @@ def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
         reader.fault(reader.first(stated_by), "the first layer must be full: it has none to reuse")
         return ()
     return tuple(layer for layer in range(num_layers) if kinds[layer] == "S")
+
+
+_BLOCKS = "minimax_m3_sparse"  # kind of layers that read the blocks of keys that an indexer chooses
+_OF_BLOCKS = {
+    "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size", "index_topk_blocks": "sparse_topk_blocks",
+    "index_local_blocks": "sparse_local_block",
+}  # fmt: skip
+
+
+def minimax_3_config(config: dict[str, object]) -> dict[str, object]:
+    """Return MiniMax-M3's config with its layers of chosen blocks as a list, and their sizes as keys."""
+    found: dict[str, Any] = dict(config)
+    nested, kinds = found.pop("sparse_attention_config", None) or {}, found.pop("layer_types", None)
+    if isinstance(nested, Mapping):
+        found |= {key: nested[old] for key, old in _OF_BLOCKS.items() if old in nested}
+        chooses = nested.get("use_sparse_attention", True)
+        if kinds is None and chooses and isinstance(nested.get("sparse_attention_freq"), list):
+            kinds = [_BLOCKS if one else _GLOBAL for one in nested["sparse_attention_freq"]]
+    if found.get("n_shared_experts") == 1:  # as many as the class always builds
+        del found["n_shared_experts"]
+    listed = kinds if isinstance(kinds, list) else []
+    if any(one not in (_BLOCKS, _GLOBAL) for one in listed):
+        raise InvalidProblemError.of(
+            "/model/layer_types", "has another kind of layer", allowed=f"{_BLOCKS}, {_GLOBAL}"
+        )
+    return found | {"indexed_layers": [layer for layer, kind in enumerate(listed) if kind == _BLOCKS]}
+
+
+def chosen_blocks(reader: FieldReader, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return MiniMax-M3's indexer, and the layers without it."""
+    heads, size, block, chosen, _local = (reader.integer(key, low=0, high=2**20) for key in _OF_BLOCKS)
+    layers = _numbers(reader, "indexed_layers")
+    reader.finish()
+    if not layers:
+        return {}
+    every = range(int(facts["num_layers"]))
+    return {
+        "indexer": IndexerSpec(
+            num_heads=heads, head_dim=size, top_k=chosen * block, block_size=block,
+            whole_layers=tuple(layer for layer in every if layer not in layers),
+        )
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import yaml
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
-from meshwright.profiles.importers.huggingface_keys import harmless_reason
+from meshwright.profiles.importers.huggingface_keys import config_keys, harmless_reason
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.reading import FieldReader, shown
 from meshwright.profiles.towers import TowerSpec
@@ -121,6 +121,7 @@ def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object
     }
     text = dict(inside) if isinstance(inside, Mapping) else alone
     stated = text.get("model_type", whole.text)
+    stated = config_keys().renamed.get(str(stated), stated)
     text["model_type"] = whole.text if whole.text and stated in (config.get("model_type"), None) else stated
     if whole.text and text["model_type"] != whole.text:
         raise UnsupportedModelError.field(

@@ -43,6 +43,12 @@ def attention(model: ModelSpec) -> Iterator[Operator]:
         name="attention_out", title="attention out", block="attention", matrices=(written,),
         target="linear_proj", closes=True,
     )  # fmt: skip
+    if own := model.chooser:  # of blocks of keys, whole on every rank
+        sizes = {"q_proj": own.num_heads * own.head_dim, "k_proj": own.head_dim}
+        small = [Matrix(name=name, inputs=h, outputs=size, split="nothing") for name, size in sizes.items()]
+        yield Operator(
+            name="indexer", title="indexer queries and keys", block="indexer", matrices=tuple(small)
+        )
 
 
 def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:

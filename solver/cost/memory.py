@@ -275,9 +275,8 @@ def _attention_bytes(ctx: Context) -> FloatArray:
         normed = 4.0 * own.q_lora_rank + (6.0 + 4.0 * heads) * model.head_dim
         kept = kept + wide * tokens * normed
         kept = kept + tokens * own.kept_bytes(model.rate, model.head_dim, ctx.seq_length)
-    if indexer := model.chooser:  # queries, key, weights in 2 bytes, chosen tokens' numbers in 4
-        widths = (indexer.num_heads + 1.0) * indexer.head_dim + indexer.num_heads
-        kept = kept + tokens * (2.0 * widths + 4.0 * min(indexer.top_k, ctx.seq_length))
+    if indexer := model.chooser:
+        kept = kept + tokens * indexer.kept_bytes(ctx.seq_length)
     quantised = float(ctx.low_precision and not ctx.frozen) * model.v_head_dim  # as products read it
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised)  # 4: log-sum-exp
     if ctx.facts.flash:
