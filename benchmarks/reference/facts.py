@@ -64,7 +64,7 @@ TOGETHER: Mapping[str, Mapping[str, object]] = {
     "router_groups": {"router_top_groups": 0},
     "rotary_scaling": {"rotary_local_base": None},
 }
-# causal: of a tower's layers alone; block_size: the other attention that it needs; stored_as: the weights of a plan are 16-bit ones
+# causal: of a tower alone; block_size: of another attention; stored_as: a plan's weights have 16 bits
 _NOT_FACTS = ("name", "source", "display_name", "stored_as", "mla", "causal", "block_size")
 _PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
