@@ -282,9 +282,9 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     if ctx.facts.flash:
         return flash
     per_score = 5.0 if ctx.facts.dropout else 2.0
-    # fp32 softmax; of all rows alike: fewer sequences keep less. With sinks it has the scores' type
-    # (transformers 5.23 ``modeling_gpt_oss.py eager_attention_forward``)
-    per_score += 4.0 * ctx.never_fuses_softmax * (not model.attention_sinks)
+    # fp32 softmax; of all rows alike: fewer sequences keep less. DeepSeek-V4's has the scores' type
+    # (transformers 5.23 ``modeling_deepseek_v4.py eager_attention_forward``)
+    per_score += 4.0 * ctx.never_fuses_softmax * (model.compression is None)
     scores = tokens * heads * keys * per_score
     again = ctx.selective & ("core_attn" in ctx.facts.recomputed)
     return np.where(ctx.c > 1, flash, kept + np.where(again, 0.0, scores))
