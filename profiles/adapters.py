@@ -14,7 +14,6 @@ from typing import Literal, get_args
 
 from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.model import MIXER_LAYER, LayerKind, ModelSpec
-from meshwright.profiles.model_parts import num_streams
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
 # ones, by the names that Llama's have; ``gate`` is the router. All of the latter together are every linear
@@ -146,7 +145,7 @@ def layers_outside(
         last.append(_whole(h, size))
     if width:
         first.append(_whole(h, model.num_layers * width))
-    further = num_streams(model.streams) - 1
+    further = model.streams.count - 1 if model.streams else 0
     first += [_whole(h, h)] * further
     last += [_whole(h, h)] * (further + int(model.head_transform))
     return tuple(first), tuple(last)

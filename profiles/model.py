@@ -23,6 +23,7 @@ from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
     Checked,
+    CompressionSpec,
     DiffusionSpec,
     IndexerSpec,
     LocalAttention,
@@ -71,6 +72,8 @@ class LayerShape(NamedTuple):
     two_streams: bool = False  # has weights of its own for text among the tokens
     ffn_size: int | None = None  # of its MLP, where layers have unlike sizes
     kv_heads: int | None = None  # of its attention, likewise
+    rate: int = 0  # tokens of an entry that its attention reads
+    reads_all: bool = False  # has no indexer, where others have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,10 @@ class ModelSpec(Checked):
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     indexer: IndexerSpec | None = None  # next to latent attention: chooses the keys that it reads
+    compression: CompressionSpec | None = None  # attention to a window and compressed entries
     streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
+    # Hidden states of a token that hyper-connections mix (mHC, arXiv:2512.24880); 0: there is one alone
+    hyper_streams: int = 0
     mixer: MixerSpec | None = None  # what some layers have instead of attention
     tower: TowerSpec | None = None  # of images; their tokens precede the first layer
     diffusion: DiffusionSpec | None = None  # of latents that a time step modulates; no logits
@@ -221,13 +227,17 @@ class ModelSpec(Checked):
         parts = [_PARTS[letter] for letter in self.layer_pattern] or ["both"] * self.num_layers
         double = self.diffusion.two_stream_layers if self.diffusion else 0
         streams = (layer < double for layer in range(self.num_layers))
+        rates = self.compression.rates if self.compression else (0,) * self.num_layers
+        unchosen = self.indexer.whole_layers if self.indexer else ()
+        every = (layer in unchosen for layer in range(self.num_layers))
         none = (None,) * self.num_layers
         widths, heads = self.layer_ffn_sizes or none, self.layer_kv_heads or none
         if self.unlike_layers:
             pairs = zip(widths, heads, strict=True)
             parts = ["mixing" if width == 0 else "mlp" if own == 0 else "both" for width, own in pairs]
         each = (
-            self.layer_kinds(), apart, borrow, reuse, self.mixing_layers(), parts, streams, widths, heads
+            self.layer_kinds(), apart, borrow, reuse, self.mixing_layers(), parts, streams, widths, heads,
+            rates, every,
         )  # fmt: skip
         return tuple(map(LayerShape, *each))
 
@@ -266,7 +276,21 @@ class ModelSpec(Checked):
         apart = self.local_attention or reused or mixed or len(set(self.layer_pattern)) > 1
         if self.diffusion and 0 < self.diffusion.two_stream_layers < self.num_layers:
             return False
+        if self.compression and len(set(self.compression.rates)) > 1:
+            return False
+        if self.indexer and self.indexer.whole_layers:
+            return False
         return not apart and self.borrowing_layers in (0, self.num_layers)
+
+    @cached_property
+    def rate(self) -> int:
+        """Return the tokens of an entry, as ``shaped`` views a layer; 0: it attends to none."""
+        return self.compression.rates[0] if self.compression else 0
+
+    @cached_property
+    def num_streams(self) -> int:
+        """Return the number of hidden states of a token that layers pass on."""
+        return self.streams.count if self.streams else self.hyper_streams or 1
 
     @cached_property
     def mixes(self) -> bool:
@@ -474,6 +498,8 @@ class ModelSpec(Checked):
             return self.mixer.norm_parameters()
         if self.mla is not None:
             return self.mla.norm_parameters() * int(self.mixes_tokens)
+        if self.compression is not None:
+            return self.compression.vector_parameters(self.rate, self.head_dim)
         heads = (self.num_attention_heads + self.own_kv_heads) * int(self.mixes_tokens)
         whole = self.norm_weights(heads * self.head_dim)
         single = (1 if self.borrows else 2) * self.norm_weights(self.head_dim) * int(self.mixes_tokens)
@@ -523,6 +549,7 @@ class ModelSpec(Checked):
         _, *before = self.head
         norm = self.norm_weights() * int(self.head_transform)
         bias = self.hidden_size * int(self.last_attention_bias)
+        bias += (self.hyper_streams + 1) * (self.hyper_streams > 0)
         return sum(one.weights for one in before) + norm + bias
 
     def mtp_parameters(self) -> int:
@@ -542,7 +569,8 @@ class ModelSpec(Checked):
 
     def mtp_extra_parameters(self) -> int:
         """Return the weights of one multi-token-prediction layer in addition to those of a layer."""
-        return self.prediction.weights + 3 * self.norm_weights()
+        joined = sum(one.weights for one in self.head if one.name == "hc_head")
+        return self.prediction.weights + 3 * self.norm_weights() + joined
 
     @cached_property
     def final_norm_parameters(self) -> int:
@@ -569,9 +597,10 @@ class ModelSpec(Checked):
         tower = self.tower
         if tower is None:
             raise InvalidProblemError.of("/model/tower", "is missing")
+        norms: QueryKeyNorm = "per_head" if tower.head_norms else "none"
         return ModelSpec(
             name=f"{self.name} (vision)",
-            num_layers=tower.num_layers,
+            num_layers=max(tower.num_layers, 1),
             hidden_size=tower.hidden_size,
             ffn_hidden_size=tower.ffn_hidden_size,
             num_attention_heads=tower.num_attention_heads,
@@ -581,7 +610,9 @@ class ModelSpec(Checked):
             gated_mlp=tower.gated_mlp,
             causal=False,
             normalization=tower.normalization,
-            query_key_norm="each_head" if tower.query_key_norm else "none",
+            norm_position="before_and_after" if tower.norms_behind else "before",
+            query_key_norm="each_head" if tower.query_key_norm else norms,
+            value_norm=tower.head_norms,
             qkv_bias=tower.qkv_bias,
             attention_output_bias=tower.attention_output_bias,
             mlp_bias=tower.mlp_bias,
@@ -611,7 +642,7 @@ class ModelSpec(Checked):
         layers = images.rows * tower.num_layers * layer * (3.0 if trains else 1.0)
         first = 2.0 * tower.hidden_size * tower.patch_inputs * (1.0 + trains)
         products = 1.0 + ("projector" not in frozen) + trains
-        return layers + images.patches * first + images.tokens * 2.0 * tower.projector_matrices * products
+        return layers + images.patches * first + images.tokens * 2.0 * tower.projector_work * products
 
     def figures(self) -> dict[str, str | int]:
         """Return the name and the exact counts of parameters, as answers state them."""
@@ -636,6 +667,10 @@ class ModelSpec(Checked):
             return 0.0
         if self.mixer is not None and self.mixes:
             return self.mixer.chunk
+        entries = self.compression.read_entries(self.rate, seq_length) if self.compression else 0.0
+        return entries + self._attended(seq_length)
+
+    def _attended(self, seq_length: float) -> float:
         whole = (seq_length + 1) / 2 if self.causal else float(seq_length)
         window = self.indexer.top_k if self.indexer else self.sliding_window
         if window is None or window >= seq_length:
@@ -685,9 +720,12 @@ class ModelSpec(Checked):
 
     def index_flops_per_token(self, seq_length: float | Documents) -> float:
         """Return the forward FLOPs per token of an indexer's scores, which read all earlier tokens."""
+        lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
+        if (own := self.compression) and own.chooses(self.rate):
+            entries = sum(share * own.entries(self.rate, length) for length, share in lengths)
+            return 2 * own.index_heads * own.index_head_dim * entries
         if self.chooser is None:
             return 0.0
-        lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
         earlier = sum(share * (length + 1) / 2 for length, share in lengths)
         return 2 * self.chooser.num_heads * self.chooser.head_dim * earlier
 
@@ -724,7 +762,8 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
     }
     if model.indexer is not None:
         reusing = tuple(range(model.num_layers)) if shape.reuses else ()
-        changes["indexer"] = replace(model.indexer, reusing_layers=reusing)
+        own = replace(model.indexer, reusing_layers=reusing, whole_layers=())
+        changes["indexer"] = None if shape.reads_all else own
     if model.mixer is not None:
         changes |= _mixing(model.mixer) if shape.mixes else {"mixer": None}
     if model.diffusion is not None:
@@ -737,6 +776,9 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
         changes |= {"layer_ffn_sizes": (), "layer_kv_heads": ()}
         changes |= {"ffn_hidden_size": shape.ffn_size} if shape.ffn_size else {}
         changes |= {"num_kv_heads": shape.kv_heads} if shape.kv_heads else {}
+    if model.compression is not None:
+        rates = (shape.rate,) * model.num_layers
+        changes["compression"] = replace(model.compression, rates=rates)
     if shape.borrows:
         changes["ffn_hidden_size"] = model.borrowing_ffn_hidden_size or model.ffn_hidden_size
     if model.local_attention is not None:

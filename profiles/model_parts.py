@@ -27,6 +27,7 @@ MODEL_LIMITS: Limits = {
     "embedding_size": (1, 2**20),
     "layer_embedding_size": (0, 2**20),
     "layer_vocab_size": (1, 2**27),
+    "hyper_streams": (0, 64),
     "borrowing_layers": (0, 10_000),
     "borrowing_ffn_hidden_size": (1, 2**24),
     "num_mtp_layers": (0, 64),
@@ -139,7 +140,7 @@ class MoeSpec(Checked):
     num_dense_layers: int = 0  # leading layers without experts
     frequency: int = 1  # after the leading ones, every ``frequency``-th layer is MoE
     dense_layers: tuple[int, ...] = ()  # and these, counted from 0, are dense as well
-    router_score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    router_score: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     normalized_top_k: bool = True  # the weights of the chosen experts sum to 1
     router_groups: int = 0  # groups of experts of which some are chosen first; 0: none
     router_top_groups: int = 0  # how many of them
@@ -229,12 +230,14 @@ class MlaSpec(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec(Checked):
-    """DeepSeek sparse attention: an indexer that chooses the keys of each query for latent attention.
+    """DeepSeek sparse attention: an indexer that chooses the keys that each query's attention reads.
 
     Its heads score every earlier token (``relu(q k)``, weighted by head and summed); attention then reads
     the ``top_k`` best. Queries come from the queries' latent, one key and the heads' weights from the
     layer's input, keys pass a LayerNorm (transformers 5.23, ``DeepseekV32Indexer``; DeepSeek-V3.2,
-    arXiv:2512.02556, section 2.1).
+    arXiv:2512.02556, section 2.1). One that chooses blocks scores them by their best key, for each of its
+    heads alone. It reads queries from the layer's input, and both pass an RMSNorm (transformers 5.23,
+    ``MiniMaxM3VLIndexer``).
     """
 
     POINTER = "/model/indexer"
@@ -248,6 +251,102 @@ class IndexerSpec(Checked):
     head_dim: int
     top_k: int  # tokens that attention reads of a longer sequence
     reusing_layers: tuple[int, ...] = ()  # counted from 0: they read what the last other one has chosen
+    whole_layers: tuple[int, ...] = ()  # counted from 0: they have no indexer, and read all keys
+    block_size: int = 1  # keys that are chosen together; 1: each alone, next to latent attention
+
+    @property
+    def of_blocks(self) -> bool:
+        """Return whether blocks of keys are chosen."""
+        return self.block_size > 1
+
+    def kept_bytes(self, seq_length: float) -> float:
+        """Return the bytes of a token that are kept: queries, key, weights, and the chosen in 4 each."""
+        chosen = min(self.top_k, seq_length) / self.block_size * (self.num_heads if self.of_blocks else 1)
+        widths = (self.num_heads + 1.0) * self.head_dim + self.num_heads * (not self.of_blocks)
+        return 2.0 * widths + 4.0 * chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionSpec(Checked):
+    """Attention to a window and to compressed entries of all tokens before it (DeepSeek-V4).
+
+    Every ``rate`` tokens of a layer become one entry, a sum weighted by what another product yields and by
+    trained biases of the positions. Layers of ``chosen_rate`` add two such series, and an indexer with
+    entries of its own chooses ``top_k`` of theirs for each query; layers of another rate read all. One head
+    of keys, which are the values, is shared by all queries. These come from a latent, and the output passes
+    a product of each group of heads before the last one (transformers 5.23, ``DeepseekV4Attention``,
+    ``DeepseekV4CSACompressor``, ``DeepseekV4HCACompressor``, ``DeepseekV4Indexer``).
+    """
+
+    POINTER = "/model/compression"
+    LIMITS: ClassVar[Limits] = {
+        "q_lora_rank": (1, 2**20),
+        "output_groups": (1, 2**16),
+        "output_rank": (1, 2**20),
+        "chosen_rate": (0, 2**20),
+        "index_heads": (1, 2**16),
+        "index_head_dim": (1, 2**14),
+        "top_k": (1, 2**31 - 1),
+    }
+
+    q_lora_rank: int
+    output_groups: int  # of heads, each with a product of its own
+    output_rank: int  # columns of each of these
+    rates: tuple[int, ...]  # of each layer: tokens of an entry; 0: the window alone
+    chosen_rate: int = 0  # whose entries an indexer chooses; 0: of no layer
+    index_heads: int = 1
+    index_head_dim: int = 1
+    top_k: int = 1  # entries that a query reads
+
+    def chooses(self, rate: int) -> bool:
+        """Return whether an indexer chooses the entries of layers of a rate."""
+        return rate > 0 and rate == self.chosen_rate
+
+    def series(self, rate: int) -> int:
+        """Return how many rows each token adds to entries: to its own one, and to the next."""
+        return (1 + self.chooses(rate)) * (rate > 0)
+
+    def vector_parameters(self, rate: int, head_dim: int) -> int:
+        """Return the weights of a layer's norms of latents and entries."""
+        inner = head_dim * (rate > 0) + self.index_head_dim * self.chooses(rate)
+        return self.q_lora_rank + head_dim + inner
+
+    def position_parameters(self, rate: int, head_dim: int) -> int:
+        """Return the biases of positions inside an entry."""
+        inner = self.index_head_dim if self.chooses(rate) else 0
+        return rate * self.series(rate) * (head_dim + inner)
+
+    def kept_bytes(self, rate: int, head_dim: int, seq_length: float) -> float:
+        """Return the bytes of a token that entries keep for the backward pass, in one layer.
+
+        Each series keeps a row, its weights in 4 bytes from a softmax and in 2 from a cast, and what has
+        been weighted is one entry every ``rate`` tokens before and behind its norm (transformers 5.23,
+        ``DeepseekV4CSACompressor``). An indexer keeps queries, entries, weights, and in 4 bytes the chosen
+        numbers, as that of ``IndexerSpec``.
+        """
+        if not rate:
+            return 0.0
+        kept = 8.0 * self.series(rate) * head_dim + 6.0 * head_dim / rate
+        if self.chooses(rate):
+            widths = (self.index_heads + self.series(rate)) * self.index_head_dim + self.index_heads
+            kept += 2.0 * widths + 4.0 * min(self.top_k, seq_length / rate)
+        return kept
+
+    def entries(self, rate: int, seq_length: float) -> float:
+        """Return the mean number of finished entries before a query, over the tokens of a sequence."""
+        return _floors(seq_length, rate, float("inf")) if rate else 0.0
+
+    def read_entries(self, rate: int, seq_length: float) -> float:
+        """Return the mean number of entries that a query reads."""
+        if not rate:
+            return 0.0
+        return _floors(seq_length, rate, self.top_k if self.chooses(rate) else float("inf"))
+
+
+def _floors(length: float, rate: int, most: float) -> float:
+    """Return the mean of ``min(floor(i / rate), most)`` over i from 1 to ``length``."""
+    whole = min(length // rate, most)
+    return (rate * whole * (whole - 1) / 2 + (length - whole * rate + 1) * whole) / length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,11 +423,6 @@ class DiffusionSpec(Checked):
         )
         both = self.context_tokens and self.two_stream_layers
         return (Exclusion("two_stream_layers", both, why, "0", "0"),)
-
-
-def num_streams(streams: StreamsSpec | None) -> int:
-    """Return the number of hidden states of a token that layers pass on."""
-    return streams.count if streams else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

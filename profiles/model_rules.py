@@ -17,14 +17,16 @@ _POSITIONS = ("learned_position_embeddings", "alibi_positions", "sinusoidal_posi
 _NOT_WITH_A_PATTERN = ("sliding_window", "shared_norm", "inner_norms", "early_first_norm")
 _NOT_WITH_A_MIXER = (
     "local_attention", "borrowing_layers", "indexer", "streams", "differential_attention", "value_norm",
-    "keys_are_values", "layer_embedding_size", "inner_norms", "attention_clip", "parallel_residual",
+    "keys_are_values", "layer_embedding_size", "compression", "hyper_streams", "inner_norms",
+    "attention_clip", "parallel_residual",
 )  # fmt: skip
 _NOT_WITH_UNLIKE_LAYERS = (
     *_NOT_WITH_A_PATTERN, *_NOT_WITH_A_MIXER, "moe", "mla", "mixer", "tower", "diffusion", "layer_pattern",
     "num_mtp_layers",
 )  # fmt: skip
 _NOT_IN_DIFFUSION = ("moe", "mla", "mixer", "tower", "layer_pattern", "sliding_window", "borrowing_layers",
-                     "streams", "indexer", "num_mtp_layers", "causal")  # fmt: skip
+                     "streams", "indexer", "compression", "hyper_streams", "num_mtp_layers",
+                     "causal")  # fmt: skip
 _LETTERS = {"M": "mixer", "E": "moe"}  # of a pattern, with the part of the model that they need
 
 
@@ -39,6 +41,8 @@ def exclusions_of(model: Model) -> Iterator[Exclusion]:
         (_values, model.mla or model.keys_are_values),
         (_borrowed_keys, model.borrowing_layers or model.borrowing_ffn_hidden_size),
         (_chosen_keys, model.indexer),
+        (_compression, model.compression),
+        (_hyper_streams, model.hyper_streams),
         (_mixer, model.mixer),
         (_diffusion, model.diffusion),
         (_norms_and_biases, True),
@@ -144,6 +148,7 @@ def _lists_of_layers(model: Model) -> Iterator[Exclusion]:
         ("no_rotary_layers", model.no_rotary_layers, model.no_rotary_every),
         ("moe/dense_layers", model.moe.dense_layers if model.moe else (), False),
         ("indexer/reusing_layers", model.indexer.reusing_layers if model.indexer else (), False),
+        ("indexer/whole_layers", model.indexer.whole_layers if model.indexer else (), False),
         ("mixer/attention_layers", model.mixer.attention_layers if model.mixer else (), False),
     ):
         beyond = [layer for layer in layers if not 0 <= layer < model.num_layers]
@@ -202,9 +207,57 @@ def _chosen_keys(model: Model) -> Iterable[Exclusion]:
     indexer, latent = model.indexer, model.mla and model.mla.q_lora_rank
     first = 0 in indexer.reusing_layers and model.chooser
     return (
-        Exclusion("indexer", not latent, "needs latent attention with mla.q_lora_rank"),
+        Exclusion(
+            "indexer",
+            not (latent or indexer.of_blocks),
+            "needs latent attention with mla.q_lora_rank, or block_size above 1",
+        ),
+        Exclusion("indexer/block_size", model.mla and indexer.of_blocks, "contradicts mla"),
+        Exclusion(
+            "indexer/whole_layers",
+            len(set(indexer.whole_layers)) >= model.num_layers,
+            "no layer is left to choose keys",
+        ),
         Exclusion("indexer/reusing_layers", first, "no layer has chosen before layer 0", "1 and higher"),
     )
+
+
+_NOT_WITH_ENTRIES = (
+    "mla", "indexer", "borrowing_layers", "local_attention", "unlike_layers", "layer_pattern", "qkv_bias",
+    "differential_attention", "value_norm", "gate_width", "inner_norms", "attention_clip",
+    "attention_output_bias",
+)  # fmt: skip
+
+
+def _compression(model: Model) -> Iterator[Exclusion]:
+    """Yield entries of another number of layers, and attention whose keys are not one head of values."""
+    own, layers = model.compression, model.num_layers
+    one_head = model.num_kv_heads == 1 and model.keys_are_values
+    groups, heads = own.output_groups, model.num_attention_heads
+    chosen = own.chosen_rate and own.chosen_rate not in own.rates
+    yield Exclusion(
+        "compression/rates", len(own.rates) != layers, f"{len(own.rates)} rates for num_layers = {layers}",
+        f"{layers} rates",
+    )  # fmt: skip
+    yield Exclusion("compression", not one_head, "needs num_kv_heads = 1 and keys_are_values")
+    yield Exclusion("compression", model.sliding_window is None, "needs sliding_window")
+    yield Exclusion(
+        "compression/output_groups", heads % groups,
+        f"{groups} does not divide num_attention_heads = {heads}", "a divisor of num_attention_heads",
+    )  # fmt: skip
+    yield Exclusion(
+        "compression/chosen_rate", chosen and not model.attends_alike,
+        f"no layer has entries of {own.chosen_rate} tokens", "0, or one of rates",
+    )  # fmt: skip
+    yield from _unpriced(model, _NOT_WITH_ENTRIES, "next to compressed entries")
+
+
+def _hyper_streams(model: Model) -> Iterator[Exclusion]:
+    """Yield other ways to add what blocks yield, and a number of streams that is one alone."""
+    why = "1 stream is what every model has: leave it out"
+    yield Exclusion("hyper_streams", model.hyper_streams == 1, why, "2 to 64", "2")
+    names = ("streams", "parallel_residual", "layer_pattern", "unlike_layers", "layer_embedding_size")
+    yield from _unpriced(model, names, "next to hyper-connections")
 
 
 def _mixer(model: Model) -> Iterator[Exclusion]:

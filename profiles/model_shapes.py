@@ -10,6 +10,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
+    CompressionSpec,
     DiffusionSpec,
     IndexerSpec,
     Limits,
@@ -27,11 +28,11 @@ Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
 _PARTS: Mapping[type, Limits] = {
     part: part.LIMITS
     for part in (
-        ModelSpec, MoeSpec, MlaSpec, IndexerSpec, StreamsSpec, LocalAttention, MixerSpec, TowerSpec,
-        DiffusionSpec, RotaryScaling,
+        ModelSpec, MoeSpec, MlaSpec, IndexerSpec, CompressionSpec, StreamsSpec, LocalAttention, MixerSpec,
+        TowerSpec, DiffusionSpec, RotaryScaling,
     )
 }  # fmt: skip
-_IN_ORDER = ("layer_ffn_sizes", "layer_kv_heads")  # lists of sizes, one of each layer
+_IN_ORDER = ("layer_ffn_sizes", "layer_kv_heads", "rates")  # lists of sizes, one of each layer
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
 
 

@@ -59,7 +59,8 @@ def _of_kind(
         sees, experts = model.tower is not None, model.moe is not None
         # of a series (Qwen3.5) that sees although no word says so
         may_see = sees == ("sees" in words) or (sees and _series(one) == _series(name))
-        may_have_experts = experts == ("experts" in words) or (experts and not _SIZE.search(name))
+        unsaid = not (size := _SIZE.search(name)) or size[0] in one.lower()
+        may_have_experts = experts == ("experts" in words) or (experts and unsaid)
         if may_see and may_have_experts:
             yield one, (sees, experts)
 

@@ -42,7 +42,7 @@ class TowerSpec(Checked):
 
     POINTER = "/model/tower"
     LIMITS: ClassVar[Limits] = {
-        "num_layers": (1, 1000),
+        "num_layers": (0, 1000),
         "hidden_size": (1, 2**20),
         "ffn_hidden_size": (1, 2**24),
         "num_attention_heads": (1, 2**16),
@@ -50,6 +50,7 @@ class TowerSpec(Checked):
         "patch_inputs": (1, 2**27),
         "merged_patches": (1, 4096),
         "projector_matrices": (1, 2**40),
+        "projector_products": (0, 2**40),
         "projector_vectors": (0, 2**31 - 1),
         "position_rows": (0, 2**24),
         "layer_vectors": (0, 2**24),
@@ -60,7 +61,7 @@ class TowerSpec(Checked):
         "window_patches": (0, 2**24),
     }
 
-    num_layers: int
+    num_layers: int  # 0: patches are projected without a tower (Gemma 4 12B)
     hidden_size: int
     ffn_hidden_size: int
     num_attention_heads: int
@@ -68,6 +69,7 @@ class TowerSpec(Checked):
     patch_inputs: int  # numbers of a patch that the first product reads: channels, frames and pixels
     merged_patches: int  # patches in one token of the language model
     projector_matrices: int  # weights that one token of the language model is multiplied by
+    projector_products: int = 0  # multiply-adds of a token, where weights are used for several patches
     projector_vectors: int = 0  # norms and biases of the projector
     model_type: str = ""  # of Hugging Face, with this tower in it; empty: none that is known
     # Inner layers with outputs that are projected, too, each added behind a layer of the language model
@@ -82,6 +84,8 @@ class TowerSpec(Checked):
     gated_mlp: bool = False
     normalization: TowerNorm = "layernorm"
     query_key_norm: bool = False  # over all heads
+    head_norms: bool = False  # of each head's queries, keys and values, the latter without weights
+    norms_behind: bool = False  # of what attention and the MLP add, next to those of what they read
     rotary: bool = False  # queries and keys are rotated, which one product yields with the values
     qkv_bias: bool = True
     attention_output_bias: bool = True
@@ -136,6 +140,11 @@ class TowerSpec(Checked):
     def end_parameters(self) -> int:
         """Return the weights before and behind the tower's layers, the projector's not counted."""
         return self.hidden_size * (self.patch_inputs + self.position_rows) + self.further_parameters
+
+    @property
+    def projector_work(self) -> int:
+        """Return the multiply-adds of the projector for one token of the language model."""
+        return self.projector_products or self.projector_matrices
 
     def projector_parameters(self) -> int:
         """Return the weights between the tower and the language model."""

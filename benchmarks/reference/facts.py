@@ -32,6 +32,7 @@ from meshwright.solver.problem import Problem, Workload
 _SWITCHED: tuple[dict[str, object], ...] = (
     {"model_type": "nemotron_h", "moe_latent_size": 1024},
     {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]},
+    {"model_type": "minimax_m3_vl_text", "layer_types": ["full_attention", "minimax_m3_sparse"] * 30},
     {"model_type": "phimoe", "attention_bias": True, "lm_head_bias": True},
     {"model_type": "bloom"},
     {"model_type": "baichuan", "vocab_size": 125_696},
@@ -63,8 +64,8 @@ TOGETHER: Mapping[str, Mapping[str, object]] = {
     "router_groups": {"router_top_groups": 0},
     "rotary_scaling": {"rotary_local_base": None},
 }
-# causal: of a tower's layers alone; stored_as: the weights of a plan are 16-bit ones
-_NOT_FACTS = ("name", "source", "display_name", "stored_as", "mla", "causal")
+# causal: of a tower alone; block_size: of another attention; stored_as: a plan's weights have 16 bits
+_NOT_FACTS = ("name", "source", "display_name", "stored_as", "mla", "causal", "block_size")
 _PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
     ("streams", StreamsSpec),

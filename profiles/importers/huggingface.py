@@ -111,7 +111,7 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
         "tied_embeddings": _tied(reader, family),
         "moe": _moe(reader, family, num_layers, expert_adapters(model_type)),
         "mla": mla,
-        "indexer": _indexer(reader, family, num_layers) if "index_topk" in family.plans else None,
+        "indexer": _indexer(reader, family, num_layers) if mla and "index_topk" in family.plans else None,
         "embedding_size": _embedding_size(reader, hidden_size),
         "num_mtp_layers": _prediction_layers(reader),
         "max_position_embeddings": reader.optional_integer(family.keys["max_position_embeddings"]),

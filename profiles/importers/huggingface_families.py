@@ -12,10 +12,14 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface_keys import Facts, ModelTypeKeys
 from meshwright.profiles.importers.huggingface_layers import (
+    chosen_blocks,
+    compressed_entries,
+    deepseek_4_config,
     gemma_3n_streams,
     gemma_4_attention,
     heads_by_layer,
     mimo_attention,
+    minimax_3_config,
     nemotron_nas_config,
     step_attention,
     step_config,
@@ -101,12 +105,14 @@ def _jamba(config: dict[str, object]) -> dict[str, object]:
 _RULES: Mapping[str, Mapping[str, object]] = {
     "as_built": {
         "bailing_hybrid_config": bailing_hybrid_config,
+        "deepseek_4_config": deepseek_4_config,
         "granite_hybrid": _granite_hybrid,
         "jamba": _jamba,
         "kimi_linear_config": kimi_linear_config,
         "lfm2_config": lfm2_config,
         "mamba_1_config": mamba_1_config,
         "mamba_2_config": mamba_2_config,
+        "minimax_3_config": minimax_3_config,
         "minimax_config": minimax_config,
         "nemotron_h_config": nemotron_h_config,
         "nemotron_nas_config": nemotron_nas_config,
@@ -114,6 +120,8 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "step_config": step_config,
     },
     "follows": {
+        "chosen_blocks": chosen_blocks,
+        "compressed_entries": compressed_entries,
         "falcon_norms": _falcon_norms,
         "first_or_second": _first_or_second,
         "mixers_alone": mixers_alone,

@@ -9,9 +9,16 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import LocalAttention, StreamsSpec, expert_placement, spaced
+from meshwright.profiles.model_parts import (
+    CompressionSpec,
+    IndexerSpec,
+    LocalAttention,
+    StreamsSpec,
+    expert_placement,
+    spaced,
+)
 from meshwright.profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -453,6 +460,127 @@ def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
         reader.fault(reader.first(stated_by), "the first layer must be full: it has none to reuse")
         return ()
     return tuple(layer for layer in range(num_layers) if kinds[layer] == "S")
+
+
+_BLOCKS = "minimax_m3_sparse"  # kind of layers that read the blocks of keys that an indexer chooses
+_OF_BLOCKS = {
+    "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size", "index_topk_blocks": "sparse_topk_blocks",
+    "index_local_blocks": "sparse_local_block",
+}  # fmt: skip
+
+
+def minimax_3_config(config: dict[str, object]) -> dict[str, object]:
+    """Return MiniMax-M3's config with its layers of chosen blocks as a list, and their sizes as keys."""
+    found: dict[str, Any] = dict(config)
+    nested, kinds = found.pop("sparse_attention_config", None) or {}, found.pop("layer_types", None)
+    if isinstance(nested, Mapping):
+        found |= {key: nested[old] for key, old in _OF_BLOCKS.items() if old in nested}
+        chooses = nested.get("use_sparse_attention", True)
+        if kinds is None and chooses and isinstance(nested.get("sparse_attention_freq"), list):
+            kinds = [_BLOCKS if one else _GLOBAL for one in nested["sparse_attention_freq"]]
+    if found.get("n_shared_experts") == 1:  # as many as the class always builds
+        del found["n_shared_experts"]
+    listed = kinds if isinstance(kinds, list) else []
+    if any(one not in (_BLOCKS, _GLOBAL) for one in listed):
+        raise InvalidProblemError.of(
+            "/model/layer_types", "has another kind of layer", allowed=f"{_BLOCKS}, {_GLOBAL}"
+        )
+    return found | {"indexed_layers": [layer for layer, kind in enumerate(listed) if kind == _BLOCKS]}
+
+
+def chosen_blocks(reader: FieldReader, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return MiniMax-M3's indexer, and the layers without it."""
+    heads, size, block, chosen, _local = (reader.integer(key, low=0, high=2**20) for key in _OF_BLOCKS)
+    layers = _numbers(reader, "indexed_layers")
+    reader.finish()
+    if not layers:
+        return {}
+    every = range(int(facts["num_layers"]))
+    return {
+        "indexer": IndexerSpec(
+            num_heads=heads, head_dim=size, top_k=chosen * block, block_size=block,
+            whole_layers=tuple(layer for layer in every if layer not in layers),
+        )
+    }  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Compressed entries of all tokens next to a window (DeepSeek-V4; transformers 5.24, ``DeepseekV4Config``).
+
+_RATES, _CHOSEN, _OTHER = "compress_ratios", "compressed_sparse_attention", "heavily_compressed_attention"
+_USUAL_RATES = {_CHOSEN: 4, _OTHER: 128}
+_EXPERT_KINDS = ("hash_moe", "moe")  # by the token's number, or by its scores
+# What becomes another key below, or changes neither sizes nor work.
+_V4_READ = ("layer_types", "mlp_layer_types", "compress_rates", "compress_rate_csa", "compress_rate_hca",
+            "num_hash_layers", "compress_rope_theta", "rope_scaling", "rope_theta", "qk_rope_head_dim",
+            "hc_eps", "hc_sinkhorn_iters")  # fmt: skip
+
+
+def deepseek_4_config(config: dict[str, object]) -> dict[str, object]:
+    """Return DeepSeek-V4's config with the rate of each layer's entries, and positions by kinds of layers.
+
+    Raises:
+        InvalidProblemError: ``layer_types`` has another kind of layers.
+    """
+    found: dict[str, Any] = dict(config)
+    layers = found["num_hidden_layers"] if type(found.get("num_hidden_layers")) is int else 0
+    rates = {**_USUAL_RATES, **(found.get("compress_rates") or {})}
+    for key, kind in (("compress_rate_csa", _CHOSEN), ("compress_rate_hca", _OTHER)):
+        rates[kind] = rates[kind] if found.get(key) is None else found[key]
+    own_rates = {_LOCAL: 0, **rates}
+    kinds, ratios = found.get("layer_types"), found.get(_RATES)
+    if kinds is None and ratios is not None:  # by the usual rates, whatever others are stated
+        named = {0: _LOCAL, **{rate: kind for kind, rate in _USUAL_RATES.items()}}
+        kinds = [named.get(one) for one in ratios[:layers]] if isinstance(ratios, list) else [None]
+    if kinds is None:
+        kinds = [_CHOSEN if layer % 2 and layer > 1 else _OTHER for layer in range(layers)]
+    wrong = not isinstance(kinds, list) or len(kinds) < layers or any(one not in own_rates for one in kinds)
+    experts = found.get("mlp_layer_types") or []
+    if wrong or any(one not in _EXPERT_KINDS for one in experts):
+        key = "layer_types" if found.get("layer_types") else _RATES
+        raise InvalidProblemError.of(
+            f"/model/{key if wrong else 'mlp_layer_types'}",
+            f"must list a kind for each of {layers} layers",
+            allowed=", ".join(own_rates if wrong else _EXPERT_KINDS),
+        )
+    share: dict[str, Any] = {}
+    if found.get("partial_rotary_factor") is None and isinstance(found.get("head_dim"), int):
+        size = found.get("qk_rope_head_dim") or 64 / 512 * found["head_dim"]
+        share = {"partial_rotary_factor": size / found["head_dim"]}
+    positions = found.get("rope_parameters") or {}
+    whole = {**(positions.get("compress") or {"rope_theta": found.get("compress_rope_theta"),
+             **(found.get("rope_scaling") or positions)})}  # fmt: skip
+    local = positions.get("main") or {"rope_theta": found.get("rope_theta")}
+    found = {key: value for key, value in found.items() if key not in _V4_READ}
+    return found | share | {
+        _RATES: [own_rates[one] for one in kinds[:layers]],
+        "chosen_rate": rates[_CHOSEN],
+        "rope_parameters": {_GLOBAL: whole, _LOCAL: local},
+    }  # fmt: skip
+
+
+def compressed_entries(reader: FieldReader, _known: Mapping[str, object]) -> dict[str, Any]:
+    """Return DeepSeek-V4's attention and streams; all of its layers attend within the window."""
+    names = {
+        "q_lora_rank": "q_lora_rank", "output_groups": "o_groups", "output_rank": "o_lora_rank",
+        "index_heads": "index_n_heads", "index_head_dim": "index_head_dim", "top_k": "index_topk",
+    }  # fmt: skip
+    sizes: dict[str, Any] = {}
+    for name, key in names.items():
+        low, high = CompressionSpec.LIMITS[name]
+        sizes[name] = reader.integer(key, low=int(low), high=int(high))
+    rates, chosen = tuple(_numbers(reader, _RATES)), reader.integer("chosen_rate", low=0)
+    window = reader.integer("sliding_window", high=2**31 - 1)
+    streams = reader.integer("hc_mult", low=1, high=64)
+    reader.finish()
+    if chosen not in rates:
+        sizes |= {"index_heads": 1, "index_head_dim": 1, "top_k": 1}
+    return {
+        "compression": CompressionSpec(**sizes, rates=rates, chosen_rate=chosen if chosen in rates else 0),
+        "hyper_streams": streams if streams > 1 else 0,
+        "sliding_window": window,
+    }
 
 
 # --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import yaml
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
-from meshwright.profiles.importers.huggingface_keys import harmless_reason
+from meshwright.profiles.importers.huggingface_keys import config_keys, harmless_reason
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.reading import FieldReader, shown
 from meshwright.profiles.towers import TowerSpec
@@ -121,6 +121,7 @@ def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object
     }
     text = dict(inside) if isinstance(inside, Mapping) else alone
     stated = text.get("model_type", whole.text)
+    stated = config_keys().renamed.get(str(stated), stated)
     text["model_type"] = whole.text if whole.text and stated in (config.get("model_type"), None) else stated
     if whole.text and text["model_type"] != whole.text:
         raise UnsupportedModelError.field(
@@ -536,6 +537,97 @@ def _mistral3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> Towe
     )
 
 
+def _gemma_4(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Gemma 4; its audio tower, which no image passes, is held with it.
+
+    Patches are averaged before they are projected (transformers' ``Gemma4VisionPooler``).
+    """
+    sizes, hidden = _sizes(reader), _size(reader, "hidden_size", "hidden_size")
+    own = {"num_key_value_heads": sizes["num_attention_heads"],
+           "head_dim": hidden // sizes["num_attention_heads"]}  # fmt: skip
+    for key, value in own.items():
+        if reader.value(key) != value:
+            raise _at(reader, key, f"{shown(reader.value(key))} is not planned", allowed=str(value))
+    return TowerSpec(
+        **sizes, merged_patches=_side(reader, "pooling_kernel_size") ** 2,
+        position_rows=2 * _size(reader, "position_embedding_size", "position_rows"),
+        projector_matrices=hidden * model.hidden_size, further_parameters=_gemma_4_audio(whole, model),
+        gated_mlp=True, normalization="rmsnorm", norms_behind=True, head_norms=True, rotary=True,
+        qkv_bias=False, attention_output_bias=False, mlp_bias=False,
+    )  # fmt: skip
+
+
+def _gemma_4_audio(whole: FieldReader, model: ModelSpec) -> int:
+    """Count the weights of Gemma 4's audio tower (transformers' ``Gemma4AudioModel``), projected."""
+    audio = whole.child("audio_config")
+    if audio is None:
+        return 0
+
+    def size(key: str, default: int) -> int:
+        return audio.integer(key, low=1, high=2**20, default=default)
+
+    h, layers = size("hidden_size", 1024), size("num_hidden_layers", 12)
+    heads = size("num_attention_heads", 8)
+    kernel, out = size("conv_kernel_size", 5), size("output_proj_dims", 1536)
+    channels = audio.value("subsampling_conv_channels") or [128, 32]
+    if not isinstance(channels, list | tuple) or [type(one) for one in channels] != [int, int]:
+        audio.fault("subsampling_conv_channels", "must be two whole numbers")
+        audio.finish()
+    first, second = cast("list[int]", channels)
+    # four products and keys of positions; two MLPs of four hidden sizes; a gated convolution of three
+    matrices = (5 + 2 * 8 + 3) * h * h + h * kernel
+    vectors = h // heads + (3 + 2 * 2 + 2) * h  # scales of a head's elements, and nine norms
+    before = 9 * (first + first * second) + first + second + (first // 4) * second * h
+    return before + layers * (matrices + vectors) + h * out + out + out * model.hidden_size
+
+
+def _gemma_4_patches(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return Gemma 4 12B's patches: transformers' ``Gemma4UnifiedVisionEmbedder``, a product and norms."""
+    hidden = _size(reader, "mm_embed_dim", "hidden_size")
+    side = _side(reader, "patch_size") * _side(reader, "pooling_kernel_size")
+    inputs, audio = 3 * side**2, whole.child("audio_config")
+    read = _size(reader, "output_proj_dims", "hidden_size")
+    sound = 0 if audio is None else audio.integer("audio_embed_dim", default=640, high=2**20)
+    return TowerSpec(
+        num_layers=0, hidden_size=hidden, ffn_hidden_size=1, num_attention_heads=1, patch_size=side,
+        patch_inputs=inputs, merged_patches=1,
+        position_rows=2 * _size(reader, "mm_posemb_size", "position_rows"),
+        further_parameters=2 * inputs + 5 * hidden + sound * model.hidden_size,
+        projector_matrices=read * model.hidden_size,
+    )  # fmt: skip
+
+
+def _minimax_m3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of MiniMax-M3: a projection of each patch, and one of the patches that it merges."""
+    sizes, merged = _sizes(reader), _side(reader, "spatial_merge_size") ** 2
+    hidden, out = sizes["hidden_size"], model.hidden_size
+    width = _size(whole, "projector_hidden_size", "ffn_hidden_size")
+    of_patch, of_token = hidden * width + width * out, out * merged * width + width * out
+    sizes["patch_inputs"] *= _side(reader, "temporal_patch_size")
+    return TowerSpec(
+        **sizes, merged_patches=merged, further_parameters=2 * hidden, rotary=True,
+        projector_matrices=of_patch + of_token, projector_products=merged * of_patch + of_token,
+        projector_vectors=2 * (width + out),
+    )  # fmt: skip
+
+
+_HALVINGS = 9 * 2  # weights of a convolution that halves both sides and doubles the channels
+
+
+def _step_3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return Step 3.7's tower: convolutions merge patches (transformers' ``Step3p7VisionModel``)."""
+    tower, patches = _plain_blocks(reader)
+    hidden, out = tower["hidden_size"], model.hidden_size
+    tower["ffn_hidden_size"] = int(hidden * reader.number("mlp_ratio", low=1e-3, high=1e3))
+    first, second = _HALVINGS * hidden**2, _HALVINGS * (2 * hidden) ** 2
+    return TowerSpec(
+        **tower, merged_patches=16, tile_patches=patches, position_rows=patches, layer_vectors=2 * hidden,
+        further_parameters=2 * hidden, rotary=True, projector_matrices=first + second + 4 * hidden * out,
+        projector_products=4 * first + second + 4 * hidden * out,
+        projector_vectors=6 * hidden + out * whole.flag("projector_bias", default=False),
+    )  # fmt: skip
+
+
 def _idefics3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
     sizes, patches = _plain_blocks(reader)
     merged = _size(whole, "scale_factor", "merged_patches") ** 2
@@ -549,11 +641,14 @@ def _idefics3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> Towe
 _RULES: Mapping[str, TowerRule] = {
     "aya_vision": _cohere(norm=True),
     "cohere2_vision": _cohere(norm=False),
+    "gemma_4": _gemma_4,
+    "gemma_4_patches": _gemma_4_patches,
     "idefics3": _idefics3,
     "kimi_k25": _kimi_k25,
     "lfm2_vl": _lfm2_vl,
     "llava": _llava,
     "vipllava": _vipllava,
+    "minimax_m3": _minimax_m3,
     "mistral3": _mistral3,
     "glm4v": _glm4v,
     "internvl": _internvl,
@@ -566,5 +661,6 @@ _RULES: Mapping[str, TowerRule] = {
     "qwen2_vl": _qwen2_vl,
     "qwen3_vl": _qwen3_vl,
     "siglip": _siglip,
+    "step_3": _step_3,
     "video_llama_3": _projected(_siglip_rotated, 2),
 }

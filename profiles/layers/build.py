@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.profiles.layers.mixing import attention, context, latent_attention, mixer
+from meshwright.profiles.layers.mixing import (
+    attention,
+    compressed_attention,
+    context,
+    latent_attention,
+    mixer,
+)
 from meshwright.profiles.layers.mlp import experts, mlp
 from meshwright.profiles.layers.operators import Layer, Matrix, Operator, Vector
 
@@ -13,6 +19,8 @@ if TYPE_CHECKING:
     from meshwright.profiles.model import LayerKind, ModelSpec
 
 _TRAINED_SCALARS = {"xielu": 2}  # of one MLP's activation (arXiv:2411.13010)
+
+_HYPER_SCALES = 3  # of what a block reads, of its output, and of the mixture
 
 
 def layer_of(model: ModelSpec, kind: LayerKind) -> Layer:
@@ -40,6 +48,8 @@ def _mixing(model: ModelSpec) -> Iterator[Operator]:
         yield from mixer(model, own)
     elif model.mla is not None:
         yield from latent_attention(model, model.mla)
+    elif model.compression is not None:
+        yield from compressed_attention(model, model.compression)
     else:
         yield from attention(model)
         if model.paired and (own := model.paired.mixer):  # summed with attention's output
@@ -71,6 +81,18 @@ def _further(model: ModelSpec) -> Iterator[Operator]:
         yield one("low rank down", "linear_left", h, rank)
         yield one("low rank up", "linear_right", rank, h)
 
+    if count := model.hyper_streams:
+        weights = Matrix(
+            name="hc_fn", inputs=count * h, outputs=count * (2 + count), split="nothing", is_linear=False
+        )
+        # what a block reads is a sum of the streams; its output is added to each of their mixtures
+        mixed = count * h * (2 + count)
+        for name in ("attn_hc", "ffn_hc"):
+            yield Operator(
+                name=name, title="hyper-connections", block="between", matrices=(weights,), rows="share",
+                is_priced=False, further_products=mixed,
+            )  # fmt: skip
+
 
 def _mlp(model: ModelSpec, kind: LayerKind) -> Iterator[Operator]:
     if kind == "moe" and model.moe is not None:
@@ -88,6 +110,10 @@ def _vectors(model: ModelSpec, kind: LayerKind) -> Iterator[Vector]:
     yield Vector(name="inner norms", size=inner, is_norm=True)
     yield Vector(name="query and key norms", size=model.query_key_norm_parameters(), is_norm=True)
     yield Vector(name="index norm", size=2 * model.chooser.head_dim if model.chooser else 0, is_norm=True)
+    if own := model.compression:
+        yield Vector(name="positions in entries", size=own.position_parameters(model.rate, model.head_dim))
+    count = model.hyper_streams
+    yield Vector(name="hyper-connections", size=2 * (count * (2 + count) + _HYPER_SCALES) * (count > 0))
     yield Vector(name="sinks", size=heads * (model.attention_sinks and mixes), split=True)
     attentions = 2 if model.crossing else sets
     qkv = (heads * model.head_dim + model.num_kv_heads * model.kv_width) * (model.qkv_bias and mixes)
@@ -113,10 +139,9 @@ def _vectors(model: ModelSpec, kind: LayerKind) -> Iterator[Vector]:
     yield Vector(name="activation", size=_TRAINED_SCALARS.get(model.mlp_activation, 0))
     if model.streams:
         yield Vector(name="stream scale", size=h)
-    if own := model.diffusion:
-        yield Vector(
-            name="modulation", size=own.two_stream_weights if model.two_streams else own.layer_weights
-        )
+    if part := model.diffusion:
+        size = part.two_stream_weights if model.two_streams else part.layer_weights
+        yield Vector(name="modulation", size=size)
     if kind == "moe" and moe is not None:
         bias = moe.num_experts * (moe.router_bias + moe.selection_bias_counted)
         scales = (h + moe.num_experts) * moe.router_scales

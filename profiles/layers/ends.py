@@ -21,6 +21,14 @@ def head_of(model: ModelSpec) -> tuple[Operator, ...]:
         found.append(_whole("project_out", "projection before the head", h, width))
     if model.head_transform:
         found.append(_whole("head_transform", "transform before the head", h, h))
+    if count := model.hyper_streams:
+        weighing = Matrix(name="hc_fn", inputs=count * h, outputs=count, split="nothing", is_linear=False)
+        found.append(
+            Operator(
+                name="hc_head", title="sum of streams", block="head", matrices=(weighing,), is_priced=False,
+                further_products=count * h,
+            )
+        )  # fmt: skip
     return tuple(found)
 
 

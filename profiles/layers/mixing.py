@@ -10,7 +10,7 @@ from meshwright.profiles.layers.operators import Block, Matrix, Operator, Rows, 
 if TYPE_CHECKING:
     from meshwright.profiles.mixers import MixerSpec
     from meshwright.profiles.model import ModelSpec
-    from meshwright.profiles.model_parts import MlaSpec
+    from meshwright.profiles.model_parts import CompressionSpec, MlaSpec
 
 _TITLES = {
     "x_proj": "time steps, B and C",
@@ -43,6 +43,12 @@ def attention(model: ModelSpec) -> Iterator[Operator]:
         name="attention_out", title="attention out", block="attention", matrices=(written,),
         target="linear_proj", closes=True,
     )  # fmt: skip
+    if own := model.chooser:  # of blocks of keys, whole on every rank
+        sizes = {"q_proj": own.num_heads * own.head_dim, "k_proj": own.head_dim}
+        small = [Matrix(name=name, inputs=h, outputs=size, split="nothing") for name, size in sizes.items()]
+        yield Operator(
+            name="indexer", title="indexer queries and keys", block="indexer", matrices=tuple(small)
+        )
 
 
 def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:
@@ -86,6 +92,45 @@ def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:
         name="attention_out", title="attention out", block="attention", matrices=(written,),
         target="linear_proj", closes=True,
     )  # fmt: skip
+
+
+def compressed_attention(model: ModelSpec, own: CompressionSpec) -> Iterator[Operator]:
+    """Yield the products of attention to a window and compressed entries (``CompressionSpec``).
+
+    Every rank has latents, keys and entries whole, and its share of the heads and of their groups.
+    """
+    h, rank, rate = model.hidden_size, own.q_lora_rank, model.rate
+    width = model.num_attention_heads * model.head_dim
+
+    def one(
+        name: str, title: str, *matrices: Matrix, rows: Rows = "latent", block: Block = "attention"
+    ) -> Operator:
+        return Operator(name=name, title=title, block=block, matrices=matrices, rows=rows)
+
+    def whole(name: str, inputs: int, outputs: int) -> Matrix:
+        return Matrix(name=name, inputs=inputs, outputs=outputs, split="nothing")
+
+    yield one("q_up", "query up", Matrix(name="q_b_proj", inputs=rank, outputs=width), rows="tokens")
+    yield one("q_down", "query down", whole("q_a_proj", h, rank))
+    yield one("keys", "keys, which are the values", whole("kv_proj", h, model.head_dim))
+    columns = own.series(rate) * model.head_dim
+    if rate:
+        yield one("entries", "entries", whole("kv_proj", h, columns), whole("gate_proj", h, columns))
+    if own.chooses(rate):
+        columns = own.series(rate) * own.index_head_dim
+        queries = whole("q_b_proj", rank, own.index_heads * own.index_head_dim)
+        yield one("indexer_queries", "indexer queries", queries, block="indexer")
+        keys = (whole("kv_proj", h, columns), whole("gate_proj", h, columns))
+        weighing = whole("weights_proj", h, own.index_heads)
+        yield one("indexer_keys", "indexer entries", *keys, weighing, block="indexer")
+    joined = own.output_groups * own.output_rank
+    # A product of each group with its own inputs: no linear layer that adapters fit.
+    grouped = Matrix(name="o_a_proj", inputs=width // own.output_groups, outputs=joined, is_linear=False)
+    yield one("groups", "attention out of groups", grouped, rows="tokens")
+    written = Matrix(name="o_b_proj", inputs=joined, outputs=h, split="inputs")
+    yield Operator(
+        name="attention_out", title="attention out", block="attention", matrices=(written,), closes=True
+    )
 
 
 def mixer(model: ModelSpec, own: MixerSpec, *, closes: bool = True) -> Iterator[Operator]:

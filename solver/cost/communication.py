@@ -23,7 +23,7 @@ from meshwright.profiles.collectives.collectives import (
 )
 from meshwright.profiles.frameworks import QUANTIZED_GRADIENT_BYTES
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import MoeSpec, num_streams
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.sequences import FilledSequences, Work
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
@@ -493,7 +493,7 @@ def sent_bytes(ctx: Context) -> FloatArray:
     """Return the bytes that a rank sends to its pipeline neighbour for one micro-batch, of all streams."""
     split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
     tokens = sum(share * one.tokens for share, one in ctx.at_lengths)
-    width = num_streams(ctx.model.streams) * ctx.model.hidden_size
+    width = ctx.model.num_streams * ctx.model.hidden_size
     return np.asarray(tokens * width * _ACTIVATION_BYTES / split)
 
 

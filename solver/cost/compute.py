@@ -121,6 +121,10 @@ _NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0
 # normalised rows (8 + 12) and the latter's sum (4), the same of root and rows (8 + 12 + 4), the mean (8),
 # the square (8 + 8 + 12) and the sum of both gradients (12), in fp32; casts to and from 2 bytes (12).
 _EAGER_NORM_BACKWARD = 108.0 - 2.0 * 36.0
+# Of one element of a stream, beyond the 6 that a fused kernel moves: cast to fp32 (6), square, mean and
+# product (20), the weights' product (4), times its weight and summed (10), and mixed: written, read, added
+# (12) (transformers 5.23, ``DeepseekV4HyperConnection``, ``DeepseekV4DecoderLayer``).
+_EAGER_STREAM_BYTES = 52.0 - 6.0
 _MODULATED_BYTES = 16.0  # of two blocks: a norm scaled and shifted, what is added scaled; read and written
 _RESIDUAL_BYTES = 6.0  # of one sum: two read, one written
 # A third of both passes' bytes, by counting kernels: Megatron-Core adds the experts' biases in fp32, one by
@@ -294,14 +298,15 @@ def _core_attention(ctx: Context) -> PassSeconds:
     times (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).
     """
     model, index_s = ctx.model, np.zeros_like(ctx.t)
-    if model.chooser:  # scores of an indexer, whole on every rank (arXiv:2512.02556, 2.1)
+    if model.chooser or model.compression:  # scores of an indexer, whole on every rank (arXiv:2512.02556)
         rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
         index_s = ctx.tokens * model.index_flops_per_token(ctx.seq_length) / rate
     if ctx.facts.flash:
         forward = flash_s(ctx) if ctx.operators.tables else _formula_flash_s(ctx)
         forward = model.num_attentions * forward + index_s
         return PassSeconds(forward=forward, backward=forward * ctx.operators.attention_backward)
-    scores = model.num_attentions * ctx.tokens * model.num_attention_heads / ctx.t * ctx.seq_length
+    keys = ctx.seq_length * (1.0 + (1.0 / model.rate if model.rate else 0.0))  # and entries of them
+    scores = model.num_attentions * ctx.tokens * model.num_attention_heads / ctx.t * keys
     width = model.head_dim + model.v_head_dim
     multiply = 2.0 * scores * width / (ctx.gpu.peak_bf16_flops * ctx.constants.score_gemm)
     if model.head_dim % _ALIGNED:
@@ -330,8 +335,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * 4.0
     rows = rows + tokens * (_inner_width(ctx, kind) * each + 12.0 * model.layer_embedding_size)
-    if model.streams:  # all read and written to mix, and to correct; one of the norms twice
-        rows = rows + tokens * h * (8.0 * model.streams.count + each)
+    rows = rows + _stream_bytes(ctx)
     if model.mla is not None:
         rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
     if mixer := model.own_mixer:
@@ -366,6 +370,20 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     seconds = moved / ctx.hbm_bytes_per_s
     beyond = normed * _EAGER_NORM_BACKWARD / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds + beyond)
+
+
+def _stream_bytes(ctx: Context) -> FloatArray | float:
+    """Return the bytes that mixing several streams moves, and weighting what becomes compressed entries."""
+    model, moved = ctx.model, 0.0
+    if model.streams:  # all read and written to mix, and to correct; one of the norms twice
+        moved += model.hidden_size * (8.0 * model.streams.count + _NORM_BYTES)
+    if own := model.compression:  # rows and their weights are read
+        moved += 4.0 * own.series(model.rate) * model.head_dim
+    if not model.hyper_streams:
+        return ctx.tokens * moved
+    # of two blocks: read for their weights, read and written to mix, beyond a sum's
+    mixed = 2.0 * model.hidden_size * (6.0 * model.hyper_streams - 2.0)
+    return ctx.tokens * (moved + mixed * ctx.row_share)
 
 
 def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
@@ -405,6 +423,9 @@ def _eager_bytes(
             streams = (28.0 * model.streams.count + 10.0) * ctx.tokens * model.hidden_size
             sparse = 12.0 * width * model.streams.sparse_layers / model.num_layers  # mean, deviation, cut
             moved = moved + (streams + sparse) * apart
+        if count := model.hyper_streams:  # of two blocks
+            rows = ctx.tokens * ctx.row_share * model.hidden_size
+            moved = moved + 2.0 * _EAGER_STREAM_BYTES * count * rows * apart
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
         biased = _EXPERT_BIAS_BYTES * model.expert_width * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)

@@ -764,6 +764,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     workload, lengths = problem.workload, problem.workload.lengths
     optimizer, able = optimizer_named(workload.optimizer), launcher_capabilities(problem.launcher)
     profile, facts = _as_run(problem, profile)
+    if problem.model.compression and facts.separate_projections and facts.flash:
+        facts = replace(facts, attention_kernel="torch")  # DeepseekV4PreTrainedModel: ``_supports_sdpa``
     in_32_bits, gpu = workload.precision == "fp32", profile.group.gpu
     precision = "bf16" if in_32_bits else linear_precision(problem, facts, gpu)
     low_precision = precision in ("fp8", "fp4")

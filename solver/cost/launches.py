@@ -31,13 +31,18 @@ _LATENT, _HEAD_NORMS = 10.0, 2.0
 # five or six kernels of its scan and a gated norm where attention has two rotations and a kernel
 # (Megatron-LM ``ssm/gated_delta_net.py``).
 _MIXER = 12.0
+# Latents, keys and entries: two products each, norms, a softmax, its product and sum, rotations, and what
+# an indexer chooses (transformers 5.23 ``DeepseekV4Attention``). Hyper-connections of two blocks: a norm, a
+# product, weights of 9 and 12 operators, 19 rounds of Sinkhorn's of 6, and the mixture of 8; one kernel and
+# a half of each block where they are fused.
+_ENTRIES, _HYPER, _HYPER_FUSED = 24.0, 2.0 * (7.0 + 9.0 + 12.0 + 19.0 * 6.0 + 8.0), 6.0
 # A diffusion transformer's block scales and shifts a norm and scales what it adds; both of two blocks, and
 # the vectors of the sample are added to a table and taken apart (diffusers 0.42 ``transformer_wan.py``).
 _MODULATION = 8.0
 # A router casts, multiplies and adds up its losses; its scores become a map of tokens and their weights, in
 # one kernel where it is fused (``moe_utils.py topk_routing_with_score_function``, ``group_limited_topk``).
 _ROUTED, _ROUTED_FUSED = 16.0, 7.0  # norm in front and sum behind, product, casts, losses; losses fused
-_SCORES: Mapping[str, float] = {"softmax": 9.0, "sigmoid": 14.0, "sparsemixer": 14.0}
+_SCORES: Mapping[str, float] = {"softmax": 9.0, "sigmoid": 14.0, "sparsemixer": 14.0, "sqrtsoftplus": 15.0}
 _SELECTION_BIAS, _LIMITED_GROUPS = 5.0, 9.0
 # Around experts: sizes counted and exchanged (``preprocess``); tokens permuted, exchanged with their
 # weights, sorted by expert, and all of it back; sizes copied to the host (``token_dispatcher.py``). What
@@ -138,6 +143,9 @@ def _module_kernels(ctx: Context, kind: LayerKind) -> FloatArray:
         number = number + 1.0 + (rotary + _ROTATED * wide) * model.has_rotary_positions
         number = number + _HEAD_NORMS * (norm + casts) * (model.query_key_norm != "none")
         number = number + _LATENT * (model.mla is not None) + _MIXER * model.mixes
+        number = number + _ENTRIES * (model.compression is not None)
+    if model.hyper_streams:
+        number = number + _HYPER_FUSED + single * (_HYPER - _HYPER_FUSED)
     activation = 1.0 + single * model.gated_mlp
     if kind == "dense" or (moe := model.moe) is None:
         return number + model.has_mlp * activation
@@ -178,7 +186,9 @@ def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float
     facts, model = ctx.facts, ctx.model
     attention = _ATTENTION + _LATENT * (model.mla is not None)
     attention += _HEAD_NORMS * (model.query_key_norm != "none") + _MIXER * model.mixes
+    attention += _ENTRIES * (model.compression is not None)
     attention *= model.mixes_tokens
+    attention += _HYPER_FUSED * (model.hyper_streams > 0)
     scores = _SCORES[moe.router_score] + _SELECTION_BIAS * moe.selection_bias
     scores += _LIMITED_GROUPS * (moe.router_groups > 1)
     router = _ROUTED_FUSED if facts.moe_router_fusion else _ROUTED + scores

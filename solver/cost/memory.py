@@ -24,7 +24,6 @@ from meshwright.profiles.adapters import (
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
-from meshwright.profiles.model_parts import num_streams
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, FloatArray, distinct
@@ -106,7 +105,8 @@ def _mlp_width_bytes(ctx: Context, *, routed: bool = False) -> float:
     """
     gated = ctx.model.mlp_matrices - 2.0
     single = ctx.facts.separate_projections and not ctx.facts.elementwise_fused
-    return 2.0 * (1.0 + gated * (1.0 + single)) + _input_bytes(ctx, *MLP_INNER, routed=routed)
+    clamped = 2.0 * single * (ctx.model.activation_clamp is not None)  # gate and up before their clamps
+    return 2.0 * (1.0 + gated * (1.0 + single) + clamped) + _input_bytes(ctx, *MLP_INNER, routed=routed)
 
 
 def _norm_output_bytes(ctx: Context) -> FloatArray:
@@ -124,6 +124,9 @@ def _norm_output_bytes(ctx: Context) -> FloatArray:
 
 
 _PROJECTIONS = 3.0  # queries, keys and values
+# Mixtures in fp32, and their sums, that autograd keeps of Sinkhorn's rounds, of which there are 20 usually
+# (transformers 5.23, ``DeepseekV4HyperConnection``: two quotients a round, each keeps both sides).
+_SINKHORN = 41.0
 
 
 # ZenFlow keeps of each selected gradient on every GPU: two moments, the gradient, and the weight that the
@@ -253,6 +256,11 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     heads = model.num_attention_heads / t
     kv_heads = np.maximum(model.num_kv_heads / t, 1.0) * (not model.borrows)  # borrowed ones are kept once
+    keys = float(ctx.seq_length)
+    if model.compression:
+        keys += keys / model.rate if model.rate else 0.0
+        if not ctx.facts.flash:  # ``repeat_kv`` copies keys and values for every head, those of entries too
+            kv_heads = heads * keys / ctx.seq_length
     if model.mla is None:
         qkv = heads * model.head_dim + kv_heads * (model.head_dim + model.v_head_dim)
     else:
@@ -260,16 +268,24 @@ def _attention_bytes(ctx: Context) -> FloatArray:
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
     outputs = heads * model.num_attentions * model.v_head_dim
     kept: FloatArray = tokens * 2.0 * (qkv + outputs)
-    if indexer := model.chooser:  # queries, key, weights in 2 bytes, chosen tokens' numbers in 4
-        widths = (indexer.num_heads + 1.0) * indexer.head_dim + indexer.num_heads
-        kept = kept + tokens * (2.0 * widths + 4.0 * min(indexer.top_k, ctx.seq_length))
+    if own := model.compression:  # latents and keys before and behind their norms, and the groups' output
+        joined, wide = own.output_groups * own.output_rank / t, ctx.single_norms
+        kept = kept + tokens * 2.0 * (2.0 * own.q_lora_rank + model.head_dim + joined)
+        # norms of single operators keep both sides in fp32; that of the queries, without weights, its input
+        normed = 4.0 * own.q_lora_rank + (6.0 + 4.0 * heads) * model.head_dim
+        kept = kept + wide * tokens * normed
+        kept = kept + tokens * own.kept_bytes(model.rate, model.head_dim, ctx.seq_length)
+    if indexer := model.chooser:
+        kept = kept + tokens * indexer.kept_bytes(ctx.seq_length)
     quantised = float(ctx.low_precision and not ctx.frozen) * model.v_head_dim  # as products read it
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised)  # 4: log-sum-exp
     if ctx.facts.flash:
         return flash
     per_score = 5.0 if ctx.facts.dropout else 2.0
-    per_score += 4.0 * ctx.never_fuses_softmax  # fp32 softmax; of all rows alike: fewer sequences keep less
-    scores = tokens * heads * ctx.seq_length * per_score
+    # fp32 softmax; of all rows alike: fewer sequences keep less. DeepSeek-V4's has the scores' type
+    # (transformers 5.23 ``modeling_deepseek_v4.py eager_attention_forward``)
+    per_score += 4.0 * ctx.never_fuses_softmax * (model.compression is None)
+    scores = tokens * heads * keys * per_score
     again = ctx.selective & ("core_attn" in ctx.facts.recomputed)
     return np.where(ctx.c > 1, flash, kept + np.where(again, 0.0, scores))
 
@@ -315,7 +331,10 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     in 1 byte (Transformer Engine keeps the quantised one only). Gathered inputs kept are not split: 4 h.
     """
     model, apart = ctx.model, ctx.single_norms
-    each = 2.0 + (6.0 if model.zero_centered_norm and model.normalization == "rmsnorm" else 4.0) * apart
+    # scaled in fp32, as Gemma's are; so are norms with weights that stay fp32 (DeepSeek-V4's:
+    # ``_keep_in_fp32_modules_strict``)
+    scaled = model.compression or (model.zero_centered_norm and model.normalization == "rmsnorm")
+    each = 2.0 + (6.0 if scaled else 4.0) * apart
     norms = (each + 2.0 * ctx.wide_rows) * model.norms_of(kind) + model.num_blocks * float(
         ctx.facts.dropout
     )
@@ -334,6 +353,11 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         cut = model.ffn_hidden_size * model.streams.sparse_layers / model.num_layers / ctx.t
         further = 2.0 * (model.streams.kept_elements(model.hidden_size) + cut) + each * model.hidden_size
         inner = inner + ctx.tokens * further
+    if count := model.hyper_streams:  # of two blocks: the streams, in fp32 before and behind a norm of
+        each_stream = 2.0 + 8.0 * apart  # eager operators, and what the block adds to them
+        mixing = _SINKHORN * 4.0 * count * (count + 1.0) * apart
+        of_block = model.hidden_size * (count * each_stream + 2.0) + mixing
+        inner = inner + ctx.tokens * ctx.row_share * 2.0 * of_block
     if model.value_norm:  # which reads what the key's norm reads where one projection yields both
         inner = inner + ctx.tokens * keys * model.v_head_dim * (each - 2.0 * model.keys_are_values)
     inner = inner + ctx.tokens * model.inner_norm_width(kind) / ctx.t * each
@@ -429,7 +453,7 @@ def checkpoint_bytes(ctx: Context) -> FloatArray:
 
     Twice as much where rows are fp32.
     """
-    each = 2.0 * num_streams(ctx.model.streams) * (1.0 + ctx.wide_rows)
+    each = 2.0 * ctx.model.num_streams * (1.0 + ctx.wide_rows)
     return ctx.tokens * ctx.model.hidden_size * each * ctx.row_share
 
 

@@ -55,7 +55,7 @@ def end_seconds(ctx: Context, tower: TowerSpec) -> PassSeconds:
         ctx, [Gemm(m=patches, n=float(tower.hidden_size), k=float(tower.patch_inputs))], "bf16"
     )
     wide = float(tower.hidden_size * tower.merged_patches)
-    products = [Gemm(m=tokens, n=tower.projector_matrices / wide / ctx.tower_t, k=wide)]
+    products = [Gemm(m=tokens, n=tower.projector_work / wide / ctx.tower_t, k=wide)]
     behind = gemm_seconds(ctx, products, "bf16")
     trained = "vision" not in ctx.workload.frozen_parts
     gradients = 0.5 * (
@@ -72,7 +72,7 @@ def projector_bytes(ctx: Context, tower: TowerSpec) -> FloatArray:
     if {"projector", "vision"} <= set(ctx.workload.frozen_parts):
         return np.zeros_like(ctx.t)
     wide = tower.hidden_size * tower.merged_patches
-    yielded = tower.projector_matrices / wide
+    yielded = tower.projector_work / wide
     return (
         ctx.micro_batch
         * images_of(ctx).tokens

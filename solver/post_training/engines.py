@@ -132,6 +132,8 @@ def obstacle_of(model: ModelSpec, engine: str) -> tuple[str, str] | None:
         "tower": "images and sounds of prompts are not priced in an engine yet",
         "diffusion": "it writes no text",
         "indexer": "sparse attention is not priced in an engine yet",
+        "compression": "compressed attention is not priced in an engine yet",
+        "hyper_streams": "hyper-connections are not priced in an engine yet",
     }
     for name, why in what.items():
         if getattr(model, name, None):

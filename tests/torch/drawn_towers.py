@@ -23,6 +23,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 Config = dict[str, Any]
 LAYERS = 4  # of the language model
+# Towers that the class builds only where its config has them.
+OPTIONAL = dict.fromkeys(("gemma4", "gemma4_unified"), ("vision_config", "audio_config"))
 OF_EACH_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
 # Sizes of a tower that are drawn anew, and what from.
 SIZES: dict[str, tuple[Any, ...]] = {
@@ -33,6 +35,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "image_size": (336, 448), "vision_use_head": (False,), "use_qk_norm": (True,),
     "attention_bias": (True,),
     "norm_type": ("rms_norm",), "use_mask_token": (True,), "use_mean_pooling": (False,), "mlp_ratio": (2,),
+    "output_proj_dims": (512,),
     "projector_input_dim": (2048,), "projector_output_dim": (2048,), "vision_output_dim": (2048,),
     "use_absolute_position_embeddings": (False,), "window_size": (56,), "in_channels": (1,),
 }  # fmt: skip
@@ -42,17 +45,25 @@ NEEDED: dict[str, Config] = {
     "gemma3": {"image_size": 896, "patch_size": 14},
     "shieldgemma2": {"image_size": 896, "patch_size": 14},
     "qwen2_vl": {},
+    "gemma4": {"hidden_size": 768},  # twelve heads of 64
+    "step3p7": {"mlp_ratio": 2.0, "intermediate_size": 3072},
 }
 
 
 def whole(model_type: str) -> Config:
     """The class's own config with few layers in its language model, which reads what the tower yields."""
-    config: Config = json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
+    parts: dict[str, Config] = {name: {} for name in OPTIONAL.get(model_type, ())}
+    config: Config = json.loads(CONFIG_MAPPING[model_type](**parts).to_json_string(use_diff=False))
     text, vision = config["text_config"], config["vision_config"]
     text["num_hidden_layers"] = LAYERS
     for key in OF_EACH_LAYER:
         if isinstance(text.get(key), list):
             text[key] = text[key][:LAYERS]
+    if isinstance(text.get("per_layer_config"), dict):
+        each = text["per_layer_config"]
+        text["per_layer_config"] = {key: own for key, own in each.items() if int(key) < LAYERS}
+        if not text["per_layer_config"]:  # global layers, of which the class makes the last one
+            del text["per_layer_config"]
     for key in ("moe_layers", "full_attn_idxs"):
         if isinstance(text.get(key), list):
             text[key] = [layer for layer in text[key] if layer < LAYERS]
@@ -68,9 +79,10 @@ def drawn(model_type: str, rng: random.Random) -> Config:
     config = whole(model_type)
     vision = config["vision_config"]
     kept = {"hidden_size"} if model_type == "qwen2_vl" else set(NEEDED.get(model_type, {}))
-    for key in rng.sample(sorted(set(vision) & set(SIZES) - kept), k=3):
+    drawable = sorted(set(vision) & set(SIZES) - kept)
+    for key in rng.sample(drawable, k=min(3, len(drawable))):
         vision[key] = rng.choice(SIZES[key])
-    if rng.random() < 0.4:
+    if "tie_word_embeddings" in config and rng.random() < 0.4:
         config["tie_word_embeddings"] = not config["tie_word_embeddings"]
     return config
 

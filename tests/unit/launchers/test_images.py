@@ -12,6 +12,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
+from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model_shapes import model_to_mapping
@@ -50,6 +51,15 @@ def _read(found: Target) -> LaunchFile:
     texts = _texts(found)
     name = FILES[found.problem.launcher]
     return read_launch_files(Source(name=name, text=texts[name], files=texts))
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-4b", "qwen3.5-35b-a3b"])
+def test_qwen_3_5_with_its_tower_is_read_back_as_ms_swift_gets_it(name: str) -> None:
+    found, model = _first("ms-swift"), find_model(name)
+    config = replace(found.config, stage_layers=(model.num_layers,))
+    seeing = replace(found, problem=replace(found.problem, model=model), plan=plan(config))
+    assert not lacking_facts(launcher_capabilities("ms-swift"), model)
+    assert replace(_read(seeing).model, display_name=model.display_name, source=model.source) == model
 
 
 @pytest.mark.parametrize("launcher", FILES)

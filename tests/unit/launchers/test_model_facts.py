@@ -29,7 +29,8 @@ PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
     ("streams", StreamsSpec),
 )  # fmt: skip
-NAMES = {"name", "source", "display_name", "stored_as", "moe", "mla"}
+# Among them the size of chosen blocks: an indexer of single keys is that of another attention.
+NAMES = {"name", "source", "display_name", "stored_as", "moe", "mla", "block_size"}
 # What only some configs of a type have: layers without positions that are not every n-th.
 LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}
 LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}
@@ -38,6 +39,7 @@ REUSED = {"model_type": "glm_moe_dsa", "index_topk_freq": 4}
 ODD = (
     {"model_type": "gemma3n_text"},
     {"model_type": "telechat"},
+    {"model_type": "minimax_m3_vl_text", "layer_types": ["full_attention", "minimax_m3_sparse"] * 30},
     {"model_type": "baichuan", "vocab_size": 125_696},
 )
 

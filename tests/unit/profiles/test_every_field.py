@@ -27,8 +27,8 @@ def _words(text: str) -> set[str]:
 SHARED = _words(
     """name num_layers hidden_size ffn_hidden_size vocab_size gated_mlp fused_gate_up activation
     activation_clamp gate_offset tied_embeddings embedding_size layer_embedding_size layer_vocab_size
-    borrowing_layers borrowing_ffn_hidden_size moe streams tower diffusion layer_pattern layer_ffn_sizes
-    layer_kv_heads num_mtp_layers causal learned_position_embeddings max_position_embeddings
+    borrowing_layers borrowing_ffn_hidden_size moe streams hyper_streams tower diffusion layer_pattern
+    layer_ffn_sizes layer_kv_heads num_mtp_layers causal learned_position_embeddings max_position_embeddings
     learned_position_offset sinusoidal_positions normalization norm_position norm_epsilon
     zero_centered_norm parallel_residual shared_norm embedding_norm early_first_norm final_norm inner_norms
     mlp_bias mlp_output_bias head_bias normalized_head head_transform logit_softcap embedding_scale
@@ -36,10 +36,10 @@ SHARED = _words(
 )
 # What only attention reads, so that it may stay where a mixer replaces attention.
 UNREAD_BY_MIXERS = _words(
-    """keys_are_values fused_qkv fused_kv indexer chunked_attention local_attention alibi_positions
-    rotary_base rotary_local_base rotary_fraction rotary_local_fraction rotary_scaling no_rotary_every
-    no_rotary_layers differential_attention value_norm value_scale last_attention_bias attention_softcap
-    attention_scale attention_clip position_scaled_queries"""
+    """keys_are_values fused_qkv fused_kv indexer compression chunked_attention local_attention
+    alibi_positions rotary_base rotary_local_base rotary_fraction rotary_local_fraction rotary_scaling
+    no_rotary_every no_rotary_layers differential_attention value_norm value_scale last_attention_bias
+    attention_softcap attention_scale attention_clip position_scaled_queries"""
 )
 # What changes no matrix and no kernel of the classes that verify builds, or only refines another field.
 SAME_CLASS = _words(

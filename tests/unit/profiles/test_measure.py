@@ -178,7 +178,7 @@ def shard(model: ModelSpec, *, tp: int = 1, ep: int = 1, micro_batch: int = 1, s
 def is_measured(model: ModelSpec) -> bool:
     """Layers with an indexer, a gate, a mixer, several streams, or sizes of their own are refused."""
     others = model.indexer or model.local_attention or model.streams or model.mixer
-    alike = not (model.layer_pattern or model.unlike_layers)
+    alike = not (model.layer_pattern or model.unlike_layers or model.compression)
     return others is None and alike and model.attention_gate == "none"
 
 
