@@ -180,8 +180,8 @@ def copied_parameters(model: ModelSpec, module: str) -> int:
         return (
             layers + model.final_norm_parameters + ends * model.norm_weights() + model.layer_embedding_size
         )
-    bias = model.vocab_size * int(model.head_bias and module == HEAD)
-    return model.vocab_size * model.embedding_width + bias
+    rows = model.head_outputs if module == HEAD else model.vocab_size
+    return rows * (model.embedding_width + int(model.head_bias and module == HEAD))
 
 
 def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:

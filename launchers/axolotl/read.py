@@ -28,7 +28,15 @@ from meshwright.launchers.reading.commands import World, accelerates_options, co
 from meshwright.launchers.reading.documents import LocatedValue, document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
-from meshwright.launchers.reading.preferences import GENERATES, KINDS, Kind, samples_of
+from meshwright.launchers.reading.preferences import (
+    GENERATES,
+    KINDS,
+    PROCESS_REWARD,
+    REWARD,
+    Kind,
+    labelled,
+    samples_of,
+)
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.trl.read import take_model
@@ -68,6 +76,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
                 fields.fault(changed, "changes to the named model can't be read")
     fields.stop()
     take_model(fields, known, "base_model")
+    known.overrides = replace(known.overrides, model=labelled(fields, known.model(), _preferences(fields)))
     tuned = _tuned(fields, known)
     if "base_precision" in tuned and known.model().moe is not None:
         name = next(name for name in _QUANTISED.values() if fields.raw(name))
@@ -245,6 +254,9 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
 
 def _preferences(fields: Fields) -> Kind | None:
     """Return the kind of training on preferences (core/builders/rl.py, train.py setup_reference_model)."""
+    of_rewards = {"reward_model": REWARD, "process_reward_model": PROCESS_REWARD}
+    if (named := next((one for one in of_rewards if fields.flag(one)), None)) is not None:
+        return of_rewards[named]
     name = fields.word("rl", "")
     if name and name not in KINDS:
         fields.fault("rl", f"{shown(name)} {GENERATES}", allowed=", ".join(KINDS))

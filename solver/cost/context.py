@@ -560,6 +560,12 @@ class Context:
         return np.asarray(np.ceil(self.model.vocab_size / multiple) * multiple)
 
     @cached_property
+    def padded_outputs(self) -> FloatArray:
+        """Return the rows of the head's matrix: of the padded vocabulary, or its labels."""
+        labels = self.model.num_labels
+        return np.full_like(self.t, labels) if labels else self.padded_vocabulary
+
+    @cached_property
     def expert_load(self) -> FloatArray:
         """Return the tokens of the busiest rank's experts over the mean, shape (n,); 1 on a rank with all.
 

@@ -82,7 +82,7 @@ def _vocabulary_matrix(ctx: Context) -> FloatArray:
 
 def _output_matrix(ctx: Context) -> FloatArray:
     """Count a rank's weights of the output matrix, which weight shards divide as well."""
-    return _vocabulary_matrix(ctx) / (ctx.vocabulary_ranks * ctx.g)
+    return ctx.padded_outputs * ctx.model.embedding_width / (ctx.vocabulary_ranks * ctx.g)
 
 
 def embedding_weights(ctx: Context) -> Weights:
@@ -134,9 +134,7 @@ def output_weights(ctx: Context) -> Weights:
     """Count output matrix (none of its own if tied), final norm, and the copy of the embedding."""
     model = ctx.model
     own = 0.0 if model.tied_embeddings else _output_matrix(ctx)
-    whole = (
-        ctx.padded_vocabulary / ctx.vocabulary_ranks * int(model.head_bias) + model.before_head_parameters
-    )
+    whole = ctx.padded_outputs / ctx.vocabulary_ranks * int(model.head_bias) + model.before_head_parameters
     whole = whole + model.final_norm_parameters
     dense = copied_embedding(ctx) + own + whole
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=whole)
@@ -299,7 +297,7 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
     if ctx.held_precision != "fp32":
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (ctx.converts & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
-    head = weigh * _vocabulary_matrix(ctx) / ctx.vocabulary_ranks
+    head = weigh * ctx.padded_outputs * ctx.model.embedding_width / ctx.vocabulary_ranks
     return [*(weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, head]
 
 

@@ -328,7 +328,7 @@ def head_seconds(ctx: Context) -> PassSeconds:
     product = gemm_seconds(ctx, products(ctx, ctx.model.head), "bf16", trained=HEAD in ctx.trained_modules)
     if logits_are_replayed(ctx):
         product = replace(product, backward=product.backward + product.forward)
-    logits = ctx.tokens * ctx.model.vocab_size / ctx.logits_ranks
+    logits = ctx.tokens * ctx.model.head_outputs / ctx.logits_ranks
     loss = logits * ctx.constants.loss_bytes * (0.5 if loss_is_fused(ctx) else 1.0) / ctx.hbm_bytes_per_s
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
     back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)

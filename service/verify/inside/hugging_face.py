@@ -32,7 +32,7 @@ _FIXED = {
     "value_head_dim": None, "mixer": None, "indexer": None, "tower": None, "diffusion": None,
     "layer_pattern": "", "layer_ffn_sizes": [], "layer_kv_heads": [], "local_attention": None,
     "causal": True, "alibi_positions": False, "sinusoidal_positions": False, "early_first_norm": False,
-    "final_norm": True, "value_norm": False, "activation": "silu",
+    "final_norm": True, "value_norm": False, "activation": "silu", "num_labels": 0,
 }  # fmt: skip
 _FIXED_OF_EXPERTS = {
     "num_shared_experts": 0, "router_score": "softmax", "router_bias": False, "selection_bias": False,
