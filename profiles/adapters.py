@@ -156,10 +156,13 @@ def _whole(inputs: int, outputs: int) -> Matrix:
     return Matrix(name="", inputs=inputs, outputs=outputs, split="nothing")
 
 
-def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) -> int:
+def adapter_parameters(
+    model: ModelSpec, rank: int, targets: tuple[str, ...], *, norms: bool = False
+) -> int:
     """Return trained weights of all adapters; multi-token prediction and the output head have none.
 
     Those outside of layers, a few thousandths where there are any, are counted here and priced nowhere.
+    ``norms``: DoRA's, one of each output.
     """
     first, last = layers_outside(model, targets)
     inside = (
@@ -168,7 +171,8 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) ->
         for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
     )
     return sum(
-        rank * (layer.inputs + layer.outputs) * max(layer.experts, 1) for layer in (*first, *inside, *last)
+        (rank * (layer.inputs + layer.outputs) + layer.outputs * norms) * max(layer.experts, 1)
+        for layer in (*first, *inside, *last)
     )
 
 
@@ -290,11 +294,16 @@ def of_linear_experts(model: ModelSpec, rank: int) -> int:
     return rank * each * moe.num_experts * model.layer_kinds().count("moe")
 
 
-def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[Matrix]:
-    """Yield the linear layers of one layer that bitsandbytes replaces, experts where they are such."""
+def quantized_layers(model: ModelSpec, kind: LayerKind, *, experts: bool = False) -> Iterator[Matrix]:
+    """Yield the linear layers of one layer that bitsandbytes replaces, experts where they are such.
+
+    ``experts``: those in one tensor are quantised, too (Axolotl's ``quantize_moe_experts``).
+    """
     yield from single_layers(model, kind).values()
     if model.moe is not None and model.moe.expert_adapters == "linear":
         yield from _experts(model, kind).values()
+    elif experts and kind == "moe":
+        yield from (one for one in model.layer(kind).matrices if one.experts)
 
 
 def saves_input(

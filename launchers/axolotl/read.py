@@ -6,7 +6,7 @@ utils/distributed.py (_get_parallel_config_kwargs).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
     of_trainer,
+    options_of,
     refuse_uncounted,
     require_whole_weights,
     trained_whole,
@@ -78,9 +79,6 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     take_model(fields, known, "base_model")
     known.overrides = replace(known.overrides, model=labelled(fields, known.model(), _preferences(fields)))
     tuned = _tuned(fields, known)
-    if "base_precision" in tuned and known.model().moe is not None:
-        name = next(name for name in _QUANTISED.values() if fields.raw(name))
-        fields.fault(name, "experts of fewer bits under Axolotl are not supported", allowed="false")
     precision = _precision(fields)
     for name in ("micro_batch_size", "sequence_len"):
         fields.expect(name)
@@ -100,6 +98,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             **ranks.kernel_of(fields, "axolotl", configuration),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model()),
+            **_of_adapters(fields, tuned),
         },
         **tuned,
     )
@@ -185,7 +184,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
             fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     recompute, micro = _recomputes(fields), fields.integer("micro_batch_size")
-    count, options = _count(fields, micro), _kernels(fields, known.model())
+    count = _count(fields, micro)
+    options = {**_kernels(fields, known.model()), **_of_adapters(fields, tuned)}
     fields.stop()
     optimizer = tuned["optimizer"].removesuffix("-bf16")
     values: dict[str, int | str | bool] = {
@@ -250,6 +250,24 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         found["lora_targets"] = of_trainer(fields, SINGLE_TARGETS if every else named, known.model())
     found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)
     return projected | found
+
+
+_EXPERTS = "quantize_moe_experts"
+
+
+def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
+    """Return the options of adapters, and whether experts that lie in one tensor are quantised, too."""
+    if not tuned.get("lora_rank"):
+        return {}
+    found = options_of(fields)
+    if fields.flag(_EXPERTS):
+        if is_packed(tuned.get("base_precision", "bf16")):
+            found["quantizes_experts"] = True
+        else:
+            fields.fault(
+                _EXPERTS, "is supported with load_in_4bit alone", allowed="false, or load_in_4bit: true"
+            )
+    return found
 
 
 def _preferences(fields: Fields) -> Kind | None:
@@ -343,7 +361,7 @@ _PATCHES = {
     "unsloth_lora_mlp": "elementwise_fused",
 }
 # Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
-_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab")
+_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin")
 
 
 def _plugins(fields: Fields) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
 from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
@@ -110,9 +111,20 @@ def adapters_of(
 # its own names, Axolotl's and ms-swift's; every value of a trainer's ``lora_bias`` but none adds weights.
 UNCOUNTED = re.compile(
     r"(?:\w+\.)?(?:peft_|lora_)?(?:bias|rank_pattern|layers_to_transform|layers_pattern|exclude_modules|"
-    r"layer_replication|trainable_token_indices|use_(?:dora|qalora|bdlora))(?:\..+)?|target_regex"
+    r"layer_replication|trainable_token_indices|use_(?:qalora|bdlora))(?:\..+)?|target_regex"
 )
 WHY_UNCOUNTED = "changes which weights are trained. That is not supported"
+
+
+_DORA = ("use_dora", "peft_use_dora")  # peft's, and Axolotl's
+_DROPOUTS = ("lora_dropout", "lora_dropout_p", "lora_droppout")
+
+
+def options_of(fields: Fields, *, usual: float = 0.0) -> Options:
+    """Return the options of adapters: dropout on their inputs, and DoRA; ``usual``: the default dropout."""
+    name = next((name for name in _DROPOUTS if fields.has(name)), _DROPOUTS[0])
+    found: Options = {"adapter_dropout": True} if fields.number(name, usual) > 0.0 else {}
+    return found | ({"dora": True} if any(fields.flag(one) for one in _DORA) else {})
 
 
 def refuse_uncounted(fields: Fields) -> None:

@@ -76,6 +76,7 @@ class Tool:
     recomputes: bool = False
     tuner: str = "full"
     length: int | None = None
+    dropout: float = 0.0  # of adapters' inputs
     launcher: str = "accelerate"  # launcher of its replicas and meshes
     programs: tuple[str, ...] = ("transformers", "trl")  # with arguments of these names (launchers.flags)
 
@@ -91,9 +92,14 @@ LLAMA_FACTORY = Tool(
 )
 _FORK = replace(LLAMA_FACTORY, name="a script in LLaMA-Factory's names", length=None)
 _MS_SWIFT = Tool(
-    name="ms-swift", micro=1, recomputes=True, tuner="lora", programs=("ms-swift", "transformers")
+    name="ms-swift",
+    micro=1,
+    recomputes=True,
+    tuner="lora",
+    dropout=0.05,
+    programs=("ms-swift", "transformers"),
 )
-_TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
+_TRL = Tool(name="TRL", recomputes=True, length=1024, dropout=0.05)  # SFTConfig
 _TRLS_PREFERENCES = replace(_TRL, programs=("trl", "transformers"))  # DPOConfig, KTOConfig, …: as long
 _CHAT = Tool(name="DeepSpeed-Chat", micro=16, length=512, programs=("trl", "transformers"))
 _OPEN_INSTRUCT = Tool(name="open-instruct")  # weights in bf16 (finetune.py); sequences as long as it says
@@ -315,6 +321,7 @@ def trainer_run(
         **ranks.kernel_of(fields, found.launcher, found.configuration),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
         **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=_is_trls(fields, tool)),
+        **(adapters.options_of(fields, usual=tool.dropout) if tuned["lora_rank"] else {}),
     }
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= samples_of(fields, kind, adapts=tuned["lora_rank"] > 0)

@@ -18,6 +18,7 @@ from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
+    options_of,
     refuse_stored,
     refuse_uncounted,
     require_whole_weights,
@@ -83,7 +84,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     dtype = _dtype(fields, precision, frozen=bool(adapters))
     fields.word("attn_implementation", "")
     size = fields.optional(accelerate.DDP_BUCKET)
-    liger = uses_liger(fields)
+    liger, kinds = uses_liger(fields), options_of(fields, usual=0.05) if adapters else {}
     fields.stop()
     unread = fields.unread()
     plain = {
@@ -105,6 +106,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **kernel_of(fields, run.launcher, run.configuration),
         **bucket_option(size, run.launcher, run.configuration),
         **kernels_of(run.launcher, liger=liger, by_trl=True),
+        **kinds,
     }
     optimizer = trainer.optimizer_under(run, optimizer)
     adapters |= samples

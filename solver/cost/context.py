@@ -478,6 +478,11 @@ class Context:
         return self.workload.lora_rank > 0
 
     @cached_property
+    def wide_adapters(self) -> BoolArray:
+        """Mark rows with adapters in fp32, as peft makes them, which nothing but autocast reads in bf16."""
+        return np.asarray((self.columns.zero_stage == 0) & (self.adapts and self.facts.autocasts))
+
+    @cached_property
     def small_copies(self) -> BoolArray:
         """Mark rows with copies, gradients and states of wholly trained weights in bf16."""
         kept = self.frozen and not self.facts.casts_copies and self.workload.base_precision != "fp32"

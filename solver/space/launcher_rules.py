@@ -135,15 +135,18 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=", ".join(able.base_precisions),
             nearest=able.base_precisions[0],
         )
-    elif (
-        workload.base_precision not in WHOLE_PRECISIONS and problem.model.moe and not able.quantizes_experts
+    options = workload.framework_options
+    for option, there in (
+        ("dora", "single" in able.adapters),
+        ("quantizes_experts", able.quantizes_experts),
     ):
-        yield FieldError(
-            pointer="/workload/base_precision",
-            message=f"{name} doesn't support experts in {workload.base_precision}",
-            allowed="bf16",
-            nearest="bf16",
-        )
+        if options.get(option) and not there:
+            yield FieldError(
+                pointer=f"/workload/framework_options/{option}",
+                message=f"{name} has no such adapters",
+                allowed="false",
+                nearest="false",
+            )
 
 
 def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
