@@ -436,7 +436,7 @@ _DECOMPOSED = {
 def _decomposed(ctx: Context, name: str) -> FloatArray:
     """Return one of ``_Decomposed``, by the type that adapters have in a row's products, shape (n,)."""
     wide, narrow = (getattr(_DECOMPOSED[one], name) for one in ("fp32", "bf16"))
-    return np.where(ctx.wide_adapters, wide, narrow)
+    return np.asarray(np.where(ctx.wide_adapters, wide, narrow))
 
 
 def norm_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
@@ -456,7 +456,7 @@ def norm_workspace_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     """Return what the norm of the largest adapted matrix of a layer needs while it is made, shape (n,)."""
     peak = _decomposed(ctx, "peak")
     each = [peak * g.n * g.k + 2.0 * g.k * g.k for g in _adapted(ctx, kind) * ctx.facts.dora]
-    return np.maximum.reduce([np.zeros_like(ctx.t), *each])
+    return np.asarray(np.maximum.reduce([np.zeros_like(ctx.t), *each]))
 
 
 def adapter_kept_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -499,7 +499,9 @@ def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray
         forward = forward + dropped * read + (_SCALED + _ADDED) * written
         backward = backward + (dropped + _ADDED) * read + _SCALED * written
         if ctx.facts.dora:
-            sides = _decomposed(ctx, "squares") * g.k * g.k + _decomposed(ctx, "weights") * g.n * g.k
+            again = _CONVERTED_BYTES.get(ctx.held_precision, (0.0, 0.0))[0] * is_packed(ctx.held_precision)
+            weights = _decomposed(ctx, "weights") + again  # 4 bits are made 16 once more
+            sides = _decomposed(ctx, "squares") * g.k * g.k + weights * g.n * g.k
             forward = forward + sides * g.count + _decomposed(ctx, "forward") * written
             backward = backward + _decomposed(ctx, "backward") * written
     return forward, backward
