@@ -430,7 +430,7 @@ class Moved(TorchDispatchMode):
         super().__init__()
         self.bytes = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 - torch's own
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ not in self.VIEWS:
             leaves = torch.utils._pytree.tree_leaves((args, out))
