@@ -420,7 +420,7 @@ def test_8_bit_adam_keeps_as_many_bytes_of_a_whole_model_as_are_priced(tied: boo
     assert kept - priced == pytest.approx(norms * 256 * (8 - 2 - 8 / 256), abs=2)
 
 
-class Moved(TorchDispatchMode):
+class Moved(TorchDispatchMode):  # type: ignore[misc]
     """Bytes that operators read and write, but products and views, which move none."""
 
     VIEWS = ("t", "view", "transpose", "_unsafe_view", "detach", "expand", "slice", "unsqueeze", "alias",
