@@ -28,7 +28,9 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Re
 from meshwright.launchers.reading.commands import World, accelerates_options, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided
+from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.reading.patterns import is_pattern
 from meshwright.launchers.reading.preferences import (
     GENERATES,
     KINDS,
@@ -46,6 +48,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import WITHOUT_COPY
+from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -85,8 +88,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
         fields.note(trainer.PADDED.format("sequence_len"))
     packed = "sample_packing" if fields.flag("sample_packing") else ""
+    settings = _image_settings(fields, tuned)
     if fields.has("deepspeed"):
-        return replace(_by_deepspeed(fields, known, precision, tuned), packed=packed)
+        run = replace(_by_deepspeed(fields, known, precision, tuned), packed=packed)
+        return run if settings is None else with_images(run, known, settings)
     configuration = _configuration(fields, known)
     world, nodes = configuration.num_gpus, known.world.num_nodes
     each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
@@ -107,6 +112,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         world=World(nodes, each),
     )  # fmt: skip
     run = replace(run, packed=packed)
+    run = run if settings is None else with_images(run, known, settings)
     if "optimizer_rank" not in tuned:
         return run
     variant = trainer.layerwise(fields, run, tuned["optimizer"], "optimizer")
@@ -252,6 +258,21 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     return projected | found
 
 
+def _image_settings(fields: Fields, tuned: Mapping[str, Any]) -> ImageSettings | None:
+    """Return the parts that a run with images does not train; None for text alone.
+
+    Names of adapted layers may be a tower's too, a pattern's path is not (loaders/adapter.py).
+    """
+    still = fields.flag("freeze_mm_modules")
+    if not fields.raw(_PROCESSOR):
+        return None
+    pattern = is_pattern(str(fields.raw("lora_target_modules") or ""))
+    apart = pattern and not fields.flag("lora_target_linear") and bool(tuned.get("lora_rank"))
+    frozen = TOWER_PARTS if apart or still else ()
+    return ImageSettings(frozen=frozen, limit=_PROCESSOR, stated=True)
+
+
+_PROCESSOR = "processor_type"
 _EXPERTS = "quantize_moe_experts"
 
 

@@ -10,6 +10,7 @@ import re
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.patterns import is_pattern, targets_in
 from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
     EMBEDDING,
@@ -208,6 +209,8 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
         return _PEFTS_OWN
     said = fields.raw(name) or "all"
+    if isinstance(said, str) and is_pattern(said):
+        return _of_pattern(fields, name, said)
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
     if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
@@ -219,6 +222,24 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         )
         return ATTENTION_TARGETS
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
+
+
+def _of_pattern(fields: Fields, name: str, text: str) -> tuple[str, ...]:
+    try:
+        found, others = targets_in(text)
+    except ValueError:
+        found, others = (), False
+    if others:
+        fields.fault(
+            name, f"{shown(text)} adapts a tower too, which is not supported", allowed="the layers"
+        )
+    elif not found:
+        fields.fault(
+            name,
+            f"{shown(text)} names no layer that is priced",
+            allowed=f"a list of {', '.join(LORA_TARGETS)}",
+        )
+    return found or ATTENTION_TARGETS
 
 
 def trained_whole(fields: Fields) -> tuple[str, ...]:
