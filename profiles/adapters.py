@@ -26,13 +26,14 @@ SINGLE_TARGETS = (
     "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate",
 )  # fmt: skip
 EXPERT_TARGETS = ("w1", "w2", "w3")  # gate, down and up of Mixtral's experts, for peft converts these names
+MIXER_TARGETS = ("in_proj",)  # of Mamba layers; peft refuses their out_proj
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
 # Modules that can be trained in full next to adapters, by Llama's names (peft's ``modules_to_save``): a
 # copy of each, because the frozen original stays; ``norm`` is every norm, since peft compares the ends of
 # names.
 TrainedModule = Literal["embed_tokens", "lm_head", "norm"]
 EMBEDDING, HEAD, NORMS = TRAINED_MODULES = get_args(TrainedModule)
-LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS)
+LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)
 # Every linear layer, under whatever names a launcher has for them (``bound_targets``).
 ALL_LINEAR = ("all-linear",)
 # Those that read one tensor.
@@ -204,7 +205,7 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     return None
 
 
-_NAMES = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
+_NAMES = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)}
 _ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),

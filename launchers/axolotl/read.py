@@ -66,7 +66,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     values = {
         name.replace(f"{_FSDP}fsdp_", _FSDP): found for name, found in (document_of(source) | over).items()
     }
-    plain = [name for name in values if _changes_nothing(name)]
+    dequantised = _WIDENED in values and str(values[_WIDENED].value).lower() == "true"
+    plain = [name for name in values if _changes_nothing(name, dequantised=dequantised)]
     values = {name: found for name, found in values.items() if name not in plain}
     fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
@@ -133,9 +134,16 @@ _WITHOUT_EFFECT = ("tokens and generation", "initial weights")  # of ``catalog/m
 _BALANCING = ("output_router_logits", "router_aux_loss_coef")
 
 
-def _changes_nothing(name: str) -> bool:
+# Of a model that is stored in MXFP4: with ``dequantize`` it is loaded in bf16 (utils/schemas/model.py).
+_AS_STORED = ("model_quantization_config", "model_quantization_config_kwargs")
+_WIDENED = "model_quantization_config_kwargs.dequantize"
+
+
+def _changes_nothing(name: str, *, dequantised: bool) -> bool:
     """Return whether a name is a key of the model's configuration that no step depends on."""
     section, _, key = name.partition(".")
+    if section in _AS_STORED:
+        return dequantised
     harmless = key in _BALANCING or (harmless_reason(key) or "").startswith(_WITHOUT_EFFECT)
     return section in _SECTIONS and harmless
 
@@ -189,7 +197,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
         if fields.integer(f"{name}_parallel_size") > 1:
             fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
-    recompute, micro = _recomputes(fields), fields.integer("micro_batch_size")
+    (recompute, inputs_away), micro = _activations(fields), fields.integer("micro_batch_size")
     count = _count(fields, micro)
     options = {**_kernels(fields, known.model()), **_of_adapters(fields, tuned)}
     fields.stop()
@@ -205,6 +213,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     overrides = replace(known.overrides, model=known.model(), num_gpus=world, values=values)
     name = str(fields.raw("deepspeed"))
     found = ranks.run_of_deepspeeds_file(name, fields, known.source, overrides, key="deepspeed")
+    if inputs_away:
+        found = replace(found, configuration=_with_inputs_away(fields, found.configuration))
     if "base_precision" in tuned:
         require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"], packs=True)
     if "optimizer_rank" in tuned:
@@ -336,6 +346,35 @@ def _count(fields: Fields, micro: int) -> int:
     return max(whole // micro, 1)
 
 
+def _activations(fields: Fields) -> tuple[bool, bool]:
+    """Return whether layers recompute, and whether what is kept goes to the host.
+
+    Offloading replaces recomputation next to adapters; else the inputs of recomputed layers go
+    (core/builders/base.py _configure_gradient_checkpointing; loaders/model.py).
+    """
+    away, own = str(fields.raw(_AWAY) or "false").lower(), _recomputes(fields)
+    if away not in ("false", "true", "legacy", "hidden_states"):
+        fields.fault(_AWAY, f"{shown(away)} is not supported", allowed="false, true, legacy, hidden_states")
+    if away == "legacy":
+        fields.note(f"{_AWAY} legacy waits for its copies: priced as if they ran under the passes")
+    if away == "false":
+        return own, False
+    adapts = fields.word("adapter", "") in _ADAPTERS
+    return not adapts or away == "hidden_states", True
+
+
+def _with_inputs_away(fields: Fields, found: Configuration) -> Configuration:
+    if found.offload not in ("none", "optimizer"):
+        fields.fault(
+            _AWAY, "next to weights on the host is not supported", allowed="false", nearest="false"
+        )
+        fields.stop()
+    return replace(found, offload="activations" if found.offload == "none" else "optimizer+activations")
+
+
+_AWAY = "activation_offloading"
+
+
 def _recomputes(fields: Fields) -> bool:
     """Return whether layers recompute; values other than true and false keep their inputs on the host."""
     said = str(fields.raw("gradient_checkpointing") or "false").lower()
@@ -435,7 +474,7 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
         _take_fsdp1(fields)
     fields.choice(f"{_FSDP}auto_wrap_policy")
     resharded = fields.flag(_RESHARDS, default=True)
-    own = _recomputes(fields)
+    own, inputs_away = _activations(fields)
     recompute = accelerate.checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
     tp, cp, shard, replicas = _mesh(fields, known)
     if not shares:
@@ -443,8 +482,13 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     zero = (_SHARDED if resharded and not _keeps_gathered(fields) else 2) if shares else 0
     if (away := _is_away(fields)) and zero != _SHARDED:
         fields.fault(_OFFLOADS, "weights on the host are priced where they are resharded", allowed="false")
+    if away and inputs_away:
+        fields.fault(
+            _AWAY, "next to weights on the host is not supported", allowed="false", nearest="false"
+        )
     fields.stop()
-    mesh, offload = (tp, cp, shard, replicas), "optimizer+parameters" if away else "none"
+    mesh = (tp, cp, shard, replicas)
+    offload = "optimizer+parameters" if away else "activations" if inputs_away else "none"
     layers = known.model().num_layers
     return accelerate.meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
@@ -544,8 +588,11 @@ def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
     for name in ("tensor_parallel_size", "context_parallel_size", "dp_shard_size", "dp_replicate_size"):
         fields.slip_for(name)
     fields.stop()
-    world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     shard, replicas = fields.optional("dp_shard_size"), fields.optional("dp_replicate_size")
+    stated = (
+        tp * cp * shard * (replicas or 1) if shard else None
+    )  # ranks of a mesh without one left to divide
+    world = known.required("num_gpus", known.num_gpus() or stated, "the script that starts it")
     if shard is None:
         rest = tp * cp * (replicas or 1)
         shard = divided(world, rest, field="dp_replicate_size", what="tp × cp × replicas")

@@ -13,6 +13,7 @@ import numpy as np
 from meshwright.profiles.adapters import (
     EXPERT_TARGETS,
     FUSED_TARGETS,
+    MIXER_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
     WHOLE_PRECISIONS,
@@ -110,7 +111,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=f"the launchers {', '.join(others)}",
         )
         return
-    targets_of = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
+    targets_of = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)}
     targets = [target for kind in able.adapters for target in targets_of[kind]]
     modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
     for field, known in (("lora_targets", targets), ("trained_modules", modules)):

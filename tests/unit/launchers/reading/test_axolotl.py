@@ -228,7 +228,7 @@ def test_axolotls_weights_of_8_bits_and_its_batch_are_read() -> None:
     for line, cause in (
         ("gradient_accumulation_steps: 6", "batch_size: line 4: Axolotl takes it or"),
         ("load_in_4bit: true", "load_in_4bit: line 12: next to adapter lora"),
-        ("activation_offloading: true", "activations on the host"),
+        ("activation_offloading: disk", "disk is not supported"),
     ):
         with pytest.raises(InvalidProblemError, match=cause):
             read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yml")
@@ -357,3 +357,26 @@ gradient_accumulation_steps: 1
 optimizer: adamw_torch_fused
 bf16: true
 """
+
+
+def test_axolotls_offloading_replaces_recomputation_next_to_adapters() -> None:
+    adapted = (
+        f"{AXOLOTL}adapter: lora\nlora_r: 32\nlora_target_linear: true\ngradient_checkpointing: true\n"
+    )
+    cases = {
+        f"{adapted}activation_offloading: true\n": ("none", "activations"),
+        f"{adapted}activation_offloading: hidden_states\n": ("full", "activations"),
+        f"{adapted}activation_offloading: false\n": ("full", "none"),
+    }
+    for text, expected in cases.items():
+        found = read(text, Overrides(num_gpus=8), "a.yml").configuration
+        assert (found.recompute_granularity, found.offload) == expected
+
+
+def test_axolotls_mesh_states_its_ranks() -> None:
+    found = read(
+        f"{AXOLOTL}fsdp_version: 2\nfsdp_config: {{offload_params: false}}\ndp_shard_size: 16\n",
+        Overrides(),
+        "a.yml",
+    )
+    assert (found.configuration.num_gpus, found.configuration.zero_shard_size) == (16, 16)
