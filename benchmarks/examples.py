@@ -123,7 +123,9 @@ def _example(
 ) -> Example:
     ((name, text),) = named.items()
     beside = _beside(root, path, text)
-    source = Source(name=name, text=text, files={**beside, name: text} if beside else {})
+    source = Source(
+        name=name, text=text, files={**beside, name: text} if beside else {}, folder=str(path.parent)
+    )
     return Example(repository=repository.name, path=f"{path.relative_to(root)}{number}", source=source)
 
 

@@ -25,13 +25,14 @@ SINGLE_TARGETS = (
     "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate",
 )  # fmt: skip
 EXPERT_TARGETS = ("w1", "w2", "w3")  # gate, down and up of Mixtral's experts, for peft converts these names
+MIXER_TARGETS = ("in_proj",)  # of Mamba layers; peft refuses their out_proj
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
 # Modules that can be trained in full next to adapters, by Llama's names (peft's ``modules_to_save``): a
 # copy of each, because the frozen original stays; ``norm`` is every norm, since peft compares the ends of
 # names.
 TrainedModule = Literal["embed_tokens", "lm_head", "norm"]
 EMBEDDING, HEAD, NORMS = TRAINED_MODULES = get_args(TrainedModule)
-LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS)
+LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)
 # Every linear layer, under whatever names a launcher has for them (``bound_targets``).
 ALL_LINEAR = ("all-linear",)
 # Those that read one tensor.
@@ -155,10 +156,13 @@ def _whole(inputs: int, outputs: int) -> Matrix:
     return Matrix(name="", inputs=inputs, outputs=outputs, split="nothing")
 
 
-def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) -> int:
+def adapter_parameters(
+    model: ModelSpec, rank: int, targets: tuple[str, ...], *, norms: bool = False
+) -> int:
     """Return trained weights of all adapters; multi-token prediction and the output head have none.
 
     Those outside of layers, a few thousandths where there are any, are counted here and priced nowhere.
+    ``norms``: DoRA's, one of each output.
     """
     first, last = layers_outside(model, targets)
     inside = (
@@ -167,7 +171,8 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) ->
         for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
     )
     return sum(
-        rank * (layer.inputs + layer.outputs) * max(layer.experts, 1) for layer in (*first, *inside, *last)
+        (rank * (layer.inputs + layer.outputs) + layer.outputs * norms) * max(layer.experts, 1)
+        for layer in (*first, *inside, *last)
     )
 
 
@@ -179,8 +184,8 @@ def copied_parameters(model: ModelSpec, module: str) -> int:
         return (
             layers + model.final_norm_parameters + ends * model.norm_weights() + model.layer_embedding_size
         )
-    bias = model.vocab_size * int(model.head_bias and module == HEAD)
-    return model.vocab_size * model.embedding_width + bias
+    rows = model.head_outputs if module == HEAD else model.vocab_size
+    return rows * (model.embedding_width + int(model.head_bias and module == HEAD))
 
 
 def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
@@ -199,7 +204,7 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     return None
 
 
-_NAMES = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
+_NAMES = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)}
 _ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
@@ -289,11 +294,16 @@ def of_linear_experts(model: ModelSpec, rank: int) -> int:
     return rank * each * moe.num_experts * model.layer_kinds().count("moe")
 
 
-def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[Matrix]:
-    """Yield the linear layers of one layer that bitsandbytes replaces, experts where they are such."""
+def quantized_layers(model: ModelSpec, kind: LayerKind, *, experts: bool = False) -> Iterator[Matrix]:
+    """Yield the linear layers of one layer that bitsandbytes replaces, experts where they are such.
+
+    ``experts``: those in one tensor are quantised, too (Axolotl's ``quantize_moe_experts``).
+    """
     yield from single_layers(model, kind).values()
     if model.moe is not None and model.moe.expert_adapters == "linear":
         yield from _experts(model, kind).values()
+    elif experts and kind == "moe":
+        yield from (one for one in model.layer(kind).matrices if one.experts)
 
 
 def saves_input(

@@ -92,7 +92,7 @@ class Capabilities:
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
     samples: tuple[str, ...] = ("sequence",)  # of its batches, with a reference: ``sample_word``
     cuts_packed: bool = False  # 4-bit weights under adapters, over the ranks of ZeRO-3
-    quantizes_experts: bool = True  # models with experts may have weights of fewer bits under adapters
+    quantizes_experts: bool = False  # experts that lie in one tensor too, under adapters
     sequence_parallel: bool = True  # with tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: Limit = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: Limit = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
@@ -103,7 +103,7 @@ class Capabilities:
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
-    diffusion: bool = False  # where "any": the script may train a class of diffusers
+    diffusion: bool = False  # where "any": the script may train a class of diffusers, or one with labels
     # Model types with a vision tower that it trains, each with its source; or "any"
     towers: tuple[str, ...] = ()
     # Tensor- and context-parallel ranks have the whole tower each, and pass every image through it
@@ -317,6 +317,7 @@ _SMALL = ModelSpec(
 
 
 DIFFUSION = "diffusion over latent tokens"
+LABELS = "head of rewards or classes"
 TOWER = "vision tower"
 ANY_MIXER = "mixers of any kind"  # of ``model_constraints``, in addition to the fact of each kind
 
@@ -326,7 +327,8 @@ def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     known = (model.tower.model_type, "any") if model.tower else ()
     lacks_tower = model.tower is not None and not set(known) & set(able.towers)
     if "any" in able.model_facts:
-        lacks = (DIFFUSION,) if model.diffusion and not able.diffusion else ()
+        others = {DIFFUSION: model.diffusion is not None, LABELS: model.num_labels > 0}
+        lacks = tuple(fact for fact, there in others.items() if there and not able.diffusion)
         return (*lacks, TOWER) if lacks_tower else lacks
     own = model_facts(model)
     own = own if lacks_tower else own - {TOWER}
@@ -411,6 +413,7 @@ def _fact_values(model: ModelSpec) -> dict[str, bool]:
         **{one.fact: bool(model.mixer and model.mixer.kind == kind) for kind, one in MIXER_KINDS.items()},
         "mixers next to attention in a layer": model.paired is not None,
         DIFFUSION: model.diffusion is not None,
+        LABELS: model.num_labels > 0,
         "layers of one block": bool(model.layer_pattern),
         "layers of unlike sizes": model.unlike_layers,
         "MLPs next to state-space layers": known and not pattern,

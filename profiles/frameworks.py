@@ -225,6 +225,8 @@ class FrameworkFacts:
     autocasts: bool  # without ZeRO weights are fp32, and autocast casts them for each product
     reduces_copies: bool  # without ZeRO, replicas reduce buckets that are copies of the gradients
     adapter_dropout: bool  # inputs of adapters are dropped out of
+    dora: bool  # adapters' outputs are scaled by a trained norm of each row of the adapted weight
+    quantizes_experts: bool  # experts that lie in one tensor are of fewer bits too, as the linear layers
     pipeline_batch: float  # micro-batches after which a pipeline drains; 0: all of a step
     casts_copies: bool  # modules trained in full with adapters are fp32; else, below ZeRO-3, unchanged
     reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are stored

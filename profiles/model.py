@@ -165,6 +165,7 @@ class ModelSpec(Checked):
     head_bias: bool = False
     normalized_head: bool = False  # the head's rows have unit length wherever they are used (Baichuan 2)
     head_transform: bool = False  # a square product, the activation and a norm before the head
+    num_labels: int = 0  # outputs of a head of rewards or classes, in place of logits; 0: a language model
     attention_softcap: float | None = None  # scores: softcap * tanh(score / softcap)
     logit_softcap: float | None = None
     attention_sinks: bool = False  # a trained score of each head that attends to nothing
@@ -185,6 +186,11 @@ class ModelSpec(Checked):
     def mlp_activation(self) -> Activation:
         """Return the MLP's activation, where it is not stated the usual one."""
         return self.activation or ("silu" if self.gated_mlp else "gelu")
+
+    @property
+    def head_outputs(self) -> int:
+        """Return the outputs of the head: logits of the vocabulary, or labels."""
+        return self.num_labels or self.vocab_size
 
     def padded_vocabulary(self, multiple: int) -> int:
         """Return the rows of embedding and head that are padded to a multiple."""
@@ -541,7 +547,7 @@ class ModelSpec(Checked):
         """Return the weights of the output head and its predecessors; a tied matrix is the embedding's."""
         logits, *_ = self.head
         matrix = 0 if self.tied_embeddings else logits.weights
-        return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters
+        return matrix + self.head_outputs * int(self.head_bias) + self.before_head_parameters
 
     @cached_property
     def before_head_parameters(self) -> int:

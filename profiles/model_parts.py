@@ -31,6 +31,7 @@ MODEL_LIMITS: Limits = {
     "borrowing_layers": (0, 10_000),
     "borrowing_ffn_hidden_size": (1, 2**24),
     "num_mtp_layers": (0, 64),
+    "num_labels": (0, 2**20),
     "sliding_window": (1, 2**31 - 1),
     "sliding_window_every": (1, 10_000),
     "max_position_embeddings": (1, 2**31 - 1),

@@ -77,6 +77,10 @@ def _sizes(model: Model) -> Iterable[Exclusion]:
             f"{model.head_dim} is not qk_nope_head_dim + qk_rope_head_dim", None, str(query),
         ),
         Exclusion("max_position_embeddings", unstated, "is required with learned_position_embeddings"),
+        *(
+            Exclusion("num_labels", model.num_labels and getattr(model, name), f"contradicts {name}", "0")
+            for name in ("tied_embeddings", "normalized_head", "num_mtp_layers", "diffusion")
+        ),
         *(Exclusion(name, True, f"contradicts {positions[0]}") for name in positions[1:]),
     )  # fmt: skip
 

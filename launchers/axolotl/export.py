@@ -26,6 +26,7 @@ from meshwright.launchers.transformers.export import (
     OF_THE_RUN,
     WRITTEN_FACTS,
     Values,
+    adapter_kinds,
     decided,
     trained_whole,
     trainers_galore,
@@ -128,7 +129,7 @@ def _cuts_logits(target: Target) -> bool:
 
 def _adapter(target: Target) -> Values:
     """Return adapters of peft next to weights in bf16 or 4 bits; alpha is twice the rank."""
-    workload = target.workload
+    workload, options = target.workload, target.workload.framework_options
     if not workload.lora_rank:
         return {}
     nested = workload.base_precision == "nf4-double"  # its default
@@ -138,9 +139,10 @@ def _adapter(target: Target) -> Values:
     return {
         "adapter": "qlora" if quantised else "lora",
         **quantised,
+        **({"quantize_moe_experts": True} if options.get("quantizes_experts") else {}),
         "lora_r": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
-        "lora_dropout": 0.0,
+        **adapter_kinds(target, "peft_use_dora"),
         **(
             {"lora_target_linear": True}
             if linear_names(target.problem.model) == workload.lora_targets
@@ -182,7 +184,7 @@ def export(target: Target) -> ExportBundle:
 
 def _warnings(target: Target) -> Iterator[str]:
     cut = ("loss_kernel",) if _cuts_logits(target) else ()
-    yield from accelerate_warnings(target, (*WRITTEN_FACTS, *cut))
+    yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut))
     yield model_is_in_the_script(target)
     if target.config.zero_stage:
         yield "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"

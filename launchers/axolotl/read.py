@@ -6,7 +6,7 @@ utils/distributed.py (_get_parallel_config_kwargs).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,7 @@ from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
     of_trainer,
+    options_of,
     refuse_uncounted,
     require_whole_weights,
     trained_whole,
@@ -27,8 +28,18 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Re
 from meshwright.launchers.reading.commands import World, accelerates_options, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided
+from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, known_of
-from meshwright.launchers.reading.preferences import GENERATES, KINDS, Kind, samples_of
+from meshwright.launchers.reading.patterns import is_pattern
+from meshwright.launchers.reading.preferences import (
+    GENERATES,
+    KINDS,
+    PROCESS_REWARD,
+    REWARD,
+    Kind,
+    labelled,
+    samples_of,
+)
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.trl.read import take_model
@@ -37,6 +48,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import WITHOUT_COPY
+from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -54,7 +66,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     values = {
         name.replace(f"{_FSDP}fsdp_", _FSDP): found for name, found in (document_of(source) | over).items()
     }
-    plain = [name for name in values if _changes_nothing(name)]
+    dequantised = _WIDENED in values and str(values[_WIDENED].value).lower() == "true"
+    plain = [name for name in values if _changes_nothing(name, dequantised=dequantised)]
     values = {name: found for name, found in values.items() if name not in plain}
     fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
@@ -68,18 +81,18 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
                 fields.fault(changed, "changes to the named model can't be read")
     fields.stop()
     take_model(fields, known, "base_model")
+    known.overrides = replace(known.overrides, model=labelled(fields, known.model(), _preferences(fields)))
     tuned = _tuned(fields, known)
-    if "base_precision" in tuned and known.model().moe is not None:
-        name = next(name for name in _QUANTISED.values() if fields.raw(name))
-        fields.fault(name, "experts of fewer bits under Axolotl are not supported", allowed="false")
     precision = _precision(fields)
     for name in ("micro_batch_size", "sequence_len"):
         fields.expect(name)
     if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
         fields.note(trainer.PADDED.format("sequence_len"))
     packed = "sample_packing" if fields.flag("sample_packing") else ""
+    settings = _image_settings(fields, tuned)
     if fields.has("deepspeed"):
-        return replace(_by_deepspeed(fields, known, precision, tuned), packed=packed)
+        run = replace(_by_deepspeed(fields, known, precision, tuned), packed=packed)
+        return run if settings is None else with_images(run, known, settings)
     configuration = _configuration(fields, known)
     world, nodes = configuration.num_gpus, known.world.num_nodes
     each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
@@ -91,6 +104,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             **ranks.kernel_of(fields, "axolotl", configuration),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model()),
+            **_of_adapters(fields, tuned),
         },
         **tuned,
     )
@@ -99,6 +113,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         world=World(nodes, each),
     )  # fmt: skip
     run = replace(run, packed=packed)
+    run = run if settings is None else with_images(run, known, settings)
     if "optimizer_rank" not in tuned:
         return run
     variant = trainer.layerwise(fields, run, tuned["optimizer"], "optimizer")
@@ -119,9 +134,16 @@ _WITHOUT_EFFECT = ("tokens and generation", "initial weights")  # of ``catalog/m
 _BALANCING = ("output_router_logits", "router_aux_loss_coef")
 
 
-def _changes_nothing(name: str) -> bool:
+# Of a model that is stored in MXFP4: with ``dequantize`` it is loaded in bf16 (utils/schemas/model.py).
+_AS_STORED = ("model_quantization_config", "model_quantization_config_kwargs")
+_WIDENED = "model_quantization_config_kwargs.dequantize"
+
+
+def _changes_nothing(name: str, *, dequantised: bool) -> bool:
     """Return whether a name is a key of the model's configuration that no step depends on."""
     section, _, key = name.partition(".")
+    if section in _AS_STORED:
+        return dequantised
     harmless = key in _BALANCING or (harmless_reason(key) or "").startswith(_WITHOUT_EFFECT)
     return section in _SECTIONS and harmless
 
@@ -175,8 +197,9 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
         if fields.integer(f"{name}_parallel_size") > 1:
             fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
-    recompute, micro = _recomputes(fields), fields.integer("micro_batch_size")
-    count, options = _count(fields, micro), _kernels(fields, known.model())
+    (recompute, inputs_away), micro = _activations(fields), fields.integer("micro_batch_size")
+    count = _count(fields, micro)
+    options = {**_kernels(fields, known.model()), **_of_adapters(fields, tuned)}
     fields.stop()
     optimizer = tuned["optimizer"].removesuffix("-bf16")
     values: dict[str, int | str | bool] = {
@@ -190,6 +213,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     overrides = replace(known.overrides, model=known.model(), num_gpus=world, values=values)
     name = str(fields.raw("deepspeed"))
     found = ranks.run_of_deepspeeds_file(name, fields, known.source, overrides, key="deepspeed")
+    if inputs_away:
+        found = replace(found, configuration=_with_inputs_away(fields, found.configuration))
     if "base_precision" in tuned:
         require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"], packs=True)
     if "optimizer_rank" in tuned:
@@ -243,8 +268,44 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     return projected | found
 
 
+def _image_settings(fields: Fields, tuned: Mapping[str, Any]) -> ImageSettings | None:
+    """Return the parts that a run with images does not train; None for text alone.
+
+    Names of adapted layers may be a tower's too, a pattern's path is not (loaders/adapter.py).
+    """
+    still = fields.flag("freeze_mm_modules")
+    if not fields.raw(_PROCESSOR):
+        return None
+    pattern = is_pattern(str(fields.raw("lora_target_modules") or ""))
+    apart = pattern and not fields.flag("lora_target_linear") and bool(tuned.get("lora_rank"))
+    frozen = TOWER_PARTS if apart or still else ()
+    return ImageSettings(frozen=frozen, limit=_PROCESSOR, stated=True)
+
+
+_PROCESSOR = "processor_type"
+_EXPERTS = "quantize_moe_experts"
+
+
+def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
+    """Return the options of adapters, and whether experts that lie in one tensor are quantised, too."""
+    if not tuned.get("lora_rank"):
+        return {}
+    found = options_of(fields)
+    if fields.flag(_EXPERTS):
+        if is_packed(tuned.get("base_precision", "bf16")):
+            found["quantizes_experts"] = True
+        else:
+            fields.fault(
+                _EXPERTS, "is supported with load_in_4bit alone", allowed="false, or load_in_4bit: true"
+            )
+    return found
+
+
 def _preferences(fields: Fields) -> Kind | None:
     """Return the kind of training on preferences (core/builders/rl.py, train.py setup_reference_model)."""
+    of_rewards = {"reward_model": REWARD, "process_reward_model": PROCESS_REWARD}
+    if (named := next((one for one in of_rewards if fields.flag(one)), None)) is not None:
+        return of_rewards[named]
     name = fields.word("rl", "")
     if name and name not in KINDS:
         fields.fault("rl", f"{shown(name)} {GENERATES}", allowed=", ".join(KINDS))
@@ -283,6 +344,35 @@ def _count(fields: Fields, micro: int) -> int:
             "batch_size", f"Axolotl takes it or {accelerate.ACCUMULATION}, not both", allowed="one of them"
         )
     return max(whole // micro, 1)
+
+
+def _activations(fields: Fields) -> tuple[bool, bool]:
+    """Return whether layers recompute, and whether what is kept goes to the host.
+
+    Offloading replaces recomputation next to adapters; else the inputs of recomputed layers go
+    (core/builders/base.py _configure_gradient_checkpointing; loaders/model.py).
+    """
+    away, own = str(fields.raw(_AWAY) or "false").lower(), _recomputes(fields)
+    if away not in ("false", "true", "legacy", "hidden_states"):
+        fields.fault(_AWAY, f"{shown(away)} is not supported", allowed="false, true, legacy, hidden_states")
+    if away == "legacy":
+        fields.note(f"{_AWAY} legacy waits for its copies: priced as if they ran under the passes")
+    if away == "false":
+        return own, False
+    adapts = fields.word("adapter", "") in _ADAPTERS
+    return not adapts or away == "hidden_states", True
+
+
+def _with_inputs_away(fields: Fields, found: Configuration) -> Configuration:
+    if found.offload not in ("none", "optimizer"):
+        fields.fault(
+            _AWAY, "next to weights on the host is not supported", allowed="false", nearest="false"
+        )
+        fields.stop()
+    return replace(found, offload="activations" if found.offload == "none" else "optimizer+activations")
+
+
+_AWAY = "activation_offloading"
 
 
 def _recomputes(fields: Fields) -> bool:
@@ -331,7 +421,7 @@ _PATCHES = {
     "unsloth_lora_mlp": "elementwise_fused",
 }
 # Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
-_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab")
+_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin")
 
 
 def _plugins(fields: Fields) -> str:
@@ -384,7 +474,7 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
         _take_fsdp1(fields)
     fields.choice(f"{_FSDP}auto_wrap_policy")
     resharded = fields.flag(_RESHARDS, default=True)
-    own = _recomputes(fields)
+    own, inputs_away = _activations(fields)
     recompute = accelerate.checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
     tp, cp, shard, replicas = _mesh(fields, known)
     if not shares:
@@ -392,8 +482,13 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     zero = (_SHARDED if resharded and not _keeps_gathered(fields) else 2) if shares else 0
     if (away := _is_away(fields)) and zero != _SHARDED:
         fields.fault(_OFFLOADS, "weights on the host are priced where they are resharded", allowed="false")
+    if away and inputs_away:
+        fields.fault(
+            _AWAY, "next to weights on the host is not supported", allowed="false", nearest="false"
+        )
     fields.stop()
-    mesh, offload = (tp, cp, shard, replicas), "optimizer+parameters" if away else "none"
+    mesh = (tp, cp, shard, replicas)
+    offload = "optimizer+parameters" if away else "activations" if inputs_away else "none"
     layers = known.model().num_layers
     return accelerate.meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
@@ -493,8 +588,11 @@ def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
     for name in ("tensor_parallel_size", "context_parallel_size", "dp_shard_size", "dp_replicate_size"):
         fields.slip_for(name)
     fields.stop()
-    world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     shard, replicas = fields.optional("dp_shard_size"), fields.optional("dp_replicate_size")
+    stated = (
+        tp * cp * shard * (replicas or 1) if shard else None
+    )  # ranks of a mesh without one left to divide
+    world = known.required("num_gpus", known.num_gpus() or stated, "the script that starts it")
     if shard is None:
         rest = tp * cp * (replicas or 1)
         shard = divided(world, rest, field="dp_replicate_size", what="tp × cp × replicas")

@@ -114,14 +114,14 @@ def _precision(fields: Fields, known: Known) -> str:
     if automatic:
         word = known.word("precision", "bf16")
         fields.note(f"{automatic[0]}.enabled is auto: {word} is taken (--set precision=…)")
-        return word if word in ("bf16", "fp16") else "bf16"
+        return word if word in ("bf16", "fp16", "fp32") else "bf16"
     bf16 = fields.flag("bf16.enabled") or fields.flag("bfloat16.enabled")
     fp16 = fields.raw("fp16.enabled") not in ("auto", None) and fields.flag("fp16.enabled")
     if bf16 and fp16:
         fields.fault("fp16.enabled", "contradicts bf16.enabled: DeepSpeed takes one of them")
     if not bf16 and not fp16:
-        fields.fault("bf16.enabled", "neither bf16 nor fp16 is enabled: training in fp32 is not supported")
-    return "fp16" if fp16 else "bf16"
+        fields.note("neither bf16 nor fp16 is enabled: weights, products and gradients are fp32")
+    return "bf16" if bf16 else "fp16" if fp16 else "fp32"
 
 
 # Deprecated switches of the device (zero/config.py; cpu_offload_params: 0.3.13, zero/constants.py)

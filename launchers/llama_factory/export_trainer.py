@@ -22,6 +22,7 @@ from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.launchers.transformers.export import (
     Values,
+    adapter_kinds,
     decided,
     keeps_fp32,
     trainer_warnings,
@@ -100,7 +101,7 @@ def _adapter(target: Target) -> Values:
         "finetuning_type": "lora",
         "lora_rank": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
-        "lora_dropout": 0.0,
+        **adapter_kinds(target),
         "lora_target": "all"
         if linear_names(target.problem.model) == workload.lora_targets
         else ",".join(workload.lora_targets),

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
+from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.patterns import is_pattern, targets_in
 from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
     EMBEDDING,
@@ -110,9 +112,20 @@ def adapters_of(
 # its own names, Axolotl's and ms-swift's; every value of a trainer's ``lora_bias`` but none adds weights.
 UNCOUNTED = re.compile(
     r"(?:\w+\.)?(?:peft_|lora_)?(?:bias|rank_pattern|layers_to_transform|layers_pattern|exclude_modules|"
-    r"layer_replication|trainable_token_indices|use_(?:dora|qalora|bdlora))(?:\..+)?|target_regex"
+    r"layer_replication|trainable_token_indices|use_(?:qalora|bdlora))(?:\..+)?|target_regex"
 )
 WHY_UNCOUNTED = "changes which weights are trained. That is not supported"
+
+
+_DORA = ("use_dora", "peft_use_dora")  # peft's, and Axolotl's
+_DROPOUTS = ("lora_dropout", "lora_dropout_p", "lora_droppout")
+
+
+def options_of(fields: Fields, *, usual: float = 0.0) -> Options:
+    """Return the options of adapters: dropout on their inputs, and DoRA; ``usual``: the default dropout."""
+    name = next((name for name in _DROPOUTS if fields.has(name)), _DROPOUTS[0])
+    found: Options = {"adapter_dropout": True} if fields.number(name, usual) > 0.0 else {}
+    return found | ({"dora": True} if any(fields.flag(one) for one in _DORA) else {})
 
 
 def refuse_uncounted(fields: Fields) -> None:
@@ -196,6 +209,8 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
         return _PEFTS_OWN
     said = fields.raw(name) or "all"
+    if isinstance(said, str) and is_pattern(said):
+        return _of_pattern(fields, name, said)
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
     if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
@@ -207,6 +222,24 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         )
         return ATTENTION_TARGETS
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
+
+
+def _of_pattern(fields: Fields, name: str, text: str) -> tuple[str, ...]:
+    try:
+        found, others = targets_in(text)
+    except ValueError:
+        found, others = (), False
+    if others:
+        fields.fault(
+            name, f"{shown(text)} adapts a tower too, which is not supported", allowed="the layers"
+        )
+    elif not found:
+        fields.fault(
+            name,
+            f"{shown(text)} names no layer that is priced",
+            allowed=f"a list of {', '.join(LORA_TARGETS)}",
+        )
+    return found or ATTENTION_TARGETS
 
 
 def trained_whole(fields: Fields) -> tuple[str, ...]:

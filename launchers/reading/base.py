@@ -33,6 +33,7 @@ class Source:
     include: Include = lambda _: None  # reads a file of the same folder that the text names, by base name
     variables: Mapping[str, str] = field(default_factory=dict)  # supplied shell variables
     environment: Mapping[str, str] = field(default_factory=dict)  # of the script that starts this one
+    folder: str = ""  # that the file lies in, as far as it is known
 
     @property
     def suffix(self) -> str:

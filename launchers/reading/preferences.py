@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.launchers.reading.fields import Fields
 from meshwright.profiles.documents import shown
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.samples import SampleKind
 
 
@@ -22,6 +23,7 @@ class Kind:
 
     sample: SampleKind
     compares: bool = True  # to a reference model
+    labels: int = 0  # outputs of its head, in place of logits; 0: logits
 
 
 _PAIRS = Kind(sample="pair", compares=False)
@@ -30,14 +32,38 @@ KINDS: Mapping[str, Kind] = {
     **dict.fromkeys(("orpo", "cpo", "simpo"), _PAIRS),
     "kto": Kind(sample="unpaired"),
     "bco": Kind(sample="sequence"),  # each answer through both models, and a classifier of prompts
-    "rm": _PAIRS,
+    "rm": _PAIRS,  # a value head beside the logits, which are made all the same (train/rm/trainer.py)
 }
+# Classes without logits: one score of a sequence, or two of every token (TRL 1.16:
+# trainer/reward_trainer.py; experimental/prm/prm_trainer.py, examples/scripts/prm.py).
+REWARD = Kind(sample="pair", compares=False, labels=1)
+PROCESS_REWARD = Kind(sample="sequence", compares=False, labels=2)
+_TRLS_KINDS = {**KINDS, "reward": REWARD, "prm": PROCESS_REWARD}
 GENERATES = (
     "generates answers while it trains, which files of this trainer are not read for: plan its roles with "
     "kind: post_training"
 )
-_TRLS = re.compile(r"(?:^trl |(?:^|/)(?:trl|examples)/scripts/)(dpo|kto|bco|cpo|orpo)(?:\.py)?$")
+_TRLS = re.compile(
+    r"(?:^trl |(?:^|/)(?:trl|examples)/scripts/)(dpo|kto|bco|cpo|orpo|reward|prm)(?:_modeling)?(?:\.py)?$"
+)
 _STAGES = ("sft", "pt", "pretrain", "")
+_LABELS = "num_labels"
+
+
+def labelled(fields: Fields, model: ModelSpec, kind: Kind | None) -> ModelSpec:
+    """Return the model with the head that a kind of training, or ``num_labels``, gives it.
+
+    transformers' classes ForSequenceClassification and ForTokenClassification score every token by a matrix
+    of their own, and have no logits (modeling_layers.py).
+    """
+    said = fields.integer(_LABELS) if fields.has(_LABELS) else 0
+    labels = said or (kind.labels if kind else 0)
+    if not labels:
+        return model
+    return replace(
+        model, num_labels=labels, tied_embeddings=False, head_bias=False, normalized_head=False,
+        num_mtp_layers=0,
+    )  # fmt: skip
 
 
 def kind_named(fields: Fields, program: str) -> Kind | None:
@@ -46,6 +72,7 @@ def kind_named(fields: Fields, program: str) -> Kind | None:
     if program == "swift rlhf":
         name = fields.word("rlhf_type", "dpo")
         _require_known(fields, "rlhf_type", name)
+        name = "reward" if name == "rm" else name  # seq_cls with one label (arguments/rlhf_args.py)
     elif fields.has("stage") and not str(fields.raw("stage")).isdecimal():
         stage = fields.word("stage", "")
         name = "" if stage in _STAGES else stage
@@ -53,7 +80,7 @@ def kind_named(fields: Fields, program: str) -> Kind | None:
             _require_known(fields, "stage", name)
         if name == "dpo" and fields.choice("pref_loss", "sigmoid") in ("orpo", "simpo"):
             name = "orpo"
-    return KINDS.get(name)
+    return _TRLS_KINDS.get(name)
 
 
 def _require_known(fields: Fields, key: str, name: str) -> None:

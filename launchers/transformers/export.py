@@ -13,7 +13,7 @@ from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 
 Values = dict[str, object]
-WRITTEN_FACTS = ("attention_kernel", "flash_attention")
+WRITTEN_FACTS = ("attention_kernel", "flash_attention", "adapter_dropout", "dora")
 # Values for a long run that do not affect the price; the user may change them.
 OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 
@@ -39,6 +39,13 @@ def keeps_fp32(target: Target) -> bool:
 def trained_whole(target: Target, name: str) -> Values:
     """Return the modules trained in full, under a trainer's ``name`` for peft's ``modules_to_save``."""
     return {name: list(target.workload.trained_modules)} if target.workload.trained_modules else {}
+
+
+def adapter_kinds(target: Target, dora: str = "use_dora") -> Values:
+    """Return dropout, at peft's usual share where it was priced, and DoRA under a trainer's name."""
+    options = target.workload.framework_options
+    share = 0.05 if options.get("adapter_dropout") else 0.0
+    return {"lora_dropout": share, **({dora: True} if options.get("dora") else {})}
 
 
 def trainers_galore(target: Target, key: str = "optim") -> Values:

@@ -26,7 +26,8 @@ from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.launchers.reading.images import ImageSettings, settings_of, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
-from meshwright.launchers.reading.preferences import kind_named, samples_of, trls_kind
+from meshwright.launchers.reading.preferences import kind_named, labelled, samples_of, trls_kind
+from meshwright.launchers.transformers import read_chat as chat
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
@@ -62,6 +63,7 @@ PADDED = (  # with the name of the longest length
 REPLICAS = "no file or command states how ranks share the model: plain replicas, a whole model each"
 _LEAST_NAMES = 2
 _DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
+_WIDE = "fp32"  # all of a run, where nothing asks for 16 bits
 _SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
 
 
@@ -74,6 +76,7 @@ class Tool:
     recomputes: bool = False
     tuner: str = "full"
     length: int | None = None
+    dropout: float = 0.0  # of adapters' inputs
     launcher: str = "accelerate"  # launcher of its replicas and meshes
     programs: tuple[str, ...] = ("transformers", "trl")  # with arguments of these names (launchers.flags)
 
@@ -89,10 +92,16 @@ LLAMA_FACTORY = Tool(
 )
 _FORK = replace(LLAMA_FACTORY, name="a script in LLaMA-Factory's names", length=None)
 _MS_SWIFT = Tool(
-    name="ms-swift", micro=1, recomputes=True, tuner="lora", programs=("ms-swift", "transformers")
+    name="ms-swift",
+    micro=1,
+    recomputes=True,
+    tuner="lora",
+    dropout=0.05,
+    programs=("ms-swift", "transformers"),
 )
-_TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
+_TRL = Tool(name="TRL", recomputes=True, length=1024, dropout=0.05)  # SFTConfig
 _TRLS_PREFERENCES = replace(_TRL, programs=("trl", "transformers"))  # DPOConfig, KTOConfig, …: as long
+_CHAT = Tool(name="DeepSpeed-Chat", micro=16, length=512, programs=("trl", "transformers"))
 _OPEN_INSTRUCT = Tool(name="open-instruct")  # weights in bf16 (finetune.py); sequences as long as it says
 # Arguments of TRL's SFTConfig that no other trainer has (TRL 1.16.0, trainer/sft_config.py).
 _OF_SFT = ("packing", "packing_strategy", "completion_only_loss", "assistant_only_loss")
@@ -223,6 +232,8 @@ def _tool(fields: Fields, program: str = "") -> Tool:
         program = program.replace("trl", "")
     if trls_kind(program):
         return _TRLS_PREFERENCES
+    if chat.is_chats(fields, program):
+        return _CHAT
     own = _PLAIN
     if fields.has("finetuning_type") or fields.has("stage"):
         own = LLAMA_FACTORY if _ITS_PROGRAMS.search(program) else _FORK
@@ -265,7 +276,8 @@ def trainer_run(
     if tool is LLAMA_FACTORY:
         require_do_train(fields)
         fields.stop()
-    model = _model(fields, known, tool)
+    kind = chat.kind_of(fields, known.source.folder) if tool is _CHAT else kind_named(fields, program)
+    model = labelled(fields, _model(fields, known, tool), kind)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _micro(fields, known, tool)
@@ -309,9 +321,10 @@ def trainer_run(
         **ranks.kernel_of(fields, found.launcher, found.configuration),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
         **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=_is_trls(fields, tool)),
+        **(adapters.options_of(fields, usual=tool.dropout) if tuned["lora_rank"] else {}),
     }
     tuned = _as_run(fields, tool, found, tuned)
-    tuned |= samples_of(fields, kind_named(fields, program), adapts=tuned["lora_rank"] > 0)
+    tuned |= samples_of(fields, kind, adapts=tuned["lora_rank"] > 0)
     in_bf16 = tool in (LLAMA_FACTORY, _FORK) or _loads_in_bf16(fields, tool)  # only what trains is cast up
     tuned |= reference_precision(fields, found, tuned, in_bf16=in_bf16)
     fields.stop()
@@ -341,6 +354,8 @@ def _image_settings(fields: Fields, tool: Tool) -> ImageSettings | None:
 
 def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
     """Return the trained modules, the adapters and the optimizer as fields of a workload."""
+    if tool is _CHAT:
+        return {**chat.adapters_of(fields, model), "optimizer": "adamw", "base_precision": "bf16"}
     strange = tool is _PLAIN and fields.raw("use_peft") is None  # its default is TRL's
     rank, targets = adapters.adapters_of(
         fields,
@@ -495,7 +510,14 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
     if "optimizer_rank" in tuned:
         optimizer = layerwise(fields, found, optimizer)
         fields.stop()
-    if base != "bf16":
+    if found.workload.precision == _WIDE:
+        if base != "bf16":
+            fields.fault(
+                "bf16",
+                "neither bf16 nor fp16 is given: weights of few bits in fp32 products are not supported",
+                allowed="bf16 or fp16 true, or --set precision=bf16",
+            )
+    elif base != "bf16":
         packs = tool in (LLAMA_FACTORY, _FORK)  # model/model_utils/quantization.py:178, the compute type
         adapters.require_whole_weights(fields, found.configuration.zero_stage, rank, packs=packs)
     elif rank and tool in _PEFTS and not in_bf16 and found.launcher != "deepspeed":
@@ -508,7 +530,8 @@ def reference_precision(
 ) -> dict[str, Any]:
     """Return the type of a frozen copy of the model where it is loaded in fp32, and stays so."""
     copied = tuned.get("reference") == "frozen" and not tuned.get("lora_rank")
-    if not copied or in_bf16 or found.launcher == "deepspeed":
+    wide = found.workload.precision == _WIDE  # all that is priced is
+    if not copied or in_bf16 or wide or found.launcher == "deepspeed":
         return {}
     fields.note("the reference model is loaded in float32 too: 4 bytes a weight")
     return {"base_precision": "fp32"}
@@ -702,13 +725,13 @@ _SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}
 def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *, lora: bool) -> str:
     """Return the autocast type by the arguments, DeepSpeed's or accelerate's file, or the weights' type."""
     supplied = known.overrides.values.get("precision")
-    if supplied in ("bf16", "fp16"):
+    if supplied in ("bf16", "fp16", "fp32"):
         return str(supplied)
-    for name in ("bf16", "fp16"):
-        if fields.has(name) and fields.flag(name):
-            return name
-    if engine := ranks.engines_precision(fields, known.source):
-        return engine
+    if tool is _CHAT:
+        return fields.word("dtype", "fp16", allowed=("fp16", "bf16"))
+    on = next((name for name in ("bf16", "fp16") if fields.has(name) and fields.flag(name)), "")
+    if found := on or ranks.engines_precision(fields, known.source):
+        return found
     said = "no" if mesh is None else mesh.choice("mixed_precision", "no")
     if mesh is not None:
         mesh.stop()
@@ -723,12 +746,11 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
         fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")
         return "fp16" if dtype == "float16" else "bf16"
     fields.has("bf16")
-    fields.fault(
-        "bf16",
-        "neither bf16 nor fp16 is given: training in fp32 is not supported",
-        allowed="bf16 or fp16 true, or --set precision=bf16",
+    fields.note(
+        "neither bf16 nor fp16 is given: weights, products and gradients in fp32, the default; where the "
+        "script sets another type: --set precision=bf16"
     )
-    return "bf16"
+    return _WIDE
 
 
 def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch") -> str:

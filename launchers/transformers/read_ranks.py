@@ -316,7 +316,7 @@ def _resolved(values: Mapping[str, LocatedValue], overrides: Overrides) -> dict[
     precision = str(
         overrides.values["precision"]
     )  # accelerate adds its section (DeepSpeedPlugin.set_mixed_precision)
-    if not any(name.startswith(f"{precision}.") for name in values):
+    if precision != "fp32" and not any(name.startswith(f"{precision}.") for name in values):
         found[f"{precision}.enabled"] = True  # accelerate adds it (DeepSpeedPlugin.set_mixed_precision)
     return found
 

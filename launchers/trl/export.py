@@ -20,6 +20,7 @@ from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import (
     Values,
+    adapter_kinds,
     decided,
     keeps_fp32,
     trained_whole,
@@ -110,7 +111,7 @@ def _adapter_values(target: Target) -> Values:
         "use_peft": True,
         "lora_r": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
-        "lora_dropout": 0.0,
+        **adapter_kinds(target),
         # A list of one becomes a word, which peft treats as a pattern of whole paths (trainer/utils.py).
         "lora_target_modules": "all-linear"
         if names_every(workload.lora_targets)

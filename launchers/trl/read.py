@@ -18,6 +18,7 @@ from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
+    options_of,
     refuse_stored,
     refuse_uncounted,
     require_whole_weights,
@@ -83,7 +84,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     dtype = _dtype(fields, precision, frozen=bool(adapters))
     fields.word("attn_implementation", "")
     size = fields.optional(accelerate.DDP_BUCKET)
-    liger = uses_liger(fields)
+    liger, kinds = uses_liger(fields), options_of(fields, usual=0.05) if adapters else {}
     fields.stop()
     unread = fields.unread()
     plain = {
@@ -105,13 +106,14 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **kernel_of(fields, run.launcher, run.configuration),
         **bucket_option(size, run.launcher, run.configuration),
         **kernels_of(run.launcher, liger=liger, by_trl=True),
+        **kinds,
     }
     optimizer = trainer.optimizer_under(run, optimizer)
     adapters |= samples
     adapters |= trainer.reference_precision(fields, run, adapters, in_bf16=dtype in ("bfloat16", "auto"))
     if "lora_rank" not in adapters:
         # FSDP2 casts trained weights up (accelerate, utils/fsdp_utils.py); others stay as they are loaded
-        if dtype not in ("float32", "auto") and trainer.keeps_no_copy(run):
+        if dtype not in ("float32", "auto") and precision != "fp32" and trainer.keeps_no_copy(run):
             optimizer = WITHOUT_COPY.get(optimizer, optimizer)
         optimizer = trainer.layerwise(fields, run, optimizer) if projected else optimizer
         fields.stop()
@@ -176,9 +178,9 @@ def _precision(fields: Fields) -> str:
     brain = fields.flag("bf16", default=not half)
     if half and brain:
         fields.fault("bf16", "true, and so is fp16: TrainingArguments takes one of them", allowed="false")
-    elif not half and not brain:
-        fields.fault("bf16", "training in fp32 is not supported", allowed="true, or fp16: true")
-    return "fp16" if half else "bf16"
+    elif not half and not brain and fields.flag("use_peft"):
+        fields.fault("bf16", "adapters in fp32 are not supported", allowed="true, or fp16: true")
+    return "fp16" if half else "bf16" if brain else "fp32"
 
 
 def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def head_of(model: ModelSpec) -> tuple[Operator, ...]:
     """Return the projection to the vocabulary, and the products before it, if a model has any."""
     h = model.hidden_size
-    logits = Matrix(name="lm_head", inputs=model.embedding_width, outputs=model.vocab_size)
+    logits = Matrix(name="lm_head", inputs=model.embedding_width, outputs=model.head_outputs)
     found = [
         Operator(name="head", title="head (logits)", block="head", matrices=(logits,), over="vocabulary")
     ]

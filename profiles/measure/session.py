@@ -235,7 +235,7 @@ def _layer_tasks(shard: Shard) -> Iterator[Task]:
 # What the ends of a model may do that the measured ones do not.
 _OTHER_ENDS = (
     "embedding_size", "learned_position_embeddings", "embedding_norm", "head_bias", "normalized_head",
-    "head_transform", "logit_softcap", "num_mtp_layers",
+    "head_transform", "logit_softcap", "num_mtp_layers", "num_labels",
 )  # fmt: skip
 
 

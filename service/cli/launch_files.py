@@ -64,6 +64,7 @@ def source_of(paths: Sequence[Path]) -> Source:
         text=files[first.name],
         files=files if len(files) > 1 else {},
         include=lambda name: _named_by(first, files[first.name], name),
+        folder=str(first.resolve().parent),
     )
 
 

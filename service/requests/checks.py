@@ -478,6 +478,15 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
             nearest="bf16",
             tip="--lora-rank 16",
         )
+    for name in ("dora", "quantizes_experts"):
+        if workload.framework_options.get(name) and not workload.lora_rank:
+            yield FieldError(
+                pointer=pointer("workload", "framework_options", name),
+                message="without adapters there is nothing that it concerns",
+                allowed="false, or a lora_rank > 0",
+                nearest="false",
+                tip="--lora-rank 16",
+            )
     if workload.trained_modules and not workload.lora_rank:
         yield FieldError(
             pointer=pointer("workload", "trained_modules"),

@@ -478,6 +478,11 @@ class Context:
         return self.workload.lora_rank > 0
 
     @cached_property
+    def wide_adapters(self) -> BoolArray:
+        """Mark rows with adapters in fp32, as peft makes them, which nothing but autocast reads in bf16."""
+        return np.asarray((self.columns.zero_stage == 0) & (self.adapts and self.facts.autocasts))
+
+    @cached_property
     def small_copies(self) -> BoolArray:
         """Mark rows with copies, gradients and states of wholly trained weights in bf16."""
         kept = self.frozen and not self.facts.casts_copies and self.workload.base_precision != "fp32"
@@ -558,6 +563,12 @@ class Context:
         """Return the rows of embedding and head, padded to the framework's multiple for each rank."""
         multiple = self.facts.vocabulary_multiple * self.vocabulary_ranks
         return np.asarray(np.ceil(self.model.vocab_size / multiple) * multiple)
+
+    @cached_property
+    def padded_outputs(self) -> FloatArray:
+        """Return the rows of the head's matrix: of the padded vocabulary, or its labels."""
+        labels = self.model.num_labels
+        return np.full_like(self.t, labels) if labels else self.padded_vocabulary
 
     @cached_property
     def expert_load(self) -> FloatArray:

@@ -79,6 +79,7 @@ _SINGLE_NORM, _NORM_CASTS = 6.0, 2.0  # power, mean, sum, root, two products; fr
 _SINGLE_ROTARY, _ROTARY = 10.0, 2.0  # of queries and of keys: two products, negation, concatenation, sum
 _ROTATED = 2.0  # casts of what fp32 cosines have rotated
 _ADAPTER, _ADAPTER_CASTS = 4.0, 4.0  # two products, scale, sum; casts of input, to and fro, and of matrices
+_NORMED, _NORMED_CASTS = 11.0, 3.0  # DoRA: unit matrix, two products, norm and scale; casts to fp32
 _DEQUANTIZE = 2.0  # scales, then weights (bitsandbytes 0.50 ``functional.py dequantize_4bit``)
 _GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``integrations/moe.py``)
 _LOOP, _LOOPED_EXPERT = 18.0, 17.0  # router and masks; each expert finds, reads, multiplies and adds tokens
@@ -136,7 +137,8 @@ def _module_kernels(ctx: Context, kind: LayerKind) -> FloatArray:
     number = number + matrices * (1.0 + wide) + reading * wide
     if ctx.frozen:
         adapters = sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))
-        number = number + adapters * (_ADAPTER + _ADAPTER_CASTS * ctx.facts.autocasts)
+        normed = (_NORMED + _NORMED_CASTS * ctx.facts.autocasts) * ctx.facts.dora
+        number = number + adapters * (_ADAPTER + _ADAPTER_CASTS * ctx.facts.autocasts + normed)
         number = number + matrices * _DEQUANTIZE * (ctx.held_precision in ("nf4", "int8"))
     if model.mixes_tokens:
         rotary = _ROTARY + single * (_SINGLE_ROTARY - _ROTARY)

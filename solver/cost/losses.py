@@ -40,9 +40,9 @@ def _tiles(ctx: Context) -> FloatArray:
 
 def _rows(ctx: Context) -> FloatArray:
     """Liger 0.8.5 ``ops/fused_linear_cross_entropy.py:97``: logits no larger than the input."""
-    parts = np.ceil(ctx.padded_vocabulary / ctx.model.hidden_size)
+    parts = np.ceil(ctx.padded_outputs / ctx.model.hidden_size)
     rows = 2.0 ** np.ceil(np.log2(np.maximum(np.ceil(ctx.tokens / parts), 1.0)))
-    return np.minimum(rows, ctx.tokens) * ctx.padded_vocabulary
+    return np.minimum(rows, ctx.tokens) * ctx.padded_outputs
 
 
 # Liger 0.8.5 ``ops/fused_linear_cross_entropy.py:165-364``: for each part of the logits two products read a
@@ -64,18 +64,23 @@ _CHUNKED: Mapping[str, ChunkedLoss] = {
 }
 
 
+def _chunked(ctx: Context) -> ChunkedLoss | None:
+    """Return the loss that makes a part of the logits at a time; None for others, and of few labels."""
+    return None if ctx.model.num_labels else _CHUNKED.get(ctx.facts.loss_kernel)
+
+
 def loss_bytes(ctx: Context) -> FloatArray:
     """Return the bytes that a rank holds for the loss at its peak, the head's input included, shape (n,).
 
     A chunked loss that is run for a further micro-batch makes a gradient of the whole head, which is then
     added to that of the micro-batches before.
     """
-    facts, kernel = ctx.facts, _CHUNKED.get(ctx.facts.loss_kernel)
+    facts, kernel = ctx.facts, _chunked(ctx)
     rows = ctx.tokens * ctx.model.hidden_size * ctx.row_share
     if kernel is None:
         per_logit = min(facts.logit_bytes, _FUSED_LOGIT_BYTES if facts.loss_fused else np.inf)
-        return ctx.tokens * ctx.padded_vocabulary / ctx.logits_ranks * per_logit + 4.0 * rows
-    weights = ctx.padded_vocabulary / ctx.vocabulary_ranks * ctx.model.hidden_size
+        return ctx.tokens * ctx.padded_outputs / ctx.logits_ranks * per_logit + 4.0 * rows
+    weights = ctx.padded_outputs / ctx.vocabulary_ranks * ctx.model.hidden_size
     adds = (HEAD in ctx.trained_modules) * (ctx.columns.num_microbatches > 1)
     held = kernel.logits(ctx) * _TILE_BYTES + weights * kernel.weight_bytes * adds
     return held + rows * (4.0 + kernel.hidden_bytes)
@@ -95,10 +100,10 @@ def reread_bytes(ctx: Context) -> FloatArray | float:
 
 def loss_is_fused(ctx: Context) -> bool:
     """Return whether the loss reads and writes its logits in one kernel of 2 bytes each."""
-    return ctx.facts.loss_fused or ctx.facts.loss_kernel in _CHUNKED
+    return ctx.facts.loss_fused or _chunked(ctx) is not None
 
 
 def logits_are_replayed(ctx: Context) -> bool:
     """Return whether the backward pass makes the logits again."""
-    kernel = _CHUNKED.get(ctx.facts.loss_kernel)
+    kernel = _chunked(ctx)
     return kernel is not None and kernel.replays

@@ -33,9 +33,11 @@ from meshwright.solver.cost.losses import loss_bytes
 from meshwright.solver.cost.low_rank import low_rank
 from meshwright.solver.cost.parameters import (
     Weights,
+    adapter_kept_bytes,
     base_bytes_beyond,
     casts_bytes,
     largest_tensor,
+    norm_workspace_bytes,
     part_weights,
     trained_parts,
 )
@@ -365,6 +367,8 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         gated = model.gate_width + model.num_attention_heads * model.v_head_dim
         inner = inner + ctx.tokens * 2.0 * gated / ctx.t
     kept = outer + inner
+    if ctx.adapts:
+        kept = kept + adapter_kept_bytes(ctx, kind)
     if ctx.selective.any():
         freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
         left = np.maximum(kept - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
@@ -701,6 +705,10 @@ def memory_prices(
     overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
     # what a layer's pass begins with: copies on their way to the host, and what a replay makes
     begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0)
+    if ctx.facts.dora:
+        begun = begun + np.maximum.reduce(
+            [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
+        )
     freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
     head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     largest_layer = layer_weights.dense + layer_weights.routed

@@ -10,15 +10,18 @@ from typing import Literal
 import numpy as np
 
 from meshwright.profiles.adapters import (
+    ATTENTION_INPUT,
     EMBEDDING,
     HEAD,
     MLP_INNER,
+    MLP_INPUT,
     NORMS,
     PACKED_BYTES,
     WHOLE_PRECISIONS,
     adapted_layers,
     base_bytes,
     copied_parameters,
+    is_packed,
     quantized_layers,
     scale_bytes,
 )
@@ -82,7 +85,7 @@ def _vocabulary_matrix(ctx: Context) -> FloatArray:
 
 def _output_matrix(ctx: Context) -> FloatArray:
     """Count a rank's weights of the output matrix, which weight shards divide as well."""
-    return _vocabulary_matrix(ctx) / (ctx.vocabulary_ranks * ctx.g)
+    return ctx.padded_outputs * ctx.model.embedding_width / (ctx.vocabulary_ranks * ctx.g)
 
 
 def embedding_weights(ctx: Context) -> Weights:
@@ -134,9 +137,7 @@ def output_weights(ctx: Context) -> Weights:
     """Count output matrix (none of its own if tied), final norm, and the copy of the embedding."""
     model = ctx.model
     own = 0.0 if model.tied_embeddings else _output_matrix(ctx)
-    whole = (
-        ctx.padded_vocabulary / ctx.vocabulary_ranks * int(model.head_bias) + model.before_head_parameters
-    )
+    whole = ctx.padded_outputs / ctx.vocabulary_ranks * int(model.head_bias) + model.before_head_parameters
     whole = whole + model.final_norm_parameters
     dense = copied_embedding(ctx) + own + whole
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense, whole=whole)
@@ -259,7 +260,7 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     of 4 bits are gathered packed.
     Autocast casts those in fp32 where nothing is gathered; FSDP casts where it gathers.
     """
-    precision, layers = ctx.held_precision, quantized_layers(ctx.model, kind)
+    precision, layers = ctx.held_precision, _quantized(ctx, kind)
     number: FloatArray | float = 0.0
     if precision == "fp32":
         dense = sum(layer.inputs * layer.outputs for layer in layers if not layer.experts)
@@ -267,6 +268,10 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     elif precision != "bf16":
         number = sum(layer.inputs * layer.outputs * _on_rank(ctx, layer) for layer in layers)
     return np.where(ctx.converts, number, 0.0)
+
+
+def _quantized(ctx: Context, kind: LayerKind) -> list[Matrix]:
+    return list(quantized_layers(ctx.model, kind, experts=ctx.facts.quantizes_experts))
 
 
 def _on_rank(ctx: Context, layer: Matrix) -> FloatArray | float:
@@ -296,11 +301,25 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
     where gradients of twice their bytes come.
     """
     zero = np.zeros_like(ctx.t)
+    if ctx.facts.quantizes_experts and is_packed(ctx.held_precision):
+        return [*(2.0 * _stacked(ctx.of(one), one.kind) for one in kinds), zero, zero]
     if ctx.held_precision != "fp32":
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (ctx.converts & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
-    head = weigh * _vocabulary_matrix(ctx) / ctx.vocabulary_ranks
+    head = weigh * ctx.padded_outputs * ctx.model.embedding_width / ctx.vocabulary_ranks
     return [*(weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, head]
+
+
+def _stacked(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Count the weights of experts that lie in one quantised tensor, of which products keep a copy.
+
+    Their parametrisation makes all of them 16-bit at once (bitsandbytes 0.50, ``nn/parametrize.py``), and
+    the grouped product saves that for its input's gradient.
+    """
+    linear = {one.name for one in quantized_layers(ctx.model, kind) if one.experts}
+    stacked = [one for one in _quantized(ctx, kind) if one.experts and one.name not in linear]
+    number = sum(one.inputs * one.outputs * _on_rank(ctx, one) for one in stacked)
+    return np.asarray(number + np.zeros_like(ctx.t))
 
 
 def base_bytes_beyond(
@@ -314,6 +333,7 @@ def base_bytes_beyond(
     """
     precision, zero = ctx.workload.base_precision, np.zeros_like(ctx.t)
     *others, head = _casts(ctx, kinds)
+    narrow = precision not in WHOLE_PRECISIONS
     casts = [*(cast * ~ctx.full for cast in others), head]
     if not ctx.frozen:
         return casts
@@ -324,18 +344,23 @@ def base_bytes_beyond(
     whole = [zero] * len(weights)
     if precision == "fp32":
         whole = [2.0 * (own.dense + own.routed) + cast for own, cast in zip(weights, casts, strict=True)]
-    elif precision not in WHOLE_PRECISIONS:  # frozen matrices of 4 or 8 bits, instead of 2 bytes each
+    elif narrow:  # frozen matrices of 4 or 8 bits, instead of 2 bytes each
         for part, one in enumerate(kinds):
-            whole[part] = zero - sum(
-                (base_bytes(layer, "bf16") - base_bytes(layer, precision)) * _on_rank(ctx, layer)
-                for layer in quantized_layers(ctx.of(one).model, one.kind)
+            whole[part] = (
+                zero
+                - sum(
+                    (base_bytes(layer, "bf16") - base_bytes(layer, precision)) * _on_rank(ctx, layer)
+                    for layer in _quantized(ctx.of(one), one.kind)
+                )
+                + casts[part]
             )
     shares = (ctx.dense_replicas.sharing, ctx.expert_replicas.sharing)
     packed = _packed_bytes(ctx, kinds, here) if ctx.packed else []
     return [
         np.where(
             ctx.columns.zero_stage == SHARD_WEIGHTS,
-            cut * (own.dense / shares[0] + own.routed / shares[1]) + (packed[part] if packed else 0.0),
+            cut * (own.dense / shares[0] + own.routed / shares[1])
+            + (packed[part] + casts[part] if packed else 0.0),
             beyond,
         )
         for part, (own, beyond) in enumerate(zip(weights, whole, strict=True))
@@ -346,7 +371,7 @@ def _packed_bytes(ctx: Context, kinds: Sequence[LayerShape], here: FloatArray) -
     """Return the bytes of every part's 4-bit shards beyond shards of 2 bytes a weight: scales are whole."""
     found = [np.zeros_like(ctx.t) for _ in range(len(kinds) + 2)]
     for part, one in enumerate(kinds):
-        for layer in quantized_layers(ctx.of(one).model, one.kind):
+        for layer in _quantized(ctx.of(one), one.kind):
             share = (ctx.expert_replicas if layer.experts else ctx.dense_replicas).sharing
             saved = here * (2.0 - PACKED_BYTES) * layer.inputs * layer.outputs / share
             found[part] += (scale_bytes(layer, ctx.workload.base_precision) - saved) * _on_rank(ctx, layer)
@@ -373,13 +398,89 @@ def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """Return both products of every adapter of one layer."""
     rank = float(ctx.workload.lora_rank)
     return [
-        thin
+        product
         for g in _adapted(ctx, kind)
-        for thin in (
+        for product in (
             Gemm(m=g.m, n=rank, k=g.k, count=g.count, grouped=g.grouped),
             Gemm(m=g.m, n=g.n, k=rank, count=g.count, grouped=g.grouped),
         )
     ]
+
+
+def again_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """Return the frozen products of dropped inputs, which DoRA makes next to those of whole ones."""
+    return _adapted(ctx, kind) * (ctx.facts.dora and ctx.facts.adapter_dropout)
+
+
+# What DoRA adds to LoRA (Liu et al. 2024, arXiv:2402.09353): each forward pass multiplies the unit matrix
+# by both factors, adds that to the frozen weight, and scales the outputs by the norm of each of its rows,
+# which needs no gradient (peft 0.21.2, ``tuners/lora/dora.py`` DoraLinearLayer.forward). Bytes kernel by
+# kernel, by the type of the adapters, fp32 or bf16: for each square of inputs the unit matrix (4, a cast 6;
+# 2), for each weight casts of B A and W (6 + 6; 0), the scaled B A (8; 4), the sum (12; 6) and the norm (4;
+# 2); for each output, beyond LoRA's 10 and 4, forward 38 (14) and backward 78 (30): as in peft's own graph.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decomposed:
+    squares: float  # bytes for each square of the inputs, forward
+    weights: float  # for each weight, forward
+    forward: float  # for each output
+    backward: float
+    peak: float  # for each weight, at once: B A, the weight, the scaled one and the sum
+
+
+_DECOMPOSED = {
+    "fp32": _Decomposed(squares=10.0, weights=36.0, forward=38.0, backward=78.0, peak=16.0),
+    "bf16": _Decomposed(squares=2.0, weights=12.0, forward=14.0, backward=30.0, peak=6.0),
+}
+
+
+def _decomposed(ctx: Context, name: str) -> FloatArray:
+    """Return one of ``_Decomposed``, by the type that adapters have in a row's products, shape (n,)."""
+    wide, narrow = (getattr(_DECOMPOSED[one], name) for one in ("fp32", "bf16"))
+    return np.asarray(np.where(ctx.wide_adapters, wide, narrow))
+
+
+def norm_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """Return the products of DoRA's weights, of forward passes alone."""
+    rank = float(ctx.workload.lora_rank)
+    return [
+        thin
+        for g in _adapted(ctx, kind) * ctx.facts.dora
+        for thin in (
+            Gemm(m=np.asarray(g.k + ctx.nothing.forward), n=rank, k=g.k, count=g.count),
+            Gemm(m=np.asarray(g.k + ctx.nothing.forward), n=g.n, k=rank, count=g.count),
+        )
+    ]
+
+
+def norm_workspace_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Return what the norm of the largest adapted matrix of a layer needs while it is made, shape (n,)."""
+    peak = _decomposed(ctx, "peak")
+    each = [peak * g.n * g.k + 2.0 * g.k * g.k for g in _adapted(ctx, kind) * ctx.facts.dora]
+    return np.asarray(np.maximum.reduce([np.zeros_like(ctx.t), *each]))
+
+
+def adapter_kept_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Return what adapters keep for the backward pass beyond the inputs of ``_input_bytes``, shape (n,).
+
+    Adapters in fp32 under autocast each read a cast of their own, as those behind dropout do, which keeps a
+    mask in a byte. DoRA keeps the frozen product and the adapter's, of which the scale is a factor; with
+    dropout a cast of the frozen weight as well.
+    """
+    dropped, kept = float(ctx.facts.adapter_dropout), np.zeros_like(ctx.t)
+    own = np.maximum(ctx.wide_adapters.astype(np.float64), dropped)
+    read = set[str]()
+    for layer, g in zip(
+        adapted_layers(ctx.model, kind, ctx.workload.lora_targets), _adapted(ctx, kind), strict=True
+    ):
+        rows = g.m * g.count
+        alike = next((one for one in (ATTENTION_INPUT, MLP_INPUT, MLP_INNER) if layer.name in one), None)
+        # attention keeps its output in any case, the first reader of another input keeps that
+        first = alike is not None and not read & {*alike}
+        read |= {layer.name}
+        kept = kept + rows * g.k * (2.0 * own * (not first) + dropped)
+        if ctx.facts.dora:
+            kept = kept + 4.0 * rows * g.n + 2.0 * g.n * g.k * g.count * dropped * ctx.wide_adapters
+    return kept
 
 
 # Bytes that adapters move next to their products, 2 bytes an element, kernel by kernel (Megatron-Bridge
@@ -397,6 +498,12 @@ def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray
         read, written = g.m * g.k * g.count, g.m * g.n * g.count
         forward = forward + dropped * read + (_SCALED + _ADDED) * written
         backward = backward + (dropped + _ADDED) * read + _SCALED * written
+        if ctx.facts.dora:
+            again = _CONVERTED_BYTES.get(ctx.held_precision, (0.0, 0.0))[0] * is_packed(ctx.held_precision)
+            weights = _decomposed(ctx, "weights") + again  # 4 bits are made 16 once more
+            sides = _decomposed(ctx, "squares") * g.k * g.k + weights * g.n * g.k
+            forward = forward + sides * g.count + _decomposed(ctx, "forward") * written
+            backward = backward + _decomposed(ctx, "backward") * written
     return forward, backward
 
 
@@ -426,7 +533,7 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
     copies = np.full_like(ctx.t, float(model.layer(kind).norms * norms))
     dense = copies
     for g in _adapted(ctx, kind):
-        elements = ctx.workload.lora_rank * (g.k + g.n) * g.count
+        elements = (ctx.workload.lora_rank * (g.k + g.n) + g.n * ctx.facts.dora) * g.count
         if g.grouped:
             routed = routed + elements
         else:

@@ -69,9 +69,11 @@ from meshwright.solver.cost.parameters import (
     Weights,
     adapter_bytes,
     adapter_gemms,
+    again_gemms,
     converted_bytes,
     embedding_weights,
     layer_weights,
+    norm_gemms,
     normalized_head_weights,
     output_weights,
     part_weights,
@@ -159,6 +161,9 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     pieces = [linear_seconds(ctx, kind), attention, memory_bound(ctx, kind)]
     if ctx.frozen:
         pieces.append(gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16"))
+        pieces.append(gemm_seconds(ctx, again_gemms(ctx, kind), "bf16", trained=False))
+        made = gemm_seconds(ctx, norm_gemms(ctx, kind), "bf16")
+        pieces.append(replace(made, backward=np.zeros_like(made.backward)))
         pieces.append(_moved_s(ctx, adapter_bytes(ctx, kind)))
     if ctx.held_precision != "bf16":
         pieces.append(_moved_s(ctx, converted_bytes(ctx, kind)))
@@ -328,7 +333,7 @@ def head_seconds(ctx: Context) -> PassSeconds:
     product = gemm_seconds(ctx, products(ctx, ctx.model.head), "bf16", trained=HEAD in ctx.trained_modules)
     if logits_are_replayed(ctx):
         product = replace(product, backward=product.backward + product.forward)
-    logits = ctx.tokens * ctx.model.vocab_size / ctx.logits_ranks
+    logits = ctx.tokens * ctx.model.head_outputs / ctx.logits_ranks
     loss = logits * ctx.constants.loss_bytes * (0.5 if loss_is_fused(ctx) else 1.0) / ctx.hbm_bytes_per_s
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
     back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)

@@ -13,6 +13,7 @@ import numpy as np
 from meshwright.profiles.adapters import (
     EXPERT_TARGETS,
     FUSED_TARGETS,
+    MIXER_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
     WHOLE_PRECISIONS,
@@ -110,7 +111,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=f"the launchers {', '.join(others)}",
         )
         return
-    targets_of = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
+    targets_of = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)}
     targets = [target for kind in able.adapters for target in targets_of[kind]]
     modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
     for field, known in (("lora_targets", targets), ("trained_modules", modules)):
@@ -135,15 +136,18 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=", ".join(able.base_precisions),
             nearest=able.base_precisions[0],
         )
-    elif (
-        workload.base_precision not in WHOLE_PRECISIONS and problem.model.moe and not able.quantizes_experts
+    options = workload.framework_options
+    for option, there in (
+        ("dora", "single" in able.adapters),
+        ("quantizes_experts", able.quantizes_experts),
     ):
-        yield FieldError(
-            pointer="/workload/base_precision",
-            message=f"{name} doesn't support experts in {workload.base_precision}",
-            allowed="bf16",
-            nearest="bf16",
-        )
+        if options.get(option) and not there:
+            yield FieldError(
+                pointer=f"/workload/framework_options/{option}",
+                message=f"{name} has no such adapters",
+                allowed="false",
+                nearest="false",
+            )
 
 
 def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:

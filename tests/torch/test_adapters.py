@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from bitsandbytes import functional
 from peft import LoraConfig, get_peft_model
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.profiler import ProfilerActivity
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -415,3 +418,55 @@ def test_8_bit_adam_keeps_as_many_bytes_of_a_whole_model_as_are_priced(tied: boo
     # and the last beside a head of its own
     norms = 3 * 2 + int(not tied)
     assert kept - priced == pytest.approx(norms * 256 * (8 - 2 - 8 / 256), abs=2)
+
+
+class Moved(TorchDispatchMode):  # type: ignore[misc]
+    """Bytes that operators read and write, but products and views, which move none."""
+
+    VIEWS = ("t", "view", "transpose", "_unsafe_view", "detach", "expand", "slice", "unsqueeze", "alias",
+             "mm", "addmm")  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204 - torch's own
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ not in self.VIEWS:
+            leaves = torch.utils._pytree.tree_leaves((args, out))
+            self.bytes += sum(one.nbytes for one in leaves if isinstance(one, torch.Tensor))
+        return out
+
+
+def of_graph(tokens: int, size: int, **options: bool) -> tuple[int, int, int, int]:
+    """Products' FLOPs, bytes moved forward and backward, and bytes kept of one adapted layer of peft."""
+    layer = torch.nn.Sequential(OrderedDict(o_proj=torch.nn.Linear(size, size, bias=False).bfloat16()))
+    adapted = get_peft_model(layer, LoraConfig(r=8, target_modules=["o_proj"], **options)).train()
+    weights = {one.untyped_storage().data_ptr() for one in adapted.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights and tensor.shape[0] == tokens:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    rows = torch.randn(tokens, size, dtype=torch.bfloat16, requires_grad=True)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    cast, products, forward = torch.autocast("cpu", torch.bfloat16), FlopCounterMode(display=False), Moved()
+    with hooks, cast, products, forward:
+        out = adapted(rows)
+    with Moved() as backward:
+        out.backward(torch.ones_like(out))
+    held = sum(one.untyped_storage().nbytes() for one in kept.values())
+    return products.get_total_flops(), forward.bytes, backward.bytes, held
+
+
+def test_doras_norm_costs_what_it_costs_in_pefts_graph() -> None:
+    tokens, size, rank = 512, 256, 8
+    plain, normed = of_graph(tokens, size), of_graph(tokens, size, use_dora=True)
+    flops, forward, backward, held = (after - before for before, after in zip(plain, normed, strict=True))
+    # the unit matrix through both factors; ``_DECOMPOSED`` of adapters in fp32 (solver/cost/parameters.py)
+    assert flops == 2 * size * size * rank * 2
+    assert forward == pytest.approx((10 + 36) * size * size + 38 * tokens * size, rel=0.05)
+    assert backward == pytest.approx(78 * tokens * size, rel=0.01)
+    assert held == 4 * tokens * size  # the frozen product and the adapter's

@@ -33,6 +33,7 @@ _FIXED = {
     "layer_pattern": "", "layer_ffn_sizes": [], "layer_kv_heads": [], "local_attention": None,
     "causal": True, "alibi_positions": False, "sinusoidal_positions": False, "early_first_norm": False,
     "final_norm": True, "value_norm": False, "activation": "silu", "compression": None, "hyper_streams": 0,
+    "num_labels": 0,
 }  # fmt: skip
 _FIXED_OF_EXPERTS = {
     "num_shared_experts": 0, "router_score": "softmax", "router_bias": False, "selection_bias": False,

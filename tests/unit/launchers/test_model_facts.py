@@ -16,6 +16,7 @@ from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
     IndexerSpec,
@@ -61,7 +62,8 @@ def models() -> list[ModelSpec]:
     seeing = [model_from_config(one["config"], name="x") for one in towers]
     diffusing = json.loads((FIXTURES / "drawn-diffusers.json").read_text())
     found += [model_from_config(one["config"], name="x") for one in diffusing]
-    return [*found, *seeing, *(model.tower_layers for model in seeing)]
+    scoring = replace(find_model("llama-3.1-8b"), num_labels=1)
+    return [*found, scoring, *seeing, *(model.tower_layers for model in seeing)]
 
 
 MODELS = models()

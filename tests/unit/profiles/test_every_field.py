@@ -32,7 +32,7 @@ SHARED = _words(
     learned_position_offset sinusoidal_positions normalization norm_position norm_epsilon
     zero_centered_norm parallel_residual shared_norm embedding_norm early_first_norm final_norm inner_norms
     mlp_bias mlp_output_bias head_bias normalized_head head_transform logit_softcap embedding_scale
-    residual_scale depth_scaled_residuals logit_scale stored_as source display_name"""
+    num_labels residual_scale depth_scaled_residuals logit_scale stored_as source display_name"""
 )
 # What only attention reads, so that it may stay where a mixer replaces attention.
 UNREAD_BY_MIXERS = _words(

@@ -187,15 +187,20 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
         ("load_in_8bit: true", "load_in_8bit: line 12: next to adapter qlora Axolotl 0.19 does not look"),
         ("lora_modules_to_save: [q_norm]", "lora_modules_to_save: line 12: q_norm trained whole is not"),
         ("rl: grpo", "rl: line 12: grpo generates answers"),
-        ("processor_type: AutoProcessor", "processor_type: line 12: cannot be read: models that see"),
+        ("processor_type: AutoProcessor", "processor_type: line 12: the files limit images, but"),
         ("load_in_4bit: false", "adapter: line 8: qlora needs load_in_4bit"),
     ):
         with pytest.raises(InvalidProblemError, match=cause):
             read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yml")
     with pytest.raises(InvalidProblemError, match="adapter: line 8: qlora needs load_in_4bit"):
         read(text.replace("load_in_4bit: true\n", ""), Overrides(num_gpus=8), "a.yml")
-    with pytest.raises(InvalidProblemError, match="experts of fewer bits"):
-        read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Overrides(num_gpus=8), "a.yml")
+    experts = text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1")
+    plain, narrow = (
+        read(f"{experts}{line}\n", Overrides(num_gpus=8), "a.yml").workload.framework_options
+        for line in ("", "quantize_moe_experts: true\npeft_use_dora: true\nlora_dropout: 0.1")
+    )
+    assert "quantizes_experts" not in plain
+    assert {**narrow, "quantizes_experts": True, "dora": True, "adapter_dropout": True} == narrow
 
 
 def test_the_last_of_a_repeated_key_counts_and_both_lines_are_named() -> None:
@@ -223,7 +228,7 @@ def test_axolotls_weights_of_8_bits_and_its_batch_are_read() -> None:
     for line, cause in (
         ("gradient_accumulation_steps: 6", "batch_size: line 4: Axolotl takes it or"),
         ("load_in_4bit: true", "load_in_4bit: line 12: next to adapter lora"),
-        ("activation_offloading: true", "activations on the host"),
+        ("activation_offloading: disk", "disk is not supported"),
     ):
         with pytest.raises(InvalidProblemError, match=cause):
             read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yml")
@@ -352,3 +357,26 @@ gradient_accumulation_steps: 1
 optimizer: adamw_torch_fused
 bf16: true
 """
+
+
+def test_axolotls_offloading_replaces_recomputation_next_to_adapters() -> None:
+    adapted = (
+        f"{AXOLOTL}adapter: lora\nlora_r: 32\nlora_target_linear: true\ngradient_checkpointing: true\n"
+    )
+    cases = {
+        f"{adapted}activation_offloading: true\n": ("none", "activations"),
+        f"{adapted}activation_offloading: hidden_states\n": ("full", "activations"),
+        f"{adapted}activation_offloading: false\n": ("full", "none"),
+    }
+    for text, expected in cases.items():
+        found = read(text, Overrides(num_gpus=8), "a.yml").configuration
+        assert (found.recompute_granularity, found.offload) == expected
+
+
+def test_axolotls_mesh_states_its_ranks() -> None:
+    found = read(
+        f"{AXOLOTL}fsdp_version: 2\nfsdp_config: {{offload_params: false}}\ndp_shard_size: 16\n",
+        Overrides(),
+        "a.yml",
+    )
+    assert (found.configuration.num_gpus, found.configuration.zero_shard_size) == (16, 16)

@@ -177,15 +177,53 @@ def test_auto_in_deepspeeds_file_is_what_the_trainers_arguments_say() -> None:
     assert found.model.name == "llama-3-8b"
 
 
-def test_a_trainer_without_a_strategy_runs_replicas_and_without_a_type_is_refused() -> None:
+def test_a_trainer_without_a_strategy_runs_replicas_and_without_a_type_fp32() -> None:
     found = read(TRAINER + "\n")
     assert (found.launcher, found.configuration.zero_stage, found.workload.seq_length) == (
         "accelerate",
         0,
         2048,
     )
-    with pytest.raises(InvalidProblemError, match="training in fp32 is not supported"):
-        read(TRAINER.replace("--bf16 True ", "") + "\n")
+    found = read(TRAINER.replace("--bf16 True ", "") + "\n")
+    assert found.workload.precision == "fp32"
+    assert any("--set precision=bf16" in note for note in found.notes)
+
+
+def test_a_classifier_has_a_matrix_of_labels_and_no_logits() -> None:
+    model = read(f"{TRAINER} --num_labels 2\n").model
+    assert (model.num_labels, model.tied_embeddings, model.head_parameters()) == (2, False, 2 * 4096)
+
+
+CHAT = (
+    "deepspeed --num_gpus 8 main.py --model_name_or_path facebook/opt-1.3b --zero_stage 3 --deepspeed "
+    "--output_dir out"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "sample", "labels"),
+    [
+        ("", "", "sequence", 0),
+        ("--num_padding_at_beginning 1", "", "pair", 1),
+        ("--beta 0.1 --dtype fp16", "", "pair/frozen", 0),
+        ("", "training/step2_dpo_finetuning/training_scripts", "pair/frozen", 0),
+        ("", "training/step2_reward_model_finetuning/training_scripts", "pair", 1),
+    ],
+)
+def test_deepspeed_chats_programs_have_defaults_of_their_own(
+    words: str, folder: str, sample: str, labels: int
+) -> None:
+    source = Source(name="a.sh", text=f"{CHAT} {words}\n", folder=folder)
+    found = read_launch_files(source, Overrides())
+    work, config = found.workload, found.configuration
+    assert (work.precision, work.seq_length, config.micro_batch_size) == ("fp16", 512, 16)
+    assert (work.sample_word, found.model.num_labels, config.zero_stage) == (sample, labels, 3)
+
+
+def test_deepspeed_chats_adapters_leave_the_rest_trained() -> None:
+    whole, alone = (read(f"{CHAT} --lora_dim 64 {one}\n") for one in ("", "--only_optimize_lora"))
+    assert (whole.workload.lora_rank, whole.workload.trained_modules) == (64, ("embed_tokens", "norm"))
+    assert alone.workload.trained_modules == ()
 
 
 def test_an_accelerate_configuration_that_is_not_there_is_asked_for() -> None:
@@ -275,7 +313,6 @@ def test_flags_of_other_models_are_refused_by_name(flag: str, reason: str) -> No
     ("argument", "reason"),
     [
         ("--use_4bit_quantization True", "weights of 4 bits are frozen"),
-        ("--num_labels 2", "classifier"),
         ("--model Qwen/Qwen2.5-7B-Instruct-AWQ", "stored quantised"),
     ],
 )

@@ -15,7 +15,7 @@ from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.operators.tables import load_operator_tables
 from meshwright.profiles.sequences import SequenceLengths
-from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.communication import dispatched_copies, expert_parallel
 from meshwright.solver.cost.compute import (
     Gemm,
@@ -43,8 +43,8 @@ from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
 from tests.problems.pricing import GPT, ON_8, a_layout, a_problem, a_profile, of
 
 
-def context(problem: Problem, configuration: Configuration) -> Context:
-    return context_of(problem, Columns.of([configuration]), a_profile(problem))
+def context(problem: Problem, configuration: Configuration, framework: str = "megatron-core") -> Context:
+    return context_of(problem, Columns.of([configuration]), a_profile(problem, framework))
 
 
 def flops(gemms: list[Gemm]) -> float:
@@ -646,9 +646,9 @@ def test_an_indexer_of_a_sequence_that_it_need_not_cut_only_adds() -> None:
     assert own > other
 
 
-def step_parts(problem: Problem, **changes: object) -> Context:
-    """One row of it, under Megatron-Core."""
-    return context(problem, a_layout(**changes))
+def step_parts(problem: Problem, framework: str = "megatron-core", **changes: object) -> Context:
+    """One row of it."""
+    return context(problem, a_layout(**changes), framework)
 
 
 def test_a_side_that_does_not_fill_its_tiles_takes_as_long_as_one_that_does() -> None:
@@ -701,6 +701,18 @@ def test_adapters_move_their_inputs_outputs_and_gradients() -> None:
     read, written = 2048 * (1024 + 1024), 2048 * (3072 + 1024)
     assert forward[0] == pytest.approx(5 * read + 10 * written)
     assert backward[0] == pytest.approx(11 * read + 4 * written)
+
+
+def test_doras_norms_move_weights_and_outputs_that_lora_leaves_alone() -> None:
+    # one adapter of 1024 to 1024, 2048 tokens, in fp32 under autocast: peft's graph, operator by operator
+    def moved(**options: bool) -> tuple[FloatArray, FloatArray]:
+        problem = a_problem(lora_rank=16, lora_targets=("o_proj",), framework_options=options)
+        return adapter_bytes(step_parts(problem, "accelerate"), "dense")
+
+    (plain, back), (normed, again) = moved(), moved(dora=True)
+    sides, outputs = 1024 * 1024, 2048 * 1024
+    assert normed[0] - plain[0] == (10 + 36) * sides + 38 * outputs
+    assert again[0] - back[0] == 78 * outputs
 
 
 def test_a_pipeline_that_drains_pays_its_filling_once_more_for_each_batch() -> None:

@@ -1,5 +1,7 @@
 """Bytes and time of a loss by its kernel, with the arithmetic."""
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.profiles.frameworks import OPTION_WORDS
@@ -35,6 +37,16 @@ def held_bytes(kernel: str, micro_batches: int = 1, framework: str = "accelerate
 )
 def test_bytes_of_a_loss(kernel: str, micro_batches: int, expected: float) -> None:
     assert held_bytes(kernel, micro_batches) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kernel", ["whole", "chunked", "liger"])
+def test_a_head_of_labels_has_no_logits(kernel: str) -> None:
+    problem = a_problem(framework_options={"loss_kernel": kernel})
+    model = replace(problem.model, num_labels=1, tied_embeddings=False)
+    problem = replace(problem, model=model)
+    found = price(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
+    # 12 bytes of each token's score, and the head's input in 4
+    assert float(found.head_workspace_bytes[0]) == 12 * TOKENS + 4 * TOKENS * HIDDEN
 
 
 def test_a_loss_in_chunks_multiplies_four_times() -> None:

@@ -351,7 +351,8 @@ def test_frozen_layers_of_int8_keep_their_inputs_as_trained_ones_do() -> None:
         for precision in ("nf4", "int8")
     )
     wide = 2 * 2 * 2048 * 1024  # rows that an fp32 embedding makes: 2 bytes more of each norm's input
-    assert nf4 == kept(adapted) < kept(a_problem()) - wide == int8
+    cast = 2 * 2048 * 1024  # of o_proj's input to the fp32 adapter's type and back
+    assert nf4 == kept(adapted) < kept(a_problem()) - wide + cast == int8
 
 
 @pytest.mark.parametrize(("tensor", "expert"), [(1, 1), (8, 1), (1, 8)])
