@@ -7,12 +7,14 @@ from meshwright.profiles.adapters import (
     SINGLE_TARGETS,
     adapter_parameters,
     base_bytes,
+    copied_parameters,
     linear_names,
     quantized_layers,
     target_fault,
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.library import find_model
+from tests.builders import a_model
 
 
 def test_a_fused_layer_has_one_pair_where_single_ones_have_three() -> None:
@@ -74,6 +76,22 @@ def test_a_frozen_matrix_of_fewer_bits_has_its_weights_and_their_scales() -> Non
     # a byte a weight, and a scale of 4 for each of 5 outputs
     assert base_bytes(layer, "int8") == 12_295 + 5 * 4
     assert base_bytes(layer, "bf16") == 2 * 12_295
+    # 256 scales have one of their own, 257 have two: 64 weights each
+    for scales, own in ((256, 1), (257, 2)):
+        layer = Matrix(name="", inputs=64, outputs=scales)
+        assert base_bytes(layer, "nf4-double") == 32 * scales + scales + 4 * own + 1024 + 4 + 64
+
+
+def test_a_copy_of_a_module_has_its_weights_and_bias() -> None:
+    model = a_model(head_bias=True, embedding_norm=True)
+    assert copied_parameters(model, "embed_tokens") == 128256 * 8192
+    assert copied_parameters(model, "lm_head") == 128256 * 8192 + 128256
+    assert copied_parameters(a_model(), "lm_head") == 128256 * 8192
+    # two norms of 80 layers, one behind the embedding and one before the head
+    assert copied_parameters(model, "norm") == (2 * 80 + 2) * 8192
+    further = a_model(head_transform=True, layer_embedding_size=256)
+    assert copied_parameters(further, "norm") == (3 * 80 + 2) * 8192 + 256
+    assert copied_parameters(a_model(embedding_size=512), "embed_tokens") == 128256 * 512
 
 
 def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:

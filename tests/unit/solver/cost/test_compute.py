@@ -22,6 +22,7 @@ from meshwright.solver.cost.compute import (
     core_attention,
     flash_lookup,
     gemm_seconds,
+    kernel_rate,
     layer_gemms,
     linear_seconds,
     memory_bound,
@@ -480,6 +481,34 @@ def test_attention_runs_at_the_rate_of_its_kernel() -> None:
     eighth = {"attention_kernel": "cudnn", "fp8_attention": True}
     assert kernel_s(of(**eighth, precision_recipe="fp8-current"))[0] == pytest.approx(best / 1.35)
     assert kernel_s(of(**eighth))[0] == best  # a part of the recipe: without one nothing runs in 8 bits
+
+
+@pytest.mark.parametrize(
+    ("architecture", "faster", "slower", "least", "most"),
+    [
+        # FlashAttention 2 is twice as fast as 1, and 1.3 to 2 times as Triton's (arXiv:2307.08691)
+        ("ampere", "flash2", "flash1", 2.0, 2.0),
+        ("ampere", "flash2", "triton", 1.0, 1.3),
+        ("hopper", "flash2", "flash1", 2.0, 2.0),
+        ("hopper", "flash2", "triton", 1.3, 2.0),
+        ("hopper", "flash3", "flash2", 1.5, 2.0),  # arXiv:2407.08608
+        ("hopper", "cudnn", "flash3", 1.0, 1.0),
+        # older kernels run older instructions; FlashAttention 4 against cuDNN: arXiv:2603.05451
+        ("blackwell", "flash2", "flash1", 2.0, 2.0),
+        ("blackwell", "flash2", "triton", 1.0, 1.0),
+        ("blackwell", "flash3", "flash2", 1.1, 2.0),
+        ("blackwell", "cudnn", "flash3", 2.0, 2.5),
+        ("blackwell", "flash4", "cudnn", 1.1, 1.3),
+    ],
+)
+def test_newer_attention_kernels_are_faster_by_what_was_published(
+    architecture: str, faster: str, slower: str, least: float, most: float
+) -> None:
+    def rate(kernel: str) -> float:
+        ctx = of(attention_kernel=kernel)
+        return kernel_rate(replace(ctx, gpu=replace(ctx.gpu, architecture=architecture)))
+
+    assert least <= rate(faster) / rate(slower) <= most
 
 
 def test_an_eager_norm_moves_36_bytes_an_element() -> None:
