@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshwright.profiles.adapters import (
+    ALL_LINEAR,
     ATTENTION_TARGETS,
     SINGLE_TARGETS,
     adapter_parameters,
+    all_linear_adapts,
     base_bytes,
+    bound_targets,
     copied_parameters,
     linear_names,
     quantized_layers,
     target_fault,
 )
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.library import find_model
 from tests.builders import a_model
@@ -80,6 +86,40 @@ def test_a_frozen_matrix_of_fewer_bits_has_its_weights_and_their_scales() -> Non
     for scales, own in ((256, 1), (257, 2)):
         layer = Matrix(name="", inputs=64, outputs=scales)
         assert base_bytes(layer, "nf4-double") == 32 * scales + scales + 4 * own + 1024 + 4 + 64
+
+
+def test_peft_adapts_every_linear_layer_but_those_of_mambas_own_kernels() -> None:
+    joined = model_from_config({"model_type": "falcon_h1"}, name="falcon-h1")  # a mixer next to attention
+    assert all_linear_adapts(a_model())
+    assert not all_linear_adapts(joined)
+    assert not all_linear_adapts(find_model("nemotron-3-nano-30b-a3b"))  # layers with a mixer alone
+
+
+FUSED, EVERY_SINGLE = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"), SINGLE_TARGETS
+LLAMAS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapters", "bound"),
+    [
+        (ALL_LINEAR, ("fused",), FUSED),
+        (ALL_LINEAR, ("single",), EVERY_SINGLE),
+        (ALL_LINEAR, ("fused", "single"), FUSED),
+        (ALL_LINEAR, (), ALL_LINEAR),  # a launcher without adapters
+        (("q_proj", "v_proj"), ("single",), ("q_proj", "v_proj")),
+        (LLAMAS[:4], ("fused",), FUSED[:2]),  # whole blocks have a fused name
+        (LLAMAS, ("fused",), FUSED),
+        (("q_proj", "v_proj"), ("fused",), ("q_proj", "v_proj")),  # a part of one has none
+        (FUSED[:2], ("single",), LLAMAS[:4]),
+        (FUSED[2:], ("single",), LLAMAS[4:]),
+        (FUSED[:2], ("fused", "single"), FUSED[:2]),
+        (EVERY_SINGLE, ("fused",), FUSED),
+    ],
+)
+def test_targets_have_the_names_of_the_launchers_layers(
+    targets: tuple[str, ...], adapters: tuple[str, ...], bound: tuple[str, ...]
+) -> None:
+    assert bound_targets(a_model(), targets, adapters) == bound
 
 
 def test_a_copy_of_a_module_has_its_weights_and_bias() -> None:

@@ -751,3 +751,18 @@ def test_tokens_of_neighbouring_experts_leave_for_few_ranks() -> None:
     assert np.asarray(dispatched_copies(ctx, many)) == pytest.approx(2.0)
     scarce = MoeSpec(num_experts=64, top_k=8, ffn_hidden_size=64)
     assert np.asarray(dispatched_copies(ctx, scarce)) == pytest.approx(1.0)
+
+
+def test_experts_in_8_bits_next_to_dense_products_in_16_are_cast_first() -> None:
+    model = a_moe_model()
+    ctx = of(model, precision_recipe="mxfp8-experts")
+    grouped = [one for one in layer_gemms(ctx, "moe") if one.grouped]
+    dense = [one for one in layer_gemms(ctx, "moe") if not one.grouped]
+    # each input of an expert's product is read in 2 bytes and written in 1, along rows and along columns
+    cast_s = sum(6.0 * one.m * one.k * np.asarray(one.count) for one in grouped) / ctx.hbm_bytes_per_s
+    parts = (gemm_seconds(ctx, grouped, "fp8"), gemm_seconds(ctx, dense, "bf16"))
+    found = linear_seconds(ctx, "moe")
+    np.testing.assert_allclose(found.forward, sum(one.forward for one in parts) + cast_s)
+    np.testing.assert_allclose(found.backward, sum(one.backward for one in parts) + cast_s)
+    layer = linear_seconds(ctx, "dense")  # a layer without experts casts nothing
+    np.testing.assert_allclose(layer.forward, gemm_seconds(ctx, layer_gemms(ctx, "dense"), "bf16").forward)
