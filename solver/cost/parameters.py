@@ -200,14 +200,11 @@ def largest_tensor(model: ModelSpec) -> int:
     The embedding, a matrix of attention or of an MLP, or all experts' of a layer together, gates and what
     they gate as one (transformers 5, ``MixtralExperts.gate_up_proj``).
     """
-    moe, h = model.moe, model.hidden_size
-    sizes = [model.vocab_size * h, model.layer_tables_parameters()]
-    for one in model.attentions():
-        heads = one.num_attention_heads * max(one.head_dim, one.v_head_dim)
-        heads = one.mixer.projected if one.mixer and one.mixes else heads
-        sizes += [h * heads, h * one.ffn_hidden_size]
-    if moe is not None:
-        sizes.append(moe.num_experts * model.expert_width * moe.ffn_hidden_size * (model.mlp_matrices - 1))
+    sizes = [model.head[0].weights, model.layer_tables_parameters()]
+    for shape in model.shapes():
+        for one in model.shaped(shape).layer(shape.kind).operators:
+            each = [matrix.inputs * matrix.outputs for matrix in one.matrices]
+            sizes.append(sum(each) * one.matrices[0].experts if one.is_routed else max(each))
     return max(sizes)
 
 

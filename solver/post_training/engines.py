@@ -8,6 +8,7 @@ writes) is launched from one graph. Nothing is fitted. What the catalog does not
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -16,7 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Group, all_reduce_s
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.layers.operators import Layer, Operator
+from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.operators.operators import GpuOperators, gemm_s, operators_of
 from meshwright.profiles.operators.tables import OperatorTable, load_operator_tables
 from meshwright.profiles.profile import default_profile
@@ -76,24 +79,28 @@ class Engine:
     def weight_bytes(self) -> float:
         """Return the bytes of weights on one GPU: embedding and head stay in 16 bits."""
         model = self.model
-        ends = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+        ends = model.head[0].weights * (1 if model.tied_embeddings else 2)
         rest = model.num_parameters() - ends
         return (rest * ELEMENT_BYTES[self.precision] + 2.0 * ends) / self.tensor_parallel_size
 
     @cached_property
     def cache_bytes_per_token(self) -> float:
-        """Return the bytes of one token's keys and values on one GPU, of all layers.
+        """Return the bytes of one token's keys and values on one GPU, of all layers that keep them."""
+        layers = _layers_of(self.model)
+        return sum(count * self.cached_bytes(one, one.own_kv_heads) for one, _, count in layers)
+
+    def cached_bytes(self, model: ModelSpec, heads: int) -> float:
+        """Return the bytes of one token's keys and values of one layer on one GPU.
 
         Latent attention keeps one latent for all heads, which tensor parallelism does not split; grouped
         heads split only as far as there are heads.
         """
-        model = self.model
+        if not model.mixes_tokens or not heads:
+            return 0.0
         if model.mla is not None:
-            return (
-                model.num_layers * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * self.cache_bytes
-            )
-        heads = max(model.num_kv_heads / self.tensor_parallel_size, 1.0)
-        return model.num_layers * 2.0 * heads * model.head_dim * self.cache_bytes
+            return (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * self.cache_bytes
+        heads_here = max(heads / self.tensor_parallel_size, 1.0)
+        return heads_here * (model.head_dim + model.v_head_dim) * self.cache_bytes
 
     @cached_property
     def cache_tokens(self) -> float:
@@ -186,6 +193,12 @@ class EngineSpeed:
         return tokens * (self.chunk_s / CHUNK + prompt / 2.0 * self.prefill_s_per_token_squared)
 
 
+def _layers_of(model: ModelSpec) -> list[tuple[ModelSpec, LayerKind, int]]:
+    """Return each shape of layers as a model of such layers alone, its kind, and how many there are."""
+    shapes = Counter(model.layer_shapes())
+    return [(model.shaped(shape), shape.kind, count) for shape, count in shapes.items()]
+
+
 @dataclass(frozen=True)
 class _Sized:
     """What the seconds of an engine's steps depend on."""
@@ -209,16 +222,28 @@ def _speed_of(sized: _Sized) -> EngineSpeed:
             4.0 * model.num_attention_heads / tp * (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim / 2)
         )
         flops = work / (_ATTENTION_RATE * gpu.peak_bf16_flops)
-    value_dim = model.value_head_dim or model.head_dim
-    scores = model.num_layers * 2.0 * model.num_attention_heads * (model.head_dim + value_dim) / tp
+    attending = [(one, count) for one, _, count in _layers_of(model) if one.mixes_tokens]
+    number = sum(count for _, count in attending)
+    keys_bytes = sum(count * engine.cached_bytes(one, one.num_kv_heads) for one, count in attending)
+    scores = sum(
+        2.0 * count * one.num_attention_heads * (one.head_dim + one.v_head_dim) / tp
+        for one, count in attending
+    )
     return EngineSpeed(
         base_s=layer.step_s(_BATCHES) + engine.counts_host * (_HOST_S + _HOST_ANSWER_S * _BATCHES),
-        attention_layers=model.num_layers,
-        read_s_per_token=engine.cache_bytes_per_token / model.num_layers / read,
+        attention_layers=number,
+        read_s_per_token=keys_bytes / number / read,
         flops_s_per_token=flops,
         chunk_s=float(layer.step_s(np.array([float(CHUNK)]))[0]),
         prefill_s_per_token_squared=scores / (_ATTENTION_RATE * gpu.peak_bf16_flops),
     )
+
+
+_ABSORBED = "kv_up"  # of latent attention: its product with queries and results takes its place
+
+
+def _reads_hidden(one: Operator, model: ModelSpec) -> bool:
+    return not one.closes and one.matrices[0].inputs == model.hidden_size
 
 
 class _Layers:
@@ -235,56 +260,48 @@ class _Layers:
 
     def step_s(self, rows: FloatArray) -> FloatArray:
         """Return seconds of all layers and of the head."""
-        model = self.model
-        moe = sum(kind == "moe" for kind in model.layer_kinds())
-        dense = model.num_layers - moe
-        shared = self._attention_products(rows) + self._summed(rows) + self._small(rows)
-        found = model.num_layers * shared + dense * (
-            self._mlp(rows, model.ffn_hidden_size) + self._summed(rows)
-        )
-        if moe:
-            found = found + moe * (self._experts(rows) + self._summed(rows))
+        model, found = self.model, np.zeros_like(rows)
+        for view, kind, count in _layers_of(model):
+            found = found + count * self._layer(rows, view, kind)
+        for one in model.head:
+            found = found + self._operator(rows, one, "bf16")
         logits = rows * model.vocab_size * 4.0 / self.tp
-        head = self._product(rows, model.vocab_size / self.tp, model.hidden_size, "bf16")
-        return found + head + _SAMPLING_PASSES * logits / self.read
+        return found + _SAMPLING_PASSES * logits / self.read
 
-    def _attention_products(self, rows: FloatArray) -> FloatArray:
-        model, hidden, heads = self.model, self.model.hidden_size, self.model.num_attention_heads / self.tp
-        if model.mla is None:
-            kv = max(model.num_kv_heads / self.tp, 1.0)
-            wide = (heads + 2.0 * kv) * model.head_dim
-            return self._product(rows, wide, hidden) + self._product(rows, hidden, heads * model.head_dim)
-        q = model.mla
-        query = heads * (q.qk_nope_head_dim + q.qk_rope_head_dim)
-        down = q.kv_lora_rank + q.qk_rope_head_dim
-        if q.q_lora_rank:
-            found = self._product(rows, q.q_lora_rank + down, hidden) + self._product(
-                rows, query, q.q_lora_rank
-            )
-        else:
-            found = self._product(rows, query + down, hidden)
-        # queries into the latent space and results out of it: batched products of every head
-        absorbed = heads * q.kv_lora_rank * (2.0 * q.qk_nope_head_dim + 2.0 * rows) * 2.0
-        return found + absorbed / self.read + self._product(rows, hidden, heads * q.v_head_dim)
+    def _layer(self, rows: FloatArray, model: ModelSpec, kind: LayerKind) -> FloatArray:
+        """Return seconds of one layer: what attention reads of the hidden state is one product."""
+        layer, routed = model.layer(kind), model.moe if kind == "moe" else None
+        dense = [one for one in layer.products if not one.is_routed and one.name != _ABSORBED]
+        first = [one for one in dense if one.block == "attention" and _reads_hidden(one, model)]
+        wide = sum(one.outputs.on(self.tp, max) for one in first)
+        found = self._product(rows, wide, model.hidden_size) if first else np.zeros_like(rows)
+        for one in dense:
+            found = found + (0.0 if one in first else self._operator(rows, one))
+        if model.mla is not None:
+            found = found + self._absorbed(rows, model, model.mla)
+        sums = layer.closings
+        if routed is not None:  # shared experts' sum is the routed ones' too
+            found = found + self._experts(rows, layer, routed)
+            sums += not layer.of("shared")
+        return found + self._small(rows) + sums * self._summed(rows)
 
-    def _mlp(self, rows: FloatArray, ffn: float) -> FloatArray:
-        wide = (2.0 if self.model.gated_mlp else 1.0) * ffn / self.tp
-        return self._product(rows, wide, self.model.hidden_size) + self._product(
-            rows, self.model.hidden_size, ffn / self.tp
-        )
+    def _operator(self, rows: FloatArray, one: Operator, precision: str = "") -> FloatArray:
+        return self._product(rows, one.outputs.on(self.tp, max), one.inputs.on(self.tp, max), precision)
 
-    def _experts(self, rows: FloatArray) -> FloatArray:
-        """Return the routed and shared experts: those that no row chose are not read."""
-        moe, hidden = self.model.moe, self.model.hidden_size
-        if moe is None:
-            return np.zeros_like(rows)
+    def _absorbed(self, rows: FloatArray, model: ModelSpec, mla: MlaSpec) -> FloatArray:
+        """Return seconds of batched products of each head: queries into the latents, results out."""
+        elements = 2.0 * mla.qk_nope_head_dim + 2.0 * rows
+        return model.num_attention_heads / self.tp * mla.kv_lora_rank * elements * 2.0 / self.read
+
+    def _experts(self, rows: FloatArray, layer: Layer, moe: MoeSpec) -> FloatArray:
+        """Return the router and routed experts: those that no row chose are not read."""
+        (router,) = (one for one in layer.of("routed") if not one.is_routed)
+        up = next(one.matrices[0] for one in layer.of("routed") if one.is_routed)
         active = moe.num_experts * (1.0 - (1.0 - moe.top_k / moe.num_experts) ** rows)
         each = rows * moe.top_k / active
-        width = np.full_like(rows, max(moe.ffn_hidden_size / self.tp, 32.0))
-        found = self._grouped(each, active, np.full_like(rows, float(hidden)), width)
-        router = self._product(rows, moe.num_experts, hidden, "bf16") + _ROUTER_KERNELS * _GAP_S
-        shared = self._mlp(rows, moe.shared_ffn_hidden_size) if moe.shared_ffn_hidden_size else 0.0
-        return found + router + shared
+        width = np.full_like(rows, max(up.outputs / self.tp, 32.0))
+        found = self._grouped(each, active, np.full_like(rows, float(up.inputs)), width)
+        return found + self._operator(rows, router, "bf16") + _ROUTER_KERNELS * _GAP_S
 
     def _small(self, rows: FloatArray) -> FloatArray:
         return np.asarray(_SMALL_KERNELS * (_GAP_S + rows * self.model.hidden_size * 4.0 / self.read))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshwright.profiles.adapters import (
+    ALL_LINEAR,
     ATTENTION_TARGETS,
     SINGLE_TARGETS,
     adapter_parameters,
+    all_linear_adapts,
     base_bytes,
+    bound_targets,
+    copied_parameters,
     linear_names,
     quantized_layers,
     target_fault,
 )
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.library import find_model
+from tests.builders import a_model
 
 
 def test_a_fused_layer_has_one_pair_where_single_ones_have_three() -> None:
@@ -74,6 +82,56 @@ def test_a_frozen_matrix_of_fewer_bits_has_its_weights_and_their_scales() -> Non
     # a byte a weight, and a scale of 4 for each of 5 outputs
     assert base_bytes(layer, "int8") == 12_295 + 5 * 4
     assert base_bytes(layer, "bf16") == 2 * 12_295
+    # 256 scales have one of their own, 257 have two: 64 weights each
+    for scales, own in ((256, 1), (257, 2)):
+        layer = Matrix(name="", inputs=64, outputs=scales)
+        assert base_bytes(layer, "nf4-double") == 32 * scales + scales + 4 * own + 1024 + 4 + 64
+
+
+def test_peft_adapts_every_linear_layer_but_those_of_mambas_own_kernels() -> None:
+    joined = model_from_config({"model_type": "falcon_h1"}, name="falcon-h1")  # a mixer next to attention
+    assert all_linear_adapts(a_model())
+    assert not all_linear_adapts(joined)
+    assert not all_linear_adapts(find_model("nemotron-3-nano-30b-a3b"))  # layers with a mixer alone
+
+
+FUSED, EVERY_SINGLE = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"), SINGLE_TARGETS
+LLAMAS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("targets", "adapters", "bound"),
+    [
+        (ALL_LINEAR, ("fused",), FUSED),
+        (ALL_LINEAR, ("single",), EVERY_SINGLE),
+        (ALL_LINEAR, ("fused", "single"), FUSED),
+        (ALL_LINEAR, (), ALL_LINEAR),  # a launcher without adapters
+        (("q_proj", "v_proj"), ("single",), ("q_proj", "v_proj")),
+        (LLAMAS[:4], ("fused",), FUSED[:2]),  # whole blocks have a fused name
+        (LLAMAS, ("fused",), FUSED),
+        (("q_proj", "v_proj"), ("fused",), ("q_proj", "v_proj")),  # a part of one has none
+        (FUSED[:2], ("single",), LLAMAS[:4]),
+        (FUSED[2:], ("single",), LLAMAS[4:]),
+        (FUSED[:2], ("fused", "single"), FUSED[:2]),
+        (EVERY_SINGLE, ("fused",), FUSED),
+    ],
+)
+def test_targets_have_the_names_of_the_launchers_layers(
+    targets: tuple[str, ...], adapters: tuple[str, ...], bound: tuple[str, ...]
+) -> None:
+    assert bound_targets(a_model(), targets, adapters) == bound
+
+
+def test_a_copy_of_a_module_has_its_weights_and_bias() -> None:
+    model = a_model(head_bias=True, embedding_norm=True)
+    assert copied_parameters(model, "embed_tokens") == 128256 * 8192
+    assert copied_parameters(model, "lm_head") == 128256 * 8192 + 128256
+    assert copied_parameters(a_model(), "lm_head") == 128256 * 8192
+    # two norms of 80 layers, one behind the embedding and one before the head
+    assert copied_parameters(model, "norm") == (2 * 80 + 2) * 8192
+    further = a_model(head_transform=True, layer_embedding_size=256)
+    assert copied_parameters(further, "norm") == (3 * 80 + 2) * 8192 + 256
+    assert copied_parameters(a_model(embedding_size=512), "embed_tokens") == 128256 * 512
 
 
 def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:

@@ -22,6 +22,7 @@ from meshwright.solver.cost.compute import (
     core_attention,
     flash_lookup,
     gemm_seconds,
+    kernel_rate,
     layer_gemms,
     linear_seconds,
     memory_bound,
@@ -482,6 +483,34 @@ def test_attention_runs_at_the_rate_of_its_kernel() -> None:
     assert kernel_s(of(**eighth))[0] == best  # a part of the recipe: without one nothing runs in 8 bits
 
 
+@pytest.mark.parametrize(
+    ("architecture", "faster", "slower", "least", "most"),
+    [
+        # FlashAttention 2 is twice as fast as 1, and 1.3 to 2 times as Triton's (arXiv:2307.08691)
+        ("ampere", "flash2", "flash1", 2.0, 2.0),
+        ("ampere", "flash2", "triton", 1.0, 1.3),
+        ("hopper", "flash2", "flash1", 2.0, 2.0),
+        ("hopper", "flash2", "triton", 1.3, 2.0),
+        ("hopper", "flash3", "flash2", 1.5, 2.0),  # arXiv:2407.08608
+        ("hopper", "cudnn", "flash3", 1.0, 1.0),
+        # older kernels run older instructions; FlashAttention 4 against cuDNN: arXiv:2603.05451
+        ("blackwell", "flash2", "flash1", 2.0, 2.0),
+        ("blackwell", "flash2", "triton", 1.0, 1.0),
+        ("blackwell", "flash3", "flash2", 1.1, 2.0),
+        ("blackwell", "cudnn", "flash3", 2.0, 2.5),
+        ("blackwell", "flash4", "cudnn", 1.1, 1.3),
+    ],
+)
+def test_newer_attention_kernels_are_faster_by_what_was_published(
+    architecture: str, faster: str, slower: str, least: float, most: float
+) -> None:
+    def rate(kernel: str) -> float:
+        ctx = of(attention_kernel=kernel)
+        return kernel_rate(replace(ctx, gpu=replace(ctx.gpu, architecture=architecture)))
+
+    assert least <= rate(faster) / rate(slower) <= most
+
+
 def test_an_eager_norm_moves_36_bytes_an_element() -> None:
     # two norms of 2048 x 1024 elements: 36 bytes each instead of what a fused one moves, 4 times its share
     fused, eager = (memory_bound(of(norm_fused=on), "dense").forward[0] for on in (True, False))
@@ -734,3 +763,18 @@ def test_tokens_of_neighbouring_experts_leave_for_few_ranks() -> None:
     assert np.asarray(dispatched_copies(ctx, many)) == pytest.approx(2.0)
     scarce = MoeSpec(num_experts=64, top_k=8, ffn_hidden_size=64)
     assert np.asarray(dispatched_copies(ctx, scarce)) == pytest.approx(1.0)
+
+
+def test_experts_in_8_bits_next_to_dense_products_in_16_are_cast_first() -> None:
+    model = a_moe_model()
+    ctx = of(model, precision_recipe="mxfp8-experts")
+    grouped = [one for one in layer_gemms(ctx, "moe") if one.grouped]
+    dense = [one for one in layer_gemms(ctx, "moe") if not one.grouped]
+    # each input of an expert's product is read in 2 bytes and written in 1, along rows and along columns
+    cast_s = sum(6.0 * one.m * one.k * np.asarray(one.count) for one in grouped) / ctx.hbm_bytes_per_s
+    parts = (gemm_seconds(ctx, grouped, "fp8"), gemm_seconds(ctx, dense, "bf16"))
+    found = linear_seconds(ctx, "moe")
+    np.testing.assert_allclose(found.forward, sum(one.forward for one in parts) + cast_s)
+    np.testing.assert_allclose(found.backward, sum(one.backward for one in parts) + cast_s)
+    layer = linear_seconds(ctx, "dense")  # a layer without experts casts nothing
+    np.testing.assert_allclose(layer.forward, gemm_seconds(ctx, layer_gemms(ctx, "dense"), "bf16").forward)

@@ -13,7 +13,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.post_training.engines import Engine, sizes_of
+from meshwright.solver.post_training.engines import Engine, _Layers, sizes_of
 from meshwright.solver.post_training.lengths import AnswerLengths, lengths_of_percentiles
 from meshwright.solver.post_training.rollout import rollout_of
 from meshwright.solver.post_training.training import forward_s
@@ -45,6 +45,44 @@ def test_latent_keys_and_values_are_on_every_tensor_rank() -> None:
         Engine(model=model, group=GROUP, tensor_parallel_size=tp).cache_bytes_per_token for tp in (1, 8)
     ]
     assert each == [61 * (512 + 64) * 2] * 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3-8b",
+        "deepseek-v3",
+        "gemma-3n-e2b",
+        "gemma-4-31b",
+        "llama-3.3-nemotron-super-49b",
+        "trinity-mini-26b",
+    ],
+)
+def test_a_step_multiplies_every_matrix_that_a_layer_lists(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Layers, "_product", lambda _self, rows, n, k, *_: np.full_like(rows, n * k))
+    monkeypatch.setattr(_Layers, "_grouped", lambda _self, each, *_: np.zeros_like(each))
+    model = find_model(name)
+    step = _Layers(Engine(model=model, group=GROUP))
+    step.read = np.inf
+    layers = [model.shaped(shape).layer(shape.kind) for shape in model.layer_shapes()]
+    listed = sum(one.weights for one in model.head) + sum(
+        one.weights
+        for layer in layers
+        for one in layer.operators
+        if not one.is_routed and one.name not in ("streams", "kv_up")  # kv_up is absorbed
+    )
+    # seconds of 7 small ones and 4 of a router are millionths
+    assert float(step.step_s(np.ones(1))[0]) == pytest.approx(listed, rel=1e-9)
+
+
+def test_layers_without_attention_keep_no_keys_and_layers_that_borrow_keep_none_of_their_own() -> None:
+    skipping, borrowing = find_model("llama-3.3-nemotron-super-49b"), find_model("gemma-3n-e2b")
+    # 49 of 80 layers attend, with 8 heads of 128; 20 of 30 layers have 2 heads of 256 of their own
+    one, other = (Engine(model=each, group=GROUP).cache_bytes_per_token for each in (skipping, borrowing))
+    assert one == 49 * 2 * 8 * 128 * 2
+    assert other == 20 * 2 * 2 * 256 * 2
 
 
 def test_a_lone_answer_takes_at_least_the_time_to_read_all_weights() -> None:
