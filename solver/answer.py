@@ -83,6 +83,17 @@ class StagePrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """The peak of the heaviest stage's rank as tools show it, in bytes, and when it occurs."""
+
+    moment: str  # of the peak, a key of ``moments_bytes``
+    allocated_bytes: int  # in tensors: torch.cuda.max_memory_allocated
+    reserved_bytes: int  # with pieces that the allocator can't give back: torch.cuda.max_memory_reserved
+    device_bytes: int  # with driver, libraries and communicators: nvidia-smi; ``peak_memory_bytes``
+    moments_bytes: Mapping[str, int]  # allocated at each moment of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Prediction of the cost model for one configuration."""
 
@@ -101,6 +112,7 @@ class Prediction:
     time_breakdown_s: Mapping[str, float]  # sums to step_time_s
     stages: tuple[StagePrediction, ...]
     extrapolated: tuple[str, ...] = ()  # what lies outside the measured range
+    memory: PeakMemory | None = None  # None: of an answer of an older release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from math import exp
 import numpy as np
 
 from meshwright.profiles.profile import Profile, default_profile, framework_of
-from meshwright.solver.answer import Prediction, StagePrediction
+from meshwright.solver.answer import PeakMemory, Prediction, StagePrediction
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.evaluation import Evaluation, evaluate
+from meshwright.solver.cost.evaluation import Evaluation, Stage, evaluate
 from meshwright.solver.cost.memory import out_of_memory_probability
-from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.cost.stages import ALLOCATED, LayerLayout
 from meshwright.solver.problem import Problem
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
@@ -77,6 +77,20 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
         time_breakdown_s=causes,
         stages=stages,
         extrapolated=_extrapolated(evaluation),
+        memory=_peak_memory(evaluation.stages[fullest], heaviest),
+    )
+
+
+def _peak_memory(stage: Stage, seen: StagePrediction) -> PeakMemory:
+    """Return the peak of a stage as tools show it, and what is allocated at each moment."""
+    allocated = sum(seen.memory_bytes[name] for name in ALLOCATED)
+    moment = stage.peak_moment
+    return PeakMemory(
+        moment=moment,
+        allocated_bytes=allocated,
+        reserved_bytes=allocated + seen.memory_bytes["reserve"],
+        device_bytes=seen.peak_memory_bytes,
+        moments_bytes={**stage.allocated_bytes(), moment: allocated},
     )
 
 

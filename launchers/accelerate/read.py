@@ -33,7 +33,7 @@ from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.documents import shown
-from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.frameworks import FOREACH, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.shell.values import Word
@@ -258,6 +258,11 @@ def _deepspeed_configuration(
     return meshed((1, 1, world, 1), (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
 
+def update_of(fields: Fields, key: str = "optim") -> Options:
+    """Return the option of AdamW's kernel: ``adamw_torch`` takes torch's foreach update."""
+    return {"optimizer_kernel": FOREACH} if str(fields.raw(key)) == "adamw_torch" else {}
+
+
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source, overrides)
     shares, given = _started(known)
@@ -270,7 +275,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     given.stop()
     adapters = known.header.adapters  # accelerate's file has no place for them
     bucketed = bucket_option(bucket, found.launcher, found.configuration)
-    options = {**found.workload.framework_options, **bucketed}
+    options = {**found.workload.framework_options, **bucketed, **update_of(given)}
     return replace(
         found, workload=replace(found.workload, optimizer=optimizer, framework_options=options, **adapters)
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of
+from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of, update_of
 from meshwright.launchers.accelerate.read_command import Shares, shares_of, shares_of_environment
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flag_names, flags_of
@@ -309,6 +309,7 @@ def trainer_run(
         **ranks.kernel_of(fields, found.launcher, found.configuration),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
         **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=_is_trls(fields, tool)),
+        **update_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
     }
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= samples_of(fields, kind_named(fields, program), adapts=tuned["lora_rank"] > 0)

@@ -105,6 +105,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **kernel_of(fields, run.launcher, run.configuration),
         **bucket_option(size, run.launcher, run.configuration),
         **kernels_of(run.launcher, liger=liger, by_trl=True),
+        **accelerate.update_of(fields),
     }
     optimizer = trainer.optimizer_under(run, optimizer)
     adapters |= samples

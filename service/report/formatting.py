@@ -342,6 +342,30 @@ def memory(memory_bytes: Mapping[str, int]) -> str:
     return _terms({name: size / GIB for name, size in memory_bytes.items()}, 1, "GiB")
 
 
+MOMENTS = {
+    "loss": "in the loss",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer step": "in the optimizer step",
+}
+
+
+def peak_title(prediction: Prediction) -> str:
+    """Return ``peak (loss)``: when the heaviest stage holds most."""
+    return "peak" if prediction.memory is None else f"peak ({prediction.memory.moment})"
+
+
+def peak_shown(prediction: Prediction) -> str:
+    """Return ``allocated 60.1 │ reserved 61.9 │ nvidia-smi 63.0 GiB``: the peak as tools show it."""
+    seen = prediction.memory
+    if seen is None:
+        return f"nvidia-smi {gib(prediction.peak_memory_bytes)} GiB"
+    shown = {
+        "allocated": seen.allocated_bytes, "reserved": seen.reserved_bytes, "nvidia-smi": seen.device_bytes,
+    }  # fmt: skip
+    return f"{' │ '.join(f'{name} {gib(size)}' for name, size in shown.items())} GiB"
+
+
 def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
     """Return named values; those that would print as zero are summed up as the rest."""
     least = 0.5 * 10.0**-digits

@@ -246,6 +246,7 @@ def _causes(plan: Plan, width: int, *, of: str = "", fall: bool = False) -> list
     rows = {
         f"time of a step{of}": figures.times(spent, prediction.step_time_s),
         f"memory of stage {stage.stage}": figures.memory(stage.memory_bytes),
+        figures.peak_title(prediction): figures.peak_shown(prediction),
         "layers of each chunk": figures.split(configuration.stage_layers),
     }
     if fall and plan.why is not None:

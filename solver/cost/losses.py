@@ -19,6 +19,9 @@ from meshwright.solver.cost.context import Context
 # A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
 # cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
 _FUSED_LOGIT_BYTES = 4.0
+# A forward pass has the logits in 2 bytes, in fp32 and their log-softmax (transformers loss_utils.py
+# ForCausalLMLoss, torch nn/functional.py cross_entropy).
+_FORWARD_LOGIT_BYTES = 2.0 + 4.0 + 4.0
 _TILE_BYTES = 2.0  # of a logit in a chunk: its gradient is written over it
 
 
@@ -56,21 +59,23 @@ _CHUNKED: Mapping[str, ChunkedLoss] = {
 }
 
 
-def loss_bytes(ctx: Context) -> FloatArray:
-    """Return the bytes that a rank holds for the loss at its peak, the head's input included, shape (n,).
+def loss_bytes(ctx: Context) -> tuple[FloatArray, FloatArray]:
+    """Return the bytes that a rank holds for the loss in its forward and backward pass, shape (n,) each.
 
-    A chunked loss that is run for a further micro-batch makes a gradient of the whole head, which is then
-    added to that of the micro-batches before.
+    The head's input is included. A chunked loss that is run for a further micro-batch makes a gradient of
+    the whole head, which is then added to that of the micro-batches before.
     """
     facts, kernel = ctx.facts, _CHUNKED.get(ctx.facts.loss_kernel)
     rows = ctx.tokens * ctx.model.hidden_size * ctx.row_share
     if kernel is None:
+        logits = ctx.tokens * ctx.padded_vocabulary / ctx.logits_ranks
         per_logit = min(facts.logit_bytes, _FUSED_LOGIT_BYTES if facts.loss_fused else np.inf)
-        return ctx.tokens * ctx.padded_vocabulary / ctx.logits_ranks * per_logit + 4.0 * rows
+        return logits * min(per_logit, _FORWARD_LOGIT_BYTES) + 4.0 * rows, logits * per_logit + 4.0 * rows
     weights = ctx.padded_vocabulary / ctx.vocabulary_ranks * ctx.model.hidden_size
     adds = (HEAD in ctx.trained_modules) * (ctx.columns.num_microbatches > 1)
-    held = kernel.logits(ctx) * _TILE_BYTES + weights * kernel.weight_bytes * adds
-    return held + rows * (4.0 + kernel.hidden_bytes)
+    forward = kernel.logits(ctx) * _TILE_BYTES + rows * 4.0
+    backward = forward + weights * kernel.weight_bytes * adds + rows * kernel.hidden_bytes
+    return (forward if kernel.replays else backward), backward
 
 
 def loss_is_fused(ctx: Context) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from math import log
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +23,12 @@ from meshwright.profiles.adapters import (
     saves_input,
 )
 from meshwright.profiles.figures import percent
-from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.frameworks import FOREACH, FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import num_streams
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
-from meshwright.solver.configuration import Columns, FloatArray, distinct
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.losses import loss_bytes
@@ -36,13 +37,14 @@ from meshwright.solver.cost.parameters import (
     Weights,
     base_bytes_beyond,
     casts_bytes,
+    first_casts_bytes,
     largest_tensor,
     part_weights,
     trained_parts,
 )
 from meshwright.solver.cost.reference import reference_bytes
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
-from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
+from meshwright.solver.cost.stages import BACKWARD, FORWARD, FRAGMENTS, LOSS, UPDATE, LayerLayout
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
@@ -54,6 +56,9 @@ _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at leas
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
 _ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
+# NCCL's communicators, which one GPU alone has none of: it shows .80e9 bytes outside the allocator (device
+# less reserved memory of benchmarks/data/trainer_runs.jsonl), a rank of many 1.2e9 (``context_bytes``).
+_COMMUNICATORS_BYTES = 0.4e9
 _LIVE_WEIGHTS = 1e9  # that DeepSpeed's ZeRO-3 holds gathered (``stage3_max_live_parameters``, its default)
 
 
@@ -532,15 +537,18 @@ _COPIED_GRADIENT_BYTES = 2.0 + 4.0
 
 
 def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) -> FloatArray:
-    """Return the copies of gradients that an update makes of weights on one stage, (n,).
+    """Return what an update makes of the weights on one stage besides their states, (n,).
 
     DeepSpeed flattens the gradients of a group and copies them to fp32 for the optimizer: of
     ``sub_group_size`` weights of a shard under ZeRO-3, of the whole shard under ZeRO-1 and 2 (0.19.8
-    ``stage3.py _prepare_fp32_grad_for_sub_group``, ``stage_1_and_2.py step``). A plan with several stages
-    counts none.
+    ``stage3.py _prepare_fp32_grad_for_sub_group``, ``stage_1_and_2.py step``). Torch's foreach update makes
+    a copy of all second moments (torch 2.11 ``optim/adam.py``: ``exp_avg_sq_sqrt``), a fused one nothing;
+    clipping multiplies in place (``nn/utils/clip_grad.py _foreach_mul_``). A plan with stages counts none.
     """
-    stage, group = ctx.columns.zero_stage, ctx.facts.sub_group_size
-    if not group or not ctx.optimizer.fp32_copy:
+    stage, group, facts = ctx.columns.zero_stage, ctx.facts.sub_group_size, ctx.facts
+    copies = bool(group) and ctx.optimizer.fp32_copy
+    listed = ctx.optimizer.foreach_bytes if facts.optimizer_kernel == FOREACH else 0.0
+    if not copies and not listed:
         return np.zeros_like(ctx.t)
     counts = [*layout.cumulative[-1].tolist(), 1, 1]
     dense, routed = (
@@ -548,20 +556,70 @@ def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) ->
         for name in ("dense", "routed")
     )
     shard = dense / ctx.dense_replicas.sharing + routed / ctx.expert_replicas.sharing
-    copied = np.where(stage == SHARD_WEIGHTS, np.minimum(group, shard), shard)
-    here = (stage > 0) & (ctx.p == 1) & ~ctx.offloads_optimizer
-    return np.where(here, _COPIED_GRADIENT_BYTES * copied, 0.0)
+    if group:
+        shard = np.where(stage == SHARD_WEIGHTS, np.minimum(group, shard), shard)
+    each = _COPIED_GRADIENT_BYTES * copies * (stage > 0) + listed
+    return np.where((ctx.p == 1) & ~ctx.offloads_optimizer, each * shard, 0.0)
 
 
-def _pass_bytes(
-    layout: LayerLayout, ctx: Context, whole: list[FloatArray], kept: list[FloatArray]
+def _gradients_grow(ctx: Context) -> BoolArray:
+    """Mark rows whose gradients come layer by layer while activations go: there are none before.
+
+    That is where an update frees them and a step has one micro-batch. Without a pipeline: in one, several
+    micro-batches are under way.
+    """
+    alone = (ctx.columns.num_microbatches == 1) & (ctx.p == 1) & (ctx.copies_of_gradients == 1.0)
+    frees = ctx.facts.frees_gradients and not ctx.optimizer.by_layer
+    return np.asarray(alone & ~ctx.offloads_gradients & frees)
+
+
+def _beyond_activations(
+    ctx: Context, whole: FloatArray, kept: list[FloatArray], counts: list[int]
 ) -> FloatArray:
-    """Return what all layers on one stage keep of a micro-batch, replayed where some are, (n,)."""
-    layers = [np.where(ctx.full, replayed, plain) for plain, replayed in zip(whole, kept, strict=True)]
-    return sum(
-        (count * layer for count, layer in zip(layout.cumulative[-1].tolist(), layers, strict=True)),
-        np.zeros_like(ctx.t),
-    )
+    """Return gradients of each part beyond the activations that go as they come, (n, K + 2).
+
+    A layer then weighs as much as the larger of both, and an embedding, whose gradient comes last, what it
+    has beyond all activations that are left over. A tied embedding's comes first, as that of a head.
+
+    Args:
+        ctx: the rows.
+        whole: gradients of each part at the end of a backward pass, (n, K + 2).
+        kept: activations of a layer of each kind, (n,).
+        counts: layers of each kind.
+    """
+    last, layers = len(kept), np.stack(kept, axis=1)
+    counted = whole.copy()
+    counted[:, :last] = np.maximum(whole[:, :last] - layers, 0.0)
+    if not ctx.model.tied_embeddings:
+        left = np.maximum(layers - whole[:, :last], 0.0) @ np.array(counts, dtype=np.float64)
+        counted[:, last] = np.maximum(whole[:, last] - left, 0.0)
+    return counted
+
+
+def _growing(
+    ctx: Context, moments: dict[str, FloatArray], ends: FloatArray, whole: FloatArray, counted: FloatArray
+) -> dict[str, FloatArray]:
+    """Return workspaces where gradients grow: less what parts count of them that is not there yet.
+
+    At a loss there are those of the head, or of a tied embedding; at the end of the backward pass all, and
+    activations of one layer.
+
+    Args:
+        ctx: the rows.
+        moments: workspaces on top of whole gradients and all activations, (n,) each.
+        ends: the same at the end of the backward pass, (n,).
+        whole: gradients of layers of each kind together, of embedding and head, (n, K + 2).
+        counted: what parts count of them, (n, K + 2).
+    """
+    first = -2 if ctx.model.tied_embeddings else -1  # of the parts that have gradients at the loss
+    every, absent = counted.sum(axis=1), counted[:, :first].sum(axis=1)
+    missing = whole.sum(axis=1) - every
+    return {
+        LOSS: moments[LOSS] - absent,
+        FORWARD: moments[FORWARD] - every,
+        BACKWARD: np.maximum(moments[BACKWARD] - absent, ends + missing),
+        UPDATE: moments[UPDATE] + missing,
+    }
 
 
 def kept_free_words(problem: Problem, profile: Profile) -> str:
@@ -645,7 +703,7 @@ def tower_bytes(ctx: Context) -> FloatArray:
 
 def memory_prices(
     ctx: Context, layout: LayerLayout, weights: list[Weights], trained: list[Weights]
-) -> dict[str, FloatArray]:
+) -> dict[str, Any]:
     """Return the memory fields of RowPrices.
 
     Offloaded activations leave two layers' on the GPU: one in use, one on its way. A replayed layer's are
@@ -672,7 +730,7 @@ def memory_prices(
         copying = 2.0 * np.maximum.reduce(offloaded)
         replay_inputs = replay_inputs - np.where(ctx.full, offloaded[0], 0.0)  # of each layer alike
     replayed = [np.where(ctx.splits_backward, stored, replay_inputs) for stored in plain]
-    cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
+    cached, head_copy, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
     # a second micro-batch computes a layer while the first exchanges tokens
     overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
     # what a layer's pass begins with: copies on their way to the host, and what a replay makes
@@ -681,20 +739,44 @@ def memory_prices(
     head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     largest_layer = layer_weights.dense + layer_weights.routed
     of_head, of_layer = reducing_bytes(ctx, head_weights, largest_layer, begun, freed)
-    update = _updated_bytes(ctx, layout, trained) - _pass_bytes(layout, ctx, plain, replayed)
     bytes_of = {
         **_held_bytes(ctx, layout, weights, trained),
         "activation_bytes": np.stack([*plain, *activations[-2:]], axis=1),
         "checkpoint_bytes": np.stack([*replayed, zero, zero], axis=1),
-        "head_workspace_bytes": np.maximum(loss_bytes(ctx) + cached, of_head),
-        "replay_workspace_bytes": np.maximum(np.maximum(begun, of_layer), update),
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
         + shard_buffer_bytes(ctx, weights[last - 1], layer=True),
     }
+    kept = [np.where(ctx.full, again, stored) for stored, again in zip(plain, replayed, strict=True)]
+    counts = layout.cumulative[-1].tolist()
+    of_layers = sum((count * layer for count, layer in zip(counts, kept, strict=True)), zero)
+    forward, backward = loss_bytes(ctx)
+    moments = {
+        LOSS: np.maximum(backward + head_copy, of_head),
+        FORWARD: forward + head_copy + cached,
+        BACKWARD: np.maximum(begun, of_layer),
+        UPDATE: _updated_bytes(ctx, layout, trained) - of_layers,
+    }
+    if (grows := _gradients_grow(ctx)).any():
+        whole, numbers = bytes_of["gradients_bytes"], np.array([*counts, 1.0, 1.0])
+        counted = np.where(grows[:, None], _beyond_activations(ctx, whole, kept, counts), whole)
+        bytes_of["gradients_bytes"] = counted
+        cached, saved = first_casts_bytes(ctx, layout.kinds, counts)
+        casts = {FORWARD: cached, LOSS: saved, BACKWARD: saved, UPDATE: zero}
+        ends = (
+            begun + np.maximum.reduce(kept) - of_layers
+        )  # in the backward pass of the model's first layer
+        before = {name: amount + casts[name] for name, amount in moments.items()}
+        growing = _growing(ctx, before, ends, whole * numbers, counted * numbers)
+        moments = {name: np.where(grows, growing[name], amount) for name, amount in moments.items()}
+    alone = (ctx.columns.num_gpus == 1).astype(np.float64)
+    moments = {name: amount * ctx.element_scale for name, amount in moments.items()}
     return {
         **ctx.sharding.turns,
         **{name: amount * ctx.element_scale for name, amount in bytes_of.items()},
-        "context_bytes": ctx.constants.context_bytes * one,
+        "head_workspace_bytes": np.maximum(moments[FORWARD], moments[LOSS]),
+        "replay_workspace_bytes": np.maximum(moments[BACKWARD], moments[UPDATE]),
+        "moments": moments,
+        "context_bytes": ctx.constants.context_bytes - _COMMUNICATORS_BYTES * alone,
         "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * one,
     }
 

@@ -289,16 +289,16 @@ def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArr
     return forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
 
 
-def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
+def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) -> list[FloatArray]:
     """Return the bytes of each part's casts when most is kept: layer kinds, embedding, head.
 
     Those of trained weights do from the second micro-batch on: in the first one's backward pass they go
-    where gradients of twice their bytes come.
+    where gradients of twice their bytes come. ``first``: before that backward pass.
     """
     zero = np.zeros_like(ctx.t)
     if ctx.held_precision != "fp32":
         return [zero] * (len(kinds) + 2)
-    weigh = 2.0 * (ctx.converts & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
+    weigh = 2.0 * (ctx.converts & (ctx.frozen | first | (ctx.columns.num_microbatches > 1)))
     head = weigh * _vocabulary_matrix(ctx) / ctx.vocabulary_ranks
     return [*(weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, head]
 
@@ -355,10 +355,10 @@ def _packed_bytes(ctx: Context, kinds: Sequence[LayerShape], here: FloatArray) -
 
 def casts_bytes(
     ctx: Context, kinds: Sequence[LayerShape], numbers: Sequence[int]
-) -> tuple[FloatArray, FloatArray]:
-    """Return bytes of casts if layers are replayed: of all at a forward pass's end, of one in its replay.
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return bytes of casts: of replayed layers at a forward pass's end, of a head's copy, of one replay.
 
-    A head of unit rows adds its copy to the first ones, and that copy's gradient where it is trained.
+    A head of unit rows has a copy, and that copy's gradient where it is trained.
     ``numbers`` are the layers of every kind. Autocast caches the cast of a weight that is trained until the
     forward pass ends, the loss in it, whether or not a layer saves it; it caches none that is frozen
     (torch 2.13, ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``).
@@ -366,7 +366,21 @@ def casts_bytes(
     casts = _casts(ctx, kinds)[:-2]  # of layers
     cached = np.sum([number * cast for number, cast in zip(numbers, casts, strict=True)], axis=0)
     rows = normalized_head_weights(ctx) * (4.0 if (HEAD in ctx.trained_modules) else 2.0)
-    return np.asarray(cached * ctx.full * (not ctx.frozen)) + rows, np.maximum.reduce(casts)
+    return np.asarray(cached * ctx.full * (not ctx.frozen)), rows, np.maximum.reduce(casts)
+
+
+def first_casts_bytes(
+    ctx: Context, kinds: Sequence[LayerShape], numbers: Sequence[int]
+) -> tuple[FloatArray, FloatArray]:
+    """Return bytes of casts of trained weights at the end of a first forward pass, and behind it, (n,).
+
+    Replayed layers save none of them: they go with the cache. Arguments as ``casts_bytes``.
+    """
+    if ctx.frozen:
+        return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    *layers, _, head = _casts(ctx, kinds, first=True)
+    every = np.sum([number * cast for number, cast in zip(numbers, layers, strict=True)], axis=0)
+    return np.asarray(every + head), np.asarray(every * ~ctx.full + head)
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
