@@ -359,7 +359,7 @@ def _as_compiled(fields: Fields, given: Fields, launcher: str) -> Options:
     if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:
         return {}
     fields.note("no dynamo_backend is named: nothing is compiled, operators run one by one")
-    return {"elementwise_fused": False, "norm_fused": False}
+    return {"elementwise_fused": False, "norm_fused": False, "separate_projections": True}
 
 
 def _unread(fields: Fields) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from meshwright.profiles.links import LinkPace
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, alike
 from meshwright.solver.cost.links import paced, paces_of
+from meshwright.solver.cost.memory import loaded_bytes
 from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, PricedPipelines
 from meshwright.solver.cost.stages import (
     ALLOCATED,
@@ -136,7 +137,8 @@ class Stage:
         terms = self.on.stages.memory_bytes
         held = {name: float(value[self.row, self.stage]) for name, value in terms.items()}
         kept = sum(held[name] for name in ALLOCATED) - held["workspace"]
-        start = held["weights"] + held["buffers"]
+        start = loaded_bytes(self.on.context, self.row, held["weights"], held["optimizer"])
+        start += held["buffers"]
         found = {"loading": start, FORWARD: kept}
         found |= {LOSS: kept} if LOSS in self.workspaces else {}
         found |= {name: kept + more for name, more in self.workspaces.items()}

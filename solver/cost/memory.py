@@ -37,9 +37,9 @@ from meshwright.solver.cost.parameters import (
     Weights,
     base_bytes_beyond,
     casts_bytes,
-    first_casts_bytes,
     largest_tensor,
     part_weights,
+    saved_casts_bytes,
     trained_parts,
 )
 from meshwright.solver.cost.reference import reference_bytes
@@ -622,6 +622,24 @@ def _growing(
     }
 
 
+def loaded_bytes(ctx: Context, row: int, weights_bytes: float, states_bytes: float) -> float:
+    """Return the weights of a stage before the first step: as stored, without casts and moments.
+
+    Args:
+        ctx: the rows.
+        row: of them.
+        weights_bytes: what the stage's weights take in a step.
+        states_bytes: what its optimizer's states take, their fp32 copy included.
+    """
+    layout, facts = LayerLayout.of(ctx.model), ctx.facts
+    _, casts = saved_casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist(), first=False)
+    moments = ctx.optimizer.state_bytes
+    copy = facts.optimizer_bytes - _ADAMW_STATE_BYTES if ctx.optimizer.fp32_copy else 0.0
+    if ctx.optimizer.fp32_copy and ctx.columns.zero_stage[row] < SHARD_WEIGHTS:
+        copy += facts.weight_bytes - 2.0
+    return weights_bytes - float(casts[row]) + states_bytes * copy / max(copy + moments, 1.0)
+
+
 def kept_free_words(problem: Problem, profile: Profile) -> str:
     """Return the memory that the accepted risk of running out keeps free, of each kind of GPU."""
     risk = problem.options.max_out_of_memory_probability
@@ -750,17 +768,18 @@ def memory_prices(
     counts = layout.cumulative[-1].tolist()
     of_layers = sum((count * layer for count, layer in zip(counts, kept, strict=True)), zero)
     forward, backward = loss_bytes(ctx)
+    _, casts_held = saved_casts_bytes(ctx, layout.kinds, counts, first=False)
     moments = {
         LOSS: np.maximum(backward + head_copy, of_head),
         FORWARD: forward + head_copy + cached,
         BACKWARD: np.maximum(begun, of_layer),
-        UPDATE: _updated_bytes(ctx, layout, trained) - of_layers,
+        UPDATE: _updated_bytes(ctx, layout, trained) - of_layers - casts_held,
     }
     if (grows := _gradients_grow(ctx)).any():
         whole, numbers = bytes_of["gradients_bytes"], np.array([*counts, 1.0, 1.0])
         counted = np.where(grows[:, None], _beyond_activations(ctx, whole, kept, counts), whole)
         bytes_of["gradients_bytes"] = counted
-        cached, saved = first_casts_bytes(ctx, layout.kinds, counts)
+        cached, saved = saved_casts_bytes(ctx, layout.kinds, counts, first=True)
         casts = {FORWARD: cached, LOSS: saved, BACKWARD: saved, UPDATE: zero}
         ends = (
             begun + np.maximum.reduce(kept) - of_layers

@@ -369,16 +369,17 @@ def casts_bytes(
     return np.asarray(cached * ctx.full * (not ctx.frozen)), rows, np.maximum.reduce(casts)
 
 
-def first_casts_bytes(
-    ctx: Context, kinds: Sequence[LayerShape], numbers: Sequence[int]
+def saved_casts_bytes(
+    ctx: Context, kinds: Sequence[LayerShape], numbers: Sequence[int], *, first: bool
 ) -> tuple[FloatArray, FloatArray]:
-    """Return bytes of casts of trained weights at the end of a first forward pass, and behind it, (n,).
+    """Return bytes of casts of trained weights at the end of a forward pass, and behind it, (n,) each.
 
-    Replayed layers save none of them: they go with the cache. Arguments as ``casts_bytes``.
+    Replayed layers save none of them: they go with the cache. Those that ``base_bytes_beyond`` counts among
+    the weights, or, ``first``, those of a first micro-batch; further arguments as ``casts_bytes``.
     """
     if ctx.frozen:
         return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
-    *layers, _, head = _casts(ctx, kinds, first=True)
+    *layers, _, head = _casts(ctx, kinds, first=first)
     every = np.sum([number * cast for number, cast in zip(numbers, layers, strict=True)], axis=0)
     return np.asarray(every + head), np.asarray(every * ~ctx.full + head)
 
