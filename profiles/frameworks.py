@@ -115,7 +115,7 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "clips_apart", "frees_gradients",
+    "autocasts", "clips_apart", "frees_gradients", "weights_read_by",
     "reduces_copies", "bucketed_stages", "keeps_buckets", "latents_whole",
     "low_precision_sequences", "balances_by_neighbours", "routes_padding",
 }  # fmt: skip
@@ -156,6 +156,7 @@ class FrameworkFacts:
     accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
     clips_apart: bool  # clipping moves gradients on top of what the constant of an update has
     optimizer_kernel: str  # fused: AdamW in one kernel; foreach: in torch's list operators, with a copy
+    weights_read_by: str  # who reads whole weights into host memory: nobody, or readers below
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
     frees_gradients: bool  # after an update there are none until the next backward pass
     overlap_gradients: bool  # reduction runs under the backward pass

@@ -94,6 +94,22 @@ class PeakMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Bytes of host memory on the node that takes most, and when."""
+
+    loading_bytes: int  # of weights, by the ranks that read them before any GPU has them
+    readers: int  # those ranks
+    training_bytes: int  # of what is offloaded
+    saving_bytes: int  # of weights that one rank gathers from all
+    limit_bytes: int  # that may be filled
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the most that is needed at once."""
+        return max(self.loading_bytes, self.training_bytes + self.saving_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Prediction of the cost model for one configuration."""
 
@@ -113,6 +129,7 @@ class Prediction:
     stages: tuple[StagePrediction, ...]
     extrapolated: tuple[str, ...] = ()  # what lies outside the measured range
     memory: PeakMemory | None = None  # None: of an answer of an older release
+    host: HostMemory | None = None  # None: it takes none, or as ``memory``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

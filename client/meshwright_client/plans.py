@@ -76,6 +76,17 @@ class PeakMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Bytes of host memory on the node that takes most, and when."""
+
+    loading_bytes: int
+    readers: int  # ranks that read whole weights
+    training_bytes: int
+    saving_bytes: int
+    limit_bytes: int  # that may be filled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What the cost model expects of one configuration."""
 
@@ -95,6 +106,7 @@ class Prediction:
     stages: tuple[StagePrediction, ...]
     extrapolated: tuple[str, ...] = ()
     memory: PeakMemory | None = None  # None: of an answer of an older release
+    host: HostMemory | None = None  # None: it takes none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

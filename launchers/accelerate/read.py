@@ -338,6 +338,7 @@ def mesh_run(
     configuration = _configuration(fields, known, model, given, kind)
     precision = precision or _precision(fields)
     options = _as_compiled(fields, given, launcher)
+    _note_readers(fields)
     fields.stop()
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
@@ -349,6 +350,15 @@ def mesh_run(
         fields, launcher, model, workload, configuration, unread=_unread(fields),
         world=_world(fields.integer("num_machines"), configuration.num_gpus),
     )  # fmt: skip
+
+
+def _note_readers(fields: Fields) -> None:
+    """Note a switch that makes every rank read the whole model, where predictions count one of a node."""
+    for name in ("fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_cpu_ram_efficient_loading"):
+        if str(fields.raw(name)).lower() == "false":
+            fields.note(
+                f"{name} is false: every rank of a node reads all weights into host memory, not one"
+            )
 
 
 def _as_compiled(fields: Fields, given: Fields, launcher: str) -> Options:

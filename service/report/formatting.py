@@ -12,7 +12,7 @@ from rich.text import Text
 
 from meshwright.profiles.figures import NO_BREAK, figure, percent, scale_of, tied
 from meshwright.profiles.units import GIB, TERA
-from meshwright.solver.answer import HostOrder, Plan, Prediction
+from meshwright.solver.answer import HostMemory, HostOrder, Plan, Prediction
 from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Configuration, StageGroup
 
 
@@ -364,6 +364,17 @@ def peak_shown(prediction: Prediction) -> str:
         "allocated": seen.allocated_bytes, "reserved": seen.reserved_bytes, "nvidia-smi": seen.device_bytes,
     }  # fmt: skip
     return f"{' │ '.join(f'{name} {gib(size)}' for name, size in shown.items())} GiB"
+
+
+def host_words(seen: HostMemory) -> str:
+    """Return ``loading 30.0 (8 ranks) │ training 58.1 of 1852 GiB``: host memory of a node."""
+    readers = f" ({seen.readers} rank{'s' if seen.readers > 1 else ''})"
+    shown = {
+        f"loading{readers}": seen.loading_bytes, "training": seen.training_bytes,
+        "saving": seen.saving_bytes,
+    }  # fmt: skip
+    parts = " │ ".join(f"{name} {gib(size)}" for name, size in shown.items() if size)
+    return f"{parts} of {seen.limit_bytes / GIB:.0f} GiB a node"
 
 
 def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:

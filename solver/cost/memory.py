@@ -20,6 +20,7 @@ from meshwright.profiles.adapters import (
     MLP_INNER,
     MLP_INPUT,
     PACKED_BYTES,
+    WHOLE_PRECISIONS,
     saves_input,
 )
 from meshwright.profiles.figures import percent
@@ -907,6 +908,34 @@ def outside_bytes(ctx: Context) -> Outside:
         in_flight=held_first(ctx.columns),
         nvme=np.where(swapped, states + main, 0.0) + np.where(ctx.swaps_weights, shard, 0.0),
     )
+
+
+def loading_bytes(ctx: Context, ranks: float) -> tuple[FloatArray, FloatArray]:
+    """Return host bytes of a node of ``ranks`` ranks while weights are read, and how many read, (n,) each.
+
+    Each reader has all of them in the dtype that they are loaded in: below FSDP and ZeRO-3 every rank of
+    the node, with them one (``weights_read_by``). Weights of 8 and 4 bits are quantised on the GPU.
+    """
+    work, readers = ctx.workload, np.full_like(ctx.t, ranks)
+    quantised = ctx.frozen and work.base_precision not in WHOLE_PRECISIONS
+    if ctx.facts.weights_read_by == "nobody" or quantised:
+        return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    alone = ctx.columns.zero_stage >= (SHARD_WEIGHTS if ctx.facts.weights_read_by == "first" else 2)
+    each = 2.0 if ctx.frozen and work.base_precision == "bf16" else ctx.facts.weight_bytes
+    each = each if ctx.frozen or ctx.optimizer.fp32_copy else 2.0
+    readers = np.where(alone, np.minimum(readers, 1.0), readers)
+    return readers * each * ctx.model.num_parameters(), readers
+
+
+def gathered_bytes(ctx: Context) -> FloatArray:
+    """Return bytes of weights that one rank gathers in host memory to save them whole, (n,).
+
+    With FSDP the model that ends a run (accelerate 1.15.0 ``accelerator.py:4057 get_state_dict``:
+    ``full_state_dict`` with ``cpu_offload``); DeepSpeed's ZeRO-3 saves shards, as exported.
+    """
+    gathers = ctx.columns.zero_stage >= SHARD_GRADIENTS
+    each = ctx.facts.weight_bytes if ctx.facts.weights_read_by == "one-of-a-node" else 0.0
+    return np.where(gathers & (not ctx.frozen), each * ctx.model.num_parameters(), 0.0)
 
 
 def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
