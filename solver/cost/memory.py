@@ -354,6 +354,28 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     return kept * ctx.constants.activation
 
 
+def passing_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
+    """Return the bytes that eager operators of an MLP hold for a moment, in a forward and a backward pass.
+
+    Forward, beside what a replayed layer keeps: the activated gate, the other half and their product, in 2
+    bytes (transformers 5.23 ``models/llama/modeling_llama.py LlamaMLP``). Backward, beside all that a layer
+    keeps: the gradients of these three. Adapters in fp32 add to the widest output their scaled own and the
+    sum, in place of the product, beside an input in fp32 (peft 0.21 ``tuners/lora/layer.py Linear.forward``:
+    ``result + lora_B(lora_A(x)) * scaling``), and backward the gradient of that input. Fused operators hold
+    less, which constants of their stacks contain.
+    """
+    model, moe = ctx.model, ctx.model.moe
+    if not ctx.facts.separate_projections or not model.has_mlp:
+        return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    width = ctx.tokens * model.ffn_hidden_size / ctx.t
+    if kind == "moe" and moe is not None:
+        width = _routed_tokens(ctx) * moe.ffn_hidden_size
+    routed = kind == "moe"
+    adapted = ctx.frozen and bool(_input_bytes(ctx, *MLP_INNER, routed=routed))
+    inputs = 4.0 * ctx.tokens * model.hidden_size * adapted
+    return width * (6.0 + 2.0 * adapted) + inputs, width * (6.0 + 4.0 * adapted)
+
+
 def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | float:
     """Return the bytes that replaying one module frees; scores of attention are counted with it.
 
@@ -753,7 +775,9 @@ def memory_prices(
     # a second micro-batch computes a layer while the first exchanges tokens
     overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
     # what a layer's pass begins with: copies on their way to the host, and what a replay makes
-    begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0)
+    passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+    into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
+    begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0) + back
     freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
     head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     largest_layer = layer_weights.dense + layer_weights.routed
@@ -772,7 +796,7 @@ def memory_prices(
     _, casts_held = saved_casts_bytes(ctx, layout.kinds, counts, first=False)
     moments = {
         LOSS: np.maximum(backward + head_copy, of_head),
-        FORWARD: forward + head_copy + cached,
+        FORWARD: np.maximum(forward + head_copy, ctx.full * into) + cached,
         BACKWARD: np.maximum(begun, of_layer),
         UPDATE: _updated_bytes(ctx, layout, trained) - of_layers - casts_held,
     }

@@ -9,7 +9,9 @@ import pytest
 
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import PeakMemory, Prediction
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.memory import passing_bytes
 from meshwright.solver.cost.stages import ALLOCATED, MOMENTS
 from meshwright.solver.predict import predict
 from tests.builders import a_cluster, a_model
@@ -98,3 +100,19 @@ def test_the_peak_is_the_most_of_its_moments_and_each_tool_shows_more_than_the_o
     assert min(stage.memory_bytes.values()) >= 0
     assert memory.allocated_bytes <= memory.reserved_bytes <= memory.device_bytes
     assert memory.device_bytes == found.peak_memory_bytes == stage.peak_memory_bytes < 1000 * GIB
+
+
+def test_eager_mlps_hold_three_tensors_of_their_width_for_a_moment_and_adapters_two_more_bytes() -> None:
+    # width of 512 tokens: 6 bytes an element either way; adapted: 8 and an fp32 input, and 10 back
+    width = 512 * GPT.ffn_hidden_size
+
+    def passing(framework: str, **workload: object) -> tuple[float, float]:
+        problem = a_problem(UNTIED, seq_length=512, **workload)  # type: ignore[arg-type]
+        context = context_of(problem, Columns.of([a_layout()]), a_profile(problem, framework))
+        into, back = passing_bytes(context, "dense")
+        return float(into[0]), float(back[0])
+
+    adapters = {"lora_rank": 8, "lora_targets": ("linear_fc1", "linear_fc2")}
+    assert passing("trl") == (6 * width, 6 * width)
+    assert passing("trl", **adapters) == (8 * width + 4 * 512 * GPT.hidden_size, 10 * width)
+    assert passing("megatron-core") == (0.0, 0.0)
