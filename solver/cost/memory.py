@@ -360,7 +360,7 @@ def passing_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray
     Forward, beside what a replayed layer keeps: the activated gate, the other half and their product, in 2
     bytes (transformers 5.23 ``models/llama/modeling_llama.py LlamaMLP``). Backward, beside all that a layer
     keeps: the gradients of these three. Adapters in fp32 add to the widest output their scaled own and the
-    sum, in place of the product, beside an input in fp32 (peft 0.21 ``tuners/lora/layer.py Linear.forward``:
+    sum, in place of the product, beside an input in fp32 (peft 0.21 ``lora/layer.py Linear.forward``:
     ``result + lora_B(lora_A(x)) * scaling``), and backward the gradient of that input. Fused operators hold
     less, which constants of their stacks contain.
     """
