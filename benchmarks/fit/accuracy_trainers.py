@@ -53,8 +53,8 @@ MOMENTS = """
 
 The runs of {hours} took the peak of each forward pass, backward pass and optimizer step apart (GiB
 allocated; predictions read the commands of these runs). Forward passes are {forward:.1f} % off on average,
-backward passes {backward:.1f} % and optimizer steps {update:.1f} %. {named} of {runs} runs peak at the moment
-that we name.
+backward passes {backward:.1f} % and optimizer steps {update:.1f} %. {named} of {runs} runs peak where
+we say.
 """
 WEAKNESS = """
 The smallest model waits for its host: launching the kernels of its layers takes longer than running them.
