@@ -362,10 +362,10 @@ def passing_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray
     keeps: the gradients of these three. Adapters in fp32 add to the widest output their scaled own and the
     sum, in place of the product, beside an input in fp32 (peft 0.21 ``lora/layer.py Linear.forward``:
     ``result + lora_B(lora_A(x)) * scaling``), and backward the gradient of that input. Fused operators hold
-    less, which constants of their stacks contain.
+    less, which constants of their stacks contain: it is asked where projections are apart.
     """
     model, moe = ctx.model, ctx.model.moe
-    if not ctx.facts.separate_projections or not model.has_mlp:
+    if not model.has_mlp:
         return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     width = ctx.tokens * model.ffn_hidden_size / ctx.t
     if kind == "moe" and moe is not None:
@@ -585,15 +585,17 @@ def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) ->
     return np.where((ctx.p == 1) & ~ctx.offloads_optimizer, each * shard, 0.0)
 
 
-def _gradients_grow(ctx: Context) -> BoolArray:
+def _gradients_grow(ctx: Context) -> BoolArray | None:
     """Mark rows whose gradients come layer by layer while activations go: there are none before.
 
     That is where an update frees them and a step has one micro-batch. Without a pipeline: in one, several
     micro-batches are under way.
     """
-    alone = (ctx.columns.num_microbatches == 1) & (ctx.p == 1) & (ctx.copies_of_gradients == 1.0)
-    frees = ctx.facts.frees_gradients and not ctx.optimizer.by_layer
-    return np.asarray(alone & ~ctx.offloads_gradients & frees)
+    if not ctx.facts.frees_gradients or ctx.optimizer.by_layer:
+        return None
+    alone = (ctx.columns.num_microbatches == 1) & (ctx.p == 1)
+    grows = alone & (ctx.copies_of_gradients == 1.0) & ~ctx.offloads_gradients
+    return np.asarray(grows) if grows.any() else None
 
 
 def _beyond_activations(
@@ -775,8 +777,10 @@ def memory_prices(
     # a second micro-batch computes a layer while the first exchanges tokens
     overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
     # what a layer's pass begins with: copies on their way to the host, and what a replay makes
-    passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
-    into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
+    into = back = zero
+    if ctx.facts.separate_projections:
+        passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+        into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
     begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0) + back
     freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
     head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
@@ -800,7 +804,7 @@ def memory_prices(
         BACKWARD: np.maximum(begun, of_layer),
         UPDATE: _updated_bytes(ctx, layout, trained) - of_layers - casts_held,
     }
-    if (grows := _gradients_grow(ctx)).any():
+    if (grows := _gradients_grow(ctx)) is not None:
         whole, numbers = bytes_of["gradients_bytes"], np.array([*counts, 1.0, 1.0])
         counted = np.where(grows[:, None], _beyond_activations(ctx, whole, kept, counts), whole)
         bytes_of["gradients_bytes"] = counted

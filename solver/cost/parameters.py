@@ -364,7 +364,7 @@ def casts_bytes(
     (torch 2.13, ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``).
     """
     casts = _casts(ctx, kinds)[:-2]  # of layers
-    cached = np.sum([number * cast for number, cast in zip(numbers, casts, strict=True)], axis=0)
+    cached = sum((number * cast for number, cast in zip(numbers, casts, strict=True)), np.zeros_like(ctx.t))
     rows = normalized_head_weights(ctx) * (4.0 if (HEAD in ctx.trained_modules) else 2.0)
     return np.asarray(cached * ctx.full * (not ctx.frozen)), rows, np.maximum.reduce(casts)
 
@@ -377,10 +377,10 @@ def saved_casts_bytes(
     Replayed layers save none of them: they go with the cache. Those that ``base_bytes_beyond`` counts among
     the weights, or, ``first``, those of a first micro-batch; further arguments as ``casts_bytes``.
     """
-    if ctx.frozen:
+    if ctx.frozen or ctx.held_precision != "fp32":
         return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     *layers, _, head = _casts(ctx, kinds, first=first)
-    every = np.sum([number * cast for number, cast in zip(numbers, layers, strict=True)], axis=0)
+    every = sum((number * cast for number, cast in zip(numbers, layers, strict=True)), np.zeros_like(ctx.t))
     return np.asarray(every + head), np.asarray(every * ~ctx.full + head)
 
 

@@ -115,4 +115,3 @@ def test_eager_mlps_hold_three_tensors_of_their_width_for_a_moment_and_adapters_
     adapters = {"lora_rank": 8, "lora_targets": ("linear_fc1", "linear_fc2")}
     assert passing("trl") == (6 * width, 6 * width)
     assert passing("trl", **adapters) == (8 * width + 4 * 512 * GPT.hidden_size, 10 * width)
-    assert passing("megatron-core") == (0.0, 0.0)
