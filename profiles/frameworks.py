@@ -40,9 +40,11 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
         "nvfp4",
     ),
     "loss_kernel": ("whole", "chunked", "liger", "cut"),
+    "optimizer_kernel": ("fused", "foreach"),
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
     "grouped_gemm": ("grouped", "multi_stream", "loop"),
 }  # fmt: skip
+FOREACH = "foreach"  # of optimizer_kernel
 FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
 # Options about experts alone: a model without them does nothing of the kind.
 EXPERT_OPTIONS = (
@@ -113,7 +115,8 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "clips_apart", "reduces_copies", "bucketed_stages", "keeps_buckets", "latents_whole",
+    "autocasts", "clips_apart", "frees_gradients", "weights_read_by",
+    "reduces_copies", "bucketed_stages", "keeps_buckets", "latents_whole",
     "low_precision_sequences", "balances_by_neighbours", "routes_padding",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
@@ -152,7 +155,10 @@ class FrameworkFacts:
     own_gradient_bytes: float  # of the model's gradients, in addition to an fp32 buffer
     accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
     clips_apart: bool  # clipping moves gradients on top of what the constant of an update has
+    optimizer_kernel: str  # fused: AdamW in one kernel; foreach: in torch's list operators, with a copy
+    weights_read_by: str  # who reads whole weights into host memory: nobody, or readers below
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
+    frees_gradients: bool  # after an update there are none until the next backward pass
     overlap_gradients: bool  # reduction runs under the backward pass
     overlap_tensor: bool  # tensor-parallel collectives run under GEMMs (with sequence parallel)
     overlap_transfer: bool  # interleaved schedules hide point-to-point transfers

@@ -32,6 +32,11 @@ class Optimizer:
         True  # of the weights, where the framework keeps one; else they and gradients are bf16
     )
     newton_schulz: bool = False  # updates of matrices are orthogonalised
+    # Of torch's foreach update, which ends with as many kernels as it has operators: a copy of the second
+    # moments that it makes of all weights at once, and what it moves beyond one kernel (torch 2.11
+    # ``optim/adam.py _multi_tensor_adam``: eight operators read and write 80 bytes of fp32, one kernel 28).
+    foreach_bytes: float = 0.0
+    foreach_moved_bytes: float = 0.0
     short_states: bool = False  # dtypes of their own, with which a framework may keep a copy's remainders
     source: str
 
@@ -113,6 +118,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             state_bytes=8.0,
             end_state_bytes=8.0,
             moved_bytes=ADAMW_MOVED_BYTES,
+            foreach_bytes=4.0,
+            foreach_moved_bytes=80.0 - 28.0,
             source="Rajbhandari et al. 2020 (arXiv:1910.02054), section 3.1: two fp32 moments",
         ),
         Optimizer(
@@ -129,6 +136,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             state_bytes=4.0,
             end_state_bytes=4.0,
             moved_bytes=14.0,
+            foreach_bytes=2.0,
+            foreach_moved_bytes=40.0 - 14.0,
             fp32_copy=False,
             source="torch.optim.AdamW over weights in bf16: both moments have their dtype (torch 2.13, "
             "optim/adam.py, zeros_like), 2 (1 + 3 + 3) bytes moved; LLaMA-Factory's pure_bf16",

@@ -83,6 +83,33 @@ class StagePrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """The peak of the heaviest stage's rank as tools show it, in bytes, and when it occurs."""
+
+    moment: str  # of the peak, a key of ``moments_bytes``
+    allocated_bytes: int  # in tensors: torch.cuda.max_memory_allocated
+    reserved_bytes: int  # with pieces that the allocator can't give back: torch.cuda.max_memory_reserved
+    device_bytes: int  # with driver, libraries and communicators: nvidia-smi; ``peak_memory_bytes``
+    moments_bytes: Mapping[str, int]  # allocated at each moment of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Bytes of host memory on the node that takes most, and when."""
+
+    loading_bytes: int  # of weights, by the ranks that read them before any GPU has them
+    readers: int  # those ranks
+    training_bytes: int  # of what is offloaded
+    saving_bytes: int  # of weights that one rank gathers from all
+    limit_bytes: int  # that may be filled
+
+    @property
+    def peak_bytes(self) -> int:
+        """Return the most that is needed at once."""
+        return max(self.loading_bytes, self.training_bytes + self.saving_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Prediction of the cost model for one configuration."""
 
@@ -101,6 +128,8 @@ class Prediction:
     time_breakdown_s: Mapping[str, float]  # sums to step_time_s
     stages: tuple[StagePrediction, ...]
     extrapolated: tuple[str, ...] = ()  # what lies outside the measured range
+    memory: PeakMemory | None = None  # None: of an answer of an older release
+    host: HostMemory | None = None  # None: it takes none, or as ``memory``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import host_of, power_of
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.solver.answer import Plan, Prediction, StagePrediction
+from meshwright.solver.answer import HostMemory, PeakMemory, Plan, Prediction, StagePrediction
 from meshwright.solver.configuration import (
     PLACED_ONLY,
     RANK_ORDERS,
@@ -699,7 +699,7 @@ def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) 
 
 
 def _differences(name: str, found: object, expected: object) -> Iterator[str]:
-    if isinstance(found, Prediction | StagePrediction):
+    if isinstance(found, Prediction | StagePrediction | PeakMemory | HostMemory):
         for one in fields(found):
             yield from _differences(
                 f"{name}.{one.name}", getattr(found, one.name), getattr(expected, one.name)

@@ -12,12 +12,18 @@ from math import exp
 import numpy as np
 
 from meshwright.profiles.profile import Profile, default_profile, framework_of
-from meshwright.solver.answer import Prediction, StagePrediction
+from meshwright.solver.answer import HostMemory, PeakMemory, Prediction, StagePrediction
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.evaluation import Evaluation, evaluate
-from meshwright.solver.cost.memory import out_of_memory_probability
-from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.cost.evaluation import Evaluation, Stage, evaluate
+from meshwright.solver.cost.memory import (
+    gathered_bytes,
+    loading_bytes,
+    out_of_memory_probability,
+    outside_bytes,
+)
+from meshwright.solver.cost.stages import ALLOCATED, LayerLayout
 from meshwright.solver.problem import Problem
+from meshwright.solver.space.rules import usable_host_bytes
 
 Z_80_PERCENT = 1.2816  # half width of a normal distribution's central 80 %, in sigmas
 
@@ -77,6 +83,39 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
         time_breakdown_s=causes,
         stages=stages,
         extrapolated=_extrapolated(evaluation),
+        memory=_peak_memory(evaluation.stages[fullest], heaviest),
+        host=_host_memory(evaluation.stages[fullest]),
+    )
+
+
+def _peak_memory(stage: Stage, seen: StagePrediction) -> PeakMemory:
+    """Return the peak of a stage as tools show it, and what is allocated at each moment."""
+    allocated = sum(seen.memory_bytes[name] for name in ALLOCATED)
+    moment = stage.peak_moment
+    return PeakMemory(
+        moment=moment,
+        allocated_bytes=allocated,
+        reserved_bytes=allocated + seen.memory_bytes["reserve"],
+        device_bytes=seen.peak_memory_bytes,
+        moments_bytes={**stage.allocated_bytes(), moment: allocated},
+    )
+
+
+def _host_memory(stage: Stage) -> HostMemory | None:
+    """Return the host memory of a node that is full of ranks of a stage; None if nothing needs any."""
+    on, row = stage.on, stage.row
+    ctx, nodes = on.context, on.problem.cluster.groups
+    ranks = min(int(on.columns.num_gpus[row]), max(one.gpus_per_node for one in nodes))
+    loading, readers = (float(found[row]) for found in loading_bytes(ctx, float(ranks)))
+    offloaded = float(outside_bytes(ctx).host[row]) * ranks if on.columns.offload[row] else 0.0
+    if not loading and not offloaded:
+        return None
+    return HostMemory(
+        loading_bytes=round(loading),
+        readers=round(readers),
+        training_bytes=round(offloaded),
+        saving_bytes=round(float(gathered_bytes(ctx)[row])),
+        limit_bytes=round(usable_host_bytes(on.problem) * min(one.gpus_per_node for one in nodes)),
     )
 
 

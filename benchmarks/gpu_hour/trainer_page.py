@@ -23,7 +23,7 @@ class Trained:
     """One run: what was asked, predicted and measured."""
 
     run: TrainerRun
-    predicted: Mapping[str, float]
+    predicted: Mapping[str, Any]
     measured: Mapping[str, Any] | None
     outcome: str
 
@@ -36,18 +36,19 @@ class Trained:
     @property
     def error(self) -> float:
         """Of the step time, in %."""
-        return 100.0 * (self.predicted["step_time_s"] / self.step_s - 1.0)
+        return 100.0 * (float(self.predicted["step_time_s"]) / self.step_s - 1.0)
 
     @property
     def memory_error(self) -> float:
         """Of what the device shows, in %."""
         shown = float((self.measured or {})["device_bytes"])
-        return 100.0 * (self.predicted["peak_memory_bytes"] / shown - 1.0)
+        return 100.0 * (float(self.predicted["peak_memory_bytes"]) / shown - 1.0)
 
     @property
     def inside(self) -> bool:
         """Whether the 80 % interval holds the measured step."""
-        return self.predicted["step_time_low_s"] <= self.step_s <= self.predicted["step_time_high_s"]
+        low_s, high_s = (float(self.predicted[f"step_time_{end}_s"]) for end in ("low", "high"))
+        return low_s <= self.step_s <= high_s
 
     def cells(self) -> list[str]:
         """Return its row."""

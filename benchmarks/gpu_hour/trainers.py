@@ -192,7 +192,7 @@ def kept_bytes(run: TrainerRun) -> float:
     return float(each * model.num_parameters() + tokens * (kept + logits))
 
 
-def forecast_of(run: TrainerRun, gpu: str) -> dict[str, float]:
+def forecast_of(run: TrainerRun, gpu: str) -> dict[str, Any]:
     """Predict a run from its command, on one GPU of the catalog: seconds of a step, bytes of the device.
 
     Raises:
@@ -205,7 +205,10 @@ def forecast_of(run: TrainerRun, gpu: str) -> dict[str, float]:
         launcher=read.launcher,
     )  # fmt: skip
     found = predict(problem, default_profile(problem.cluster, problem.priced_as), read.configuration)
+    if found.memory is None:
+        raise ValueError("a prediction without its peak")
     return {
+        **asdict(found.memory),
         "step_time_s": found.step_time_s,
         "step_time_low_s": found.step_time_low_s,
         "step_time_high_s": found.step_time_high_s,

@@ -65,6 +65,28 @@ class StagePrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """The peak of the heaviest stage's GPU as tools show it, in bytes, and when it occurs."""
+
+    moment: str  # of the peak, a key of ``moments_bytes``
+    allocated_bytes: int  # torch.cuda.max_memory_allocated
+    reserved_bytes: int  # torch.cuda.max_memory_reserved
+    device_bytes: int  # nvidia-smi
+    moments_bytes: Mapping[str, int]  # allocated at each moment of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Bytes of host memory on the node that takes most, and when."""
+
+    loading_bytes: int
+    readers: int  # ranks that read whole weights
+    training_bytes: int
+    saving_bytes: int
+    limit_bytes: int  # that may be filled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What the cost model expects of one configuration."""
 
@@ -83,6 +105,8 @@ class Prediction:
     time_breakdown_s: Mapping[str, float]
     stages: tuple[StagePrediction, ...]
     extrapolated: tuple[str, ...] = ()
+    memory: PeakMemory | None = None  # None: of an answer of an older release
+    host: HostMemory | None = None  # None: it takes none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.frameworks import FOREACH, framework_facts, with_options
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
 
@@ -154,7 +154,7 @@ def optimizer(target: Target) -> str:
     """
     name = target.workload.optimizer
     if name in ("adamw", "adamw-pure-bf16"):
-        return "adamw_torch_fused"
+        return "adamw_torch" if target.facts.optimizer_kernel == FOREACH else "adamw_torch_fused"
     if optimizer_named(name).low_rank and "8bit" not in name:
         return "adamw_torch"  # which GaLore replaces: LLaMA-Factory 0.9.5, train/trainer_utils.py:237
     return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"
@@ -201,7 +201,7 @@ def accelerate_command(target: Target) -> str:
         f"    --per_device_train_batch_size {config.micro_batch_size} \\",
         f"    --gradient_accumulation_steps {config.num_microbatches} \\",
         f"    --gradient_checkpointing {str(checkpointing).lower()} \\",
-        *([f"    --optim {optimizer(target)} \\"] if target.workload.optimizer != "adamw" else []),
+        *([f"    --optim {optimizer(target)} \\"] if optimizer(target) != "adamw_torch_fused" else []),
         *(f"    --{name} {size} \\" for name, size in ddp_bucket(target).items()),
         f"    --{target.workload.precision} true --max_grad_norm 1.0 --ddp_timeout 1800 \\",
         '    --logging_steps 1 --save_steps "${SAVE_STEPS:-500}" "$@"',

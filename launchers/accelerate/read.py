@@ -33,7 +33,7 @@ from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.documents import shown
-from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.frameworks import FOREACH, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.shell.values import Word
@@ -258,6 +258,11 @@ def _deepspeed_configuration(
     return meshed((1, 1, world, 1), (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 
 
+def update_of(fields: Fields, key: str = "optim") -> Options:
+    """Return the option of AdamW's kernel: ``adamw_torch`` takes torch's foreach update."""
+    return {"optimizer_kernel": FOREACH} if str(fields.raw(key)) == "adamw_torch" else {}
+
+
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source, overrides)
     shares, given = _started(known)
@@ -270,7 +275,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     given.stop()
     adapters = known.header.adapters  # accelerate's file has no place for them
     bucketed = bucket_option(bucket, found.launcher, found.configuration)
-    options = {**found.workload.framework_options, **bucketed}
+    options = {**found.workload.framework_options, **bucketed, **update_of(given)}
     return replace(
         found, workload=replace(found.workload, optimizer=optimizer, framework_options=options, **adapters)
     )
@@ -333,6 +338,7 @@ def mesh_run(
     configuration = _configuration(fields, known, model, given, kind)
     precision = precision or _precision(fields)
     options = _as_compiled(fields, given, launcher)
+    _note_readers(fields)
     fields.stop()
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
@@ -346,6 +352,15 @@ def mesh_run(
     )  # fmt: skip
 
 
+def _note_readers(fields: Fields) -> None:
+    """Note a switch that makes every rank read the whole model, where predictions count one of a node."""
+    for name in ("fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_cpu_ram_efficient_loading"):
+        if str(fields.raw(name)).lower() == "false":
+            fields.note(
+                f"{name} is false: every rank of a node reads all weights into host memory, not one"
+            )
+
+
 def _as_compiled(fields: Fields, given: Fields, launcher: str) -> Options:
     """Return the options of an uncompiled run if the launcher's plans are compiled; none otherwise."""
     known = (*flags_of("accelerate")["dynamo_backend"].choices, "false")  # YAML's ``no``
@@ -354,7 +369,7 @@ def _as_compiled(fields: Fields, given: Fields, launcher: str) -> Options:
     if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:
         return {}
     fields.note("no dynamo_backend is named: nothing is compiled, operators run one by one")
-    return {"elementwise_fused": False, "norm_fused": False}
+    return {"elementwise_fused": False, "norm_fused": False, "separate_projections": True}
 
 
 def _unread(fields: Fields) -> tuple[str, ...]:

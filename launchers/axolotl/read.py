@@ -390,7 +390,7 @@ def _recomputes(fields: Fields) -> bool:
 
 def _kernels(fields: Fields, model: ModelSpec) -> Options:
     """Return the layers that the plugins of Liger and cut cross entropy replace, if they are listed."""
-    listed, found = _plugins(fields), Options()
+    listed, found = _plugins(fields), accelerate.update_of(fields, "optimizer")
     names = {
         "liger_rms_norm": "norm_fused",
         "liger_layer_norm": "norm_fused" if model.normalization.startswith("layernorm") else "",

@@ -13,7 +13,7 @@ from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 
 Values = dict[str, object]
-WRITTEN_FACTS = ("attention_kernel", "flash_attention", "adapter_dropout", "dora")
+WRITTEN_FACTS = ("attention_kernel", "flash_attention", "adapter_dropout", "dora", "optimizer_kernel")
 # Values for a long run that do not affect the price; the user may change them.
 OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 

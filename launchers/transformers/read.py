@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of
+from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of, update_of
 from meshwright.launchers.accelerate.read_command import Shares, shares_of, shares_of_environment
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flag_names, flags_of
@@ -322,6 +322,7 @@ def trainer_run(
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
         **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=_is_trls(fields, tool)),
         **(adapters.options_of(fields, usual=tool.dropout) if tuned["lora_rank"] else {}),
+        **update_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
     }
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= samples_of(fields, kind, adapts=tuned["lora_rank"] > 0)

@@ -107,6 +107,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **bucket_option(size, run.launcher, run.configuration),
         **kernels_of(run.launcher, liger=liger, by_trl=True),
         **kinds,
+        **accelerate.update_of(fields),
     }
     optimizer = trainer.optimizer_under(run, optimizer)
     adapters |= samples

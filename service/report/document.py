@@ -211,7 +211,7 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
         ),
         Fact(label="Tokens/s/GPU", value=figures.count(round(seen.tokens_per_s_per_gpu)), hint=""),
         Fact(label="MFU", value=percent(seen.mfu), hint=peak),
-        Fact(label="Peak memory", value=_peak(seen), hint="of the heaviest stage"),
+        Fact(label="Peak memory", value=_peak(seen), hint=_shown(seen)),
         Fact(label="OOM risk", value=figures.risk(seen.out_of_memory_probability), hint="out of memory"),
         Fact(label="GPUs", value=figures.count(c.num_gpus), hint=""),
         Fact(label="Schedule", value=schedule, hint="order of the passes"),
@@ -222,6 +222,11 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
             Fact(label="Layers", value=figures.split(c.stage_layers), hint="of each chunk, in model order")
         )
     return tuple(found)
+
+
+def _shown(seen: Prediction) -> str:
+    shown = figures.peak_shown(seen).replace(" │", ",")
+    return f"{figures.peak_title(seen)} of the heaviest stage: {shown}"
 
 
 def _peak(seen: Prediction) -> str:

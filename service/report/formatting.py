@@ -12,7 +12,7 @@ from rich.text import Text
 
 from meshwright.profiles.figures import NO_BREAK, figure, percent, scale_of, tied
 from meshwright.profiles.units import GIB, TERA
-from meshwright.solver.answer import HostOrder, Plan, Prediction
+from meshwright.solver.answer import HostMemory, HostOrder, Plan, Prediction
 from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Configuration, StageGroup
 
 
@@ -340,6 +340,41 @@ def times(breakdown_s: Mapping[str, float], step_time_s: float) -> str:
 def memory(memory_bytes: Mapping[str, int]) -> str:
     """Return ``weights 4.1 │ gradients 8.2 │ rest 0.1 GiB``."""
     return _terms({name: size / GIB for name, size in memory_bytes.items()}, 1, "GiB")
+
+
+MOMENTS = {
+    "loss": "in the loss",
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer step": "in the optimizer step",
+}
+
+
+def peak_title(prediction: Prediction) -> str:
+    """Return ``peak (loss)``: when the heaviest stage holds most."""
+    return "peak" if prediction.memory is None else f"peak ({prediction.memory.moment})"
+
+
+def peak_shown(prediction: Prediction) -> str:
+    """Return ``allocated 60.1 │ reserved 61.9 │ nvidia-smi 63.0 GiB``: the peak as tools show it."""
+    seen = prediction.memory
+    if seen is None:
+        return f"nvidia-smi {gib(prediction.peak_memory_bytes)} GiB"
+    shown = {
+        "allocated": seen.allocated_bytes, "reserved": seen.reserved_bytes, "nvidia-smi": seen.device_bytes,
+    }  # fmt: skip
+    return f"{' │ '.join(f'{name} {gib(size)}' for name, size in shown.items())} GiB"
+
+
+def host_words(seen: HostMemory) -> str:
+    """Return ``loading 30.0 (8 ranks) │ training 58.1 of 1852 GiB``: host memory of a node."""
+    readers = f" ({seen.readers} rank{'s' if seen.readers > 1 else ''})"
+    shown = {
+        f"loading{readers}": seen.loading_bytes, "training": seen.training_bytes,
+        "saving": seen.saving_bytes,
+    }  # fmt: skip
+    parts = " │ ".join(f"{name} {gib(size)}" for name, size in shown.items() if size)
+    return f"{parts} of {seen.limit_bytes / GIB:.0f} GiB a node"
 
 
 def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:

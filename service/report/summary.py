@@ -299,7 +299,8 @@ def _fits(plan: Plan) -> tuple[str, ...]:
     peak = gib_of(seen.peak_memory_bytes, limit)
     offload = plan.config.offload
     more = () if offload == "none" else (figures.offload_words(offload),)
-    return (f"{peak} a GPU, out-of-memory risk {risk}", *more)
+    when = "" if seen.memory is None else f" {figures.MOMENTS[seen.memory.moment]}"
+    return (f"{peak} a GPU{when}, out-of-memory risk {risk}", *more)
 
 
 def gib_of(used_bytes: float, limit_bytes: float) -> str:

@@ -46,6 +46,7 @@ from meshwright.solver.answer import (
     Why,
 )
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.explain.sentences import loading_warnings
 from meshwright.solver.problem import Problem
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def render_prediction(
     risk, limit = prediction.out_of_memory_probability, problem.options.max_out_of_memory_probability
     warnings = list(problem.cluster.warnings)
     warnings += [f"breaks the rule that {rule}" for rule in broken]
+    warnings += loading_warnings([plan])
     if risk > limit:
         warnings.append(
             f"out-of-memory probability is {figures.risk(risk)}; the limit is {figures.risk(limit)}"
@@ -246,6 +248,8 @@ def _causes(plan: Plan, width: int, *, of: str = "", fall: bool = False) -> list
     rows = {
         f"time of a step{of}": figures.times(spent, prediction.step_time_s),
         f"memory of stage {stage.stage}": figures.memory(stage.memory_bytes),
+        figures.peak_title(prediction): figures.peak_shown(prediction),
+        **({} if prediction.host is None else {"host memory": figures.host_words(prediction.host)}),
         "layers of each chunk": figures.split(configuration.stage_layers),
     }
     if fall and plan.why is not None:

@@ -20,8 +20,17 @@ from meshwright.profiles.links import LinkPace
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, alike
 from meshwright.solver.cost.links import paced, paces_of
+from meshwright.solver.cost.memory import loaded_bytes
 from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, PricedPipelines
-from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
+from meshwright.solver.cost.stages import (
+    ALLOCATED,
+    FORWARD,
+    LOSS,
+    OF_HEAD,
+    UPDATE,
+    end_of_step_s,
+    step_of_end_s,
+)
 from meshwright.solver.cost.timed_layers import log_sigma_of_timed
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
@@ -100,9 +109,40 @@ class Stage:
         return passes + float(self.replayed @ prices.replay_s[row])
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return memory by term, rounded to bytes."""
+        """Return memory by term at the peak, rounded to bytes."""
         terms = self.on.stages.memory_bytes
-        return {name: round(float(value[self.row, self.stage])) for name, value in terms.items()}
+        found = {name: round(float(value[self.row, self.stage])) for name, value in terms.items()}
+        if self.peak_moment == UPDATE:  # no activation is left, and more takes its place
+            found["workspace"] += found["activations"]
+            found["activations"] = 0
+        return found
+
+    @cached_property
+    def workspaces(self) -> dict[str, float]:
+        """Return the bytes on top of what the stage's parts keep, by moment."""
+        has_head = self.stage == int(self.on.chunks.head_rank[self.row])
+        return {
+            name: float(value[self.row])
+            for name, value in self.on.prices.moments.items()
+            if has_head or name not in OF_HEAD
+        }
+
+    @property
+    def peak_moment(self) -> str:
+        """Return the moment of the peak."""
+        return max(self.workspaces, key=self.workspaces.__getitem__)
+
+    def allocated_bytes(self) -> dict[str, int]:
+        """Return the bytes of tensors at each moment: at the peak, the sum of its terms."""
+        terms = self.on.stages.memory_bytes
+        held = {name: float(value[self.row, self.stage]) for name, value in terms.items()}
+        kept = sum(held[name] for name in ALLOCATED) - held["workspace"]
+        start = loaded_bytes(self.on.context, self.row, held["weights"], held["optimizer"])
+        start += held["buffers"]
+        found = {"loading": start, FORWARD: kept}
+        found |= {LOSS: kept} if LOSS in self.workspaces else {}
+        found |= {name: kept + more for name, more in self.workspaces.items()}
+        return {name: round(value) for name, value in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

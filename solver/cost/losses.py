@@ -19,6 +19,9 @@ from meshwright.solver.cost.context import Context
 # A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
 # cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
 _FUSED_LOGIT_BYTES = 4.0
+# A forward pass has the logits in 2 bytes, in fp32 and their log-softmax (transformers loss_utils.py
+# ForCausalLMLoss, torch nn/functional.py cross_entropy).
+_FORWARD_LOGIT_BYTES = 2.0 + 4.0 + 4.0
 _TILE_BYTES = 2.0  # of a logit in a chunk: its gradient is written over it
 
 
@@ -69,26 +72,28 @@ def _chunked(ctx: Context) -> ChunkedLoss | None:
     return None if ctx.model.num_labels else _CHUNKED.get(ctx.facts.loss_kernel)
 
 
-def loss_bytes(ctx: Context) -> FloatArray:
-    """Return the bytes that a rank holds for the loss at its peak, the head's input included, shape (n,).
+def loss_bytes(ctx: Context) -> tuple[FloatArray, FloatArray]:
+    """Return the bytes that a rank holds for the loss in its forward and backward pass, shape (n,) each.
 
-    A chunked loss that is run for a further micro-batch makes a gradient of the whole head, which is then
-    added to that of the micro-batches before.
+    The head's input is included. A chunked loss that is run for a further micro-batch makes a gradient of
+    the whole head, which is then added to that of the micro-batches before.
     """
     facts, kernel = ctx.facts, _chunked(ctx)
     rows = ctx.tokens * ctx.model.hidden_size * ctx.row_share
     if kernel is None:
+        logits = ctx.tokens * ctx.padded_outputs / ctx.logits_ranks
         per_logit = min(facts.logit_bytes, _FUSED_LOGIT_BYTES if facts.loss_fused else np.inf)
-        return ctx.tokens * ctx.padded_outputs / ctx.logits_ranks * per_logit + 4.0 * rows
+        return logits * min(per_logit, _FORWARD_LOGIT_BYTES) + 4.0 * rows, logits * per_logit + 4.0 * rows
     weights = ctx.padded_outputs / ctx.vocabulary_ranks * ctx.model.hidden_size
     adds = (HEAD in ctx.trained_modules) * (ctx.columns.num_microbatches > 1)
-    held = kernel.logits(ctx) * _TILE_BYTES + weights * kernel.weight_bytes * adds
-    return held + rows * (4.0 + kernel.hidden_bytes)
+    forward = kernel.logits(ctx) * _TILE_BYTES + rows * 4.0
+    backward = forward + weights * kernel.weight_bytes * adds + rows * kernel.hidden_bytes
+    return (forward if kernel.replays else backward), backward
 
 
 def reread_bytes(ctx: Context) -> FloatArray | float:
     """Return bytes of the head's weights that further parts of the logits move, shape (n,)."""
-    kernel = _CHUNKED.get(ctx.facts.loss_kernel)
+    kernel = _chunked(ctx)
     if kernel is None or not kernel.rereads:
         return 0.0
     further = np.ceil(ctx.tokens * ctx.padded_vocabulary / kernel.logits(ctx)) - 1.0

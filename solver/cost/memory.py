@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from math import log
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +20,15 @@ from meshwright.profiles.adapters import (
     MLP_INNER,
     MLP_INPUT,
     PACKED_BYTES,
+    WHOLE_PRECISIONS,
     saves_input,
 )
 from meshwright.profiles.figures import percent
-from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.frameworks import FOREACH, FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
-from meshwright.solver.configuration import Columns, FloatArray, distinct
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.losses import loss_bytes
@@ -39,11 +41,12 @@ from meshwright.solver.cost.parameters import (
     largest_tensor,
     norm_workspace_bytes,
     part_weights,
+    saved_casts_bytes,
     trained_parts,
 )
 from meshwright.solver.cost.reference import reference_bytes
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
-from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout
+from meshwright.solver.cost.stages import BACKWARD, FORWARD, FRAGMENTS, LOSS, UPDATE, LayerLayout
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
@@ -55,6 +58,9 @@ _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at leas
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
 _ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
+# NCCL's communicators, which one GPU alone has none of: it shows .80e9 bytes outside the allocator (device
+# less reserved memory of benchmarks/data/trainer_runs.jsonl), a rank of many 1.2e9 (``context_bytes``).
+_COMMUNICATORS_BYTES = 0.4e9
 _LIVE_WEIGHTS = 1e9  # that DeepSpeed's ZeRO-3 holds gathered (``stage3_max_live_parameters``, its default)
 
 
@@ -376,6 +382,28 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     return kept * ctx.constants.activation
 
 
+def passing_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
+    """Return the bytes that eager operators of an MLP hold for a moment, in a forward and a backward pass.
+
+    Forward, beside what a replayed layer keeps: the activated gate, the other half and their product, in 2
+    bytes (transformers 5.23 ``models/llama/modeling_llama.py LlamaMLP``). Backward, beside all that a layer
+    keeps: the gradients of these three. Adapters in fp32 add to the widest output their scaled own and the
+    sum, in place of the product, beside an input in fp32 (peft 0.21 ``lora/layer.py Linear.forward``:
+    ``result + lora_B(lora_A(x)) * scaling``), and backward the gradient of that input. Fused operators hold
+    less, which constants of their stacks contain: it is asked where projections are apart.
+    """
+    model, moe = ctx.model, ctx.model.moe
+    if not model.has_mlp:
+        return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    width = ctx.tokens * model.ffn_hidden_size / ctx.t
+    if kind == "moe" and moe is not None:
+        width = _routed_tokens(ctx) * moe.ffn_hidden_size
+    routed = kind == "moe"
+    adapted = ctx.frozen and bool(_input_bytes(ctx, *MLP_INNER, routed=routed))
+    inputs = 4.0 * ctx.tokens * model.hidden_size * adapted
+    return width * (6.0 + 2.0 * adapted) + inputs, width * (6.0 + 4.0 * adapted)
+
+
 def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | float:
     """Return the bytes that replaying one module frees; scores of attention are counted with it.
 
@@ -560,15 +588,18 @@ _COPIED_GRADIENT_BYTES = 2.0 + 4.0
 
 
 def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) -> FloatArray:
-    """Return the copies of gradients that an update makes of weights on one stage, (n,).
+    """Return what an update makes of the weights on one stage besides their states, (n,).
 
     DeepSpeed flattens the gradients of a group and copies them to fp32 for the optimizer: of
     ``sub_group_size`` weights of a shard under ZeRO-3, of the whole shard under ZeRO-1 and 2 (0.19.8
-    ``stage3.py _prepare_fp32_grad_for_sub_group``, ``stage_1_and_2.py step``). A plan with several stages
-    counts none.
+    ``stage3.py _prepare_fp32_grad_for_sub_group``, ``stage_1_and_2.py step``). Torch's foreach update makes
+    a copy of all second moments (torch 2.11 ``optim/adam.py``: ``exp_avg_sq_sqrt``), a fused one nothing;
+    clipping multiplies in place (``nn/utils/clip_grad.py _foreach_mul_``). A plan with stages counts none.
     """
-    stage, group = ctx.columns.zero_stage, ctx.facts.sub_group_size
-    if not group or not ctx.optimizer.fp32_copy:
+    stage, group, facts = ctx.columns.zero_stage, ctx.facts.sub_group_size, ctx.facts
+    copies = bool(group) and ctx.optimizer.fp32_copy
+    listed = ctx.optimizer.foreach_bytes if facts.optimizer_kernel == FOREACH else 0.0
+    if not copies and not listed:
         return np.zeros_like(ctx.t)
     counts = [*layout.cumulative[-1].tolist(), 1, 1]
     dense, routed = (
@@ -576,20 +607,90 @@ def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) ->
         for name in ("dense", "routed")
     )
     shard = dense / ctx.dense_replicas.sharing + routed / ctx.expert_replicas.sharing
-    copied = np.where(stage == SHARD_WEIGHTS, np.minimum(group, shard), shard)
-    here = (stage > 0) & (ctx.p == 1) & ~ctx.offloads_optimizer
-    return np.where(here, _COPIED_GRADIENT_BYTES * copied, 0.0)
+    if group:
+        shard = np.where(stage == SHARD_WEIGHTS, np.minimum(group, shard), shard)
+    each = _COPIED_GRADIENT_BYTES * copies * (stage > 0) + listed
+    return np.where((ctx.p == 1) & ~ctx.offloads_optimizer, each * shard, 0.0)
 
 
-def _pass_bytes(
-    layout: LayerLayout, ctx: Context, whole: list[FloatArray], kept: list[FloatArray]
+def _gradients_grow(ctx: Context) -> BoolArray | None:
+    """Mark rows whose gradients come layer by layer while activations go: there are none before.
+
+    That is where an update frees them and a step has one micro-batch. Without a pipeline: in one, several
+    micro-batches are under way.
+    """
+    if not ctx.facts.frees_gradients or ctx.optimizer.by_layer:
+        return None
+    alone = (ctx.columns.num_microbatches == 1) & (ctx.p == 1)
+    grows = alone & (ctx.copies_of_gradients == 1.0) & ~ctx.offloads_gradients
+    return np.asarray(grows) if grows.any() else None
+
+
+def _beyond_activations(
+    ctx: Context, whole: FloatArray, kept: list[FloatArray], counts: list[int]
 ) -> FloatArray:
-    """Return what all layers on one stage keep of a micro-batch, replayed where some are, (n,)."""
-    layers = [np.where(ctx.full, replayed, plain) for plain, replayed in zip(whole, kept, strict=True)]
-    return sum(
-        (count * layer for count, layer in zip(layout.cumulative[-1].tolist(), layers, strict=True)),
-        np.zeros_like(ctx.t),
-    )
+    """Return gradients of each part beyond the activations that go as they come, (n, K + 2).
+
+    A layer then weighs as much as the larger of both, and an embedding, whose gradient comes last, what it
+    has beyond all activations that are left over. A tied embedding's comes first, as that of a head.
+
+    Args:
+        ctx: the rows.
+        whole: gradients of each part at the end of a backward pass, (n, K + 2).
+        kept: activations of a layer of each kind, (n,).
+        counts: layers of each kind.
+    """
+    last, layers = len(kept), np.stack(kept, axis=1)
+    counted = whole.copy()
+    counted[:, :last] = np.maximum(whole[:, :last] - layers, 0.0)
+    if not ctx.model.tied_embeddings:
+        left = np.maximum(layers - whole[:, :last], 0.0) @ np.array(counts, dtype=np.float64)
+        counted[:, last] = np.maximum(whole[:, last] - left, 0.0)
+    return counted
+
+
+def _growing(
+    ctx: Context, moments: dict[str, FloatArray], ends: FloatArray, whole: FloatArray, counted: FloatArray
+) -> dict[str, FloatArray]:
+    """Return workspaces where gradients grow: less what parts count of them that is not there yet.
+
+    At a loss there are those of the head, or of a tied embedding; at the end of the backward pass all, and
+    activations of one layer.
+
+    Args:
+        ctx: the rows.
+        moments: workspaces on top of whole gradients and all activations, (n,) each.
+        ends: the same at the end of the backward pass, (n,).
+        whole: gradients of layers of each kind together, of embedding and head, (n, K + 2).
+        counted: what parts count of them, (n, K + 2).
+    """
+    first = -2 if ctx.model.tied_embeddings else -1  # of the parts that have gradients at the loss
+    every, absent = counted.sum(axis=1), counted[:, :first].sum(axis=1)
+    missing = whole.sum(axis=1) - every
+    return {
+        LOSS: moments[LOSS] - absent,
+        FORWARD: moments[FORWARD] - every,
+        BACKWARD: np.maximum(moments[BACKWARD] - absent, ends + missing),
+        UPDATE: moments[UPDATE] + missing,
+    }
+
+
+def loaded_bytes(ctx: Context, row: int, weights_bytes: float, states_bytes: float) -> float:
+    """Return the weights of a stage before the first step: as stored, without casts and moments.
+
+    Args:
+        ctx: the rows.
+        row: of them.
+        weights_bytes: what the stage's weights take in a step.
+        states_bytes: what its optimizer's states take, their fp32 copy included.
+    """
+    layout, facts = LayerLayout.of(ctx.model), ctx.facts
+    _, casts = saved_casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist(), first=False)
+    moments = ctx.optimizer.state_bytes
+    copy = facts.optimizer_bytes - _ADAMW_STATE_BYTES if ctx.optimizer.fp32_copy else 0.0
+    if ctx.optimizer.fp32_copy and ctx.columns.zero_stage[row] < SHARD_WEIGHTS:
+        copy += facts.weight_bytes - 2.0
+    return weights_bytes - float(casts[row]) + states_bytes * copy / max(copy + moments, 1.0)
 
 
 def kept_free_words(problem: Problem, profile: Profile) -> str:
@@ -673,7 +774,7 @@ def tower_bytes(ctx: Context) -> FloatArray:
 
 def memory_prices(
     ctx: Context, layout: LayerLayout, weights: list[Weights], trained: list[Weights]
-) -> dict[str, FloatArray]:
+) -> dict[str, Any]:
     """Return the memory fields of RowPrices.
 
     Offloaded activations leave two layers' on the GPU: one in use, one on its way. A replayed layer's are
@@ -700,11 +801,15 @@ def memory_prices(
         copying = 2.0 * np.maximum.reduce(offloaded)
         replay_inputs = replay_inputs - np.where(ctx.full, offloaded[0], 0.0)  # of each layer alike
     replayed = [np.where(ctx.splits_backward, stored, replay_inputs) for stored in plain]
-    cached, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
+    cached, head_copy, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
     # a second micro-batch computes a layer while the first exchanges tokens
     overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
     # what a layer's pass begins with: copies on their way to the host, and what a replay makes
-    begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0)
+    into = back = zero
+    if ctx.facts.separate_projections:
+        passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+        into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
+    begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0) + back
     if ctx.facts.dora:
         begun = begun + np.maximum.reduce(
             [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
@@ -713,20 +818,45 @@ def memory_prices(
     head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     largest_layer = layer_weights.dense + layer_weights.routed
     of_head, of_layer = reducing_bytes(ctx, head_weights, largest_layer, begun, freed)
-    update = _updated_bytes(ctx, layout, trained) - _pass_bytes(layout, ctx, plain, replayed)
     bytes_of = {
         **_held_bytes(ctx, layout, weights, trained),
         "activation_bytes": np.stack([*plain, *activations[-2:]], axis=1),
         "checkpoint_bytes": np.stack([*replayed, zero, zero], axis=1),
-        "head_workspace_bytes": np.maximum(loss_bytes(ctx) + cached, of_head),
-        "replay_workspace_bytes": np.maximum(np.maximum(begun, of_layer), update),
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
         + shard_buffer_bytes(ctx, weights[last - 1], layer=True),
     }
+    kept = [np.where(ctx.full, again, stored) for stored, again in zip(plain, replayed, strict=True)]
+    counts = layout.cumulative[-1].tolist()
+    of_layers = sum((count * layer for count, layer in zip(counts, kept, strict=True)), zero)
+    forward, backward = loss_bytes(ctx)
+    _, casts_held = saved_casts_bytes(ctx, layout.kinds, counts, first=False)
+    moments = {
+        LOSS: np.maximum(backward + head_copy, of_head),
+        FORWARD: np.maximum(forward + head_copy, ctx.full * into) + cached,
+        BACKWARD: np.maximum(begun, of_layer),
+        UPDATE: _updated_bytes(ctx, layout, trained) - of_layers - casts_held,
+    }
+    if (grows := _gradients_grow(ctx)) is not None:
+        whole, numbers = bytes_of["gradients_bytes"], np.array([*counts, 1.0, 1.0])
+        counted = np.where(grows[:, None], _beyond_activations(ctx, whole, kept, counts), whole)
+        bytes_of["gradients_bytes"] = counted
+        cached, saved = saved_casts_bytes(ctx, layout.kinds, counts, first=True)
+        casts = {FORWARD: cached, LOSS: saved, BACKWARD: saved, UPDATE: zero}
+        ends = (
+            begun + np.maximum.reduce(kept) - of_layers
+        )  # in the backward pass of the model's first layer
+        before = {name: amount + casts[name] for name, amount in moments.items()}
+        growing = _growing(ctx, before, ends, whole * numbers, counted * numbers)
+        moments = {name: np.where(grows, growing[name], amount) for name, amount in moments.items()}
+    alone = (ctx.columns.num_gpus == 1).astype(np.float64)
+    moments = {name: amount * ctx.element_scale for name, amount in moments.items()}
     return {
         **ctx.sharding.turns,
         **{name: amount * ctx.element_scale for name, amount in bytes_of.items()},
-        "context_bytes": ctx.constants.context_bytes * one,
+        "head_workspace_bytes": np.maximum(moments[FORWARD], moments[LOSS]),
+        "replay_workspace_bytes": np.maximum(moments[BACKWARD], moments[UPDATE]),
+        "moments": moments,
+        "context_bytes": ctx.constants.context_bytes - _COMMUNICATORS_BYTES * alone,
         "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * one,
     }
 
@@ -838,6 +968,34 @@ def outside_bytes(ctx: Context) -> Outside:
         in_flight=held_first(ctx.columns),
         nvme=np.where(swapped, states + main, 0.0) + np.where(ctx.swaps_weights, shard, 0.0),
     )
+
+
+def loading_bytes(ctx: Context, ranks: float) -> tuple[FloatArray, FloatArray]:
+    """Return host bytes of a node of ``ranks`` ranks while weights are read, and how many read, (n,) each.
+
+    Each reader has all of them in the dtype that they are loaded in: below FSDP and ZeRO-3 every rank of
+    the node, with them one (``weights_read_by``). Weights of 8 and 4 bits are quantised on the GPU.
+    """
+    work, readers = ctx.workload, np.full_like(ctx.t, ranks)
+    quantised = ctx.frozen and work.base_precision not in WHOLE_PRECISIONS
+    if ctx.facts.weights_read_by == "nobody" or quantised:
+        return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    alone = ctx.columns.zero_stage >= (SHARD_WEIGHTS if ctx.facts.weights_read_by == "first" else 2)
+    each = 2.0 if ctx.frozen and work.base_precision == "bf16" else ctx.facts.weight_bytes
+    each = each if ctx.frozen or ctx.optimizer.fp32_copy else 2.0
+    readers = np.where(alone, np.minimum(readers, 1.0), readers)
+    return readers * each * ctx.model.num_parameters(), readers
+
+
+def gathered_bytes(ctx: Context) -> FloatArray:
+    """Return bytes of weights that one rank gathers in host memory to save them whole, (n,).
+
+    With FSDP the model that ends a run (accelerate 1.15.0 ``accelerator.py:4057 get_state_dict``:
+    ``full_state_dict`` with ``cpu_offload``); DeepSpeed's ZeRO-3 saves shards, as exported.
+    """
+    gathers = ctx.columns.zero_stage >= SHARD_GRADIENTS
+    each = ctx.facts.weight_bytes if ctx.facts.weights_read_by == "one-of-a-node" else 0.0
+    return np.where(gathers & (not ctx.frozen), each * ctx.model.num_parameters(), 0.0)
 
 
 def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:

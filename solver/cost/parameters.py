@@ -291,18 +291,18 @@ def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArr
     return forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
 
 
-def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
+def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) -> list[FloatArray]:
     """Return the bytes of each part's casts when most is kept: layer kinds, embedding, head.
 
     Those of trained weights do from the second micro-batch on: in the first one's backward pass they go
-    where gradients of twice their bytes come.
+    where gradients of twice their bytes come. ``first``: before that backward pass.
     """
     zero = np.zeros_like(ctx.t)
     if ctx.facts.quantizes_experts and is_packed(ctx.held_precision):
         return [*(2.0 * _stacked(ctx.of(one), one.kind) for one in kinds), zero, zero]
     if ctx.held_precision != "fp32":
         return [zero] * (len(kinds) + 2)
-    weigh = 2.0 * (ctx.converts & (ctx.frozen | (ctx.columns.num_microbatches > 1)))
+    weigh = 2.0 * (ctx.converts & (ctx.frozen | first | (ctx.columns.num_microbatches > 1)))
     head = weigh * ctx.padded_outputs * ctx.model.embedding_width / ctx.vocabulary_ranks
     return [*(weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, head]
 
@@ -377,18 +377,33 @@ def _packed_bytes(ctx: Context, kinds: Sequence[LayerShape], here: FloatArray) -
 
 def casts_bytes(
     ctx: Context, kinds: Sequence[LayerShape], numbers: Sequence[int]
-) -> tuple[FloatArray, FloatArray]:
-    """Return bytes of casts if layers are replayed: of all at a forward pass's end, of one in its replay.
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return bytes of casts: of replayed layers at a forward pass's end, of a head's copy, of one replay.
 
-    A head of unit rows adds its copy to the first ones, and that copy's gradient where it is trained.
+    A head of unit rows has a copy, and that copy's gradient where it is trained.
     ``numbers`` are the layers of every kind. Autocast caches the cast of a weight that is trained until the
     forward pass ends, the loss in it, whether or not a layer saves it; it caches none that is frozen
     (torch 2.13, ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``).
     """
     casts = _casts(ctx, kinds)[:-2]  # of layers
-    cached = np.sum([number * cast for number, cast in zip(numbers, casts, strict=True)], axis=0)
+    cached = sum((number * cast for number, cast in zip(numbers, casts, strict=True)), np.zeros_like(ctx.t))
     rows = normalized_head_weights(ctx) * (4.0 if (HEAD in ctx.trained_modules) else 2.0)
-    return np.asarray(cached * ctx.full * (not ctx.frozen)) + rows, np.maximum.reduce(casts)
+    return np.asarray(cached * ctx.full * (not ctx.frozen)), rows, np.maximum.reduce(casts)
+
+
+def saved_casts_bytes(
+    ctx: Context, kinds: Sequence[LayerShape], numbers: Sequence[int], *, first: bool
+) -> tuple[FloatArray, FloatArray]:
+    """Return bytes of casts of trained weights at the end of a forward pass, and behind it, (n,) each.
+
+    Replayed layers save none of them: they go with the cache. Those that ``base_bytes_beyond`` counts among
+    the weights, or, ``first``, those of a first micro-batch; further arguments as ``casts_bytes``.
+    """
+    if ctx.frozen or ctx.held_precision != "fp32":
+        return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    *layers, _, head = _casts(ctx, kinds, first=first)
+    every = sum((number * cast for number, cast in zip(numbers, layers, strict=True)), np.zeros_like(ctx.t))
+    return np.asarray(every + head), np.asarray(every * ~ctx.full + head)
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:

@@ -99,5 +99,6 @@ def with_residuals(prices: RowPrices, problem: Problem, columns: Columns, profil
         apart = {
             name: each * factor if name in _BYTES else each for name, each in prices.prediction.items()
         }
-        prices = replace(prices, **scaled, prediction=apart)
+        moments = {name: each * factor for name, each in prices.moments.items()}
+        prices = replace(prices, **scaled, prediction=apart, moments=moments)
     return prices

@@ -155,6 +155,9 @@ class RowPrices(Gathered):
     # Of the head part, what prediction layers on another stage take, shape (n,) each: by the
     # names of prices by part and of causes; empty where they are on the head's stage.
     prediction: dict[str, FloatArray] = field(default_factory=dict)
+    # Bytes on top of what parts keep, by moment of MOMENTS, shape (n,) each: of which
+    # ``head_workspace_bytes`` and ``replay_workspace_bytes`` are the largest; empty where nobody asks when
+    moments: dict[str, FloatArray] = field(default_factory=dict)
     # Breakdown of forward_s + backward_s by cause, shape (n, P) each; sums to their sum
     breakdown_s: dict[str, FloatArray]  # compute, tensor_parallel, context_parallel, …
     tail_breakdown_s: dict[str, FloatArray]  # data_parallel, optimizer; sums to tail_s
@@ -174,7 +177,7 @@ class RowPrices(Gathered):
     def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
         """Return all rows, one after the other, without their breakdown."""
         if len(parts) == 1:
-            return replace(parts[0], breakdown_s={}, tail_breakdown_s={})
+            return replace(parts[0], moments={}, breakdown_s={}, tail_breakdown_s={})
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         apart = {
             name: np.concatenate([part.prediction[name] for part in parts])
@@ -247,7 +250,9 @@ class RowPrices(Gathered):
 
 
 _ARRAYS = tuple(
-    f.name for f in fields(RowPrices) if f.name != "prediction" and not f.name.endswith("breakdown_s")
+    f.name
+    for f in fields(RowPrices)
+    if f.name not in ("prediction", "moments") and not f.name.endswith("breakdown_s")
 )
 _BY_PART = (
     "forward_s", "backward_s", "replay_s", "weight_gradient_s", "tail_s",
@@ -256,9 +261,13 @@ _BY_PART = (
 )  # fmt: skip
 
 
-MEMORY_TERMS = (
-    "weights", "gradients", "optimizer", "activations", "workspace", "buffers", "context", "reserve",
-)  # fmt: skip
+# When a rank may hold most: with every activation at the end of a forward pass or in the loss's backward
+# pass (both on the head's rank alone), in a layer's, or when weights are updated and no activation is left.
+# Of equal ones, the first counts.
+LOSS, FORWARD, BACKWARD, UPDATE = MOMENTS = ("loss", "forward", "backward", "optimizer step")
+OF_HEAD = (LOSS, FORWARD)
+ALLOCATED = ("weights", "gradients", "optimizer", "activations", "workspace", "buffers")  # in tensors
+MEMORY_TERMS = (*ALLOCATED, "context", "reserve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

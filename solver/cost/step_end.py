@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
+from meshwright.profiles.frameworks import FOREACH
 from meshwright.profiles.optimizers import USUAL_INTERVAL
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, Replicas
@@ -207,6 +208,8 @@ def _update_s(ctx: Context, weights: Weights, hiding: PassSeconds, counts: Seque
     updated = own_dense + own_routed
     moved_bytes = updated * ctx.constants.update_bytes * ctx.moved_share
     moved_bytes = moved_bytes + updated * _CLIPPED * ctx.facts.gradient_bytes * ctx.facts.clips_apart
+    if ctx.facts.optimizer_kernel == FOREACH:
+        moved_bytes = moved_bytes + updated * ctx.optimizer.foreach_moved_bytes
     if ctx.facts.main_gradient:
         adds_whole = ctx.sharding.adds_whole_gradients
         buffered = np.where(adds_whole, weights.dense + weights.routed, updated)

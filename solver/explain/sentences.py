@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meshwright.profiles.figures import percent, seconds_like, tied
-from meshwright.solver.answer import Limit, Why
+from meshwright.profiles.units import GIB
+from meshwright.solver.answer import HostMemory, Limit, Plan, Why
 
 _NAMED = 3  # losses
 _LOSSES: Mapping[str, str] = {
@@ -55,6 +56,33 @@ def limit_sentence(why: Why) -> str:
     if longer_s < 0:
         return f"Try next: {tied(change)} lowers {words} most and makes the step {cost} shorter."
     return f"Nothing to gain: even {tied(change)}, which lowers {words} most, makes the step {cost} longer."
+
+
+def loading_warnings(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Return which plans fill the host memory of a node while they load or save, and what to set."""
+    full = dict[str, list[str]]()
+    for plan in plans:
+        seen = plan.prediction.host
+        if seen is None or seen.peak_bytes <= seen.limit_bytes:
+            continue
+        full.setdefault(_full_host(seen), []).append(f"#{plan.rank}")
+    return tuple(f"{', '.join(which)}: {text}" if which != ["#0"] else text for text, which in full.items())
+
+
+def _full_host(seen: HostMemory) -> str:
+    limit = f"and {seen.limit_bytes / GIB:.0f} GiB of its host memory may be filled"
+    if seen.loading_bytes > seen.limit_bytes:
+        who = "its first rank reads" if seen.readers == 1 else f"{seen.readers} ranks read"
+        shards = "" if seen.readers == 1 else ", or FSDP or ZeRO-3, where one rank reads"
+        return (
+            f"loading takes {seen.loading_bytes / GIB:.0f} GiB of a node, where {who} all weights, "
+            f"{limit}: set dtype to bfloat16{shards}, or start from shards (torch.distributed.checkpoint)"
+        )
+    needed = seen.training_bytes + seen.saving_bytes
+    return (
+        f"saving takes {needed / GIB:.0f} GiB of a node, whose first rank gathers all weights beside what "
+        f"is offloaded, {limit}: set fsdp_state_dict_type to SHARDED_STATE_DICT, and merge the shards later"
+    )
 
 
 def limit_words(limit: Limit, step_s: float) -> str:

