@@ -73,6 +73,7 @@ from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import numbers_of_gpus
 from meshwright.solver.space.launcher_rules import (
+    advice_warnings,
     beyond_positions,
     overlap_warnings,
     standing_alone,
@@ -103,7 +104,11 @@ def ask_placed(
     plans = with_reasons(problem, profile, answer.plans, watch.closing())
     with watch.closing().cut():
         plans = with_odds(problem, profile, plans)
-    further = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans))
+    further = (
+        *unsaid(plans, odds=True),
+        *overlap_warnings(problem, plans),
+        *advice_warnings(problem, plans),
+    )
     answer = replace(answer, plans=plans, warnings=(*answer.warnings, *further))
     return with_baseline(problem, profile, answer)
 
@@ -312,7 +317,8 @@ def _of_variants(
         answer = _with_packaged(problem, answer, answered, packaged, watch)
     answer = replace(answer, plans=with_needs(problem, answer.plans))
     idle = (answer.notes[IDLE],) if IDLE in answer.notes else ()
-    warnings = (*idle, *answer.warnings, *overlap_warnings(problem, answer.plans))
+    of_plans = (*overlap_warnings(problem, answer.plans), *advice_warnings(problem, answer.plans))
+    warnings = (*idle, *answer.warnings, *of_plans)
     return _of_model(problem, replace(answer, warnings=warnings))
 
 
