@@ -290,7 +290,8 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     quantised = float(ctx.low_precision and not ctx.frozen) * model.v_head_dim  # as products read it
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised)  # 4: log-sum-exp
     if ctx.flash:
-        return flash + ctx.masked * _MASK_BYTES * tokens * ctx.seq_length
+        mask = ctx.masked * _MASK_BYTES * tokens * ctx.seq_length if ctx.masked.any() else 0.0
+        return flash + mask
     per_score = 5.0 if ctx.facts.dropout else 2.0
     # fp32 softmax; of all rows alike: fewer sequences keep less. DeepSeek-V4's has the scores' type
     # (transformers 5.23 ``modeling_deepseek_v4.py eager_attention_forward``)
@@ -726,7 +727,8 @@ def memory_prices(
         begun = begun + np.maximum.reduce(
             [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
         )
-    begun = begun + np.maximum.reduce([passing_bytes(ctx.of(shape)) for shape in layout.kinds])
+    if not ctx.flash:
+        begun = begun + np.maximum.reduce([passing_bytes(ctx.of(shape)) for shape in layout.kinds])
     freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
     head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     largest_layer = layer_weights.dense + layer_weights.routed
