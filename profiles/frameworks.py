@@ -17,6 +17,7 @@ from functools import cache, cached_property, lru_cache
 from math import nan
 from typing import Any
 
+from meshwright.profiles.attention import transformers_releases
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError, UnknownNameError
 
@@ -32,7 +33,9 @@ QUANTIZED_GRADIENT_BYTES = 0.5
 OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "attention_kernel": (
         "flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "megatron-fused", "torch",
+        "efficient", "sdpa", "auto",
     ),
+    "transformers_release": transformers_releases(),
     "gradient_dtype": tuple(_BYTES),
     "reduced_gradient_dtype": tuple(_REDUCED_BYTES),
     "precision_recipe": (
@@ -42,7 +45,7 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "loss_kernel": ("whole", "chunked", "liger", "cut"),
     "optimizer_kernel": ("fused", "foreach"),
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
-    "grouped_gemm": ("grouped", "multi_stream", "loop"),
+    "grouped_gemm": ("grouped", "multi_stream", "loop", "batched"),
 }  # fmt: skip
 FOREACH = "foreach"  # of optimizer_kernel
 FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
@@ -127,7 +130,9 @@ _FOREIGN_MODULES = ("attn_proj", "mlp_up", "every_second_mm")
 _FOREIGN_OFFLOADS = ("mlp_act",)  # MaxText's mlpwi
 # files of the directory that describe no framework
 _NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
-FLASH_KERNELS = ("flash1", "flash2", "flash3", "flash4", "cudnn", "triton")
+# Of torch's ``scaled_dot_product_attention``: documents and windows are a mask.
+MASKING_KERNELS = ("efficient", "sdpa", "auto")
+FLASH_KERNELS = ("flash1", "flash2", "flash3", "flash4", "cudnn", "triton", *MASKING_KERNELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +141,8 @@ class FrameworkFacts:
 
     name: str
     stack: str  # the set of constants fitted for it
-    attention_kernel: str  # flash*, cudnn, triton: no score matrix; megatron-fused, torch: one
+    attention_kernel: str  # flash*, cudnn, triton, efficient: no score matrix; megatron-fused, torch: one
+    transformers_release: str  # with the rules of ``profiles/attention.py``
     elementwise_fused: bool  # bias, activation, rotary embedding and residual: one kernel for each group
     norm_fused: bool  # norms keep their input only
     separate_projections: bool  # queries, keys, values, gate and up are layers of their own, run one by one
@@ -193,7 +199,8 @@ class FrameworkFacts:
     moe_permute_fusion: bool  # one kernel permutes tokens
     moe_router_fusion: bool  # one kernel turns scores into a map of tokens, one adds up the balancing loss
     moe_grouped_mlp_fused: bool  # one kernel for both layers of experts, with permutation and activation
-    grouped_gemm: str  # grouped: experts in one kernel; multi_stream: a product each; loop: one by one
+    # grouped: experts in one kernel; multi_stream: a product each; loop: one by one; batched: by rows
+    grouped_gemm: str
     fp8_attention: bool  # attention in 8 bits
     replay_stops_early: bool  # recomputing a layer ends before its last product, which nothing reads
     stages_replay_whole: bool  # but not in pipelines, which have checkpoints of their own
@@ -279,6 +286,11 @@ class FrameworkFacts:
     def flash(self) -> bool:
         """Return whether attention keeps no score matrix."""
         return self.attention_kernel in FLASH_KERNELS
+
+    @cached_property
+    def knows_documents(self) -> bool:
+        """Return whether attention's kernel skips what lies between packed documents."""
+        return self.flash and self.attention_kernel not in MASKING_KERNELS
 
     @cached_property
     def gradient_bytes(self) -> float:

@@ -10,6 +10,7 @@ from meshwright.launchers import export as common
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
+from meshwright.profiles.attention import AUTO, implementation
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import FOREACH, framework_facts, with_options
 from meshwright.profiles.optimizers import optimizer_named
@@ -26,20 +27,27 @@ CONFIG_FILE = "accelerate.yaml"
 ATTENTION = {
     "flash1": "flash_attention_2", "flash2": "flash_attention_2", "flash3": "flash_attention_3",
     "flash4": "flash_attention_4",
-    "cudnn": "sdpa", "torch": "eager", "megatron-fused": "eager", "triton": "flex_attention",
+    "cudnn": "sdpa", "efficient": "sdpa", "sdpa": "sdpa", "torch": "eager", "megatron-fused": "eager",
+    "triton": "flex_attention",
 }  # fmt: skip
 _PREFIX = "parallelism_config_"
 
 
+def _kernel(target: Target) -> str:
+    known = target.facts
+    if known.attention_kernel != AUTO:
+        return known.attention_kernel
+    return implementation(target.model, known.transformers_release).kernel
+
+
 def attention(target: Target) -> str:
     """Return the priced attention kernel, by transformers' name."""
-    known = with_options(framework_facts("accelerate"), target.workload.framework_options)
-    return ATTENTION[known.attention_kernel]
+    return ATTENTION[_kernel(target)]
 
 
 def attention_is_in_the_script(target: Target) -> str:
     """Return how the user's script has to load the model's attention."""
-    name = ATTENTION[target.facts.attention_kernel]
+    name = ATTENTION[_kernel(target)]
     torchs = " (or sdpa, where torch takes its flash kernel)" if name == "flash_attention_2" else ""
     return f"load the model in your script with attn_implementation {name}{torchs}, which was priced"
 

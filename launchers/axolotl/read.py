@@ -102,12 +102,14 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         precision=precision,
         framework_options={
             **ranks.kernel_of(fields, "axolotl", configuration),
+            **ranks.products_of(fields, "axolotl"),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model()),
             **_of_adapters(fields, tuned),
         },
         **tuned,
     )
+    ranks.note_attention(fields, known.model(), workload, "axolotl")
     run = known.launch_file(
         fields, _priced_as(fields, tuned), known.model(), workload, configuration,
         world=World(nodes, each),
@@ -199,7 +201,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     (recompute, inputs_away), micro = _activations(fields), fields.integer("micro_batch_size")
     count = _count(fields, micro)
-    options = {**_kernels(fields, known.model()), **_of_adapters(fields, tuned)}
+    products = ranks.products_of(fields, "deepspeed")
+    options = {**_kernels(fields, known.model()), **products, **_of_adapters(fields, tuned)}
     fields.stop()
     optimizer = tuned["optimizer"].removesuffix("-bf16")
     values: dict[str, int | str | bool] = {

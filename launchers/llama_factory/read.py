@@ -290,7 +290,7 @@ _PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
 _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 
 # Attention kernels by LLaMA-Factory's names; the default is torch's, from transformers.
-_KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudnn"}
+_KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "sdpa"}
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:

@@ -319,6 +319,7 @@ def trainer_run(
     options = {
         **found.workload.framework_options,
         **ranks.kernel_of(fields, found.launcher, found.configuration),
+        **ranks.products_of(fields, found.launcher),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
         **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=_is_trls(fields, tool)),
         **(adapters.options_of(fields, usual=tool.dropout) if tuned["lora_rank"] else {}),
@@ -331,6 +332,7 @@ def trainer_run(
     fields.stop()
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
     workload = replace(found.workload, **tuned, framework_options=options)
+    ranks.note_attention(fields, model, workload, found.launcher)
     whole = known.world.num_gpus == world and known.world.gpus_per_node
     nodes = known.world if whole else commands.World(found.num_nodes, found.gpus_per_node)
     run = replace(

@@ -21,12 +21,15 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, So
 from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
+from meshwright.profiles.attention import AUTO, SDPA, implementation
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.shell.values import UNKNOWN, Script, unknown_fault, unknown_in
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 
 _BUILT_IN = re.compile(
     r"(?:default-)?(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(offload))?(?:_config)?(?:\.json)?"
@@ -478,20 +481,72 @@ _PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")  # of acceler
 
 # Attention kernels by transformers' names (AttentionInterface) that its exporter writes, and by those of
 # ms-swift and LLaMA-Factory.
-_NAMED = ("flash4", "flash3", "flash2", "cudnn", "torch", "triton")
+_NAMED = ("flash4", "flash3", "flash2", "sdpa", "torch", "triton")
 _KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
     "flash_attn": "flash2", "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash2",
+    "disabled": "torch", "auto": AUTO,
 }  # fmt: skip
 
 
+# Axolotl's older switches (0.19.0 ``utils/schemas/enums.py LEGACY_ATTN_FLAG_TO_IMPL``).
+_FLAGGED = {"flash_attention": "flash2", "flex_attention": "triton", "sdp_attention": "sdpa"}
+_KERNEL_NAMES = ("attn_implementation", "attn_impl", "flash_attn")  # the last is LLaMA-Factory's
+
+
 def kernel_of(fields: Fields, launcher: str, configuration: Configuration) -> Options:
-    """Return the attention kernel if it differs from the default of the price; rings have their own."""
-    name = next((name for name in ("attn_implementation", "attn_impl") if fields.has(name)), None)
+    """Return the attention kernel if it differs from the default of the price; rings have their own.
+
+    A file that names none leaves the choice to transformers (``profiles/attention.py``).
+    """
+    name = next((name for name in _KERNEL_NAMES if fields.has(name)), None)
     word = fields.word(name) if name else ""
-    found = _KERNELS.get(word.lower(), "")
+    flagged = next((kernel for flag, kernel in _FLAGGED.items() if fields.flag(flag)), AUTO)
+    found = _KERNELS.get(word.lower(), "") if word else flagged
     if name and word and not found:
         fields.note(f"{name} {shown(word)} is predicted as the launcher's own attention")
     return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
+
+
+def note_attention(fields: Fields, model: ModelSpec, workload: Workload, launcher: str) -> None:
+    """Note which attention is taken where that is not what was asked, or costs more than it seems."""
+    facts = with_options(framework_facts(framework_of(launcher)), workload.framework_options)
+    if facts.attention_kernel == AUTO:
+        taken = implementation(model, facts.transformers_release)
+        if taken.kernel != SDPA:
+            name = ATTENTION[taken.kernel]
+            fields.note(f"no attention is named, and {name} is taken, not sdpa: {taken.why}")
+            return
+    elif facts.attention_kernel != SDPA:
+        return
+    window, local = model.sliding_window, model.local_layers().count(True)
+    if model.causal and window is not None and workload.seq_length >= window:
+        fields.note(
+            f"sdpa gets an explicit mask in {local} of {model.num_layers} layers, whose window of {window} "
+            "tokens is no longer than a sequence. It computes whole squares of scores there, and repeats "
+            "keys and values for every head"
+        )
+
+
+# ``experts_implementation`` of transformers (5.17 ``integrations/moe.py ExpertsInterface``). Kernels of
+# other packages (deepgemm, sonicmoe, Axolotl's scattermoe) are not priced.
+_EXPERTS = {"eager": "loop", "grouped_mm": "grouped", "batched_mm": "batched"}
+_EXPERT_NAMES = ("experts_implementation", "experts_impl")
+
+
+def products_of(fields: Fields, launcher: str) -> Options:
+    """Return how experts and fp32 multiply if they differ from the default of the price.
+
+    Other kernels of experts are a fault.
+    """
+    usual, options = framework_facts(framework_of(launcher)), Options()
+    name = next((name for name in _EXPERT_NAMES if fields.has(name)), None)
+    if name is not None and not fields.is_null(name):
+        found = _EXPERTS.get(fields.word(name, allowed=tuple(_EXPERTS)))
+        options |= {} if found in (None, usual.grouped_gemm) else {"grouped_gemm": found}
+    single = fields.raw("tf32")
+    if single not in (None, "auto") and fields.flag("tf32") != usual.tf32_products:
+        options["tf32_products"] = not usual.tf32_products
+    return options
 
 
 def kernel_option(found: str, launcher: str) -> Options:

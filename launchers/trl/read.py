@@ -31,7 +31,14 @@ from meshwright.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
 from meshwright.launchers.reading.known import Known, header_of, known_of
 from meshwright.launchers.reading.preferences import KINDS, Kind, samples_of, trls_kind
 from meshwright.launchers.transformers import read as trainer
-from meshwright.launchers.transformers.read_ranks import kernel_of, kernels_of, ranks_run, uses_liger
+from meshwright.launchers.transformers.read_ranks import (
+    kernel_of,
+    kernels_of,
+    note_attention,
+    products_of,
+    ranks_run,
+    uses_liger,
+)
 from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.shell.values import Word
 
@@ -104,6 +111,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     options = {
         **run.workload.framework_options,
         **kernel_of(fields, run.launcher, run.configuration),
+        **products_of(fields, run.launcher),
         **bucket_option(size, run.launcher, run.configuration),
         **kernels_of(run.launcher, liger=liger, by_trl=True),
         **kinds,
@@ -125,6 +133,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         run.workload, framework_options=options, optimizer=optimizer, **adapters, **projected
     )
     run = replace(run, workload=workload)
+    note_attention(fields, run.model, workload, run.launcher)
     if shares is None:  # no file sets their place on nodes
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:

@@ -19,6 +19,7 @@ from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import ROW_CASTS, Context, PassSeconds
 from meshwright.solver.cost.scan import scan
+from meshwright.solver.cost.scores import eager_scores
 
 # Operators are priced from the measured tables of the GPU, which show how far each shape misses the roof
 # of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
@@ -31,11 +32,20 @@ _NARROWER = 0.25  # if a table does not state it: FlashAttention 2 loses 1.2 for
 # have it), and reaches 35 % of an H100 (arXiv:2307.08691); 3 is 1.5 to 2 times as fast there
 # (arXiv:2407.08608). Blackwell's table is an inference kernel's: cuDNN's training kernel exceeds it (open
 # Megatron-Bridge runs), older ones run Hopper's or Ampere's instructions; FlashAttention 4 is 1.1 to 1.3
-# times as fast as cuDNN's there (Zadouri et al. 2026, arXiv:2603.05451).
+# times as fast as cuDNN's there (Zadouri et al. 2026, arXiv:2603.05451). torch's efficient kernel is
+# xFormers' of FlashAttention 1 (arXiv:2307.08691, figures 4 to 6, has both).
 _KERNEL_RATES: Mapping[str, Mapping[str, float]] = {
-    "ampere": {"flash1": 0.5, "triton": 0.85},
-    "hopper": {"flash1": 0.3, "triton": 0.45, "flash2": 0.6},
-    "blackwell": {"flash1": 0.2, "triton": 0.4, "flash2": 0.4, "flash3": 0.5, "cudnn": 1.15, "flash4": 1.3},
+    "ampere": {"flash1": 0.5, "triton": 0.85, "efficient": 0.5},
+    "hopper": {"flash1": 0.3, "triton": 0.45, "flash2": 0.6, "efficient": 0.3},
+    "blackwell": {
+        "efficient": 0.2,
+        "flash1": 0.2,
+        "triton": 0.4,
+        "flash2": 0.4,
+        "flash3": 0.5,
+        "cudnn": 1.15,
+        "flash4": 1.3,
+    },
 }
 # Attention in 8 bits: forward 740 TFLOP/s in 16 bits and 1,200 in 8 on an H100 (arXiv:2407.08608, figures
 # 5 and 7), backward no faster; of the forward's and the backward's sum 1.35.
@@ -77,9 +87,12 @@ def flash_s(ctx: Context) -> FloatArray:
 
 def kernel_rate(ctx: Context) -> float:
     """Return the attention kernel's rate over the measured one's; in 8 bits only where products are."""
-    rates = _KERNEL_RATES.get(ctx.gpu.architecture, {})
     eighth = ctx.facts.fp8_attention and ctx.low_precision
-    return rates.get(ctx.facts.attention_kernel, 1.0) * (_FP8_RATE if eighth else 1.0)
+    return _rate_of(ctx, ctx.kernel) * (_FP8_RATE if eighth else 1.0)
+
+
+def _rate_of(ctx: Context, kernel: str) -> float:
+    return _KERNEL_RATES.get(ctx.gpu.architecture, {}).get(kernel, 1.0)
 
 
 def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
@@ -229,6 +242,10 @@ def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
     A recipe may run the experts' products alone in 8 bits; their casts read 2 bytes and write 1, twice.
     """
     gemms, trained = layer_gemms(ctx, kind), not ctx.frozen
+    if kind == "moe" and ctx.facts.grouped_gemm == "batched":
+        plain = [g for g in gemms if not g.grouped]
+        of_plain = gemm_seconds(ctx, plain, ctx.linear_precision, trained=trained)
+        return of_plain + _batched_experts_seconds(ctx)
     if kind == "moe" and ctx.wide_experts.any():
         grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
         others = gemm_seconds(ctx, dense, ctx.linear_precision, trained=trained)
@@ -241,6 +258,20 @@ def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
     casts = PassSeconds(forward=cast_s, backward=cast_s)
     experts = gemm_seconds(ctx, grouped, "fp8", trained=trained) if grouped else casts
     return gemm_seconds(ctx, dense, ctx.linear_precision, trained=trained) + experts + casts
+
+
+def _batched_experts_seconds(ctx: Context) -> PassSeconds:
+    """Price experts whose weights are copied for every token: bytes through memory alone.
+
+    Weights are read and written, and read by the product; the backward pass reads them, writes their
+    gradients token by token and adds these up (read twice, written).
+    """
+    moe = ctx.model.moe
+    if moe is None:
+        return ctx.nothing
+    weights = ctx.moe_tokens * ctx.et * moe.top_k * ctx.model.expert_parameters() * 2.0
+    seconds = weights / ctx.hbm_bytes_per_s
+    return PassSeconds(forward=3.0 * seconds, backward=(5.0 if not ctx.frozen else 1.0) * seconds)
 
 
 def _wide_experts_seconds(ctx: Context, grouped: list[Gemm], *, trained: bool) -> PassSeconds:
@@ -301,8 +332,9 @@ def _core_attention(ctx: Context) -> PassSeconds:
     if model.chooser or model.compression:  # scores of an indexer, whole on every rank (arXiv:2512.02556)
         rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
         index_s = ctx.tokens * model.index_flops_per_token(ctx.seq_length) / rate
-    if ctx.facts.flash:
+    if ctx.flash:
         forward = flash_s(ctx) if ctx.operators.tables else _formula_flash_s(ctx)
+        forward = forward * _masked_slowdown(ctx)
         forward = model.num_attentions * forward + index_s
         return PassSeconds(forward=forward, backward=forward * ctx.operators.attention_backward)
     keys = ctx.seq_length * (1.0 + (1.0 / model.rate if model.rate else 0.0))  # and entries of them
@@ -311,10 +343,28 @@ def _core_attention(ctx: Context) -> PassSeconds:
     multiply = 2.0 * scores * width / (ctx.gpu.peak_bf16_flops * ctx.constants.score_gemm)
     if model.head_dim % _ALIGNED:
         multiply = multiply / _MISALIGNED
+    multiply = multiply + index_s
+    if eager := eager_scores(ctx):
+        return PassSeconds(
+            forward=multiply + scores * eager.forward / ctx.hbm_bytes_per_s,
+            backward=2.0 * multiply + scores * eager.backward / ctx.hbm_bytes_per_s,
+        )
     single = np.where(ctx.eager_softmax, 2.0, 1.0)  # scale, mask, softmax and dropout as separate kernels
     move = single * scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
-    multiply = multiply + index_s
     return PassSeconds(forward=multiply + move, backward=2.0 * multiply + 1.5 * move)
+
+
+def _masked_slowdown(ctx: Context) -> FloatArray | float:
+    """Return how much longer kernels of torch's choice take by their explicit masks, (n,).
+
+    A mask is added to every score: none is left out, neither those above the diagonal nor beyond a window.
+    """
+    share = ctx.masked
+    if not share.any():
+        return 1.0
+    slower = _rate_of(ctx, ctx.kernel) / _rate_of(ctx, ctx.masked_kernel)
+    scores = share * slower * ctx.seq_length + (1.0 - share) * (ctx.seq_length + 1.0) / 2.0
+    return scores / ctx.model.attended_tokens(ctx.seq_length)
 
 
 def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:

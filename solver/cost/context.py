@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.profiles.adapters import PACKED_BYTES, TRAINED_MODULES, BasePrecision, is_packed
+from meshwright.profiles.attention import AUTO, SDPA, implementation, torchs_kernel
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.frameworks import FrameworkFacts, with_options
+from meshwright.profiles.frameworks import FLASH_KERNELS, FrameworkFacts, with_options
 from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
@@ -331,6 +332,45 @@ class Context:
         raise InvalidProblemError.of("/cluster", f"{self.gpu.slug} has no peak for {precision}")
 
     @cached_property
+    def kernel(self) -> str:
+        """Return attention's kernel in rows without an explicit mask; torch chooses under ``sdpa``."""
+        return self._kernel(masked=False)
+
+    @cached_property
+    def flash(self) -> bool:
+        """Return whether attention keeps no scores."""
+        return self.kernel in FLASH_KERNELS
+
+    @cached_property
+    def masked_kernel(self) -> str:
+        """Return the kernel of torch's choice for rows with an explicit mask."""
+        return self._kernel(masked=True)
+
+    def _kernel(self, *, masked: bool) -> str:
+        if self.facts.attention_kernel != SDPA:
+            return self.facts.attention_kernel
+        sizes, bits = (self.model.head_dim, self.model.v_head_dim), 16.0 * self.element_scale
+        return torchs_kernel(self.gpu.architecture, sizes, masked=masked, bits=int(bits)).kernel
+
+    @cached_property
+    def masked(self) -> FloatArray:
+        """Return the share of layers whose kernel of torch's choice gets an explicit mask, (n,).
+
+        Of keys beyond a window (transformers 5.17 ``masking_utils.py:263``), of padding (:268), or between
+        packed documents (``find_packed_sequence_indices``).
+        """
+        window, lengths = self.model.sliding_window, self.workload.lengths
+        if self.facts.attention_kernel != SDPA or not self.model.causal or self.model.mixes:
+            return np.zeros_like(self.t)
+        local = 0.0
+        if window is not None and self.seq_length >= window:
+            local = self.model.local_layers().count(True) / self.model.num_layers
+        if lengths is None:
+            return np.full_like(self.t, local)
+        every = (self.micro_batch > 1) | (lengths.batching != "padding_to_longest")
+        return np.where(every, 1.0, local)
+
+    @cached_property
     def never_fuses_softmax(self) -> bool:
         """Return whether separate kernels scale, mask and normalise scores, whatever the layout.
 
@@ -338,14 +378,14 @@ class Context:
         length off the multiples of 4 (Megatron-LM ``megatron/core/fusions/fused_softmax.py
         is_kernel_available``).
         """
-        kernel, keys = self.facts.attention_kernel, self.seq_length
+        kernel, keys = self.kernel, self.seq_length
         odd = keys > _MOST_FUSED_KEYS or keys % _FUSED_MULTIPLE != 0.0
         return kernel == "torch" or (kernel == "megatron-fused" and odd)
 
     @cached_property
     def eager_softmax(self) -> BoolArray:
         """Mark rows with an eager softmax, (n,): also if heads times sequences rule the kernel out."""
-        if self.facts.flash or self.never_fuses_softmax:
+        if self.flash or self.never_fuses_softmax:
             return np.full(self.t.shape, self.never_fuses_softmax)
         fours = self.micro_batch * (self.model.num_attention_heads / _FUSED_MULTIPLE) / self.t
         return np.asarray(fours != np.floor(fours))
@@ -686,6 +726,8 @@ def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> s
     return precision
 
 
+# Attention of fp32: torch's efficient kernel takes it, and so does Megatron's softmax.
+_WIDE = {"sdpa": "sdpa", "efficient": "efficient", "megatron-fused": "megatron-fused"}
 _BF16_BYTES, _FP32_OPTIMIZER_BYTES, _FP32_MOVED = 2.0, 4.0, 28.0 / 30.0
 
 
@@ -710,7 +752,7 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
         replicated_gradient_dtype="", own_gradient_bytes=0.0, optimizer_bytes=_FP32_OPTIMIZER_BYTES,
         autocasts=False, reduces_copies=False, low_precision_weights=False,
         logit_bytes=facts.logit_bytes / 2.0, precision_recipe="none",
-        attention_kernel="torch" if facts.flash else facts.attention_kernel,
+        attention_kernel=_WIDE.get(facts.attention_kernel, "torch"),
     )  # fmt: skip
     changed = replace(
         profile,
@@ -729,6 +771,9 @@ def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts
     """Return a profile and its framework's facts under the options and the precision of a workload."""
     workload = problem.workload
     facts = with_options(profile.framework, workload.framework_options)
+    if facts.attention_kernel == AUTO:
+        taken = implementation(problem.model, facts.transformers_release)
+        facts = replace(facts, attention_kernel=taken.kernel)
     if workload.precision == "fp32":
         profile, facts = _in_32_bits(profile, facts)
     if not optimizer_named(workload.optimizer).fp32_copy:
@@ -818,7 +863,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         low_precision=low_precision,
         frozen=workload.language_frozen,
         trained_modules=workload.trained_modules if workload.language_frozen else TRAINED_MODULES,
-        packs=lengths is not None and lengths.batching == "packing" and facts.flash,
+        packs=lengths is not None and lengths.batching == "packing" and facts.knows_documents,
         pads_to_longest=lengths is not None and lengths.batching == "padding_to_longest",
         adds_every_gradient=facts.main_gradient and facts.gradient_bytes > _BF16_BYTES,
         element_scale=2.0 if in_32_bits else 1.0,

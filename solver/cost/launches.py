@@ -18,6 +18,7 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.parameters import Part
+from meshwright.solver.cost.scores import eager_scores
 
 # Operators of a dense layer's forward pass: norm, one product for queries, keys and values, two rotations,
 # attention, its projection, its sum with the residual; norm, two products, activation and sum of the MLP,
@@ -76,6 +77,7 @@ _BLOCKED = 4.0
 # layer has 48 and 38, its backward pass 100 and 84. ``layer_launch_s`` is what 22 take, of plain torch.
 _PLAIN = 22.0
 _SINGLE_NORM, _NORM_CASTS = 6.0, 2.0  # power, mean, sum, root, two products; from 2 bytes to fp32 and back
+_CENTRED = 1.0  # one more, added to the weight, which is cast from 2 bytes (``models/gemma2``)
 _SINGLE_ROTARY, _ROTARY = 10.0, 2.0  # of queries and of keys: two products, negation, concatenation, sum
 _ROTATED = 2.0  # casts of what fp32 cosines have rotated
 _ADAPTER, _ADAPTER_CASTS = 4.0, 4.0  # two products, scale, sum; casts of input, to and fro, and of matrices
@@ -84,6 +86,8 @@ _DEQUANTIZE = 2.0  # scales, then weights (bitsandbytes 0.50 ``functional.py deq
 _GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``integrations/moe.py``)
 _LOOP, _LOOPED_EXPERT = 18.0, 17.0  # router and masks; each expert finds, reads, multiplies and adds tokens
 _SINGLE_BACKWARD, _FROZEN_BACKWARD = 2.1, 1.6  # of the forward pass's kernels; without weight gradients
+# Keys and values for every head of queries; a mask of booleans in bf16: two scalars, and what they choose.
+_REPEATED, _MASK = 2.0, 3.0
 # A softmax of five kernels (``fused_softmax.py forward_torch_softmax``), not one.
 _EAGER_SOFTMAX = 4.0
 
@@ -102,7 +106,7 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     own = facts.layer_launch_s or constants.floor_s
     floor_s: FloatArray | float
     if runs_modules(ctx):
-        floor_s = own / _PLAIN * _module_kernels(ctx, kind) + _ungrouped_s(ctx, kind)
+        floor_s = own / _PLAIN * kernels_of_modules(ctx, kind) + _ungrouped_s(ctx, kind)
     elif kind == "dense" or moe is None:
         paired = _ATTENTION if ctx.model.paired else 0.0
         more = each * (_MIXER + paired) if ctx.model.mixes or paired else 0.0
@@ -115,7 +119,8 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
         further = own + each * np.maximum(operators - DENSE, 0.0)
         counted = each * constants.floor_moe * operators
         floor_s = (further if facts.layer_launch_s else counted) + _looped_s(ctx, moe)
-    floor_s = floor_s + np.where(ctx.eager_softmax, own / DENSE * _EAGER_SOFTMAX, 0.0)
+    if not runs_modules(ctx):
+        floor_s = floor_s + np.where(ctx.eager_softmax, own / DENSE * _EAGER_SOFTMAX, 0.0)
     return np.asarray(floor_s * _slower(ctx) * ctx.operators.host)
 
 
@@ -125,11 +130,12 @@ def runs_modules(ctx: Context) -> bool:
     return ctx.facts.separate_projections and ctx.facts.layer_launch_s > 0.0 and alone
 
 
-def _module_kernels(ctx: Context, kind: LayerKind) -> FloatArray:
+def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
     """Count the kernels of the forward pass of a layer of transformers' modules, shape (n,)."""
     model, wide, single = ctx.model, ctx.wide_rows, np.asarray(ctx.single_elementwise)
-    norm = 1.0 + np.asarray(ctx.single_norms) * (_SINGLE_NORM - 1.0)
-    casts = _NORM_CASTS * np.asarray(ctx.single_norms)
+    centred = _CENTRED * (model.zero_centered_norm and model.normalization == "rmsnorm")
+    norm = 1.0 + np.asarray(ctx.single_norms) * (_SINGLE_NORM + centred - 1.0)
+    casts = (_NORM_CASTS + centred) * np.asarray(ctx.single_norms)
     number = model.norms_of(kind) * (norm + casts * (1.0 - wide)) + model.num_blocks
     dense = [one for one in model.layer(kind).operators if one.block != "routed"]
     matrices = sum(len(one.matrices) for one in dense)
@@ -142,7 +148,7 @@ def _module_kernels(ctx: Context, kind: LayerKind) -> FloatArray:
         number = number + matrices * _DEQUANTIZE * (ctx.held_precision in ("nf4", "int8"))
     if model.mixes_tokens:
         rotary = _ROTARY + single * (_SINGLE_ROTARY - _ROTARY)
-        number = number + 1.0 + (rotary + _ROTATED * wide) * model.has_rotary_positions
+        number = number + _core_kernels(ctx) + (rotary + _ROTATED * wide) * model.has_rotary_positions
         number = number + _HEAD_NORMS * (norm + casts) * (model.query_key_norm != "none")
         number = number + _LATENT * (model.mla is not None) + _MIXER * model.mixes
         number = number + _ENTRIES * (model.compression is not None)
@@ -154,6 +160,14 @@ def _module_kernels(ctx: Context, kind: LayerKind) -> FloatArray:
     looped = ctx.facts.grouped_gemm == "loop"
     routed = _LOOP + _LOOPED_EXPERT * moe.num_experts if looped else _GROUPED_EXPERTS + wide
     return number + routed + (activation + 1.0) * (moe.num_shared_experts > 0)
+
+
+def _core_kernels(ctx: Context) -> FloatArray | float:
+    """Count the kernels of scores and weighted values of a layer, (n,)."""
+    repeated = _REPEATED * (ctx.model.num_kv_heads < ctx.model.num_attention_heads)
+    if eager := eager_scores(ctx):
+        return eager.kernels + repeated + 1.0  # and the output is laid out by tokens
+    return 1.0 + ctx.masked * (repeated + _MASK) if ctx.masked.any() else 1.0
 
 
 def _ungrouped_s(ctx: Context, kind: LayerKind) -> FloatArray | float:

@@ -45,6 +45,7 @@ from meshwright.solver.cost.parameters import (
     trained_parts,
 )
 from meshwright.solver.cost.reference import reference_bytes
+from meshwright.solver.cost.scores import eager_scores, passing_bytes
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import BACKWARD, FORWARD, FRAGMENTS, LOSS, UPDATE, LayerLayout
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
@@ -260,10 +261,17 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     return attention + _attention_inner_bytes(ctx.paired) if ctx.paired else attention
 
 
+# Of an element of an explicit mask, which each layer makes of booleans anew (torch 2.11,
+# ``aten/src/ATen/native/transformers/attention.cpp convert_boolean_attn_mask``) and keeps for all heads.
+_MASK_BYTES = 2.0
+
+
 def _attention_bytes(ctx: Context) -> FloatArray:
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     heads = model.num_attention_heads / t
     kv_heads = np.maximum(model.num_kv_heads / t, 1.0) * (not model.borrows)  # borrowed ones are kept once
+    if ctx.masked.any():  # keys and values are repeated for every head of queries
+        kv_heads = kv_heads + ctx.masked * (heads - kv_heads)
     keys = float(ctx.seq_length)
     if model.compression:
         keys += keys / model.rate if model.rate else 0.0
@@ -287,12 +295,15 @@ def _attention_bytes(ctx: Context) -> FloatArray:
         kept = kept + tokens * indexer.kept_bytes(ctx.seq_length)
     quantised = float(ctx.low_precision and not ctx.frozen) * model.v_head_dim  # as products read it
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised)  # 4: log-sum-exp
-    if ctx.facts.flash:
-        return flash
+    if ctx.flash:
+        mask = ctx.masked * _MASK_BYTES * tokens * ctx.seq_length if ctx.masked.any() else 0.0
+        return flash + mask
     per_score = 5.0 if ctx.facts.dropout else 2.0
     # fp32 softmax; of all rows alike: fewer sequences keep less. DeepSeek-V4's has the scores' type
     # (transformers 5.23 ``modeling_deepseek_v4.py eager_attention_forward``)
     per_score += 4.0 * ctx.never_fuses_softmax * (model.compression is None)
+    if eager := eager_scores(ctx):
+        per_score = eager.kept + 3.0 * ctx.facts.dropout
     scores = tokens * heads * keys * per_score
     again = ctx.selective & ("core_attn" in ctx.facts.recomputed)
     return np.where(ctx.c > 1, flash, kept + np.where(again, 0.0, scores))
@@ -315,6 +326,11 @@ def _routed_tokens(ctx: Context) -> FloatArray:
     return np.asarray(ctx.moe_tokens * (moe.top_k if moe else 0) * ctx.expert_load)
 
 
+_COPIED_WEIGHT_BYTES = (
+    2.0  # of a weight (transformers 5.17 ``integrations/moe.py batched_mm_experts_forward``)
+)
+
+
 def _expert_bytes(ctx: Context, width: int) -> FloatArray:
     """Return what routed tokens leave: permuted input, inside of experts, output before combining.
 
@@ -325,6 +341,8 @@ def _expert_bytes(ctx: Context, width: int) -> FloatArray:
     read = arrives if _input_bytes(ctx, *MLP_INPUT, routed=True) else 0.0
     copies = ctx.model.expert_width * (read + (0.0 if ctx.facts.deduplicates else 2.0))
     each = copies + _mlp_width_bytes(ctx, routed=True) * width
+    if ctx.facts.grouped_gemm == "batched":  # each token has its experts' weights to itself
+        each += _COPIED_WEIGHT_BYTES * ctx.model.expert_parameters()
     return _routed_tokens(ctx) * each * (1.0 + ctx.wide_experts)
 
 
@@ -814,6 +832,8 @@ def memory_prices(
         begun = begun + np.maximum.reduce(
             [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
         )
+    if not ctx.flash:
+        begun = begun + np.maximum.reduce([passing_bytes(ctx.of(shape)) for shape in layout.kinds])
     freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
     head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     largest_layer = layer_weights.dense + layer_weights.routed

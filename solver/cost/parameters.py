@@ -498,13 +498,14 @@ def adapter_kept_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 # Bytes that adapters move next to their products, 2 bytes an element, kernel by kernel (Megatron-Bridge
 # ``peft/lora_layers.py``, peft ``tuners/lora/layer.py``): forward their output is scaled (4) and added (6),
 # their input dropped out of (2 read, 2 and a mask of 1 written); backward the gradient is scaled (4),
-# dropped out of likewise, and added to that of the frozen product (6).
-_SCALED, _ADDED, _DROPPED = 4.0, 6.0, 5.0
+# dropped out of likewise, and added to that of the frozen product (6). Under autocast peft 0.21
+# casts their input to the adapter's fp32, autocast casts it back (6 each), and so do their gradients.
+_SCALED, _ADDED, _DROPPED, _CAST = 4.0, 6.0, 5.0, 12.0
 
 
 def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes that a layer's adapters move forward and backward next to their products, (n,) each."""
-    dropped = _DROPPED * ctx.facts.adapter_dropout
+    dropped = _DROPPED * ctx.facts.adapter_dropout + _CAST * ctx.facts.autocasts
     forward, backward = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     for g in _adapted(ctx, kind):
         read, written = g.m * g.k * g.count, g.m * g.n * g.count

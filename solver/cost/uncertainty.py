@@ -169,7 +169,7 @@ def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[t
         plain = [g for own, kind in layers for g in layer_gemms(own, kind) if not g.grouped]
         beyond["gemm"] = np.logical_or.reduce([gemm.extrapolated(g.m, g.n, g.k) for g in plain])
         attend = [own for own, _ in layers if own.model.mixes_tokens and not own.model.mixes]
-        if ctx.facts.flash and attend:
+        if ctx.flash and attend:
             found = [flash_lookup(own) for own in attend]
             beyond["attention"] = np.logical_or.reduce([table.extrapolated(*at) for table, at in found])
     return [

@@ -74,6 +74,7 @@ from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import numbers_of_gpus
 from meshwright.solver.space.launcher_rules import (
+    advice_warnings,
     beyond_positions,
     overlap_warnings,
     standing_alone,
@@ -105,7 +106,8 @@ def ask_placed(
     with watch.closing().cut():
         plans = with_odds(problem, profile, plans)
     loading = loading_warnings(plans)
-    further = (*unsaid(plans, odds=True), *overlap_warnings(problem, plans), *loading)
+    overlaps, advice = overlap_warnings(problem, plans), advice_warnings(problem, plans)
+    further = (*unsaid(plans, odds=True), *overlaps, *advice, *loading)
     answer = replace(answer, plans=plans, warnings=(*answer.warnings, *further))
     return with_baseline(problem, profile, answer)
 
@@ -314,7 +316,11 @@ def _of_variants(
         answer = _with_packaged(problem, answer, answered, packaged, watch)
     answer = replace(answer, plans=with_needs(problem, answer.plans))
     idle = (answer.notes[IDLE],) if IDLE in answer.notes else ()
-    of_plans = (*overlap_warnings(problem, answer.plans), *loading_warnings(answer.plans))
+    of_plans = (
+        *overlap_warnings(problem, answer.plans),
+        *advice_warnings(problem, answer.plans),
+        *loading_warnings(answer.plans),
+    )
     warnings = (*idle, *answer.warnings, *of_plans)
     return _of_model(problem, replace(answer, warnings=warnings))
 

@@ -20,6 +20,7 @@ from meshwright.profiles.adapters import (
     all_linear_adapts,
     is_packed,
 )
+from meshwright.profiles.advice import advice_on_experts
 from meshwright.profiles.capabilities import (
     ANY_MIXER,
     Capabilities,
@@ -40,6 +41,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
+from meshwright.profiles.units import GIB
 from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import (
@@ -457,6 +459,24 @@ def overlap_warnings(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]
     )
 
 
+def advice_warnings(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Return what maintainers advise against in plans of a model with experts, each with its source."""
+    moe, said = problem.model.moe, dict[str, list[str]]()
+    if moe is None:
+        return ()
+    layer = moe.num_experts * problem.model.expert_parameters() * _BF16_BYTES / GIB
+    for plan in plans:
+        launcher = plan.launchers[0] if plan.launchers else problem.launcher
+        if plan.config.zero_shard_size == 1 or plan.config.expert_parallel_size > 1:
+            continue
+        for row in advice_on_experts(launcher, plan.config.zero_stage):
+            size = f" ({layer:.2g} GiB)" if row.bytes else ""
+            instead = f" (tip: {row.instead})" if row.instead else ""
+            said.setdefault(f"{row.says}{size}{instead}. Source: {row.source}", []).append(f"#{plan.rank}")
+    return tuple(f"{', '.join(which)}: {text}" for text, which in said.items())
+
+
+_BF16_BYTES = 2.0
 _FULL = RECOMPUTE.index("full")
 
 

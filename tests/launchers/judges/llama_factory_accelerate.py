@@ -37,7 +37,7 @@ sys.path.insert(0, HERE)  # which it removes
 _spec.loader.exec_module(accelerate_judge)
 
 BEFORE = dict(os.environ)
-KERNELS = {"fa2": "flash2", "sdpa": "cudnn", "disabled": "torch"}
+KERNELS = {"fa2": "flash2", "sdpa": "sdpa", "disabled": "torch"}
 SMALL = LlamaConfig(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
     num_key_value_heads=2,

@@ -22,7 +22,7 @@ accelerate_judge = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(accelerate_judge)
 
 BEFORE = dict(os.environ)
-KERNELS = {"flash_attention_2": "flash2", "flash_attention_3": "flash3", "sdpa": "cudnn", "eager": "torch"}
+KERNELS = {"flash_attention_2": "flash2", "flash_attention_3": "flash3", "sdpa": "sdpa", "eager": "torch"}
 
 
 def judge(case: Case) -> Seen:

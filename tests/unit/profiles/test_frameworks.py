@@ -64,7 +64,7 @@ def test_an_unknown_option_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words", "nearest"),
     [
-        ("attention_kernel", "cudn", "flash1, .* torch", "cudnn"),
+        ("attention_kernel", "cudn", "flash1, .* cudnn", "cudnn"),
         ("cuda_graph", "attn+moe_routr", "moe_router, .* joined by \\+", "moe_router"),
         ("dropout", "ture", "true or false", "true"),
         ("gradient_dtype", "half", "fp32, bf16, fp16", None),

@@ -85,7 +85,7 @@ def test_a_compiler_that_torch_does_not_have_is_refused_with_the_nearest() -> No
         "mixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\ndynamo_config:\n  dynamo_backend: "
     )
     script = SCRIPT.replace("size 2", "size 2 --gradient_accumulation_steps 4")
-    assert read(f"{fsdp}INDUCTOR\n", script).workload.framework_options == {}
+    assert read(f"{fsdp}INDUCTOR\n", script).workload.framework_options == {"attention_kernel": "auto"}
     for off in ("no", "'NO'"):
         assert read(f"{fsdp}{off}\n", script).workload.framework_options["elementwise_fused"] is False
     with pytest.raises(InvalidProblemError, match=r'line 9: "inductr" is unknown\. .*Nearest: inductor'):
@@ -122,7 +122,7 @@ def test_options_of_the_command_override_the_file() -> None:
         script = f"{start} --config_file a.yaml --mixed_precision fp16 train.py {BATCH}\n"
         assert read(FSDP, script).workload.precision == "fp16"
     compiled = FSDP + "dynamo_config:\n  backend: INDUCTOR\n"
-    assert started("", compiled).workload.framework_options == {}
+    assert started("", compiled).workload.framework_options == {"attention_kernel": "auto"}
     assert started("--dynamo_backend no", compiled).workload.framework_options["norm_fused"] is False
     mesh = "--use_fsdp --use_parallelism_config --parallelism_config_tp_size 2"
     assert started(mesh).configuration.tensor_parallel_size == 2

@@ -243,15 +243,17 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
         return dict(read(text + more, Overrides(num_gpus=8), "a.yml").workload.framework_options)
 
     fused = "liger_rms_norm: true\nliger_fused_linear_cross_entropy: true\n"
-    expected = {"loss_kernel": "liger", "norm_fused": True}
+    expected = {"attention_kernel": "auto", "loss_kernel": "liger", "norm_fused": True}
     assert options(f"plugins: [axolotl.integrations.liger.LigerPlugin]\n{fused}") == expected
-    assert options(fused) == {}  # nothing without the plugin
+    assert options(fused) == {"attention_kernel": "auto"}  # nothing without the plugin
     patched = "flash_attn_cross_entropy: true\nflash_attn_rms_norm: true\nlora_mlp_kernel: true\n"
-    assert options(patched) == {"elementwise_fused": True, "loss_fused": True, "norm_fused": True}
+    fusions = {"elementwise_fused": True, "loss_fused": True, "norm_fused": True}
+    assert options(patched) == fusions | {"attention_kernel": "auto"}
     layers = "plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_layer_norm: true\n"
-    assert options(f"{layers}liger_cross_entropy: true\n") == {"loss_fused": True}  # its norms are RMSNorm
+    own = options(f"{layers}liger_cross_entropy: true\n")
+    assert own == {"attention_kernel": "auto", "loss_fused": True}  # its norms are RMSNorm
     cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
-    assert options(cut) == {"loss_kernel": "cut"}
+    assert options(cut) == {"attention_kernel": "auto", "loss_kernel": "cut"}
 
 
 @pytest.mark.parametrize(

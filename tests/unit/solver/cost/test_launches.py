@@ -167,5 +167,5 @@ def test_experts_of_fp32_weights_multiply_in_fp32_under_autocast() -> None:
 
     half = forward_s(grouped_gemm="loop")  # F.linear, which autocast runs in bf16
     # nearly all FLOPs are the experts': in TF32 half of bf16's rate, in fp32 66.9 of 989.4 TFLOP/s
-    assert forward_s() / half == pytest.approx(2.0, rel=0.1)
-    assert forward_s(tf32_products=False) / half == pytest.approx(989.4 / 66.9, rel=0.15)
+    assert forward_s(tf32_products=True) / half == pytest.approx(2.0, rel=0.1)
+    assert forward_s() / half == pytest.approx(989.4 / 66.9, rel=0.15)

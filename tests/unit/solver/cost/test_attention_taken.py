@@ -1,0 +1,114 @@
+"""Attention as transformers and torch take it: kernels, explicit masks, scores that are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.attention import implementation, torchs_kernel, transformers_releases
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.compute import core_attention, linear_seconds
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.memory import layer_activation_bytes
+from meshwright.solver.cost.scores import passing_bytes
+from tests.problems.pricing import a_layout, a_problem, a_profile
+
+LLAMA, GEMMA = find_model("llama-3.1-8b"), find_model("gemma-2-9b")
+
+
+def context(model: ModelSpec, kernel: str, *, seq_length: int = 8192, **options: object) -> Context:
+    problem = replace(
+        a_problem(model, framework_options={"attention_kernel": kernel, **options}),
+        cluster=find_cluster("dgx-h100"), launcher="accelerate",
+    )  # fmt: skip
+    workload = replace(problem.workload, seq_length=seq_length)
+    problem = replace(problem, workload=workload)
+    layout = Columns.of([a_layout(stage_layers=(model.num_layers,), tensor_parallel_size=1)])
+    return context_of(problem, layout, a_profile(problem, "accelerate"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "masked", "kernel"),
+    [
+        ("hopper", (128, 128), False, "cudnn"),
+        ("hopper", (128, 128), True, "cudnn"),
+        ("hopper", (192, 128), True, "cudnn"),
+        ("hopper", (256, 256), False, "flash2"),
+        ("hopper", (256, 256), True, "efficient"),
+        ("ampere", (128, 128), False, "flash2"),
+        ("ampere", (128, 128), True, "efficient"),
+        ("ampere", (192, 128), False, "efficient"),
+        ("volta", (64, 64), False, "efficient"),
+        ("ampere", (100, 100), True, "torch"),
+    ],
+)
+def test_torch_takes_the_first_kernel_that_takes_the_heads_and_the_mask(
+    architecture: str, sizes: tuple[int, int], masked: bool, kernel: str
+) -> None:
+    assert torchs_kernel(architecture, sizes, masked=masked).kernel == kernel
+
+
+def test_no_kernel_of_16_bits_is_taken_for_fp32() -> None:
+    assert torchs_kernel("hopper", (128, 128), masked=False, bits=32).kernel == "efficient"
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("llama-3.1-8b", ("sdpa", "sdpa", "sdpa", "sdpa")),
+        ("gpt-oss-20b", ("torch", "torch", "torch", "flash3")),
+        ("gemma-2-9b", ("sdpa", "sdpa", "torch", "flash2")),  # 5.17 drops its soft cap without a word
+    ],
+)
+def test_each_release_takes_its_own_attention_of_a_model(name: str, kernels: tuple[str, ...]) -> None:
+    found = [implementation(find_model(name), release).kernel for release in transformers_releases()]
+    assert tuple(found) == kernels
+
+
+def test_eager_attention_keeps_6_bytes_of_each_score_and_10_more_pass_by() -> None:
+    eager, flash = context(LLAMA, "torch"), context(LLAMA, "flash2")
+    scores = 8192.0**2 * LLAMA.num_attention_heads
+    more = layer_activation_bytes(eager, "dense") - layer_activation_bytes(flash, "dense")
+    assert more[0] == pytest.approx(scores * 6.0 - 8192 * 32 * 4.0)  # but no log-sum-exp
+    assert passing_bytes(eager)[0] == pytest.approx(scores * 10.0)
+    assert passing_bytes(flash)[0] == 0.0
+
+
+def test_a_mask_is_kept_for_every_layer_with_a_window_beside_repeated_keys_and_values() -> None:
+    masked, flash = context(GEMMA, "sdpa"), context(GEMMA, "flash2")
+    assert masked.masked == pytest.approx(0.5)  # every second layer
+    repeated = 2 * 2.0 * (GEMMA.num_attention_heads - GEMMA.num_kv_heads) * GEMMA.head_dim
+    more = layer_activation_bytes(masked, "dense") - layer_activation_bytes(flash, "dense")
+    assert more[0] == pytest.approx(0.5 * 8192 * (2.0 * 8192 + repeated))
+    assert not context(GEMMA, "sdpa", seq_length=4095).masked.any()
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "flash2", "torch"])
+def test_time_grows_with_the_sequence_whatever_runs(kernel: str) -> None:
+    seconds = [
+        core_attention(context(GEMMA, kernel, seq_length=length)).forward[0]
+        for length in (2048, 4096, 8192)
+    ]
+    assert np.all(np.diff(seconds) > 0.0)
+
+
+def test_windows_help_kernels_that_know_them_alone() -> None:
+    whole = replace(GEMMA, sliding_window=None, sliding_window_every=1)
+    for kernel, faster in (("flash2", True), ("sdpa", False), ("torch", False)):
+        own, all_of_it = (core_attention(context(one, kernel)).forward[0] for one in (GEMMA, whole))
+        assert (own < all_of_it) == faster, kernel
+
+
+def test_experts_with_weights_of_their_own_for_every_token_keep_these() -> None:
+    mixtral = find_model("mixtral-8x7b")
+    contexts = [context(mixtral, "sdpa", grouped_gemm=how) for how in ("grouped", "loop", "batched")]
+    grouped, looped, batched = (layer_activation_bytes(one, "moe")[0] for one in contexts)
+    assert grouped >= looped
+    rows = 8192 * mixtral.moe.top_k if mixtral.moe else 0
+    assert batched - looped >= rows * 2.0 * mixtral.expert_parameters()
+    times = [linear_seconds(one, "moe").forward[0] for one in contexts]
+    assert times[2] > times[0]
