@@ -22,9 +22,11 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP) ## the main job: start the embedded service, search the example, write launch files to out/
 	@$(BIN)/meshwright demo examples/llama-3.1-70b-128xh100.json
 
-test: $(STAMP) ## all tests, with their own PostgreSQL and Redis; WITH=torch, WITH=browser: those that need more packages
+test: $(STAMP) ## all tests, with their own PostgreSQL and Redis (ARGS="--of FILE": who executes a file); WITH=torch, WITH=browser: those that need more packages
 ifdef WITH
 	@OMP_NUM_THREADS=1 MESHWRIGHT_TEST_TORCH=1 MESHWRIGHT_TEST_BROWSER=1 .ci/environment $(WITH) python -m pytest tests/$(WITH) $(ARGS)
+else ifneq ($(filter --of,$(ARGS)),)
+	@.ci/environment mutants python -m benchmarks.tests_of $(ARGS)
 else
 	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations 10
 endif

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import zipfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from meshwright.profiles.errors import PlannerError
@@ -121,7 +122,8 @@ def make(environment: Environment) -> None:
 def _make(environment: Environment) -> None:
     """Make it anew; whoever else wants one waits."""
     shutil.rmtree(environment.folder, ignore_errors=True)
-    _run(sys.executable, "-m", "venv", str(environment.folder))
+    # Our own pip installs into it, where we have one: a pip of its own takes three seconds.
+    _run(sys.executable, "-m", "venv", *["--without-pip"] * _has_pip(), str(environment.folder))
     environment.unpacking.mkdir()
     if environment.torch and environment.packages is not TORCH:
         own = next(environment.folder.glob("lib/python*/site-packages"))
@@ -158,7 +160,13 @@ def _shared_torch(root: Path | None) -> Path:
 def _pip(environment: Environment, command: str, *arguments: str) -> None:
     quiet = ("--quiet", "--disable-pip-version-check")
     apart = {"TMPDIR": str(environment.unpacking)}
-    _run(str(environment.python), "-m", "pip", command, *quiet, *arguments, **apart)
+    its = str(environment.python)
+    pip = (sys.executable, "-m", "pip", "--python", its) if _has_pip() else (its, "-m", "pip")
+    _run(*pip, command, *quiet, *arguments, **apart)
+
+
+def _has_pip() -> bool:
+    return find_spec("pip") is not None
 
 
 def _run(*command: str, **variables: str) -> None:

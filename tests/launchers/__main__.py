@@ -17,8 +17,10 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -79,7 +81,9 @@ CONTEXTS = 2  # plans in which one value of one file is changed
 EXPORTER = {"torchtitan-0.3": "torchtitan"}
 
 
+Case = dict[str, object]
 Verdict = dict[str, Any]  # what the launcher has seen, and why it refused
+Try = Generator[tuple[str, list[Case]], list[Verdict], None]  # asks a judge for verdicts of cases
 
 
 @dataclass
@@ -140,7 +144,7 @@ def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
 SPLIT = ("interleaved_zb", "zb_v", "dualpipe_v")
 
 
-def case_of(found: Target, files: dict[str, str]) -> dict[str, object]:
+def case_of(found: Target, files: dict[str, str]) -> Case:
     """What a judge is told beside the files: as much as the cluster would tell it."""
     launch = files["launch.sh"]
     return {
@@ -152,7 +156,7 @@ def case_of(found: Target, files: dict[str, str]) -> dict[str, object]:
     }
 
 
-def verdicts(environment: Environment, judge: str, cases: list[dict[str, object]]) -> list[Verdict]:
+def verdicts(environment: Environment, judge: str, cases: list[Case]) -> list[Verdict]:
     """The judge's answers, in order."""
     path = os.pathsep.join(filter(None, [str(environment.path) if environment.unpacked else ""]))
     done = subprocess.run(
@@ -164,6 +168,20 @@ def verdicts(environment: Environment, judge: str, cases: list[dict[str, object]
     if len(answers) != len(cases):
         raise RuntimeError(f"{judge} broke down: {done.stderr[-800:]}")
     return answers
+
+
+def judge_together(environment: Environment, *tries: Try) -> None:
+    """Start each judge once for all that is tried: it loads its launcher for five CPU seconds."""
+    asked = [(one, *next(one)) for one in tries]
+    answers = {
+        judge: iter(
+            verdicts(environment, judge, [case for _, its, some in asked if its == judge for case in some])
+        )
+        for judge in dict.fromkeys(judge for _, judge, _ in asked)
+    }
+    for one, judge, cases in asked:
+        with suppress(StopIteration):
+            one.send(list(islice(answers[judge], len(cases))))
 
 
 def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
@@ -263,18 +281,18 @@ def images(found: Target) -> dict[str, object]:
     }
 
 
-def try_plans(name: str, environment: Environment, judge: str, targets: list[Target], count: Count) -> None:
+def try_plans(name: str, judge: str, targets: list[Target], count: Count) -> Try:
     """Every plan passes and is understood as it was planned."""
     files = [export(one.plan, one.problem, one.problem.launcher).files for one in targets]
     cases = [case_of(found, text) for found, text in zip(targets, files, strict=True)]
-    for found, verdict in zip(targets, verdicts(environment, judge, cases), strict=True):
+    for found, verdict in zip(targets, (yield judge, cases), strict=True):
         count.plans += 1
         if verdict["refusal"]:
             count.faults.append(f"{name}: {found.config}: {verdict['refusal']}")
         count.faults += [f"{name}: {found.config}: {text}" for text in differences(found, verdict["seen"])]
 
 
-def try_splits(environment: Environment, judge: str, count: Count) -> None:
+def try_splits(judge: str, count: Count) -> Try:
     """Stages of random Llamas, planned or not: light and heavy heads, padded vocabularies, empty stages."""
     rng, drawn = random.Random("nanotron splits"), list[tuple[ModelSpec, int, int]]()
     for _ in range(SPLITS):
@@ -284,13 +302,13 @@ def try_splits(environment: Environment, judge: str, count: Count) -> None:
             num_attention_heads=heads, num_kv_heads=8, vocab_size=rng.choice([256, 32000, 128256, 500_009]),
         )  # fmt: skip
         drawn.append((model, rng.randint(1, layers), rng.choice([1, 2, 8])))
-    cases = []
+    cases: list[Case] = []
     for model, pp, tp in drawn:
         config = Configuration(pipeline_parallel_size=pp, tensor_parallel_size=tp)
         target = Target(plan=plan(config), problem=problem_of("nanotron", model))
         cases.append({"files": {"nanotron.yaml": nanotron_file("", target)}, "world_size": pp * tp})
     empty = 0
-    for (model, pp, tp), verdict in zip(drawn, verdicts(environment, judge, cases), strict=True):
+    for (model, pp, tp), verdict in zip(drawn, (yield judge, cases), strict=True):
         split, head = nanotron_split(model, pp, tp)
         empty += 0 in split
         seen = verdict["seen"]
@@ -299,12 +317,12 @@ def try_splits(environment: Environment, judge: str, count: Count) -> None:
     print(f"nanotron: splits: {len(drawn)} models, {empty} with a stage without a layer")
 
 
-def try_mutants(name: str, environment: Environment, judge: str, count: Count) -> None:
+def try_mutants(name: str, judge: str, count: Count) -> Try:
     """Every mutant is refused by us, and by the launcher exactly where it is known to notice."""
     launcher = EXPORTER.get(name, name)
     mutants = MUTANTS[launcher]()
     cases = [case_of(mutant.target, files_without_rules(launcher, mutant)) for mutant in mutants]
-    for mutant, verdict in zip(mutants, verdicts(environment, judge, cases), strict=True):
+    for mutant, verdict in zip(mutants, (yield judge, cases), strict=True):
         try:
             export(mutant.target.plan, mutant.target.problem, launcher)
             count.faults.append(f"{name}: we let pass: {mutant.name}")
@@ -318,7 +336,7 @@ def try_mutants(name: str, environment: Environment, judge: str, count: Count) -
             count.faults.append(f"{name}: {mutant.name}: expected noticed={mutant.noticed}, was {word}")
 
 
-def try_dry_runs(name: str, environment: Environment, count: Count) -> None:
+def try_dry_runs(name: str, count: Count) -> Try:
     """Every rank that the launcher builds holds the layers and weights that we priced."""
     judge, plans_of = DRY_RUNS[name]
     runs = plans_of()
@@ -327,13 +345,13 @@ def try_dry_runs(name: str, environment: Environment, count: Count) -> None:
     cases = [
         {**case_of(run.target, text), "ranks": run.ranks()} for run, text in zip(runs, files, strict=True)
     ]
-    for run, verdict in zip(runs, verdicts(environment, judge, cases), strict=True):
+    for run, verdict in zip(runs, (yield judge, cases), strict=True):
         wrong = [verdict["refusal"]] if verdict["refusal"] else unlike(run, verdict["seen"])
         count.faults += [f"{name}: dry run of {run.name}: {text}" for text in wrong]
     print(f"{name}: dry runs: {len(runs)} plans, {sum(len(run.ranks()) for run in runs)} ranks")
 
 
-def try_model_types(name: str, environment: Environment, count: Count, *, whole: bool) -> None:
+def try_model_types(name: str, environment: Environment, count: Count, *, whole: bool) -> Try:
     """Ranks of every model type that the launcher can state; ``whole``: of all configs, and recorded."""
     judge, launcher = DRY_RUNS[name][0], EXPORTER.get(name, name)
     runs = list(judged(launcher, short=not whole))
@@ -344,7 +362,7 @@ def try_model_types(name: str, environment: Environment, count: Count, *, whole:
         for one, text in zip(runs, files, strict=True)
     ]
     wrong: dict[str, list[str]] = {}
-    for one, verdict in zip(runs, verdicts(environment, judge, cases), strict=True):
+    for one, verdict in zip(runs, (yield judge, cases), strict=True):
         said = [verdict["refusal"]] if verdict["refusal"] else unlike(one.run, verdict["seen"])
         said = [*said, *unlike_model(one.run.target.model, verdict["seen"].get("model", {}))]
         wrong.setdefault(one.config, [])
@@ -408,12 +426,12 @@ def try_refusals(
     count.faults += [f"{name}: refused by us alone: {text}" for text in answers.faults]
 
 
-def try_edits(name: str, environment: Environment, judge: str, count: Count) -> None:
+def try_edits(name: str, judge: str, count: Count) -> Try:
     """Every edited file is noticed by us, and by the launcher exactly where it is known to notice."""
     launcher = EXPORTER.get(name, name)
     edits = EDITS[launcher]()
     cases = [case_of(edit.target, edit.files(launcher)) for edit in edits]
-    for edit, verdict in zip(edits, verdicts(environment, judge, cases), strict=True):
+    for edit, verdict in zip(edits, (yield judge, cases), strict=True):
         ours, wanted = found_by_us(edit, launcher), "listed" if edit.listed else "refused"
         if ours != wanted:
             count.faults.append(f"{name}: edit {edit.name}: {ours} by us instead of {wanted}")
@@ -445,7 +463,7 @@ def try_scripts(plans_each: int, count: Count) -> None:
     # FlagScale's runner starts torchrun by ssh; MaxText runs on JAX.
     names = [name for name in launcher_names() if name not in ("flagscale", "maxtext")]
     targets = [found for launcher in names for found in plans(launcher, plans_each)]
-    try_plans("torchrun", TORCH_ENVIRONMENT, "torchrun", targets, count)
+    judge_together(TORCH_ENVIRONMENT, try_plans("torchrun", "torchrun", targets, count))
     files = export(targets[0].plan, targets[0].problem, targets[0].problem.launcher).files
     beyond = {**case_of(targets[0], files), "node_rank": targets[0].num_nodes}
     (verdict,) = verdicts(TORCH_ENVIRONMENT, "torchrun", [beyond])
@@ -458,7 +476,7 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
     """All of one launcher."""
     if options.record:
         if name in DRY_RUNS:
-            try_model_types(name, environment, count, whole=True)
+            judge_together(environment, try_model_types(name, environment, count, whole=True))
         return
     judge = EXPORTER.get(name, name).replace("-", "_")
     if options.verify:
@@ -477,18 +495,16 @@ def try_legal_and_illegal(
     name: str, environment: Environment, judge: str, options: argparse.Namespace, count: Count
 ) -> None:
     """Plans, mutants, edits and dry runs of one launcher."""
-    try_plans(name, environment, judge, list(plans(name, options.plans, options.seed)), count)
-    if name == "flagscale":  # its judge knows process meshes; what is not of them is Megatron-LM's
-        try_mutants(name, environment, judge, count)
-        return
+    tries = [try_plans(name, judge, list(plans(name, options.plans, options.seed)), count)]
     if name == "nanotron":  # its judge builds models; its parser does not know what we write
-        try_splits(environment, judge, count)
-        return
-    try_mutants(name, environment, judge, count)
-    try_edits(name, environment, judge, count)
+        tries.append(try_splits(judge, count))
+    else:
+        tries.append(try_mutants(name, judge, count))
+        if name != "flagscale":  # its judge knows process meshes; what is not of them is Megatron-LM's
+            tries.append(try_edits(name, judge, count))
     if name in DRY_RUNS:
-        try_dry_runs(name, environment, count)
-        try_model_types(name, environment, count, whole=False)
+        tries += [try_dry_runs(name, count), try_model_types(name, environment, count, whole=False)]
+    judge_together(environment, *tries)
 
 
 def try_table(name: str, environment: Environment, count: Count, *, update: bool) -> None:
@@ -555,7 +571,8 @@ def main() -> int:
             continue
         print(f"{name}: {versions(environment)}", flush=True)
         count.launchers += 1
-        if (name in PARSERS and not options.refusals) or (options.update and name in SOURCES):
+        plans_alone = not (options.refusals or options.changes)
+        if (name in PARSERS and plans_alone) or (options.update and name in SOURCES):
             try_table(name, environment, count, update=options.update)
         if options.update or name in INSTALLED_IN:
             continue

@@ -3,11 +3,13 @@
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from meshwright.service.cli.demo import running_service
+from meshwright.service.tuning.runs import end_leftovers
 from meshwright.service.verify.environments import FOLDER_VARIABLE, make
 from meshwright.service.verify.environments import MEGATRON_LM as VERIFIER
 from meshwright_client import Client
@@ -15,7 +17,7 @@ from meshwright_client.choosing import CHOICE, Choice, read_choice
 from tests.launchers.cpu_training import MEGATRON_LM
 from tests.launchers.environments import ROOT as LAUNCHERS
 from tests.processes.bounded import output_of
-from tests.torch.test_tune import ROOT, home, meshwright
+from tests.torch.test_tune import ROOT, begun_and_killed, home, meshwright, words
 
 pytestmark = pytest.mark.timeout(1500)
 PATIENCE_S = 600.0
@@ -41,10 +43,21 @@ def test_a_plan_is_verified_tuned_launched_reported_and_planned_anew_with_what_w
         checked = service.verify(answer.plans[0])
         assert (checked.verdict, checked.version) == ("verified", "0.19.2"), checked.reasons
         assert [plan.plan_id for plan in service.find_plans(verified="verified")] == [checked.plan_id]
-        # tune
-        short = ("--top", "1", "--steps", "8", "--budget-gpu-minutes", "6", "--json")
-        tuned = json.loads(meshwright(tmp_path, "tune", "--from", "answer.json", *short, environment=own))
-        ran = [one for one in tuned["runs"] if one["outcome"] == "measured"]
+        # tune, which is killed and goes on
+        short = words(MEGATRON_LM, "--top", "1", "--steps", "8", "--budget-gpu-minutes", "12")
+        begun_and_killed(tmp_path, short, own)
+        tuned = json.loads(meshwright(tmp_path, *short, environment=own))
+        assert end_leftovers(tmp_path) == 0  # nobody else's ranks disturbed what was measured since
+        first, *ran = tuned["runs"]
+        assert first["outcome"] == "interrupted"
+        assert first["gpu_minutes"] >= 2.0 * 2 / 60  # it counts: two ranks for two seconds and more
+        assert {one["outcome"] for one in ran} == {"measured"}, ran
+        assert max(Counter(one["plan_id"] for one in ran).values()) <= 3
+        assert all(one["peak_memory_bytes"] > 0 for one in ran)
+        assert sum(one["gpu_minutes"] for one in tuned["runs"]) <= 12
+        assert json.loads((tmp_path / "tuning" / "profile.json").read_text())["num_runs"] == len(ran)
+        again = json.loads(meshwright(tmp_path, *short, environment=own))
+        assert again["runs"] == tuned["runs"], "what is measured is not measured twice"
         best = next(plan for plan in answer.plans if plan.plan_id == tuned["best"])
         assert best.plan_id in {one["plan_id"] for one in ran}
         for one in ran:  # what was run here is told to the service, as a launched job tells it
@@ -68,9 +81,11 @@ def test_a_plan_is_verified_tuned_launched_reported_and_planned_anew_with_what_w
         assert took.peak_memory_bytes
         # re-plan, priced with what all runs have taught
         run = {"lost_nodes": 1, "spare_nodes": 1, "steps_done": 500, "saved_step": 450, "steps_total": 1000}
-        again = service.replan(job, {**run, "plan_id": best.plan_id}, save_dir=tmp_path / "next")
-        assert any(f"version {learnt.profile_version + 1} of" in note for note in again.notes), again.notes
-        spare = next(way for way in again.ways if way.kind == "spare nodes")
+        replanned = service.replan(job, {**run, "plan_id": best.plan_id}, save_dir=tmp_path / "next")
+        assert any(f"version {learnt.profile_version + 1} of" in note for note in replanned.notes), (
+            replanned.notes
+        )
+        spare = next(way for way in replanned.ways if way.kind == "spare nodes")
         # as all runs say, and not as the catalog has it: corrected, and by no more than a run asks for
         priced_s = {plan.plan_id: plan.prediction.step_time_s for plan in answer.plans}
         asked = [one["step_time_s"] / priced_s[one["plan_id"]] for one in ran]

@@ -29,6 +29,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from tests.launchers.cases import DEEPSEEK_V3, LLAMA_70B, target
 from tests.launchers.environments import ROOT
+from tests.processes import warm_builders
 
 SMALL = replace(
     LLAMA_70B, name="small", num_layers=6, hidden_size=512, ffn_hidden_size=1792, num_attention_heads=8,
@@ -39,11 +40,13 @@ STAGES = Configuration(
     zero_stage=1, zero_shard_size=2, num_microbatches=8, pipeline_schedule="1f1b", stage_layers=(2, 4),
 )  # fmt: skip
 SHARDS = replace(STAGES, zero_stage=3)
+STARTED = module._output  # a builder, in a process that has loaded nothing
 
 
 @pytest.fixture(autouse=True)
 def _environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(ROOT))
+    monkeypatch.setattr(module, "_output", warm_builders.output)
 
 
 def verified(config: Configuration, launcher: str) -> Verification:
@@ -357,6 +360,7 @@ def test_what_a_launcher_compiles_is_kept_also_where_an_image_forbids_it(
     environment.python.symlink_to(sys.executable)
     script = tmp_path / "build.py"
     script.write_text("import json, sys\nprint(json.dumps({'done': sys.dont_write_bytecode}))\n")
+    monkeypatch.setattr(module, "_output", STARTED)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as the service's own image has it
     command = [str(environment.python), str(script)]
     found = module._asked(environment, command, "{}", 60.0, lambda: False, memory_bytes=2**30)

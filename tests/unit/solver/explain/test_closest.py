@@ -41,8 +41,15 @@ def changed(body: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, A
     return new
 
 
+_FOUND = dict[str, Answer]()
+
+
 def answered(problem: Problem) -> Answer:
-    return ask(problem, default_profile(problem.cluster, problem.launcher))
+    """The answer, searched once: several tests look at one answer's other sides."""
+    asked_for = repr(problem)
+    if asked_for not in _FOUND:
+        _FOUND[asked_for] = ask(problem, default_profile(problem.cluster, problem.launcher))
+    return _FOUND[asked_for]
 
 
 @pytest.mark.parametrize(
