@@ -791,3 +791,14 @@ def test_a_product_of_few_rows_takes_as_long_as_its_weights_are_wide(
     product = [Gemm(m=np.full_like(ctx.t, 16.0), n=side, k=side)]
     found, half = (gemm_seconds(ctx, product, each).forward[0] for each in (precision, "bf16"))
     assert found / half == pytest.approx(element_bytes / 2.0, rel=0.15)
+
+
+def test_biases_of_experts_that_no_kernel_adds_move_68_bytes_an_element() -> None:
+    # 28 forward and 40 backward (Megatron-Core's experts.py), of each expert that a token visits
+    def moved(*, biased: bool) -> float:
+        ctx = of(replace(a_moe_model(), mlp_bias=biased))
+        both = memory_bound(ctx, "moe")
+        seconds = float(both.forward[0] + both.backward[0])
+        return seconds * ctx.hbm_bytes_per_s / float(ctx.moe_tokens[0] * ctx.expert_load[0])
+
+    assert moved(biased=True) - moved(biased=False) == pytest.approx(68.0 * 2 * 4096)
