@@ -82,6 +82,7 @@ def test_a_frozen_matrix_of_fewer_bits_has_its_weights_and_their_scales() -> Non
     # a byte a weight, and a scale of 4 for each of 5 outputs
     assert base_bytes(layer, "int8") == 12_295 + 5 * 4
     assert base_bytes(layer, "bf16") == 2 * 12_295
+    assert base_bytes(layer, "fp32") == 4 * 12_295
     # 256 scales have one of their own, 257 have two: 64 weights each
     for scales, own in ((256, 1), (257, 2)):
         layer = Matrix(name="", inputs=64, outputs=scales)

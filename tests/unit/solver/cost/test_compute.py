@@ -778,3 +778,27 @@ def test_experts_in_8_bits_next_to_dense_products_in_16_are_cast_first() -> None
     np.testing.assert_allclose(found.backward, sum(one.backward for one in parts) + cast_s)
     layer = linear_seconds(ctx, "dense")  # a layer without experts casts nothing
     np.testing.assert_allclose(layer.forward, gemm_seconds(ctx, layer_gemms(ctx, "dense"), "bf16").forward)
+
+
+@pytest.mark.parametrize(
+    ("precision", "element_bytes"),
+    [("fp32", 4.0), ("tf32", 4.0), ("fp16", 2.0), ("fp8", 1.0)],
+)
+def test_a_product_of_few_rows_takes_as_long_as_its_weights_are_wide(
+    precision: str, element_bytes: float
+) -> None:
+    ctx, side = of(), 32768.0  # 16 rows of so many weights: reading these rules
+    product = [Gemm(m=np.full_like(ctx.t, 16.0), n=side, k=side)]
+    found, half = (gemm_seconds(ctx, product, each).forward[0] for each in (precision, "bf16"))
+    assert found / half == pytest.approx(element_bytes / 2.0, rel=0.15)
+
+
+def test_biases_of_experts_that_no_kernel_adds_move_68_bytes_an_element() -> None:
+    # 28 forward and 40 backward (Megatron-Core's experts.py), of each expert that a token visits
+    def moved(*, biased: bool) -> float:
+        ctx = of(replace(a_moe_model(), mlp_bias=biased))
+        both = memory_bound(ctx, "moe")
+        seconds = float(both.forward[0] + both.backward[0])
+        return seconds * ctx.hbm_bytes_per_s / float(ctx.moe_tokens[0] * ctx.expert_load[0])
+
+    assert moved(biased=True) - moved(biased=False) == pytest.approx(68.0 * 2 * 4096)
