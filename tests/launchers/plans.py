@@ -45,6 +45,7 @@ from tests.launchers.cases import (
     target,
 )
 
+DECOMPOSED = {"dora": True, "adapter_dropout": True}
 SHARDED = replace(LLAMA_70B_FSDP, zero_stage=3)
 STAGES = Configuration(
     pipeline_parallel_size=4, data_parallel_size=16, zero_stage=1, zero_shard_size=16, num_microbatches=8,
@@ -282,6 +283,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"lora_rank": 4, "lora_targets": ("down_proj",), "base_precision": "int8"}),
         (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}),
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj",), "base_precision": "fp32", **WHOLE}),
+        (REPLICAS, {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": DECOMPOSED}),
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (SHARDS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
@@ -290,6 +292,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     "axolotl": (
         (SHARDS, {"lora_rank": 32, "lora_targets": ("q_proj", "gate_proj", "up_proj", "down_proj")}),
         (SHARDS, {"lora_rank": 32, "lora_targets": ("q_proj",), **WHOLE}),
+        (SHARDS, {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": DECOMPOSED}),
         (SHARDS, {"optimizer": "adamw-8bit-bf16"}),
     ),
     "llama-factory-accelerate": (
@@ -298,6 +301,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"lora_rank": 4, "lora_targets": ("down_proj",), "base_precision": "int8"}),
         (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}),
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj",), **WHOLE}),
+        (REPLICAS, {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": DECOMPOSED}),
         (REPLICAS, {"optimizer": "galore-8bit-bf16", "optimizer_rank": 64}),
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),

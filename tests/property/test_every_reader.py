@@ -359,6 +359,7 @@ SAME_IN_STORED: Mapping[tuple[str, str], str] = {
     ): "the trainer's own, given next to it, decide",
     ("lora.yml", "base_model"): "the model is given next to it",
     ("qwen3moe_full_sft_fsdp.yaml", "use_v1_kernels"): "listed: the price has the class without them",
+    ("lora-8b.yml", "lora_dropout"): "any share of dropped inputs keeps a mask",
     ("qwen2_vl_full.yaml", "image_max_pixels"): "no file states how many images a sample has",
     ("fsdp1.yaml", "fsdp_config.fsdp_reshard_after_forward"): "of FSDP2; FSDP1 has a sharding strategy",
 }
