@@ -8,7 +8,7 @@ from meshwright.profiles.frameworks import OPTION_WORDS
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.losses import loss_bytes
-from meshwright.solver.cost.price import head_seconds
+from meshwright.solver.cost.price import head_seconds, price
 from tests.problems.pricing import a_layout, a_problem, a_profile
 
 # 2 sequences of 1024 tokens, 51 200 words, h = 1024
