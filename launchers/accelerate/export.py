@@ -12,7 +12,7 @@ from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
 from meshwright.profiles.attention import AUTO, implementation
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.frameworks import FOREACH, framework_facts, with_options
+from meshwright.profiles.frameworks import FOREACH
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
 
