@@ -243,7 +243,9 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
-        found = {"optimizer": name, "base_precision": base_of(fields, nested=True)}
+        own = _is_cut(fields) and _version(fields) == _FSDP2 and not fields.flag(_OFFLOADS)
+        optimizer = found["optimizer"] if own and kind == "qlora" else name
+        found = {"optimizer": optimizer, "base_precision": base_of(fields, nested=True)}
         if _is_cut(fields) and kind == "lora":
             fields.fault(
                 _QUANTISED[kind],
@@ -592,10 +594,10 @@ def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
         fields.slip_for(name)
     fields.stop()
     shard, replicas = fields.optional("dp_shard_size"), fields.optional("dp_replicate_size")
-    stated = (
-        tp * cp * shard * (replicas or 1) if shard else None
-    )  # ranks of a mesh without one left to divide
-    world = known.required("num_gpus", known.num_gpus() or stated, "the script that starts it")
+    world = known.num_gpus()
+    if world is None and shard and known.world.lacking is None:  # nothing is left to divide
+        world = tp * cp * shard * (replicas or 1)
+    world = known.required("num_gpus", world, "the script that starts it")
     if shard is None:
         rest = tp * cp * (replicas or 1)
         shard = divided(world, rest, field="dp_replicate_size", what="tp × cp × replicas")

@@ -94,6 +94,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     found = completed(
         "ms-swift", given, known, world, adapters=_adapters(others, command.words), named=model
     )
+    found = _with_dropout(found, others)
     if not is_off(others.get("packing", "false")):  # padding_free goes with it (arguments/base_args.py)
         found = replace(found, packed="packing")
     if not is_off(others.get(_LANGUAGE_ONLY, "false")):
@@ -173,12 +174,21 @@ def _leave_graphs(given: Given, launcher: str) -> None:
         given.values.pop(f"--{name}", None)
 
 
+def _with_dropout(run: LaunchFile, others: Mapping[str, str]) -> LaunchFile:
+    """Return a run with dropout on the inputs of its adapters, which is on by default."""
+    share = others.get("lora_dropout", str(flags_of("ms-swift")["lora_dropout"].default))
+    if not run.workload.lora_rank or not share.strip("0.-"):
+        return run
+    options = {**run.workload.framework_options, "adapter_dropout": True}
+    return replace(run, workload=replace(run.workload, framework_options=options))
+
+
 _NAMES_OF_MODELS = ("model", "load", "model_id_or_path")
 _TUNERS = ("tuner_type", "train_type", "sft_type")  # of release 4, 3 and 2
 _OTHERS_READ = (
     *_NAMES_OF_MODELS, *_TUNERS, *FROZEN_ARGUMENTS.values(), MAX_PIXELS.lower(), _LANGUAGE_ONLY,
     "vit_gradient_checkpointing",
-    "torch_dtype", "lora_rank", "target_modules",
+    "torch_dtype", "lora_rank", "lora_dropout", "target_modules",
 )  # fmt: skip
 
 
