@@ -45,7 +45,7 @@ from meshwright.solver.cost.parameters import (
     trained_parts,
 )
 from meshwright.solver.cost.reference import reference_bytes
-from meshwright.solver.cost.scores import eager_scores, passing_bytes
+from meshwright.solver.cost.scores import eager_scores, passing_scores_bytes
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import BACKWARD, FORWARD, FRAGMENTS, LOSS, UPDATE, LayerLayout
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
@@ -833,7 +833,7 @@ def memory_prices(
             [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
         )
     if not ctx.flash:
-        begun = begun + np.maximum.reduce([passing_bytes(ctx.of(shape)) for shape in layout.kinds])
+        begun = begun + np.maximum.reduce([passing_scores_bytes(ctx.of(shape)) for shape in layout.kinds])
     freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
     head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     largest_layer = layer_weights.dense + layer_weights.routed
