@@ -99,7 +99,9 @@ def document(head: Mapping[str, Any], runs: Sequence[Trained]) -> str:
         time=fmean(times), time_median=median(times), memory=fmean(peaks), memory_median=median(peaks),
         runs=len(runs), inside=sum(run.inside for run in runs),
     )  # fmt: skip
-    memory = MEMORY.format(**{kind: fmean(abs(_off(*_shown_as(run, kind))) for run in runs) for kind in _SHOWN})
+    memory = MEMORY.format(
+        **{kind: fmean(abs(_off(*_shown_as(run, kind))) for run in runs) for kind in _SHOWN}
+    )
     times_titles = ["run", "trainer", "model", "trained", "micro-batch", "step s", "predicted s", "%"]
     titles = ["run", *(title for kind in _SHOWN for title in (f"{kind} GiB", "predicted", "%")), "peak"]
     rows = [
@@ -127,7 +129,9 @@ def _moments(runs: Sequence[Trained]) -> list[str]:
     """Return the section about the moments of a step."""
     pairs = {run.run.name: _moments_of(run) for run in runs}
     off = {name: fmean(abs(_off(*each[name])) for each in pairs.values()) for name in _MOMENTS}
-    firsts = [[max(each, key=lambda name: each[name][which]) for which in (0, 1)] for each in pairs.values()]
+    firsts = [
+        [max(each, key=lambda name: each[name][which]) for which in (0, 1)] for each in pairs.values()
+    ]
     named = sum(measured == predicted for measured, predicted in firsts)
     titles = ["run", *(title for name in _MOMENTS for title in (name, "predicted", "%"))]
     rows = [[name, *_compared([*each.values()])] for name, each in pairs.items()]

@@ -350,7 +350,7 @@ def test_frozen_layers_of_int8_keep_their_inputs_as_trained_ones_do() -> None:
         kept(replace(adapted, workload=replace(adapted.workload, base_precision=precision)))
         for precision in ("nf4", "int8")
     )
-    # rows that an fp32 embedding makes: 2 bytes more of each norm's input, and a cast for each of q, k and v
+    # rows that an fp32 embedding makes: 2 bytes more of each norm's input, and a cast each for q, k and v
     wide = (2 + 2) * 2 * 2048 * 1024
     cast = 2 * 2048 * 1024  # of o_proj's input to the fp32 adapter's type and back
     assert nf4 == kept(adapted) < kept(a_problem()) - wide + cast == int8
