@@ -33,6 +33,7 @@ from meshwright.solver.problem import Problem
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "tests" / "unit" / "profiles" / "fixtures" / "real-configs.json"
 SEED = 5077
+RELEASE = "5.17"  # of transformers on the machines with a GPU, whose choice of attention holds
 ROOM = 0.75  # of the GPU's memory that a run may fill by the formula below
 IMPORT_S = 60.0  # of the host, at its first run
 WARM_STEPS = 2
@@ -199,9 +200,11 @@ def forecast_of(run: TrainerRun, gpu: str) -> dict[str, Any]:
         InvalidProblemError: the command cannot be read or priced.
     """
     read = run.read(model_of(run.model))
+    options = {**read.workload.framework_options, "transformers_release": RELEASE}
+    workload = replace(read.workload, framework_options=options)
     group = replace(usual_group(find_gpu(gpu), 1), gpus_per_node=1, island_gpus=1)
     problem = Problem(
-        model=read.model, cluster=ClusterSpec(name="one-gpu", groups=(group,)), workload=read.workload,
+        model=read.model, cluster=ClusterSpec(name="one-gpu", groups=(group,)), workload=workload,
         launcher=read.launcher,
     )  # fmt: skip
     found = predict(problem, default_profile(problem.cluster, problem.priced_as), read.configuration)

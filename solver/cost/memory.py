@@ -45,7 +45,7 @@ from meshwright.solver.cost.parameters import (
     trained_parts,
 )
 from meshwright.solver.cost.reference import reference_bytes
-from meshwright.solver.cost.scores import eager_scores, passing_score_bytes
+from meshwright.solver.cost.scores import eager_scores, passing_scores_bytes
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.cost.stages import BACKWARD, FORWARD, FRAGMENTS, LOSS, UPDATE, LayerLayout
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
@@ -828,7 +828,7 @@ def memory_prices(
         passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
         into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
     if not ctx.flash:  # an attention's backward pass comes after its MLP's
-        scores = [passing_score_bytes(ctx.of(shape)) for shape in layout.kinds]
+        scores = [passing_scores_bytes(ctx.of(shape)) for shape in layout.kinds]
         back = np.maximum.reduce([back, *scores])
     begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0) + back
     if ctx.facts.dora:

@@ -40,7 +40,7 @@ _CAP = Scores(forward=12.0, backward=14.0, kept=2.0, passing=0.0, kernels=3.0)
 _SINKS = Scores(forward=26.0, backward=40.0, kept=2.0, passing=6.0, kernels=8.0)
 
 
-def passing_score_bytes(ctx: Context) -> FloatArray:
+def passing_scores_bytes(ctx: Context) -> FloatArray:
     """Return the bytes of scores that come and go in the backward pass of one layer, (n,).
 
     The gradient of normalised scores in 2 bytes, in 4, and that of the scores before: all at once.
