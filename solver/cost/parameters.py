@@ -200,7 +200,7 @@ def largest_tensor(model: ModelSpec) -> int:
     The embedding, a matrix of attention or of an MLP, or all experts' of a layer together, gates and what
     they gate as one (transformers 5, ``MixtralExperts.gate_up_proj``).
     """
-    sizes = [model.head[0].weights, model.layer_tables_parameters()]
+    sizes = [model.vocab_size * model.embedding_width, model.layer_tables_parameters()]
     for shape in model.shapes():
         for one in model.shaped(shape).layer(shape.kind).operators:
             each = [matrix.inputs * matrix.outputs for matrix in one.matrices]

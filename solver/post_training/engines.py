@@ -79,7 +79,8 @@ class Engine:
     def weight_bytes(self) -> float:
         """Return the bytes of weights on one GPU: embedding and head stay in 16 bits."""
         model = self.model
-        ends = model.head[0].weights * (1 if model.tied_embeddings else 2)
+        head = 0 if model.tied_embeddings else model.head[0].weights
+        ends = model.vocab_size * model.embedding_width + head
         rest = model.num_parameters() - ends
         return (rest * ELEMENT_BYTES[self.precision] + 2.0 * ends) / self.tensor_parallel_size
 

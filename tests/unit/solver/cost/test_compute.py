@@ -802,3 +802,10 @@ def test_biases_of_experts_that_no_kernel_adds_move_68_bytes_an_element() -> Non
         return seconds * ctx.hbm_bytes_per_s / float(ctx.moe_tokens[0] * ctx.expert_load[0])
 
     assert moved(biased=True) - moved(biased=False) == pytest.approx(68.0 * 2 * 4096)
+
+
+def test_every_second_product_of_latent_attention_without_a_latent_of_queries_is_replayed() -> None:
+    # queries, latent, keys and values, output; then gate, up and down of a dense layer
+    ctx = of(replace(find_model("deepseek-v2-lite"), num_layers=2))
+    replayed = [one.title for one in second_products(ctx, "dense")]
+    assert replayed == ["key/value down", "attention out", "MLP up"]

@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.profiles.adapters import BasePrecision
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.verify.priced import context_for, rank_weights
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.compute import memory_bound
+from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.memory import layer_activation_bytes
-from meshwright.solver.cost.parameters import layer_weights
+from meshwright.solver.cost.parameters import converted_bytes, layer_weights
+from tests.builders import a_model
 from tests.launchers.cases import DEEPSEEK_V3, GPT3_175B, LLAMA_3_70B, target
+from tests.problems.pricing import a_layout, a_problem, a_profile
 
 WHOLE = Configuration(data_parallel_size=8, num_microbatches=4, stage_layers=(96,))
 SPLIT = replace(WHOLE, tensor_parallel_size=8, sequence_parallel=True)
@@ -97,3 +101,19 @@ def test_a_further_norm_moves_and_keeps_what_it_normalises(changes: dict[str, ob
 
 def _with(changes: dict[str, object]) -> ModelSpec:
     return replace(LLAMA_3_70B, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("precision", "forward", "backward"),
+    # 4 bits: half a byte read and two written in each pass; 8 bits: scaled backward alone
+    [("nf4", 2.5, 2.5), ("nf4-double", 2.5, 2.5), ("int8", 0.0, 7.0)],
+)
+def test_frozen_weights_of_fewer_bits_move_bytes_before_each_product(
+    precision: BasePrecision, forward: float, backward: float
+) -> None:
+    problem = a_problem(a_model(), lora_rank=16, lora_targets=("q_proj",), base_precision=precision)
+    ctx = context_of(problem, Columns.of([a_layout()]), a_profile(problem))
+    weights = 2 * 8192**2 + 2 * 8192 * 8 * 128 + 3 * 8192 * 28672
+    assert [float(one[0]) for one in converted_bytes(ctx, "dense")] == [
+        forward * weights, backward * weights,
+    ]  # fmt: skip
