@@ -14,7 +14,7 @@ from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.compute import core_attention, linear_seconds
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import layer_activation_bytes
-from meshwright.solver.cost.scores import passing_bytes
+from meshwright.solver.cost.scores import passing_score_bytes
 from tests.problems.pricing import a_layout, a_problem, a_profile
 
 LLAMA, GEMMA = find_model("llama-3.1-8b"), find_model("gemma-2-9b")
@@ -74,8 +74,8 @@ def test_eager_attention_keeps_6_bytes_of_each_score_and_10_more_pass_by() -> No
     scores = 8192.0**2 * LLAMA.num_attention_heads
     more = layer_activation_bytes(eager, "dense") - layer_activation_bytes(flash, "dense")
     assert more[0] == pytest.approx(scores * 6.0 - 8192 * 32 * 4.0)  # but no log-sum-exp
-    assert passing_bytes(eager)[0] == pytest.approx(scores * 10.0)
-    assert passing_bytes(flash)[0] == 0.0
+    assert passing_score_bytes(eager)[0] == pytest.approx(scores * 10.0)
+    assert passing_score_bytes(flash)[0] == 0.0
 
 
 def test_a_mask_is_kept_for_every_layer_with_a_window_beside_repeated_keys_and_values() -> None:
