@@ -572,7 +572,8 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     layout = LayerLayout.of(problem.model)
     weights = part_weights(ctx, layout.kinds)
     memory = memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights))
-    prices = RowPrices.partly(len(columns), len(weights), memory)
+    moments = memory.pop("moments")
+    prices = replace(RowPrices.partly(len(columns), len(weights), memory), moments=moments)
     if problem.counts_prediction:
         copies = prediction_copies(ctx)
         own = Weights(dense=copies, routed=np.zeros_like(ctx.t), ends=copies) + prediction_weights(ctx)
@@ -734,12 +735,15 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     tail = tail_of(ctx, trained, passes, tensors, counts)
     tail.data_parallel[-2:] += copies_s(ctx)
     look()
+    memory = memory_prices(ctx, layout, weights, trained)
+    moments = memory.pop("moments")
     prices = RowPrices(
         **_pass_prices(parts),
         tail_s=np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         **_of_every_rank(ctx, profile),
-        **memory_prices(ctx, layout, weights, trained),
+        **memory,
+        moments=moments,
         prediction=_prediction_prices(ctx) if problem.counts_prediction else {},
         breakdown_s={
             name: np.stack([part.causes[name] for part in parts], axis=1) for name in _causes(ctx)

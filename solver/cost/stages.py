@@ -171,7 +171,8 @@ class RowPrices(Gathered):
         one, each = np.zeros(rows), np.zeros((rows, num_parts))
         others = {name: each if name in _BY_PART else one for name in _ARRAYS}
         ones = dict.fromkeys(("straggler", "reserve", "turns"), np.ones(rows))
-        return cls(**{**others, **ones, **known}, prediction={}, breakdown_s={}, tail_breakdown_s={})
+        every = {**others, **ones, **known}
+        return cls(**every, prediction={}, moments={}, breakdown_s={}, tail_breakdown_s={})
 
     @classmethod
     def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
@@ -184,7 +185,7 @@ class RowPrices(Gathered):
             for name in _BY_PART
             if all(name in part.prediction for part in parts)
         }
-        return cls(**arrays, prediction=apart, breakdown_s={}, tail_breakdown_s={})
+        return cls(**arrays, prediction=apart, moments={}, breakdown_s={}, tail_breakdown_s={})
 
     def with_prediction(self) -> RowPrices:
         """Return prices for a layout that counts the prediction layers as a kind apart from the head.
@@ -204,6 +205,7 @@ class RowPrices(Gathered):
             self,
             **added,
             prediction={},
+            moments=self.moments,
             breakdown_s={name: moved(value, name) for name, value in self.breakdown_s.items()},
             tail_breakdown_s={
                 name: moved(value, f"{name} of the tail") for name, value in self.tail_breakdown_s.items()
@@ -217,13 +219,15 @@ class RowPrices(Gathered):
         """
         added = {name: np.pad(getattr(self, name), ((0, 0), (0, 2))) for name in _BY_PART}
         added["checkpoint_bytes"][:, -4:-2] = self.activation_bytes[:, -2:]
-        return replace(self, **added, prediction={}, breakdown_s={}, tail_breakdown_s={})
+        return replace(
+            self, **added, prediction={}, moments=self.moments, breakdown_s={}, tail_breakdown_s={}
+        )
 
     def without_ends(self) -> RowPrices:
         """Undo ``with_ends``."""
         left = {name: getattr(self, name)[:, :-2].copy() for name in _BY_PART}
         left["checkpoint_bytes"][:, -2:] = 0.0
-        return replace(self, **left, prediction={})
+        return replace(self, **left, prediction={}, moments=self.moments)
 
     @cached_property
     def state_bytes(self) -> FloatArray:

@@ -8,7 +8,7 @@ from meshwright.profiles.frameworks import OPTION_WORDS
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.losses import loss_bytes
-from meshwright.solver.cost.price import head_seconds, price
+from meshwright.solver.cost.price import head_seconds
 from tests.problems.pricing import a_layout, a_problem, a_profile
 
 # 2 sequences of 1024 tokens, 51 200 words, h = 1024
@@ -46,9 +46,9 @@ def test_a_head_of_labels_has_no_logits(kernel: str) -> None:
     problem = a_problem(framework_options={"loss_kernel": kernel})
     model = replace(problem.model, num_labels=1, tied_embeddings=False)
     problem = replace(problem, model=model)
-    found = price(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
+    context = context_of(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
     # 12 bytes of each token's score, and the head's input in 4
-    assert float(found.head_workspace_bytes[0]) == 12 * TOKENS + 4 * TOKENS * HIDDEN
+    assert float(loss_bytes(context)[1][0]) == 12 * TOKENS + 4 * TOKENS * HIDDEN
 
 
 def test_a_loss_in_chunks_multiplies_four_times() -> None:
