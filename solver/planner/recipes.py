@@ -2,8 +2,8 @@
 
 A recipe is a run of the catalog whose switches are published: its layout and its switches are read, never
 what it measured. What it has in force may need more than a request allows: a package, other numerics, a
-higher risk. ``recipe_levers`` names the best recipe that is faster than the answer, with what it needs and
-nothing more: what does not make it faster is left out.
+higher risk. ``fastest_recipe`` finds the best one, with what it needs and nothing more: what does not make
+it faster is left out.
 
 Benchmarks load all experts equally, or drop tokens. A recipe is priced without either: no training run has
 the first, and the second changes what is trained.

@@ -94,6 +94,7 @@ def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
         "galore-8bit-bf16",
         "galore-pure-bf16-layerwise",
         "galore-8bit-bf16-layerwise",
+        "muon",
     }, "what their files name"
 
 
