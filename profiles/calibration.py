@@ -174,6 +174,11 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
         usual_noise=_within(raw.get("usual_noise", 0.0), 0.0, _MAX_SCALE),
         shared=_two(raw.get("shared", (0.0, 0.0)), 0.0),
         factors=_two(raw.get("factors", (0.0, 0.0)), -MAX_LOG),
+        common=_within(raw.get("common", 1.0), 0.0, 1.0),
+        own_factors=tuple(
+            (int(_within(regime, 0.0, _MAX_NUMBER)), _within(factor, -MAX_LOG, MAX_LOG))
+            for regime, factor in raw.get("own_factors", ())[:MAX_RUNS]
+        ),
         **{name: _within(raw[name], least, _MAX_SCALE) for name, least in _RESIDUAL_NUMBERS.items()},
     )
 

@@ -44,6 +44,7 @@ class GpuSpec:
     power_watts: float | None = None
     sources: tuple[str, ...] = ()
     nearest: str = ""  # the GPU type that lends it its architecture; empty: the architecture is its own
+    read_as: str = ""  # the GPU type that lends it all figures, since the catalog lacks it; empty: its own
 
     def __post_init__(self) -> None:
         """Refuse a GPU without memory, bandwidth or a half-precision peak.
@@ -211,8 +212,9 @@ class NodeGroup:
         later = (*HOST_FIELDS[2:], "links")
         fields = asdict(replace(self, links=None))
         found = {name: value for name, value in fields.items() if name not in later or value is not None}
-        if not self.gpu.nearest:
-            del found["gpu"]["nearest"]
+        for lent in ("nearest", "read_as"):
+            if not getattr(self.gpu, lent):
+                del found["gpu"][lent]
         if self.links is not None:
             found["links"] = self.links.to_mapping()
         return found

@@ -128,7 +128,28 @@ def has_experts(features: FloatArray) -> NDArray[np.bool_]:
     return np.asarray(features[:, EXPERTS_FEATURE] > 0.0)
 
 
-def shared_kernel(a: FloatArray, b: FloatArray, shared: tuple[float, float]) -> FloatArray:
+# Columns that set a regime of runs apart, and from which value on: products of 8 bits, experts, products of
+# 4 bits, adapters, offload.
+FP8_FEATURE = 15
+_REGIMES = ((FP8_FEATURE, 0.0), (EXPERTS_FEATURE, 0.0), (22, 0.5), (24, 0.0), (25, 0.0))
+
+
+def regimes(features: FloatArray) -> NDArray[np.int64]:
+    """Return a number for the regime of each row of ``features`` (n, F), (n,).
+
+    Runs of two regimes take other kernels or another path through the machine: precisions, experts,
+    adapters, offload.
+    """
+    found: NDArray[np.int64] = np.zeros(len(features), dtype=np.int64)
+    for bit, (column, least) in enumerate(_REGIMES):
+        if column < features.shape[1]:
+            found += (features[:, column] > least).astype(np.int64) << bit
+    return found
+
+
+def shared_kernel(
+    a: FloatArray, b: FloatArray, shared: tuple[float, float], common: float = 1.0
+) -> FloatArray:
     """Return the covariance of the factor that a cluster's runs of one kind of model share, (n, m).
 
     One factor of all dense models and another of all with experts: the two depend on different parts of a
@@ -138,10 +159,13 @@ def shared_kernel(a: FloatArray, b: FloatArray, shared: tuple[float, float]) -> 
         a: features, (n, F).
         b: features, (m, F).
         shared: its standard deviation for dense models and for those with experts, log.
+        common: part of its variance that runs of different regimes share.
     """
     own, other = has_experts(a), has_experts(b)
     alike = own[:, None] == other[None, :]
-    return np.asarray(np.where(alike, np.where(own, shared[1] ** 2, shared[0] ** 2)[:, None], 0.0))
+    variance = np.where(own, shared[1] ** 2, shared[0] ** 2)[:, None]
+    part = np.where(regimes(a)[:, None] == regimes(b)[None, :], 1.0, common)
+    return np.asarray(np.where(alike, variance * part, 0.0))
 
 
 def roughness(launch_share: FloatArray | float, launch_noise: float) -> FloatArray:
@@ -175,6 +199,8 @@ class Residual:
     # Spread of the factor that a cluster's runs of one kind have in common, dense models and experts, log.
     shared: tuple[float, float] = (0.0, 0.0)
     factors: tuple[float, float] = (0.0, 0.0)  # its mean given the runs, log: dense models, experts
+    common: float = 1.0  # part of its variance that runs of different regimes share
+    own_factors: tuple[tuple[int, float], ...] = ()  # what it has beside that in each regime of the runs
 
     def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         apart = squared_distances(features, np.array(self.points))
@@ -185,13 +211,15 @@ class Residual:
         """Return the mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded."""
         near, _ = self._kernels(features)
         factor = np.where(has_experts(features), self.factors[1], self.factors[0])
+        own = dict(self.own_factors)
+        factor = factor + np.array([own.get(int(regime), 0.0) for regime in regimes(features)])
         mean = near @ np.array(self.weights) + factor
         return np.asarray(np.clip(mean, -MAX_LOG, MAX_LOG))
 
     def sigma(self, features: FloatArray, launch_share: FloatArray | float = 0.0) -> FloatArray:
         """Return the spread of ``ln(measured / predicted)`` of one run per row, noise included: (n,)."""
         near, trend = self._kernels(features)
-        known = near + trend + shared_kernel(features, np.array(self.points), self.shared)
+        known = near + trend + shared_kernel(features, np.array(self.points), self.shared, self.common)
         common = np.where(has_experts(features), self.shared[1], self.shared[0])
         prior = self.amplitude**2 + self.trend_amplitude**2 + common**2
         left = prior - np.einsum("nk,kl,nl->n", known, np.array(self.precision), known)
@@ -206,8 +234,8 @@ class Residual:
         """
         near, trend = self._kernels(features)
         known, apart = near + trend, squared_distances(features, features)
-        known = known + shared_kernel(features, np.array(self.points), self.shared)
-        prior = shared_kernel(features, features, self.shared)
+        known = known + shared_kernel(features, np.array(self.points), self.shared, self.common)
+        prior = shared_kernel(features, features, self.shared, self.common)
         prior += self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
         prior += self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
         left = prior - known @ np.array(self.precision) @ known.T

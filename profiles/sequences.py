@@ -51,6 +51,11 @@ class SequenceLengths:
     percentiles: tuple[tuple[float, int], ...] = ()  # (percent of the documents, tokens at most), growing
     histogram: tuple[tuple[int, float], ...] = ()  # (tokens, share of the documents), growing
 
+    @classmethod
+    def equal(cls, tokens: int) -> SequenceLengths:
+        """Return the distribution in which every document has that many tokens."""
+        return cls(percentiles=((0.0, tokens), (_WHOLE, tokens)))
+
     @property
     def longest(self) -> int:
         """Return the tokens of the longest document."""

@@ -41,7 +41,7 @@ from meshwright.service.requests.configuration import (
 from meshwright.service.requests.costs import Profiles as GivenProfiles
 from meshwright.service.requests.costs import ProfileSource, costs_of
 from meshwright.service.requests.documents import read_problem_file
-from meshwright.service.requests.measured_runs import shape_of_plan
+from meshwright.service.requests.measured_runs import read_table
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.startable import idle_notes
 from meshwright.solver.accuracy import Report
@@ -66,7 +66,7 @@ from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.predict import predict as predicted
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
-from meshwright.solver.runs.table import Run, read_runs
+from meshwright.solver.runs.table import Run
 from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, stored_notes, unwritten
 
 FilePath: TypeAlias = str | PathLike[str]
@@ -589,7 +589,7 @@ def _asked(problem: Problem, source: ConfigurationSource) -> tuple[Problem, Conf
 
 
 def _runs(source: FilePath | Sequence[Run]) -> Sequence[Run]:
-    return read_runs(Path(source), shape_of_plan) if isinstance(source, str | PathLike) else source
+    return read_table(Path(source)) if isinstance(source, str | PathLike) else source
 
 
 def _recorded(shown: RenderableType) -> Console:

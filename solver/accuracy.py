@@ -10,6 +10,7 @@ import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import exp, hypot, log
 from typing import Any, TextIO
 
 import numpy as np
@@ -29,9 +30,9 @@ from meshwright.solver.calibration.observations import (
     seen_moments,
 )
 from meshwright.solver.configuration import Configuration, FloatArray
-from meshwright.solver.predict import predict_all
+from meshwright.solver.predict import Z_80_PERCENT, predict_all
 from meshwright.solver.problem import problem_digest
-from meshwright.solver.runs.table import Run
+from meshwright.solver.runs.table import Run, RunShape
 
 # 2-byte logits, their fp32 copy, its shifted copy and softmax, and the gradient (transformers'
 # loss/loss_utils.py, ForCausalLMLoss).
@@ -355,6 +356,38 @@ def predictions_of(observations: Sequence[Observation], profile_of: ProfileOf) -
     return [found[at] for at in range(len(observations))]
 
 
+def _with_open_switches(
+    shapes: Sequence[RunShape], profile_of: ProfileOf, predictions: Sequence[Prediction]
+) -> list[Prediction]:
+    """Spread the times of runs that leave a recipe's switches open over both: all off, and the recipe's.
+
+    The middle of the two is predicted, and their distance is in the interval.
+    """
+    found = list(predictions)
+    either = [(at, shape.perhaps) for at, shape in enumerate(shapes) if shape.perhaps is not None]
+    others = predictions_of([Observation.of_shape(other) for _, other in either], profile_of)
+    for (at, _), other in zip(either, others, strict=True):
+        found[at] = _spread_over(found[at], log(other.step_time_s / found[at].step_time_s))
+    return found
+
+
+def _spread_over(one: Prediction, log_ratio: float) -> Prediction:
+    """Move a prediction to the middle between itself and ``exp(log_ratio)`` times its time."""
+    factor = exp(log_ratio / 2.0)
+    sigma = hypot(log(one.step_time_high_s / one.step_time_s) / Z_80_PERCENT, log_ratio / 2.0)
+    step_s, band = one.step_time_s * factor, exp(Z_80_PERCENT * sigma)
+    return replace(
+        one,
+        step_time_s=step_s,
+        step_time_low_s=step_s / band,
+        step_time_high_s=step_s * band,
+        tokens_per_s_per_gpu=one.tokens_per_s_per_gpu / factor,
+        mfu=one.mfu / factor,
+        hfu=one.hfu / factor,
+        time_breakdown_s={cause: seconds * factor for cause, seconds in one.time_breakdown_s.items()},
+    )
+
+
 def _with_assumed_memory(
     observations: Sequence[Observation], profile_of: ProfileOf, predictions: Sequence[Prediction]
 ) -> list[tuple[Prediction, tuple[str, ...]]]:
@@ -431,8 +464,12 @@ def _predicted(
         profile = profile_of(one)
         return profile if calibration is None else calibration.applied(profile)
 
-    blind = [Observation.of_shape(run.shape) for run in runs if run.shape is not None]
-    found = zip(blind, _with_assumed_memory(blind, own, predictions_of(blind, own)), strict=True)
+    shapes = [run.shape for run in runs if run.shape is not None]
+    blind = [Observation.of_shape(shape) for shape in shapes]
+    predictions = predictions_of(blind, own)
+    if calibration is None:
+        predictions = _with_open_switches(shapes, own, predictions)
+    found = zip(blind, _with_assumed_memory(blind, own, predictions), strict=True)
     for run in runs:
         if run.shape is None:
             yield RunPrediction(

@@ -22,13 +22,13 @@ from meshwright.service.cli.terminal import print_json, say_warnings, screen, wr
 from meshwright.service.library import is_measured, of_one_cluster
 from meshwright.service.report.formatting import plain_table
 from meshwright.service.report.measured import compared_table
-from meshwright.service.requests.measured_runs import shape_of_plan
+from meshwright.service.requests.measured_runs import read_table
 from meshwright.solver.calibration.calibrate import calibrate, called, default_profile_of
 from meshwright.solver.calibration.choose import RunCandidates, measuring_order
 from meshwright.solver.calibration.measured import Compared, compared
 from meshwright.solver.calibration.observations import Observation, batches_of, launch_shares
 from meshwright.solver.cost.residuals import features_of
-from meshwright.solver.runs.table import Run, read_runs
+from meshwright.solver.runs.table import Run
 
 _WORTH_SAYING = 0.05  # relative moves of a constant
 _MUCH_MORE = 1.25  # times the catalog's scatter; runs like the catalog's show .3 to 1.2 of it
@@ -74,7 +74,7 @@ def calibrate_command(
 
 def _rows(path: Path, cluster: str | None) -> list[Run]:
     try:
-        return of_one_cluster(read_runs(path, shape_of_plan), cluster)
+        return of_one_cluster(read_table(path), cluster)
     except InvalidProblemError as fault:
         renamed = {"/cluster": "--cluster"}
         errors = (replace(one, pointer=renamed.get(one.pointer, one.pointer)) for one in fault.errors)

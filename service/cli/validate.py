@@ -10,10 +10,9 @@ import typer
 
 from meshwright.service.cli.terminal import print_json, screen, write_file
 from meshwright.service.report.accuracy import render_report
-from meshwright.service.requests.measured_runs import shape_of_plan
+from meshwright.service.requests.measured_runs import read_table
 from meshwright.solver.accuracy import validate
 from meshwright.solver.calibration.choose import Choice
-from meshwright.solver.runs.table import read_runs
 
 
 def validate_command(
@@ -26,7 +25,7 @@ def validate_command(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Predict measured runs and report the errors of the predictions."""
-    report = validate(read_runs(runs, shape_of_plan), calibrate=calibrate, choose=choose, seed=seed)
+    report = validate(read_table(runs), calibrate=calibrate, choose=choose, seed=seed)
     if per_run is not None:
         text = io.StringIO()
         report.write_per_run(text)

@@ -7,23 +7,28 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.inline import model_from_mapping
+from meshwright.profiles.library import find_model
 from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.units import GIB
+from meshwright.service.requests.documents import read_model_file
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Plan, settled_problem
 from meshwright.solver.calibration.observations import require_equal_nodes
 from meshwright.solver.configuration import Configuration, configuration_from_json
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.layouts import READ_COLUMNS, RefusedRunError
-from meshwright.solver.runs.table import RunShape
+from meshwright.solver.runs.table import Run, RunShape, read_runs
 
 NEEDED = (  # without these no run is predicted
     "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
@@ -34,6 +39,7 @@ COLUMNS = (*READ_COLUMNS, "framework", "source", "model", *_MEASURED)
 PLAN = "plan"  # the column of a row with a plan's facts: its problem and configuration as JSON
 OF_A_PLAN = ("run_id", "cluster", "source", "memory_kind", "memory_rank")  # what may still be set
 _FAMILIES = {"deepspeed": "deepspeed-zero"}  # others are called as the table calls them
+_MODEL_FILES = (".json", ".yaml", ".yml")
 _AXES = ("tensor", "pipeline", "context")
 
 
@@ -157,6 +163,26 @@ def _facts_of(c: Configuration, settled: Problem, run: MeasuredRun) -> dict[str,
         "precision": (workload.precision,),
         "recompute": (c.recompute_granularity,),
     }
+
+
+def read_table(path: Path) -> tuple[Run, ...]:
+    """Return the rows of a table of runs, with rows of plans and models of files.
+
+    A row without a model's sizes has the model of its cell ``model``: a name of the catalog, a hub id, or a
+    ``config.json`` with its path from the table's folder.
+
+    Raises:
+        InvalidProblemError: as ``read_runs``.
+    """
+    return read_runs(path, shape_of_plan, partial(_model_named, path.parent))
+
+
+def _model_named(folder: Path, text: str) -> ModelSpec:
+    path = folder / text
+    if path.suffix.lower() not in _MODEL_FILES:
+        return find_model(text)
+    name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return model_from_mapping({"name": name, **read_model_file(path)})
 
 
 def shape_of_plan(text: str) -> RunShape:

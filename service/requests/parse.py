@@ -297,9 +297,6 @@ def _lora_targets(named: Sequence[str] | None, asked: Asked) -> dict[str, object
     return {"lora_targets": tuple(name for name in LORA_TARGETS if name in named)}
 
 
-_WHOLE = 100.0  # percent
-
-
 def _images_per_sample(given: float | None, asked: Asked) -> dict[str, object]:
     """Return the images of a sequence: a model with a tower must state them, with all that follows.
 
@@ -326,7 +323,7 @@ def _image_tokens(given: int | Mapping[str, int] | None, asked: Asked) -> dict[s
         at = "workload", "image_tokens"
         with faults_as(lambda fault: replace(fault, pointer=fault.pointer.replace("/percentiles", "", 1))):
             return {"image_tokens": lengths_from_mapping({"percentiles": given}, at)}
-    return {"image_tokens": SequenceLengths(percentiles=((0.0, given), (_WHOLE, given))) if given else None}
+    return {"image_tokens": SequenceLengths.equal(given) if given else None}
 
 
 def stated_sizes(tokens: SequenceLengths | None) -> object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import exp, log
 
 import numpy as np
@@ -43,7 +43,7 @@ from meshwright.solver.calibration.observations import (
     memory_configuration,
     roughness_of,
 )
-from meshwright.solver.configuration import Configuration, FloatArray
+from meshwright.solver.configuration import BoolArray, Configuration, FloatArray
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import between, catalog_spreads
 from meshwright.solver.predict import Z_80_PERCENT, predict
@@ -54,6 +54,7 @@ from meshwright.solver.problem import Problem, Workload
 
 
 _CONTRADICTS = 3.0  # leave-one-out residuals, in their own spreads
+_NOT_BELIEVED, _MOST_NOT_BELIEVED = 4.0, 0.25  # the same; and the share of the runs
 _TWINS = 0.8  # features closer than this differ in little more than one halved size
 _FAR = 2.0  # prior widths
 _BARELY = 0.02  # relative move below which a constant counts as unmoved
@@ -297,7 +298,7 @@ def calibrate(
         log_sds=(time.log_sds if time else {}) | (memory.log_sds if memory else {}),
         residual=time.left.residual if time else None,
         memory_residual=memory.left.residual if memory else None,
-        log_memory_sigma=memory.left.typical_sigma if memory else None,
+        log_memory_sigma=_memory_sigma(memory, profile_of(possible[0])),
         findings=(
             *reasons,
             *(time.findings if time else ()),
@@ -307,6 +308,11 @@ def calibrate(
         runs=tuple(called(one) for one in possible),
         measured=tuple(timed_record(one, called(one)) for one in timed),
     )
+
+
+def _memory_sigma(memory: _Part | None, blind: Profile) -> float | None:
+    """Return the spread of peaks, at most the uncalibrated one: runs make nobody less sure of what fits."""
+    return None if memory is None else min(memory.left.typical_sigma, blind.log_memory_sigma)
 
 
 def _stack_of(possible: Sequence[Observation], profile_of: ProfileOf) -> str:
@@ -380,6 +386,7 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
             noises=np.sqrt(_OWN_SHARE * np.maximum(own, 0.0) + (TIME_PROCESS.noise * rough) ** 2),
             roughness=rough,
             shared=(shared["dense"], shared["experts"]),
+            common=shared["common"],
         ),
         "time",
     )
@@ -474,15 +481,30 @@ _QUANTITIES: Mapping[str, tuple[Mapping[str, float], Process, tuple[str, str]]] 
 def _part(
     observed: Sequence[Observation], profile: Profile, evaluate: Evaluate, runs: Runs, quantity: str
 ) -> _Part:
+    """Fit one quantity; a run that the others contradict by far is left out, one after another."""
     widths, prior, words = _QUANTITIES[quantity]
-    found = fit(evaluate, runs, widths=widths, box=Box.of(profile.constants, tuple(widths)), prior=prior)
-    left = left_over(found, quantity)
+    box, kept = Box.of(profile.constants, tuple(widths)), np.ones(len(observed), dtype=bool)
+    findings: list[str] = []
+    while True:
+        mine, own = [one for one, has in zip(observed, kept, strict=True) if has], runs.at(kept)
+        found = fit(partial(_of_kept, evaluate, kept), own, widths=widths, box=box, prior=prior)
+        left = left_over(found, quantity)
+        told = contradictions(mine, own.features, left.leave_one_out, words=words)
+        worst = int(np.argmax(np.abs(left.leave_one_out)))
+        most = int(_MOST_NOT_BELIEVED * len(observed))
+        if abs(left.leave_one_out[worst]) <= _NOT_BELIEVED or int((~kept).sum()) >= most:
+            break
+        findings.append(f"{told[0]}. The calibration doesn't believe it")
+        kept[np.flatnonzero(kept)[worst]] = False
     offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
-    findings = contradictions(observed, runs.features, left.leave_one_out, words=words)
-    findings += constants_at_bounds(profile.constants, offsets, widths)
+    findings += [*told, *constants_at_bounds(profile.constants, offsets, widths)]
     return _Part(
         offsets=offsets,
         log_sds=dict(zip(widths, (float(value) for value in found.log_sds), strict=True)),
         left=left,
         findings=tuple(findings),
     )
+
+
+def _of_kept(evaluate: Evaluate, kept: BoolArray, offsets: FloatArray) -> FloatArray:
+    return evaluate(offsets)[:, kept]

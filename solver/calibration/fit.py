@@ -28,10 +28,11 @@ from meshwright.profiles.profile import (
     Constants,
     Residual,
     has_experts,
+    regimes,
     shared_kernel,
     squared_distances,
 )
-from meshwright.solver.configuration import BoolArray, FloatArray
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.uncertainty import catalog_spreads
 
 # --------------------------------------------------------------------------------------------------
@@ -129,12 +130,37 @@ class Runs:
     noises: FloatArray  # what each run is off by of its own, log, (K,)
     roughness: FloatArray  # noise of each run over that of one that no launch holds up, (K,)
     shared: tuple[float, float]  # spread of the factors, log: dense models, experts
+    common: float = 1.0  # part of their variance that runs of different regimes share
+
+    def at(self, kept: BoolArray) -> Runs:
+        """Return the runs where the mask holds."""
+        return replace(
+            self,
+            measured=self.measured[kept],
+            features=self.features[kept],
+            noises=self.noises[kept],
+            roughness=self.roughness[kept],
+        )
+
+    @property
+    def regimes(self) -> IntArray:
+        """Return the regimes of the runs, each once, (R,)."""
+        return np.unique(regimes(self.features))
 
     @property
     def kinds(self) -> FloatArray:
-        """Return which factor each run has, one column each, (K, 2)."""
+        """Return which factors each run has: dense models', experts', one of each regime, (K, 2 + R)."""
         experts = has_experts(self.features)
-        return np.stack([~experts, experts], axis=1).astype(np.float64)
+        own = regimes(self.features)[:, None] == self.regimes[None, :]
+        return np.concatenate([np.stack([~experts, experts], axis=1), own], axis=1).astype(np.float64)
+
+    @property
+    def spreads(self) -> FloatArray:
+        """Return the standard deviation of each of the factors of ``kinds``, log, (2 + R,)."""
+        experts = has_experts(self.features)
+        of_regimes = [self.shared[int(experts[regimes(self.features) == one][0])] for one in self.regimes]
+        parts = np.repeat([self.common, 1.0 - self.common], [2, len(of_regimes)])
+        return np.asarray(np.sqrt(parts) * np.array([*self.shared, *of_regimes]))
 
 
 def kernel(features: FloatArray, process: Process) -> FloatArray:
@@ -172,7 +198,7 @@ def chosen_multiples(
     # in units of each run's noise, where one decomposition serves every level of it
     unit, points = runs.noises[heard], runs.features[heard]
     left, apart = left[heard] / unit, np.outer(unit, unit)
-    fixed = from_constants[np.ix_(heard, heard)] + shared_kernel(points, points, runs.shared)
+    fixed = from_constants[np.ix_(heard, heard)] + shared_kernel(points, points, runs.shared, runs.common)
     near = kernel(points, prior) / apart
     cells, scores = [], []
     for amplitude in _MULTIPLES:
@@ -195,10 +221,12 @@ _ITERATIONS = 6
 _REWEIGHTINGS = 3  # at each of these
 _HALVINGS = 5
 _SETTLED = 1e-3
-# Degrees of freedom of Student's t: of runs, and of factors, where of eight kinds of runs on five clusters
-# that were predicted at first sight two were off by four times the usual spread.
-_TAILS = 4.0
-FACTOR_TAILS = 2.0
+_TINY_PART = 1e-6
+# Degrees of freedom of Student's t, of runs and of factors. A run that is far off is odd more often than
+# all of its cluster: where an open run is off by more than two spreads, the others of its cluster are off
+# by a quarter as much. 2 and 4 left the least error after 1, 4 and 16 runs.
+_TAILS = 2.0
+FACTOR_TAILS = 4.0
 # A constant may lie eight prior widths away if the runs demand it: a cluster's framework is then unlike all
 # that the widths were learnt from. One in some dozen clusters is, of some two dozen constants each: the
 # evidence must grow e^2.5-fold and more, and three constants at most are let go.
@@ -213,7 +241,7 @@ _NEVER_FAR_OFF = ("hbm",)
 class _Heard:
     wanted: FloatArray  # offsets, (c,)
     noises: FloatArray  # of each run, as variances, (K,)
-    shared: FloatArray  # of the factors, as variances: dense, experts, (2,)
+    shared: FloatArray  # of the factors, as variances, (2 + R,)
     precision: FloatArray  # of what the constants leave over, (K, K)
 
 
@@ -228,10 +256,19 @@ class Fit:
     process: Process
     widths: FloatArray  # (c,) as far as they are trusted
     prior_widths: FloatArray  # (c,) before that
-    factors: FloatArray  # dense, experts, log, (2,)
+    factors: FloatArray  # dense, experts, then of each regime, log, (2 + R,)
     weights: FloatArray  # of the residual's kernel, (K,)
     noises: FloatArray  # of each run, as far as the fit uses it, (K,)
     usual_noises: FloatArray  # of each run, before any was heard, (K,)
+    contrasts: float = 1.0  # part of the prior variance of constants and residual that the runs used
+
+    @property
+    def as_open(self) -> Fit:
+        """Return the fit with the whole variance of constants and residual, which its spread is from."""
+        part = self.contrasts**0.5
+        whole = replace(self.process, amplitude=self.process.amplitude / part)
+        used = self.contrasts * self.weights  # of a kernel that is so much larger
+        return replace(self, process=whole, widths=self.widths / part, weights=used, contrasts=1.0)
 
     @property
     def at_prior(self) -> FloatArray:
@@ -248,7 +285,8 @@ class Fit:
     def beside_constants(self) -> FloatArray:
         """Return the covariance of all else: residual, factors and noise, (K, K)."""
         points = self.runs.features
-        together = kernel(points, self.process) + shared_kernel(points, points, self.runs.shared)
+        together = kernel(points, self.process)
+        together += shared_kernel(points, points, self.runs.shared, self.runs.common)
         return np.asarray(together + np.diag(self.noises**2))
 
     @property
@@ -282,6 +320,10 @@ class _Task:
 def fit(evaluate: Evaluate, runs: Runs, *, widths: Mapping[str, float], box: Box, prior: Process) -> Fit:
     """Fit the offsets, loosen one that is far off, then amplitude and noise, then the offsets again.
 
+    Of K runs one tells the level, which the factors take. Only what they differ by tells constants and
+    residual apart, so the K runs use 1 - 1/K of their prior variance: one run leaves the order of
+    configurations as it was.
+
     Args:
         evaluate: log predictions of all runs under each set of offsets.
         runs: of one cluster.
@@ -290,8 +332,11 @@ def fit(evaluate: Evaluate, runs: Runs, *, widths: Mapping[str, float], box: Box
         prior: of the residual process.
     """
     known = np.array(list(widths.values()))
-    loose = np.array([name not in _NEVER_FAR_OFF for name in widths])
-    task = _Task(evaluate=evaluate, runs=runs, widths=prior.trust * known, box=box, process=prior)
+    loose = np.array([name not in _NEVER_FAR_OFF for name in widths]) & (len(runs.measured) > 1)
+    contrasts = max(1.0 - 1.0 / len(runs.measured), _TINY_PART)
+    prior = replace(prior, amplitude=contrasts**0.5 * prior.amplitude)
+    used = contrasts**0.5 * prior.trust * known
+    task = _Task(evaluate=evaluate, runs=runs, widths=used, box=box, process=prior)
     prior_widths, found = known, _descend(task, np.zeros(len(known)))
     process, noises = _shown(prior, found)
     for _ in range(_MOST_FAR_OFF):
@@ -304,7 +349,8 @@ def fit(evaluate: Evaluate, runs: Runs, *, widths: Mapping[str, float], box: Box
         found = _descend(task, found.offsets)
         process, noises = _shown(prior, found)
     heard = replace(task, process=process, runs=replace(runs, noises=noises))
-    return replace(_descend(heard, found.offsets), prior_widths=prior_widths, usual_noises=runs.noises)
+    last = _descend(heard, found.offsets)
+    return replace(last, prior_widths=prior_widths, usual_noises=runs.noises, contrasts=contrasts)
 
 
 def _shown(prior: Process, found: Fit) -> tuple[Process, FloatArray]:
@@ -334,7 +380,7 @@ def _far_off(found: Fit, known: FloatArray, loose: BoolArray) -> BoolArray | Non
 
 def _descend(task: _Task, start: FloatArray) -> Fit:
     offsets, (predicted, jacobian) = start, task.linearised(start)
-    variances = task.runs.noises**2, np.square(task.runs.shared)
+    variances = task.runs.noises**2, np.square(task.runs.spreads)
     for _ in range(_ITERATIONS):
         heard = _heard(task, (offsets, predicted, jacobian), variances)
         variances = heard.noises, heard.shared
@@ -374,7 +420,7 @@ def _heard(
     runs, kinds = task.runs, task.runs.kinds
     at_prior = runs.measured - predicted + jacobian @ offsets
     near = kernel(runs.features, task.process)
-    usual, spreads = runs.noises**2, np.square(runs.shared)
+    usual, spreads = runs.noises**2, np.square(runs.spreads)
     noises, shared = variances
     for turn in range(_REWEIGHTINGS):
         precision = np.linalg.inv(near + (kinds * shared) @ kinds.T + np.diag(noises))
@@ -432,7 +478,7 @@ def left_over(found: Fit, quantity: str) -> Left:
     What the constants leave open between configurations is kept as a second, long kernel with the mean
     variance that their priors give the runs. ``quantity`` is ``time`` or ``memory``.
     """
-    spread = catalog_spreads()[quantity]
+    spread, found = catalog_spreads()[quantity], found.as_open
     runs, process = found.runs, found.process
     constants, points = found.from_constants, runs.features
     trend = float(np.sqrt(np.diag(constants).mean()))
@@ -445,13 +491,15 @@ def left_over(found: Fit, quantity: str) -> Left:
     ratios = errors**2 / expected
     squares = float(np.minimum(ratios, _MOST**2).sum()) + spread["scale_runs"] * spread["scale"] ** 2
     scale = float(np.sqrt(squares / (len(ratios) + spread["scale_runs"])))
-    dense, experts = (float(np.clip(factor, -MAX_LOG, MAX_LOG)) for factor in found.factors)
+    dense, experts, *of_regimes = (float(np.clip(factor, -MAX_LOG, MAX_LOG)) for factor in found.factors)
     return Left(
         residual=Residual(
             points=_tuples(points),
             weights=tuple(float(w) for w in found.weights),
             shared=runs.shared,
             factors=(dense, experts),
+            common=runs.common,
+            own_factors=tuple(zip(map(int, runs.regimes), of_regimes, strict=True)),
             amplitude=process.amplitude,
             length=process.length,
             trend_amplitude=trend,

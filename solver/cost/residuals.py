@@ -20,7 +20,7 @@ from meshwright.solver.problem import Problem
 # Natural logarithms of sizes and weighted switches, one row per configuration. Nothing measured enters.
 
 
-NUM_FEATURES = 24
+NUM_FEATURES = 26
 _SWITCH = 0.7  # a switch weighs about as much as a doubling, ln 2
 _KERNELS = {
     "flash1": 2.0, "flash2": 2.0, "triton": 2.0, "flash3": 2.5, "flash4": 2.5, "cudnn": 2.5,
@@ -40,7 +40,7 @@ _PADDED = -3.0
 
 
 def features(problem: Problem, columns: Columns) -> FloatArray:
-    """Return the features of every row, shape (n, 24): logarithms of twelve sizes, and twelve switches.
+    """Return the features of every row, shape (n, 26): logarithms of twelve sizes, and 14 switches.
 
     A run on one island of fast links predicts little of runs that cross several: their number is a size.
     """
@@ -67,14 +67,17 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
         _RECIPES.get(str(options.get("precision_recipe", "")), 0.0),
         _MODULE * sum(name not in _SELECTIVE for name in replayed),
     )
-    switches = (c.sequence_parallel, c.zero_stage / 2.0, c.recompute, *(np.full(n, one) for one in of_all))
+    switches = (
+        c.sequence_parallel, c.zero_stage / 2.0, c.recompute, *(np.full(n, one) for one in of_all),
+        np.full(n, 2.0 * workload.language_frozen), 2.0 * (c.offload > 0),
+    )  # fmt: skip
     logs = [np.log(np.asarray(size, dtype=np.float64)) for size in sizes]
     weighted = [_SWITCH * np.asarray(switch, dtype=np.float64) for switch in switches]
     return np.stack([*logs, *weighted], axis=1)
 
 
 def features_of(problem: Problem, configuration: Configuration) -> FloatArray:
-    """Return the features of one configuration, shape (24,)."""
+    """Return the features of one configuration, shape (26,)."""
     row: FloatArray = features(problem, Columns.of([configuration]))[0]
     return row
 

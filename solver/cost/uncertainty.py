@@ -19,6 +19,7 @@ from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.operators.operators import architectures_log_spread
 from meshwright.profiles.operators.tables import load_operator_tables
 from meshwright.profiles.profile import Profile
+from meshwright.profiles.resembling import resemblance_log_spread
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
 from meshwright.solver.cost.compute import flash_lookup, layer_gemms
 from meshwright.solver.cost.context import context_of
@@ -104,6 +105,8 @@ def _common_variance(problem: Problem, profile: Profile) -> float:
     unmeasured = 0.0 if profile.gpu_operators.measured else known["unmeasured_gpu"]
     borrowed = architectures_log_spread() if profile.borrowed else 0.0
     own = (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2 + borrowed**2
+    gpu = profile.group.gpu
+    own += resemblance_log_spread(gpu.slug, gpu.read_as) ** 2 if gpu.read_as else 0.0
     return profile.log_time_sigma**2 + own + between(problem) ** 2
 
 

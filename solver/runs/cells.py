@@ -12,9 +12,10 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 
 # Without these no run can be expressed. Any other column may be absent: all its cells are unknown.
 REQUIRED_COLUMNS = (
-    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length", "gpu", "num_gpus",
-    "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "global_batch_size",
+    "seq_length", "gpu", "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size",
+    "global_batch_size",
 )  # fmt: skip
+SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")  # or the column model
 MAX_ROWS = 1_000_000
 MAX_CELL = 4_000_000  # characters; a plan's cell holds its cluster, link tables included
 csv.field_size_limit(MAX_CELL)
@@ -115,7 +116,8 @@ def read_cells(path: Path) -> Iterator[Cells]:
 
 def _check_header(header: Sequence[str]) -> None:
     names = list(header)
-    missing = [name for name in REQUIRED_COLUMNS if name not in names]
+    needed = REQUIRED_COLUMNS if "model" in names else (*SIZES, *REQUIRED_COLUMNS)
+    missing = [name for name in needed if name not in names]
     doubled = sorted({name for name in names if names.count(name) > 1})
     errors = []
     if missing:

@@ -6,26 +6,28 @@ What a source leaves open is filled in as its software would: see each function.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
-from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS
+from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, BasePrecision
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup, transport_of
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FP8_KERNELS, OPTION_PARTS, OPTION_WORDS, framework_facts
 from meshwright.profiles.gpus import network_latency_s
-from meshwright.profiles.library import find_gpu, gpu_names, model_like
+from meshwright.profiles.library import MAX_NAME, find_gpu, find_model, model_like
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.resembling import resembling_gpu
 from meshwright.profiles.samples import Reference, SampleKind
+from meshwright.profiles.sequences import SequenceLengths
+from meshwright.profiles.towers import FROZEN_PARTS
 from meshwright.profiles.units import GB, GBIT
 from meshwright.solver.configuration import OFFLOAD, RECOMPUTE, SCHEDULES, Configuration
 from meshwright.solver.problem import Workload
-from meshwright.solver.runs.cells import Cells
+from meshwright.solver.runs.cells import SIZES, Cells
 from meshwright.solver.splits import even_split, nanotron_split
 
 # The input of a run, apart from its measurements.
@@ -46,8 +48,9 @@ READ_COLUMNS = (
     "moe_shared_expert_overlap", "moe_node_limited_routing", "moe_grouped_mlp_fused", "expert_overlap",
     "delay_wgrad", "expert_tensor_parallel_size", "mtp_layers", "cuda_graph", "recompute_layers",
     "offload_layers", "offload_modules", "fp8_param_gather", "fp8_attention", "optimizer_state_dtype",
-    "env_flags", "lora_rank", "lora_targets", "lora_dropout", "pipeline_batch", "logits_sharded",
-    "logit_bytes", "fsdp_kind", "sample", "reference",
+    "env_flags", "lora_rank", "lora_targets", "lora_dropout", "base_precision", "pipeline_batch",
+    "logits_sharded", "logit_bytes", "fsdp_kind", "sample", "reference", "images_per_sample",
+    "image_tokens", "frozen", "recipe",
 )  # fmt: skip
 _USUAL_VOCABULARY = 51_200  # of a GPT model with no size in its source: GPT-2's, padded
 _USUAL_LORA_RANK = 16
@@ -73,7 +76,6 @@ _KNOWN_FAMILIES = {
 _FSDP_KINDS = {"fsdp2": "fsdp", "hsdp": "fsdp", "xla_fsdp": "maxtext", "megatron_fsdp": "megatron-core"}
 _MODERN_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
 _NAMED_MEMORY = re.compile(r"(\d{1,3})gb")
-_MAX_GPU_NAME, _LIKENESS = 64, 0.55  # of names, as difflib counts it: h100-nvl-94gb is like h100-sxm-80gb
 _NETWORK_WORDS = ("efa", "omni-path", "slingshot")
 # Recipes that make a run of mixed precision one of 8-bit products throughout its linear layers.
 _MIXED_IN_8_BITS = ("fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nvfp4")
@@ -151,13 +153,26 @@ def release_of(cells: Cells) -> str:
     return month.group() if month else text[:100]
 
 
-def model_of(cells: Cells) -> ModelSpec:
-    """Return the model's shape; missing columns of a catalog model come from the catalog.
+ModelReader = Callable[[str], ModelSpec]  # of a cell: a name, or a place that the reader knows
+
+
+def model_of(cells: Cells, named: ModelReader = find_model) -> ModelSpec:
+    """Return the model's shape: of its sizes, or without any as the cell ``model`` names it.
+
+    Missing columns of a catalog model come from the catalog. What no column states (mixers, windows,
+    indexers, towers) a named model has.
+
+    Args:
+        cells: the row.
+        named: reads the cell ``model`` of a row without sizes.
 
     Raises:
         RefusedRunError: a size is missing.
-        InvalidProblemError: a size is out of range.
+        InvalidProblemError: a size is out of range, or there is no such model.
     """
+    name = cells.text("model")
+    if name is not None and all(cells.text(size) is None for size in SIZES):
+        return replace(named(name), name=name[:100])
     heads, hidden = needed(cells, "num_attention_heads"), needed(cells, "hidden_size")
     head_dim = cells.count("head_dim") or max(hidden // heads, 1)
     # DeepSeek's latent attention (arXiv:2405.04434, 2.1), known by its stated query/key size. One that is
@@ -224,7 +239,7 @@ def _moe_of(cells: Cells) -> MoeSpec | None:
 def gpu_of_run(slug: str, memory_gb: float | None) -> GpuSpec:
     """Return the catalog's GPU of that name, or the nearest one under the row's name.
 
-    Under a name of its own it has no measured operators, so that its interval is wide.
+    Its interval is as wide as such readings are wrong (``profiles/resembling.py``).
 
     Raises:
         RefusedRunError: no name of the catalog resembles it.
@@ -232,15 +247,14 @@ def gpu_of_run(slug: str, memory_gb: float | None) -> GpuSpec:
     try:
         return find_gpu(slug)
     except InvalidProblemError as error:
-        near = get_close_matches(slug.lower()[:_MAX_GPU_NAME], gpu_names(), n=1, cutoff=_LIKENESS)
-        if not near:
+        gpu = resembling_gpu(slug)
+        if gpu is None:
             raise RefusedRunError(f"GPU {slug[:40]} is not in the catalog") from error
-        gpu = find_gpu(near[0])
-        named = _NAMED_MEMORY.search(slug.lower()[:_MAX_GPU_NAME])
+        named = _NAMED_MEMORY.search(slug.lower()[:MAX_NAME])
         stated_gb = memory_gb or (float(named[1]) if named else 0.0)
         memory_bytes = int(stated_gb * GB) or gpu.memory_bytes
-        own = re.sub(r"[^a-z0-9]+", "-", slug.lower()[:_MAX_GPU_NAME]).strip("-")
-        return replace(gpu, slug=own, memory_bytes=memory_bytes)
+        own = re.sub(r"[^a-z0-9]+", "-", slug.lower()[:MAX_NAME]).strip("-")
+        return replace(gpu, slug=own, memory_bytes=memory_bytes, read_as=gpu.slug)
 
 
 def gpu_warning(cells: Cells, cluster: ClusterSpec) -> str | None:
@@ -290,7 +304,7 @@ def cluster_of(cells: Cells) -> ClusterSpec:
     return ClusterSpec(name=(cells.text("cluster") or "cluster")[:100], groups=(group,))
 
 
-def _runs_unfused(cells: Cells, framework: str) -> bool:
+def _runs_unfused(cells: Cells, framework: str, model: ModelSpec) -> bool:
     """Return whether Megatron-Core's tests kept a score matrix, regardless of the flag.
 
     They are deterministic and set ``--attention-backend unfused`` (fused attention only where the
@@ -298,14 +312,16 @@ def _runs_unfused(cells: Cells, framework: str) -> bool:
     """
     if framework != "megatron-core-ci" or (cells.count("context_parallel_size") or 1) > 1:
         return False
-    seq, heads = needed(cells, "seq_length"), needed(cells, "num_attention_heads")
-    layers = needed(cells, "num_layers") / needed(cells, "pipeline_parallel_size")
-    scores = needed(cells, "micro_batch_size") * heads * seq**2 * layers
+    layers = model.num_layers / needed(cells, "pipeline_parallel_size")
+    scores = needed(cells, "micro_batch_size") * model.num_attention_heads * layers
+    scores *= needed(cells, "seq_length") ** 2
     scores /= needed(cells, "tensor_parallel_size")
     return 5.0 * scores < _ROOM_FOR_SCORES_BYTES
 
 
-def _software_options(cells: Cells, framework: str) -> dict[str, str | int | float | bool]:
+def _software_options(
+    cells: Cells, framework: str, model: ModelSpec
+) -> dict[str, str | int | float | bool]:
     """Return the row's software facts; words that no fact knows count as unknown."""
     stated: dict[str, str | float | bool | None] = {
         name: word if (word := cells.text(name)) in known else None for name, known in OPTION_WORDS.items()
@@ -325,14 +341,14 @@ def _software_options(cells: Cells, framework: str) -> dict[str, str | int | flo
         "launch_blocking": blocks or None,
         "adapter_dropout": bool(cells.number("lora_dropout")) or None,
     }
-    stated |= _reconciled(cells, stated, framework)
-    if stated["attention_kernel"] is None and not _runs_unfused(cells, framework):
+    stated |= _reconciled(cells, stated, framework, model)
+    if stated["attention_kernel"] is None and not _runs_unfused(cells, framework, model):
         stated["flash_attention"] = cells.flag("flash_attention")
     return {name: value for name, value in stated.items() if value is not None}
 
 
 def _reconciled(
-    cells: Cells, stated: Mapping[str, str | float | bool | None], framework: str
+    cells: Cells, stated: Mapping[str, str | float | bool | None], framework: str, model: ModelSpec
 ) -> dict[str, str | float | bool | None]:
     """Return stated facts in our terms, where a source's own words or switches mean something else.
 
@@ -359,11 +375,10 @@ def _reconciled(
     if stated["moe_permute_fusion"]:
         changed["grouped_gemm"] = "grouped"
     racks = (cells.text("gpu") or "").startswith(("gb200", "gb300"))
-    if framework == "nemo" and racks and cells.count("num_experts") and stated["cuda_graph"] is None:
+    if framework == "nemo" and racks and model.moe is not None and stated["cuda_graph"] is None:
         changed["cuda_graph"] = "attn+moe_router+moe_preprocess"
-    latent = cells.count("head_dim") == _MLA_QK_DIM
     silent = cells.text("recompute") == "selective" and not stated["recompute_modules"]
-    if framework == "nemo" and latent and silent:
+    if framework == "nemo" and model.mla is not None and silent:
         drops = bool(cells.number("moe_capacity_factor"))
         changed["recompute_modules"] = "mla_up_proj" if drops else "mla_up_proj+mlp"
     return changed
@@ -394,7 +409,7 @@ def _lora_targets_of(cells: Cells) -> tuple[str, ...]:
     return tuple(stated.split("+"))
 
 
-def workload_of(cells: Cells, framework: str) -> Workload:
+def workload_of(cells: Cells, framework: str, model: ModelSpec) -> Workload:
     """Return the batch, the precision, and the row's facts of the software.
 
     Where LoRA's rank and modules are not stated (columns ``lora_rank``, ``lora_targets``), 16 is assumed,
@@ -412,7 +427,7 @@ def workload_of(cells: Cells, framework: str) -> Workload:
     precision, recipe = _LOW.get(stated, (stated, None))
     if stated == "mixed" and cells.text("precision_recipe") in _MIXED_IN_8_BITS:
         precision = "fp8"
-    options = _software_options(cells, framework)
+    options = _software_options(cells, framework, model)
     if recipe:
         options.setdefault("precision_recipe", recipe)
     if cells.text("framework_family") == "megatron-core" and precision == "fp8":
@@ -428,10 +443,34 @@ def workload_of(cells: Cells, framework: str) -> Workload:
         optimizer=optimizer,
         lora_rank=rank,
         lora_targets=_lora_targets_of(cells) if rank else ATTENTION_TARGETS,
+        base_precision=cast("BasePrecision", _word_of(cells, "base_precision", get_args(BasePrecision))),
         framework_options=options,
         sample=cast("SampleKind", _word_of(cells, "sample", get_args(SampleKind))),
         reference=cast("Reference", _word_of(cells, "reference", get_args(Reference))),
+        **_images_of(cells, model),
     )
+
+
+def _images_of(cells: Cells, model: ModelSpec) -> dict[str, Any]:
+    """Return the images of a sequence, and the parts that are not trained.
+
+    Raises:
+        RefusedRunError: a model with a tower, and its images are not stated.
+        InvalidProblemError: a part is unknown.
+    """
+    images, tokens = cells.number("images_per_sample"), cells.count("image_tokens")
+    if model.tower is not None and (images is None or not tokens):
+        raise RefusedRunError("the model reads images: images_per_sample and image_tokens are not known")
+    parts = tuple(part for part in (cells.text("frozen") or "").split("+") if part)
+    unknown = [part for part in parts if part not in FROZEN_PARTS]
+    if unknown:
+        message = f'"{unknown[0][:40]}" is not a part of a model'
+        raise cells.fault("frozen", message, f"{', '.join(FROZEN_PARTS)} joined by +")
+    return {
+        "images_per_sample": images or 0.0,
+        "image_tokens": SequenceLengths.equal(tokens) if tokens else None,
+        "frozen": tuple(part for part in FROZEN_PARTS if part in parts),
+    }
 
 
 def _word_of(cells: Cells, name: str, words: Sequence[str]) -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.cells import Cells, read_cells
 from meshwright.solver.runs.layouts import (
+    ModelReader,
     RefusedRunError,
     cluster_of,
     configuration_of,
@@ -26,6 +29,7 @@ from meshwright.solver.runs.layouts import (
     vocabulary_warning,
     workload_of,
 )
+from meshwright.solver.runs.recipes import recipe_family_of, with_recipe
 
 MEMORY_KINDS = ("unknown", "allocated", "reserved", "device", "first_step")  # what a peak counts
 MEMORY_RANKS = ("unknown", "first", "last", "worst")  # the rank with this peak
@@ -55,6 +59,7 @@ class RunShape:
     sharding_known: bool  # False: it does not state the sharding of optimizer states
     software_known: bool = True  # False: the framework is the nearest known one
     release: str = ""  # of the software, as the source states it; "" where it does not
+    perhaps: RunShape | None = None  # with a recipe's switches, where the source names no recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +95,17 @@ def _no_plans(_: str) -> RunShape:
     raise RefusedRunError("the row comes from a plan, and this command can't read it")
 
 
-def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]:
+def read_runs(
+    path: Path, plan_shape: PlanReader = _no_plans, model_named: ModelReader = find_model
+) -> tuple[Run, ...]:
     """Return all rows of a table of runs (columns: ``profiles/catalog/runs/columns.md``).
 
     Args:
         path: the table.
         plan_shape: reads the cell ``plan`` of a row with a plan's facts; it may raise
             InvalidProblemError or RefusedRunError.
+        model_named: reads the cell ``model`` of a row without a model's sizes; it may raise
+            InvalidProblemError.
 
     Raises:
         InvalidProblemError: the file cannot be read or lacks a required column, or two rows have one
@@ -109,7 +118,7 @@ def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]
             raise cells.fault(
                 "run_id", f'"{name[:40]}" is the run of line {lines[name]} already', "a different run_id"
             )
-    return tuple(_run_of(cells, plan_shape) for cells in rows)
+    return tuple(_run_of(cells, plan_shape, model_named) for cells in rows)
 
 
 def published_recipes(layers: int, hidden_size: int) -> tuple[PublishedRecipe, ...]:
@@ -124,7 +133,7 @@ def published_recipes(layers: int, hidden_size: int) -> tuple[PublishedRecipe, .
         if not source or not cells.text("precision"):
             continue
         try:
-            found.append(PublishedRecipe(source=source, shape=_shape_of(cells, _no_plans)))
+            found.append(PublishedRecipe(source=source, shape=_shape_of(cells, _no_plans, find_model)))
         except (RefusedRunError, InvalidProblemError):
             continue
     return tuple(found)
@@ -135,14 +144,27 @@ def _catalog_lines() -> list[str]:
     return CATALOG_RUNS.read_text("utf-8").splitlines()
 
 
-def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
+def _shape_of(cells: Cells, plan_shape: PlanReader, model_named: ModelReader) -> RunShape:
     plan = cells.text("plan")
     if plan is not None:
         return plan_shape(plan)
+    model = model_of(cells, model_named)
+    shape, (filled, note) = _shape_as_stated(cells, model), with_recipe(cells, model)
+    if note is None:
+        return shape
+    other = _shape_as_stated(filled, model)
+    if recipe_family_of(cells) is not None:
+        return replace(
+            other, warnings=(*other.warnings, f"switches that are not stated are those of {note}")
+        )
+    between = f"no switches are stated: predicted between none of them and those of {note}"
+    return replace(shape, perhaps=other, warnings=(*shape.warnings, between))
+
+
+def _shape_as_stated(cells: Cells, model: ModelSpec) -> RunShape:
     framework, warning = framework_of_run(cells)
-    model = model_of(cells)
     configuration = configuration_of(cells, model, framework)
-    workload = workload_of(cells, framework)
+    workload = workload_of(cells, framework, model)
     cluster = cluster_of(cells)
     problem = Problem(model=model, cluster=cluster, workload=workload, launcher="none")
     return RunShape(
@@ -169,11 +191,11 @@ _NOTHING_MEASURED = RunMeasurement(
 )
 
 
-def _run_of(cells: Cells, plan_shape: PlanReader) -> Run:
+def _run_of(cells: Cells, plan_shape: PlanReader, model_named: ModelReader) -> Run:
     shape, measured, reason = None, _NOTHING_MEASURED, None
     try:
         measured = _measurement_of(cells)
-        shape = _shape_of(cells, plan_shape)
+        shape = _shape_of(cells, plan_shape, model_named)
     except RefusedRunError as error:
         reason = str(error)
     except InvalidProblemError as error:

@@ -1,13 +1,15 @@
 """Rows of measured runs, from logs."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.measurements import MeasuredRun
 from meshwright.profiles.model_parts import MoeSpec
-from meshwright.service.requests.measured_runs import contradictions, run_row
+from meshwright.service.requests.measured_runs import contradictions, read_table, run_row
 from meshwright.solver.configuration import Configuration
 from tests.builders import a_model, a_plan, a_problem
 
@@ -57,3 +59,24 @@ def test_a_log_of_experts_contradicts_their_number_and_not_the_width_that_they_r
     logged = {"num_experts": 4, "ffn_hidden_size": 1}
     (found,) = contradictions(a_run(logged), a_plan(), problem)
     assert found.message.startswith("num_experts is 4 in the log, 8 in plan")
+
+
+def test_a_row_may_have_the_model_of_a_config_next_to_its_table(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "head_dim": 256, "intermediate_size": 5120, "vocab_size": 151936,
+        "num_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+    }  # fmt: skip
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    row = {
+        "model": "mine/config.json", "seq_length": 4096, "gpu": "h100-sxm-80gb", "num_gpus": 8,
+        "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1,
+        "global_batch_size": 64, "framework_family": "megatron-core",
+    }  # fmt: skip
+    lines = ",".join(row), ",".join(map(str, row.values()))
+    (tmp_path / "runs.csv").write_text("\n".join(lines), encoding="utf-8")
+    (run,) = read_table(tmp_path / "runs.csv")
+    assert run.shape is not None, run.refused_reason
+    assert run.shape.problem.model.mixer is not None  # three layers of four have no attention

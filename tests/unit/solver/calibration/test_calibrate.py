@@ -229,6 +229,19 @@ def test_a_run_that_contradicts_its_twin_is_named_and_moves_little(
     assert np.median(log_errors(calibration, as_if(observations))) < 0.03
 
 
+def test_a_run_that_the_others_contradict_by_far_is_reported_and_not_believed(
+    observations: list[Observation],
+) -> None:
+    # all as predicted, but for one that took three times as long
+    expected = as_if(observations)
+    first, rest = expected[0], expected[1:12]
+    odd = replace(first, step_time_s=3.0 * (first.step_time_s or 1.0))
+    learnt = calibrate([odd, *rest], cluster="odd")
+    (told,) = [one for one in learnt.findings if "doesn't believe" in one]
+    assert first.name in told
+    assert max(log_errors(learnt, expected[12:24])) < 0.01
+
+
 def test_a_constant_driven_to_its_physical_bound_is_reported(observations: list[Observation]) -> None:
     known = replace(default_profile_of(observations[0]).constants, gather_exposed=0.4)
     # 0.4 * 3 is more than all of the gathers, which cannot be seen; 0.4 * 1.5 = 0.6 can

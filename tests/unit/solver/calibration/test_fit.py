@@ -1,9 +1,10 @@
+from dataclasses import replace
 from math import log
 
 import numpy as np
 import pytest
 
-from meshwright.profiles.profile import EXPERTS_FEATURE, default_profile
+from meshwright.profiles.profile import EXPERTS_FEATURE, FP8_FEATURE, default_profile
 from meshwright.solver.calibration.fit import (
     TIME_PROCESS,
     Box,
@@ -83,14 +84,23 @@ def normal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("normal")
-def test_one_run_is_split_between_the_parts_by_their_variances() -> None:
-    # .3 of a run: constant (.5 * .4)^2 = .04, factor .2^2 = .04, residual .1^2 = .01, noise .1^2 = .01; all
-    # configurations are told the first two, the run itself the third, too
+def test_one_run_tells_the_level_alone_so_that_the_order_stays() -> None:
+    # .3 of a run: factor .2^2 = .04, noise .1^2 = .01; the run itself is told no more than the others
     found = fitted(some_runs([0.3], [0.1]), width=0.4)
-    assert found.offsets[0] == pytest.approx(0.3 * 0.04 / 0.10)
-    assert found.factors[0] == pytest.approx(0.3 * 0.04 / 0.10)
-    assert passed_on(found) == pytest.approx(0.3 * 0.08 / 0.10)
-    assert passed_on(found, place=0.0) == pytest.approx(0.3 * 0.09 / 0.10)
+    assert found.offsets[0] == pytest.approx(0.0, abs=1e-5)
+    assert passed_on(found) == pytest.approx(0.3 * 0.04 / 0.05, rel=1e-4)
+    assert passed_on(found, place=0.0) == pytest.approx(0.3 * 0.04 / 0.05, rel=1e-4)
+
+
+@pytest.mark.usefixtures("normal")
+def test_two_runs_are_split_between_the_parts_by_their_variances() -> None:
+    # half of the variances of constant, (.5 * .4)^2 / 2 = .02, and residual, .1^2 / 2 = .005; factor .04,
+    # noise .01: the mean of two runs varies by .02 + .04 in common and by (.005 + .01) / 2 alone
+    found = fitted(some_runs([0.3, 0.3], [0.1, 0.1]), width=0.4)
+    assert found.offsets[0] == pytest.approx(0.3 * 0.02 / 0.0675)
+    assert found.factors[0] == pytest.approx(0.3 * 0.04 / 0.0675)
+    assert passed_on(found) == pytest.approx(0.3 * 0.06 / 0.0675)
+    assert passed_on(found, place=0.0) == pytest.approx(0.3 * (0.06 + 0.005 / 2) / 0.0675)
 
 
 @pytest.mark.usefixtures("normal")
@@ -107,18 +117,27 @@ def test_the_band_is_what_the_run_leaves_of_the_parts() -> None:
 
 @pytest.mark.usefixtures("normal")
 def test_what_many_runs_have_in_common_is_told_in_full() -> None:
-    # without a constant: K runs of variance .01 + .01 each about a factor of .04 leave 1 / (1 + 2 K)
+    # without a constant: 20 runs of variance .01 * 19 / 20 + .01 each about a factor of .04
     found = fitted(some_runs([0.3] * 20, [0.1] * 20), width=1e-6)
-    assert passed_on(found) == pytest.approx(0.3 * 40.0 / 41.0)
+    assert passed_on(found) == pytest.approx(0.3 * 0.04 / (0.04 + 0.0195 / 20))
 
 
-def test_a_cluster_that_is_far_off_passes_on_as_large_a_part_and_both_ways_alike() -> None:
-    # normal distributions tell others (.15^2 + .2^2) / (.15^2 + .2^2 + .1^2 + .1^2) = 3 / 4 of a run, and
-    # less of one that is likelier noise
+def test_a_run_that_is_far_off_passes_on_a_smaller_part_and_both_ways_alike() -> None:
+    # normal distributions tell others .2^2 / (.2^2 + .1^2) = .8 of a run, and less of an odd one
     little, much = (passed_on(fitted(some_runs([off], [0.1]))) / off for off in (0.1, 0.8))
-    assert little == pytest.approx(0.75, abs=0.05)
-    assert much == pytest.approx(little, abs=0.05)
+    assert little == pytest.approx(0.8, abs=0.05)
+    assert much < little - 0.05
     assert passed_on(fitted(some_runs([-0.8], [0.1]))) == pytest.approx(-0.8 * much)
+
+
+def test_runs_of_another_regime_share_what_they_have_in_common() -> None:
+    # of a variance of .04 a quarter is common: 8 bits are told .01 / (.04 + .01) of a run in 16
+    plain, eight = np.zeros((1, NUM_FEATURES)), np.zeros((1, NUM_FEATURES))
+    eight[0, FP8_FEATURE] = 1.4
+    runs = replace(some_runs([0.3], [0.1], features=plain), common=0.25)
+    residual = left_over(fitted(runs), "time").residual
+    assert residual.log_factor(eight)[0] == pytest.approx(residual.log_factor(plain)[0] / 4.0, rel=0.1)
+    assert residual.sigma(eight)[0] > 1.2 * residual.sigma(plain)[0]
 
 
 def test_runs_that_have_nothing_in_common_tell_others_nothing() -> None:
