@@ -89,8 +89,14 @@ def _refusal(
         "takes no mask": masked and not row.get("masks", True),
         f"takes no values of {sizes[1]} next to keys of {sizes[0]}": row.get("equal")
         and sizes[0] != sizes[1],
-        f"takes no heads of {max(sizes)}": max(sizes) > row.get("widest", max(sizes))
+        f"takes no heads of {max(sizes)}": max(sizes) > _widest(row, architecture, max(sizes))
         and sizes not in pairs,
         "needs heads that 8 divides": any(size % row.get("aligned", 1) for size in sizes),
     }
     return next((why for why, broken in rules.items() if broken), "")
+
+
+def _widest(row: Mapping[str, Any], architecture: str, size: int) -> int:
+    """Return the widest head that a kernel takes; ``size`` if it takes any."""
+    widest: Any = row.get("widest", size)
+    return int(widest.get(architecture, size)) if isinstance(widest, Mapping) else int(widest)

@@ -47,6 +47,9 @@ _KERNEL_RATES: Mapping[str, Mapping[str, float]] = {
         "flash4": 1.3,
     },
 }
+# Rate of a score under an explicit mask over a causal one: the mean of eight shapes on an H100, both passes
+# (benchmarks/data/attention_kernels.jsonl; torch's efficient kernel is no slower).
+_MASKED: Mapping[str, float] = {"cudnn": 0.66}
 # Attention in 8 bits: forward 740 TFLOP/s in 16 bits and 1,200 in 8 on an H100 (arXiv:2407.08608, figures
 # 5 and 7), backward no faster; of the forward's and the backward's sum 1.35.
 _FP8_RATE = 1.35
@@ -363,6 +366,7 @@ def _masked_slowdown(ctx: Context) -> FloatArray | float:
     if not share.any():
         return 1.0
     slower = _rate_of(ctx, ctx.kernel) / _rate_of(ctx, ctx.masked_kernel)
+    slower /= _MASKED.get(ctx.masked_kernel, 1.0)
     scores = share * slower * ctx.seq_length + (1.0 - share) * (ctx.seq_length + 1.0) / 2.0
     return scores / ctx.model.attended_tokens(ctx.seq_length)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -11,12 +14,13 @@ from meshwright.profiles.attention import implementation, torchs_kernel, transfo
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Columns
-from meshwright.solver.cost.compute import core_attention, linear_seconds
+from meshwright.solver.cost.compute import _MASKED, core_attention, linear_seconds
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import layer_activation_bytes
 from meshwright.solver.cost.scores import passing_scores_bytes
 from tests.problems.pricing import a_layout, a_problem, a_profile
 
+KERNELS = Path(__file__).parents[4] / "benchmarks" / "data" / "attention_kernels.jsonl"
 LLAMA, GEMMA = find_model("llama-3.1-8b"), find_model("gemma-2-9b")
 
 
@@ -37,8 +41,9 @@ def context(model: ModelSpec, kernel: str, *, seq_length: int = 8192, **options:
         ("hopper", (128, 128), False, "cudnn"),
         ("hopper", (128, 128), True, "cudnn"),
         ("hopper", (192, 128), True, "cudnn"),
-        ("hopper", (256, 256), False, "flash2"),
-        ("hopper", (256, 256), True, "efficient"),
+        ("hopper", (256, 256), True, "cudnn"),
+        ("blackwell", (256, 256), False, "flash2"),
+        ("blackwell", (256, 256), True, "efficient"),
         ("ampere", (128, 128), False, "flash2"),
         ("ampere", (128, 128), True, "efficient"),
         ("ampere", (192, 128), False, "efficient"),
@@ -112,3 +117,17 @@ def test_experts_with_weights_of_their_own_for_every_token_keep_these() -> None:
     assert batched - looped >= rows * 2.0 * mixtral.expert_parameters()
     times = [linear_seconds(one, "moe").forward[0] for one in contexts]
     assert times[2] > times[0]
+
+
+def test_a_mask_slows_cudnns_scores_as_eight_shapes_on_an_h100_show() -> None:
+    rows = [json.loads(line) for line in KERNELS.read_text("utf-8").splitlines()[1:]]
+    shapes = {tuple(row[name] for name in ("b", "h", "kv", "s", "d")) for row in rows}
+    us = {
+        (tuple(row[name] for name in ("b", "h", "kv", "s", "d")), row["way"]): row["both_us"]
+        for row in rows
+        if "both_us" in row  # torch's flash kernel takes no mask
+    }
+    # a causal kernel computes half of the scores that one with a mask does
+    rates = [2.0 * us[shape, "causal"] / us[shape, "mask"] for shape in shapes]
+    assert len(shapes) == 8
+    assert fmean(rates) == pytest.approx(_MASKED["cudnn"], abs=0.005)
