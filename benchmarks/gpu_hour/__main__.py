@@ -124,7 +124,8 @@ def _part(options: argparse.Namespace, path: Path | None) -> int:
     most_s = min(60.0 * options.minutes, left_s)
     code: int | None = PART_OVER
     # The trainers have the GPU to themselves: the worker that holds it has ended before theirs begins.
-    for kind in [[]] * (not options.trainers) + [["--trainers"]]:
+    kinds: list[list[str]] = [["--trainers"]] if options.trainers else [[], ["--trainers"]]
+    for kind in kinds:
         for _ in range(MOST_WORKERS):
             rest_s = most_s - (time.monotonic() - began_s)
             if rest_s <= SPARE_S / 2:

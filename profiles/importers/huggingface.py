@@ -455,7 +455,7 @@ def _indexer(reader: FieldReader, family: ModelTypeKeys, num_layers: int) -> Ind
         UnsupportedModelError: there are such, and the type's class builds none.
     """
     names = ("index_n_heads", "index_head_dim", "index_topk")
-    sizes = {
+    sizes: dict[str, Any] = {
         field: reader.integer(key, low=int(low), high=int(high))
         for key, (field, (low, high)) in zip(names, IndexerSpec.LIMITS.items(), strict=True)
     }

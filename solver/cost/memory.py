@@ -831,7 +831,7 @@ def memory_prices(
         scores = [passing_scores_bytes(ctx.of(shape)) for shape in layout.kinds]
         back = np.maximum.reduce([back, *scores])
     begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0) + back
-    if ctx.facts.dora:
+    if ctx.facts.dora and ctx.frozen:
         begun = begun + np.maximum.reduce(
             [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
         )

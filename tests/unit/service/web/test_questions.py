@@ -239,7 +239,7 @@ MEGATRON_LM = "torchrun pretrain_gpt.py --bf16 --micro-batch-size 1 --global-bat
     [
         (DEEPSPEED, {"model": "llama-3.1-8b", "batch": "128", "seq_length": "4096"}),
         (TORCHTITAN, {"seq_length": "4096"}),
-        (LLAMA_FACTORY, {"precision": "bf16"}),
+        (LLAMA_FACTORY, {}),
         (MEGATRON_LM, {"model": "llama-3.1-8b", "seq_length": "4096"}),
     ],
     ids=["JSON", "TOML", "YAML", "script"],

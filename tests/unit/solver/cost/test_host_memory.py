@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def predicted(problem: Problem, framework: str, **layout: object) -> tuple[Confi
     ],
 )
 def test_ranks_that_read_weights_hold_each_all_of_them(
-    framework: str, layout: dict[str, object], workload: dict[str, object], readers: int, each: int
+    framework: str, layout: dict[str, Any], workload: dict[str, Any], readers: int, each: int
 ) -> None:
     host = predicted(asked(**workload), framework, **layout)[1].host
     assert host is not None
