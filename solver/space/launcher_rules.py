@@ -113,6 +113,13 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=f"the launchers {', '.join(others)}",
         )
         return
+    if problem.model.compression is not None:
+        yield FieldError(
+            pointer="/workload/lora_rank",
+            message=f"adapters of {problem.model.title}, whose keys are compressed, are not supported yet",
+            allowed="0",
+            nearest="0",
+        )
     targets_of = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)}
     targets = [target for kind in able.adapters for target in targets_of[kind]]
     modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are

@@ -73,7 +73,7 @@ def context(raw: Mapping[str, Any], kernel: str) -> Context:
     model = model_from_config(dict(raw), name="small")
     workload = Workload(
         global_batch_size=1, seq_length=_TOKENS, optimizer="adamw-pure-bf16",
-        framework_options={"attention_kernel": kernel},
+        framework_options={"attention_kernel": kernel, "elementwise_fused": False, "norm_fused": False},
     )  # fmt: skip
     problem = Problem(
         model=model, cluster=find_cluster("dgx-h100"), workload=workload, launcher="accelerate"
