@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -86,8 +87,7 @@ def _drawn_runs() -> Iterator[Trained]:
         gpu = machine["result"]["priced_as"] if machine else _GPU
         for one in trained_in(journal):
             if one.measured is not None:
-                seen = forecast_of(one.run, gpu)
-                yield Trained(run=one.run, predicted=seen, measured=one.measured, outcome="measured")
+                yield replace(one, predicted=forecast_of(one.run, gpu))
 
 
 def document(head: Mapping[str, Any], runs: Sequence[Trained]) -> str:

@@ -203,9 +203,14 @@ class Forecast:
     out_of_memory_probability: float
 
 
+def one_gpu(gpu: str) -> ClusterSpec:
+    """Return a cluster of one GPU of the catalog."""
+    group = replace(usual_group(find_gpu(gpu), 1), gpus_per_node=1, island_gpus=1)
+    return ClusterSpec(name="one-gpu", groups=(group,))
+
+
 def problem_of(family: Family, draw: Draw, gpu: str) -> Problem:
     """The draw as a question to the cost model: one GPU, experts with equal loads."""
-    group = replace(usual_group(find_gpu(gpu), 1), gpus_per_node=1, island_gpus=1)
     whole = Workload(
         global_batch_size=draw.micro_batch_size * draw.num_microbatches,
         seq_length=draw.seq_length,
@@ -214,7 +219,7 @@ def problem_of(family: Family, draw: Draw, gpu: str) -> Problem:
     )
     return Problem(
         model=family.model,
-        cluster=ClusterSpec(name="one-gpu", groups=(group,)),
+        cluster=one_gpu(gpu),
         workload=replace(whole, lora_rank=family.lora_rank, lora_targets=family.lora_targets)
         if family.lora_rank
         else whole,

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.gpu_hour.trainers import WARM_STEPS, TrainerRun, run_of
 from benchmarks.gpu_hour.work import Journal
+from meshwright.profiles.units import GIB
 
-GIB = 2**30
 _TITLES = {"trl": "TRL SFTTrainer", "transformers": "Trainer"}
 _HEAD = (
     "| run | trainer | model | trained | micro-batch | attention | measured | predicted | error "

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from benchmarks.gpu_hour.drawn import one_gpu
 from benchmarks.gpu_hour.work import Item, Journal, run_items
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
-from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.library import find_gpu, find_model, usual_group
+from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.predict import predict
@@ -202,11 +202,7 @@ def forecast_of(run: TrainerRun, gpu: str) -> dict[str, Any]:
     read = run.read(model_of(run.model))
     options = {**read.workload.framework_options, "transformers_release": RELEASE}
     workload = replace(read.workload, framework_options=options)
-    group = replace(usual_group(find_gpu(gpu), 1), gpus_per_node=1, island_gpus=1)
-    problem = Problem(
-        model=read.model, cluster=ClusterSpec(name="one-gpu", groups=(group,)), workload=workload,
-        launcher=read.launcher,
-    )  # fmt: skip
+    problem = Problem(model=read.model, cluster=one_gpu(gpu), workload=workload, launcher=read.launcher)
     found = predict(problem, default_profile(problem.cluster, problem.priced_as), read.configuration)
     if found.memory is None:
         raise ValueError("a prediction without its peak")

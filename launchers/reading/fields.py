@@ -31,7 +31,7 @@ _SHORT_WORD = 4  # shorter words only match swapped letters: ep_size is not a ty
 _LONG_WORD = 8  # longer words may have two typos
 _CUTOFF = 0.8  # of difflib's ratio: two typos in ten letters
 _BETWEEN = re.compile(r"[._-]")
-_DECIMAL = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?", re.ASCII)
+DECIMAL = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?", re.ASCII)
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
@@ -370,7 +370,7 @@ class Fields:
         allowed = f"{low:g} to {most:g}" if math.isfinite(most) else "a finite number"
         if self._is_unfilled(name, value, allowed):
             return default
-        if isinstance(value, str) and _DECIMAL.fullmatch(value):  # a command's word
+        if isinstance(value, str) and DECIMAL.fullmatch(value):  # a command's word
             value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             self.fault(name, f"{_words(value)} is not a number", allowed=allowed)

@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.launchers.flags import Flag, flag_names, is_off, plain_name
 from meshwright.launchers.megatron_core.names import flag_kinds, flags_of_fields, spelled, table
 from meshwright.launchers.reading.base import Overrides, Place
-from meshwright.launchers.reading.fields import affected, meant, near_word, passing, undecided
+from meshwright.launchers.reading.fields import DECIMAL, affected, meant, near_word, passing, undecided
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.values import UNKNOWN, Word, unknown_arguments, unknown_fault, unknown_in, why_unknown
 
@@ -313,7 +313,7 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
         return f"takes one value, not {len(texts)}{why}", _allowed(name)
     if kind == "integer":
         return _wrong_integer(name, texts[0])
-    wrong = kind == "number" and not (len(texts[0]) <= _MAX_DIGITS and _NUMBER.fullmatch(texts[0]))
+    wrong = kind == "number" and not (len(texts[0]) <= _MAX_DIGITS and DECIMAL.fullmatch(texts[0]))
     return (f'"{_shown(texts[0])}" is not a number', _ALLOWED[kind]) if wrong else None
 
 
@@ -337,9 +337,6 @@ def _allowed(name: str) -> str | None:
 
 def _least(name: str) -> int:
     return table()[plain_name(name)].least
-
-
-_NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?", re.ASCII)
 
 
 def _shown(text: str) -> str:
