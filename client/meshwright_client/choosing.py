@@ -34,6 +34,7 @@ ASK_SHARE = 0.9  # of the limit; in the rest the others still see what was chose
 SEARCH_SHARE = 0.5  # of the limit that the search may use; the rest is for queue, network and files
 SEARCH_LIMIT_S = 30.0  # the service's own
 LOOK_S = 0.2  # between two looks for the file of rank 0
+_NUMBER_OF_NODES = {"num_nodes", "reserve_nodes", "gpus"}  # fields of a search
 CHOICE = "meshwright.json"
 ACCEPTED = ".meshwright"  # folder of accepted answers, one for each question
 
@@ -86,6 +87,7 @@ def choose(
     launcher: str | None = None,
     limit_s: float = LIMIT_S,
     nodes: Nodes | None = None,
+    on_all_nodes: bool = False,
 ) -> Choice:
     """The plan of this start, with its launch files below ``save_dir``, a folder that all nodes see.
 
@@ -93,7 +95,8 @@ def choose(
     out. Node 0 asks, the others wait for its file. Asked again by the same start, the answer is the one
     that it has, which the others may have taken; a later start uses what the service has learnt of the
     cluster since. The scheduler tells starts apart, or MESHWRIGHT_RUN_ID. ``url`` and ``key`` come from
-    MESHWRIGHT_URL and MESHWRIGHT_KEY.
+    MESHWRIGHT_URL and MESHWRIGHT_KEY. ``on_all_nodes``: every node starts the training whatever the plan
+    says, so a plan on fewer of them, though faster, is none; processes of torchrun always do.
 
     Raises:
         UnknownNodesError: the scheduler does not tell the nodes.
@@ -107,9 +110,10 @@ def choose(
         raise ValueError(f"limit_s is {limit_s}; it must be a number of seconds above 0")
     began_s = time.monotonic()
     nodes = nodes or detect(cluster_from)
-    asked = question_of(problem, nodes, limit_s)
+    on_all_nodes = on_all_nodes or nodes.world is not None
+    asked = question_of(problem, nodes, limit_s, on_all_nodes=on_all_nodes)
     folder = Path(save_dir)
-    digest = _digest({**problem, "cluster": asked["cluster"]}, launcher, nodes.world)
+    digest = _digest({**problem, "cluster": asked["cluster"]}, launcher, nodes.world or on_all_nodes)
     if nodes.rank > 0:
         return _awaited(folder, digest, nodes.run_id, began_s + limit_s)
     mine = _of_start(folder, digest, nodes.run_id)
@@ -127,17 +131,25 @@ def choose(
     return _accepted(choice, folder)
 
 
-def question_of(problem: Mapping[str, Any], nodes: Nodes, limit_s: float = LIMIT_S) -> dict[str, Any]:
+def question_of(
+    problem: Mapping[str, Any], nodes: Nodes, limit_s: float = LIMIT_S, *, on_all_nodes: bool = False
+) -> dict[str, Any]:
     """The problem on the nodes of this job, with a search that ends within the limit.
 
-    What is no search or no time is left as it is: the service names the field.
+    ``on_all_nodes``: a plan must use them all, unless the problem says how many. What is no search or no
+    time is left as it is: the service names the field.
     """
     asked = {**problem, "cluster": nodes.cluster_of(problem.get("cluster"), ASK_SHARE * limit_s)}
     search = problem.get("search") or {}
-    given_s = search.get("time_limit_s", SEARCH_LIMIT_S) if isinstance(search, Mapping) else None
+    if not isinstance(search, Mapping):
+        return asked
+    changed: dict[str, Any] = {}
+    given_s = search.get("time_limit_s", SEARCH_LIMIT_S)
     if isinstance(given_s, int | float) and not isinstance(given_s, bool):
-        asked["search"] = {**search, "time_limit_s": min(given_s, max(0.1, SEARCH_SHARE * limit_s))}
-    return asked
+        changed["time_limit_s"] = min(given_s, max(0.1, SEARCH_SHARE * limit_s))
+    if on_all_nodes and nodes.num_nodes is not None and not _NUMBER_OF_NODES & set(search):
+        changed["num_nodes"] = [nodes.num_nodes]
+    return {**asked, "search": {**search, **changed}} if changed else asked
 
 
 @dataclass(slots=True, kw_only=True)

@@ -74,7 +74,7 @@ def launch(
         nodes = detect(cluster_from)
         choice = client.choose(
             json.loads(json.dumps(asked)), nodes=nodes, save_dir=save_dir, url=url, launcher=launcher,
-            limit_s=limit_s,
+            limit_s=limit_s, on_all_nodes=bool(command),
         )  # fmt: skip
         if choice.source == "last answer":
             said = f"the service gave no answer ({choice.why})"

@@ -9,7 +9,8 @@ import pytest
 
 import meshwright_client.nodes
 from meshwright.profiles.library import find_gpu
-from meshwright_client.nodes import UnknownNodesError, detect, gpu_of
+from meshwright_client.choosing import question_of
+from meshwright_client.nodes import Nodes, UnknownNodesError, detect, gpu_of
 from tests.processes import slurm
 
 SLURM = {
@@ -301,3 +302,24 @@ def test_what_is_missing_or_wrong_is_named(source: str, environ: dict[str, str],
 )
 def test_what_a_driver_calls_a_gpu_is_known_to_the_catalog(told: str, slug: str) -> None:
     assert find_gpu(gpu_of(told) or "").slug == slug
+
+
+@pytest.mark.parametrize(
+    ("search", "asked"),
+    [
+        ({}, {"time_limit_s": 30.0, "num_nodes": [2]}),
+        ({"num_nodes": [1]}, {"num_nodes": [1], "time_limit_s": 30.0}),
+        ({"reserve_nodes": 1}, {"reserve_nodes": 1, "time_limit_s": 30.0}),
+        ({"gpus": "fewest"}, {"gpus": "fewest", "time_limit_s": 30.0}),
+        ("deep", "deep"),
+    ],
+    ids=str,
+)
+def test_a_plan_of_nodes_that_all_start_uses_them_all_unless_the_problem_says_how_many(
+    search: object, asked: object
+) -> None:
+    """One GPU may be as fast as two for a small batch; torchrun has started both."""
+    nodes = Nodes(source="torchelastic", run_id="1", rank=0, num_nodes=2, gpus_per_node=8, world=16)
+    problem = {"cluster": {"name": "dgx-h100"}, "search": search}
+    assert question_of(problem, nodes, on_all_nodes=True)["search"] == asked
+    assert "num_nodes" not in question_of({"cluster": {"name": "dgx-h100"}}, nodes)["search"]
