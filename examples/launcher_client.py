@@ -14,9 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-from meshwright_client.answers import Progress, State
 from meshwright_client.client import Client
 from meshwright_client.errors import MeshwrightError
+from meshwright_client.records import Progress, State
 
 
 def main(problem_file: str, save_dir: str) -> int:

@@ -26,7 +26,7 @@ from meshwright_client.errors import (
 )
 from meshwright_client.files import inside, save
 from meshwright_client.nodes import Nodes, detect
-from meshwright_client.plans import Configuration
+from meshwright_client.records import Configuration
 
 DEFAULT_URL = "http://127.0.0.1:8420"
 LIMIT_S = 120.0

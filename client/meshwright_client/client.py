@@ -12,32 +12,29 @@ from typing import Any, TypeVar
 
 import httpx
 
-from meshwright_client.answers import (
-    Export,
-    Job,
-    JobPage,
-    KeyUsage,
-    Progress,
-    State,
-    UsageList,
-    Worker,
-    WorkerList,
-)
+from meshwright_client.answers import Fleet, FleetPage, Job, JobPage
 from meshwright_client.decoding import decoded
 from meshwright_client.errors import WaitTimeoutError
 from meshwright_client.files import save
-from meshwright_client.fleets import Fleet, FleetFiles, FleetPage
-from meshwright_client.plans import (
+from meshwright_client.records import (
     Answer,
+    Export,
+    FleetFiles,
+    KeyUsage,
     Learnt,
     Plan,
     PlanPage,
     PlanSummary,
     PricedConfiguration,
     ProfilePage,
+    Progress,
     Replan,
+    State,
     StoredProfile,
+    UsageList,
     Verification,
+    Worker,
+    WorkerList,
 )
 from meshwright_client.transport import Transport, body_of
 

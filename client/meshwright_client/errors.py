@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright_client.answers import Job
+from meshwright_client.records import JobProblem
 
 TYPE_PREFIX = "urn:meshwright:problem:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldFault:
-    """One faulty field of a request."""
-
-    pointer: str  # JSON pointer into the body; /query/… for a parameter, /header/… for a header
-    message: str
-    allowed: str | None = None
-    nearest: str | None = None
-    value: int | str | None = None  # the wrong value
-    values: tuple[int | str, ...] | None = None  # the legal values, where they are few
-    tip: Mapping[str, object] | None = (
-        None  # merge patch (RFC 7396) of the problem, which then has an answer
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(JobProblem):
     """A problem document: ``type`` is stable, ``detail`` for people, ``request_id`` for the logs."""
 
     type: str = "about:blank"
     title: str = ""
-    status: int | None = None
-    detail: str | None = None
-    instance: str | None = None
-    request_id: str | None = None
-    errors: tuple[FieldFault, ...] | None = None
 
     @property
     def code(self) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from meshwright_client.choosing import CHOICE, DEFAULT_URL, Choice, read_choice
 from meshwright_client.client import Client
 from meshwright_client.errors import IdempotencyConflictError, MeshwrightError
-from meshwright_client.plans import Learnt
+from meshwright_client.records import Learnt
 
 WARM_UP_STEPS = 3
 STEPS = 20  # after warm-up; their median is reported

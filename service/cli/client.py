@@ -12,15 +12,14 @@ import httpx
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
 from meshwright.service.requests.fields import tip_of
-from meshwright_client.answers import Progress, State
 from meshwright_client.client import Client
 from meshwright_client.errors import (
-    FieldFault,
     MeshwrightError,
     Problem,
     ProblemError,
     ServiceUnavailableError,
 )
+from meshwright_client.records import FieldFault, Progress, State
 
 TIMEOUT_S = 40.0  # the longest answer, a report with its what-ifs, takes less
 _SERVER_ERRORS = 500

@@ -30,8 +30,8 @@ from meshwright.service.requests.labels import selector_of
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import is_post_training
 from meshwright.solver.problem import Progress
-from meshwright_client.answers import Progress as JobProgress
-from meshwright_client.answers import State
+from meshwright_client.records import Progress as JobProgress
+from meshwright_client.records import State
 
 app = typer.Typer(help="Jobs of a running service.", no_args_is_help=True)
 

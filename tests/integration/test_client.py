@@ -20,7 +20,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.usage_records import note_worker
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.workers.outcome import outcome_of
-from meshwright_client.answers import Job, Progress, State
+from meshwright_client.answers import Job
 from meshwright_client.client import Client
 from meshwright_client.errors import (
     IdempotencyConflictError,
@@ -33,6 +33,7 @@ from meshwright_client.errors import (
     UnauthorizedError,
     WaitTimeoutError,
 )
+from meshwright_client.records import Progress, State
 from tests.builders import a_plan, an_answer
 from tests.processes.faulty_proxy import faulty_proxy, lose_answer, refuse
 from tests.processes.servers import RunningServer, Settings, free_port, serving, until

@@ -34,7 +34,7 @@ from meshwright.service.verify.verify import Verification
 from meshwright.solver.answer import Plan, Why
 from meshwright.solver.configuration import Configuration
 from meshwright_client import choosing, launching, nodes
-from meshwright_client.plans import Configuration as PlannedSizes
+from meshwright_client.records import Configuration as PlannedSizes
 
 BAD_INPUT = 2
 STATE = "state"  # where commands keep answers
