@@ -49,7 +49,7 @@ docs: ## the documentation as a site in out/site; a broken link fails
 reference: $(STAMP) ## the pages of docs/ that are made from code
 	@$(BIN)/python -m meshwright.service.api > docs/openapi.json
 	@$(BIN)/python -m meshwright.service.settings > docs/settings.md
-	@$(BIN)/python -m meshwright.service.api.client_records > out/records.py && mv out/records.py client/meshwright_client/records.py
+	@$(BIN)/python -m meshwright.service.api.client_records > client/meshwright_client/records.py
 	@$(BIN)/python -m benchmarks.reference
 
 accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md (ARGS=--quick: the gates alone, writes nothing)
