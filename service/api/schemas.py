@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model, model_validator
 
 from meshwright.service.api.problems import ProblemView, type_of
-from meshwright.service.db.plan_records import PlanFigures, PlanFilter, PlanRow
+from meshwright.service.db.plan_figures import PlanFigures, PlanRow
+from meshwright.service.db.plan_records import PlanFilter
 from meshwright.service.db.records import MAX_NAME, JobFilter, JobRecord, JobSummary, QuestionHeading
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.replan.answer import ReplanAnswer

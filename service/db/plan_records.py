@@ -6,7 +6,7 @@ They run in the caller's transaction; the tenant is in every WHERE.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -28,6 +28,7 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.elements import KeyedColumnElement
 
 from meshwright.service.db.clock import now_s
+from meshwright.service.db.plan_figures import PlanFigures, figures_in, names
 from meshwright.service.db.records import name_in
 from meshwright.service.db.rows import all_of, in_parts
 from meshwright.service.db.tables import CLOSEST_RANK, is_newest, jobs, measurements, plans, verifications
@@ -40,67 +41,7 @@ Position = tuple[float, str, int]  # of a plan in a list: the value sorted by, t
 _Columns = (
     ReadOnlyColumnCollection[str, Column[Any]] | ReadOnlyColumnCollection[str, KeyedColumnElement[Any]]
 )
-SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "data_parallel_size",
-    "micro_batch_size",
-    "zero_stage",
-)
-_PREDICTED = (
-    "step_time_s",
-    "step_time_low_s",
-    "step_time_high_s",
-    "tokens_per_s_per_gpu",
-    "mfu",
-    "peak_memory_bytes",
-    "out_of_memory_probability",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRow:
-    """The figures of a plan that lists show; None in a row of an older version."""
-
-    job_id: str
-    rank: int
-    plan_id: str
-    model: str | None
-    cluster: str | None
-    launcher: str | None
-    num_gpus: int | None
-    tensor_parallel_size: int | None
-    pipeline_parallel_size: int | None
-    context_parallel_size: int | None
-    expert_parallel_size: int | None
-    data_parallel_size: int | None
-    micro_batch_size: int | None
-    zero_stage: int | None
-    step_time_s: float | None
-    step_time_low_s: float | None
-    step_time_high_s: float | None
-    tokens_per_s_per_gpu: float | None
-    mfu: float | None
-    peak_memory_bytes: int | None
-    out_of_memory_probability: float | None
-    cost: float | None
-    verified: str | None  # queued, running, or the launcher's verdict; None: never asked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFigures(PlanRow):
-    """One row of ``plans`` without its body."""
-
-    found_at_s: float | None
-    num_measurements: int
-    measured_step_time_s: float | None
-    measured_peak_memory_bytes: int | None
-    measured_out_of_memory: bool | None
-
-
-_FIGURES = tuple(plans.c[one.name] for one in fields(PlanFigures))
+_FIGURES = tuple(plans.c[name] for name in names())
 
 
 def type_of_sort(column: str) -> type:
@@ -286,8 +227,8 @@ def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str,
     launchers = plan.get("launchers") or ()
     launcher = launchers[0] if request.get("launcher") == "any" and launchers else request.get("launcher")
     return {
-        **{name: prediction.get(name) for name in _PREDICTED},
-        **{name: config.get(name) for name in SIZES},
+        **{name: prediction.get(name) for name in figures_in("prediction")},
+        **{name: config.get(name) for name in figures_in("config")},
         # of a placement of roles: of all roles
         "num_gpus": plan.get("num_gpus") or (configuration_from_json(config).num_gpus if config else None),
         "cost": (plan.get("outlook") or {}).get("cost"),

@@ -26,6 +26,8 @@ from sqlalchemy import (
     literal_column,
 )
 
+from meshwright.service.db import plan_figures
+
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -182,53 +184,16 @@ plans = Table(
     Column("plan_id", String(64), nullable=False),
     Column("body", JSON, nullable=False),
     Index(None, "tenant", "plan_id"),
-    # Figures that lists of plans filter and sort by; None: not in the body.
-    Column("found_at_s", Double),
-    Column("model", String(200)),
-    Column("cluster", String(200)),
-    Column("launcher", String(64)),
-    Column("num_gpus", Integer),
-    Column("tensor_parallel_size", Integer),
-    Column("pipeline_parallel_size", Integer),
-    Column("context_parallel_size", Integer),
-    Column("expert_parallel_size", Integer),
-    Column("data_parallel_size", Integer),
-    Column("micro_batch_size", Integer),
-    Column("zero_stage", Integer),
-    Column("step_time_s", Double),
-    Column("step_time_low_s", Double),  # 80 % interval
-    Column("step_time_high_s", Double),
-    Column("tokens_per_s_per_gpu", Double),
-    Column("mfu", Double),
-    Column("peak_memory_bytes", BigInteger),
-    Column("out_of_memory_probability", Double),
-    Column("cost", Double),
-    # Of all measurements of this plan.
+    *plan_figures.columns(),  # None: not in the body
     Column("num_measurements", Integer, nullable=False, server_default="0"),
-    Column("measured_step_time_s", Double),  # the median
-    Column("measured_peak_memory_bytes", BigInteger),  # the highest
-    Column("measured_out_of_memory", Boolean),  # of any run
-    Column("verified", String(32)),  # queued, running, or the launcher's verdict; None: never asked
     # When a newer job found the same plan; None: no other has, 0: a plan of a sweep, which a point found.
     # Triggers of the database write it (migration 0015).
     Column("superseded_at_s", Double),
 )
 
-SORTED_FIGURES = (
-    "found_at_s",
-    "step_time_s",
-    "tokens_per_s_per_gpu",
-    "mfu",
-    "peak_memory_bytes",
-    "out_of_memory_probability",
-    "num_gpus",
-    "cost",
-    "measured_step_time_s",
-    "measured_peak_memory_bytes",
-)
 CLOSEST_RANK = 0  # of a plan that does not fit: no list of plans holds it, its id finds it
 is_newest = plans.c.superseded_at_s.is_(None)
-for _name in SORTED_FIGURES:
+for _name in plan_figures.sorted_figures():
     _listed = and_(is_newest, plans.c[_name].is_not(None))
     _partial(f"ix_plans_by_{_name}", plans, ("tenant", _name, "job_id", "rank"), _listed)
 _partial("ix_plans_newest", plans, ("tenant", "plan_id"), is_newest)

@@ -14,7 +14,8 @@ from meshwright.service.db import plan_records, records
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.event_records import EventRecord, events_after
-from meshwright.service.db.plan_records import PlanFigures, PlanFilter, type_of_sort
+from meshwright.service.db.plan_figures import PlanFigures
+from meshwright.service.db.plan_records import PlanFilter, type_of_sort
 from meshwright.service.db.records import EVERY_JOB, JobFilter, JobRecord, JobSummary, children_of
 from meshwright.service.errors import (
     BadPageTokenError,

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.launchers.registry import launcher_names
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.db.plan_records import PlanFigures
+from meshwright.service.db.plan_figures import PlanFigures
 from meshwright.service.db.records import JobRecord, JobSummary, QuestionHeading
 from meshwright.service.jobs.answers import answer_of, sorted_out
 from meshwright.service.jobs.jobs import Jobs

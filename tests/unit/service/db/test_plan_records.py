@@ -11,7 +11,8 @@ from meshwright.profiles.units import GIB
 from meshwright.service.api.schemas import PlanSort
 from meshwright.service.db import migrations, plan_records
 from meshwright.service.db.database import Database
-from meshwright.service.db.plan_records import PlanFigures, PlanFilter
+from meshwright.service.db.plan_figures import PlanFigures, sorted_figures
+from meshwright.service.db.plan_records import PlanFilter
 from meshwright.service.errors import BadPageTokenError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
@@ -73,8 +74,13 @@ def test_the_fastest_plan_under_60_gib_over_all_jobs(jobs: Jobs, two_jobs: tuple
     assert (plans[0].num_gpus, plans[0].model, plans[0].cluster) == (128, "llama-3.1-70b", "dgx-h100")
 
 
+def test_the_api_offers_every_figure_that_has_an_index_as_an_order_both_ways() -> None:
+    """No index serves another, and nobody could ask for one that is left out."""
+    assert set(get_args(PlanSort)) == {f"{sign}{name}" for name in sorted_figures() for sign in ("", "-")}
+
+
 @pytest.mark.usefixtures("two_jobs")
-@pytest.mark.parametrize("column", [name for name in get_args(PlanSort) if not name.startswith("-")])
+@pytest.mark.parametrize("column", sorted_figures())
 def test_every_order_is_an_order_and_pages_leave_nothing_out(jobs: Jobs, column: str) -> None:
     up, down = listed(jobs, sort=column), listed(jobs, sort=f"-{column}")
     values = [getattr(one, column) for one in up]
