@@ -277,7 +277,9 @@ class ModelSpec(Checked):
         if self.unlike_layers:
             return False
         reused = self.chooser is not None and self.chooser.reusing_layers
-        mixing = _mixing(self.mixer).items() if self.mixer and not self.mixer.with_attention else ()
+        mixing = (
+            _of_mixer_layers(self.mixer).items() if self.mixer and not self.mixer.with_attention else ()
+        )
         mixed = any(getattr(self, name) != value for name, value in mixing)
         apart = self.local_attention or reused or mixed or len(set(self.layer_pattern)) > 1
         if self.diffusion and 0 < self.diffusion.two_stream_layers < self.num_layers:
@@ -312,7 +314,7 @@ class ModelSpec(Checked):
         """Return the model with its mixers alone, if its layers have them next to attention."""
         if self.mixer is None or not self.mixer.with_attention:
             return None
-        return replace(self, **_mixing(replace(self.mixer, with_attention=False)))
+        return replace(self, **_of_mixer_layers(replace(self.mixer, with_attention=False)))
 
     @cached_property
     def own_mixer(self) -> MixerSpec | None:
@@ -771,7 +773,7 @@ def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
         own = replace(model.indexer, reusing_layers=reusing, whole_layers=())
         changes["indexer"] = None if shape.reads_all else own
     if model.mixer is not None:
-        changes |= _mixing(model.mixer) if shape.mixes else {"mixer": None}
+        changes |= _of_mixer_layers(model.mixer) if shape.mixes else {"mixer": None}
     if model.diffusion is not None:
         double = model.num_layers if shape.two_streams else 0
         changes["diffusion"] = replace(model.diffusion, two_stream_layers=double)
@@ -803,7 +805,7 @@ def _letter(shape: LayerShape) -> str:
     return MIXER_LAYER if shape.mixes else ATTENTION_LAYER
 
 
-def _mixing(mixer: MixerSpec) -> dict[str, Any]:
+def _of_mixer_layers(mixer: MixerSpec) -> dict[str, Any]:
     """Return what differs in layers with a mixer: its heads are split and exchanged as attention's."""
     return {
         "mixer": replace(mixer, attention_every=0, attention_layers=()),

@@ -64,7 +64,7 @@ def _further(model: ModelSpec) -> Iterator[Operator]:
 
     def one(title: str, name: str, inputs: int, outputs: int) -> Operator:
         matrix = Matrix(name=name, inputs=inputs, outputs=outputs, split="nothing")
-        return Operator(name=name, title=title, block="between", matrices=(matrix,))
+        return Operator(name=name, title=title, block="between", matrices=(matrix,), inner=inputs != h)
 
     if size := model.layer_embedding_size:
         yield one("gate of the layer's embeddings", "per_layer_input_gate", h, size)

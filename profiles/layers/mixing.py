@@ -61,14 +61,15 @@ def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:
 
     def one(
         name: str, title: str, *matrices: Matrix, rows: Rows = "tokens", target: str = "linear_qkv",
-        block: Block = "attention",
+        block: Block = "attention", inner: bool = False,
     ) -> Operator:  # fmt: skip
-        return Operator(name=name, title=title, block=block, matrices=matrices, rows=rows, target=target)
+        return Operator(
+            name=name, title=title, block=block, matrices=matrices, rows=rows, target=target, inner=inner
+        )
 
     up = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-    yield one(
-        "q_up", "query up", Matrix(name="q_b_proj" if rank else "q_proj", inputs=rank or h, outputs=up)
-    )
+    queries = Matrix(name="q_b_proj" if rank else "q_proj", inputs=rank or h, outputs=up)
+    yield one("q_up", "query up", queries, inner=rank > 0)
     if rank:
         down = Matrix(name="q_a_proj", inputs=h, outputs=rank, split="nothing")
         yield one("q_down", "query down", down, rows="latent")
@@ -76,7 +77,8 @@ def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:
     down = Matrix(name="kv_a_proj_with_mqa", inputs=h, outputs=latent, split="nothing")
     yield one("kv_down", "key/value down", down, rows="latent")
     up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    yield one("kv_up", "key/value up", Matrix(name="kv_b_proj", inputs=mla.kv_lora_rank, outputs=up))
+    latents = Matrix(name="kv_b_proj", inputs=mla.kv_lora_rank, outputs=up)
+    yield one("kv_up", "key/value up", latents, inner=True)
     if model.gate_width:
         gate = Matrix(name="g_proj", inputs=h, outputs=model.gate_width)
         yield one("attention_gate", "attention gate", gate, target="")
@@ -85,7 +87,7 @@ def latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Operator]:
         queries = Matrix(name="wq_b", inputs=rank, outputs=indexer.num_heads * size, split="nothing")
         keys = Matrix(name="wk", inputs=h, outputs=size, split="nothing")
         weighing = Matrix(name="weights_proj", inputs=h, outputs=indexer.num_heads, split="nothing")
-        yield one("indexer_queries", "indexer queries", queries, target="", block="indexer")
+        yield one("indexer_queries", "indexer queries", queries, target="", block="indexer", inner=True)
         yield one("indexer_keys", "indexer keys", keys, weighing, target="", block="indexer")
     written = Matrix(name="o_proj", inputs=heads * mla.v_head_dim, outputs=h, split="inputs")
     yield Operator(
@@ -103,14 +105,16 @@ def compressed_attention(model: ModelSpec, own: CompressionSpec) -> Iterator[Ope
     width = model.num_attention_heads * model.head_dim
 
     def one(
-        name: str, title: str, *matrices: Matrix, rows: Rows = "latent", block: Block = "attention"
-    ) -> Operator:
-        return Operator(name=name, title=title, block=block, matrices=matrices, rows=rows)
+        name: str, title: str, *matrices: Matrix, rows: Rows = "latent", block: Block = "attention",
+        inner: bool = False,
+    ) -> Operator:  # fmt: skip
+        return Operator(name=name, title=title, block=block, matrices=matrices, rows=rows, inner=inner)
 
     def whole(name: str, inputs: int, outputs: int) -> Matrix:
         return Matrix(name=name, inputs=inputs, outputs=outputs, split="nothing")
 
-    yield one("q_up", "query up", Matrix(name="q_b_proj", inputs=rank, outputs=width), rows="tokens")
+    up = Matrix(name="q_b_proj", inputs=rank, outputs=width)
+    yield one("q_up", "query up", up, rows="tokens", inner=True)
     yield one("q_down", "query down", whole("q_a_proj", h, rank))
     yield one("keys", "keys, which are the values", whole("kv_proj", h, model.head_dim))
     columns = own.series(rate) * model.head_dim
@@ -119,14 +123,14 @@ def compressed_attention(model: ModelSpec, own: CompressionSpec) -> Iterator[Ope
     if own.chooses(rate):
         columns = own.series(rate) * own.index_head_dim
         queries = whole("q_b_proj", rank, own.index_heads * own.index_head_dim)
-        yield one("indexer_queries", "indexer queries", queries, block="indexer")
+        yield one("indexer_queries", "indexer queries", queries, block="indexer", inner=True)
         keys = (whole("kv_proj", h, columns), whole("gate_proj", h, columns))
         weighing = whole("weights_proj", h, own.index_heads)
         yield one("indexer_keys", "indexer entries", *keys, weighing, block="indexer")
     joined = own.output_groups * own.output_rank
     # A product of each group with its own inputs: no linear layer that adapters fit.
     grouped = Matrix(name="o_a_proj", inputs=width // own.output_groups, outputs=joined, is_linear=False)
-    yield one("groups", "attention out of groups", grouped, rows="tokens")
+    yield one("groups", "attention out of groups", grouped, rows="tokens", inner=True)
     written = Matrix(name="o_b_proj", inputs=joined, outputs=h, split="inputs")
     yield Operator(
         name="attention_out", title="attention out", block="attention", matrices=(written,), closes=True
@@ -146,11 +150,13 @@ def mixer(model: ModelSpec, own: MixerSpec, *, closes: bool = True) -> Iterator[
     yield Operator(name="mixer_in", title="mixer in", block="mixer", matrices=tuple(read))
     for name, (inputs, outputs, side) in inner.items():
         matrix = Matrix(name=name, inputs=inputs, outputs=outputs, split=side)
-        yield Operator(name=name, title=_TITLES[name], block="mixer", matrices=(matrix,))
+        yield Operator(name=name, title=_TITLES[name], block="mixer", matrices=(matrix,), inner=True)
     written = Matrix(name=own.last_projection, inputs=own.value_width, outputs=h, split="inputs")
     yield Operator(name="mixer_out", title="mixer out", block="mixer", matrices=(written,), closes=closes)
     kernel = Matrix(name="conv1d", inputs=own.convolution, outputs=own.qkv_width, is_linear=False)
-    yield Operator(name="conv1d", title="convolution", block="mixer", matrices=(kernel,), is_priced=False)
+    yield Operator(
+        name="conv1d", title="convolution", block="mixer", matrices=(kernel,), is_priced=False, inner=True
+    )
 
 
 def context(model: ModelSpec) -> Iterator[Operator]:

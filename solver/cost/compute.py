@@ -387,24 +387,24 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     per_row = _RESIDUAL_BYTES * model.num_blocks + each * model.norms_of(kind) + modulated
     rows = tokens * ctx.row_share * h * per_row
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
-    rotary = tokens * heads / ctx.t * 4.0
+    inside = tokens * heads / ctx.t * 4.0
     rows = rows + tokens * (_inner_width(ctx, kind) * each + 12.0 * model.layer_embedding_size)
     rows = rows + _stream_bytes(ctx)
     if model.mla is not None:
-        rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
+        inside = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
     if mixer := model.own_mixer:
-        heads, rotary = float(mixer.value_width), tokens * 2.0 * mixer.moved_elements() / ctx.t
+        heads, inside = float(mixer.value_width), tokens * 2.0 * mixer.moved_elements() / ctx.t
     if model.paired and (mixer := model.paired.mixer):
         heads = heads + mixer.value_width
-        rotary = rotary + tokens * 2.0 * mixer.moved_elements() / ctx.t
+        inside = inside + tokens * 2.0 * mixer.moved_elements() / ctx.t
     if not model.mixes_tokens:
-        heads, rotary = 0.0, np.zeros_like(tokens)
+        heads, inside = 0.0, np.zeros_like(tokens)
     if model.attention_clip is not None:
-        rotary = 2.0 * rotary
+        inside = 2.0 * inside
     scaled = model.own_kv_heads * model.v_head_dim if model.value_scale != 1 else 0
-    rotary = rotary + tokens * 4.0 * scaled / ctx.t
+    inside = inside + tokens * 4.0 * scaled / ctx.t
     if model.gate_width and model.mixes_tokens:
-        rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
+        inside = inside + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
         routed = moe.top_k * moe.ffn_hidden_size * (1.0 + ctx.wide_experts)
@@ -413,7 +413,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     else:
         dense = model.ffn_hidden_size * model.has_mlp
         width, permute = tokens * dense / ctx.t, np.zeros_like(tokens)
-    moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
+    moved = (rows + inside + per_width * width + permute) * ctx.constants.elementwise
     normed = _eager_norm_elements(ctx, kind)
     moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width)
     moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * normed + _wide_bytes(ctx, kind)
@@ -505,7 +505,7 @@ def _wide_bytes(ctx: Context, kind: LayerKind) -> FloatArray | float:
         return 0.0
     model = ctx.model
     norms = 4.0 * (1.0 - ctx.single_norms) - 8.0 * ctx.single_norms
-    projections = 3.0 * model.mixes_tokens + (model.mlp_matrices - 1.0) * model.has_mlp
+    projections = model.layer(kind).readers(*MIXING) + (model.mlp_matrices - 1.0) * model.has_mlp
     casts = 6.0 * projections * ctx.facts.separate_projections
     each = 4.0 * model.num_blocks + norms * model.norms_of(kind) + casts
     return ctx.wide_rows * ctx.tokens * ctx.row_share * model.hidden_size * each

@@ -139,7 +139,7 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
     number = model.norms_of(kind) * (norm + casts * (1.0 - wide)) + model.num_blocks
     dense = [one for one in model.layer(kind).operators if one.block != "routed"]
     matrices = sum(len(one.matrices) for one in dense)
-    reading = sum(len(one.matrices) for one in dense if not one.closes)  # rows of a norm, cast for each
+    reading = sum(len(one.matrices) for one in dense if one.reads_norm)  # each casts its rows
     number = number + matrices * (1.0 + wide) + reading * wide
     if ctx.frozen:
         adapters = sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))

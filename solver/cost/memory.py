@@ -25,6 +25,7 @@ from meshwright.profiles.adapters import (
 )
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FOREACH, FrameworkFacts
+from meshwright.profiles.layers.operators import MIXING
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
@@ -128,11 +129,11 @@ def _norm_output_bytes(ctx: Context) -> FloatArray:
     attention = _input_bytes(ctx, *ATTENTION_INPUT) * attentions
     mlp = _input_bytes(ctx, *MLP_INPUT) * ctx.model.has_mlp
     casts = ctx.wide_rows * ctx.facts.separate_projections
-    further = (_PROJECTIONS - 1.0) * attention + (ctx.model.mlp_matrices - 2.0) * mlp
+    projections = ctx.model.layer("dense").readers(*MIXING)
+    further = (projections - 1.0) * attention + (ctx.model.mlp_matrices - 2.0) * mlp
     return attention + mlp + casts * further
 
 
-_PROJECTIONS = 3.0  # queries, keys and values
 # Mixtures in fp32, and their sums, that autograd keeps of Sinkhorn's rounds, of which there are 20 usually
 # (transformers 5.23, ``DeepseekV4HyperConnection``: two quotients a round, each keeps both sides).
 _SINKHORN = 41.0

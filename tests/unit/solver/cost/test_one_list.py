@@ -89,8 +89,10 @@ def test_a_further_product_of_attention_reaches_every_question_from_its_builder(
         down = Matrix(name="g_a_proj", inputs=model.hidden_size, outputs=64, split="nothing")
         up = Matrix(name="g_b_proj", inputs=64, outputs=model.num_attention_heads * model.v_head_dim)
         yield first
-        yield Operator(name="gate_down", title="gate down", block="attention", matrices=(down,))
-        yield Operator(name="gate_up", title="gate up", block="attention", matrices=(up,))
+        yield Operator(
+            name="gate_down", title="gate down", block="attention", matrices=(down,), rows="latent"
+        )
+        yield Operator(name="gate_up", title="gate up", block="attention", matrices=(up,), inner=True)
         yield from others
 
     monkeypatch.setattr(build, "attention", with_low_rank_gate)
