@@ -55,7 +55,7 @@ SAME_CLASS = _words(
 def test_a_layer_with_a_mixer_replaces_a_field_or_shares_it() -> None:
     mixer = find_model("qwen3-next-80b-a3b").mixer
     assert mixer is not None
-    replaced = set(models._mixing(mixer))
+    replaced = set(models._of_mixer_layers(mixer))
     assert replaced | SHARED | UNREAD_BY_MIXERS == FIELDS
     assert not replaced & (SHARED | UNREAD_BY_MIXERS)
 
