@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.profiles.library import find_model
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import DiffusionSpec, IndexerSpec, MlaSpec, MoeSpec, StreamsSpec
@@ -180,3 +181,11 @@ def test_a_layer_of_one_block_has_the_vectors_of_that_block() -> None:
     assert {one.name: one.size for one in second.vectors} == {
         "norms": 8192, "MLP bias": 2 * 28672, "MLP output bias": 8192
     }  # fmt: skip
+
+
+def test_hyper_connections_weigh_all_streams_and_mix_them() -> None:
+    # 4 streams of h: a product from all of them to 4 (2 + 4) weights, and 2 + 4 multiply-adds of each number
+    model = find_model("deepseek-v4-flash")
+    h = model.hidden_size
+    (one,) = (operator for operator in model.layer("moe").operators if operator.name == "attn_hc")
+    assert one.products == 4 * h * 4 * (2 + 4) + 4 * h * (2 + 4)
