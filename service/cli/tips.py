@@ -30,6 +30,12 @@ _REQUIRED: Mapping[str, str] = {  # what a question cannot do without: an exampl
     "/workload/seq_length": "--seq-length 8192",
     "/workload/images_per_sample": "--images-per-sample 0",
 }
+_A_NODE = 8  # GPUs
+_ON_A_NODE: Mapping[str, str] = {
+    "/workload": "--global-batch-size 64 --seq-length 4096",
+    "/workload/global_batch_size": "--global-batch-size 64",
+    "/workload/seq_length": "--seq-length 4096",
+}
 _LISTS: Mapping[str, str] = {
     "--model": "meshwright models",
     "--cluster": "meshwright clusters",
@@ -266,8 +272,16 @@ def _fixed(fault: FieldError, line: Line) -> Line | None:
     if fault.tip:
         return _with_options(fault.tip, line)
     if fault.message.startswith("is required") and fault.pointer in _REQUIRED:
-        return _with_options(_REQUIRED[fault.pointer], line)
+        examples = _REQUIRED | (_ON_A_NODE if _is_on_a_node(line) else {})
+        return _with_options(examples[fault.pointer], line)
     return _with_nearest(fault, line)
+
+
+def _is_on_a_node(line: Line) -> bool:
+    """Return whether a line names the GPUs of one node at most, on which most people fine-tune."""
+    stated = [one.value or "" for one in line.words if one.name == "--gpus"]
+    numbers = [re.match(r"(\d+)x", part) for value in stated for part in value.split(",")]
+    return bool(numbers) and sum(int(found[1]) if found else _A_NODE + 1 for found in numbers) <= _A_NODE
 
 
 def _with_nearest(fault: FieldError, line: Line) -> Line | None:

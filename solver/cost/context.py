@@ -578,9 +578,15 @@ class Context:
     def vocabulary_group(self) -> Group:
         """Return the ranks that share the rows of embedding and head.
 
-        They exchange hidden states at both ends of the model. An axis that divides the head is stated here.
+        They exchange hidden states at both ends of the model. An axis that divides the head is stated here;
+        where the ends lie, in ``ends_apart``.
         """
         return self.tensor_group
+
+    @property
+    def ends_apart(self) -> BoolArray:
+        """Mark rows whose first stage has the embedding and whose last one has the head, (n,)."""
+        return np.asarray(self.p > 1)
 
     @property
     def vocabulary_ranks(self) -> FloatArray:

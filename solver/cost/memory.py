@@ -1022,7 +1022,7 @@ def gathered_bytes(ctx: Context) -> FloatArray:
 
 def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
     """Sum a part price (n, P) over the fullest rank."""
-    ends = np.where(ctx.p > 1, price[:, -2:].max(axis=1), price[:, -2:].sum(axis=1))
+    ends = np.where(ctx.ends_apart, price[:, -2:].max(axis=1), price[:, -2:].sum(axis=1))
     return np.asarray(layers * price[:, :-2].max(axis=1) + ends)
 
 

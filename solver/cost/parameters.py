@@ -130,7 +130,7 @@ def copied_embedding(ctx: Context) -> FloatArray:
     """
     model = ctx.model
     copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
-    return np.where(ctx.p > 1, copies * _output_matrix(ctx), 0.0)
+    return np.where(ctx.ends_apart, copies * _output_matrix(ctx), 0.0)
 
 
 def output_weights(ctx: Context) -> Weights:

@@ -659,10 +659,7 @@ def least_passes_s(problem: Problem, columns: Columns, profile: Profile) -> Floa
     """
     look()
     ctx = context_of(problem, columns, profile)
-    facts = ctx.facts
-    if ctx.layers is not None or ctx.workload.lengths is not None or facts.pipeline_batch:
-        return None
-    if facts.torch_pipelines or facts.synchronous_transfers:
+    if ctx.layers is not None or ctx.workload.lengths is not None or ctx.facts.priced_by_stages:
         return None
     alone = Group(np.ones_like(ctx.t), np.ones_like(ctx.t), ctx.fabric)
     ctx = replace(

@@ -184,7 +184,7 @@ def test_a_layer_of_one_block_has_the_vectors_of_that_block() -> None:
 
 
 def test_hyper_connections_weigh_all_streams_and_mix_them() -> None:
-    # 4 streams of h: a product from all of them to 4 (2 + 4) weights, and 2 + 4 multiply-adds of each number
+    # 4 streams of h: a product of all of them to 4 (2 + 4) weights, and 2 + 4 multiply-adds a number
     model = find_model("deepseek-v4-flash")
     h = model.hidden_size
     (one,) = (operator for operator in model.layer("moe").operators if operator.name == "attn_hc")
