@@ -116,6 +116,7 @@ class MixerSpec(Checked):
     time_step_rank: int = 0  # of the product that yields the time steps of all channels (mamba1 alone)
     # Of the products that yield decays and the gate (kimi_delta_attention alone); 0: of full rank
     gate_rank: int = 0
+    full_gate: bool = False  # with gate_rank: the gate is of full rank, and decays alone are not
     inner_norms: bool = False  # trained ones of time step, B and C (mamba1 alone)
     output_norm: bool = True  # trained, of the output (a state-space model may have none)
     with_attention: bool = False  # every layer has both, which read one norm and are summed (mamba2 alone)
@@ -135,12 +136,14 @@ class MixerSpec(Checked):
         yield Exclusion("time_step_rank", selective != bool(self.time_step_rank), why)
         for name, stated, only in (
             ("gate_rank", self.gate_rank, "kimi_delta_attention"),
+            ("full_gate", self.full_gate, "kimi_delta_attention"),
             ("inner_norms", self.inner_norms, "mamba1"),
             ("output_norm", not self.output_norm, "mamba2"),
             ("with_attention", self.with_attention, "mamba2"),
         ):
             yield Exclusion(name, stated and kind != only, f"applies to {only} only")
         both = self.with_attention
+        yield Exclusion("full_gate", self.full_gate and not self.gate_rank, "needs gate_rank")
         yield Exclusion("attention_every", both and every, "contradicts with_attention")
         yield Exclusion("attention_layers", both and listed, "contradicts with_attention")
         convolves = MIXER_KINDS[kind].has_convolution
@@ -204,7 +207,7 @@ class MixerSpec(Checked):
         Of Kimi's delta attention decays and the gate are products of two latents.
         """
         if self.gate_rank:
-            return self.qkv_width + self.num_heads + 2 * self.gate_rank
+            return self.qkv_width + self.num_heads + self.latents + self.value_width * self.full_gate
         if MIXER_KINDS[self.kind].channels:
             return self.qkv_width + self.value_width * (2 if self.kind == "short_convolution" else 1)
         return self.qkv_width + self.value_width + self.gates
@@ -212,7 +215,7 @@ class MixerSpec(Checked):
     @property
     def latents(self) -> int:
         """Return the columns of ``projected`` that tensor parallelism leaves whole."""
-        return 2 * self.gate_rank
+        return (1 if self.full_gate else 2) * self.gate_rank
 
     @property
     def selected(self) -> int:
@@ -230,7 +233,8 @@ class MixerSpec(Checked):
         match self.kind:
             case "kimi_delta_attention":
                 rank = self.gate_rank
-                whole = {"f_a_proj": rank, "g_a_proj": rank} if rank else {"f_proj": keys, "g_proj": values}
+                whole = {"f_a_proj": rank} if rank else {"f_proj": keys}
+                whole |= {"g_a_proj": rank} if rank and not self.full_gate else {"g_proj": values}
                 return {"q_proj": keys, "k_proj": keys, "v_proj": values, "b_proj": heads, **whole}
             case "lightning_attention":
                 return {"qkv_proj": self.qkv_width, "output_gate": values}
@@ -258,8 +262,8 @@ class MixerSpec(Checked):
         """Return the linear layers between the projections: inputs, outputs, which of them ranks split."""
         if self.gate_rank:
             decays = self.num_heads * self.key_head_dim
-            return {"f_b_proj": (self.gate_rank, decays, "outputs"),
-                    "g_b_proj": (self.gate_rank, self.value_width, "outputs")}  # fmt: skip
+            gate = {} if self.full_gate else {"g_b_proj": (self.gate_rank, self.value_width, "outputs")}
+            return {"f_b_proj": (self.gate_rank, decays, "outputs"), **gate}  # type: ignore[dict-item]
         if self.time_step_rank:
             return {"x_proj": (self.value_width, self.selected, "inputs"),
                     "dt_proj": (self.time_step_rank, self.value_width, "outputs")}  # fmt: skip

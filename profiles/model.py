@@ -50,7 +50,7 @@ Normalization = Literal[
 ]
 # Of attention and of the MLP: of what they read, of what they add, of both, or of the sum that results.
 NormPosition = Literal["before", "after", "before_and_after", "after_residual"]
-Activation = Literal["silu", "gelu", "quick_gelu", "relu", "squared_relu", "xielu"]
+Activation = Literal["silu", "gelu", "quick_gelu", "relu", "squared_relu", "xielu", "situ"]
 # One vector for every head alike, one for all heads together, one of each head's own, or none.
 QueryKeyNorm = Literal["none", "per_head", "all_heads", "each_head", "per_head_without_weights"]
 AttentionGate = Literal["none", "per_head", "per_element"]
@@ -113,6 +113,9 @@ class ModelSpec(Checked):
     streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
     # Hidden states of a token that hyper-connections mix (mHC, arXiv:2512.24880); 0: there is one alone
     hyper_streams: int = 0
+    # Layers of a block whose sum later blocks of layers attend to, in place of one running sum: attention
+    # residuals (Kimi K3, arXiv:2607.24653, section 2.2); 0: there is one running sum
+    residual_block_layers: int = 0
     mixer: MixerSpec | None = None  # what some layers have instead of attention
     tower: TowerSpec | None = None  # of images; their tokens precede the first layer
     diffusion: DiffusionSpec | None = None  # of latents that a time step modulates; no logits
@@ -299,6 +302,18 @@ class ModelSpec(Checked):
     def num_streams(self) -> int:
         """Return the number of hidden states of a token that layers pass on."""
         return self.streams.count if self.streams else self.hyper_streams or 1
+
+    @cached_property
+    def residual_rows(self) -> float:
+        """Return the sums of earlier blocks that attention and MLP attend to beside their own: the mean.
+
+        The embedding is the first one. A layer that begins a block closes the one before, between its
+        attention and its MLP (Megatron-Bridge 0.7 ``kimi_k3_layers.py KimiK3TransformerLayer``).
+        """
+        if not (size := self.residual_block_layers):
+            return 0.0
+        rows = sum(-(-layer // size) + layer // size + 1 for layer in range(self.num_layers))
+        return rows / (2 * self.num_layers)
 
     @cached_property
     def mixes(self) -> bool:
@@ -558,6 +573,7 @@ class ModelSpec(Checked):
         norm = self.norm_weights() * int(self.head_transform)
         bias = self.hidden_size * int(self.last_attention_bias)
         bias += (self.hyper_streams + 1) * (self.hyper_streams > 0)
+        bias += 2 * self.hidden_size * (self.residual_block_layers > 0)  # a norm and a row of scores
         return sum(one.weights for one in before) + norm + bias
 
     def mtp_parameters(self) -> int:
@@ -613,7 +629,7 @@ class ModelSpec(Checked):
             ffn_hidden_size=tower.ffn_hidden_size,
             num_attention_heads=tower.num_attention_heads,
             num_kv_heads=tower.num_attention_heads,
-            head_dim=tower.hidden_size // tower.num_attention_heads,
+            head_dim=tower.head_dim,
             vocab_size=1,
             gated_mlp=tower.gated_mlp,
             causal=False,

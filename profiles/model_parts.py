@@ -28,6 +28,7 @@ MODEL_LIMITS: Limits = {
     "layer_embedding_size": (0, 2**20),
     "layer_vocab_size": (1, 2**27),
     "hyper_streams": (0, 64),
+    "residual_block_layers": (0, 10_000),
     "borrowing_layers": (0, 10_000),
     "borrowing_ffn_hidden_size": (1, 2**24),
     "num_mtp_layers": (0, 64),
@@ -138,6 +139,7 @@ class MoeSpec(Checked):
     num_shared_experts: int = 0  # experts every token visits
     shared_ffn_hidden_size: int = 0  # hidden width of *all* shared experts together
     latent_size: int = 0  # of what routed experts read and yield, projected; 0: the hidden size
+    latent_norm: bool = False  # of what they add, before it is projected back
     num_dense_layers: int = 0  # leading layers without experts
     frequency: int = 1  # after the leading ones, every ``frequency``-th layer is MoE
     dense_layers: tuple[int, ...] = ()  # and these, counted from 0, are dense as well
@@ -179,6 +181,7 @@ class MoeSpec(Checked):
                 "balanced_by_sequence", self.balanced_by_sequence and not self.balance_coefficient,
                 "there is no loss: balance_coefficient is 0",
             ),
+            Exclusion("latent_norm", self.latent_norm and not self.latent_size, "needs latent_size"),
             Exclusion("norms_apart", self.norms_apart and unshared, none),
             Exclusion("shared_expert_gate", self.shared_expert_gate and unshared, none),
         )  # fmt: skip

@@ -26,7 +26,7 @@ _NOT_WITH_UNLIKE_LAYERS = (
 )  # fmt: skip
 _NOT_IN_DIFFUSION = ("moe", "mla", "mixer", "tower", "layer_pattern", "sliding_window", "borrowing_layers",
                      "streams", "indexer", "compression", "hyper_streams", "num_mtp_layers",
-                     "causal")  # fmt: skip
+                     "residual_block_layers", "causal")  # fmt: skip
 _LETTERS = {"M": "mixer", "E": "moe"}  # of a pattern, with the part of the model that they need
 
 
@@ -43,6 +43,7 @@ def exclusions_of(model: Model) -> Iterator[Exclusion]:
         (_chosen_keys, model.indexer),
         (_compression, model.compression),
         (_hyper_streams, model.hyper_streams),
+        (_residual_blocks, model.residual_block_layers),
         (_mixer, model.mixer),
         (_diffusion, model.diffusion),
         (_norms_and_biases, True),
@@ -262,6 +263,13 @@ def _hyper_streams(model: Model) -> Iterator[Exclusion]:
     yield Exclusion("hyper_streams", model.hyper_streams == 1, why, "2 to 64", "2")
     names = ("streams", "parallel_residual", "layer_pattern", "unlike_layers", "layer_embedding_size")
     yield from _unpriced(model, names, "next to hyper-connections")
+
+
+def _residual_blocks(model: Model) -> Iterator[Exclusion]:
+    """Yield other ways to add what blocks yield."""
+    names = ("streams", "hyper_streams", "parallel_residual", "layer_pattern", "unlike_layers",
+             "num_mtp_layers", "depth_scaled_residuals")  # fmt: skip
+    yield from _unpriced(model, names, "next to attention residuals")
 
 
 def _mixer(model: Model) -> Iterator[Exclusion]:

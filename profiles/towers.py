@@ -51,6 +51,7 @@ class TowerSpec(Checked):
         "merged_patches": (1, 4096),
         "projector_matrices": (1, 2**40),
         "projector_products": (0, 2**40),
+        "attention_size": (0, 2**20),
         "projector_vectors": (0, 2**31 - 1),
         "position_rows": (0, 2**24),
         "layer_vectors": (0, 2**24),
@@ -71,6 +72,7 @@ class TowerSpec(Checked):
     projector_matrices: int  # weights that one token of the language model is multiplied by
     projector_products: int = 0  # multiply-adds of a token, where weights are used for several patches
     projector_vectors: int = 0  # norms and biases of the projector
+    attention_size: int = 0  # of all heads together; 0: hidden_size
     model_type: str = ""  # of Hugging Face, with this tower in it; empty: none that is known
     # Inner layers with outputs that are projected, too, each added behind a layer of the language model
     inner_outputs: int = 0
@@ -93,17 +95,28 @@ class TowerSpec(Checked):
 
     def exclusions(self) -> Iterable[Exclusion]:
         """Yield heads that do not divide the hidden size, and layers that the tower does not have."""
-        hidden, heads, layers = self.hidden_size, self.num_attention_heads, self.num_layers
+        whole, heads, layers = self.attention_width, self.num_attention_heads, self.num_layers
+        name = "attention_size" if self.attention_size else "hidden_size"
         beyond = any(layer >= layers for layer in self.global_layers)
         return (
             Exclusion(
-                "num_attention_heads", hidden % heads, f"{heads} does not divide hidden_size = {hidden}",
-                "a divisor of hidden_size",
+                "num_attention_heads", whole % heads, f"{heads} does not divide {name} = {whole}",
+                f"a divisor of {name}",
             ),
             Exclusion(
                 "global_layers", beyond, f"names a layer beyond num_layers = {layers}", f"0 to {layers - 1}"
             ),
         )  # fmt: skip
+
+    @property
+    def attention_width(self) -> int:
+        """Return the elements of a patch's queries, of its keys and of its values."""
+        return self.attention_size or self.hidden_size
+
+    @property
+    def head_dim(self) -> int:
+        """Return the size of a head."""
+        return self.attention_width // self.num_attention_heads
 
     @property
     def tile_tokens(self) -> int:

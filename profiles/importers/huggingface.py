@@ -551,6 +551,8 @@ def _router(reader: FieldReader, family: ModelTypeKeys) -> dict[str, Any]:
         found["latent_size"] = reader.integer(
             "moe_latent_size", low=1, high=int(MoeSpec.LIMITS["latent_size"][1])
         )
+    if reader.has("latent_moe_use_norm"):  # Kimi K3
+        found["latent_norm"] = reader.flag("latent_moe_use_norm", default=False)
     found |= {"weights_on_input": True} if reader.value("moe_apply_router_weight_on_input") else {}
     if reader.has("expert_selection_fn"):  # Cohere 2
         found["router_score"] = reader.choice(

@@ -12,6 +12,7 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface_keys import Facts, ModelTypeKeys
 from meshwright.profiles.importers.huggingface_layers import (
+    attention_residuals,
     chosen_blocks,
     compressed_entries,
     deepseek_4_config,
@@ -120,6 +121,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "step_config": step_config,
     },
     "follows": {
+        "attention_residuals": attention_residuals,
         "chosen_blocks": chosen_blocks,
         "compressed_entries": compressed_entries,
         "falcon_norms": _falcon_norms,

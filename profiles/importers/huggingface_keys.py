@@ -100,6 +100,7 @@ class ConfigKeys:
     nearest_types: Mapping[str, str]
     renamed: Mapping[str, str]
     of_class: Mapping[str, Mapping[str, str]]
+    of_key: Mapping[str, Mapping[str, str]]
     names_of_one: Sequence[Sequence[str]]
     num_experts: Sequence[str]
     top_k: Sequence[str]
@@ -123,11 +124,17 @@ def config_keys() -> ConfigKeys:
 
 
 def type_of(reader: FieldReader) -> str:
-    """Return the model type of a config, by its class if types share a name."""
-    stated, classes = reader.text("model_type"), reader.value("architectures")
+    """Return the model type of a config, by its class or by a key if types share a name."""
+    return named_type(reader.text("model_type"), reader)
+
+
+def named_type(stated: str, reader: FieldReader) -> str:
+    """Return the type that a config's ``model_type`` names, which others may share."""
+    classes, known = reader.value("architectures"), config_keys()
     named = classes[0] if isinstance(classes, list) and classes else None
-    known = config_keys()
-    return known.of_class.get(stated, {}).get(str(named)) or known.renamed.get(stated, stated)
+    by_key = (own for key, own in known.of_key.get(stated, {}).items() if reader.has(key))
+    by_class = known.of_class.get(stated, {}).get(str(named))
+    return next(by_key, by_class or known.renamed.get(stated, stated))
 
 
 def harmless_reason(key: str) -> str | None:

@@ -592,6 +592,12 @@ def without_positions(_reader: FieldReader, _known: Mapping[str, object]) -> dic
     return {"no_rotary_every": 1, "no_rotary_layers": ()}
 
 
+def attention_residuals(reader: FieldReader, _known: Mapping[str, object]) -> dict[str, object]:
+    """Return Kimi K3's blocks of layers with a sum each; no layer has positions."""
+    size = reader.integer("attn_res_block_size", high=MAX_LAYERS)
+    return {"residual_block_layers": size, "no_rotary_every": 1, "no_rotary_layers": ()}
+
+
 def layers_without_rotary(reader: FieldReader, num_layers: int) -> list[int]:
     """Return the layers that do not rotate queries and keys (``no_rope_layers``: 1 if rotated).
 

@@ -141,9 +141,10 @@ _KIMI = {f"{_OF_KIMI}.head_dim": "linear_head_dim", f"{_OF_KIMI}.num_heads": "li
 
 
 def kimi_delta(reader: FieldReader, num_layers: int, hidden_size: int) -> MixerSpec | None:  # noqa: ARG001
-    """Return Kimi-Linear's delta attention; its low rank is a head's size."""
+    """Return Kimi-Linear's delta attention; its low rank is a head's size. Kimi K3's gate has full rank."""
     mixer = _delta(reader, num_layers, "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-    return replace(mixer, gate_rank=mixer.key_head_dim) if mixer else None
+    whole = reader.flag(f"{_OF_KIMI}.use_full_rank_gate", default=False)
+    return replace(mixer, gate_rank=mixer.key_head_dim, full_gate=whole) if mixer else None
 
 
 def _delta(reader: FieldReader, num_layers: int, heads: str, size: str, kernel: str) -> MixerSpec | None:

@@ -16,7 +16,7 @@ import yaml
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
-from meshwright.profiles.importers.huggingface_keys import config_keys, harmless_reason
+from meshwright.profiles.importers.huggingface_keys import harmless_reason, named_type
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.reading import FieldReader, shown
 from meshwright.profiles.towers import TowerSpec
@@ -121,7 +121,7 @@ def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object
     }
     text = dict(inside) if isinstance(inside, Mapping) else alone
     stated = text.get("model_type", whole.text)
-    stated = config_keys().renamed.get(str(stated), stated)
+    stated = named_type(str(stated), FieldReader(text, f"/model/{_TEXT}"))
     text["model_type"] = whole.text if whole.text and stated in (config.get("model_type"), None) else stated
     if whole.text and text["model_type"] != whole.text:
         raise UnsupportedModelError.field(
@@ -493,32 +493,48 @@ def _cohere(*, norm: bool) -> TowerRule:
     return rule
 
 
-def _kimi_k25(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
-    """Return the tower of Kimi K2.5 and 2.6 (MoonViT); positions of frames are computed."""
+def _moonvit(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
+    """Return layers and patches of MoonViT; positions of frames are computed."""
     patch, stated = _side(reader, "patch_size"), reader.value("merge_kernel_size")
     sides = stated if isinstance(stated, list | tuple) else []
     numbers = [one for one in sides if type(one) is int and one > 0]
     if len(numbers) != 2 or numbers != [*sides]:  # noqa: PLR2004 - height and width
         reader.fault("merge_kernel_size", "must be two whole numbers: height and width")
         reader.finish()
-    hidden, merged, out = (
-        _size(reader, "hidden_size", "hidden_size"),
-        numbers[0] * numbers[1],
-        model.hidden_size,
-    )
     rows = [_size(reader, key, "position_rows") for key in ("pos_emb_height", "pos_emb_width")]
     reader.value("pos_emb_time")
-    projector = reader if reader.has("projection_hidden_size") else whole
-    whole.value("projection_hidden_size")
     if reader.has("text_hidden_size"):
         _output(reader, "text_hidden_size", model)
-    matrices, biases = _merger(hidden, merged, out)
+    return {
+        "num_layers": _size(reader, "num_hidden_layers", "num_layers"),
+        "hidden_size": _size(reader, "hidden_size", "hidden_size"),
+        "ffn_hidden_size": _size(reader, "intermediate_size", "ffn_hidden_size"),
+        "num_attention_heads": _size(reader, "num_attention_heads", "num_attention_heads"),
+        "patch_size": patch, "patch_inputs": 3 * patch**2, "merged_patches": numbers[0] * numbers[1],
+        "rotary": True, "position_rows": rows[0] * rows[1],
+    }  # fmt: skip
+
+
+def _kimi_k3(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Kimi K3: a MoonViT without biases, and a norm behind its projector."""
+    tower, out = _moonvit(reader, model), model.hidden_size
+    wide = tower["hidden_size"] * tower["merged_patches"]
     return TowerSpec(
-        num_layers=_size(reader, "num_hidden_layers", "num_layers"), hidden_size=hidden,
-        ffn_hidden_size=_size(reader, "intermediate_size", "ffn_hidden_size"),
-        num_attention_heads=_size(reader, "num_attention_heads", "num_attention_heads"),
-        patch_size=patch, patch_inputs=3 * patch**2, merged_patches=merged, rotary=True,
-        position_rows=rows[0] * rows[1], further_parameters=3 * hidden, projector_matrices=matrices,
+        **tower, attention_size=_size(reader, "attention_size", "hidden_size"), normalization="rmsnorm",
+        qkv_bias=False, attention_output_bias=False, mlp_bias=False, projector_vectors=out,
+        further_parameters=tower["hidden_size"], projector_matrices=wide * wide + wide * out,
+    )  # fmt: skip
+
+
+def _kimi_k25(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Kimi K2.5 and 2.6."""
+    tower = _moonvit(reader, model)
+    projector = reader if reader.has("projection_hidden_size") else whole
+    whole.value("projection_hidden_size")
+    hidden = tower["hidden_size"]
+    matrices, biases = _merger(hidden, tower["merged_patches"], model.hidden_size)
+    return TowerSpec(
+        **tower, further_parameters=3 * hidden, projector_matrices=matrices,
         projector_vectors=biases + 2 * _size(projector, "projection_hidden_size", "hidden_size"),
     )  # fmt: skip
 
@@ -645,6 +661,7 @@ _RULES: Mapping[str, TowerRule] = {
     "gemma_4_patches": _gemma_4_patches,
     "idefics3": _idefics3,
     "kimi_k25": _kimi_k25,
+    "kimi_k3": _kimi_k3,
     "lfm2_vl": _lfm2_vl,
     "llava": _llava,
     "vipllava": _vipllava,

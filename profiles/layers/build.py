@@ -81,6 +81,14 @@ def _further(model: ModelSpec) -> Iterator[Operator]:
         yield one("low rank down", "linear_left", h, rank)
         yield one("low rank up", "linear_right", rank, h)
 
+    if model.residual_block_layers:
+        mixed = round(h * (2.0 * model.residual_rows + 1.0))
+        for name in ("self_attention_res_proj", "mlp_res_proj"):  # scores of sums, and their mixture
+            row = Matrix(name=name, inputs=h, outputs=1, split="nothing")
+            yield Operator(
+                name=name, title="attention to earlier sums", block="between", matrices=(row,),
+                rows="share", is_priced=False, further_products=mixed,
+            )  # fmt: skip
     if count := model.hyper_streams:
         weights = Matrix(
             name="hc_fn", inputs=count * h, outputs=count * (2 + count), split="nothing", is_linear=False
@@ -114,6 +122,8 @@ def _vectors(model: ModelSpec, kind: LayerKind) -> Iterator[Vector]:
         yield Vector(name="positions in entries", size=own.position_parameters(model.rate, model.head_dim))
     count = model.hyper_streams
     yield Vector(name="hyper-connections", size=2 * (count * (2 + count) + _HYPER_SCALES) * (count > 0))
+    sums = model.residual_block_layers > 0
+    yield Vector(name="norms of earlier sums", size=2 * h * sums, is_norm=True)
     yield Vector(name="sinks", size=heads * (model.attention_sinks and mixes), split=True)
     attentions = 2 if model.crossing else sets
     qkv = (heads * model.head_dim + model.num_kv_heads * model.kv_width) * (model.qkv_bias and mixes)
@@ -146,6 +156,8 @@ def _vectors(model: ModelSpec, kind: LayerKind) -> Iterator[Vector]:
         bias = moe.num_experts * (moe.router_bias + moe.selection_bias_counted)
         scales = (h + moe.num_experts) * moe.router_scales
         yield Vector(name="router", size=bias + scales, multiplied=True)
+        size = model.norm_weights(moe.latent_size) * moe.latent_norm
+        yield Vector(name="norm of the experts' latent", size=size, is_norm=True)
         yield Vector(
             name="latent bias", size=(moe.latent_size + h) * (model.mlp_bias and moe.latent_size > 0)
         )

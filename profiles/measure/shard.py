@@ -64,6 +64,7 @@ class Shard:
             "indexer", "differential_attention", "local_attention", "value_head_dim", "keys_are_values",
             "layer_embedding_size", "streams", "borrowing_layers", "gate_width", "mlp_output_bias",
             "mixer", "layer_pattern", "unlike_layers", "compression", "hyper_streams",
+            "residual_block_layers",
         )  # fmt: skip
         for name in unmeasured:
             if getattr(model, name):

@@ -490,10 +490,13 @@ def _unhidden_s(ctx: Context, weights: Weights, seconds: FloatArray, under: Floa
 
 
 def sent_bytes(ctx: Context) -> FloatArray:
-    """Return the bytes that a rank sends to its pipeline neighbour for one micro-batch, of all streams."""
+    """Return the bytes that a rank sends to its pipeline neighbour for one micro-batch, of all streams.
+
+    With the sums of earlier blocks that later layers attend to (the mean over layers).
+    """
     split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
     tokens = sum(share * one.tokens for share, one in ctx.at_lengths)
-    width = ctx.model.num_streams * ctx.model.hidden_size
+    width = (ctx.model.num_streams + ctx.model.residual_rows) * ctx.model.hidden_size
     return np.asarray(tokens * width * _ACTIVATION_BYTES / split)
 
 

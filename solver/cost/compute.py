@@ -141,6 +141,10 @@ _EAGER_NORM_BACKWARD = 108.0 - 2.0 * 36.0
 # product (20), the weights' product (4), times its weight and summed (10), and mixed: written, read, added
 # (12) (transformers 5.23, ``DeepseekV4HyperConnection``, ``DeepseekV4DecoderLayer``).
 _EAGER_STREAM_BYTES = 52.0 - 6.0
+# Of a sum that later blocks attend to, beyond the 2 of a fused kernel: joined (4), cast (6), square and
+# mean (12), normed (8), weighed and summed (12), times its weight and summed (12) (Megatron-Bridge 0.7,
+# ``kimi_k3_ops.py attn_res_aggregate``).
+_EAGER_SUM_BYTES = 54.0 - 2.0
 _MODULATED_BYTES = 16.0  # of two blocks: a norm scaled and shifted, what is added scaled; read and written
 _RESIDUAL_BYTES = 6.0  # of one sum: two read, one written
 # A third of both passes' bytes, by counting kernels: Megatron-Core adds the experts' biases in fp32, one by
@@ -428,11 +432,14 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
 
 def _stream_bytes(ctx: Context) -> FloatArray | float:
     """Return the bytes that mixing several streams moves, and weighting what becomes compressed entries."""
-    model, moved = ctx.model, 0.0
+    model = ctx.model
+    moved: FloatArray | float = 0.0
     if model.streams:  # all read and written to mix, and to correct; one of the norms twice
         moved += model.hidden_size * (8.0 * model.streams.count + _NORM_BYTES)
     if own := model.compression:  # rows and their weights are read
         moved += 4.0 * own.series(model.rate) * model.head_dim
+    if model.residual_block_layers:  # of two blocks: all sums read and one row written
+        moved = moved + 4.0 * model.hidden_size * (model.residual_rows + 2.0) * ctx.row_share
     if not model.hyper_streams:
         return ctx.tokens * moved
     # of two blocks: read for their weights, read and written to mix, beyond a sum's
@@ -480,6 +487,9 @@ def _eager_bytes(
         if count := model.hyper_streams:  # of two blocks
             rows = ctx.tokens * ctx.row_share * model.hidden_size
             moved = moved + 2.0 * _EAGER_STREAM_BYTES * count * rows * apart
+        if model.residual_block_layers:
+            rows = ctx.tokens * ctx.row_share * model.hidden_size * (model.residual_rows + 1.0)
+            moved = moved + 2.0 * _EAGER_SUM_BYTES * rows * apart
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
         biased = _EXPERT_BIAS_BYTES * model.expert_width * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)

@@ -36,6 +36,9 @@ _MIXER = 12.0
 # an indexer chooses (transformers 5.23 ``DeepseekV4Attention``). Hyper-connections of two blocks: a norm, a
 # product, weights of 9 and 12 operators, 19 rounds of Sinkhorn's of 6, and the mixture of 8; one kernel and
 # a half of each block where they are fused.
+# Sums of blocks are joined, cast, squared, averaged, normed, weighed and added in 12 operators, or in one
+# kernel, before attention and before the MLP (Megatron-Bridge 0.7 ``kimi_k3_ops.py attn_res_aggregate``).
+_SUMS, _SUMS_FUSED = 2.0 * 12.0, 2.0
 _ENTRIES, _HYPER, _HYPER_FUSED = 24.0, 2.0 * (7.0 + 9.0 + 12.0 + 19.0 * 6.0 + 8.0), 6.0
 # A diffusion transformer's block scales and shifts a norm and scales what it adds; both of two blocks, and
 # the vectors of the sample are added to a table and taken apart (diffusers 0.42 ``transformer_wan.py``).
@@ -154,6 +157,8 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
         number = number + _ENTRIES * (model.compression is not None)
     if model.hyper_streams:
         number = number + _HYPER_FUSED + single * (_HYPER - _HYPER_FUSED)
+    if model.residual_block_layers:
+        number = number + _SUMS_FUSED + single * (_SUMS - _SUMS_FUSED)
     activation = 1.0 + single * model.gated_mlp
     if kind == "dense" or (moe := model.moe) is None:
         return number + model.has_mlp * activation
@@ -204,7 +209,7 @@ def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float
     attention += _HEAD_NORMS * (model.query_key_norm != "none") + _MIXER * model.mixes
     attention += _ENTRIES * (model.compression is not None)
     attention *= model.mixes_tokens
-    attention += _HYPER_FUSED * (model.hyper_streams > 0)
+    attention += _HYPER_FUSED * (model.hyper_streams > 0) + _SUMS_FUSED * (model.residual_block_layers > 0)
     scores = _SCORES[moe.router_score] + _SELECTION_BIAS * moe.selection_bias
     scores += _LIMITED_GROUPS * (moe.router_groups > 1)
     router = _ROUTED_FUSED if facts.moe_router_fusion else _ROUTED + scores

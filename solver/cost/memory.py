@@ -317,7 +317,8 @@ def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         return ctx.tokens * per_width * model.ffn_hidden_size * model.has_mlp / ctx.t
     shared = ctx.tokens * per_width * moe.shared_ffn_hidden_size / ctx.t
     if moe.latent_size:  # what experts read, and what they have added before it is projected back
-        shared = shared + ctx.tokens * ctx.row_share * 2.0 * _input_bytes(ctx, *MLP_INPUT) * moe.latent_size
+        read = 2.0 * _input_bytes(ctx, *MLP_INPUT) + 2.0 * moe.latent_norm
+        shared = shared + ctx.tokens * ctx.row_share * read * moe.latent_size
     return shared + _expert_bytes(ctx, moe.ffn_hidden_size)
 
 
@@ -380,11 +381,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         cut = model.ffn_hidden_size * model.streams.sparse_layers / model.num_layers / ctx.t
         further = 2.0 * (model.streams.kept_elements(model.hidden_size) + cut) + each * model.hidden_size
         inner = inner + ctx.tokens * further
-    if count := model.hyper_streams:  # of two blocks: the streams, in fp32 before and behind a norm of
-        each_stream = 2.0 + 8.0 * apart  # eager operators, and what the block adds to them
-        mixing = _SINKHORN * 4.0 * count * (count + 1.0) * apart
-        of_block = model.hidden_size * (count * each_stream + 2.0) + mixing
-        inner = inner + ctx.tokens * ctx.row_share * 2.0 * of_block
+    inner = inner + ctx.tokens * ctx.row_share * _sum_bytes(model, apart)
     if model.value_norm:  # which reads what the key's norm reads where one projection yields both
         inner = inner + ctx.tokens * keys * model.v_head_dim * (each - 2.0 * model.keys_are_values)
     inner = inner + ctx.tokens * model.inner_norm_width(kind) / ctx.t * each
@@ -399,6 +396,23 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         left = np.maximum(kept - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
         kept = np.where(ctx.selective, left, kept)
     return kept * ctx.constants.activation
+
+
+def _sum_bytes(model: ModelSpec, apart: FloatArray | float) -> FloatArray | float:
+    """Return the bytes of a token that a layer keeps of sums that its two blocks read and write otherwise.
+
+    Hyper-connections: the streams, in fp32 before and behind a norm of eager operators, and what a block
+    adds to them. Attention residuals: the sums of earlier blocks, which layers share until one is added;
+    each of them and the own one in fp32 before and behind a norm of eager operators (Megatron-Bridge 0.7
+    ``kimi_k3_ops.py attn_res_aggregate``).
+    """
+    if count := model.hyper_streams:
+        mixing = _SINKHORN * 4.0 * count * (count + 1.0) * apart
+        return 2.0 * (model.hidden_size * (count * (2.0 + 8.0 * apart) + 2.0) + mixing)
+    if size := model.residual_block_layers:
+        shared = 2.0 * model.residual_rows / size
+        return model.hidden_size * (shared + 2.0 * 8.0 * apart * (model.residual_rows + 1.0))
+    return 0.0
 
 
 def passing_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
@@ -504,7 +518,8 @@ def checkpoint_bytes(ctx: Context) -> FloatArray:
 
     Twice as much where rows are fp32.
     """
-    each = 2.0 * ctx.model.num_streams * (1.0 + ctx.wide_rows)
+    rows = ctx.model.num_streams + ctx.model.residual_rows / max(ctx.model.residual_block_layers, 1)
+    each = 2.0 * rows * (1.0 + ctx.wide_rows)
     return ctx.tokens * ctx.model.hidden_size * each * ctx.row_share
 
 
@@ -785,7 +800,7 @@ def tower_bytes(ctx: Context) -> FloatArray:
         return kept
     its = tower_context(ctx)
     # rotated queries and keys next to the product that yields them with values; inputs of a sum's scales
-    further = its.tokens * 2.0 * (2.0 * tower.rotary * tower.hidden_size + tower.layer_vectors) / its.t
+    further = its.tokens * 2.0 * (2.0 * tower.rotary * tower.attention_width + tower.layer_vectors) / its.t
     layer = np.where(its.full, checkpoint_bytes(its), layer_activation_bytes(its, LAYER.kind) + further)
     pixels = 2.0 * ctx.micro_batch * images_of(ctx).patches / ctx.image_ranks * tower.patch_inputs
     return np.asarray(kept + pixels + tower.num_layers * layer)

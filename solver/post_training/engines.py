@@ -142,6 +142,7 @@ def obstacle_of(model: ModelSpec, engine: str) -> tuple[str, str] | None:
         "indexer": "sparse attention is not priced in an engine yet",
         "compression": "compressed attention is not priced in an engine yet",
         "hyper_streams": "hyper-connections are not priced in an engine yet",
+        "residual_block_layers": "attention residuals are not priced in an engine yet",
     }
     for name, why in what.items():
         if getattr(model, name, None):

@@ -33,11 +33,12 @@ _FIXED = {
     "layer_pattern": "", "layer_ffn_sizes": [], "layer_kv_heads": [], "local_attention": None,
     "causal": True, "alibi_positions": False, "sinusoidal_positions": False, "early_first_norm": False,
     "final_norm": True, "value_norm": False, "activation": "silu", "compression": None, "hyper_streams": 0,
-    "num_labels": 0,
+    "num_labels": 0, "residual_block_layers": 0,
 }  # fmt: skip
 _FIXED_OF_EXPERTS = {
     "num_shared_experts": 0, "router_score": "softmax", "router_bias": False, "selection_bias": False,
     "weights_on_input": False, "output_norm": False, "norms_apart": False, "router_scales": False,
+    "latent_norm": False,
 }  # fmt: skip
 
 

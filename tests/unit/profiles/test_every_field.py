@@ -27,9 +27,10 @@ def _words(text: str) -> set[str]:
 SHARED = _words(
     """name num_layers hidden_size ffn_hidden_size vocab_size gated_mlp fused_gate_up activation
     activation_clamp gate_offset tied_embeddings embedding_size layer_embedding_size layer_vocab_size
-    borrowing_layers borrowing_ffn_hidden_size moe streams hyper_streams tower diffusion layer_pattern
-    layer_ffn_sizes layer_kv_heads num_mtp_layers causal learned_position_embeddings max_position_embeddings
-    learned_position_offset sinusoidal_positions normalization norm_position norm_epsilon
+    borrowing_layers borrowing_ffn_hidden_size moe streams hyper_streams residual_block_layers tower
+    diffusion layer_pattern layer_ffn_sizes layer_kv_heads num_mtp_layers causal
+    learned_position_embeddings max_position_embeddings learned_position_offset sinusoidal_positions
+    normalization norm_position norm_epsilon
     zero_centered_norm parallel_residual shared_norm embedding_norm early_first_norm final_norm inner_norms
     mlp_bias mlp_output_bias head_bias normalized_head head_transform logit_softcap embedding_scale
     num_labels residual_scale depth_scaled_residuals logit_scale stored_as source display_name"""
