@@ -34,6 +34,10 @@ TABLE = DATA / "examples.md"
 REFUSALS = DATA / "example_refusals.yaml"
 KINDS = ("read", "rightly refused", "missed", "wrong")
 _GPUS = 8  # where neither the file nor the script that starts it states a number
+# GPUs that a file states only by its sizes: shards of one mesh, or processes that it starts.
+_RANKS = re.compile(
+    rf"(\d+) does not divide {_GPUS}$|is (\d+) ranks; {_GPUS} start|starts (\d+) processes;"
+)
 _SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
 _MOST_FILES = 8
 _NAMED = re.compile(r"[\w.\-]+\.(?:json|ya?ml|sh)\b")
@@ -168,8 +172,8 @@ def _by_name(root: Path) -> Mapping[str, list[Path]]:
 def outcome(example: Example) -> Outcome:
     """What the reader and ``predict`` make of an example."""
     faults: Sequence[Any] = ()
-    for gpus in (None, _GPUS):
-        overrides = Overrides(num_gpus=gpus)
+    for attempt in range(3):
+        overrides = Overrides(num_gpus=(None, _GPUS, _stated_ranks(faults))[attempt])
         try:
             found = read_launch_files(example.source, overrides)
             price_run(overrides, example.source, found)
@@ -181,6 +185,12 @@ def outcome(example: Example) -> Outcome:
     texts = [f"{one.pointer}: {one.message} (allowed: {one.allowed})" for one in faults]
     right = reason(example.path, texts)
     return Outcome(kind="rightly refused" if right else "missed", why=right or "; ".join(texts)[:300])
+
+
+def _stated_ranks(faults: Sequence[Any]) -> int:
+    """Return the GPUs that a fault says a file is for; else the usual number."""
+    found = _RANKS.search("; ".join(one.message for one in faults))
+    return int(next(filter(None, found.groups()))) if found else _GPUS
 
 
 @cache

@@ -262,8 +262,11 @@ class MixerSpec(Checked):
         """Return the linear layers between the projections: inputs, outputs, which of them ranks split."""
         if self.gate_rank:
             decays = self.num_heads * self.key_head_dim
-            gate = {} if self.full_gate else {"g_b_proj": (self.gate_rank, self.value_width, "outputs")}
-            return {"f_b_proj": (self.gate_rank, decays, "outputs"), **gate}  # type: ignore[dict-item]
+            found: dict[str, tuple[int, int, Literal["inputs", "outputs"]]]
+            found = {"f_b_proj": (self.gate_rank, decays, "outputs")}
+            if not self.full_gate:
+                found["g_b_proj"] = (self.gate_rank, self.value_width, "outputs")
+            return found
         if self.time_step_rank:
             return {"x_proj": (self.value_width, self.selected, "inputs"),
                     "dt_proj": (self.time_step_rank, self.value_width, "outputs")}  # fmt: skip

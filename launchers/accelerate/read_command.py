@@ -30,7 +30,9 @@ AT = "deepspeed_config."  # accelerate's DeepSpeed plugin
 PLUGIN_FILE = f"{AT}deepspeed_config_file"
 PLUGIN_COUNT = f"{AT}gradient_accumulation_steps"
 ADDRESS = "main_process_ip"
-_OWN = (ENGINE, "num_processes", "fsdp_config", "num_machines", "compute_environment")
+_OWN = (ENGINE, "num_processes", "fsdp_config", "num_machines", "compute_environment", "mixed_precision")
+# Replicas on devices of other vendors (accelerate 1.15, utils/dataclasses.py DistributedType).
+_REPLICAS = ("MULTI_XPU", "MULTI_NPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA")
 _STARTS = {
     "fsdp_config": ("fsdp", "fsdp_"),
     "dynamo_config": ("dynamo_", "dynamo_"),
@@ -50,7 +52,11 @@ def is_accelerates(source: Source) -> bool:
 
 def values_of_file(source: Source) -> dict[str, LocatedValue]:
     """Return the values of accelerate's file, and complete names that lack a prefix (launch.py:1270)."""
-    return {_whole(name): found for name, found in document_of(source).items()}
+    values = {_whole(name): found for name, found in document_of(source).items()}
+    engine = values.get(ENGINE)
+    if engine is not None and str(engine.value).upper() in _REPLICAS:
+        values[ENGINE] = replace(engine, value="MULTI_GPU")
+    return values
 
 
 def _whole(name: str) -> str:

@@ -14,6 +14,7 @@ from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import Shares, is_accelerates, shares_beside
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
+from meshwright.launchers.llama_factory.read_v1 import is_v1, read_v1
 from meshwright.launchers.megatron_core import read as core
 from meshwright.launchers.ms_swift.read import completed
 from meshwright.launchers.reading import commands
@@ -165,6 +166,8 @@ _ON = ("true", "1", "yes")
 
 
 def _recognises_trainers(source: Source) -> bool:
+    if is_v1(source):
+        return True
     if not is_accelerates(source):
         return _is_trainers(source)
     named = [source.other(words[at].text) for _, words, at in _starts(source)]
@@ -172,6 +175,10 @@ def _recognises_trainers(source: Source) -> bool:
 
 
 def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
+    if is_v1(source):
+        known = known_of(source, overrides)
+        known.world = known.world if known.world.num_gpus else _world(source, known, overrides)
+        return read_v1(source, overrides, known)
     named = commands.file_of_commands(
         source, ((script, words[at]) for script, words, at in _starts(source))
     )

@@ -55,7 +55,7 @@ from meshwright.launchers.registry import READERS, named
 from meshwright.launchers.rules import near_divisors, near_multiples
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.shell.values import Script, Word, unknown_fault, unknown_value, why_unknown
+from meshwright.shell.values import Script, Word, unknown_fault, unknown_in, unknown_value, why_unknown
 
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
@@ -335,7 +335,9 @@ def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
             document_of(source)
         script = script_of(source, Overrides()) if source.is_script else Script()
         for word in _others(source, files_named(script, programs=False, data=False)):
-            if source.other(word.text) is None:
+            if (unknown := unknown_in(word.text)) is not None:
+                yield unknown_fault(WHOLE_FILE, unknown, word.line)
+            elif source.other(word.text) is None:
                 where = f"line {word.line} of {shown(source.name)}"
                 yield FieldError(
                     pointer=WHOLE_FILE,
