@@ -628,7 +628,7 @@ class ModelSpec(Checked):
             hidden_size=tower.hidden_size,
             ffn_hidden_size=tower.ffn_hidden_size,
             num_attention_heads=tower.num_attention_heads,
-            num_kv_heads=tower.num_attention_heads,
+            num_kv_heads=tower.num_kv_heads or tower.num_attention_heads,
             head_dim=tower.head_dim,
             vocab_size=1,
             gated_mlp=tower.gated_mlp,

@@ -52,6 +52,7 @@ class TowerSpec(Checked):
         "projector_matrices": (1, 2**40),
         "projector_products": (0, 2**40),
         "attention_size": (0, 2**20),
+        "num_kv_heads": (0, 2**16),
         "projector_vectors": (0, 2**31 - 1),
         "position_rows": (0, 2**24),
         "layer_vectors": (0, 2**24),
@@ -73,6 +74,7 @@ class TowerSpec(Checked):
     projector_products: int = 0  # multiply-adds of a token, where weights are used for several patches
     projector_vectors: int = 0  # norms and biases of the projector
     attention_size: int = 0  # of all heads together; 0: hidden_size
+    num_kv_heads: int = 0  # 0: as many as heads
     model_type: str = ""  # of Hugging Face, with this tower in it; empty: none that is known
     # Inner layers with outputs that are projected, too, each added behind a layer of the language model
     inner_outputs: int = 0

@@ -271,6 +271,56 @@ def _glm4v(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerS
     )  # fmt: skip
 
 
+def _glm_ocr(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of GLM-OCR: heads are normed, and a norm follows its layers."""
+    sizes, hidden = _blocks(reader), _size(reader, "hidden_size", "hidden_size")
+    out = _output(reader, "out_hidden_size", model)
+    wide = out * _size(reader, "in_channels", "patch_size")  # of the merger's own MLP
+    bias = reader.flag("attention_bias", default=True)
+    return TowerSpec(
+        **sizes, hidden_size=hidden, ffn_hidden_size=_size(reader, "intermediate_size", "ffn_hidden_size"),
+        projector_matrices=hidden * sizes["merged_patches"] * out + out * out + 3 * out * wide,
+        projector_vectors=3 * out, further_parameters=2 * hidden, gated_mlp=True, normalization="rmsnorm",
+        head_norms=True, qkv_bias=bias, attention_output_bias=bias, mlp_bias=bias,
+    )  # fmt: skip
+
+
+def _exaone(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of EXAONE 4.5: Qwen2.5-VL's, with heads that share keys and values."""
+    heads = _size(reader, reader.first(("num_attention_heads", "num_heads")), "num_attention_heads")
+    shared = _size(reader, "num_key_value_heads", "num_attention_heads")
+    if heads % shared:
+        reader.fault("num_key_value_heads", f"{shared} does not divide num_heads = {heads}")
+        reader.finish()
+    return replace(_qwen2_5_vl()(reader, whole, model), num_kv_heads=shared)
+
+
+def _ovis2(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Ovis 2: patches become weights of a table's rows (``Ovis2VisionModel``)."""
+    tower, hidden = _pixtral_alike(reader), _size(reader, "hidden_size", "hidden_size")
+    merged = _side(reader, "hidden_stride") ** 2
+    rows = reader.integer("vocab_size", high=2**24)
+    words = rows - reader.integer("num_visual_indicator_tokens", low=0, high=rows - 1)
+    out, own = _output(whole, "hidden_size", model), whole.value("vocab_size")
+    if not model.tied_embeddings and own not in (None, model.vocab_size):  # its head has as many rows
+        whole.fault("vocab_size", f"{own} is not text_config.vocab_size", allowed=str(model.vocab_size))
+    return TowerSpec(
+        **tower, merged_patches=merged, projector_matrices=hidden * merged * words + rows * out,
+        projector_products=hidden * merged * words + words * out, projector_vectors=2 * words,
+    )  # fmt: skip
+
+
+def _pixtral_alike(reader: FieldReader) -> dict[str, Any]:
+    """Return AIMv2's layers: Llama's, with a table of positions and norms before and behind them."""
+    sizes, patches = _plain_blocks(reader)
+    return sizes | {
+        "tile_patches": patches, "position_rows": patches, "further_parameters": 3 * sizes["hidden_size"],
+        "gated_mlp": True, "normalization": "rmsnorm", "qkv_bias": reader.flag("qkv_bias", default=False),
+        "attention_output_bias": reader.flag("qkv_bias", default=False),
+        "mlp_bias": reader.flag("mlp_bias", default=False),
+    }  # fmt: skip
+
+
 def _sizes(reader: FieldReader, channels: str = "num_channels") -> dict[str, Any]:
     """Return layers and patches of a tower as CLIP and SigLIP name them."""
     patch = _side(reader, "patch_size")
@@ -657,6 +707,7 @@ def _idefics3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> Towe
 _RULES: Mapping[str, TowerRule] = {
     "aya_vision": _cohere(norm=True),
     "cohere2_vision": _cohere(norm=False),
+    "exaone": _exaone,
     "gemma_4": _gemma_4,
     "gemma_4_patches": _gemma_4_patches,
     "idefics3": _idefics3,
@@ -668,6 +719,8 @@ _RULES: Mapping[str, TowerRule] = {
     "minimax_m3": _minimax_m3,
     "mistral3": _mistral3,
     "glm4v": _glm4v,
+    "glm_ocr": _glm_ocr,
+    "ovis2": _ovis2,
     "internvl": _internvl,
     "llama4": _llama4,
     "deepseek_vl": _projected(_siglip_alone, 2),

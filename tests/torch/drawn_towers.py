@@ -71,6 +71,8 @@ def whole(model_type: str) -> Config:
     if output in vision:
         vision[output] = text["hidden_size"]
     vision |= NEEDED.get(model_type, {})
+    if model_type == "ovis2":
+        config |= {key: text[key] for key in ("hidden_size", "vocab_size")}
     return {**config, "model_type": model_type}
 
 

@@ -537,12 +537,12 @@ def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> N
         "tie_word_embeddings": True,
         "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]},
     }  # fmt: skip
-    whole = {"model_type": "glm_ocr", "text_config": text, "vision_config": {"depth": 24}}
+    whole = {"model_type": "janus", "text_config": text, "vision_config": {"depth": 24}}
     with pytest.raises(UnsupportedModelError, match=r'save text_config \(model_type "qwen3_vl_text"\)'):
         model_from_config(whole, name="x")
     assert model_from_config(text, name="x").num_parameters() == 1_720_574_976
     older = {**text, "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}
-    inside = {**older, "model_type": "glm_ocr", "vision_config": {"depth": 24}}
+    inside = {**older, "model_type": "janus", "vision_config": {"depth": 24}}
     words = 'remove vision_config and set model_type to "glm_ocr_text"'
     with pytest.raises(UnsupportedModelError, match=words):
         model_from_config(inside, name="x")

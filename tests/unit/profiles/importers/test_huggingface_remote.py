@@ -73,6 +73,16 @@ def test_telechat_has_biases_of_what_is_added_to_the_residuals_alone() -> None:
         model_from_config({"model_type": "telechat", "embed_layernorm": True}, name="x")
 
 
+def test_apertus_1_5_is_apertus_with_a_wider_vocabulary_and_a_whole_head() -> None:
+    older, newer = (
+        model_from_config({"model_type": name}, name="x") for name in ("apertus", "apertus1p5_text")
+    )
+    wider = 2 * (266_752 - older.vocab_size) * older.hidden_size
+    assert newer.num_parameters() == older.num_parameters() + wider
+    with pytest.raises(UnsupportedModelError, match="output_vocab_size"):
+        model_from_config({"model_type": "apertus1p5_text", "output_vocab_size": 131_072}, name="x")
+
+
 def test_step_3_5_is_read_from_its_published_keys() -> None:
     # StepFun's Step-3.5-Flash: lists of 45 layers and 3 prediction layers, every fourth layer global
     flash = {
