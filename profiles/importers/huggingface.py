@@ -87,7 +87,8 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
             cast("Mapping[str, object]", config), towered, lambda text: model_from_config(text, name=name)
         )
     if model_type not in families():
-        if model_type not in config_keys().refused_types or reader.has("text_config"):
+        inside = reader.has("text_config") or f"{model_type}_text" in families()
+        if model_type not in config_keys().refused_types or inside:
             refuse_unsupported(reader, nearest=nearest_type(reader, model_type, tuple(families())))
         refuse_type(reader, model_type, tuple(families()))
     family = with_own_names(model_type, families()[model_type])

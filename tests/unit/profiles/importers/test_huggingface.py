@@ -537,13 +537,13 @@ def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> N
         "tie_word_embeddings": True,
         "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]},
     }  # fmt: skip
-    whole = {"model_type": "janus", "text_config": text, "vision_config": {"depth": 24}}
+    whole = {"model_type": "granite_docling", "text_config": text, "vision_config": {"depth": 24}}
     with pytest.raises(UnsupportedModelError, match=r'save text_config \(model_type "qwen3_vl_text"\)'):
         model_from_config(whole, name="x")
     assert model_from_config(text, name="x").num_parameters() == 1_720_574_976
     older = {**text, "model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}
-    inside = {**older, "model_type": "janus", "vision_config": {"depth": 24}}
-    words = 'remove vision_config and set model_type to "glm_ocr_text"'
+    inside = {**older, "model_type": "granite_docling", "vision_config": {"depth": 24}}
+    words = 'remove vision_config and set model_type to "granite_docling_text"'
     with pytest.raises(UnsupportedModelError, match=words):
         model_from_config(inside, name="x")
     # with biases of 2048 + 2 · 1024 where Qwen3 has norms of 2 · 128
