@@ -6,8 +6,9 @@ Lengths are of a prompt and its answer together, in tokens. Model and cluster ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -21,8 +22,16 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import named_parts, without_schema
 from meshwright.solver.post_training.engines import ENGINES, has_precision, obstacle_of
 from meshwright.solver.post_training.lengths import AnswerLengths, lengths_of_percentiles
+from meshwright.solver.post_training.limits import layout_text
 from meshwright.solver.post_training.problem import MODES, Mode, Pins, PostTraining
 from meshwright.solver.problem import Problem
+from meshwright.solver.space.expressions import (
+    ExpressionError,
+    names_in,
+    parse,
+    term_of,
+    written_term,
+)
 
 LAUNCHERS = ("nemo-rl", "verl")
 TRAINERS = ("megatron", "fsdp")
@@ -30,7 +39,7 @@ LATER = {"engine": ("sglang", "tensorrt-llm", "trtllm"), "launcher": ("slime", "
 WITH_CRITIC = ("ppo", "vapo")
 MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
 MAX_ANSWERS = 2**20  # of a step
-MAX_TOKENS, MAX_TIME_LIMIT_S = 2**24, 3600.0
+MAX_TOKENS, MAX_TIME_LIMIT_S, MAX_CONSTRAINTS = 2**24, 3600.0, 16
 DEFAULT_TIME_LIMIT_S = 30.0
 _ASSUMED_MEAN = 1 / 3  # of the way from the prompt to the longest answer
 _PERCENTILE = re.compile(r"p(\d{1,3}(?:\.\d{1,6})?)")
@@ -101,13 +110,14 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     reader.finish()
     lengths, assumed = _lengths(stated)
     problem = _limited(
-        _training_problem(plain, lengths, training, search, parse), launcher, training["trainer"]
-    )
+        _training_problem(plain, lengths, training, search, parse), launcher, training["trainer"],
+        search["constraints"],
+    )  # fmt: skip
     asked = PostTraining(
         training=problem, launcher=launcher, trainer=training["trainer"], lengths=lengths,
         engine=rollout["engine"], precision=rollout["precision"], max_steps_off=ahead["max_steps_off"],
-        top_k=search["top_k"], name=name, pins=_pins(rollout, training, ahead),
-        **algorithm,
+        top_k=search["top_k"], name=name, constraints=search["constraints"],
+        pins=_pins(rollout, training, ahead), **algorithm,
     )  # fmt: skip
     _check(asked)
     return PostTrainingRequest(
@@ -263,8 +273,32 @@ def _search(reader: FieldReader) -> dict[str, Any]:
         "time_limit_s": reader.number(
             "time_limit_s", low=1.0, high=MAX_TIME_LIMIT_S, default=DEFAULT_TIME_LIMIT_S
         ),
+        "constraints": _constraints(reader),
     }
     reader.refuse_unknown()
+    return found
+
+
+def _constraints(reader: FieldReader) -> tuple[str, ...]:
+    """Return constraints on roles and on training's layout, each readable."""
+    raw = reader.value("constraints")
+    if raw is None:
+        return ()
+    if not isinstance(raw, list) or not all(isinstance(text, str) for text in raw):
+        reader.fault("constraints", "must be a list of texts", allowed='["rollout.num_nodes <= 2"]')
+        return ()
+    if len(raw) > MAX_CONSTRAINTS:
+        reader.fault("constraints", f"{len(raw)} constraints", allowed=f"up to {MAX_CONSTRAINTS}")
+        return ()
+    found = tuple(dict.fromkeys(text.strip() for text in raw))
+    for at, text in enumerate(found):
+        try:
+            layout_text(text)
+        except ExpressionError as fault:
+            where = f"{reader.pointer}/constraints/{at}"
+            reader.faults.append(
+                FieldError(pointer=where, message=str(fault), allowed=fault.allowed, nearest=fault.nearest)
+            )
     return found
 
 
@@ -303,9 +337,10 @@ def _training_problem(
     return replace(problem, workload=replace(problem.workload, lengths=lengths.documents))
 
 
-def _limited(problem: Problem, launcher: str, trainer: str) -> Problem:
-    """Return the training problem with what its trainer can express of a layout."""
+def _limited(problem: Problem, launcher: str, trainer: str, constraints: tuple[str, ...]) -> Problem:
+    """Return the training problem with what its trainer can express of a layout, and its constraints."""
     limits = [one.format(layers=problem.model.num_layers) for one in _LIMITS[launcher, trainer]]
+    limits += [text for text in map(layout_text, constraints) if text is not None]
     return replace(problem, options=replace(problem.options, constraints=tuple(limits)))
 
 
@@ -350,7 +385,7 @@ def _check(asked: PostTraining) -> None:
         )  # fmt: skip
     if not any(has_precision(group, asked.precision) for group in asked.groups.values()):
         fault("/rollout/precision", f"no GPU of the pool multiplies in {asked.precision}", "bf16", "bf16")
-    faults += _pin_faults(asked)
+    faults += [*_pin_faults(asked), *_group_faults(asked)]
     if faults:
         raise InvalidProblemError(faults)
 
@@ -382,6 +417,19 @@ def _pin_faults(asked: PostTraining) -> list[FieldError]:
             )
         )
     return faults
+
+
+def _group_faults(asked: PostTraining) -> Iterator[FieldError]:
+    """Yield node groups of constraints that the cluster lacks."""
+    for at, text in enumerate(asked.constraints):
+        for name, term in ((name, term_of(name)) for name in sorted(names_in(parse(text)))):
+            if term is not None and term[1] not in asked.groups:
+                near = get_close_matches(term[1], asked.groups, n=1, cutoff=0.0)
+                yield FieldError(
+                    pointer=f"/search/constraints/{at}",
+                    message=f'{name}: "{term[1]}" is no node group of the cluster',
+                    allowed=", ".join(asked.groups), nearest=written_term(term[0], near[0]),
+                )  # fmt: skip
 
 
 def _canonical(plain: Mapping[str, Any], asked: PostTraining) -> dict[str, Any]:

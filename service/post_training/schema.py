@@ -9,6 +9,7 @@ from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.post_training.request import (
     DEFAULT_TIME_LIMIT_S,
     LAUNCHERS,
+    MAX_CONSTRAINTS,
     MAX_PROMPTS,
     MAX_RESPONSES,
     MAX_STEPS_OFF,
@@ -101,6 +102,11 @@ _SEARCH = _object(
         "top_k": _count(20, "placements that are ranked", default=3),
         "time_limit_s": {
             **_number(MAX_TIME_LIMIT_S, "of all searches together"), "default": DEFAULT_TIME_LIMIT_S
+        },
+        "constraints": {
+            "type": "array", "maxItems": MAX_CONSTRAINTS, "items": {"type": "string"},
+            "description": "on roles (rollout.num_nodes <= 2) or training's layout (training.tp <= 4), "
+            "in the language of search.constraints of a problem",
         },
     }
 )  # fmt: skip

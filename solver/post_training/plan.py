@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.profiles.cluster import NodeGroup
-from meshwright.profiles.errors import InvalidProblemError, StoppedError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.post_training.engines import (
     COLOCATED_SHARE,
@@ -18,6 +18,7 @@ from meshwright.solver.post_training.engines import (
     sizes_of,
 )
 from meshwright.solver.post_training.lengths import RUNAWAY, AnswerLengths
+from meshwright.solver.post_training.limits import constants_of, layout_text
 from meshwright.solver.post_training.problem import (
     EngineRole,
     LengthsOutcome,
@@ -35,6 +36,7 @@ from meshwright.solver.post_training.training import (
     counts_of,
     least_nodes,
     training_prices,
+    without_layout_constraints,
 )
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem, ShouldStop, problem_digest
@@ -91,7 +93,7 @@ def plan_post_training(
     prices = prices_of(asked, training, engines)
     found = ranked(prices, asked.top_k)
     if not found:
-        raise _no_placement(asked)
+        raise _no_placement(asked, prices)
     plans = _plans(asked, prices, found)
     outcomes = () if should_stop() else tuple(_outcomes(asked, prices, found[0], mean_is_assumed))
     proved = found[0].proved and not should_stop()
@@ -191,6 +193,9 @@ def loads_of(asked: PostTraining, name: str, size: int) -> list[int]:
         shares = {math.ceil(asked.samples / (total / size) * factor) for factor in _LOADS}
     else:
         shares = set()
+    for value in constants_of(role_constraints(asked)):
+        numbers |= {value, value // size, value * group.gpus_per_node // size}
+    numbers = {number for number in numbers if 0 < number <= group.num_gpus // size}
     shares |= {math.ceil(asked.samples / number) for number in numbers}
     return sorted({min(max(share, 1), asked.samples) for share in shares})
 
@@ -214,7 +219,14 @@ def prices_of(
         ways=ways_of(asked),
         colocated_share=COLOCATED_SHARE if asked.pins.memory_share is None else 1.0,
         most_rollout_gpus=most,
+        gpus_per_node={name: group.gpus_per_node for name, group in asked.groups.items()},
+        constraints=role_constraints(asked),
     )
+
+
+def role_constraints(asked: PostTraining) -> tuple[str, ...]:
+    """Return the constraints that are on roles, not on training's layout."""
+    return tuple(text for text in asked.constraints if layout_text(text) is None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -446,6 +458,17 @@ def _deciding(outcomes: Sequence[LengthsOutcome]) -> str:
 
 
 def _no_training(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -> InvalidProblemError:
+    own = [at for at, text in enumerate(asked.constraints) if layout_text(text) is not None]
+    free = without_layout_constraints(asked)
+    if own and any(training_prices(free, profile_of)):
+        return InvalidProblemError([
+            FieldError(
+                pointer=f"/search/constraints/{at}",
+                message=f"no layout of training keeps {asked.constraints[at]}",
+                allowed="sizes that some number of nodes has (meshwright plan MODEL lists them)",
+            )
+            for at in own
+        ])  # fmt: skip
     pool, tokens = asked.training.cluster, asked.training.workload.seq_length
     nodes = least_nodes(asked, profile_of)
     return InvalidProblemError.of(
@@ -491,8 +514,10 @@ def _no_engine(asked: PostTraining) -> InvalidProblemError:
     )
 
 
-def _no_placement(asked: PostTraining) -> InvalidProblemError:
+def _no_placement(asked: PostTraining, prices: Prices) -> InvalidProblemError:
     modes = {mode for mode, _ in ways_of(asked)}
+    if prices.constraints and placed(replace(prices, constraints=())) is not None:
+        return InvalidProblemError(list(_constraint_faults(asked, prices)))
     if "colocated" not in modes:
         return InvalidProblemError.of(
             "/cluster",
@@ -503,6 +528,27 @@ def _no_placement(asked: PostTraining) -> InvalidProblemError:
     return InvalidProblemError.of(
         "/cluster", f"no placement of both roles fits {asked.training.cluster.title}", allowed="more nodes"
     )
+
+
+def _constraint_faults(asked: PostTraining, prices: Prices) -> Iterator[FieldError]:
+    """Yield each constraint without which there is a placement; all of them together if there is none."""
+    single = False
+    for at, text in enumerate(asked.constraints):
+        if text not in prices.constraints:
+            continue
+        others = tuple(one for one in prices.constraints if one != text)
+        found = placed(replace(prices, constraints=others))
+        if found is not None:
+            single = True
+            yield FieldError(
+                pointer=f"/search/constraints/{at}", message=f"no placement of the roles keeps {text}",
+                allowed=f"without it the best is {roles_words(prices, found)}",
+            )  # fmt: skip
+    if not single:
+        yield FieldError(
+            pointer="/search/constraints", message="no placement of the roles keeps these together",
+            allowed="fewer constraints",
+        )  # fmt: skip
 
 
 def _notes(asked: PostTraining, mean_is_assumed: bool) -> Iterator[str]:

@@ -67,6 +67,7 @@ class PostTraining:
     pins: Pins = field(default_factory=Pins)
     top_k: int = 3
     name: str = ""
+    constraints: tuple[str, ...] = ()  # on roles; those on training's layout too
 
     @property
     def model(self) -> ModelSpec:

@@ -8,6 +8,7 @@ Constraints
   (3) ``generate`` is one of the priced values and bounds every engine in use
   (4) GPUs of a group: engines and training apart, or engines within training's GPUs if colocated
   (5) ``step >= generate + refit`` and ``step >= side + refit`` in every way; in turn, the sum
+  (6) the request's constraints on roles, as ``limits`` writes them
 Without (5) in every way the bound stays 0 for minutes. The objective is the step in milliseconds; of equal
 steps the one with the fewest steps off, the fewest kinds of engines and the fewest GPUs is kept.
 """
@@ -18,9 +19,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.solver.post_training.problem import Mode
+from meshwright.solver.post_training.limits import add_limits
+from meshwright.solver.post_training.problem import MODES, Mode
 from meshwright.solver.post_training.training import TrainingPrice
 from meshwright.solver.search.cp_sat import solver_within, without_pandas
+from meshwright.solver.search.expressions import Number
+from meshwright.solver.space.expressions import written_term
 
 MS = 1000.0
 EFFORT = 20.0  # deterministic seconds
@@ -62,6 +66,8 @@ class Prices:
     ways: Sequence[tuple[Mode, int]]  # with the steps off
     colocated_share: float  # memory that an engine may have next to a trainer
     most_rollout_gpus: Mapping[str, int] = field(default_factory=dict)
+    gpus_per_node: Mapping[str, int] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()  # on roles
 
     def side_s(self, price: TrainingPrice) -> float:
         """Return the seconds of a step besides generation, refit and swap."""
@@ -126,6 +132,8 @@ class _Model:
         self._engines()
         self._gpus()
         self._step()
+        if prices.constraints:
+            add_limits(self.cp, self.of, prices.constraints, self._names(), self._sizes())
 
     def _engines(self) -> None:
         of, prices = self.of, self.prices
@@ -168,11 +176,7 @@ class _Model:
         colocated = self.way.get(("colocated", 0))
         for group, gpus in prices.gpus.items():
             used = self._used(group)
-            trained = sum(
-                price.gpus * literal
-                for price, literal in zip(prices.training, self.trains, strict=True)
-                if price.group == group
-            )
+            trained = self._trained(group)
             if group in prices.most_rollout_gpus:
                 of.add(used <= prices.most_rollout_gpus[group])
             if colocated is None:
@@ -180,6 +184,42 @@ class _Model:
                 continue
             of.add(used + trained <= gpus).only_enforce_if(~colocated)
             of.add(used <= trained).only_enforce_if(colocated)
+
+    def _trained(self, group: str) -> Any:  # noqa: ANN401 - OR-Tools
+        pairs = zip(self.prices.training, self.trains, strict=True)
+        return sum(price.gpus * literal for price, literal in pairs if price.group == group)
+
+    def _names(self) -> dict[str, Number]:
+        """Return what the names of constraints on roles are."""
+        prices, most, nodes = self.prices, sum(self.prices.gpus.values()), list[Any]()
+        for group, each in prices.gpus_per_node.items():
+            found, used = self.of.new_int_var(0, -(-prices.gpus[group] // each), group), self._used(group)
+            self.of.add(found * each >= used)
+            self.of.add(found * each <= used + each - 1)
+            nodes.append(found)
+        ways = self.way.items()
+        values = {
+            "mode": sum(MODES.index(mode) * literal for (mode, _), literal in ways),
+            "steps_off": sum(steps * literal for (_, steps), literal in ways),
+            "training.num_gpus": sum(map(self._trained, prices.gpus)),
+            "training.num_nodes": sum(
+                one.nodes * literal for one, literal in zip(prices.training, self.trains, strict=True)
+            ),
+            "rollout.num_gpus": sum(map(self._used, prices.gpus)),
+            "rollout.num_nodes": sum(nodes),
+            "rollout.engines": sum(self.count),
+            **{written_term("training.gpus", group): self._trained(group) for group in prices.gpus},
+            **{written_term("rollout.gpus", group): self._used(group) for group in prices.gpus},
+        }
+        return {name: Number(value, 0, most + max(prices.samples, 1)) for name, value in values.items()}
+
+    def _sizes(self) -> dict[int, Any]:
+        """Return, by tensor-parallel size, a literal that is true where engines have it."""
+        found = dict[int, Any]()
+        for (_, size, _), literal in self.layout.items():
+            on = found.setdefault(size, self.of.new_bool_var(f"tp{size}"))
+            self.of.add_implication(literal, on)
+        return found
 
     def _step(self) -> None:
         of, prices = self.of, self.prices

@@ -13,6 +13,7 @@ from meshwright.profiles.sequences import filled
 from meshwright.solver.answer import Plan
 from meshwright.solver.cost.evaluation import Evaluation, evaluate
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.post_training.limits import layout_text
 from meshwright.solver.post_training.problem import PostTraining
 from meshwright.solver.post_training.splits import is_expressible, split_of
 from meshwright.solver.predict import Z_80_PERCENT
@@ -65,6 +66,14 @@ def training_problem(asked: PostTraining, group: str, nodes: int, each: int) -> 
     even = f"{asked.samples // asked.updates} % data_parallel_size == 0"
     options = replace(options, constraints=(*options.constraints, even))
     return replace(asked.training, cluster=cluster, options=options)
+
+
+def without_layout_constraints(asked: PostTraining) -> PostTraining:
+    """Return the question without its own constraints on training's layout."""
+    own = {layout_text(text) for text in asked.constraints}
+    options = asked.training.options
+    kept = tuple(text for text in options.constraints if text not in own)
+    return replace(asked, training=replace(asked.training, options=replace(options, constraints=kept)))
 
 
 def sequences_of(asked: PostTraining, problem: Problem) -> int:

@@ -9,8 +9,9 @@
   product      unary {(* | // | %) unary}
   unary        - unary | name | number | 'word' | true | false | term ( 'word' ) | ( implication )
 
-A term counts what a plan takes of one node group: ``stages('a100-sxm-80gb')``. Nothing is ever executed:
-the tree is data, which ``request_rules`` evaluates. ``//`` and ``%`` round down, as in Python.
+A term counts what a plan takes of one node group: ``stages('a100-sxm-80gb')``. Names of post-training have
+a role and a dot: ``rollout.num_nodes``. Nothing is ever executed: the tree is data, which ``request_rules``
+evaluates. ``//`` and ``%`` round down, as in Python.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ COMPARISONS = ("<=", "<", ">=", ">", "==", "!=")
 GROUP_NUMBERS = ("gpus", "idle_nodes", "stages", "layers")
 GROUP_ENDS = ("first", "last")  # logical: whether a group holds that stage
 GROUP_TERMS = (*GROUP_NUMBERS, *GROUP_ENDS)
+ROLE_TERMS = ("training.gpus", "rollout.gpus")  # of a step of post-training
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_]\w*)|(?P<word>'[^']*'|\"[^\"]*\")"
+    r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)|(?P<word>'[^']*'|\"[^\"]*\")"
     r"|(?P<sign>=>|<=|>=|==|!=|//|[<>+\-*%()]))"
 )
 
@@ -179,7 +181,7 @@ class _Parser:
 
     def _term(self, token: _Token) -> Node:
         """Parse the group of a term: a name such as ``stages('slow')``."""
-        if token.text not in GROUP_TERMS:
+        if token.text not in (*GROUP_TERMS, *ROLE_TERMS):
             near = difflib.get_close_matches(token.text.lower()[:64], GROUP_TERMS, n=1, cutoff=0.5)
             message = f"{token.text[:64]} is not a term of a node group: {', '.join(GROUP_TERMS)}"
             raise ExpressionError(token.at, message, nearest=next(iter(near), None))

@@ -6,7 +6,7 @@ import difflib
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial, reduce
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.problem import DERIVED_VARIABLES, Problem
 from meshwright.solver.space.expressions import (
     GROUP_ENDS,
+    GROUP_NUMBERS,
     ExpressionError,
     Node,
     names_in,
@@ -80,26 +81,63 @@ ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Vocabulary:
+    """The names that constraints may use."""
+
+    names: tuple[str, ...]  # numbers, but for those that are logical or words
+    logical: frozenset[str] = frozenset()
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of each variable that has words
+    number_terms: tuple[str, ...] = ()
+    logical_terms: tuple[str, ...] = ()
+    long_names: Mapping[str, str] = field(default_factory=dict)  # by short ones
+
+    def sort_of(self, node: Node) -> Sort:
+        """Return what a name is.
+
+        Raises:
+            ExpressionError: it is unknown.
+        """
+        name = str(node.value)
+        term = term_of(name)
+        if term is not None and term[0] in (*self.number_terms, *self.logical_terms):
+            return "logical" if term[0] in self.logical_terms else "number"
+        if term is not None:
+            allowed = ", ".join((*self.number_terms, *self.logical_terms))
+            raise ExpressionError(node.at, f"{term[0]} is not a term here", allowed=allowed)
+        if name in self.logical or name in self.words:
+            return "logical" if name in self.logical else "word"
+        if name in self.names:
+            return "number"
+        near = difflib.get_close_matches(name.lower()[:64], self.names, n=1, cutoff=0.5)
+        message, allowed_names = f"{name[:64]} is not a variable", None if near else ", ".join(self.names)
+        raise ExpressionError(node.at, message, allowed=allowed_names, nearest=next(iter(near), None))
+
+
+LAYOUT = Vocabulary(
+    names=NAMES, logical=frozenset(LOGICAL_VARIABLES), words=WORDS,
+    number_terms=GROUP_NUMBERS, logical_terms=GROUP_ENDS,
+    long_names={short: name for name, short in SHORT_NAMES.items()},
+)  # fmt: skip
+
+
 @lru_cache(maxsize=1024)
-def constraint_of(text: str) -> Node:
+def constraint_of(text: str, of: Vocabulary = LAYOUT) -> Node:
     """Return the checked tree of a constraint.
 
     Raises:
         ExpressionError: it is not an expression, names unknowns, or mixes numbers, words and logic.
     """
-    node = _written_out(parse(text))
-    if _sort(node) != "logical":
+    node = _written_out(parse(text), of)
+    if _sort(node, of) != "logical":
         raise ExpressionError(node.at, "a constraint is one comparison, or several with and, or, not, =>")
     return node
 
 
-_LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
-
-
-def _written_out(node: Node) -> Node:
+def _written_out(node: Node, of: Vocabulary) -> Node:
     if node.sign == "name":
-        return replace(node, value=_LONG_NAMES.get(str(node.value), node.value))
-    return replace(node, operands=tuple(map(_written_out, node.operands))) if node.operands else node
+        return replace(node, value=of.long_names.get(str(node.value), node.value))
+    return replace(node, operands=tuple(_written_out(one, of) for one in node.operands))
 
 
 @lru_cache(maxsize=1024)
@@ -166,56 +204,49 @@ def with_group_renamed(constraints: Sequence[str], old: str, new: str) -> tuple[
     return tuple(re.sub(rf"(['\"]){re.escape(old)}\1", rf"\g<1>{new}\g<1>", text) for text in constraints)
 
 
-def _sort(node: Node) -> Sort:
+def _sort(node: Node, of: Vocabulary) -> Sort:
     if node.sign == "name":
-        name = str(node.value)
-        if (term := term_of(name)) is not None:
-            return "logical" if term[0] in GROUP_ENDS else "number"
-        if name not in NAMES:
-            near = difflib.get_close_matches(name.lower()[:64], NAMES, n=1, cutoff=0.5)
-            message, allowed = f"{name[:64]} is not a variable", None if near else ", ".join(NAMES)
-            raise ExpressionError(node.at, message, allowed=allowed, nearest=next(iter(near), None))
-        return "word" if name in WORDS else "logical" if name in LOGICAL_VARIABLES else "number"
+        return of.sort_of(node)
     if node.sign in ("number", "word", "logical"):
         return node.sign  # type: ignore[return-value]
     if node.sign in ("and", "or", "not", "=>"):
-        _require("logical", node.operands)
+        _require("logical", node.operands, of)
         return "logical"
     if node.sign == "compare":
-        _check_comparison(node)
+        _check_comparison(node, of)
         return "logical"
-    _require("number", node.operands)
+    _require("number", node.operands, of)
     return "number"
 
 
-def _require(sort: Sort, operands: tuple[Node, ...]) -> None:
+def _require(sort: Sort, operands: tuple[Node, ...], of: Vocabulary) -> None:
     words = {"logical": "a comparison or a logical variable", "number": "a number", "word": "a word"}
     for operand in operands:
-        if _sort(operand) != sort:
+        if _sort(operand, of) != sort:
             raise ExpressionError(operand.at, f"{words[sort]} is expected here")
 
 
-def _check_comparison(node: Node) -> None:
+def _check_comparison(node: Node, of: Vocabulary) -> None:
     """Check comparisons: equal types; words and truth values only (un)equal, and words known."""
-    sort = _sort(node.operands[0])
+    sort = _sort(node.operands[0], of)
     if sort == "word" and node.operands[0].sign == "word":
-        sort = _sort(node.operands[-1])
-    _require(sort, node.operands)
+        sort = _sort(node.operands[-1], of)
+    _require(sort, node.operands, of)
     if sort != "number" and (set(node.signs) - {"==", "!="} or len(node.signs) > 1):
         raise ExpressionError(node.at, "words and truth values are compared by == or != alone")
     if sort == "word":
         if all(operand.sign == "name" for operand in node.operands):
             raise ExpressionError(node.operands[1].at, "a word in quotes is expected here")
         for one, other in (node.operands, node.operands[::-1]):
-            _check_word(one, other)
+            _check_word(one, other, of)
 
 
-def _check_word(variable: Node, word: Node) -> None:
+def _check_word(variable: Node, word: Node, of: Vocabulary) -> None:
     if word.sign != "word":
         return
     if variable.sign != "name":
         raise ExpressionError(variable.at, "a quoted word needs a variable next to it")
-    known = WORDS[str(variable.value)]
+    known = of.words[str(variable.value)]
     if word.value not in known:
         near = difflib.get_close_matches(str(word.value).lower()[:64], known, n=1, cutoff=0.5)
         message = f"{str(word.value)[:64]!r} is none of {', '.join(known)}"

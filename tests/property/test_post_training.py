@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from meshwright.solver.post_training.roles import EnginePrice, Prices, placed
+from meshwright.solver.post_training.roles import EnginePrice, Placement, Prices, placed
 from meshwright.solver.post_training.training import TrainingPrice
 from tests.property.post_training_judge import Question, best_step, drawn
 
@@ -41,6 +43,41 @@ def test_no_placement_of_a_small_pool_has_a_shorter_step(seed: int) -> None:
     found, best = placed(prices_of(question)), best_step(question)
     assert (None if found is None else round(found.step_s / S)) == best
     assert found is None or found.proved
+
+
+KEPT: list[tuple[str, Callable[[Placement, Prices], bool]]] = [
+    ("rollout.num_gpus <= 4", lambda one, prices: _gpus(one, prices) <= 4),
+    ("rollout.engines % 2 == 0", lambda one, _: sum(count for _, count in one.engines) % 2 == 0),
+    ("rollout.tp >= 2", lambda one, prices: min(prices.engines[at].tensor_parallel_size
+                                                for at, _ in one.engines) >= 2),
+    ("mode == 'async' => steps_off == 2", lambda one, _: one.mode != "async" or one.steps_off == 2),
+    ("rollout.num_gpus > training.num_gpus",
+     lambda one, prices: _gpus(one, prices) > prices.training[one.training].gpus),
+    ("training.gpus('g1') == 0", lambda one, prices: prices.training[one.training].group != "g1"),
+    ("rollout.num_nodes == 1", lambda one, prices: _gpus(one, prices) <= 4),
+]  # fmt: skip
+
+
+def _gpus(one: Placement, prices: Prices) -> int:
+    return sum(prices.engines[at].tensor_parallel_size * count for at, count in one.engines)
+
+
+@pytest.mark.parametrize(("text", "keeps"), KEPT)
+def test_a_constraint_is_kept_and_costs_a_step_only_where_the_best_breaks_it(
+    text: str, keeps: Callable[[Placement, Prices], bool]
+) -> None:
+    """Both ways: what is found keeps it, and where the best placement keeps it the step stays."""
+    for seed in range(4):
+        free = prices_of(drawn(seed))
+        free = replace(free, gpus_per_node=dict.fromkeys(free.gpus, 4))
+        best, found = placed(free), placed(replace(free, constraints=(text,)))
+        if best is None:
+            continue
+        assert found is None or keeps(found, free)
+        assert found is None or found.step_s >= best.step_s
+        if keeps(best, free):
+            assert found is not None
+            assert found.step_s == best.step_s
 
 
 def test_a_forbidden_placement_is_not_found_again() -> None:

@@ -12,23 +12,27 @@ it is known how many GPUs and layers a group may have. Both enter the bound of `
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import WORDS, BoolArray, Columns, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, IntArray
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.cp_sat import solver_within, without_pandas
+from meshwright.solver.search.expressions import (
+    BeyondModelError,
+    Expression,
+    ExpressionWriter,
+    Number,
+)
 from meshwright.solver.search.mixed.rows import MixedRows, StageOption, with_tensor_parallel
-from meshwright.solver.space.expressions import Node, names_in, term_of, written_term
+from meshwright.solver.space.expressions import names_in, term_of, written_term
 from meshwright.solver.space.request_rules import (
-    COMPARE,
     broken_by,
     column_of,
     constraint_of,
@@ -37,26 +41,7 @@ from meshwright.solver.space.request_rules import (
     names_unknown_group,
 )
 
-Expression: TypeAlias = Any  # a linear expression of OR-Tools, which this module loads when it is asked
 _OF_STAGE = {"tensor_parallel_size", "sequence_parallel", "num_gpus"}  # variables of one stage
-_MOST = 2**40  # numbers beyond this are left to the check
-
-
-class _BeyondModelError(Exception):
-    """A number is too large for the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A linear expression with its least and its most."""
-
-    of: Expression
-    low: int
-    high: int
-
-    @classmethod
-    def constant(cls, value: int) -> _Number:
-        return cls(value, value, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +55,12 @@ class GroupCounts:
     last: Expression
 
 
-class GroupLimits:
+class GroupLimits(ExpressionWriter):
     """Adds a row's constraints on node groups to a model of CP-SAT."""
 
     def __init__(self, api: ModuleType, model: Expression, rows: MixedRows, row: int) -> None:
-        self._api, self._model, self._rows, self._row = api, model, rows, row
-        self._names = dict[str, _Number]()
+        super().__init__(api, model)
+        self._rows, self._row = rows, row
 
     def add(
         self, counts: Mapping[int, GroupCounts], stages: Expression, has_size: Mapping[int, Expression]
@@ -93,16 +78,16 @@ class GroupLimits:
                 self._model.add_bool_or([])
                 return
             names, node = names_of((text,)), constraint_of(text)
-            self._names = {
+            self.names = {
                 name: self._term(counts, *term) for name in names if (term := term_of(name)) is not None
             }
-            self._names["pipeline_parallel_size"] = _Number(stages, 2, layers)
+            self.names["pipeline_parallel_size"] = Number(stages, 2, layers)
             whole = names.isdisjoint(_OF_STAGE)
             for size, literal in list(has_size.items())[: 1 if whole else None]:
                 self._of_row(names, size, stages)
                 try:
-                    holds = self._literal(node)
-                except _BeyondModelError:
+                    holds = self.literal(node)
+                except BeyondModelError:
                     continue
                 self._model.add(holds == 1).only_enforce_if([] if whole else literal)
 
@@ -112,117 +97,22 @@ class GroupLimits:
         for name in names - {"pipeline_parallel_size", "num_gpus"}:
             if term_of(name) is None:
                 value = int(column_of(columns, name, rows.layout.num_layers)[0])
-                self._names[name] = _Number.constant(value)
+                self.names[name] = Number.constant(value)
         each = size * int(rows.sizes[self._row, 0] * rows.sizes[self._row, 1])
-        self._names["num_gpus"] = _Number(each * stages, 2 * each, each * rows.layout.num_layers)
+        self.names["num_gpus"] = Number(each * stages, 2 * each, each * rows.layout.num_layers)
 
-    def _term(self, counts: Mapping[int, GroupCounts], term: str, name: str) -> _Number:
+    def _term(self, counts: Mapping[int, GroupCounts], term: str, name: str) -> Number:
         rows = self._rows
         group = rows.fleet.names.index(name)
         nodes, own = rows.fleet.groups[group], counts.get(group)
         most = {"gpus": nodes.num_gpus, "idle_nodes": nodes.num_nodes, "stages": nodes.num_gpus,
                 "layers": rows.layout.num_layers}.get(term, 1)  # fmt: skip
         if own is None:
-            return _Number.constant(most if term == "idle_nodes" else 0)
+            return Number.constant(most if term == "idle_nodes" else 0)
         if term != "idle_nodes":
-            return _Number(getattr(own, term), 0, most)
-        left = _Number(nodes.num_gpus - own.gpus, 0, nodes.num_gpus)
-        return self._divided(left, _Number.constant(nodes.gpus_per_node))[0]
-
-    def _literal(self, node: Node) -> Expression:
-        """Return a literal that is true exactly where an expression holds and is defined."""
-        defined = list[Expression]()
-        holds = self._logical(node, defined)
-        return self._all([holds, *defined]) if defined else holds
-
-    def _all(self, literals: list[Expression]) -> Expression:
-        every = self._model.new_bool_var("")
-        self._model.add_bool_and(literals).only_enforce_if(every)
-        self._model.add_bool_or([*(~one for one in literals), every])
-        return every
-
-    def _logical(self, node: Node, defined: list[Expression]) -> Expression:
-        if node.sign == "compare":
-            return self._compared(node, defined)
-        if node.sign in ("name", "logical"):
-            value = self._number(node, defined)
-            return self._holds("==", _Number(value.of - 1, value.low - 1, value.high - 1))
-        parts = [self._logical(one, defined) for one in node.operands]
-        if node.sign == "not":
-            return ~parts[0]
-        if node.sign == "and":
-            return self._all(parts)
-        left = ~parts[0] if node.sign == "=>" else parts[0]
-        return ~self._all([~left, ~parts[1]])
-
-    def _compared(self, node: Node, defined: list[Expression]) -> Expression:
-        word_of = next((str(one.value) for one in node.operands if one.sign == "name"), "")
-        values = [self._number(one, defined, word_of) for one in node.operands]
-        pairs = zip(node.signs, values, values[1:], strict=False)
-        found = [
-            self._holds(sign, _Number(one.of - other.of, one.low - other.high, one.high - other.low))
-            for sign, one, other in pairs
-        ]
-        return self._all(found) if len(found) > 1 else found[0]
-
-    def _holds(self, sign: str, number: _Number) -> Expression:
-        """Return a literal that is true exactly where a number compares so with 0."""
-        if number.low == number.high:
-            return self._model.new_constant(int(COMPARE[sign](number.low, 0)))
-        least, most = -_MOST, _MOST
-        true = {"<=": (least, 0), "<": (least, -1), ">=": (0, most), ">": (1, most)}.get(sign)
-        literal = self._model.new_bool_var("")
-        if true is not None:
-            inside = self._api.Domain(*true)
-        else:
-            inside = self._api.Domain(0, 0)
-            inside = inside if sign == "==" else inside.complement()
-        for domain, on in ((inside, literal), (inside.complement(), ~literal)):
-            self._model.add_linear_expression_in_domain(number.of, domain).only_enforce_if(on)
-        return literal
-
-    def _number(self, node: Node, defined: list[Expression], word_of: str = "") -> _Number:
-        if node.sign == "name":
-            return self._names[str(node.value)]
-        if node.sign == "word":
-            return _Number.constant(WORDS[word_of].index(str(node.value)))
-        if node.sign in ("compare", "and", "or", "not", "=>"):
-            return _Number(self._logical(node, defined), 0, 1)
-        if not node.operands:
-            return _Number.constant(int(node.value))
-        left, right = (self._number(one, defined) for one in node.operands)
-        if node.sign in ("//", "%"):
-            defined.append(self._holds("!=", right))
-            return self._divided(left, right)[0 if node.sign == "//" else 1]
-        return self._bounded(node.sign, left, right)
-
-    def _bounded(self, sign: str, left: _Number, right: _Number) -> _Number:
-        """Return a sum, a difference or a product."""
-        operate: Callable[[Any, Any], Any] = {"+": operator.add, "-": operator.sub, "*": operator.mul}[sign]
-        ends = [operate(a, b) for a in (left.low, left.high) for b in (right.low, right.high)]
-        if max(map(abs, ends)) > _MOST:
-            raise _BeyondModelError
-        if sign != "*" or left.low == left.high or right.low == right.high:
-            return _Number(operate(left.of, right.of), min(ends), max(ends))
-        product = self._model.new_int_var(min(ends), max(ends), "")
-        self._model.add_multiplication_equality(product, [left.of, right.of])
-        return _Number(product, min(ends), max(ends))
-
-    def _divided(self, left: _Number, right: _Number) -> tuple[_Number, _Number]:
-        """Return quotient and rest, rounded down; free where the divisor is 0."""
-        most = max(abs(left.low), abs(left.high)) + 1
-        largest = max(abs(right.low), abs(right.high))
-        quotient = self._model.new_int_var(-most, most, "")
-        rest = self._model.new_int_var(-largest, largest, "")
-        whole = self._bounded("*", _Number(quotient, -most, most), right)
-        positive, negative = self._holds(">", right), self._holds("<", right)
-        for on in (positive, negative):
-            self._model.add(whole.of + rest == left.of).only_enforce_if(on)
-        self._model.add_linear_constraint(rest, 0, largest).only_enforce_if(positive)
-        self._model.add(rest - right.of <= -1).only_enforce_if(positive)
-        self._model.add_linear_constraint(rest, -largest, 0).only_enforce_if(negative)
-        self._model.add(rest - right.of >= 1).only_enforce_if(negative)
-        return _Number(quotient, -most, most), _Number(rest, -largest, largest)
+            return Number(getattr(own, term), 0, most)
+        left = Number(nodes.num_gpus - own.gpus, 0, nodes.num_gpus)
+        return self.divided(left, Number.constant(nodes.gpus_per_node))[0]
 
 
 # --------------------------------------------------------------------------------------------------

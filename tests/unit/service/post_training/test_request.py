@@ -37,9 +37,22 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"training": {"group": "b200"}}, "/training/group", None),
     ({"model": "jamba-v0.1"}, "/model/mixer", None),
     ({"lenghts": {}}, "/lenghts", "lengths"),
+    *(
+        ({"search": {"constraints": ["steps_off <= 1", text]}}, "/search/constraints/1", nearest)
+        for text, nearest in {
+            "rollout.nodes <= 2": "rollout.num_nodes",
+            "training.tensor_paralel_size <= 2": "training.tensor_parallel_size",
+            "mode == 'asink'": "async",
+            "training.tp <= rollout.tp": None,
+            "rollout.gpus('h100') <= 8": "rollout.gpus('h100-sxm-80gb')",
+        }.items()
+    ),
 ]
+SMALL = {"model": "llama-3.2-1b", "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1}]}}
 IMPOSSIBLE: list[tuple[dict[str, Any], str, str | None]] = [
     ({"model": "llama-3.1-70b", "rollout": {"tp": 1}}, "/rollout/tp", "4"),
+    ({**SMALL, "search": {"constraints": ["rollout.engines > 99"]}}, "/search/constraints/0", None),
+    ({**SMALL, "search": {"constraints": ["training.dp == 7"]}}, "/search/constraints/0", None),
     ({"model": "llama-3.2-1b", "asynchrony": {"mode": "apart"}, **ONE_GPU}, "/cluster", None),
     (
         {"model": "llama-3.1-70b", "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1}]}},
@@ -69,6 +82,17 @@ def test_a_pool_without_room_for_a_role_names_what_would_hold_it(
     (error,) = caught.value.errors
     assert error.pointer == pointer
     assert nearest in (None, error.nearest)
+
+
+def test_a_plan_keeps_constraints_on_roles_and_on_the_layout_of_training() -> None:
+    kept = ["rollout.num_gpus == 3 * training.num_gpus", "mode != 'colocated'", "training.zero_stage == 0"]
+    answer = plan_post_training(
+        read_post_training({**REQUEST, **SMALL, "search": {"constraints": kept}}).asked
+    )
+    for plan in answer.plans:
+        assert sum(role.gpus for role in plan.rollout) == 3 * plan.training.gpus
+        assert plan.mode != "colocated"
+        assert plan.training.plan.config.zero_stage == 0
 
 
 def test_the_stored_question_reads_as_itself() -> None:
