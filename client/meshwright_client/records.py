@@ -285,14 +285,14 @@ class PlanSummary:
     micro_batch_size: int | None
     zero_stage: int | None
     step_time_s: float | None
-    step_time_low_s: float | None
+    step_time_low_s: float | None  # 80 % interval
     step_time_high_s: float | None
     tokens_per_s_per_gpu: float | None
     mfu: float | None
     peak_memory_bytes: int | None
     out_of_memory_probability: float | None
     cost: float | None
-    verified: str | None  # queued, running, or the launcher's verdict; None: never asked
+    verified: str | None  # queued, running, or the verdict; None: never asked
     found_at: datetime | None
     measured: Measured | None  # null: no run of it was reported
 
