@@ -34,6 +34,9 @@ USUAL: Mapping[str, Any] = {
     "ddp.overlap_grad_reduce": True, "ddp.overlap_param_gather": True,
     "ddp.use_distributed_optimizer": True, "mixed_precision": "bf16_mixed",
 }  # fmt: skip
+_PEFT, _SCHEME = "peft", "scheme"
+_ADAPTERS = ("default_peft_config", "LoRA", "DoRA", "VLMLoRA")
+_BY_NAME = re.compile(r"isinstance\(peft_scheme, str\) and")  # as by default, and by --mode
 Values = dict[str, Any]
 
 
@@ -121,7 +124,8 @@ class Recipes:
                 target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
                 _assign(target, self._value(statement.value, known), known)
             elif isinstance(statement, ast.If):
-                holds = self._value(statement.test, known)
+                holds = _BY_NAME.search(ast.unparse(statement.test)) is not None
+                holds = holds or self._value(statement.test, known)
                 if holds != UNKNOWN:
                     found = self._body(statement.body if holds else statement.orelse, known)
                     if found is not None:
@@ -198,8 +202,8 @@ class Recipes:
             return {"hub_id": given[0] if given else UNKNOWN}
         if name in ("to_megatron_provider", "get_model_config") and isinstance(function, ast.Attribute):
             return self._value(function.value, known)
-        if name == "get_mixed_precision_config":
-            return given[0]
+        if name in ("get_mixed_precision_config", *_ADAPTERS):
+            return given[0] if name not in _ADAPTERS else {_SCHEME: str((*given, name)[0]).lower(), **named}
         name = self.aliases.get(name, name)
         if name in self.functions:
             return self._function(name, given, named)
@@ -218,6 +222,13 @@ def _assign(target: ast.expr, value: Any, known: Values) -> None:  # noqa: ANN40
         known[variable] = value
     elif isinstance(target, ast.Attribute) and isinstance(known.get(variable), dict):
         held = known[variable]
+        section, _, name = rest.partition(".")
+        if section == _PEFT and (not name or isinstance(held.get(_PEFT), dict)):
+            if name:
+                held[_PEFT][name] = value
+            else:
+                held[_PEFT] = value  # itself: what is set of it later counts, too
+            return
         for key in [key for key in held if key.startswith(f"{rest}.")]:
             del held[key]
         _set(held, rest, value)
@@ -242,6 +253,15 @@ def _compared(how: ast.cmpop, left: Any, right: Any) -> Any:  # noqa: ANN401 - a
         if isinstance(how, ast.IsNot | ast.NotEq)
         else UNKNOWN
     )
+
+
+def adapters(values: Mapping[str, Any]) -> Values:
+    """What a recipe sets of its adapters; ``?`` where it makes them itself."""
+    found = values.get(_PEFT)
+    if not isinstance(found, dict) or found.get(_SCHEME) not in ("lora", "dora"):
+        return {_PEFT: UNKNOWN}
+    kept = {key: found[key] for key in ("dim", "target_modules", "dropout") if key in found}
+    return {_PEFT: {_SCHEME: found[_SCHEME], **kept}}
 
 
 def facts(values: Mapping[str, Any]) -> Values:
@@ -285,7 +305,7 @@ def main(folders: list[str]) -> None:
         version = Recipes(Path(folder))
         for name in (one for one in version.names() if not _LONG.search(one)):
             found = facts(version.values(name))
-            recipes.setdefault(name, found | ({"peft": True} if "_peft_" in name else {}))
+            recipes.setdefault(name, found | (adapters(version.values(name)) if "_peft_" in name else {}))
     rows = [f'  "{name}": {json.dumps(recipes[name], sort_keys=True)}' for name in sorted(recipes)]
     CATALOG.parent.mkdir(exist_ok=True)
     text = ",\n".join(rows)

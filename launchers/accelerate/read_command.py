@@ -30,7 +30,7 @@ AT = "deepspeed_config."  # accelerate's DeepSpeed plugin
 PLUGIN_FILE = f"{AT}deepspeed_config_file"
 PLUGIN_COUNT = f"{AT}gradient_accumulation_steps"
 ADDRESS = "main_process_ip"
-_OWN = (ENGINE, "num_processes", "fsdp_config", "num_machines", "compute_environment", "mixed_precision")
+_OWN = (ENGINE, "num_processes", "fsdp_config", "num_machines", "compute_environment")
 # Replicas on devices of other vendors (accelerate 1.15, utils/dataclasses.py DistributedType).
 _REPLICAS = ("MULTI_XPU", "MULTI_NPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA")
 _STARTS = {
@@ -47,7 +47,8 @@ _OF_DEEPSPEEDS_FILE = (
 def is_accelerates(source: Source) -> bool:
     """Return whether a file is accelerate's YAML, by its names."""
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-    return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
+    several = sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
+    return several or (ENGINE in names and "mixed_precision" in names)
 
 
 def values_of_file(source: Source) -> dict[str, LocatedValue]:

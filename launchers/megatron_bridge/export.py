@@ -50,6 +50,7 @@ from meshwright.launchers.megatron_core.names import (
 from meshwright.launchers.megatron_lm.flags import SHARDING_STRATEGIES, is_fsdp, reshards_states
 from meshwright.launchers.rules import fault, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
+from meshwright.profiles.adapters import ATTENTION_TARGETS
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
@@ -159,6 +160,7 @@ def override_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Precision", mixed_precision(target)),
         ("Kernels", _kernels(target)),
         ("Model", _model_keys(_model(target.model))),
+        ("Adapters next to frozen weights, of a recipe with peft", _adapters(target)),
     )
     sections = []
     for title, values in parts:
@@ -278,6 +280,38 @@ def _states(target: Target, known: FrameworkFacts) -> Values:
     }
 
 
+def _adapters(target: Target) -> Values:
+    """Return LoRA of a recipe that has adapters; alpha is twice the rank."""
+    workload = target.workload
+    if not workload.lora_rank:
+        return {}
+    return {
+        "peft.dim": workload.lora_rank,
+        "peft.alpha": 2 * workload.lora_rank,
+        "peft.dropout": 0.0,
+        "peft.target_modules": workload.lora_targets,
+    }
+
+
+def adapters_are_not_of_experts(target: Target) -> Iterator[FieldError]:
+    """Require other layers than routed experts, of which a rank shares one adapter, and no latent ones."""
+    model, targets = target.model, target.workload.lora_targets
+    if not target.workload.lora_rank:
+        return
+    if model.moe and set(targets) - set(ATTENTION_TARGETS):
+        yield FieldError(
+            pointer="/workload/lora_targets",
+            message="Megatron-Bridge's routed experts share an adapter on each rank, which is not priced",
+            allowed=", ".join(ATTENTION_TARGETS),
+        )
+    if model.mla and "linear_qkv" in targets:
+        yield FieldError(
+            pointer="/workload/lora_targets",
+            message="latent attention has layers of other names under Megatron-Bridge",
+            allowed="linear_proj, linear_fc1, linear_fc2",
+        )
+
+
 def _exchange(target: Target) -> Values:
     """Return every switch of experts, also where a recipe may differ."""
     if target.model.moe is None:
@@ -347,7 +381,7 @@ def weight_shards_are_wired_in(target: Target) -> Iterator[FieldError]:
             )
 
 
-OWN_RULES = (weight_shards_are_wired_in, prediction_layers_need_rotary)
+OWN_RULES = (weight_shards_are_wired_in, prediction_layers_need_rotary, adapters_are_not_of_experts)
 
 
 def decided_names(target: Target) -> tuple[str, ...]:
@@ -403,6 +437,10 @@ def found_warnings(target: Target) -> Iterator[str]:
         (
             activation != "silu",
             f"overrides can't set the activation: use a recipe of a model with {activation}",
+        ),
+        (
+            target.workload.lora_rank,
+            "overrides can't turn adapters on: start a recipe that has them (its name has _peft_)",
         ),
         *((True, note) for note in overlap_notes(target.problem, target.config)),
         (

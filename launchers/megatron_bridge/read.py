@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.megatron_bridge.export import FP8_RECIPES, LOW_GRADIENTS
+from meshwright.launchers.megatron_bridge.read_adapters import SECTION, adapted
 from meshwright.launchers.megatron_core.names import flag_kinds
 from meshwright.launchers.megatron_core.read import (
     core_names,
@@ -208,7 +209,7 @@ class Recipe:
     name: str
     hub_id: str  # empty: the recipe states a shape, or computes it
     values: Mapping[str, object]  # by dotted name
-    adapts: bool = False  # it trains adapters only
+    peft: Mapping[str, object] | str | None = None  # its adapters; text: it makes them itself
 
 
 @cache
@@ -217,8 +218,8 @@ def _recipes() -> dict[str, Recipe]:
     found = {}
     for name, row in raw["recipes"].items():
         values = {key: value for key, value in {**raw["usual"], **row}.items() if value is not None}
-        hub_id, adapts = str(values.pop("hub_id")), bool(values.pop("peft", False))
-        found[name] = Recipe(name=name, hub_id=hub_id, values=values, adapts=adapts)
+        hub_id, peft = str(values.pop("hub_id")), values.pop("peft", None)
+        found[name] = Recipe(name=name, hub_id=hub_id, values=values, peft=peft)
     return found
 
 
@@ -273,17 +274,15 @@ def _recipe_of(command: Command, overrides: Overrides) -> tuple[Recipe | None, l
             allowed="a recipe of its llama, qwen, deepseek, gpt_oss …, or --model next to the overrides",
             nearest=near[0] if near else None,
         )
-    adapters = "" if not found.adapts else found.name
     for option, following in pairwise([*(one.text for one in command.words), ""]):
         name, _, value = option.replace("_", "-").partition("=")
-        if name in _ADAPTER_OPTIONS and (value or following).lower() in _ADAPTERS:
-            adapters = f"{name} {value or following}"
-    if adapters:
-        raise InvalidProblemError.of(
-            "--recipe",
-            f"line {word.line}: {adapters} trains adapters, which are not supported",
-            allowed="a recipe for pretraining or sft",
-        )
+        scheme = (value or following).lower()
+        if name not in _ADAPTER_OPTIONS or scheme not in _ADAPTERS or isinstance(found.peft, str):
+            continue
+        if found.peft is None:
+            why = f"line {word.line}: {name} {scheme} does nothing: {found.name} trains all weights"
+            raise InvalidProblemError.of("--recipe", why, allowed="a recipe with peft in its name")
+        found = replace(found, peft={**found.peft, "scheme": scheme})
     return found, [(key, text_of(value), word.line) for key, value in found.values.items()]
 
 
@@ -333,18 +332,6 @@ def _list_others(given: Given, words: Sequence[Word]) -> None:
         if name.startswith("--") and name.replace("_", "-") not in {one.replace("_", "-") for one in known}:
             text = value if equals else "true" if following.text.startswith("--") else following.text
             given.leave(name[:64], name, Value((text,), word.line))
-
-
-def _refuse_adapters(given: Given, values: ConfigValues) -> None:
-    """Record a fault for overrides that train adapters in place of the model's own weights."""
-    for key, (text, line) in values.items():
-        if key.partition(".")[0] == "peft" and text.lower() not in _UNSET:
-            given.refuse(
-                key[:64],
-                f"line {line}: trains adapters, which are not supported under Megatron-Bridge",
-                allowed="null, which trains all weights",
-            )
-            return
 
 
 def _overrides(words: Sequence[Word]) -> list[Override]:
@@ -407,11 +394,14 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         settings = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
     for key, _, line in [one for one in settings if overrides.ignores(one[0])]:
         given.note(f"line {line}: {key[:64]} is ignored (--ignore)")
-    _take_all(given, [one for one in settings if not overrides.ignores(one[0])])
+    settings = [one for one in settings if not overrides.ignores(one[0])]
+    _take_all(given, settings)
     if recipe is not None:
         given.note(f"values that the command leaves out come from the Megatron-Bridge recipe {recipe.name}")
     overrides = replace(overrides, model=_model(given, known, recipe), num_gpus=known.num_gpus())
-    return launch_file("megatron-bridge", given, overrides, world, name="launch file")
+    found = launch_file("megatron-bridge", given, overrides, world, name="launch file")
+    values = {key: (text, line) for key, text, line in settings}
+    return adapted(found, recipe.peft if recipe is not None else None, values)
 
 
 MEGATRON_BRIDGE_READER = Reader(name="megatron-bridge", recognises=_recognises, read=_read)
@@ -437,10 +427,11 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
         unknown = unknown_in(text)
         if unknown is not None and not names.is_free(key):
             given.faults.append(unknown_fault(key[:64], unknown, line))
-    _refuse_adapters(given, values)
     given.stop()
     for key, (text, line) in values.items():
         name = key.partition(".")[2] or key
+        if key.partition(".")[0] == SECTION:
+            continue  # ``read_adapters``
         if key != _DDP and _is_written_over(key, values):
             given.note(f"line {line}: {key[:64]} does nothing: mixed_precision is written over it")
         elif key.startswith(_READ) and key in names and flag_of(name) is not None:

@@ -365,7 +365,11 @@ OF_2025 = {
     "deepseek-ai/DeepSeek-V3.2-Speciale": ("deepseek-v3.2", 672),
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": ("mistral-small-3.1-24b", 24.0),
     "google/gemma-4-31B-it": ("gemma-4-31b", 30.7),
+    "moonshotai/Kimi-K3": ("kimi-k3", 2780),
     "LiquidAI/LFM2-1.2B": ("lfm2-1.2b", 1.17),
+    "LiquidAI/LFM2-350M": ("lfm2-350m", 0.354484),
+    "LiquidAI/LFM2-8B-A1B": ("lfm2-8b-a1b", 8.33993),
+    "tiiuae/Falcon-H1-3B-Base": ("falcon-h1-3b", 3.15),
 }
 
 

@@ -14,6 +14,7 @@ from benchmarks.corpus import FIXTURES, entries, outcome, source_of
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.reading.vocabulary import counted, named_vocabulary, vocabulary_of
+from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
@@ -383,17 +384,43 @@ def test_a_recipe_of_megatron_bridge_is_read_by_its_name_with_overrides() -> Non
     assert (by_model.model.name, by_model.configuration.virtual_pipeline_size) == ("llama-3-70b", 5)
 
 
-def test_a_recipe_that_is_not_known_names_the_nearest_and_adapters_are_refused() -> None:
+def test_a_recipe_that_is_not_known_names_the_nearest_and_dora_is_refused() -> None:
     with pytest.raises(
         InvalidProblemError, match="line 1: llama3_8_pretrain_config is not a known recipe"
     ) as refusal:
         read(bridge("--recipe llama3_8_pretrain_config"))
     assert refusal.value.errors[0].nearest == "llama3_8b_pretrain_config"
-    with pytest.raises(InvalidProblemError, match="trains adapters"):
-        read(bridge("--recipe llama3_8b_peft_config"))
-    for mode in ("--mode lora", "--peft_scheme dora"):
-        with pytest.raises(InvalidProblemError, match="trains adapters"):
-            read(bridge(f"--recipe llama3_8b_pretrain_config {mode}"))
+    for words, why in (
+        ("--recipe llama3_8b_peft_config --peft_scheme dora", "DoRA is not supported"),
+        ("--recipe llama3_8b_pretrain_config --mode lora", "llama3_8b_pretrain_config trains all weights"),
+        ("--recipe llama3_8b_peft_config peft.dim=x", "peft.dim: line 1: x is not a rank"),
+        ("--recipe llama3_8b_peft_config peft.normalize_moe_lora=true", "not priced"),
+        ("--recipe llama3_8b_peft_config peft.target_modules=[linear]", "linear is not priced"),
+        ("--recipe qwen3_30b_a3b_peft_config peft.target_modules=[linear_fc1]", "share an adapter"),
+    ):
+        with pytest.raises(InvalidProblemError, match=why):
+            read(bridge(words, nodes=1))
+
+
+@pytest.mark.parametrize(
+    ("words", "rank", "targets"),
+    [
+        ("--recipe llama3_8b_peft_config", 8, FUSED_TARGETS),  # its own rank
+        ("--model llama32_1b --mode lora", 32, FUSED_TARGETS),  # ``LoRA.dim``
+        (
+            "--recipe llama3_8b_peft_config peft.dim=64 peft.target_modules=[linear_fc1]",
+            64,
+            ("linear_fc1",),
+        ),
+        ("--recipe qwen3_30b_a3b_peft_config", 8, ATTENTION_TARGETS),
+        ("--recipe llama3_8b_peft_config peft=null", 0, ()),
+    ],
+)
+def test_adapters_of_a_recipe_are_read_with_its_rank_and_layers(
+    words: str, rank: int, targets: tuple[str, ...]
+) -> None:
+    workload = read(bridge(words, nodes=1)).workload
+    assert (workload.lora_rank, workload.lora_targets if rank else ()) == (rank, targets)
 
 
 @pytest.mark.parametrize(
