@@ -21,6 +21,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwright.profiles.errors import FieldError
+
+VARIABLES = "MESHWRIGHT_"  # how variables of the environment begin that are settings
+
 
 class ServiceError(Exception):
     """The service cannot do what was asked."""
@@ -117,3 +121,8 @@ class DatabaseBusyError(ServerStartError):
     """Another server owns this SQLite file."""
 
     code = "database_busy"
+
+
+def remedy_of(fault: FieldError) -> str:
+    """Return the command that sets a variable of the environment right; empty where none is at fault."""
+    return fault.tip if fault.pointer.startswith(VARIABLES) else ""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, shown_name
+from meshwright.service.errors import VARIABLES
 from meshwright.service.telemetry import LogFormat
 from meshwright.service.verify.environments import MEMORY_BYTES, TIME_S
 
@@ -23,7 +26,9 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 DATABASES = frozenset({"sqlite", "postgresql", "postgresql+psycopg"})
 MIN_LEASE_S = 1.0  # a worker looks at its job four times a second
 
-Seconds = Annotated[float, Field(gt=0, le=31_536_000)]  # a year; no infinity
+YEAR_S = 31_536_000  # no infinity
+
+Seconds = Annotated[float, Field(gt=0, le=YEAR_S)]
 
 
 def state_dir() -> Path:
@@ -39,14 +44,17 @@ def default_database_url() -> str:
 class Settings(BaseSettings):
     """Everything a process may be told; ``MESHWRIGHT_DATABASE_URL`` sets ``database_url``, and so on."""
 
-    model_config = SettingsConfigDict(env_prefix="MESHWRIGHT_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=VARIABLES, extra="ignore", frozen=True)
 
     database_url: str = Field(
-        default_factory=default_database_url, description="URL of the SQLite or PostgreSQL database"
+        default_factory=default_database_url,
+        description="URL of the SQLite or PostgreSQL database",
+        examples=["postgresql://user@host/meshwright"],
     )
     redis_url: str | None = Field(
         default=None,
         pattern="^rediss?://",
+        examples=["redis://host:6379/0"],
         description="URL of Redis, which wakes workers. None: workers poll the table",
     )
     redis_password: SecretStr | None = Field(
@@ -58,12 +66,14 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         default="",
         pattern=r"^[A-Za-z0-9._, -]*$",
+        examples=["planner.example.com"],
         max_length=4096,
         description="host names, separated by commas, that a server without keys answers to, in addition "
         "to loopback names and numeric addresses",
     )
     trusted_proxies: str | None = Field(
         default=None,
+        examples=["10.0.0.0/8"],
         max_length=4096,
         description="addresses or networks of proxies that end TLS, separated by commas. If they report "
         "https (X-Forwarded-Proto), the session cookie is sent only over https. *: any proxy. None: "
@@ -108,6 +118,7 @@ class Settings(BaseSettings):
     docs_url: str = Field(
         default="",
         pattern=r"^(https?://[^\s?#]+)?$",
+        examples=["https://docs.example.com"],
         description="address of your documentation site (`make docs` builds it), which pages link to. "
         "Empty: no links",
     )
@@ -127,6 +138,7 @@ class Settings(BaseSettings):
     oidc_issuer: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s?#]+$",
+        examples=["https://login.example.com"],
         description="OpenID Connect provider, as its tokens state it. None: people sign in with keys",
     )
     oidc_client_id: str = Field(
@@ -140,12 +152,15 @@ class Settings(BaseSettings):
     oidc_scopes: str = Field(default="openid profile email", description="OIDC scopes to request")
     oidc_redirect_url: str | None = Field(
         default=None,
+        validate_default=True,
         pattern=r"^https?://[^\s?#]+$",
+        examples=["https://NAME/sign-in/oidc/callback"],
         description="address of /sign-in/oidc/callback as browsers see it. You need it with `oidc_issuer`",
     )
     oidc_tenant: str = Field(
         default="default",
         pattern="^[a-z0-9][a-z0-9._-]{0,63}$",
+        examples=["default"],
         description="tenant of people who sign in by OIDC",
     )
     oidc_tenant_claim: str | None = Field(
@@ -162,9 +177,10 @@ class Settings(BaseSettings):
         description="groups with the scope submit, all others only read. Empty: everyone may submit",
     )
 
-    lease_s: Seconds = Field(
+    lease_s: float = Field(
         default=15.0,
         ge=MIN_LEASE_S,
+        le=YEAR_S,
         description="a worker that is silent for this long loses its jobs",
     )
     sweep_s: Seconds = Field(default=5.0, description="how often workers sweep")
@@ -239,15 +255,15 @@ class Settings(BaseSettings):
             raise ValueError("SQLite needs a file, which the server shares with its workers")
         return url
 
-    @model_validator(mode="after")
-    def _require_redirect(self) -> Self:
+    @field_validator("oidc_redirect_url")
+    @classmethod
+    def _require_redirect(cls, url: str | None, others: ValidationInfo) -> str | None:
         """Refuse a provider without the address to come back to: a Host header is anybody's to choose."""
-        if self.oidc_issuer is not None and self.oidc_redirect_url is None:
+        if url is None and others.data.get("oidc_issuer") is not None:
             raise ValueError(
-                "oidc_redirect_url is required with oidc_issuer: set MESHWRIGHT_OIDC_REDIRECT_URL="
-                "https://NAME/sign-in/oidc/callback, with the name by which browsers reach this service"
+                "is required with MESHWRIGHT_OIDC_ISSUER: the address by which browsers reach this service"
             )
-        return self
+        return url
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -293,27 +309,46 @@ def as_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-if __name__ == "__main__":
-    sys.stdout.write(as_markdown())
-
-
 # --------------------------------------------------------------------------------------------------
 # Settings from the environment with options over them.
+
+
+_MAY_HOLD_PASSWORDS = frozenset({"database_url", "redis_url", "redis_password", "oidc_client_secret"})
 
 
 def settings_with(given: Mapping[str, Any]) -> Settings:
     """The settings of this process; what is None is left to the environment.
 
     Raises:
-        InvalidProblemError: a value, given or of the environment, is wrong.
+        InvalidProblemError: a value is wrong; its option, or its variable of the environment, is named.
     """
+    typed = {name: value for name, value in given.items() if value is not None}
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**typed)
     except ValidationError as fault:
-        raise InvalidProblemError(
-            FieldError(
-                pointer=".".join(str(part) for part in detail["loc"]) or "settings",
-                message=detail["msg"].removeprefix("Value error, "),
-            )
-            for detail in fault.errors(include_url=False, include_input=False)
-        ) from None
+        details = fault.errors(include_url=False)
+        raise InvalidProblemError(_fault(detail, typed) for detail in details) from None
+
+
+def _fault(detail: ErrorDetails, typed: Mapping[str, Any]) -> FieldError:
+    """Return what is wrong with one setting; a value that may hold a password is not repeated."""
+    from meshwright.service.requests.schema import field_error  # noqa: PLC0415 - only for an error
+
+    name = str(detail["loc"][0])
+    found, info = field_error(detail, Settings), Settings.model_fields[name]
+    example = next(iter(info.examples or ()), "")
+    message = found.message.removeprefix("Value error, ")
+    if example and detail["type"] != "value_error":
+        value = "" if name in _MAY_HOLD_PASSWORDS else f'"{shown_name(str(detail["input"]))}" '
+        message = f"{value}does not look like {example}"
+    elif name in _MAY_HOLD_PASSWORDS and detail["type"] != "value_error":
+        message = "is empty"
+    pointer = f"--{name.replace('_', '-')}" if name in typed else f"{VARIABLES}{name.upper()}"
+    usual = str(info.default).lower() if isinstance(info.default, bool) else str(info.default or "")
+    right = found.nearest or example or usual
+    command = f"{pointer} {right}" if name in typed else f"export {pointer}={right}"
+    return replace(found, pointer=pointer, message=message, tip=command if right else f"unset {pointer}")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_markdown())

@@ -18,6 +18,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service import telemetry
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
+from meshwright.service.errors import remedy_of
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import (
@@ -58,7 +59,9 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
     try:
         settings = settings_with({name: value or None for name, value in given.items()})
     except InvalidProblemError as fault:
-        raise SystemExit(f"error: {fault.errors[0].sentence()}") from None
+        said = [f"error: {one.sentence()}" for one in fault.errors]
+        remedies = [f"tip: {one}" for one in map(remedy_of, fault.errors) if one]
+        raise SystemExit("\n".join([*said, *remedies])) from None
     gc.freeze()  # what is loaded stays: no search looks through it for garbage
     telemetry.configure_logging(settings.log_format)
     telemetry.configure()

@@ -16,6 +16,7 @@ from typing import Any, Self
 from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import FieldError, PlannerError
+from meshwright.service.errors import remedy_of
 from meshwright.service.requests.fields import COMMON, COUNTS, OPTIONS
 from meshwright.service.requests.parts import LONG_NAMES
 
@@ -265,7 +266,9 @@ def _long(name: str) -> str:
 
 
 def _fixed(fault: FieldError, line: Line) -> Line | None:
-    """Return the line without a fault; None if the fault does not say how."""
+    """Return the line without a fault; None if the fault does not say how, or is of the environment."""
+    if remedy_of(fault):
+        return None
     if fault.tip.startswith(_WITHOUT):
         left = line.without(fault.tip.removeprefix(_WITHOUT))
         return left if left != line else None
@@ -359,6 +362,8 @@ def _looked_up(fault: FieldError, line: Line) -> str:
 
     if (fault.nearest or "").startswith("--from-"):
         return _of_other_command(fault.nearest or "", fault.wrong, line)
+    if remedy := remedy_of(fault):
+        return remedy
     name, key = option_of(fault.pointer)
     if fault.pointer.startswith("/workload/framework_options"):
         name, key = "--framework-options", ""

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 
@@ -293,30 +293,37 @@ def passes_on_any_number(problem: Problem, *, wide: bool) -> Columns:
     """
     model, batch = problem.model, problem.workload.global_batch_size
     tensor, context = _inner_axes(problem, wide=wide)
-    counts = divisors(model.moe.num_experts) if model.moe else (1,)
-    experts = with_request(problem, "expert_parallel_size", counts)
-    whole = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
-    sizes = with_request(problem, "micro_batch_size", whole)
-    stages = launcher_capabilities(problem.launcher).zero_stages
+    experts = divisors(model.moe.num_experts) if model.moe else (1,)
+    sizes = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
+    asked = (
+        ("tensor_parallel_size", tensor),
+        ("context_parallel_size", context),
+        ("expert_parallel_size", experts),
+        ("micro_batch_size", sizes),
+        ("zero_stage", launcher_capabilities(problem.launcher).zero_stages),
+    )
+    axes = [_within_limits(problem, name, with_request(problem, name, some)) for name, some in asked]
     rows = [
         (tp, cp, pp, several * ep, ep, size, zero)
-        for tp in tensor
-        for cp in context
+        for tp, cp, ep, size, zero in product(*axes)
         for pp in (1, 2)
         for several in (1, 2)
-        for ep in experts
-        for size in sizes
-        for zero in stages
     ]
     plain = _one_chunk(problem, np.array(rows, dtype=np.int64).reshape(-1, 7))
-    every = widened(problem, plain, wide=wide)
+    one = np.ones(len(plain), dtype=np.int64)
+    every = _read_by_passes(widened(problem, replace(plain, num_microbatches=one), wide=wide))
     chunks = every.take(np.flatnonzero(every.pipeline_parallel_size > 1))
     every = Columns.concatenate(
         [every, replace(chunks, virtual_pipeline_size=chunks.virtual_pipeline_size + 1)]
     )
-    one = np.ones(len(every), dtype=np.int64)
-    every = Columns.concatenate([replace(every, num_microbatches=count * one) for count in (1, 2)])
-    # what follows from where ranks are, and ZeRO 0 and 1, are no matter of passes with free exchanges
+    return Columns.concatenate([every, replace(every, num_microbatches=every.num_microbatches + 1)])
+
+
+def _read_by_passes(every: Columns) -> Columns:
+    """Return the rows that differ in what passes read where exchanges are free.
+
+    That is not where ranks are, what follows from it, and whether ZeRO's stage is 0 or 1.
+    """
     apart = {"rank_order", "zero_shard_size", "zero_stage", "data_parallel_size", "global_batch_size"}
     read = [getattr(every, one.name) for one in fields(every) if one.name not in apart]
     sharded = np.minimum(every.zero_shard_size, 2)

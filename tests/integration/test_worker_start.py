@@ -27,10 +27,13 @@ def test_a_celery_worker_needs_a_queue(tmp_path: Path) -> None:
     )
 
 
-def test_a_wrong_setting_is_named_in_one_line(tmp_path: Path) -> None:
+def test_a_wrong_setting_is_named_with_its_range_and_a_command(tmp_path: Path) -> None:
     run = run_worker(database_url=f"sqlite:///{tmp_path / 'x.db'}", lease_s="-1")
     assert run.returncode == 1
-    assert run.stderr == "error: lease_s: Input should be greater than or equal to 1\n"
+    assert run.stderr == (
+        "error: MESHWRIGHT_LEASE_S: -1 is out of range. Allowed: from 1.0 to 31536000. Nearest: 1.0\n"
+        "tip: export MESHWRIGHT_LEASE_S=1.0\n"
+    )
 
 
 def test_a_worker_waits_for_a_database_that_is_away(tmp_path: Path) -> None:

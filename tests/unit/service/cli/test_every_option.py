@@ -32,6 +32,7 @@ from meshwright.service.tuning.decide import short_list, standing
 from meshwright.solver.calibration.calibrate import calibrate
 from meshwright.solver.calibration.measured import compared
 from meshwright.solver.explain.remedies import fastest, first_plans
+from meshwright.solver.planner.fits import fit_of
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.runs.table import CATALOG_RUNS
@@ -68,12 +69,17 @@ SHARED = {
     "meshwright.service.cli.searching.ask_and_compare": remembering(ask_and_compare),
     "meshwright.service.cli.explain.ask": _ASK,
     "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),
+    "meshwright.service.fixing.search._MOVES_BY_TIME": 3,  # of pairs
+    "meshwright.service.fixing.search._MOVES_BY_MEMORY": 1,
+    "meshwright.service.fixing.search._FASTEST": 2,
+    "meshwright.service.fixing.search._SMALLEST": 1,
     "meshwright.service.cli.calibrate.calibrate": remembering(calibrate),
     "meshwright.service.cli.calibrate.compared": remembering(compared),
     "meshwright.service.cli.tune.short_list": remembering(short_list),
     "meshwright.service.cli.tune.standing": remembering(standing),
     "meshwright.service.replan.finish.first_plans": remembering(first_plans),
     "meshwright.solver.explain.model_shapes.fastest": remembering(fastest),
+    "meshwright.solver.planner.fits.fit_of": remembering(fit_of),
 }
 
 

@@ -44,7 +44,7 @@ def test_each_page_of_documentation_that_is_linked_exists(path: str) -> None:
 
 @pytest.mark.parametrize("address", ["docs.example", "javascript:alert(1)", "https://docs.example/#top"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(Exception, match="docs_url"):
+    with pytest.raises(Exception, match="docs-url"):
         settings_with({"docs_url": address})
 
 

@@ -487,7 +487,8 @@ def test_switches_are_ranked_by_one_search_as_by_a_search_for_each(
                 for one in answer.plans]  # fmt: skip
 
     assert told(together) == told(apart)
-    assert (together.status, together.space_size) == (apart.status, apart.space_size)
+    assert together.status == apart.status == "optimal"
+    assert together.space_size >= apart.space_size, "alone, more of them are refuted on half of the GPUs"
     assert together.notes["variants"] == apart.notes["variants"] == "16"
     assert together.bound_step_time_s is not None
     assert together.bound_step_time_s >= (apart.bound_step_time_s or 0.0) * 0.999
