@@ -275,7 +275,7 @@ def _fixed(fault: FieldError, line: Line) -> Line | None:
     if fault.tip:
         return _with_options(fault.tip, line)
     if fault.message.startswith("is required") and fault.pointer in _REQUIRED:
-        examples = _REQUIRED | (_ON_A_NODE if _is_on_a_node(line) else {})
+        examples = {**_REQUIRED, **(_ON_A_NODE if _is_on_a_node(line) else {})}
         return _with_options(examples[fault.pointer], line)
     return _with_nearest(fault, line)
 
