@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections import Counter as Counts
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -13,9 +15,11 @@ from meshwright.service.api.turns import Turns
 from meshwright.service.db.database import Database
 from meshwright.service.db.metric_records import (
     Distribution,
+    EndedSearch,
     cpu_by_tenant,
     cpu_today,
     job_figures,
+    last_searches,
     leader_figures,
     open_fleets,
     open_verifications,
@@ -67,7 +71,7 @@ class _JobFigures(Collector):
     def collect(self) -> Iterator[Metric]:
         """The figures of all jobs on record."""
         with self._database.read() as connection:
-            found = job_figures(connection)
+            found, ended = job_figures(connection), last_searches(connection, most=LAST_SEARCHES)
         states = GaugeMetricFamily("meshwright_jobs", "Jobs on record", labels=["state"])
         for state in STATES:
             states.add_metric([state], found.by_state.get(state, 0))
@@ -81,6 +85,7 @@ class _JobFigures(Collector):
             yield GaugeMetricFamily(f"meshwright_{name}", text, value=value)
         yield _histogram("solve_seconds", "From the first claim to the end", found.solve_s)
         yield _histogram("final_gap", "Between the best plan and the bound, at the end", found.gap)
+        yield from _of_searches(ended)
 
 
 class _ServiceFigures(Collector):
@@ -164,6 +169,29 @@ class _TurnFigures(Collector):
 
 
 _OPEN = ("queued", "running")
+LAST_SEARCHES = 100
+ENDS = ("optimal", "feasible", "infeasible", "unknown", "failed", "cancelled", "expired")
+_SHARES = (0.5, 0.9, 1.0)  # of them that took no more
+
+
+def _of_searches(ended: Sequence[EndedSearch]) -> Iterator[Metric]:
+    """Yield how the searches that ended last did so, and what half, most and all of them took."""
+    text = f"of the last {LAST_SEARCHES} searches that ended"
+    ends = Counts(one.end for one in ended)
+    family = GaugeMetricFamily("meshwright_last_searches", f"How many {text} so", labels=["end"])
+    for end in ENDS:
+        family.add_metric([end], ends[end])
+    yield family
+    for name, words in (
+        ("cpu_s", "CPU seconds"), ("rows", "Configurations settled"), ("gap", "Gap to the bound"),
+    ):  # fmt: skip
+        long = {"cpu_s": "cpu_seconds"}.get(name, name)
+        family = GaugeMetricFamily(f"meshwright_last_search_{long}", f"{words} {text}", labels=["share"])
+        values = sorted(value for one in ended if (value := getattr(one, name)) is not None)
+        for share in _SHARES:
+            figure = values[math.ceil(share * len(values)) - 1] if values else math.nan
+            family.add_metric([str(share)], figure)
+        yield family
 
 
 def _histogram(name: str, text: str, found: Distribution) -> Metric:

@@ -79,6 +79,26 @@ def leader_figures(connection: Connection) -> LeaderFigures:
     return LeaderFigures(lease_left_s=until - now, clock_steps_s=found.get("clock", (0.0, 0.0))[0])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedSearch:
+    """One search that ended: how, and what it took."""
+
+    end: str  # what is proved of its answer, or the state of a job without one
+    cpu_s: float | None
+    rows: float | None  # configurations that were settled
+    gap: float | None  # between the best plan and the bound
+
+
+def last_searches(connection: Connection, *, most: int) -> list[EndedSearch]:
+    """Read the searches that ended last, fleets and sweeps left out; few rows, whatever is on record."""
+    ended = jobs.c.finished_at_s.is_not(None), jobs.c.kind.is_(None), jobs.c.num_children.is_(None)
+    figures = (jobs.c.progress[name].as_float() for name in ("explored", "gap"))
+    query = select(jobs.c.state, jobs.c.answer["status"].as_string(), jobs.c.cpu_s, *figures).where(*ended)
+    found = connection.execute(query.order_by(jobs.c.finished_at_s.desc()).limit(most))
+    return [EndedSearch(end=status or state, cpu_s=cpu_s, rows=rows, gap=gap)
+            for state, status, cpu_s, rows, gap in found]  # fmt: skip
+
+
 def open_verifications(connection: Connection) -> dict[str, int]:
     """Return how many plans wait for their launcher, and how many it builds now."""
     table = verifications.c

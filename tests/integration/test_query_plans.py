@@ -169,6 +169,7 @@ def use_everything(database: Database) -> None:
         usage_records.forget_worker(connection, "worker")
     with database.read() as connection:
         metric_records.job_figures(connection)
+        metric_records.last_searches(connection, most=100)
         event_records.newest_event_ids(connection, ["many-5", "many-6"])
 
 

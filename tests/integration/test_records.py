@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import delete
 
 from meshwright.service.db.database import Database
-from meshwright.service.db.metric_records import job_figures
+from meshwright.service.db.metric_records import EndedSearch, job_figures, last_searches
 from meshwright.service.db.records import NewChild, NewJob, insert_sweep
 from meshwright.service.db.tables import jobs as job_table
 from meshwright.service.errors import NotFoundError, TooManyRequestsError
@@ -27,11 +27,12 @@ def test_figures_of_all_jobs_are_read(database: Database, engine: JobEngine) -> 
         before = job_figures(connection)
     add_job(database, "measured")
     claim = claimed(engine)
-    engine.heartbeat(claim, {"stage": "done", "gap": 0.02})
-    engine.complete(claim, SUCCESS)
+    engine.heartbeat(claim, {"stage": "done", "gap": 0.02, "explored": 5e9})
+    engine.complete(claim, SUCCESS, cpu_s=3.0)
     add_job(database, "waiting")
     with database.read() as connection:
-        after = job_figures(connection)
+        after, (last, *_) = job_figures(connection), last_searches(connection, most=2)
+    assert last == EndedSearch(end="optimal", cpu_s=3.0, rows=5e9, gap=0.02)
     assert after.by_state["succeeded"] == before.by_state.get("succeeded", 0) + 1
     assert 0 <= after.oldest_queued_age_s < 60
     assert after.attempts == before.attempts + 1

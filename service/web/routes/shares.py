@@ -8,7 +8,16 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.api.deps import READS, CallerDep, Service, ServiceDep, TenantDep, computed
+from meshwright.service.api.deps import ADMINISTERS as SEES_KEYS
+from meshwright.service.api.deps import (
+    READS,
+    CallerDep,
+    PageToken,
+    Service,
+    ServiceDep,
+    TenantDep,
+    computed,
+)
 from meshwright.service.api.routes.reports import page_of_fleet, page_of_job
 from meshwright.service.api.routes.shares import SHARED, new_link, revoke_share_link
 from meshwright.service.api.schemas import NewShareLinkView
@@ -16,12 +25,13 @@ from meshwright.service.jobs.spending import Spender
 from meshwright.service.jobs.states import FLEET
 from meshwright.service.reporting import MOST_LISTED
 from meshwright.service.stores.shares import DEFAULT_LIFE_DAYS, MAX_LIFE_DAYS, ShareLinks
-from meshwright.service.web.callers import SUBMITS, FormDep
+from meshwright.service.web.callers import ADMINISTERS, SUBMITS, FormDep
 from meshwright.service.web.fields import Form, FormField, faulty, request_of
 from meshwright.service.web.rendering import page
 from meshwright.service.web.routes.searches import seen_at
 from meshwright.service.web.views import named
 
+LISTED = 50
 router = APIRouter()
 FIELDS = (
     FormField(
@@ -78,6 +88,24 @@ def revoke(request: Request, job_id: str, link_id: str, service: ServiceDep, cal
     """Revoke a link for good."""
     revoke_share_link(job_id, link_id, service, caller)
     return seen_at(request, f"/jobs/{job_id}/share")
+
+
+@router.get("/links", dependencies=[SEES_KEYS])
+def list_all_links(
+    request: Request, service: ServiceDep, tenant: TenantDep, page_token: PageToken = None
+) -> Response:
+    """The links of all answers, newest first, for administrators."""
+    found = ShareLinks(service.database).page(tenant, page_size=LISTED, page_token=page_token)
+    return page(request, "links.html", links=found.items, next_page_token=found.next_page_token)
+
+
+@router.post("/links/{job_id}/{link_id}/revoke", dependencies=[ADMINISTERS])
+def revoke_one_of_all(
+    request: Request, job_id: str, link_id: str, service: ServiceDep, caller: CallerDep
+) -> Response:
+    """Revoke a link for good, and show those that are left."""
+    revoke_share_link(job_id, link_id, service, caller)
+    return seen_at(request, "/links")
 
 
 def _page(

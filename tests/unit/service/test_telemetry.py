@@ -70,6 +70,10 @@ def test_a_lost_lease_and_the_final_gap_are_counted(
     assert found["meshwright_final_gap_bucket", "0.01"] == 0
     assert found["meshwright_final_gap_bucket", "0.03"] == 1
     assert found["meshwright_final_gap_sum",] == pytest.approx(0.02)
+    assert found["meshwright_last_searches", "failed"] == 1
+    assert found["meshwright_last_searches", "optimal"] == 0
+    assert found["meshwright_last_search_gap", "1.0"] == 0.02
+    assert found["meshwright_last_search_rows", "0.5"] == 1
 
 
 def test_a_request_is_one_line_with_its_id_its_tenant_and_no_id_of_anybodys_record(

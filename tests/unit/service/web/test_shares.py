@@ -16,6 +16,7 @@ from tests.served.access_cases import token_of
 from tests.served.answered_jobs import add_answered_job
 from tests.served.job_records import add_tiny_job
 from tests.served.reports import small_answer
+from tests.unit.service.web.test_access import signed_in
 
 
 def bearer(database: Database, tenant: str, scope: str = "submit") -> dict[str, str]:
@@ -213,3 +214,23 @@ def test_the_page_shows_a_new_address_once_and_revokes_it(
         faulty = browser.post("/jobs/answered/share", data={"days": days})
         assert faulty.status_code == 422
         assert 'id="fault-days"' in faulty.text
+
+
+def test_an_administrator_sees_and_revokes_the_links_of_all_answers_of_the_tenant(
+    browser: TestClient, database: Database, head: dict[str, str]
+) -> None:
+    add_answered_job(database, "foreign", *small_answer(), tenant="theirs")
+    foreign = shared(browser, bearer(database, "theirs"), "foreign")["id"]
+    first, second = (shared(browser, head) for _ in range(2))
+    signed_in(browser, head["Authorization"].partition(" ")[2])
+    assert browser.get("/links").status_code == 403
+    assert browser.post(f"/links/answered/{first['id']}/revoke").status_code == 403
+    signed_in(browser, token_of(database, "ours", "admin"))
+    assert browser.post(f"/links/foreign/{foreign}/revoke").status_code == 404
+    listed = browser.get("/links").text
+    assert all(one["id"] in listed for one in (first, second))
+    assert foreign not in listed
+    assert first["path"] not in listed
+    assert browser.post(f"/links/answered/{first['id']}/revoke").status_code == 303
+    assert first["id"] not in browser.get("/links").text
+    assert [browser.get(one["path"]).status_code for one in (first, second)] == [404, 200]
