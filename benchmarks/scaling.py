@@ -32,7 +32,8 @@ from meshwright.service.db.records import NewJob, insert_job
 from meshwright.service.db.tables import jobs, leaders
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import CeleryQueue
-from meshwright.service.jobs.states import DEFAULT_PRIORITY, Claim, Outcome
+from meshwright.service.jobs.states import Claim, Outcome
+from meshwright.service.requests.fields import DEFAULT_PRIORITY
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.processes.postgres_server import PostgresServer
 from tests.processes.servers import RedisServer, Settings, free_port, working

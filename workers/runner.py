@@ -21,7 +21,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.jobs.answers import cache_key_of, versions_of
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.states import FLEET, POST_TRAINING, Claim, Outcome
+from meshwright.service.jobs.states import FLEET, Claim, Outcome
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.telemetry import about, span
 from meshwright.solver.answer import Answer

@@ -26,9 +26,9 @@ from meshwright.service.fleets.question import (
 )
 from meshwright.service.fleets.request import MAX_HOURS, MAX_JOBS, MAX_STEPS, MAX_WEIGHT
 from meshwright.service.fleets.running import STATES
-from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.post_training.schema import POST_TRAINING_SCHEMA
 from meshwright.service.replan.request import ReplanRequest
+from meshwright.service.requests.fields import DEFAULT_PRIORITY
 from meshwright.service.requests.jobs import AXES, MAX_DEADLINE_S, MAX_POINTS, MAX_PRIORITY, MIN_DEADLINE_S
 from meshwright.service.requests.labels import MAX_LABELS, NAME_PATTERN, VALUE_PATTERN
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_NAME, MAX_TEXT, MAX_VARIABLES

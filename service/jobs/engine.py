@@ -32,7 +32,8 @@ from meshwright.service.db.usage_records import add_usage, over_quota
 from meshwright.service.jobs import sweep_jobs as families
 from meshwright.service.jobs import sweeper as sweeping
 from meshwright.service.jobs.claiming import claim_first, tenants_by_turn
-from meshwright.service.jobs.states import DEFAULT_PRIORITY, MAX_EXCUSED, Beat, Claim, Outcome, QueueCleanup
+from meshwright.service.jobs.states import MAX_EXCUSED, Beat, Claim, Outcome, QueueCleanup
+from meshwright.service.requests.fields import DEFAULT_PRIORITY
 
 REMEMBER_S = 1.0  # which keys have used up their CPU seconds
 

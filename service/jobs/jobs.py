@@ -29,9 +29,10 @@ from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_befo
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token, page_of
 from meshwright.service.jobs.queue import MAX_HINTS, WakeUpQueue
 from meshwright.service.jobs.spending import Spending
-from meshwright.service.jobs.states import FLEET, POST_TRAINING, TERMINAL_STATES
+from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission, add, question_of
 from meshwright.service.jobs.sweeps import Sweeps
+from meshwright.service.requests.fields import POST_TRAINING
 
 # --------------------------------------------------------------------------------------------------
 # How many more jobs a tenant may queue, without counting its queue for each of them.

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
-DEFAULT_PRIORITY = 5  # of 0, which goes first among the tenant's own, to 9
 MAX_ATTEMPTS = 3  # a job that lost its worker this often is poison
 MAX_EXCUSED = 9  # fence up to which a claim that a living worker gave up does not count
 
 FLEET = "fleet"  # kind of a job that plans several on one cluster
-POST_TRAINING = "post_training"  # kind of a job that places the roles of a step
 
 Beat = Literal["ok", "cancel", "lost"]
 FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]

@@ -19,8 +19,9 @@ from meshwright.service.db.records import (
 )
 from meshwright.service.jobs.answers import cache_key_of, versions_of
 from meshwright.service.jobs.spending import Spender
-from meshwright.service.jobs.states import DEFAULT_PRIORITY, FLEET
+from meshwright.service.jobs.states import FLEET
 from meshwright.service.report.question import sweep_title, title_of
+from meshwright.service.requests.fields import DEFAULT_PRIORITY
 from meshwright.service.requests.jobs import Sweep
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.solver.problem import Problem

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.post_training.request import PostTrainingRequest
 from meshwright.service.report.formatting import configuration_words
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.solver.post_training.problem import PostTraining, PostTrainingAnswer
 
 

@@ -17,7 +17,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_a
 from meshwright.profiles.inline import cluster_to_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.reading import FieldReader
-from meshwright.service.jobs.states import POST_TRAINING
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import named_parts, without_schema
 from meshwright.solver.post_training.engines import ENGINES, has_precision, obstacle_of

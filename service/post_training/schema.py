@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.post_training.request import (
     DEFAULT_TIME_LIMIT_S,
     LAUNCHERS,
@@ -18,6 +17,7 @@ from meshwright.service.post_training.request import (
     MAX_UPDATES,
     TRAINERS,
 )
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.solver.post_training.engines import ENGINES
 from meshwright.solver.post_training.problem import MODES
 

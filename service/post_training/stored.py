@@ -10,9 +10,9 @@ from meshwright.launchers.post_training.registry import export
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.jobs.answers import versions_of
-from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.jobs.submission import FleetAsked
 from meshwright.service.post_training.request import PostTrainingRequest, read_post_training
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.solver.answer import plan_from_json
 from meshwright.solver.configuration import record_from_json
 from meshwright.solver.post_training.problem import RolePlan

@@ -11,7 +11,7 @@ from math import prod
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.reading import FieldReader
-from meshwright.service.jobs.states import DEFAULT_PRIORITY
+from meshwright.service.requests.fields import DEFAULT_PRIORITY
 from meshwright.service.requests.labels import read_labels
 from meshwright.service.requests.parts import written_out
 from meshwright.solver.configuration import VARIABLES

@@ -27,7 +27,6 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
 from meshwright.profiles.towers import FROZEN_PARTS
-from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.requests.checks import (
     check_launcher,
     check_limits,
@@ -37,7 +36,7 @@ from meshwright.service.requests.checks import (
     with_other_launchers,
 )
 from meshwright.service.requests.configuration import completed
-from meshwright.service.requests.fields import FIELDS, RequestField
+from meshwright.service.requests.fields import FIELDS, POST_TRAINING, RequestField
 from meshwright.service.requests.parts import (
     as_written,
     batches_of,

@@ -22,8 +22,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.samples import Reference, SampleKind
 from meshwright.profiles.switches import NO_SWITCH, switches
-from meshwright.service.jobs.states import POST_TRAINING
-from meshwright.service.requests.fields import MAX_BATCH
+from meshwright.service.requests.fields import MAX_BATCH, POST_TRAINING
 from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, WORDS
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.expressions import Node, names_in

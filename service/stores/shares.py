@@ -24,7 +24,8 @@ from meshwright.service.db.tables import share_links
 from meshwright.service.errors import ConflictError, NotFoundError
 from meshwright.service.jobs.idempotency import Repeatable, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, page_of
-from meshwright.service.jobs.states import FLEET, POST_TRAINING
+from meshwright.service.jobs.states import FLEET
+from meshwright.service.requests.fields import POST_TRAINING
 
 DEFAULT_LIFE_DAYS = 3.0  # from a Friday to the Monday after it: shorter, and people make it longer
 MAX_LIFE_DAYS = 365.0

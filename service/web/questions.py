@@ -10,9 +10,8 @@ from meshwright.launchers.registry import launcher_names
 from meshwright.profiles.frameworks import framework_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH
-from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.report.formatting import ALSO_TRY
-from meshwright.service.requests.fields import FIELDS, Choices, FormQuestion, RequestField
+from meshwright.service.requests.fields import DEFAULT_PRIORITY, FIELDS, Choices, FormQuestion, RequestField
 from meshwright.service.requests.jobs import MAX_PRIORITY
 from meshwright.service.requests.schema import TYPES, words_of
 from meshwright.service.web.fields import FormField

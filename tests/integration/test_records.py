@@ -11,8 +11,8 @@ from meshwright.service.errors import NotFoundError, TooManyRequestsError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.queue import PollingQueue
-from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.jobs.submission import Submission
+from meshwright.service.requests.fields import DEFAULT_PRIORITY
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.stores.definitions import Definitions
 from tests.builders import a_problem

@@ -4,7 +4,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.records import NewJob, insert_job
 from meshwright.service.jobs.claiming import claim_first
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.states import DEFAULT_PRIORITY
+from meshwright.service.requests.fields import DEFAULT_PRIORITY
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Problem

@@ -8,7 +8,8 @@ from meshwright.service.db.records import JobRecord, NewChild, NewJob, find_job,
 from meshwright.service.db.tables import jobs, plans
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import QueueHealth
-from meshwright.service.jobs.states import DEFAULT_PRIORITY, Claim, Outcome
+from meshwright.service.jobs.states import Claim, Outcome
+from meshwright.service.requests.fields import DEFAULT_PRIORITY
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from tests.builders import a_problem
 

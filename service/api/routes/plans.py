@@ -40,9 +40,9 @@ from meshwright.service.db.database import compact_json
 from meshwright.service.errors import MissingExtraError, NotFoundError
 from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.post_training.stored import exported_roles
 from meshwright.service.requests.checks import check_launcher, check_risk
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
 from meshwright.service.verify.verify import environment_of

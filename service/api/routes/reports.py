@@ -17,7 +17,7 @@ from meshwright.service.api.problems import declared
 from meshwright.service.db.records import JobRecord
 from meshwright.service.errors import NotFoundError, NotReadyError
 from meshwright.service.jobs.answers import answer_of, stored_plan
-from meshwright.service.jobs.states import POST_TRAINING, TERMINAL_STATES
+from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.report.fleet import fleet_page
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.page import content_security_policy, render_page
@@ -31,6 +31,7 @@ from meshwright.service.reporting import (
     report_of,
     settled_for,
 )
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Problem

@@ -26,8 +26,9 @@ from meshwright.service.db.records import JobFilter, JobRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.answers import answer_of
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.jobs.states import FLEET, POST_TRAINING, TERMINAL_STATES
+from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.report.post_training import roles_page
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.service.web import views
 from meshwright.service.web.callers import SUBMITS

@@ -17,10 +17,10 @@ from meshwright.service.api.routes.reports import profile_for
 from meshwright.service.errors import NotFoundError
 from meshwright.service.files import zipped
 from meshwright.service.jobs.answers import answer_of, stored_plan
-from meshwright.service.jobs.states import POST_TRAINING
 from meshwright.service.report.formatting import configuration_words, mesh_words
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.reporting import ReportOptions, only, report_of
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.web.rendering import HEADERS, page
 from meshwright.service.web.routes.searches import seen_at
 from meshwright.service.web.views import named, problem_of
