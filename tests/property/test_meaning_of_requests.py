@@ -159,9 +159,19 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     profile = profile_of(problem)
     each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
     at_most_all = problem.options.gpus == "all" and problem.options.objective == "step_time"
-    fewer_nodes = range(each, most, each) if at_most_all and not problem.options.num_nodes else ()
+    nodes_left_open = at_most_all and not problem.options.num_nodes
+
+    def fewer_than(count: int) -> set[int]:
+        """Whole nodes, and parts of a node where nothing is legal on the whole of as many."""
+        if not nodes_left_open:
+            return set()
+        wholes = {-(-one // each) * each for one in range(1, count)}
+        legal = {whole: any_legal(problem, profile, [whole]) for whole in wholes}
+        some = (one for one in range(1, count) if one % each == 0 or not legal[-(-one // each) * each])
+        return {one for one in some if any_legal(problem, profile, [one])}
+
     if problem.options.num_nodes or any_legal(problem, profile, counts):
-        return {*counts, *(count for count in fewer_nodes if any_legal(problem, profile, [count]))}
+        return {*counts, *fewer_than(most)}
     fewer = sorted(
         range(1, most), key=lambda count: (count % each > 0, -count)
     )  # whole nodes before others
@@ -169,8 +179,7 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     if first is None:
         return set()
     near = {count for count in used if count >= 0.9 * first}  # these may be ranked beside them
-    near |= {count for count in fewer_nodes if count < first}
-    return {first, *(count for count in near if any_legal(problem, profile, [count]))}
+    return {first, *fewer_than(first), *(count for count in near if any_legal(problem, profile, [count]))}
 
 
 def tried_on(problem: Problem, counts: Iterable[int]) -> list[Tried]:
