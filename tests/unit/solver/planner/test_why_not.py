@@ -103,7 +103,7 @@ def test_a_question_has_the_smallest_set_of_reasons_or_the_best_plan_with_the_va
 
 
 def assert_each_needed(problem: Problem, values: Mapping[str, int | str], names: Sequence[str]) -> None:
-    """Of all candidates with the values each breaks one of these rules, and without any one rule some does not.
+    """Each candidate with the values breaks one of these rules, and without any one rule some does not.
 
     What does not fit breaks ``memory``; sizes that do not multiply have no candidate at all.
     """

@@ -92,7 +92,7 @@ WITHOUT_FORM = (
 ALWAYS = ("supports the shard sets", "supports the split of experts", "has stages of one size",
           "shares weights among")  # fmt: skip
 WEAKER = ("supports the recomputation",)  # a count for each stage is no value of a request's variable
-OPTIONS = {
+OPTIONS: dict[str, str | int | float | bool] = {
     "secondary_shard_size": 2, "quantized_reductions": True, "super_offload": True,
     "cpu_update_interval": 4,
     "optimizer_offload_fraction": 0.5, "moe_dispatcher": "deepep", "cuda_graph": "layer",
