@@ -112,9 +112,9 @@ def read_fleet(
     read, faults = read_jobs(jobs, cluster, parse)
     most_w = None if most_kw is None else floor(most_kw * KW)
     fleet = Fleet(kinds=kinds, jobs=tuple(job for job, _ in read), most_w=most_w)
-    for at, (job, planned) in enumerate(read):
+    for at, (own, planned) in enumerate(read):
         if most_w is not None and planned is not None and planned.problem.power_limit_w:
-            faults.setdefault(job.name, (_limited_itself(at, planned.problem),))
+            faults.setdefault(own.name, (_limited_itself(at, planned.problem),))
     places = {job.name: pointer("jobs", at) for at, (job, _) in enumerate(read)}
     request = FleetRequest(
         name=name, cluster=cluster, fleet=fleet, places=places, priced=bool(prices), begin=begin,

@@ -957,12 +957,13 @@ FIELDS = (
     RequestField(
         path="search.differ",
         type="Differ",
-        default=list,
+        default=[],
         sparse=True,
         about="sizes in which further plans near the first differ: the best plan of each combination",
         option=Option(
             group=SEARCH,
             help="Also list the best plan of each combination of these sizes: tp,pp.",
+            default="none",
             repeats=True,
             metavar="NAME[,NAME]",
             takers="rankings",
@@ -972,7 +973,7 @@ FIELDS = (
             label="List plans that differ in",
             kind="names",
             placeholder="tp, pp",
-            hint="the best plan of each combination of these sizes, within 10 % of the first",
+            hint="the best plan of each combination of these sizes",
         ),
     ),
     RequestField(
@@ -987,6 +988,12 @@ FIELDS = (
             help="How much slower plans of --differ may be, as a share: 0.05.",
             kind=float,
             takers="rankings",
+        ),
+        question=FormQuestion(
+            part="search",
+            label="As far as",
+            kind="number",
+            hint="a share by which these may be worse than the first, e.g. 0.05",
         ),
     ),
     RequestField(
