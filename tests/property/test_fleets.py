@@ -209,7 +209,9 @@ def test_small_fleets_on_nodes_of_two_kinds_get_the_best_of_all_schedules(
             plan_fleet(fleet, least, source, at, Limits())
         return
     answer = plan_fleet(fleet, least, source, at, Limits())
-    found = {name: ((run.choice.kind, run.choice.nodes), run.start_min) for name, run in answer.schedule.items()}
+    found = {
+        name: ((run.choice.kind, run.choice.nodes), run.start_min) for name, run in answer.schedule.items()
+    }
     assert answer.status == "optimal"
     assert list(broken(jobs, KINDS, found)) == []
     assert worth(jobs, found, PRICES) == best == tuple(one.value for one in answer.objectives)
