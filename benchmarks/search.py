@@ -4,8 +4,9 @@ Every problem of ``benchmarks/problems`` (requests, read as the service reads th
 each time in a process of its own: by the exact programs alone for the best plan and for ten, then for ten
 with CP-SAT's certificate. It is asked as a user asks it: with all switches that a request leaves open, on
 all GPUs or fewer. A line has the configurations covered, the rows that got a split, the CPU seconds to
-the first plan and to the proofs, the gap between the best step and its bound, and the largest memory of the
-process. All but the proof of the best plan are of the search for ten.
+the first plan and to the proofs, those of CP-SAT's decision without loading OR-Tools and the rows that it
+decides among, the gap between the best step and its bound, and the largest memory of the process. All but
+the proof of the best plan are of the search for ten.
 
 A second table shows how the best plan so far approached the proved one, as progress reported it, and marks
 what came later than promised. A third one shows what each switch of the launcher gains, and all of them
@@ -24,19 +25,24 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.growth import grow
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.clock import Watch
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Certify, Problem, Progress
+from meshwright.solver.search.certify.judge import Judge
+from meshwright.solver.search.decision.question import Question
 
 ROOT = Path(__file__).parents[1]
 PROBLEMS = ROOT / "benchmarks" / "problems"
@@ -53,8 +59,22 @@ ANY_TIME = ("problem", "best plan so far / proved one", "within 10 %", "within 3
 SWITCHED = ("problem", *switches(), "all", "proof with all")
 HEADINGS = (
     "problem", "GPUs", "configurations", "solved", "first plan", "proof of the best plan",
-    "proof of the top 10", "with CP-SAT", "gap", "memory",
+    "proof of the top 10", "with CP-SAT", "decision", "rows of it", "gap", "memory",
 )  # fmt: skip
+
+
+@contextmanager
+def decisions() -> Iterator[list[tuple[Question, float]]]:
+    """Collect each question that CP-SAT decides in this block, with its CPU seconds without loading."""
+    asked, decide = list[tuple[Question, float]](), Judge.decide
+
+    def heard(self: Judge, question: Question, watch: Watch) -> Mapping[str, Any] | None:
+        verdict = decide(self, question, watch)
+        asked.append((question, verdict["cpu_s"] if verdict else 0.0))
+        return verdict
+
+    with patch.object(Judge, "decide", heard):
+        yield asked
 
 
 def measured(path: Path, method: str) -> dict[str, Any]:
@@ -73,7 +93,8 @@ def measured(path: Path, method: str) -> dict[str, Any]:
             told.append((_cpu_s() - began_cpu_s, progress.incumbent_step_time_s))
 
     began_cpu_s = _cpu_s()
-    answer = ask(problem, profile, on_progress=note)
+    with decisions() as asked:
+        answer = ask(problem, profile, on_progress=note)
     best = answer.plans[0].prediction.step_time_s
     return {
         "curve": [(cpu_s, step_s / best) for cpu_s, step_s in told],
@@ -84,6 +105,8 @@ def measured(path: Path, method: str) -> dict[str, Any]:
         "gap": answer.gap,
         "status": answer.status,
         "certified_by": list(answer.certified_by),
+        "decision_cpu_s": sum(cpu_s for _, cpu_s in asked),
+        "decision_rows": len(asked[-1][0].values) if asked else 0,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
@@ -131,6 +154,7 @@ def line(path: Path, found: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """One row of the table."""
     exact, judged = found["none"], found["cp-sat"]
     first_s = exact["curve"][0][0] if exact["curve"] else None
+    rows = judged["decision_rows"]
     proved = "" if "cp-sat" in judged["certified_by"] else " (not certified)"
     return (
         path.stem,
@@ -143,6 +167,7 @@ def line(path: Path, found: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
             for one in (found["best"], exact)
         ),
         f"{judged['cpu_s']:.2f} s{proved}",
+        *((f"{judged['decision_cpu_s']:.2f} s", str(judged["decision_rows"])) if rows else ("–", "–")),
         "-" if exact["gap"] is None else f"{exact['gap']:.2%}",
         f"{exact['memory_bytes'] / MIB:.0f} MiB",
     )

@@ -234,6 +234,17 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DifferentPlans:
+    """The best plan of each combination of values of some variables, near the first plan."""
+
+    names: tuple[str, ...]  # variables of which any two of the plans differ in at least one
+    within: float  # of the first plan's objective: no plan is worse by more
+    plans: tuple[Plan, ...]  # best first; the first is the answer's
+    worse: tuple[float, ...]  # by how much each is worse, of the first plan's objective
+    complete: bool  # proved: no other combination has a plan within it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPoint:
     """One plan of a front."""
 
@@ -431,6 +442,7 @@ class Answer:
     objective: ObjectiveClaim | None = None
     baseline: Baseline | None = None  # where the request gives its own configuration
     pareto: ParetoFront | None = None  # where the request asks for it
+    different: DifferentPlans | None = None  # where the request asks for it
     # What chose the first plan: CP-SAT, among all rows that bounds leave, or the search alone.
     decided_by: Literal["exact-dp", "cp-sat"] = "exact-dp"
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
@@ -479,8 +491,11 @@ class Answer:
         """
         shown = asdict(replace(self, floors=RankFloors(), choices=()))
         del shown["floors"], shown["choices"]
+        if shown["different"] is None:
+            del shown["different"]
         points = [] if shown["pareto"] is None else shown["pareto"]["points"]
-        for plan in (*shown["plans"], *(point["plan"] for point in points)):
+        others = shown["different"]["plans"] if "different" in shown else []
+        for plan in (*shown["plans"], *others, *(point["plan"] for point in points)):
             _shown(plan)
         if shown["infeasible"] is not None and shown["infeasible"]["closest"] is not None:
             _shown(shown["infeasible"]["closest"])

@@ -91,6 +91,8 @@ class SearchOptions:
     deadline_days: float | None = None  # for all of them, interruptions counted
     gpu_hour_price: float | None = None  # in the client's currency
     grid_co2_g_per_kwh: float | None = None
+    differ: tuple[str, ...] = ()  # variables: further plans near the first differ in one of them at least
+    within: float = 0.1  # by which those may be worse, of the first plan's objective
     pareto: bool = False  # the front of step time and peak memory as well
     baseline: Configuration | None = None  # the client's own, ranked with the plans
     reliability: Reliability = field(default_factory=Reliability)

@@ -430,6 +430,7 @@ class Answer:
     objective: Mapping[str, Any] | None = None
     baseline: Mapping[str, Any] | None = None  # where the request gives its own configuration
     pareto: Mapping[str, Any] | None = None  # where the request asks for it
+    different: Mapping[str, Any] | None = None  # where the request asks for it
     decided_by: Literal["exact-dp", "cp-sat"] = "exact-dp"
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open

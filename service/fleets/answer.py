@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.profiles.errors import FieldError
 from meshwright.service.fleets.files import ScheduledFleet
 from meshwright.service.fleets.planning import FleetResult
-from meshwright.service.fleets.request import CENTS, FleetRequest
+from meshwright.service.fleets.request import CENTS, KW, FleetRequest
 from meshwright.service.report.formatting import configuration_words
 from meshwright.solver.answer import Plan
 from meshwright.solver.fleet.problem import FleetJob
@@ -36,6 +36,7 @@ def fleet_document(result: FleetResult) -> dict[str, Any]:
             for name, value, bound, gap in objectives_of(result)
         ],
         "nodes": dict(request.fleet.nodes()),
+        **({} if request.fleet.most_w is None else {"max_power_kw": request.fleet.most_w / KW}),
         "jobs": [_job_document(result, job) for job in request.fleet.jobs],
         "rules": [
             {
@@ -63,7 +64,7 @@ def fault_document(error: FieldError) -> dict[str, str | None]:
 
 
 def _job_document(result: FleetResult, job: FleetJob) -> dict[str, Any]:
-    run = result.answer.schedule[job.name]
+    run, fleet = result.answer.schedule[job.name], result.request.fleet
     plan, problem = plan_of(result, job.name)
     late = 0 if job.due_min is None else max(0, run.end_min - job.due_min)
     return {
@@ -74,6 +75,14 @@ def _job_document(result: FleetResult, job: FleetJob) -> dict[str, Any]:
         "late_hours": late / _HOUR_MIN,
         "nodes": run.choice.nodes,
         "kind": run.choice.kind,
+        **(
+            {}
+            if fleet.most_w is None
+            else {
+                "power_limit_w": run.choice.limit_w,
+                "power_kw": fleet.draw_w(run.choice) / KW,
+            }
+        ),
         "steps": result.request.problems[job.name].steps,
         "plan_id": plan.plan_id,
         "step_time_s": plan.prediction.step_time_s,

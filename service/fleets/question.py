@@ -27,7 +27,7 @@ EFFORT, MAX_EFFORT = 10.0, 3600.0  # deterministic seconds of CP-SAT
 TIME_LIMIT_S, MAX_TIME_LIMIT_S = 600.0, 86_400.0
 MAX_STATES = 100
 _OPTIONS = ("effort", "seed", "skip_impossible", "time_limit_s")
-_OF_THE_FLEET = ("begin", "node_hour_price")
+_OF_THE_FLEET = ("begin", "node_hour_price", "max_power_kw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

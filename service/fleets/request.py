@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import ceil, floor
 
-from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup, may_slow, power_of
 from meshwright.profiles.documents import pointer, require_plain
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
@@ -26,6 +26,7 @@ MAX_JOBS = 200
 MAX_STEPS = 10**9
 MAX_HOURS = 24.0 * 366
 MAX_WEIGHT = 1000
+MAX_KW, KW = 1e7, 1000
 MAX_PRICE = 1e6  # of a node-hour
 CENTS = 100  # prices are whole hundredths of the currency
 _HOUR_MIN = 60
@@ -95,17 +96,25 @@ def read_fleet(
     name = reader.text("name", default=cluster.name)
     begin = _begin(reader)
     prices = _prices(reader, cluster)
+    most_kw = reader.number("max_power_kw", low=0.001, high=MAX_KW) if reader.has("max_power_kw") else None
     jobs = reader.children("jobs", high=MAX_JOBS)
     if not jobs and not reader.faults:
         reader.fault("jobs", "must be a list of jobs", allowed=f"1 to {MAX_JOBS}")
     reader.refuse_unknown()
     reader.finish()
     kinds = tuple(
-        NodeKind(name=kind, nodes=group.num_nodes, price=prices.get(kind, 1))
+        NodeKind(
+            name=kind, nodes=group.num_nodes, price=prices.get(kind, 1),
+            draws_w={} if most_kw is None else _draws_w(group, kind),
+        )
         for kind, group in cluster.group_named.items()
-    )
+    )  # fmt: skip
     read, faults = read_jobs(jobs, cluster, parse)
-    fleet = Fleet(kinds=kinds, jobs=tuple(job for job, _ in read))
+    most_w = None if most_kw is None else floor(most_kw * KW)
+    fleet = Fleet(kinds=kinds, jobs=tuple(job for job, _ in read), most_w=most_w)
+    for at, (own, planned) in enumerate(read):
+        if most_w is not None and planned is not None and planned.problem.power_limit_w:
+            faults.setdefault(own.name, (_limited_itself(at, planned.problem),))
     places = {job.name: pointer("jobs", at) for at, (job, _) in enumerate(read)}
     request = FleetRequest(
         name=name, cluster=cluster, fleet=fleet, places=places, priced=bool(prices), begin=begin,
@@ -116,6 +125,34 @@ def read_fleet(
     if faults and not skip_impossible:
         raise InvalidProblemError(dict.fromkeys(error for errors in faults.values() for error in errors))
     return request.without(faults) if faults else request
+
+
+# Limits of a GPU that jobs may be set to under a shared limit of power, as shares of its own.
+_LIMITS = (0.65, 0.5)
+
+
+def _draws_w(group: NodeGroup, kind: str) -> dict[int, int]:
+    """Return what the GPUs of a node draw while they compute, by the limit that they are set to.
+
+    Raises:
+        InvalidProblemError: their own limit is not known.
+    """
+    gpu = group.gpu
+    if not gpu.power_watts:
+        raise InvalidProblemError.of(
+            "/max_power_kw", f"{kind} states no power_watts, which the limit needs", allowed="no such limit"
+        )
+    limits = [round(gpu.power_watts * share) for share in _LIMITS]
+    able = [0, *(limit for limit in limits if may_slow(gpu, limit))]
+    return {limit: ceil(group.gpus_per_node * power_of(gpu, limit).busy_w) for limit in able}
+
+
+def _limited_itself(at: int, problem: Problem) -> FieldError:
+    return FieldError(
+        pointer=f"{pointer('jobs', at)}/problem/workload/framework_options/power_limit_w",
+        message=f"{problem.power_limit_w:g}: with max_power_kw the fleet sets the limits of GPUs",
+        allowed="no such option, or no max_power_kw",
+    )
 
 
 def _cluster(reader: FieldReader) -> ClusterSpec:

@@ -25,7 +25,7 @@ from meshwright.service.fleets.request import (
     read_jobs,
 )
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.fleet.problem import Fleet, FleetJob, PlannedJob, faults_of
+from meshwright.solver.fleet.problem import FleetJob, PlannedJob, faults_of
 
 STATES = ("running", "failed", "done", "waiting")
 
@@ -179,7 +179,7 @@ def planned_again(request: FleetRequest, state: FleetState) -> FleetRequest:
     begin = None if request.begin is None else request.begin + timedelta(minutes=state.now_min)
     return _checked(
         replace(
-            request, fleet=Fleet(kinds=kinds, jobs=jobs), problems=problems, begin=begin,
+            request, fleet=replace(request.fleet, kinds=kinds, jobs=jobs), problems=problems, begin=begin,
             cluster=replace(request.cluster, groups=groups), places={**request.places, **state.places},
             running=frozenset(name for name, one in state.jobs.items() if one.state == "running"),
         ),

@@ -15,7 +15,7 @@ from meshwright.service.fleets.request import Parse
 from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import configuration_from_json
-from meshwright.solver.fleet.problem import Fleet, NodeChoice, PlannedRun
+from meshwright.solver.fleet.problem import NodeChoice, PlannedRun
 
 
 def scheduled_again(
@@ -33,7 +33,7 @@ def scheduled_again(
     fleet = read_question(_as_answered(request, document)).fleet
     jobs = tuple(job for job in fleet.fleet.jobs if job.name in parts)
     return ScheduledFleet(
-        request=replace(fleet, fleet=Fleet(kinds=fleet.fleet.kinds, jobs=jobs)),
+        request=replace(fleet, fleet=replace(fleet.fleet, jobs=jobs)),
         schedule={job["name"]: _run(job) for job in document["jobs"]},
         plans={name: (stored_plan(plan), parse_problem(own)) for name, (own, plan) in parts.items()},
     )
@@ -117,4 +117,8 @@ def _merged(planned: dict[str, Any], stated: object) -> object:
 
 def _run(job: Mapping[str, Any]) -> PlannedRun:
     start, end = (round(job[name] * 60) for name in ("start_hours", "end_hours"))
-    return PlannedRun(choice=NodeChoice(job["kind"], job["nodes"]), start_min=start, end_min=end)
+    return PlannedRun(
+        choice=NodeChoice(job["kind"], job["nodes"], job.get("power_limit_w", 0)),
+        start_min=start,
+        end_min=end,
+    )

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from meshwright.profiles.figures import percent, tied
 from meshwright.service.report import formatting as figures
+from meshwright.service.report.different import head_words, lines_of
 from meshwright.service.report.ranking import changes_of, switch_words
 from meshwright.solver.answer import (
     OBJECTIVE_NAMES,
@@ -37,6 +38,15 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
     lines += deciding_words(answer.plans)
     texts = [figures.wrapped(line, width, indent=2, hang=2) for line in lines]
     return [*texts, *(_front(answer.pareto, width) if answer.pareto else [])]
+
+
+def different_lines(answer: Answer, width: int) -> list[Text]:
+    """Return the near-optimal plans that differ as the request asks; none where it does not."""
+    if answer.different is None:
+        return []
+    head = figures.wrapped(head_words(answer.different), width, indent=2, hang=2)
+    lines = (figures.pieces(figures.with_ties(line), "·") for line in lines_of(answer.different))
+    return [head, *(figures.wrapped(line, width, indent=4, hang=2) for line in lines)]
 
 
 def _front(front: ParetoFront, width: int) -> list[Text]:

@@ -28,7 +28,9 @@ _RULES = {
 
 def render_fleet(document: Mapping[str, Any], *, width: int) -> RenderableType:
     """Return the answer of a fleet (``service.fleets.answer.fleet_document``) for a terminal."""
-    head = f"{document['name']}: {len(document['jobs'])} jobs on {_nodes(document)}"
+    most_kw = document.get("max_power_kw")
+    limit = "" if most_kw is None else f", GPUs drawing at most {most_kw:g} kW together"
+    head = f"{document['name']}: {len(document['jobs'])} jobs on {_nodes(document)}{limit}"
     return Group(
         Text(head, style="bold"),
         wrapped(proof_words(document), width),
@@ -83,7 +85,8 @@ def _table(document: Mapping[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     mixed = len(document["nodes"]) > 1
     table.add_column("job")
-    for title in ("nodes", "start h", "end h", "due h", "late h", "step"):
+    powered = "max_power_kw" in document
+    for title in ("nodes", *("kW", "W a GPU") * powered, "start h", "end h", "due h", "late h", "step"):
         table.add_column(title, justify="right")
     table.add_column("layout")
     table.add_column("plan")
@@ -92,10 +95,16 @@ def _table(document: Mapping[str, Any]) -> Table:
         late = f"{job['late_hours']:.1f}" if job["late_hours"] else "–"
         nodes = f"{job['nodes']} {job['kind']}" if mixed else str(job["nodes"])
         table.add_row(
-            job["name"], nodes, f"{job['start_hours']:.1f}", f"{job['end_hours']:.1f}", due, late,
+            job["name"], nodes, *_power(job) * powered,
+            f"{job['start_hours']:.1f}", f"{job['end_hours']:.1f}", due, late,
             f"{job['step_time_s']:.3g} s", job["layout"], job["plan_id"],
         )  # fmt: skip
     return table
+
+
+def _power(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what the GPUs of a job draw, and the limit that they are set to."""
+    return f"{job.get('power_kw', 0.0):.3g}", str(job.get("power_limit_w") or "–")
 
 
 def jobs_by_start(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:

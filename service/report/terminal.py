@@ -18,7 +18,7 @@ from meshwright.profiles.capabilities import launchers_of
 from meshwright.profiles.figures import NO_BREAK, tied
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.beyond import beyond_lines
+from meshwright.service.report.beyond import beyond_lines, different_lines
 from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking, short_ranking
@@ -84,6 +84,7 @@ def render_answer(
             *_context(answer, problem, width),
             *([figures.wrapped(unbuilt, width, indent=2)] if unbuilt else []),
             *beyond_lines(answer, width),
+            *different_lines(answer, width),
         ]
     parts += [Text(), *_provenance(answer, problem, width)]
     return Group(*parts, figures.wrapped(_next(answer, problem), width, indent=2))
@@ -117,7 +118,7 @@ def render_summary(
     parts += [*_first_plans(answer, width), *measured_lines(measured, answer.plans, width)]
     if answer.pareto is not None:
         parts += _front(answer.pareto, width)
-    return Group(*parts)
+    return Group(*parts, *different_lines(answer, width))
 
 
 def _front(front: ParetoFront, width: int) -> list[RenderableType]:

@@ -50,6 +50,7 @@ from meshwright.service.requests.parts import (
     without_schema,
 )
 from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range
+from meshwright.solver.configuration import SHORT_NAMES, VARIABLES
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
 from meshwright.solver.space.launcher_choice import chosen_launcher, started_otherwise
 from meshwright.solver.space.launcher_rules import with_recipe
@@ -345,6 +346,20 @@ def _pin(given: Mapping[str, object], _asked: Asked) -> dict[str, object]:
     }
 
 
+def _differ(given: Sequence[str], _asked: Asked) -> dict[str, object]:
+    """Return the names of variables, long for short.
+
+    Raises:
+        UnknownNameError: one is none of them.
+    """
+    long = {short: name for name, short in SHORT_NAMES.items()}
+    named = [one.strip() for text in given for one in text.split(",")]
+    for at, name in enumerate(named):
+        if name not in long and name not in VARIABLES:
+            raise UnknownNameError.among(pointer("search", "differ", at), name, [*VARIABLES, *long])
+    return {"differ": tuple(dict.fromkeys(long.get(name, name) for name in named))}
+
+
 def _pin_to_json(problem: Problem) -> dict[str, object]:
     options = problem.options
     split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
@@ -405,6 +420,7 @@ MEANINGS: Mapping[str, Meaning] = {
         lambda problem: {name: list(values) for name, values in sorted(problem.options.forbid.items())},
     ),
     "search.allow": Meaning(lambda given, _: {"allow": tuple(name for name in ALLOWED if name in given)}),
+    "search.differ": Meaning(_differ),
     "search.constraints": Meaning(
         lambda given, _: {"constraints": tuple(dict.fromkeys(text.strip() for text in given))}
     ),

@@ -77,6 +77,9 @@ TYPES: dict[str, object] = {
     "Prohibitions": dict[str, Annotated[list[Value], Field(max_length=MAX_VALUES)]],
     "Bounds": dict[str, Annotated[list[int], Field(min_length=2, max_length=2)]],
     "Allowed": _some_of(ALLOWED),
+    "Differ": Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]], Field(max_length=MAX_NAMES)
+    ],
     "Constraints": list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]],
 }
 

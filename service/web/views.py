@@ -14,6 +14,7 @@ from meshwright.service.jobs.answers import answer_of, sorted_out
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.states import FLEET, TERMINAL_STATES
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter
+from meshwright.service.report.different import head_words, lines_of
 from meshwright.service.report.formatting import gib, seconds, with_questions
 from meshwright.service.report.question import sweep_title, title_of
 from meshwright.service.report.sides import ComparisonTable, comparison_of
@@ -61,6 +62,7 @@ class ShownAnswer:
     standings: Standings | None
     comparison: ComparisonTable | None
     pareto: Scatter | None
+    different: tuple[str, ...]  # what near-optimal plans differ in, and each of them; empty: not asked for
     warnings: tuple[str, ...]
     unreadable: tuple[tuple[int, str], ...]  # rank and id of plans of this page
     chosen: str
@@ -187,6 +189,9 @@ def answer_page(
         standings=_standings(answer, problem, is_whole=is_first and next_page_token is None),
         comparison=comparison_of(answer, answer.plans[0].plan_id) if answer.plans else None,
         pareto=pareto_scatter(answer, answer.plans[0].plan_id) if has_front else None,
+        different=(head_words(answer.different), *lines_of(answer.different))
+        if is_first and answer.different is not None
+        else (),
         warnings=tuple(
             with_questions(warning_words(one))
             for one in dict.fromkeys((*answer.warnings, *problem.cluster.warnings))

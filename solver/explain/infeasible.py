@@ -27,6 +27,7 @@ from meshwright.solver.cost.objective import is_asked_for, outlook_of
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
+from meshwright.solver.search.cp_sat import without_pandas
 from meshwright.solver.search.feasible import fitting, lightest, lightest_of, nearest
 from meshwright.solver.search.mixed.frontier import configuration_of
 from meshwright.solver.search.mixed.lines import Line, LineSplit, LineTables, alone_lines, whole_groups
@@ -83,6 +84,20 @@ def minimal_hitting_sets(sets: Sequence[int]) -> list[int]:
     return [forced | mask for mask in found if forced | mask]
 
 
+def smallest_hitting_set(sets: Sequence[int]) -> int:
+    """Return the smallest mask that shares a bit with every one of ``sets``, by CP-SAT; 0 if one is 0.
+
+    No bit can be left out: without it some set shares none with the others.
+    """
+    if not all(sets):
+        return 0
+    without_pandas()
+    from meshwright.solver.search.decision.reasons import smallest_set  # noqa: PLC0415 - OR-Tools, for few
+
+    broken = [frozenset(bit for bit in range(one.bit_length()) if one >> bit & 1) for one in sets]
+    return sum(1 << bit for bit in smallest_set(broken))
+
+
 def reasons_of_none(problem: Problem, profile: Profile) -> Infeasibility:
     """Return why no configuration of equal nodes is legal and fits, among all candidates."""
     whole = refuted_space(problem)
@@ -107,7 +122,7 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     memory = f"memory of {room:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
     limits = [*(rule.name for rule in space.rules), memory]
     corrections = correction_masks(problem, profile, space)
-    conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS]
+    conflicts = minimal_hitting_sets(corrections)[:_MOST_CONFLICTS] or [smallest_hitting_set(corrections)]
     offloaded = _lacking_hosts(problem, profile, space)
     lack = _lack(problem, profile, rows, " that the hosts can hold" if offloaded else "")
     shortfall = lack.shortfall if lack else None
@@ -262,7 +277,7 @@ def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     names = [rule.name for rule in space.rules]
     for conflict in conflicts:
-        asked = " and ".join(_words(names, conflict))
+        asked = _words(names, conflict)
         if conflict & ~request == 0:
             yield from _broken_rules(space, asked, (space.masks & conflict) == 0)
         elif conflict & ~request == conflict:
@@ -270,14 +285,21 @@ def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:
             yield from (f"{rule.name}: {rule.reason}" for rule in rules)
 
 
-def _broken_rules(space: Space, asked: str, meeting: BoolArray) -> Iterator[str]:
+def _them(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return "it"
+    every = "both" if len(names) == 2 else f"all {len(names)}"  # noqa: PLR2004 - of two there is a word
+    return f"{every}, and without any one of them some does"
+
+
+def _broken_rules(space: Space, asked: Sequence[str], meeting: BoolArray) -> Iterator[str]:
     if not meeting.any():
-        yield f"{asked}: impossible on {space.num_gpus} GPUs"
+        yield f"{' and '.join(asked)}: no configuration of {space.num_gpus} GPUs keeps {_them(asked)}"
         return
     mask = minimal_masks(space.masks[meeting])[0]
     for bit, rule in enumerate(space.rules):
         if mask >> bit & 1:
-            yield f"{asked}: {rule.name} ({rule.reason})"
+            yield f"{' and '.join(asked)}: {rule.name} ({rule.reason})"
 
 
 def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[str]:

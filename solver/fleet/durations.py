@@ -76,7 +76,11 @@ class PlannedDurations:
         cluster = replace(whole.cluster, groups=(group,), between_groups=None)
         if len(self.groups) > 1:
             cluster = replace(cluster, name=f"{cluster.name}-{choice.kind}", display_name="")
-        return replace(whole, cluster=cluster)
+        if not choice.limit_w:
+            return replace(whole, cluster=cluster)
+        options = {**whole.workload.framework_options, "power_limit_w": float(choice.limit_w)}
+        workload = replace(whole.workload, framework_options=options)
+        return replace(whole, cluster=cluster, workload=workload)
 
     def answer(self, job: str, choice: NodeChoice) -> Answer:
         """Return the answer to the job's problem on the nodes of a choice."""

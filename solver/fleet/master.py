@@ -4,6 +4,7 @@ Variables: for every job a start, an end, and one literal for each of its choice
 Constraints
   (1) a job takes exactly one choice, and lasts as long as that takes          optional intervals
   (2) the runs on one kind of nodes never use more of them than there are      cumulative
+      all runs together never draw more than the shared limit of power         cumulative
   (3) a job starts at its release or later, or where it is pinned
   (4) jobs start after those that they wait for; some never overlap; some have equal numbers of nodes
   (5) the node-minutes of all runs fit before the last end                    follows from (2); a cheap cut
@@ -62,6 +63,7 @@ class _FleetModel:
     takes: dict[str, dict[NodeChoice, Any]] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
     intervals: dict[str, list[tuple[Any, int]]] = field(default_factory=dict)  # with nodes, by kind
+    powered: list[tuple[Any, int]] = field(default_factory=list)  # with watts, of all kinds
     last: Any = None
 
 
@@ -183,16 +185,7 @@ class Master:
                 latest = min(horizon, job.due_min + value.lateness // job.weight)
             self._add_job(model, job, minutes, heads[job.name], latest)
         model.last = model.of.new_int_var(0, horizon, "")
-        for kind in self.fleet.kinds:
-            node_minutes = sum(
-                choice.nodes * minutes[name][choice] * literal
-                for name, takes in model.takes.items()
-                for choice, literal in takes.items()
-                if choice.kind == kind.name
-            )
-            model.of.add(node_minutes <= kind.nodes * model.last)
-            own = model.intervals[kind.name]
-            model.of.add_cumulative([one for one, _ in own], [nodes for _, nodes in own], kind.nodes)
+        self._share(model, minutes)
         for job in self.fleet.jobs:
             for before in job.after:
                 model.of.add(model.start[job.name] >= model.end[before])
@@ -204,6 +197,22 @@ class Master:
         for end in model.end.values():
             model.of.add(model.last >= end)
         return model
+
+    def _share(self, model: _FleetModel, minutes: Durations) -> None:
+        """Let runs share nodes and power."""
+        for kind in self.fleet.kinds:
+            node_minutes = sum(
+                choice.nodes * minutes[name][choice] * literal
+                for name, takes in model.takes.items()
+                for choice, literal in takes.items()
+                if choice.kind == kind.name
+            )
+            model.of.add(node_minutes <= kind.nodes * model.last)
+            own = model.intervals[kind.name]
+            model.of.add_cumulative([one for one, _ in own], [nodes for _, nodes in own], kind.nodes)
+        if self.fleet.most_w is not None:
+            drawing, watts = zip(*model.powered, strict=True)
+            model.of.add_cumulative(drawing, watts, self.fleet.most_w)
 
     def _add_job(
         self, model: _FleetModel, job: FleetJob, minutes: Durations, head: int, latest: int
@@ -222,6 +231,7 @@ class Master:
         for choice, literal in takes.items():
             interval = cp.new_optional_fixed_size_interval_var(start, own[choice], literal, "")
             model.intervals[choice.kind].append((interval, choice.nodes))
+            model.powered.append((interval, self.fleet.draw_w(choice)))
         if job.due_min is not None:
             late = model.late[name] = cp.new_int_var(0, max(0, latest - job.due_min), "")
             cp.add(late >= end - job.due_min)

@@ -142,12 +142,26 @@ def jobs_without_plan(
 def _without_plan(
     fleet: Fleet, job: str, choices: Sequence[NodeChoice], at: Callable[[str, str], str]
 ) -> FieldError:
+    if not choices and fleet.most_w is not None:
+        return _too_little_power(fleet, job, fleet.most_w)
     counts = ", ".join(dict.fromkeys(str(choice.nodes) for choice in choices))
     most = max(kind.nodes for kind in fleet.kinds)
     return FieldError(
         pointer=at(job, "problem"),
         message=f"no plan fits on {counts} {'node' if counts == '1' else 'nodes'}",
         allowed="a problem with a plan on " + ("1 node" if most == 1 else f"1 to {most} nodes"),
+    )
+
+
+def _too_little_power(fleet: Fleet, job: str, most_w: int) -> FieldError:
+    own = next(one for one in fleet.jobs if one.name == job)
+    kinds = [kind for kind in fleet.kinds if not own.kinds or kind.name in own.kinds]
+    least_kw = own.least_nodes * min(min(kind.draws_w.values()) for kind in kinds) / 1e3
+    return FieldError(
+        pointer="/max_power_kw",
+        message=f"{most_w / 1e3:g} kW is less than the GPUs of {job} draw under their lowest limit",
+        allowed=f"at least {least_kw:g}",
+        nearest=f"{least_kw:g}",
     )
 
 

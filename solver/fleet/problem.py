@@ -7,7 +7,7 @@ A job runs on one kind of node, without a pause, on as many nodes from its start
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from meshwright.profiles.errors import FieldError, UnknownNameError
@@ -15,10 +15,11 @@ from meshwright.solver.problem import Problem
 
 
 class NodeChoice(NamedTuple):
-    """Nodes of one kind that a job may run on."""
+    """Nodes of one kind that a job may run on, and the limit of power that their GPUs are set to."""
 
     kind: str
     nodes: int
+    limit_w: int = 0  # of each GPU; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class NodeKind:
     name: str
     nodes: int
     price: int = 1  # of one node for one minute, in any unit; 1: node-minutes are counted
+    draws_w: Mapping[int, int] = field(default_factory=dict)  # of one node, by the limit of its GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,16 @@ class Fleet:
 
     kinds: tuple[NodeKind, ...]
     jobs: tuple[FleetJob, ...]
+    most_w: int | None = None  # that GPUs of all jobs draw together at any time; None: no limit
+
+    def draw_w(self, choice: NodeChoice) -> int:
+        """Return what the GPUs of a job draw on the nodes of a choice; 0 without a limit on all."""
+        if self.most_w is None:
+            return 0
+        return (
+            choice.nodes
+            * next(one for one in self.kinds if one.name == choice.kind).draws_w[choice.limit_w]
+        )
 
     def prices(self) -> Mapping[str, int]:
         """Return the price of one node for one minute, by kind."""
@@ -121,7 +133,8 @@ def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
     """Return the choices of a job that the fleet's nodes have room for, fewest nodes first.
 
     Where a job names no numbers of nodes: powers of two, and its least and most. Batches and layers are
-    divided by few other numbers: on those in between, GPUs are idle.
+    divided by few other numbers: on those in between, GPUs are idle. Where all jobs share a limit of power,
+    each number of nodes is a choice under every limit of its GPUs that this leaves.
     """
     found = list[NodeChoice]()
     for kind in fleet.kinds:
@@ -130,8 +143,11 @@ def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
         most = min(kind.nodes, job.most_nodes or kind.nodes)
         usual = {job.least_nodes, most, *(1 << power for power in range(most.bit_length()))}
         counts = job.node_counts or sorted(usual)
-        found += [NodeChoice(kind.name, one) for one in counts if job.least_nodes <= one <= most]
-    return tuple(sorted(found, key=lambda one: (one.nodes, one.kind)))
+        able = [one for one in counts if job.least_nodes <= one <= most]
+        limits = (0,) if fleet.most_w is None else sorted(kind.draws_w)
+        found += [NodeChoice(kind.name, one, limit) for one in able for limit in limits]
+    kept = [one for one in found if fleet.most_w is None or fleet.draw_w(one) <= fleet.most_w]
+    return tuple(sorted(kept, key=lambda one: (one.nodes, one.kind, one.limit_w)))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -230,9 +246,7 @@ def without(fleet: Fleet, names: Iterable[str]) -> tuple[Fleet, tuple[str, ...]]
         for job in fleet.jobs
         if job.name not in left_out
     )
-    return Fleet(kinds=fleet.kinds, jobs=kept), tuple(
-        job.name for job in fleet.jobs if job.name in left_out - first
-    )
+    return replace(fleet, jobs=kept), tuple(job.name for job in fleet.jobs if job.name in left_out - first)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -282,6 +296,11 @@ def keeps_pins(fleet: Fleet, schedule: Schedule) -> bool:
                 for one in runs
                 if one.choice.kind == run.choice.kind and one.start_min <= run.start_min < one.end_min
             )
+            for _, run in pinned
+        )
+        or any(
+            sum(fleet.draw_w(one.choice) for one in runs if one.start_min <= run.start_min < one.end_min)
+            > (fleet.most_w or 0)
             for _, run in pinned
         )
         or any(

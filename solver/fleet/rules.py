@@ -63,6 +63,9 @@ class _Usage:
         return at
 
 
+_POWER = ""  # no kind of nodes: the watts of all of them
+
+
 class Builder:
     """Builds a schedule of a fleet from an order of its jobs."""
 
@@ -82,11 +85,13 @@ class Builder:
         ``fixed``: choices of jobs that ``taste`` does not decide.
         """
         usage = {kind.name: _Usage(kind.nodes) for kind in self.fleet.kinds}
+        usage[_POWER] = _Usage(self.fleet.most_w or 0)
         placed = dict[str, PlannedRun]()
         for name in self._repaired(order):
             job = self.jobs[name]
             run = self._best(job, usage, placed, taste, None if fixed is None else fixed.get(name))
             usage[run.choice.kind].take(run.start_min, run.end_min, run.choice.nodes)
+            usage[_POWER].take(run.start_min, run.end_min, self.fleet.draw_w(run.choice))
             placed[name] = run
         return placed
 
@@ -134,6 +139,10 @@ class Builder:
         others = [placed[one] for one in self.apart.get(job.name, ()) if one in placed]
         while True:
             start = usage[choice.kind].earliest(start, minutes, choice.nodes)
+            powered = usage[_POWER].earliest(start, minutes, self.fleet.draw_w(choice))
+            if powered > start:
+                start = powered
+                continue
             ends = [
                 run.end_min for run in others if run.start_min < start + minutes and start < run.end_min
             ]

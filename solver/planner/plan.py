@@ -176,12 +176,26 @@ def ask(
         )
         return with_baseline(problem, profile, robust_answer(problem, profile, by_step))
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
+    with kept_child():
+        answer = _asked(problem, profile, watch, on_progress, known)
+        if not problem.options.differ:
+            return answer
+        from meshwright.solver.planner.different import with_different  # noqa: PLC0415 - asked for by few
+
+        ask_again = partial(ask, profile=profile, should_stop=should_stop)
+        return with_different(problem, answer, ask_again, watch)
+
+
+def _asked(
+    problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
+    known: Sequence[Configuration],
+) -> Answer:  # fmt: skip
     if problem.cluster.differs:
         return _ask_ordered(problem, profile, watch, on_progress, known)
     if problem.places_stages:
         return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
     lazy = not asks_cp_sat(problem)
-    with kept_child(), Judge(problem.options, lazy=lazy) as judge:
+    with Judge(problem.options, lazy=lazy) as judge:
         return _of_variants(problem, profile, watch, on_progress, known=known, cp_sat=judge)
 
 

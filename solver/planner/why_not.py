@@ -12,6 +12,7 @@ from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import BoolArray, Columns
 from meshwright.solver.explain.infeasible import correction_masks
+from meshwright.solver.planner.different import excess
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import Problem, usable_gpus
@@ -64,7 +65,8 @@ def why_not(problem: Problem, profile: Profile, values: Values, answer: Answer, 
         own = found.ranking[0]
         return WhyNot(
             values=values, launcher=own.launchers[0] if own.launchers else launcher, plan=own,
-            worse=_worse(answer, found), because=_because(first, own), proved=found.status == "optimal",
+            worse=excess(answer, found) if first is not None else None, because=_because(first, own),
+            proved=found.status == "optimal",
         )  # fmt: skip
     under = problem.under(launcher if launcher != "any" else "none")
     reasons = _reasons(under, profile_of_variant(under, profile), values, found)
@@ -80,22 +82,14 @@ def _with_values(problem: Problem, values: Values, watch: Watch) -> Problem:
     alike = (f"{name} == {_written(value)}" for name, value in values.items() if name in options.pin)
     options = replace(
         options, pin={**options.pin, **pins}, constraints=(*options.constraints, *alike), top_k=1,
-        diverse=False, certify="none", pareto=False, baseline=None, time_limit_s=max(watch.left_s, 0.01),
+        diverse=False, certify="none", pareto=False, differ=(), baseline=None,
+        time_limit_s=max(watch.left_s, 0.01),
     )  # fmt: skip
     return replace(problem, options=options)
 
 
 def _written(value: int | str) -> str:
     return repr(value) if isinstance(value, str) else str(value)
-
-
-def _worse(answer: Answer, found: Answer) -> float | None:
-    claims = answer.objective, found.objective
-    first, own = (None if claim is None else claim.value for claim in claims)
-    if not first or not own:
-        return None
-    is_rate = claims[0] is not None and claims[0].name == "tokens_per_s_per_gpu"
-    return first / own - 1.0 if is_rate else own / first - 1.0
 
 
 def _because(first: Plan | None, own: Plan) -> tuple[tuple[str, float], ...]:

@@ -63,7 +63,7 @@ from meshwright.solver.cost.context import DEFAULT, overlap_limits
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, with_changes
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
-from meshwright.solver.space.rule import Rule
+from meshwright.solver.space.rule import Rule, among
 from meshwright.solver.splits import Prescribed, launcher_split
 
 # --------------------------------------------------------------------------------------------------
@@ -496,6 +496,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="; ".join(fault.message for fault in faults),
             reads=(),
             violated=lambda c: np.ones(len(c), dtype=np.bool_),
+            form=(_NEVER,),
         )
     yield from _own_sequence_rules(problem, able)
     yield from switch_rules(problem, able)
@@ -515,6 +516,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             name=f"{rule.name} where stages recompute different numbers of layers",
             reads=(*rule.reads, "recompute_layers"),
             violated=partial(_broken_by_stage, rule),
+            form=(),
         )
 
 
@@ -528,6 +530,7 @@ def _own_sequence_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason=f"it can't copy the {kv_heads} key/value heads",
             reads=("tensor_parallel_size",),
             violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
+            form=(f"{kv_heads} % tp == 0",),
         )
     if able.rings_are_plain and (model.attention_sinks or model.sliding_window):
         yield Rule(
@@ -535,6 +538,7 @@ def _own_sequence_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="context parallelism of sliding windows and learned softmax offsets is all_to_all only",
             reads=("context_parallel_size", "context_parallel_mode"),
             violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode != ALL_TO_ALL),
+            form=("cp == 1 or context_parallel_mode == 'all_to_all'",),
         )
     if able.halves_on_ranks:
         yield Rule(
@@ -547,6 +551,7 @@ def _own_sequence_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 % (c.tensor_parallel_size * c.context_parallel_size * (1 + (c.context_parallel_size > 1)))
                 != 0
             ),
+            form=(f"cp == 1 and {seq} % tp == 0 or cp > 1 and {seq} % (2 * tp * cp) == 0",),
         )
     if not able.sequence_parallel:
         yield Rule(
@@ -554,6 +559,7 @@ def _own_sequence_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="tensor-parallel ranks hold whole sequences between their products",
             reads=("sequence_parallel",),
             violated=lambda c: c.sequence_parallel != 0,
+            form=("not sequence_parallel",),
         )
 
 
@@ -568,6 +574,7 @@ def _needed(name: str, text: str, where: str, num_layers: int) -> Rule:
         reason=where,
         reads=columns_named(names_of((text,))),
         violated=lambda c: broken_by(constraint, c, num_layers=num_layers),
+        form=(text,),
     )
 
 
@@ -653,6 +660,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason=f"cuda_graph {graph} excludes full recomputation (only full_iteration allows it)",
             reads=("recompute",),
             violated=lambda c: c.recompute == _FULL,
+            form=("recompute_granularity != 'full'",),
         )
     facts = _facts(problem, able)
     refused = (
@@ -667,6 +675,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="; ".join(clash.against for clash in stated),
             reads=("recompute",),
             violated=lambda c: is_one_of(c.recompute, kinds),
+            form=(among("recompute_granularity", [RECOMPUTE[kind] for kind in sorted(kinds)], "!="),),
         )
     if (
         facts is not None
@@ -679,6 +688,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="--fp8-param-gather with --optimizer-cpu-offload needs delayed scaling",
             reads=("offload",),
             violated=lambda c: is_one_of(c.offload, _STATES_AWAY),
+            form=(_offloaded_as(_STATES_AWAY, "!="),),
         )
     if options.get("dynamic_context_parallel"):
         yield Rule(
@@ -689,6 +699,10 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: np.logical_or.reduce(
                 [broken(getattr(c, name)) for name, broken in _DYNAMIC_LIMITS.items()]
             ),
+            form=(
+                among("cp", [1 << power for power in range(1, problem.cluster.num_gpus.bit_length())]),
+                "context_parallel_mode == 'ring' and pp * ep * mbs == 1 and zero_stage <= 1",
+            ),
         )
     if able.launcher in (*known["secondary_shards"].launchers, "none"):
         yield from _zero_rules(problem, able)
@@ -698,12 +712,14 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="it asks for tensor_parallel_size * expert_parallel_size above 1",
             reads=("tensor_parallel_size", "expert_parallel_size"),
             violated=lambda c: c.tensor_parallel_size * c.expert_parallel_size == 1,
+            form=("tp * ep > 1",),
         )
 
 
 _AWAY = [code for code, word in enumerate(OFFLOAD) if "parameters" in word]
 _STATES_AWAY = [code for code, word in enumerate(OFFLOAD) if "optimizer" in word]
 _STATES_ALONE = OFFLOAD.index("optimizer")
+_NEVER = "num_gpus < 1"  # no row keeps it
 _STATES_ON_DRIVES = [code for code, word in enumerate(OFFLOAD) if "optimizer@nvme" in word]
 
 
@@ -724,6 +740,10 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 (c.data_parallel_size % np.minimum(near, c.data_parallel_size) != 0)
                 | is_one_of(c.offload, _AWAY)
             ),
+            form=(
+                f"zero_stage == 3 => dp <= {near} or dp % {near} == 0",
+                f"zero_stage == 3 => {_offloaded_as(_AWAY, '!=')}",
+            ),
         )  # fmt: skip
     if options.get("quantized_reductions"):
         heads = {model.num_attention_heads, *model.kv_head_counts}
@@ -735,6 +755,8 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: (c.zero_stage != SHARD_WEIGHTS) | np.logical_or.reduce(
                 [model.hidden_size * width % (2 * c.data_parallel_size) != 0 for width in widths]
             ),
+            form=("zero_stage == 3",
+                  *(f"{model.hidden_size} * {width} % (2 * dp) == 0" for width in sorted(widths))),
         )  # fmt: skip
     if _offloads_share(problem) and able.launcher != "none":
         yield Rule(
@@ -744,8 +766,16 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: is_one_of(c.offload, _STATES_AWAY) & (
                 (c.zero_stage != SHARD_WEIGHTS) | is_one_of(c.offload, _STATES_ON_DRIVES)
             ),
+            form=(
+                f"zero_stage == 3 or ({_offloaded_as(_STATES_AWAY, '!=')})",
+                _offloaded_as(_STATES_ON_DRIVES, "!="),
+            ),
         )  # fmt: skip
     yield from _host_update_rules(problem, able)
+
+
+def _offloaded_as(codes: Sequence[int], sign: str) -> str:
+    return among("offload", [OFFLOAD[code] for code in codes], sign)
 
 
 def _offloads_share(problem: Problem) -> bool:
@@ -770,6 +800,7 @@ def _host_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="SuperOffload needs zero_stage 3, AdamW without adapters, and states in host memory",
             reads=("zero_stage", "offload"),
             violated=lambda c: (c.zero_stage != SHARD_WEIGHTS) | (c.offload != _STATES_ALONE) | unlike,
+            form=("zero_stage == 3", "offload == 'optimizer'", *(_NEVER,) * unlike),
         )
     if zen_flow:
         yield Rule(
@@ -779,6 +810,8 @@ def _host_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=("zero_stage", "offload", "num_microbatches"),
             violated=lambda c: (c.zero_stage != SHARD_GRADIENTS) | (c.offload != _STATES_ALONE)
             | (c.num_microbatches != 1) | unlike | shares,
+            form=("zero_stage == 2", "offload == 'optimizer'", "num_microbatches == 1",
+                  *(_NEVER,) * (unlike or shares)),
         )  # fmt: skip
 
 
@@ -924,6 +957,7 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
         reason=f"it runs {', '.join(able.schedules)}",
         reads=("pipeline_schedule",),
         violated=lambda c: ~is_one_of(c.pipeline_schedule, schedules),
+        form=(among("pipeline_schedule", able.schedules),),
     )
     yield Rule(
         name=f"{name} supports the ZeRO stage",
@@ -932,6 +966,10 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
         violated=lambda c: (
             ~is_one_of(c.zero_stage, able.zero_stages)
             | ((c.pipeline_parallel_size > 1) & (c.zero_stage > able.max_zero_stage_with_pipeline))
+        ),
+        form=(
+            among("zero_stage", able.zero_stages),
+            f"pp == 1 or zero_stage <= {able.max_zero_stage_with_pipeline}",
         ),
     )
     yield Rule(
@@ -947,6 +985,7 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
             )
             | ((c.recompute_layers == PER_STAGE) & (not able.recompute_per_stage))
         ),
+        form=(among("recompute_granularity", able.recompute),),
     )
 
 
@@ -964,6 +1003,11 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             | ((c.expert_parallel_size > 1) & (not able.expert_parallel))
             | ~is_one_of(c.context_parallel_mode, modes)
         ),
+        form=(
+            *(("cp == 1",) * (not able.context_parallel)),
+            *(("ep == 1",) * (not able.expert_parallel)),
+            among("context_parallel_mode", able.context_parallel_modes),
+        ),
     )
     yield Rule(
         name=f"{name} has stages of one size alone",
@@ -972,12 +1016,14 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         violated=lambda c: (
             (layers % (c.pipeline_parallel_size * c.virtual_pipeline_size) != 0) & (not able.uneven_stages)
         ),
+        form=() if able.uneven_stages else (f"{layers} % (pp * vpp) == 0",),
     )
     yield Rule(
         name=f"{name} numbers the ranks so",
         reason=f"its orders of the mesh axes are {', '.join(able.rank_orders)}",
         reads=("rank_order",),
         violated=lambda c: ~is_one_of(c.rank_order, orders),
+        form=(among("rank_order", able.rank_orders),),
     )
     if able.data_parallel_alike:
         yield Rule(
@@ -991,7 +1037,16 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 "rank_order",
             ),
             violated=lambda c: (c.rank_order != DEFAULT) & ~equally_replicated(problem, c),
+            form=(
+                f"rank_order == '{RANK_ORDERS[DEFAULT]}' or ep * etp == "
+                + ("tp * cp" if problem.model.moe is not None else "cp"),
+            ),
         )
+
+
+_SHARDED_WHOLE = (
+    "zero_stage == 0 or dp * cp < ws and zero_shard_size == 1 or zero_shard_size == dp * cp // ws"
+)
 
 
 def _shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
@@ -1011,6 +1066,7 @@ def _shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         violated=lambda c: (
             (c.zero_stage > 0) & (c.zero_shard_size != c.replicating_ranks) & (not able.hybrid_sharding)
         ),
+        form=() if able.hybrid_sharding else (_SHARDED_WHOLE,),
     )
     yield from _weight_shard_rules(problem, able)
     yield Rule(
@@ -1021,6 +1077,10 @@ def _shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         violated=lambda c: (
             ((c.expert_tensor_parallel_size > 1) & (not able.expert_tensor_parallel))
             | ((c.tensor_parallel_size > 1) & (c.sequence_parallel == 0) & needs_sequence_parallel)
+        ),
+        form=(
+            *(("etp == 1",) * (not able.expert_tensor_parallel)),
+            *(("tp == 1 or sequence_parallel",) * needs_sequence_parallel),
         ),
     )
 
@@ -1033,6 +1093,7 @@ def _offload_rule(problem: Problem, able: Capabilities) -> Rule:
         reason=f"it has {', '.join(words)}" + (able.offload_note and f"; {able.offload_note}"),
         reads=("offload",),
         violated=lambda c: ~is_one_of(c.offload, places),
+        form=(among("offload", words),),
     )
 
 
@@ -1052,6 +1113,7 @@ def _weight_shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 [np.full(len(c), bool(obstacle)), *(rule.violated(c) for rule in broken)]
             )
         ),
+        form=("ws * ews == 1",) if obstacle else tuple(f"ws * ews == 1 or ({text})" for text in allowed),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from meshwright.solver.configuration import BoolArray, Columns, IntArray
@@ -45,3 +45,11 @@ class Rule:
     stops_start: bool = False  # no process gets past it: the launcher or the first step raises an error
     of_request: bool = False  # the request set it, so the request can drop it
     limit: Limit | None = None  # the deliberate limit that it is
+    # The same as constraints in a request's language, which CP-SAT states; (): its rows alone keep it.
+    form: tuple[str, ...] = ()
+
+
+def among(name: str, values: Iterable[int | str], sign: str = "==") -> str:
+    """Return the constraint that a variable has one of these values; with ``!=``, none of them."""
+    join = " or " if sign == "==" else " and "
+    return join.join(f"{name} {sign} {value!r}" for value in values) or f"{name} != {name}"

@@ -25,6 +25,7 @@ from meshwright.solver.configuration import (
     RANK_ORDERS,
     RECOMPUTE,
     RING,
+    SPLIT_BACKWARD,
     VARIABLE_OF,
     BoolArray,
     Columns,
@@ -38,6 +39,7 @@ from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, context_of, is_o
 from meshwright.solver.cost.memory import Outside, held_first, outside_bytes
 from meshwright.solver.problem import Problem, batch_sizes, meshes_of
 from meshwright.solver.schedules.schedule import (
+    IN_GROUPS,
     PRICED_AS,
     needs_two_a_stage,
     runs_in_groups,
@@ -46,7 +48,7 @@ from meshwright.solver.schedules.schedule import (
 )
 from meshwright.solver.space.launcher_rules import launcher_rules
 from meshwright.solver.space.request_rules import request_rules
-from meshwright.solver.space.rule import ACROSS_ISLANDS, OF_CHUNKS, Rule
+from meshwright.solver.space.rule import ACROSS_ISLANDS, OF_CHUNKS, Rule, among
 
 # --------------------------------------------------------------------------------------------------
 # What is offloaded fits into the memory of the hosts, and onto their drives.
@@ -259,6 +261,7 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
         reads=("tensor_parallel_size",),
         stops_start="heads" not in uneven,
         violated=lambda c: heads % c.tensor_parallel_size != 0,
+        form=(f"{heads} % tp == 0",),
     )
     yield Rule(
         name="tensor_parallel_size and the key/value heads divide one another",
@@ -271,6 +274,7 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
                 for count in kv_heads
             ]
         ),
+        form=tuple(f"{count} % tp == 0 or tp % {count} == 0" for count in kv_heads),
     )
     yield Rule(
         name="tensor_parallel_size divides the MLP width",
@@ -278,6 +282,7 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
         reads=("tensor_parallel_size",),
         stops_start="widths" not in uneven,
         violated=lambda c: gcd(*mlp_widths, shared_width) % c.tensor_parallel_size != 0,
+        form=(f"{gcd(*mlp_widths, shared_width)} % tp == 0",),
     )
     yield Rule(
         name="tensor_parallel_size divides an island",
@@ -286,6 +291,7 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
         limit=ACROSS_ISLANDS,
         reads=("tensor_parallel_size",),
         violated=lambda c: island % c.tensor_parallel_size != 0,
+        form=(f"{island} % tp == 0",),
     )
 
 
@@ -304,6 +310,7 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
             & (c.context_parallel_mode != ALL_TO_ALL)
             & (seq % (2 * c.context_parallel_size) != 0)
         ),
+        form=(f"cp == 1 or context_parallel_mode == 'all_to_all' or {seq} % (2 * cp) == 0",),
     )
     yield Rule(
         name="all_to_all splits heads over tensor_parallel_size * the context-parallel ranks that exchange",
@@ -329,6 +336,7 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
         reason="sequence parallelism splits the tokens of a context-parallel rank again",
         reads=("sequence_parallel", "tensor_parallel_size", "context_parallel_size"),
         violated=lambda c: seq % (c.context_parallel_size * _splitting_tokens(c)) != 0,
+        form=(f"{seq} % cp == 0", f"sequence_parallel => {seq} % (tp * cp) == 0"),
     )
 
 
@@ -341,6 +349,7 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
             reason="a dense model has no experts to split",
             reads=("expert_parallel_size", "expert_tensor_parallel_size"),
             violated=lambda c: c.expert_ranks > 1,
+            form=("ep * etp == 1",),
         )
         return
     yield Rule(
@@ -349,6 +358,7 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
         reads=("expert_parallel_size",),
         stops_start=True,
         violated=lambda c: moe.num_experts % c.expert_parallel_size != 0,
+        form=(f"{moe.num_experts} % ep == 0",),
     )
     yield Rule(
         name="expert_parallel_size divides the ranks of a stage",
@@ -364,6 +374,7 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
         violated=lambda c: (
             (c.tensor_parallel_size * c.context_parallel_size * c.data_parallel_size) % c.expert_ranks != 0
         ),
+        form=("tp * cp * dp % (ep * etp) == 0",),
     )
     yield Rule(
         name="expert_tensor_parallel_size divides an island and the experts' width",
@@ -373,6 +384,7 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
             (island % c.expert_tensor_parallel_size != 0)
             | (moe.ffn_hidden_size % c.expert_tensor_parallel_size != 0)
         ),
+        form=(f"{gcd(island, moe.ffn_hidden_size)} % etp == 0",),
     )
 
 
@@ -388,6 +400,7 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
         reason=f"{layers} layers are split over pp * vpp chunks",
         reads=("pipeline_parallel_size", "virtual_pipeline_size"),
         violated=lambda c: c.pipeline_parallel_size * c.virtual_pipeline_size > chunks,
+        form=(f"pp * vpp <= {chunks}",),
     )
     model = problem.model
     reused = model.indexer is not None and model.indexer.reusing_layers
@@ -397,18 +410,21 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
             reason="later stages would need the first stage's lookups or another stage's keys",
             reads=("pipeline_parallel_size",),
             violated=lambda c: c.pipeline_parallel_size > 1,
+            form=("pp == 1",),
         )
     yield Rule(
         name="interleaving needs two stages",
         reason="chunks of one stage have nothing to interleave with",
         reads=("pipeline_parallel_size", "virtual_pipeline_size"),
         violated=lambda c: (c.virtual_pipeline_size > 1) & (c.pipeline_parallel_size == 1),
+        form=("vpp == 1 or pp > 1",),
     )
     yield Rule(
         name="interleaving needs num_microbatches to be a multiple of pipeline_parallel_size",
         reason="the interleaved schedule runs micro-batches in groups of pipeline_parallel_size",
         reads=("pipeline_parallel_size", "pipeline_schedule", "num_microbatches"),
         violated=lambda c: runs_in_groups(c) & (c.num_microbatches % c.pipeline_parallel_size != 0),
+        form=(f"({among('pipeline_schedule', IN_GROUPS)}) => num_microbatches % pp == 0",),
     )
     yield Rule(
         name="the schedule fits the stages",
@@ -422,12 +438,14 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
         reason="each stage has two chunks, and its schedule needs a micro-batch for each of them",
         reads=("pipeline_parallel_size", "pipeline_schedule", "num_microbatches"),
         violated=lambda c: needs_two_a_stage(c) & (c.num_microbatches < 2 * c.pipeline_parallel_size),
+        form=("pipeline_schedule == 'dualpipe_v' => num_microbatches >= 2 * pp",),
     )
     yield Rule(
         name="a split backward pass recomputes no whole layers",
         reason="the weight gradients need the activations that recomputation would discard",
         reads=("pipeline_schedule", "recompute"),
         violated=lambda c: splits_backward(c) & (c.recompute == _FULL),
+        form=(f"recompute_granularity == 'full' => {among('pipeline_schedule', SPLIT_BACKWARD, '!=')}",),
     )
     yield Rule(
         name="recompute_layers fits the smallest chunk",
@@ -437,6 +455,7 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
             (c.recompute_layers < ALL_LAYERS)
             & (c.recompute_layers > layers // (c.pipeline_parallel_size * c.virtual_pipeline_size))
         ),
+        form=(f"recompute_layers == {layers} or recompute_layers <= {layers} // (pp * vpp)",),
     )
 
 
@@ -448,6 +467,9 @@ def _repeated_order(c: Columns) -> BoolArray:
     return repeated
 
 
+_STATED = 12  # numbers that a form lists; more are told by the rows alone
+
+
 def _batch_rules(problem: Problem) -> Iterator[Rule]:
     batches = batch_sizes(problem)
     yield Rule(
@@ -455,12 +477,14 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
         reason=f"a step processes {_all_of(batches)} sequences, no more and no fewer",
         reads=("data_parallel_size", "micro_batch_size", "num_microbatches"),
         violated=lambda c: ~is_one_of(c.global_batch_size, batches),
+        form=(among("global_batch_size", batches),) if len(batches) <= _STATED else (),
     )
     yield Rule(
         name="weight_shard_size divides data_parallel_size",
         reason="ranks that share dense weights train on different sequences",
         reads=("data_parallel_size", "weight_shard_size"),
         violated=lambda c: c.data_parallel_size % c.weight_shard_size != 0,
+        form=("dp % ws == 0",),
     )
     yield Rule(
         name="expert_weight_shard_size divides the ranks that replicate an expert",
@@ -478,6 +502,9 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
         violated=lambda c: (
             (c.expert_weight_shard_size > 1) & (_uneven_expert_shards(c) | (problem.model.moe is None))
         ),
+        form=("ews == 1 or tp * cp * dp >= ep * etp and tp * cp * dp // (ep * etp) % ews == 0",)
+        if problem.model.moe
+        else ("ews == 1",),
     )
     yield Rule(
         name="zero_shard_size divides the ranks that share weights",

@@ -4,7 +4,8 @@ Written from the meaning of a fleet, in plain values; it shares no code with wha
 
 A job is a mapping: ``minutes`` by number of nodes, ``release``, ``due`` (None: never late), ``weight``,
 ``after``, ``never_with`` (names), ``same`` (a name or None). A schedule has (nodes, start) by name. With
-nodes of several kinds, a number of nodes is written as kind and number: ("fast", 2).
+nodes of several kinds, a number of nodes is written as kind and number: ("fast", 2). Under a shared limit
+of power it has the limit of its GPUs as well, ("gpu", 2, 300), and ``watts`` of a job what it draws.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ Nodes = int | Mapping[str, int]  # of the cluster, or by kind
 
 def of_kind(width: Width) -> tuple[str, int]:
     """Return kind and number of nodes."""
-    return width if isinstance(width, tuple) else ("", width)
+    return width[:2] if isinstance(width, tuple) else ("", width)
 
 
-def broken(jobs: Mapping[str, Job], nodes: Nodes, placed: Placed) -> Iterator[str]:
+def broken(
+    jobs: Mapping[str, Job], nodes: Nodes, placed: Placed, most_w: int | None = None
+) -> Iterator[str]:
     """Yield what a schedule breaks, in words."""
     if set(placed) != set(jobs):
         yield "not every job is placed once"
@@ -40,6 +43,11 @@ def broken(jobs: Mapping[str, Job], nodes: Nodes, placed: Placed) -> Iterator[st
         if job["same"] is not None and of_kind(placed[job["same"]][0])[1] != of_kind(width)[1]:
             yield f"{name} has another number of nodes than {job['same']}"
     yield from _overfull(nodes, placed, end)
+    for minute in range(max(end.values()) if most_w is not None else 0):
+        here = [name for name, (_, start) in placed.items() if start <= minute < end[name]]
+        watts = sum(jobs[name]["watts"][placed[name][0]] for name in here)
+        if watts > (most_w or 0):
+            yield f"{watts} W are drawn in minute {minute}"
 
 
 def _overfull(nodes: Nodes, placed: Placed, end: Mapping[str, int]) -> Iterator[str]:
@@ -77,8 +85,9 @@ def worth(
 
 
 def best_of_all(
-    jobs: Mapping[str, Job], nodes: Nodes, prices: Mapping[str, int] | None = None
-) -> tuple[int, int, int] | None:
+    jobs: Mapping[str, Job], nodes: Nodes, prices: Mapping[str, int] | None = None,
+    most_w: int | None = None,
+) -> tuple[int, int, int] | None:  # fmt: skip
     """Return the objectives of the best schedule, by trying every start and every number of nodes.
 
     None: there is none. No schedule needs a start behind the last release and the sum of all durations.
@@ -94,6 +103,6 @@ def best_of_all(
     for some in product(*ways):
         placed = dict(zip(jobs, some, strict=True))
         value = worth(jobs, placed, prices)
-        if (found is None or value < found) and next(broken(jobs, nodes, placed), None) is None:
+        if (found is None or value < found) and next(broken(jobs, nodes, placed, most_w), None) is None:
             found = value
     return found

@@ -102,6 +102,53 @@ def test_small_fleets_get_the_best_of_all_schedules(jobs: dict[str, dict[str, An
     assert tuple(one.value for one in answer.objectives) == best
 
 
+DRAWS_W = {0: 10, 5: 6}  # of one node, by the limit of its GPUs
+
+
+class Powered(Given):
+    """The same, with GPUs that may be limited."""
+
+    def least_min(self, job: str, choice: NodeChoice) -> int | None:
+        took: int | None = self.jobs[job]["minutes"].get((KIND, choice.nodes, choice.limit_w))
+        return None if took is None else max(1, took - choice.nodes % 2)
+
+    def exact_min(self, job: str, choice: NodeChoice) -> int | None:
+        return self.jobs[job]["minutes"][KIND, choice.nodes, choice.limit_w]  # type: ignore[no-any-return]
+
+
+@given(fleets(2), st.integers(24, 60), st.data())
+@settings(max_examples=draws(25), deadline=None)
+def test_jobs_that_share_a_limit_of_power_get_the_best_of_all_schedules(
+    jobs: dict[str, dict[str, Any]], most_w: int, data: st.DataObject
+) -> None:
+    fleet = fleet_of(jobs)
+    fleet = replace(fleet, kinds=(replace(fleet.kinds[0], draws_w=DRAWS_W),), most_w=most_w)
+    for job in jobs.values():  # a limited run takes as long or longer
+        own = {
+            (KIND, width, limit): took + (data.draw(st.integers(0, 2)) if limit else 0)
+            for width, took in job["minutes"].items() for limit in DRAWS_W
+        }  # fmt: skip
+        watts = {width: width[1] * DRAWS_W[width[2]] for width in own}
+        job |= {"minutes": {width: took for width, took in own.items() if watts[width] <= most_w}}
+        job |= {"watts": watts}
+    best = best_of_all(jobs, {KIND: NODES}, most_w=most_w)
+    source = Powered(jobs)
+    least, faults = jobs_without_plan(fleet, source, at)
+    if best is None:
+        if not faults:
+            with pytest.raises(InvalidProblemError, match="as_many_nodes_as"):
+                plan_fleet(fleet, least, source, at, Limits(effort=5.0))
+        return
+    answer = plan_fleet(fleet, least, source, at, Limits(effort=5.0))
+    shown = {
+        name: ((KIND, run.choice.nodes, run.choice.limit_w), run.start_min)
+        for name, run in answer.schedule.items()
+    }
+    assert answer.status == "optimal"
+    assert list(broken(jobs, {KIND: NODES}, shown, most_w)) == []
+    assert worth(jobs, shown) == best == tuple(one.value for one in answer.objectives)
+
+
 @given(fleets(), st.data())
 @settings(max_examples=draws(40), deadline=None)
 def test_small_fleets_with_pinned_starts_get_the_best_of_all_schedules(
@@ -162,7 +209,9 @@ def test_small_fleets_on_nodes_of_two_kinds_get_the_best_of_all_schedules(
             plan_fleet(fleet, least, source, at, Limits())
         return
     answer = plan_fleet(fleet, least, source, at, Limits())
-    found = {name: ((*run.choice,), run.start_min) for name, run in answer.schedule.items()}
+    found = {
+        name: ((run.choice.kind, run.choice.nodes), run.start_min) for name, run in answer.schedule.items()
+    }
     assert answer.status == "optimal"
     assert list(broken(jobs, KINDS, found)) == []
     assert worth(jobs, found, PRICES) == best == tuple(one.value for one in answer.objectives)

@@ -20,7 +20,6 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, with_changes
 from meshwright.solver.search.priced_space import have_room
-from meshwright.solver.search.search import search
 from tests.draws import draws
 from tests.problems.requests_drawn import OPEN_KINDS, a_drawn_request, an_open_request
 from tests.property.meaning import (
@@ -85,7 +84,7 @@ def test_no_configuration_that_a_request_means_is_better_than_what_is_proved(par
     for seed in range(part, EXAMPLES, PARTS):
         with unexplained(), seeded(f"a_drawn_request(Random({seed}))"):
             problem = decided_by_cp_sat(a_drawn_request(Random(seed)))
-            judge(problem, search(problem, profile_of(problem)))
+            judge(problem, ask(problem, profile_of(problem)))
 
 
 @pytest.mark.parametrize("kind", OPEN_KINDS)
@@ -159,10 +158,20 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     """Numbers of GPUs that one launcher means: these; where none is legal there, as many as can be used."""
     profile = profile_of(problem)
     each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
+    at_most_all = problem.options.gpus == "all" and problem.options.objective == "step_time"
+    nodes_left_open = at_most_all and not problem.options.num_nodes
+
+    def fewer_than(count: int) -> set[int]:
+        """Whole nodes, and parts of a node where nothing is legal on the whole of as many."""
+        if not nodes_left_open:
+            return set()
+        wholes = {-(-one // each) * each for one in range(1, count)}
+        legal = {whole: any_legal(problem, profile, [whole]) for whole in wholes}
+        some = (one for one in range(1, count) if one % each == 0 or not legal[-(-one // each) * each])
+        return {one for one in some if any_legal(problem, profile, [one])}
+
     if problem.options.num_nodes or any_legal(problem, profile, counts):
-        at_most_all = problem.options.gpus == "all" and problem.options.objective == "step_time"
-        fewer_nodes = range(each, most, each) if at_most_all and not problem.options.num_nodes else ()
-        return {*counts, *(count for count in fewer_nodes if any_legal(problem, profile, [count]))}
+        return {*counts, *fewer_than(most)}
     fewer = sorted(
         range(1, most), key=lambda count: (count % each > 0, -count)
     )  # whole nodes before others
@@ -170,7 +179,7 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     if first is None:
         return set()
     near = {count for count in used if count >= 0.9 * first}  # these may be ranked beside them
-    return {first, *(count for count in near if any_legal(problem, profile, [count]))}
+    return {first, *fewer_than(first), *(count for count in near if any_legal(problem, profile, [count]))}
 
 
 def tried_on(problem: Problem, counts: Iterable[int]) -> list[Tried]:

@@ -19,13 +19,13 @@ from meshwright.solver.search.decision.question import PART, Limit, Tree, names_
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.splits import Split
 from meshwright.solver.space.expressions import Node
-from meshwright.solver.space.launcher_rules import constraints_of
 from meshwright.solver.space.request_rules import (
     coded,
     column_of,
     constraint_of,
     power_texts,
 )
+from meshwright.solver.space.rules import launch_rules
 
 NEAR = 1.1  # times the best score: rows with a bound up to that are choices
 MOST = 2048  # of them, those with the least bounds, and all with a bound that is not above the best score
@@ -199,19 +199,23 @@ def _of_request(asked: Problem) -> Iterator[Limit]:
 
 def _of_parts(asked: Problem, parts: Sequence[Problem], used: set[int]) -> Iterator[Limit]:
     """Yield what launchers and switches ask of the rows of some parts."""
-    of_text = dict[str, list[int]]()
+    of_text = dict[tuple[str, bool], list[int]]()
     kinds = dict[tuple[str, ...], list[int]]()
     for at, one in enumerate(parts):
         if at in used:
             own = [text for text in one.options.constraints if text not in asked.options.constraints]
             able = launcher_capabilities(one.launcher)
-            for text in [*constraints_of(one, able), *own, *power_texts(one)]:
-                of_text.setdefault(text, []).append(at)
+            for text in dict.fromkeys([*own, *power_texts(one)]):
+                of_text.setdefault((text, True), []).append(at)
+            forms = (text for rule in launch_rules(one, able) for text in rule.form)
+            for text in dict.fromkeys(forms):
+                of_text.setdefault((text, False), []).append(at)
             if one.options.recompute_kinds:
                 kinds.setdefault(one.options.recompute_kinds, []).append(at)
-    for text, some in of_text.items():
-        every = len({*some}) == len(used)
-        yield _one(text, tree_of(constraint_of(text)), () if every else tuple(dict.fromkeys(some)))
+    for (text, of_request), some in of_text.items():
+        where = () if len(some) == len(used) else tuple(some)
+        tree = tree_of(constraint_of(text))
+        yield Limit(name=text, tree=tree, parts=where, of_request=of_request)
     for words, some in kinds.items():
         name = "recompute_granularity"
         alike = [_compared(name, "==", coded(name, word)) for word in words]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 from typing import NamedTuple, cast
 
 from ortools.sat.python import cp_model
@@ -18,6 +19,7 @@ from ortools.sat.python import cp_model
 from meshwright.solver.search.cp_sat import solver_within
 from meshwright.solver.search.decision.question import PART, Limit, Question, Tree, Verdict, keeps, names_in
 
+MOST_TABULATED = 64  # values of a rule's variables that are tried one by one
 LARGEST_STATED = 2**40  # sums and products that may be larger are tabulated by row instead
 
 
@@ -172,31 +174,84 @@ def _within(number: Number) -> Number:
 
 
 def decide(question: Question) -> Verdict:
-    """Return the row of least value that keeps every limit, proved, in one thread and reproducibly."""
+    """Return the row of least value that keeps every limit, proved, in one thread and reproducibly.
+
+    Rows are numbered by value, so that the least number is the least value: a variable of its own for the
+    value takes as long as all others together.
+    """
     start_s = time.process_time()
-    model, count = cp_model.CpModel(), len(question.values)
-    row = model.new_int_var(0, count - 1, "row")
-    variables = {name: _element(model, row, name, column) for name, column in question.columns.items()}
-    statements = Statements(model, variables)
-    able, of_part = list(range(count)), dict[tuple[int, ...], cp_model.LiteralT]()
+    order = sorted(range(len(question.values)), key=question.values.__getitem__)
+    columns = {name: [column[at] for at in order] for name, column in question.columns.items()}
+    model = cp_model.CpModel()
+    row = model.new_int_var(0, len(order) - 1, "row")
+    variables = {name: _element(model, row, name, column) for name, column in columns.items()}
+    statements, tables = Statements(model, variables), Tables(model, variables, columns, len(order))
+    of_part = dict[tuple[int, ...], cp_model.LiteralT]()
     for limit in question.limits:
         try:
-            statements.state(limit.tree, _when(statements, limit, of_part))
-        except UnstatableError:  # as a table of the rows that keep it
-            able = [at for at in able if _keeps(question, limit, at)]
-    if not able:
+            when = _when(statements, limit, of_part)
+            if limit.of_request:
+                statements.state(limit.tree, when)
+            else:
+                tables.state(limit, when)
+        except UnstatableError:
+            tables.restrict(limit)
+    if not any(tables.able):
         return Verdict(status="INFEASIBLE", cpu_s=time.process_time() - start_s)
-    if len(able) < count:
+    if not all(tables.able):
+        able = [at for at, is_able in enumerate(tables.able) if is_able]
         model.add_linear_expression_in_domain(row, cp_model.Domain.from_values(able))
-    value = _element(model, row, "value", question.values)
-    model.minimize(value.term)
+    model.minimize(row)
     if model.validate():
         return Verdict(status="MODEL_INVALID")
     solver: cp_model.CpSolver = solver_within(cp_model, question.deterministic_limit, question.seed)
     solver.parameters.max_time_in_seconds = question.time_limit_s
     status = solver.solve(model)
-    found = solver.value(row) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
+    found = order[solver.value(row)] if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else None
     return Verdict(status=solver.status_name(status), row=found, cpu_s=time.process_time() - start_s)
+
+
+class Tables:
+    """Rules stated as tables of the values that keep them: products and remainders would cost too much."""
+
+    def __init__(
+        self, model: cp_model.CpModel, variables: Mapping[str, Number],
+        columns: Mapping[str, Sequence[int]], rows: int,
+    ) -> None:  # fmt: skip
+        self._model, self._variables, self._columns = model, variables, columns
+        self._values = {name: sorted({*column}) for name, column in columns.items()}
+        self.able = [True] * rows  # that keep what is stated of rows alone
+
+    def state(self, limit: Limit, when: Sequence[cp_model.LiteralT]) -> None:
+        """Require a rule: of the values of its variables, or of the rows where those are many."""
+        names = list(dict.fromkeys(names_in(limit.tree)))
+        if prod(len(self._values[name]) for name in names) > MOST_TABULATED:
+            self.restrict(limit)
+            return
+        every = list(product(*(self._values[name] for name in names)))
+        kept = [one for one in every if keeps(limit.tree, dict(zip(names, one, strict=True)))]
+        terms = [self._variables[name].term for name in names]
+        if len(kept) == len(every):
+            return
+        if not kept:
+            self._model.add_bool_or([~one for one in when])
+        elif len(terms) == 1:
+            known = cp_model.Domain.from_values([one for (one,) in kept])
+            self._model.add_linear_expression_in_domain(terms[0], known).only_enforce_if(*when)
+        else:
+            free = [(0, *one) for one in every] if when else []
+            self._model.add_allowed_assignments(
+                [*(when or [1]), *terms], [*((1, *one) for one in kept), *free]
+            )
+
+    def restrict(self, limit: Limit) -> None:
+        """Require a limit of every row; combinations of values that rows share are judged once."""
+        names = list(dict.fromkeys(names_in(limit.tree)))
+        rows = list(zip(*(self._columns[name] for name in names), strict=True)) or [()] * len(self.able)
+        parts = self._columns[PART] if limit.parts else [0] * len(rows)
+        kept = {one: keeps(limit.tree, dict(zip(names, one, strict=True))) for one in {*rows}}
+        for at, (one, part) in enumerate(zip(rows, parts, strict=True)):
+            self.able[at] &= kept[one] or (bool(limit.parts) and part not in limit.parts)
 
 
 def _element(model: cp_model.CpModel, row: cp_model.IntVar, name: str, column: Sequence[int]) -> Number:
@@ -219,10 +274,3 @@ def _when(
         equal = [["compare", ["=="], [["name", PART], ["number", part]]] for part in limit.parts]
         known[limit.parts] = statements.literal(["or", *equal])
     return [known[limit.parts]]
-
-
-def _keeps(question: Question, limit: Limit, row: int) -> bool:
-    columns = question.columns
-    if limit.parts and columns[PART][row] not in limit.parts:
-        return True
-    return keeps(limit.tree, {name: columns[name][row] for name in names_in(limit.tree)})

@@ -40,6 +40,7 @@ class Limit:
     name: str  # as the request or the launcher states it
     tree: Tree
     parts: tuple[int, ...] = ()  # the parts of the rows that it concerns; (): all
+    of_request: bool = True  # else it is a rule of the space or the launcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,6 +201,8 @@ OF_A_RANKING: dict[str, Case | str] = {
     "--top-k": "1",
     "--diverse": "--no-diverse",
     "--pareto": "",
+    "--differ": "tp",
+    "--within": Case("0.001", beside="--differ tp"),
     "--baseline": "own.json",
 }
 OF_A_CONFIGURATION: dict[str, Case | str] = {

@@ -8,6 +8,7 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
@@ -17,7 +18,9 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.why_not import WhyNot, why_not
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.cp_sat import without_pandas
-from meshwright.solver.space.request_rules import without_limits
+from meshwright.solver.space.enumerate import refuted_space, with_whole
+from meshwright.solver.space.request_rules import coded, column_of, without_limits
+from meshwright.solver.space.rules import rules_of
 from tests.builders import a_cluster, a_model, a_problem
 from tests.draws import TIMES
 
@@ -96,6 +99,30 @@ def test_a_question_has_the_smallest_set_of_reasons_or_the_best_plan_with_the_va
         without = found(number, [left_out])
         others = {one.name for one in answer.reasons} - {left_out}
         assert without.plan is not None or {one.name for one in without.reasons} != others
+    assert_each_needed(asked(**QUESTIONS[number][0]), values, [one.name for one in answer.reasons])
+
+
+def assert_each_needed(problem: Problem, values: Mapping[str, int | str], names: Sequence[str]) -> None:
+    """Each candidate with the values breaks one of these rules, and without any one rule some does not.
+
+    What does not fit breaks ``memory``; sizes that do not multiply have no candidate at all.
+    """
+    pinned = replace(problem, options=replace(problem.options, pin={**problem.options.pin, **values}))
+    freed = replace(pinned, options=replace(pinned.options, pin=values, forbid={}, bounds={}))
+    rows = with_whole(freed, refuted_space(freed)).columns
+    alike = [column_of(rows, name, 8) == coded(name, value) for name, value in values.items()]
+    rows = rows.take(np.flatnonzero(np.logical_and.reduce(alike)))
+    if names == ["sizes multiply to the GPUs and the batch"]:
+        assert not len(rows)
+        return
+    broken = {rule.name: rule.violated(rows) for rule in rules_of(problem) if rule.name in names}
+    assert {*names} - {*broken} <= {"memory"}
+    if "memory" not in names:
+        assert np.logical_or.reduce([*broken.values()]).all()
+    for left_out in broken:
+        others = [mask for name, mask in broken.items() if name != left_out]
+        assert len(rows)
+        assert not others or not np.logical_or.reduce(others).all(), left_out
 
 
 def test_the_set_is_the_smallest_and_every_reason_is_needed() -> None:

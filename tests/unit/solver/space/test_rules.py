@@ -25,6 +25,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import _DYNAMIC_LIMITS
+from meshwright.solver.space.request_rules import broken_by, constraint_of
 from meshwright.solver.space.rules import USABLE, host_warnings, rules_of
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
@@ -78,6 +79,50 @@ def test_no_rule_depends_on_a_column_that_it_does_not_state(case: str, launcher:
         for _ in range(3):
             shuffled = with_other_columns_shuffled(rows, rule.reads, rng)
             assert rule.violated(shuffled).tolist() == verdict.tolist(), rule.name
+
+
+# Rules that no constraint in a request's language says, by a part of their names: CP-SAT's rows keep them
+# (``test_rules_without_a_form_are_kept_by_every_row_that_cp_sat_may_choose``).
+WITHOUT_FORM = (
+    "all_to_all splits heads", "rings are left between", "the schedule fits the stages",
+    "rank_order puts some rank elsewhere", "zero_shard_size divides the ranks", "fit the hosts",
+    "fit the drives", "gives every stage a layer and the last one the output head",
+    "where stages recompute different numbers of layers",
+)  # fmt: skip
+ALWAYS = ("supports the shard sets", "supports the split of experts", "has stages of one size",
+          "shares weights among")  # fmt: skip
+WEAKER = ("supports the recomputation",)  # a count for each stage is no value of a request's variable
+OPTIONS: dict[str, str | int | float | bool] = {
+    "secondary_shard_size": 2, "quantized_reductions": True, "super_offload": True,
+    "cpu_update_interval": 4,
+    "optimizer_offload_fraction": 0.5, "moe_dispatcher": "deepep", "cuda_graph": "layer",
+    "dynamic_context_parallel": True,
+}  # fmt: skip
+
+
+def with_option(name: str, launcher: str) -> Problem:
+    """A problem of experts with one option of its launcher."""
+    problem = replace(CASES["experts"], launcher=launcher)
+    return replace(problem, workload=replace(problem.workload, framework_options={name: OPTIONS[name]}))
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_the_form_of_a_rule_means_what_the_rule_does(launcher: str) -> None:
+    rng = np.random.default_rng(2)
+    cases = [replace(one, launcher=launcher) for one in CASES.values()]
+    for problem in [*cases, *(with_option(name, launcher) for name in OPTIONS)]:
+        rows, layers = some_rows(rng), problem.model.num_layers
+        for rule in (one for one in rules_of(problem) if not one.of_request):
+            if not rule.form:
+                assert any(some in rule.name for some in (*WITHOUT_FORM, *ALWAYS)), rule.name
+                assert any(some in rule.name for some in WITHOUT_FORM) or not rule.violated(rows).any()
+                continue
+            broken = [broken_by(constraint_of(text), rows, num_layers=layers) for text in rule.form]
+            stated, breaks = np.logical_or.reduce(broken), rule.violated(rows)
+            if any(some in rule.name for some in WEAKER):
+                assert (breaks | ~stated).all(), rule.name
+            else:
+                assert stated.tolist() == breaks.tolist(), rule.name
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from meshwright.solver.search.decision.choices import Table
 from meshwright.solver.search.decision.decide import DifferentDecisionWarning, decided, left_to_planner
 from meshwright.solver.search.decision.question import Question
 from meshwright.solver.search.search import search
+from meshwright.solver.space.rules import rules_of
 from tests.builders import a_cluster, a_model, a_problem
 
 WATCH = Watch(time_limit_s=60.0)
@@ -116,3 +117,13 @@ def test_a_choice_with_a_bound_for_its_value_is_priced_and_decided_again() -> No
         found = decided(problem, answer, judge, WATCH)
     assert found.decided_by == "cp-sat"
     assert frontier.scores_s[best.row] == best.score_s
+
+
+@pytest.mark.parametrize("launcher", ["megatron-lm", "torchtitan", "deepspeed"])
+def test_rules_without_a_form_are_kept_by_every_row_that_cp_sat_may_choose(launcher: str) -> None:
+    problem = replace(small(), launcher=launcher)
+    (choices,) = left_open(problem).choices
+    rows, own = choices.frontier.rows.take(choices.index).columns, choices.problems[0]
+    rules = [rule for rule in rules_of(own) if not rule.form and not rule.of_request]
+    assert len(rules) > 3
+    assert not any(rule.violated(rows).any() for rule in rules)

@@ -61,6 +61,7 @@ def a_question(seed: int) -> Question:
             name=str(at),
             tree=a_condition(random, 2),
             parts=tuple(sorted(random.sample(range(3), random.choice((0, 1, 2))))),
+            of_request=random.random() < 0.5,
         )
         for at in range(random.randint(1, 2))
     ]
