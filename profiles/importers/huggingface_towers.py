@@ -296,7 +296,7 @@ def _exaone(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerS
 
 
 def _ovis2(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
-    """Return the tower of Ovis 2: patches become weights of a table's rows (``Ovis2VisionModel``)."""
+    """Return the tower of Ovis 2: patches become weights of a table's rows (transformers' class)."""
     tower, hidden = _pixtral_alike(reader), _size(reader, "hidden_size", "hidden_size")
     merged = _side(reader, "hidden_stride") ** 2
     rows = reader.integer("vocab_size", high=2**24)
