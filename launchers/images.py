@@ -13,6 +13,12 @@ LLAMA_FACTORY_PARTS: Mapping[FrozenPart, str] = {
     "projector": "freeze_multi_modal_projector",
     "language": "freeze_language_model",
 }
+# Switches of Megatron-Bridge's model providers (models/qwen_vl/qwen35_vl_provider.py).
+BRIDGE_PARTS: Mapping[FrozenPart, str] = {
+    "vision": "freeze_vision_model",
+    "projector": "freeze_vision_projection",
+    "language": "freeze_language_model",
+}
 LLAMA_FACTORY_PIXELS = "image_max_pixels"
 LLAMA_FACTORY_TILES = ("crop_to_patches", "image_do_pan_and_scan")  # of InternVL, and of Gemma 3
 DEFAULT_PIXELS = 768 * 768  # hparams/model_args.py:306

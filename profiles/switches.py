@@ -44,6 +44,7 @@ NEEDS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "shared experts": lambda model: bool(model.moe and model.moe.shared_ffn_hidden_size),
     "latent attention": lambda model: model.mla is not None,
     "no latent attention": lambda model: model.mla is None,
+    "no tower": lambda model: model.tower is None,
     "self-attention alone": lambda model: not (model.tower or model.mixer or model.diffusion),
 }
 

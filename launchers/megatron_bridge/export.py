@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import lcm
 
 from meshwright.launchers.export import (
@@ -18,9 +19,11 @@ from meshwright.launchers.export import (
     bundled,
     common_warnings,
 )
+from meshwright.launchers.images import BRIDGE_PARTS, frozen_values
 from meshwright.launchers.megatron_core.model import (
     expert_values,
     latent_values,
+    layer_list,
     model_values,
     positions_of,
     prediction_layers_need_rotary,
@@ -53,6 +56,7 @@ from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import ATTENTION_TARGETS
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.space.launcher_rules import overlap_notes
 
@@ -161,6 +165,7 @@ def override_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Kernels", _kernels(target)),
         ("Model", _model_keys(_model(target.model))),
         ("Adapters next to frozen weights, of a recipe with peft", _adapters(target)),
+        ("Parts that are not trained", _model_keys(frozen_values(target, BRIDGE_PARTS))),
     )
     sections = []
     for title, values in parts:
@@ -298,6 +303,12 @@ def adapters_are_not_of_experts(target: Target) -> Iterator[FieldError]:
     model, targets = target.model, target.workload.lora_targets
     if not target.workload.lora_rank:
         return
+    if model.tower is not None:
+        yield FieldError(
+            pointer="/workload/lora_rank",
+            message="Megatron-Bridge would adapt the vision tower too, which is not priced",
+            allowed="0, or --launcher ms-swift",
+        )
     if model.moe and set(targets) - set(ATTENTION_TARGETS):
         yield FieldError(
             pointer="/workload/lora_targets",
@@ -347,6 +358,20 @@ _FIRST = (
 )  # fmt: skip
 
 
+def _delta_nets(model: ModelSpec, mixer: MixerSpec) -> Values:
+    """Return the layers that do not attend, and their sizes (Megatron-Core's ``TransformerConfig``)."""
+    listed = f"'{layer_list(model.mixing_layers())}'"  # quoted for Hydra, too
+    return {
+        "experimental_attention_variant": mixer.kind,
+        "linear_attention_freq": mixer.attention_every or listed,
+        "linear_num_value_heads": mixer.num_heads,
+        "linear_num_key_heads": mixer.num_key_heads,
+        "linear_key_head_dim": mixer.key_head_dim,
+        "linear_value_head_dim": mixer.value_head_dim,
+        "linear_conv_kernel_dim": mixer.convolution,
+    }
+
+
 def _model(model: ModelSpec) -> Values:
     values = model_values(model) | {"should_pad_vocab": True}
     del values["max_position_embeddings"]  # gpt_provider.py: max_sequence_length=self.seq_length
@@ -356,6 +381,9 @@ def _model(model: ModelSpec) -> Values:
         values |= expert_values(model, model.moe)
         values["moe_layer_freq"] = f"'{values['moe_layer_freq']}'"  # quoted for Hydra, too
     values |= latent_values(model.mla) if model.mla else {}
+    values |= _delta_nets(model, model.mixer) if model.mixer else {}
+    if model.tower is not None:  # positions of three axes, which text has alike
+        values["position_embedding_type"] = "mrope"
     return {name: values[name] for name in _FIRST} | values
 
 
@@ -396,10 +424,13 @@ VERSIONS = ("0.3", "0.4", "0.5", "0.6", "0.7")
 
 def export(target: Target) -> ExportBundle:
     """Return the overrides and the two scripts that start them."""
+    if target.model.mixer is not None and target.version in ("", "0.3"):  # which has no such recipe
+        target = replace(target, version=VERSIONS[-1])
     refuse_first(target, "megatron-bridge", OWN_RULES)
     return bundled(
         target,
         product=PRODUCT,
+        shape=target.model.tower is not None,
         start=StartCommand(
             program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "${run_args[@]}"',
             before=RUN,

@@ -15,6 +15,7 @@ from functools import cache
 from itertools import pairwise
 
 from meshwright.launchers.flags import flag_names, flags_of
+from meshwright.launchers.images import BRIDGE_PARTS
 from meshwright.launchers.megatron_bridge.export import FP8_RECIPES, LOW_GRADIENTS
 from meshwright.launchers.megatron_bridge.read_adapters import SECTION, adapted
 from meshwright.launchers.megatron_core.names import flag_kinds
@@ -41,11 +42,13 @@ from meshwright.launchers.reading.commands import (
 )
 from meshwright.launchers.reading.documents import document_of, looks_like_document
 from meshwright.launchers.reading.given import Given, Value
+from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.towers import FrozenPart
 from meshwright.shell.values import (
     Word,
     unknown_arguments,
@@ -349,6 +352,7 @@ def _overrides(words: Sequence[Word]) -> list[Override]:
 
 
 _LEAST_NAMES = 2
+_PARTS = tuple(f"model.{name}" for name in BRIDGE_PARTS.values())
 _READ = ("model.", "train.", "ddp.", "dist.", "optimizer.", "checkpoint.")  # with Megatron's own names
 _TAKEN_APART = (*_LENGTHS, _DDP)
 _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read after the others
@@ -401,7 +405,26 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     overrides = replace(overrides, model=_model(given, known, recipe), num_gpus=known.num_gpus())
     found = launch_file("megatron-bridge", given, overrides, world, name="launch file")
     values = {key: (text, line) for key, text, line in settings}
-    return adapted(found, recipe.peft if recipe is not None else None, values)
+    found = adapted(found, recipe.peft if recipe is not None else None, values)
+    frozen = (part for part, name in BRIDGE_PARTS.items() if _is_on(values.get(f"model.{name}")))
+    return with_images(found, known, ImageSettings(frozen=_frozen(found, tuple(frozen))))
+
+
+def _is_on(found: tuple[str, int] | None) -> bool:
+    return found is not None and found[0].lower() in ("true", "1", "yes")
+
+
+def _frozen(found: LaunchFile, parts: tuple[FrozenPart, ...]) -> tuple[FrozenPart, ...]:
+    """Return the parts that are frozen, of adapters those too that a recipe of them leaves alone.
+
+    Raises:
+        InvalidProblemError: the language model is frozen, and the model has nothing else.
+    """
+    if found.model.tower is None and "language" in parts:
+        raise InvalidProblemError.of(
+            f"model.{BRIDGE_PARTS['language']}", "nothing is left to train", allowed="false"
+        )
+    return parts
 
 
 MEGATRON_BRIDGE_READER = Reader(name="megatron-bridge", recognises=_recognises, read=_read)
@@ -428,10 +451,9 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
         if unknown is not None and not names.is_free(key):
             given.faults.append(unknown_fault(key[:64], unknown, line))
     given.stop()
+    _take_out(values)
     for key, (text, line) in values.items():
         name = key.partition(".")[2] or key
-        if key.partition(".")[0] == SECTION:
-            continue  # ``read_adapters``
         if key != _DDP and _is_written_over(key, values):
             given.note(f"line {line}: {key[:64]} does nothing: mixed_precision is written over it")
         elif key.startswith(_READ) and key in names and flag_of(name) is not None:
@@ -457,6 +479,12 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
     take_precision(given, values)
     take_usual(given)
     given.stop()
+
+
+def _take_out(values: dict[str, tuple[str, int]]) -> None:
+    """Take out what others read: adapters (``read_adapters``) and frozen parts of a model with a tower."""
+    for key in [key for key in values if key.partition(".")[0] == SECTION or key in _PARTS]:
+        del values[key]
 
 
 def _refuse_deleted(given: Given, values: dict[str, tuple[str, int]]) -> None:
@@ -502,6 +530,8 @@ def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:
 
 def _model(given: Given, known: Known, recipe: Recipe | None) -> ModelSpec | None:
     """Return the supplied model, or the recipe's; None if the overrides state the shape."""
+    if known.header.model is not None and known.header.model.tower is not None:
+        return known.overrides.model or known.header.model
     if all(given.has(name) for name in ("num-layers", "hidden-size", "num-attention-heads", "vocab-size")):
         return known.overrides.model
     if recipe is not None and recipe.hub_id in ("", _COMPUTED) and known.overrides.model is None:

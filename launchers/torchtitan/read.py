@@ -18,6 +18,7 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Re
 from meshwright.launchers.reading.commands import script_of
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
+from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.reading.python_values import (
     FLOAT8,
@@ -281,7 +282,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         else:  # 0.2, models/*/model/args.py (update_from_config)
             fields.note(f"training.seq_len is {message}: torchtitan lengthens its table")
     fields.stop()
-    return known.launch_file(fields, "torchtitan", model, workload, configuration)
+    found = known.launch_file(fields, "torchtitan", model, workload, configuration)
+    return with_images(found, known, ImageSettings(frozen=()))  # it trains the whole tower
 
 
 TORCHTITAN_READER = Reader(name="torchtitan", recognises=_recognises, read=_read)

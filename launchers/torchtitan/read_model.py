@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 
 _FLAVOR_FILE = "torchtitan_0_2_model.py"  # of exports for 0.2
+_WITHOUT_PREDICTION = ("qwen3_5",)
 _NOT_IN_0_3 = ("llama4",)  # commits before it have flavors of the same names with other layers
 _NEEDED = {
     "dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_attention_heads",
@@ -47,7 +49,8 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
     flavors = {model: own for model, own in _flavors().items() if not (is_module and model in _NOT_IN_0_3)}
     if (found := flavors.get(name, {}).get(flavor)) is not None:
         if isinstance(found, str):
-            return find_model(found)
+            model = find_model(found)
+            return replace(model, num_mtp_layers=0) if name in _WITHOUT_PREDICTION else model
         return model_from_shape(found, name=f"{name}-{flavor}".lower())
     if known.header.model is not None:
         return known.header.model

@@ -54,12 +54,17 @@ def _read(found: Target) -> LaunchFile:
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-4b", "qwen3.5-35b-a3b"])
-def test_qwen_3_5_with_its_tower_is_read_back_as_ms_swift_gets_it(name: str) -> None:
-    found, model = _first("ms-swift"), find_model(name)
+@pytest.mark.parametrize("launcher", ["ms-swift", "megatron-bridge"])
+def test_qwen_3_5_with_its_tower_is_read_back_as_its_launcher_gets_it(launcher: str, name: str) -> None:
+    found, model = _frozen(_first("ms-swift"), "vision"), find_model(name)
     config = replace(found.config, stage_layers=(model.num_layers,))
-    seeing = replace(found, problem=replace(found.problem, model=model), plan=plan(config))
-    assert not lacking_facts(launcher_capabilities("ms-swift"), model)
-    assert replace(_read(seeing).model, display_name=model.display_name, source=model.source) == model
+    problem = replace(found.problem, model=model, launcher=launcher)
+    seeing = replace(found, problem=problem, plan=plan(config))
+    assert not lacking_facts(launcher_capabilities(launcher), model)
+    texts = _texts(seeing)
+    read = read_launch_files(Source(name="launch.sh", text=texts["launch.sh"], files=texts))
+    assert replace(read.model, display_name=model.display_name, source=model.source) == model
+    assert (read.workload.frozen, read.workload.images_per_sample) == (("vision",), 2.0)
 
 
 @pytest.mark.parametrize("launcher", FILES)

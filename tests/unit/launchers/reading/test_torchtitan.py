@@ -397,3 +397,16 @@ def test_settings_of_a_converter_that_is_not_listed_do_nothing() -> None:
     assert found.workload == read("").workload
     with pytest.raises(InvalidProblemError, match=r"quantize\.linear\.mx: not supported"):
         read("--model.converters=quantize.linear.mx")
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "tp"), [("qwen35_9b", 9_409_813_744, 2), ("qwen35_35b_a3b", 35_107_181_936, 2)]
+)
+def test_qwen_3_5_is_read_by_its_names_as_its_class_builds_it(
+    config: str, parameters: int, tp: int
+) -> None:
+    text = f"torchrun --nproc_per_node=8 -m torchtitan.train --module qwen3_5 --config {config}\n"
+    found = read_launch_files(Source(name="run.sh", text=text))
+    # as many as torchtitan 0.3.0's Qwen35Model has on meta tensors, which predicts no further tokens
+    assert (found.model.num_parameters(), found.model.num_mtp_layers) == (parameters, 0)
+    assert (found.configuration.tensor_parallel_size, found.images_stated) == (tp, False)
