@@ -353,8 +353,8 @@ def _core_attention(ctx: Context) -> PassSeconds:
     multiply = multiply + index_s
     if eager := eager_scores(ctx):
         return PassSeconds(
-            forward=multiply + scores * eager.forward / ctx.hbm_bytes_per_s,
-            backward=2.0 * multiply + scores * eager.backward / ctx.hbm_bytes_per_s,
+            forward=multiply + scores * eager.forward / ctx.single_bytes_per_s,
+            backward=2.0 * multiply + scores * eager.backward / ctx.single_bytes_per_s,
         )
     single = np.where(ctx.eager_softmax, 2.0, 1.0)  # scale, mask, softmax and dropout as separate kernels
     move = single * scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
@@ -425,8 +425,9 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         inner = _cast_width(ctx, heads / ctx.t)
         cast = 4.0 * (ROW_CASTS if ctx.facts.precision_recipe == "fp8-rowwise" else 1.0)
         moved = moved + cast * tokens * (h * ctx.row_share * model.num_blocks + width / tokens + inner)
-    seconds = moved / ctx.hbm_bytes_per_s
-    beyond = normed * _EAGER_NORM_BACKWARD / ctx.hbm_bytes_per_s
+    single_s = 1.0 / ctx.single_bytes_per_s  # of a byte
+    seconds = moved * np.where(ctx.single_elementwise, single_s, 1.0 / ctx.hbm_bytes_per_s)
+    beyond = normed * _EAGER_NORM_BACKWARD * single_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds + beyond)
 
 

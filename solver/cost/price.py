@@ -231,7 +231,8 @@ def _unreplayed_s(
 
 def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSeconds:
     forward, backward = moved_bytes
-    return PassSeconds(forward=forward / ctx.hbm_bytes_per_s, backward=backward / ctx.hbm_bytes_per_s)
+    single_s = np.where(ctx.single_elementwise, 1.0 / ctx.single_bytes_per_s, 1.0 / ctx.hbm_bytes_per_s)
+    return PassSeconds(forward=forward * single_s, backward=backward * single_s)
 
 
 def _expert_exchange(ctx: Context) -> PassSeconds:
