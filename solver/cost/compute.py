@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.profiles.adapters import adapted_layers
 from meshwright.profiles.layers.operators import MIXING, Axis, Block, Operator, Rows
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
@@ -243,6 +244,17 @@ def _filled(side: FloatArray | float, tile: float) -> FloatArray | float:
     return np.where(np.asarray(side) > tile, side / (np.ceil(side / tile) * tile), 1.0)
 
 
+def wraps_experts(ctx: Context, kind: LayerKind) -> bool:
+    """Return whether adapters of experts are added to their weights, not to their outputs.
+
+    transformers' experts are tensors without a module, of which peft makes ``W + B A`` in each forward pass:
+    the gradient of that sum is one of all their weights (peft 0.21 ``tuners/lora/layer.py ParamWrapper``).
+    """
+    if not ctx.frozen or kind != "moe" or not ctx.facts.separate_projections:
+        return False
+    return any(one.experts for one in adapted_layers(ctx.model, kind, ctx.workload.lora_targets))
+
+
 def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
     """Price all linear layers of one transformer layer, including a rank's experts.
 
@@ -253,6 +265,10 @@ def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
         plain = [g for g in gemms if not g.grouped]
         of_plain = gemm_seconds(ctx, plain, ctx.linear_precision, trained=trained)
         return of_plain + _batched_experts_seconds(ctx)
+    if wraps_experts(ctx, kind):
+        grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
+        others = gemm_seconds(ctx, dense, ctx.linear_precision, trained=False)
+        return others + gemm_seconds(ctx, grouped, ctx.linear_precision)
     if kind == "moe" and ctx.wide_experts.any():
         grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
         others = gemm_seconds(ctx, dense, ctx.linear_precision, trained=trained)
