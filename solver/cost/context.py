@@ -415,8 +415,11 @@ class Context:
 
     @property
     def single_bytes_per_s(self) -> float:
-        """Return the memory bandwidth that single kernels of torch reach, where they are measured."""
-        share = _SINGLE_KERNELS.get(self.gpu.architecture)
+        """Return the memory bandwidth that the single kernels of transformers' modules reach.
+
+        Other stacks with single kernels have runs of their own in the fit of ``hbm``.
+        """
+        share = _SINGLE_KERNELS.get(self.gpu.architecture) if self.facts.separate_projections else None
         return self.hbm_bytes_per_s if share is None else share * self.gpu.hbm_bytes_per_s
 
     @cached_property
