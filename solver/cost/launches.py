@@ -77,9 +77,10 @@ _REPLAY = 1.0
 _BLOCKED = 4.0
 # Kernels of a layer of transformers 5.17, which torch launches one by one, by a dispatch mode: Llama,
 # Qwen3, Mixtral, Qwen3-MoE and, with adapters, peft 0.21.2, in fp32 under autocast and in bf16. A Llama
-# layer has 48 and 38. The host's time goes with the calls of operators, views included, of which a product
-# has four (transpose, flatten, multiply, unflatten) and attention's heads 18: 87 and 77 of Llama, 129 and 125
-# of Gemma 3. ``layer_launch_s`` is what the 48 calls (22 kernels) of a layer of plain torch take.
+# layer has 48 and 38. The host's time goes with the calls of operators, views included, of which a
+# product has four (transpose, flatten, multiply, unflatten) and attention's heads 18: 87 and 77 of Llama,
+# 129 and 125 of Gemma 3. ``layer_launch_s`` is what the 48 calls (22 kernels) of a layer of plain torch
+# take.
 _PLAIN = 48.0
 _VIEWS_OF_PRODUCT, _VIEWS_OF_HEADS = 3.0, 18.0
 _SINGLE_NORM, _NORM_CASTS = 6.0, 2.0  # power, mean, sum, root, two products; from 2 bytes to fp32 and back
@@ -90,12 +91,16 @@ _ADAPTER, _ADAPTER_CASTS = 4.0, 4.0  # two products, scale, sum; casts of input,
 _NORMED, _NORMED_CASTS = 11.0, 3.0  # DoRA: unit matrix, two products, norm and scale; casts to fp32
 _DEQUANTIZE = 2.0  # scales, then weights (bitsandbytes 0.50 ``functional.py dequantize_4bit``)
 _GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``integrations/moe.py``)
+# What else the host does for them, sorting above all: few tokens take 1.78 ms on an H100's host, as 99
+# calls do (benchmarks/data/experts.jsonl: 32 experts of 4,096 tokens, grouped or copied for each token).
+_GROUPED_VIEWS = 99.0 - _GROUPED_EXPERTS
 _LOOP, _LOOPED_EXPERT = 18.0, 17.0  # router and masks; each expert finds, reads, multiplies and adds tokens
 _SINGLE_BACKWARD, _FROZEN_BACKWARD = 1.85, 1.54  # of the forward pass's calls; without weight gradients
-# Issuing a checkpointed layer's forward pass again over issuing it first: hooks of every saved tensor (torch
-# 2.13 ``utils/checkpoint.py``, without reentrance). The mean of 36 timed layers, of which the median has 1.57:
-# ``host_s`` of recompute_backward less backward, over forward (benchmarks/data/measured_here).
-# A first pass runs one of the two hooks of a tensor, half of what is more.
+# Issuing a checkpointed layer's forward pass again over issuing it first: hooks of every saved tensor
+# (torch 2.13 ``utils/checkpoint.py``, without reentrance). The mean of 36 timed layers, of which the
+# median has 1.57: ``host_s`` of recompute_backward less backward, over forward
+# (benchmarks/data/measured_here). A first pass runs one of the two hooks of a tensor, half of what is
+# more.
 _REPLAYED, _HOOKED = 1.56, 1.28
 # Keys and values for every head of queries; a mask of booleans in bf16: two scalars, and what they choose.
 _REPEATED, _MASK = 2.0, 3.0
@@ -183,9 +188,9 @@ def calls_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
     if ctx.frozen:
         products += 2.0 * sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))
     views = _VIEWS_OF_PRODUCT * products + _VIEWS_OF_HEADS * model.mixes_tokens
-    if kind == "moe" and model.moe is not None:  # half of what runs round experts are views
+    if kind == "moe" and model.moe is not None:  # a loop has as many views as kernels
         looped = ctx.facts.grouped_gemm == "loop"
-        views += _LOOP + _LOOPED_EXPERT * model.moe.num_experts if looped else _GROUPED_EXPERTS
+        views += _LOOP + _LOOPED_EXPERT * model.moe.num_experts if looped else _GROUPED_VIEWS
     return kernels_of_modules(ctx, kind) + views
 
 
@@ -307,8 +312,8 @@ def launched(
     """Return passes of a layer that take at least their launches; blocking launches come on top.
 
     Where the CPU waits for the sizes of what experts exchange, it launches the rest of the layer anew: that
-    is seen even where the layer's kernels take longer than its launches. ``ahead_s`` is the layer's share of
-    the time by which the CPU is ahead when backward passes begin.
+    is seen even where the layer's kernels take longer than its launches. ``ahead_s`` is the layer's share
+    of the time by which the CPU is ahead when backward passes begin.
     """
     again, hooked = ctx.constants.floor_backward, np.ones_like(ctx.t)
     if runs_modules(ctx):
@@ -357,7 +362,7 @@ def lead_s(ctx: Context, head: PassSeconds) -> FloatArray | float:
 
 
 def surplus_s(ctx: Context, busy_s: FloatArray, floor_s: FloatArray) -> FloatArray | float:
-    """Return by how much the GPU takes longer for a layer's forward pass than launching it; read losses wait."""
+    """Return by how much longer than its launches a layer's forward pass takes; 0 where the loss is read."""
     if not runs_modules(ctx) or ctx.facts.loss_kernel in ("liger", "chunked"):
         return 0.0
     return np.where(ctx.p == 1, np.maximum(busy_s - floor_s, 0.0), 0.0)

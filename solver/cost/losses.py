@@ -48,10 +48,10 @@ def _rows(ctx: Context) -> FloatArray:
     return np.minimum(rows, ctx.tokens) * ctx.padded_outputs
 
 
-# Liger 0.8.5 ``ops/fused_linear_cross_entropy.py:156-375``: for each part of the logits a view of fp32 weights
-# is cast, which autocast does not remember; the gradient of a trained weight is read and written, in its own
-# dtype. Once, that is filled with zeros (:115), and scaled by the loss's own gradient (:420-450): 1 over the
-# number of labels under transformers.
+# Liger 0.8.5 ``ops/fused_linear_cross_entropy.py:156-375``: for each part of the logits a view of fp32
+# weights is cast, which autocast does not remember; the gradient of a trained weight is read and written,
+# in its own dtype. Once, that is filled with zeros (:115), and scaled by the loss's own gradient
+# (:420-450): 1 over the number of labels under transformers.
 _CAST_BYTES = 6.0
 _ADDED_BYTES, _ADDED_WIDE_BYTES = 4.0, 8.0
 

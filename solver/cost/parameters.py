@@ -407,7 +407,7 @@ def saved_casts_bytes(
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Return both products of every adapter of one layer, or the one that makes all of an expert's weights."""
+    """Return both products of every adapter of one layer; of wrapped experts the one that makes weights."""
     rank, wraps = float(ctx.workload.lora_rank), wraps_experts(ctx, kind)
     return [
         product

@@ -58,10 +58,10 @@ from meshwright.solver.cost.context import (
 from meshwright.solver.cost.launches import (
     issued,
     launched,
+    launched_again,
     launches_left,
     layer_floor_s,
     lead_s,
-    launched_again,
     runs_modules,
     surplus_s,
 )

@@ -71,7 +71,8 @@ def test_ligers_parts_each_cast_the_head_and_add_to_its_gradient() -> None:
     ctx = context_of(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
     rows, parts = parts_of_logits(ctx)
     assert float((rows * parts)[0]) >= TOKENS > float((rows * (parts - 1))[0])
-    # fp32 weights: cast (4 + 2), gradient read and written (8) for each further part; once 4 of zeros, 8 scaled
+    # fp32 weights: cast (4 + 2), gradient read and written (8) for each further part; once zeros and a
+    # scale
     each = 14.0 * (parts[0] - 1.0) + 12.0
     assert float(np.asarray(gathered_bytes(ctx))[0]) == each * ctx.padded_vocabulary * HIDDEN
 
