@@ -248,7 +248,8 @@ def wraps_experts(ctx: Context, kind: LayerKind) -> bool:
     """Return whether adapters of experts are added to their weights, not to their outputs.
 
     transformers' experts are tensors without a module, of which peft makes ``W + B A`` in each forward
-    pass: the gradient of that sum is one of all their weights (peft 0.21 ``tuners/lora/layer.py ParamWrapper``).
+    pass: the gradient of that sum is one of all their weights (peft 0.21 ``tuners/lora/layer.py``,
+    ``ParamWrapper``).
     """
     if not ctx.frozen or kind != "moe" or not ctx.facts.separate_projections:
         return False

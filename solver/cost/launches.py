@@ -315,18 +315,32 @@ def launched(
     is seen even where the layer's kernels take longer than its launches. ``ahead_s`` is the layer's share
     of the time by which the CPU is ahead when backward passes begin.
     """
-    again, hooked = ctx.constants.floor_backward, np.ones_like(ctx.t)
-    if runs_modules(ctx):
-        again = _FROZEN_BACKWARD if ctx.frozen else _SINGLE_BACKWARD
-        hooked = np.where(ctx.full, _HOOKED, 1.0)
     if ctx.facts.launch_blocking:
         waited = _BLOCKED * floor_s
-        return busy + PassSeconds(forward=waited, backward=waited * again)
-    back_s = np.maximum(floor_s * again - ahead_s, 0.0)
-    return PassSeconds(
-        forward=_joined(ctx, kind, busy.forward, floor_s * hooked),
-        backward=_joined(ctx, kind, busy.backward, back_s),
-    )
+        return busy + PassSeconds(forward=waited, backward=waited * _backward_over_forward(ctx))
+    forward = _joined(ctx, kind, busy.forward, floor_s * _hooked(ctx))
+    lead = ahead_s + surplus_s(ctx, forward, floor_s)
+    return PassSeconds(forward=forward, backward=launched_backward(ctx, kind, busy.backward, floor_s, lead))
+
+
+def launched_backward(
+    ctx: Context, kind: LayerKind, busy_s: FloatArray, floor_s: FloatArray, lead: FloatArray | float
+) -> FloatArray:
+    """Return seconds of a layer's backward pass before which the CPU is ahead by ``lead`` seconds."""
+    issued_s = np.maximum(floor_s * _backward_over_forward(ctx) - lead, 0.0)
+    return _joined(ctx, kind, busy_s, issued_s)
+
+
+def _backward_over_forward(ctx: Context) -> float:
+    """Return how much longer launching a layer's backward pass takes than its forward pass."""
+    if not runs_modules(ctx):
+        return ctx.constants.floor_backward
+    return _FROZEN_BACKWARD if ctx.frozen else _SINGLE_BACKWARD
+
+
+def _hooked(ctx: Context) -> FloatArray | float:
+    """Return how much longer launching a checkpointed layer's first forward pass takes, (n,)."""
+    return np.where(ctx.full, _HOOKED, 1.0) if runs_modules(ctx) else 1.0
 
 
 def launched_again(
@@ -361,11 +375,11 @@ def lead_s(ctx: Context, head: PassSeconds) -> FloatArray | float:
     return np.where(ctx.p == 1, seconds / ctx.model.num_layers, 0.0)
 
 
-def surplus_s(ctx: Context, busy_s: FloatArray, floor_s: FloatArray) -> FloatArray | float:
-    """Return by how much longer than its launches a layer's forward pass takes; 0 where the loss is read."""
+def surplus_s(ctx: Context, forward_s: FloatArray, floor_s: FloatArray) -> FloatArray | float:
+    """Return how much longer than its launches a layer's forward pass takes; 0 where the loss is read."""
     if not runs_modules(ctx) or ctx.facts.loss_kernel in ("liger", "chunked"):
         return 0.0
-    return np.where(ctx.p == 1, np.maximum(busy_s - floor_s, 0.0), 0.0)
+    return np.where(ctx.p == 1, np.maximum(forward_s - floor_s * _hooked(ctx), 0.0), 0.0)
 
 
 def _joined(ctx: Context, kind: LayerKind, busy_s: FloatArray, floor_s: FloatArray) -> FloatArray:

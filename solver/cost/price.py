@@ -59,6 +59,7 @@ from meshwright.solver.cost.launches import (
     issued,
     launched,
     launched_again,
+    launched_backward,
     launches_left,
     layer_floor_s,
     lead_s,
@@ -194,16 +195,16 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
     floor_s = layer_floor_s(ctx, kind)
-    lead = ahead_s + surplus_s(ctx, busy.forward, floor_s)
-    launching = _launching(ctx, kind, floor_s, lead)
+    launching = _launching(ctx, kind, floor_s, ahead_s)
     passes = _passes(ctx, kind, launching, busy, (compute, tensor))
     replay = np.zeros_like(ctx.t)
     if ctx.full.any():
         again_s = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
         if runs_modules(ctx) and ctx.layers is None:
             spared_s = np.maximum(passes.forward - again_s, 0.0)
+            lead = ahead_s + surplus_s(ctx, passes.forward, floor_s)
             again_s, left = launched_again(ctx, kind, busy.forward - spared_s, floor_s, lead)
-            behind = launched(ctx, kind, busy, floor_s, left).backward
+            behind = launched_backward(ctx, kind, busy.backward, floor_s, left)
             passes = replace(passes, backward=np.where(ctx.full, behind, passes.backward))
         replay = np.where(ctx.full, again_s, 0.0)
     if ctx.offloads_activations.any():
