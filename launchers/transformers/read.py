@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of, update_of
@@ -644,16 +644,24 @@ def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, LocatedV
         if not word.text.startswith("--"):
             continue
         name, equals, value = word.text[2:].partition("=")
-        following = words[at + 1].text if at + 1 < len(words) else "--"
-        alone = not equals and following.startswith("--")
-        text = True if alone else value if equals else following  # a switch, or its value is missing
         key = _whole(name.replace("-", "_"))
+        following = _following(words[at + 1 :], key)
+        alone = not equals and following is None
+        text = True if alone else value if equals else following  # a switch, or its value is missing
         if alone and key.startswith("no_") and key[3:] in _SWITCHES:
             key, text = key[3:], False  # HfArgumentParser's form for defaults that are on
         if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and overrides.model:
             continue
         found[key] = LocatedValue(text, word.line)
     return found
+
+
+def _following(words: Sequence[Word], key: str) -> str | None:
+    """Return the word behind an argument, or all of a list; None before the next argument."""
+    values = list(takewhile(lambda text: not text.startswith("--"), (word.text for word in words)))
+    row = flag_names(*_PROGRAMS_OF_TRAINERS).row(f"--{key}")
+    several = row is not None and "list" in row.type.lower()
+    return " ".join(values if several else values[:1]) if values else None
 
 
 _SWITCHES = ("gradient_checkpointing", "use_gradient_checkpointing", "bf16", "packing", "use_liger_kernel")

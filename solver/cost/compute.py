@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.profiles.adapters import adapted_layers
 from meshwright.profiles.layers.operators import MIXING, Axis, Block, Operator, Rows
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
@@ -243,16 +244,35 @@ def _filled(side: FloatArray | float, tile: float) -> FloatArray | float:
     return np.where(np.asarray(side) > tile, side / (np.ceil(side / tile) * tile), 1.0)
 
 
+def wraps_experts(ctx: Context, kind: LayerKind) -> bool:
+    """Return whether adapters of experts are added to their weights, not to their outputs.
+
+    transformers' experts are tensors without a module, of which peft makes ``W + B A`` in each forward
+    pass: the gradient of that sum is one of all their weights (peft 0.21 ``tuners/lora/layer.py``,
+    ``ParamWrapper``).
+    """
+    if not ctx.frozen or kind != "moe" or not ctx.facts.separate_projections:
+        return False
+    return any(one.experts for one in adapted_layers(ctx.model, kind, ctx.workload.lora_targets))
+
+
 def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
     """Price all linear layers of one transformer layer, including a rank's experts.
 
     A recipe may run the experts' products alone in 8 bits; their casts read 2 bytes and write 1, twice.
     """
     gemms, trained = layer_gemms(ctx, kind), not ctx.frozen
+    if kind == "moe" and np.any(sliced_s := _sliced_gradients_s(ctx)):
+        products_s = gemm_seconds(ctx, gemms, ctx.linear_precision, trained=trained)
+        return replace(products_s, backward=products_s.backward + sliced_s)
     if kind == "moe" and ctx.facts.grouped_gemm == "batched":
         plain = [g for g in gemms if not g.grouped]
         of_plain = gemm_seconds(ctx, plain, ctx.linear_precision, trained=trained)
         return of_plain + _batched_experts_seconds(ctx)
+    if wraps_experts(ctx, kind):
+        grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
+        others = gemm_seconds(ctx, dense, ctx.linear_precision, trained=False)
+        return others + gemm_seconds(ctx, grouped, ctx.linear_precision)
     if kind == "moe" and ctx.wide_experts.any():
         grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
         others = gemm_seconds(ctx, dense, ctx.linear_precision, trained=trained)
@@ -267,23 +287,49 @@ def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
     return gemm_seconds(ctx, dense, ctx.linear_precision, trained=trained) + experts + casts
 
 
-def _batched_experts_seconds(ctx: Context) -> PassSeconds:
-    """Price experts whose weights are copied for every token: bytes through memory alone.
+# Bytes moved for each weight that is copied for a token. Forward it is read and written, and read by the
+# product (2 each); one of fp32 is read and written so (4 each), cast (6) and read. Backward the product
+# reads it, its gradient is written and added up by weight: 15 and 24 as measured
+# (benchmarks/data/experts.jsonl: 14.5 to 15.4, 22.8 to 26.6), a cast among the latter. Without weight
+# gradients it is read once, or cast again.
+_COPIED, _COPIED_BACKWARD, _COPIED_FROZEN = (6.0, 16.0), (15.0, 24.0), (2.0, 2.0)
 
-    Weights are read and written, and read by the product; the backward pass reads them, writes their
-    gradients token by token and adds these up (read twice, written).
-    """
+
+def _batched_experts_seconds(ctx: Context) -> PassSeconds:
+    """Price experts whose weights are copied for every token: bytes through memory alone."""
     moe = ctx.model.moe
     if moe is None:
         return ctx.nothing
-    weights = ctx.moe_tokens * ctx.et * moe.top_k * ctx.model.expert_parameters() * 2.0
-    seconds = weights / ctx.hbm_bytes_per_s
-    return PassSeconds(forward=3.0 * seconds, backward=(5.0 if not ctx.frozen else 1.0) * seconds)
+    copied = ctx.moe_tokens * ctx.et * moe.top_k * ctx.model.expert_parameters()
+    forward, backward = (
+        narrow + (wide - narrow) * ctx.wide_rows
+        for narrow, wide in (_COPIED, _COPIED_FROZEN if ctx.frozen else _COPIED_BACKWARD)
+    )
+    each_s = copied / ctx.hbm_bytes_per_s
+    return PassSeconds(forward=forward * each_s, backward=backward * each_s)
+
+
+# A loop takes each expert's weights as a slice of one tensor: the slice's gradient is a tensor of zeros
+# as large as all experts' (written), which is added to the sum so far (read twice, written): torch 2.13
+# ``derivatives.yaml: select_backward``. So backward passes of 32 to 128 experts grow with their square
+# (benchmarks/data/experts.jsonl).
+_SLICED = 4.0
+
+
+def _sliced_gradients_s(ctx: Context) -> FloatArray | float:
+    """Return seconds of the gradients of slices, of experts that a loop of transformers' modules trains."""
+    moe, facts = ctx.model.moe, ctx.facts
+    if moe is None or ctx.frozen or facts.grouped_gemm != "loop" or not facts.separate_projections:
+        return 0.0
+    local = moe.num_experts / ctx.e
+    each = ctx.model.expert_parameters() / ctx.et * (2.0 + 2.0 * ctx.wide_rows)
+    return _SLICED * local * local * each / ctx.hbm_bytes_per_s
 
 
 def _wide_experts_seconds(ctx: Context, grouped: list[Gemm], *, trained: bool) -> PassSeconds:
     single = "tf32" if ctx.facts.tf32_products else "fp32"
-    slow = gemm_seconds(ctx, grouped, single, trained=trained)
+    each = [replace(one, grouped=False) for one in grouped]  # torch multiplies fp32 expert by expert
+    slow = gemm_seconds(ctx, each, single, trained=trained)
     fast = gemm_seconds(ctx, grouped, ctx.linear_precision, trained=trained)
     return PassSeconds(
         forward=np.where(ctx.wide_experts, slow.forward, fast.forward),
@@ -353,8 +399,8 @@ def _core_attention(ctx: Context) -> PassSeconds:
     multiply = multiply + index_s
     if eager := eager_scores(ctx):
         return PassSeconds(
-            forward=multiply + scores * eager.forward / ctx.hbm_bytes_per_s,
-            backward=2.0 * multiply + scores * eager.backward / ctx.hbm_bytes_per_s,
+            forward=multiply + scores * eager.forward / ctx.single_bytes_per_s,
+            backward=2.0 * multiply + scores * eager.backward / ctx.single_bytes_per_s,
         )
     single = np.where(ctx.eager_softmax, 2.0, 1.0)  # scale, mask, softmax and dropout as separate kernels
     move = single * scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
@@ -425,8 +471,9 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         inner = _cast_width(ctx, heads / ctx.t)
         cast = 4.0 * (ROW_CASTS if ctx.facts.precision_recipe == "fp8-rowwise" else 1.0)
         moved = moved + cast * tokens * (h * ctx.row_share * model.num_blocks + width / tokens + inner)
-    seconds = moved / ctx.hbm_bytes_per_s
-    beyond = normed * _EAGER_NORM_BACKWARD / ctx.hbm_bytes_per_s
+    single_s = 1.0 / ctx.single_bytes_per_s  # of a byte
+    seconds = moved * np.where(ctx.single_elementwise, single_s, 1.0 / ctx.hbm_bytes_per_s)
+    beyond = normed * _EAGER_NORM_BACKWARD * single_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds + beyond)
 
 

@@ -187,11 +187,14 @@ _WITHOUT_BLOCKS = {
     "mxfp8": {"ada", "hopper", "cdna3", "rtx-5090", "rtx-pro-6000-server"}, "fp8-blockwise": {"ada"},
 }  # fmt: skip
 # Rate of products with a scale for each block over those with one for each tensor: steps of equal dense
-# models that differ in the recipe only (open Megatron-Bridge runs) differ by 3 to 7 %.
-#
-# A scale for each row makes CUTLASS's products of cuBLAS's (torch ``_scaled_mm``); torchao's table of Llama
-# 3 8B on eight H100 (``torchao/float8/README.md``) has 7,690 tokens a second with one for each tensor,
-# 6,768 with one for each row: as here, with its casts along rows and columns apart (``ROW_CASTS``).
+# models that differ in the recipe only (open Megatron-Bridge runs) differ by 3 to 7 %.  A scale for each
+# row makes CUTLASS's products of cuBLAS's (torch ``_scaled_mm``); torchao's table of Llama 3 8B on eight
+# H100 (``torchao/float8/README.md``) has 7,690 tokens a second with one for each tensor, 6,768 with one
+# for each row: as here, with its casts along rows and columns apart (``ROW_CASTS``). Share of the data
+# sheet's bandwidth that torch's elementwise kernels reach, run one by one: eager scores of 8 shapes with
+# and without a soft cap, both passes, take 0.62 to 0.80 (benchmarks/data/attention_kernels.jsonl: 2.35
+# TB/s of an H100's 3.35 on average). Blackwell as Hopper; older memory is slower, and shows no such gap.
+_SINGLE_KERNELS = {"hopper": 0.70, "blackwell": 0.70}
 _SCALED = {"mxfp8": 0.93, "mxfp8-experts": 0.93, "fp8-blockwise": 0.93, "fp8-rowwise": 0.83}
 ROW_CASTS = 2.0
 
@@ -408,6 +411,15 @@ class Context:
     def single_elementwise(self) -> FloatArray | float:
         """Return 1 where elementwise operators run one by one that compiling would fuse, else 0."""
         return self.uncompiled.astype(np.float64) if self.facts.elementwise_fused else 1.0
+
+    @property
+    def single_bytes_per_s(self) -> float:
+        """Return the memory bandwidth that the single kernels of transformers' modules reach.
+
+        Other stacks with single kernels have runs of their own in the fit of ``hbm``.
+        """
+        share = _SINGLE_KERNELS.get(self.gpu.architecture) if self.facts.separate_projections else None
+        return self.hbm_bytes_per_s if share is None else share * self.gpu.hbm_bytes_per_s
 
     @cached_property
     def single_norms(self) -> FloatArray | float:

@@ -77,8 +77,12 @@ _REPLAY = 1.0
 _BLOCKED = 4.0
 # Kernels of a layer of transformers 5.17, which torch launches one by one, by a dispatch mode: Llama,
 # Qwen3, Mixtral, Qwen3-MoE and, with adapters, peft 0.21.2, in fp32 under autocast and in bf16. A Llama
-# layer has 48 and 38, its backward pass 100 and 84. ``layer_launch_s`` is what 22 take, of plain torch.
-_PLAIN = 22.0
+# layer has 48 and 38. The host's time goes with the calls of operators, views included, of which a
+# product has four (transpose, flatten, multiply, unflatten) and attention's heads 18: 87 and 77 of Llama,
+# 129 and 125 of Gemma 3. ``layer_launch_s`` is what the 48 calls (22 kernels) of a layer of plain torch
+# take.
+_PLAIN = 48.0
+_VIEWS_OF_PRODUCT, _VIEWS_OF_HEADS = 3.0, 18.0
 _SINGLE_NORM, _NORM_CASTS = 6.0, 2.0  # power, mean, sum, root, two products; from 2 bytes to fp32 and back
 _CENTRED = 1.0  # one more, added to the weight, which is cast from 2 bytes (``models/gemma2``)
 _SINGLE_ROTARY, _ROTARY = 10.0, 2.0  # of queries and of keys: two products, negation, concatenation, sum
@@ -87,8 +91,17 @@ _ADAPTER, _ADAPTER_CASTS = 4.0, 4.0  # two products, scale, sum; casts of input,
 _NORMED, _NORMED_CASTS = 11.0, 3.0  # DoRA: unit matrix, two products, norm and scale; casts to fp32
 _DEQUANTIZE = 2.0  # scales, then weights (bitsandbytes 0.50 ``functional.py dequantize_4bit``)
 _GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``integrations/moe.py``)
+# What else the host does for them, sorting above all: few tokens take 1.78 ms on an H100's host, as 99
+# calls do (benchmarks/data/experts.jsonl: 32 experts of 4,096 tokens, grouped or copied for each token).
+_GROUPED_VIEWS = 99.0 - _GROUPED_EXPERTS
 _LOOP, _LOOPED_EXPERT = 18.0, 17.0  # router and masks; each expert finds, reads, multiplies and adds tokens
-_SINGLE_BACKWARD, _FROZEN_BACKWARD = 2.1, 1.6  # of the forward pass's kernels; without weight gradients
+_SINGLE_BACKWARD, _FROZEN_BACKWARD = 1.85, 1.54  # of the forward pass's calls; without weight gradients
+# Issuing a checkpointed layer's forward pass again over issuing it first: hooks of every saved tensor
+# (torch 2.13 ``utils/checkpoint.py``, without reentrance). The mean of 36 timed layers, of which the
+# median has 1.57: ``host_s`` of recompute_backward less backward, over forward
+# (benchmarks/data/measured_here). A first pass runs one of the two hooks of a tensor, half of what is
+# more.
+_REPLAYED, _HOOKED = 1.56, 1.28
 # Keys and values for every head of queries; a mask of booleans in bf16: two scalars, and what they choose.
 _REPEATED, _MASK = 2.0, 3.0
 # A softmax of five kernels (``fused_softmax.py forward_torch_softmax``), not one.
@@ -109,7 +122,7 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     own = facts.layer_launch_s or constants.floor_s
     floor_s: FloatArray | float
     if runs_modules(ctx):
-        floor_s = own / _PLAIN * kernels_of_modules(ctx, kind) + _ungrouped_s(ctx, kind)
+        floor_s = own / _PLAIN * calls_of_modules(ctx, kind) + _ungrouped_s(ctx, kind)
     elif kind == "dense" or moe is None:
         paired = _ATTENTION if ctx.model.paired else 0.0
         more = each * (_MIXER + paired) if ctx.model.mixes or paired else 0.0
@@ -165,6 +178,20 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
     looped = ctx.facts.grouped_gemm == "loop"
     routed = _LOOP + _LOOPED_EXPERT * moe.num_experts if looped else _GROUPED_EXPERTS + wide
     return number + routed + (activation + 1.0) * (moe.num_shared_experts > 0)
+
+
+def calls_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Count the calls of torch's operators of that forward pass, shape (n,): kernels, and views between."""
+    model = ctx.model
+    dense = [one for one in model.layer(kind).operators if one.block != "routed"]
+    products = float(sum(len(one.matrices) for one in dense))
+    if ctx.frozen:
+        products += 2.0 * sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))
+    views = _VIEWS_OF_PRODUCT * products + _VIEWS_OF_HEADS * model.mixes_tokens
+    if kind == "moe" and model.moe is not None:  # a loop has as many views as kernels
+        looped = ctx.facts.grouped_gemm == "loop"
+        views += _LOOP + _LOOPED_EXPERT * model.moe.num_experts if looped else _GROUPED_VIEWS
+    return kernels_of_modules(ctx, kind) + views
 
 
 def _core_kernels(ctx: Context) -> FloatArray | float:
@@ -279,25 +306,88 @@ def issued(ctx: Context, busy: PassSeconds, both_s: FloatArray) -> PassSeconds:
     return PassSeconds(forward=busy.forward * longer, backward=busy.backward * longer)
 
 
-def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
+def launched(
+    ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray, ahead_s: FloatArray | float = 0.0
+) -> PassSeconds:
     """Return passes of a layer that take at least their launches; blocking launches come on top.
 
     Where the CPU waits for the sizes of what experts exchange, it launches the rest of the layer anew: that
-    is seen even where the layer's kernels take longer than its launches.
+    is seen even where the layer's kernels take longer than its launches. ``ahead_s`` is the layer's share
+    of the time by which the CPU is ahead when backward passes begin.
     """
-    again = ctx.constants.floor_backward
-    if runs_modules(ctx):
-        again = _FROZEN_BACKWARD if ctx.frozen else _SINGLE_BACKWARD
     if ctx.facts.launch_blocking:
         waited = _BLOCKED * floor_s
-        return busy + PassSeconds(forward=waited, backward=waited * again)
+        return busy + PassSeconds(forward=waited, backward=waited * _backward_over_forward(ctx))
+    forward = _joined(ctx, kind, busy.forward, floor_s * _hooked(ctx))
+    lead = ahead_s + surplus_s(ctx, forward, floor_s)
+    return PassSeconds(forward=forward, backward=launched_backward(ctx, kind, busy.backward, floor_s, lead))
+
+
+def launched_backward(
+    ctx: Context, kind: LayerKind, busy_s: FloatArray, floor_s: FloatArray, lead: FloatArray | float
+) -> FloatArray:
+    """Return seconds of a layer's backward pass before which the CPU is ahead by ``lead`` seconds."""
+    issued_s = np.maximum(floor_s * _backward_over_forward(ctx) - lead, 0.0)
+    return _joined(ctx, kind, busy_s, issued_s)
+
+
+def _backward_over_forward(ctx: Context) -> float:
+    """Return how much longer launching a layer's backward pass takes than its forward pass."""
+    if not runs_modules(ctx):
+        return ctx.constants.floor_backward
+    return _FROZEN_BACKWARD if ctx.frozen else _SINGLE_BACKWARD
+
+
+def _hooked(ctx: Context) -> FloatArray | float:
+    """Return how much longer launching a checkpointed layer's first forward pass takes, (n,)."""
+    return np.where(ctx.full, _HOOKED, 1.0) if runs_modules(ctx) else 1.0
+
+
+def launched_again(
+    ctx: Context, kind: LayerKind, busy_s: FloatArray, floor_s: FloatArray, ahead_s: FloatArray | float
+) -> tuple[FloatArray, FloatArray]:
+    """Return seconds of a layer of transformers' modules that runs forward again, and the lead left behind.
+
+    Args:
+        ctx: the rows.
+        kind: of the layer.
+        busy_s: of the GPU, for what runs again.
+        floor_s: of launching the first forward pass.
+        ahead_s: the CPU's lead before it.
+    """
+    issued_s = _REPLAYED * floor_s
+    seconds = _joined(ctx, kind, busy_s, np.maximum(issued_s - ahead_s, 0.0))
+    return seconds, np.maximum(ahead_s + seconds - issued_s, 0.0)
+
+
+def lead_s(ctx: Context, head: PassSeconds) -> FloatArray | float:
+    """Return a layer's share of the time by which the CPU is ahead once the loss is launched, (n,).
+
+    It launches the head's few kernels sooner than they end, on the only stage of a pipeline. A loss whose
+    value is read waits: TRL's reads its metrics before the backward pass (1.16 ``trainer/sft_trainer.py
+    compute_loss``: ``.item()``), Liger's counts labels before and compares a gradient behind (0.8.5
+    ``ops/fused_linear_cross_entropy.py``: ``.item()``, ``torch.equal``).
+    """
+    if not runs_modules(ctx) or ctx.facts.launch_blocking or ctx.facts.loss_kernel == "liger":
+        return 0.0
+    reads = ctx.facts.loss_kernel == "chunked"
+    seconds = head.backward + (0.0 if reads else head.forward)
+    return np.where(ctx.p == 1, seconds / ctx.model.num_layers, 0.0)
+
+
+def surplus_s(ctx: Context, forward_s: FloatArray, floor_s: FloatArray) -> FloatArray | float:
+    """Return how much longer than its launches a layer's forward pass takes; 0 where the loss is read."""
+    if not runs_modules(ctx) or ctx.facts.loss_kernel in ("liger", "chunked"):
+        return 0.0
+    return np.where(ctx.p == 1, np.maximum(forward_s - floor_s * _hooked(ctx), 0.0), 0.0)
+
+
+def _joined(ctx: Context, kind: LayerKind, busy_s: FloatArray, floor_s: FloatArray) -> FloatArray:
     padded = (
         ctx.facts.moe_capacity_factor or ctx.facts.moe_dispatcher == "allgather"
     )  # no sizes to wait for
     joined = _rounded_maximum if kind == "moe" and not padded else _smooth_maximum
-    return PassSeconds(
-        forward=joined(busy.forward, floor_s), backward=joined(busy.backward, floor_s * again)
-    )
+    return joined(busy_s, floor_s)
 
 
 def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:

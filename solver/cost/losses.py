@@ -48,10 +48,11 @@ def _rows(ctx: Context) -> FloatArray:
     return np.minimum(rows, ctx.tokens) * ctx.padded_outputs
 
 
-# Liger 0.8.5 ``ops/fused_linear_cross_entropy.py:165-364``: for each part of the logits two products read a
-# weight in 2 bytes; a view of fp32 ones is cast for it, which autocast does not remember; the gradient of a
-# trained weight is read and written, in its own dtype.
-_READ_BYTES, _CAST_BYTES = 4.0, 6.0
+# Liger 0.8.5 ``ops/fused_linear_cross_entropy.py:156-375``: for each part of the logits a view of fp32
+# weights is cast, which autocast does not remember; the gradient of a trained weight is read and written,
+# in its own dtype. Once, that is filled with zeros (:115), and scaled by the loss's own gradient
+# (:420-450): 1 over the number of labels under transformers.
+_CAST_BYTES = 6.0
 _ADDED_BYTES, _ADDED_WIDE_BYTES = 4.0, 8.0
 
 
@@ -91,16 +92,25 @@ def loss_bytes(ctx: Context) -> tuple[FloatArray, FloatArray]:
     return (forward if kernel.replays else backward), backward
 
 
-def reread_bytes(ctx: Context) -> FloatArray | float:
-    """Return bytes of the head's weights that further parts of the logits move, shape (n,)."""
+def parts_of_logits(ctx: Context) -> tuple[FloatArray, FloatArray]:
+    """Return the rows of a product that makes logits, and how many such products there are, (n,) each."""
+    kernel = _chunked(ctx)
+    if kernel is None or not kernel.rereads:
+        return ctx.tokens, np.ones_like(ctx.t)
+    rows = kernel.logits(ctx) / ctx.padded_outputs
+    return rows, np.ceil(ctx.tokens / rows)
+
+
+def gathered_bytes(ctx: Context) -> FloatArray | float:
+    """Return bytes that weights and gradients of a head move besides its products, shape (n,)."""
     kernel = _chunked(ctx)
     if kernel is None or not kernel.rereads:
         return 0.0
-    further = np.ceil(ctx.tokens * ctx.padded_vocabulary / kernel.logits(ctx)) - 1.0
     wide, trained = ctx.wide_rows, float(HEAD in ctx.trained_modules)
     added = _ADDED_BYTES + (_ADDED_WIDE_BYTES - _ADDED_BYTES) * wide
-    each = _READ_BYTES + _CAST_BYTES * wide + added * trained
-    return further * each * ctx.padded_vocabulary / ctx.vocabulary_ranks * ctx.model.hidden_size
+    further = parts_of_logits(ctx)[1] - 1.0
+    each = further * (_CAST_BYTES * wide + added * trained) + 1.5 * added * trained
+    return each * ctx.padded_vocabulary / ctx.vocabulary_ranks * ctx.model.hidden_size
 
 
 def loss_is_fused(ctx: Context) -> bool:

@@ -29,7 +29,7 @@ from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows
+from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows, wraps_experts
 from meshwright.solver.cost.context import Context
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
 
@@ -407,14 +407,18 @@ def saved_casts_bytes(
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Return both products of every adapter of one layer."""
-    rank = float(ctx.workload.lora_rank)
+    """Return both products of every adapter of one layer; of wrapped experts the one that makes weights."""
+    rank, wraps = float(ctx.workload.lora_rank), wraps_experts(ctx, kind)
     return [
         product
         for g in _adapted(ctx, kind)
         for product in (
-            Gemm(m=g.m, n=rank, k=g.k, count=g.count, grouped=g.grouped),
-            Gemm(m=g.m, n=g.n, k=rank, count=g.count, grouped=g.grouped),
+            [Gemm(m=np.asarray(g.n + ctx.nothing.forward), n=g.k, k=rank, count=g.count, grouped=True)]
+            if wraps and g.grouped
+            else [
+                Gemm(m=g.m, n=rank, k=g.k, count=g.count, grouped=g.grouped),
+                Gemm(m=g.m, n=g.n, k=rank, count=g.count, grouped=g.grouped),
+            ]
         )
     ]
 
@@ -506,8 +510,12 @@ _SCALED, _ADDED, _DROPPED, _CAST = 4.0, 6.0, 5.0, 12.0
 def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes that a layer's adapters move forward and backward next to their products, (n,) each."""
     dropped = _DROPPED * ctx.facts.adapter_dropout + _CAST * ctx.facts.autocasts
-    forward, backward = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    forward, backward, wraps = np.zeros_like(ctx.t), np.zeros_like(ctx.t), wraps_experts(ctx, kind)
     for g in _adapted(ctx, kind):
+        if wraps and g.grouped:  # each weight of B A, and of its sum with W
+            weights = g.n * g.k * g.count
+            forward, backward = forward + (_SCALED + _ADDED) * weights, backward + _SCALED * weights
+            continue
         read, written = g.m * g.k * g.count, g.m * g.n * g.count
         forward = forward + dropped * read + (_SCALED + _ADDED) * written
         backward = backward + (dropped + _ADDED) * read + _SCALED * written

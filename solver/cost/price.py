@@ -55,8 +55,23 @@ from meshwright.solver.cost.context import (
     paired_passes,
     total,
 )
-from meshwright.solver.cost.launches import issued, launched, launches_left, layer_floor_s
-from meshwright.solver.cost.losses import logits_are_replayed, loss_is_fused, reread_bytes
+from meshwright.solver.cost.launches import (
+    issued,
+    launched,
+    launched_again,
+    launched_backward,
+    launches_left,
+    layer_floor_s,
+    lead_s,
+    runs_modules,
+    surplus_s,
+)
+from meshwright.solver.cost.losses import (
+    gathered_bytes,
+    logits_are_replayed,
+    loss_is_fused,
+    parts_of_logits,
+)
 from meshwright.solver.cost.memory import (
     layer_activation_bytes,
     memory_prices,
@@ -153,7 +168,7 @@ class PartPrice:
     causes: dict[str, FloatArray]  # of forward + backward; sums to their sum
 
 
-def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
+def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.0) -> PartPrice:
     look()
     attention = core_attention(ctx)
     weights = layer_weights(ctx, kind)
@@ -179,11 +194,18 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         again = replayed_s(ctx, kind, attention + uneven, experts)
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
-    launching = _launching(ctx, kind, layer_floor_s(ctx, kind))
+    floor_s = layer_floor_s(ctx, kind)
+    launching = _launching(ctx, kind, floor_s, ahead_s)
     passes = _passes(ctx, kind, launching, busy, (compute, tensor))
     replay = np.zeros_like(ctx.t)
     if ctx.full.any():
         again_s = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
+        if runs_modules(ctx) and ctx.layers is None:
+            spared_s = np.maximum(passes.forward - again_s, 0.0)
+            lead = ahead_s + surplus_s(ctx, passes.forward, floor_s)
+            again_s, left = launched_again(ctx, kind, busy.forward - spared_s, floor_s, lead)
+            behind = launched_backward(ctx, kind, busy.backward, floor_s, left)
+            passes = replace(passes, backward=np.where(ctx.full, behind, passes.backward))
         replay = np.where(ctx.full, again_s, 0.0)
     if ctx.offloads_activations.any():
         waits = spilled_s(ctx, kind, replace(passes, backward=passes.backward + replay))
@@ -231,7 +253,8 @@ def _unreplayed_s(
 
 def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSeconds:
     forward, backward = moved_bytes
-    return PassSeconds(forward=forward / ctx.hbm_bytes_per_s, backward=backward / ctx.hbm_bytes_per_s)
+    single_s = np.where(ctx.single_elementwise, 1.0 / ctx.single_bytes_per_s, 1.0 / ctx.hbm_bytes_per_s)
+    return PassSeconds(forward=forward * single_s, backward=backward * single_s)
 
 
 def _expert_exchange(ctx: Context) -> PassSeconds:
@@ -260,14 +283,16 @@ def _passes(
     return launching(busy) + beyond_price(ctx, part, launching(timed))
 
 
-def _launching(ctx: Context, part: Part, floor_s: FloatArray | float) -> Launching:
+def _launching(
+    ctx: Context, part: Part, floor_s: FloatArray | float, ahead_s: FloatArray | float = 0.0
+) -> Launching:
     """Return the function that makes passes as long as their launches take, measured or counted."""
     if is_issued(ctx, part):
         return partial(issued, ctx, both_s=issuing_s(ctx, part))
     if not np.any(floor_s):
         return lambda busy: busy
     kind: LayerKind = "moe" if part == "moe" else "dense"
-    return partial(launched, ctx, kind, floor_s=floor_s + np.zeros_like(ctx.t))
+    return partial(launched, ctx, kind, floor_s=floor_s + np.zeros_like(ctx.t), ahead_s=ahead_s)
 
 
 def _causes(ctx: Context) -> tuple[str, ...]:
@@ -330,14 +355,19 @@ _ENCODED = (512.0, 4096.0)  # tokens of a text and numbers of each, as T5-XXL an
 
 def head_seconds(ctx: Context) -> PassSeconds:
     """Price final norm, projection to the vocabulary, and the loss, for one token prediction."""
-    product = gemm_seconds(ctx, products(ctx, ctx.model.head), "bf16", trained=HEAD in ctx.trained_modules)
+    rows, parts = parts_of_logits(ctx)
+    made = [
+        replace(one, m=np.minimum(one.m, rows), count=one.count * parts)
+        for one in products(ctx, ctx.model.head)
+    ]
+    product = gemm_seconds(ctx, made, "bf16", trained=HEAD in ctx.trained_modules)
     if logits_are_replayed(ctx):
         product = replace(product, backward=product.backward + product.forward)
     logits = ctx.tokens * ctx.model.head_outputs / ctx.logits_ranks
     loss = logits * ctx.constants.loss_bytes * (0.5 if loss_is_fused(ctx) else 1.0) / ctx.hbm_bytes_per_s
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
     back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)
-    again = reread_bytes(ctx) / ctx.hbm_bytes_per_s
+    again = gathered_bytes(ctx) / ctx.single_bytes_per_s
     return product + PassSeconds(
         forward=0.5 * loss + rows * _NORMALIZED_FORWARD + again, backward=0.5 * loss + back
     )
@@ -470,15 +500,16 @@ def _own_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
         compute, tensor, table = embedding_seconds(at), vocabulary_parallel(at), embedding_weights(at)
         tower = _tower_prices(at) if at.model.tower else []
         first = _end_price(at, compute, tensor, own=table, layers=tower, part="embedding")
-        layers = {one: _layer_price(at.of(one), one.kind) for one in layout.kinds}
+        # the head: one prediction, and one with a layer and a projection for each further token
+        depth, predicted = at.model.num_mtp_layers, head_seconds(at)
+        lead = lead_s(at, predicted)
+        layers = {one: _layer_price(at.of(one), one.kind, lead) for one in layout.kinds}
         further, own = at.model.mtp_shape, at.of_prediction  # of layers that predict further tokens
         known = layers.get(further) if own is at.of(further) else None
-        # the head: one prediction, and one with a layer and a projection for each further token
-        depth, compute = at.model.num_mtp_layers, head_seconds(at)
         head = _end_price(
-            at, compute, tensor, own=output_weights(at), part="head", floor_s=head_floor_s(at),
+            at, predicted, tensor, own=output_weights(at), part="head", floor_s=head_floor_s(at),
             layers=[known or _layer_price(own, further.kind)] * depth if depth else [],
-            further=[(compute + _projection_seconds(at), tensor)] * depth if depth else [],
+            further=[(predicted + _projection_seconds(at), tensor)] * depth if depth else [],
         )  # fmt: skip
         each.append([*layers.values(), first, head])
     return _on_the_mean(ctx, each)

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.frameworks import OPTION_WORDS
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.losses import loss_bytes, reread_bytes
+from meshwright.solver.cost.losses import gathered_bytes, loss_bytes, parts_of_logits
 from meshwright.solver.cost.price import head_seconds
 from tests.problems.pricing import a_layout, a_problem, a_profile
 
@@ -56,15 +57,24 @@ def test_a_loss_in_chunks_multiplies_four_times() -> None:
         problem = a_problem(framework_options={"loss_kernel": kernel})
         return context_of(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
 
-    once, again = context("liger"), context("chunked")
+    once, again = context("cut"), context("chunked")
     before, after = head_seconds(once), head_seconds(again)
-    again_s = reread_bytes(once) / once.hbm_bytes_per_s  # of Liger's parts, each of which reads the head
-    product_and_loss_s = before.forward - again_s
-    assert again_s > 0.0
+    product_and_loss_s = before.forward
     assert after.forward == pytest.approx(product_and_loss_s)
     # half of the loss is in either pass, half as many bytes as of logits that are whole
     loss_s = 0.5 * TOKENS * WORDS * 0.5 * once.constants.loss_bytes / once.hbm_bytes_per_s
     assert after.backward - before.backward == pytest.approx(product_and_loss_s - loss_s)
+
+
+def test_ligers_parts_each_cast_the_head_and_add_to_its_gradient() -> None:
+    problem = a_problem(framework_options={"loss_kernel": "liger"})
+    ctx = context_of(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
+    rows, parts = parts_of_logits(ctx)
+    assert float((rows * parts)[0]) >= TOKENS > float((rows * (parts - 1))[0])
+    # fp32 weights: cast (4 + 2), gradient read and written (8) for each further part; once zeros and a
+    # scale
+    each = 14.0 * (parts[0] - 1.0) + 12.0
+    assert float(np.asarray(gathered_bytes(ctx))[0]) == each * ctx.padded_vocabulary * HIDDEN
 
 
 @pytest.mark.parametrize("kernel", OPTION_WORDS["loss_kernel"])
