@@ -2,7 +2,9 @@
 
 Storms over SQLite and PostgreSQL, then a rolling upgrade and the way back on PostgreSQL. The last line is
 ``jobs=N kills=N lost=0 double=0``. It exits with 1 when anything was lost, done twice, left stuck, answered
-differently, or refused with anything but 503, and when a client of the rolling upgrade saw any error.
+differently, or refused with anything but 503, when a client of the rolling upgrade saw any error, and when
+neighbours (sign-ins whose provider hangs, slow bodies, long requests at a SIGTERM) were answered by a bug,
+or kept the API from others.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from redis import Redis
+from sqlalchemy import create_engine, text
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
@@ -24,8 +27,10 @@ from tests.processes import starting
 from tests.processes.postgres_server import PostgresServer
 from tests.processes.servers import RedisServer, Settings, free_port
 
-SHORT = Storm(jobs=16, faults={"kill_worker": 4, "kill_api": 1, "freeze": 1, "database": 1, "redis": 1})
-FULL = Storm(jobs=510, faults={"kill_worker": 122, "kill_api": 8, "freeze": 11, "database": 6, "redis": 11})
+_FEW = {"kill_worker": 4, "kill_api": 1, "freeze": 1, "database": 1, "redis": 1, "clock": 1}
+_MANY = {"kill_worker": 122, "kill_api": 8, "freeze": 11, "database": 6, "redis": 11, "clock": 6}
+SHORT = Storm(jobs=16, faults={**_FEW, "stop_api": 1, "sign_ins": 1, "slow_bodies": 1})
+FULL = Storm(jobs=510, faults={**_MANY, "stop_api": 12, "sign_ins": 12, "slow_bodies": 12})
 SIGTERMS = {"short": 20, "full": 60}  # to workers in the middle of jobs during the rolling upgrade
 
 
@@ -79,7 +84,7 @@ def _scaled(storm: Storm, jobs: int) -> Storm:
 
 def over_sqlite(storm: Storm) -> tuple[Verdict, Weather, list[str]]:
     """Polling workers on one file; the database crashes with everybody who has it open."""
-    faults = {name: times for name, times in storm.faults.items() if name != "redis"}
+    faults = {name: times for name, times in storm.faults.items() if name not in ("redis", "clock")}
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{Path(folder) / 'jobs.db'}"
         database = _migrated(url)
@@ -98,6 +103,7 @@ def over_postgresql(storm: Storm) -> tuple[Verdict, Weather, list[str]]:
     """Celery workers and a polling one; PostgreSQL crashes and Redis loses everything."""
     with PostgresServer() as server, tempfile.TemporaryDirectory() as folder:
         url = server.new_database("chaos")
+        _make_clock(url)
         database = _migrated(url)
         redis = RedisServer(port=free_port(), folder=Path(folder))
         redis.start()
@@ -105,6 +111,7 @@ def over_postgresql(storm: Storm) -> tuple[Verdict, Weather, list[str]]:
         def extra(weather: Weather) -> None:
             weather.takes["database"] = lambda: weather.may_crash() and _crash(server, weather.done)
             weather.takes["redis"] = lambda: _lose(redis)
+            weather.takes["clock"] = lambda: weather.may_crash() and _set_clock(database, weather.done)
 
         try:
             return rage(storm, {**_settings(url), "redis_url": redis.url}, database, extra)
@@ -120,6 +127,32 @@ def _crash(server: PostgresServer, done: Counter[str]) -> bool:
         server.start()
     else:
         server.kill_backend()
+    return True
+
+
+STEP_S = 3600.0  # beyond every lease, within every deadline
+_CLOCK = """
+CREATE SCHEMA odd;
+CREATE TABLE odd.clock (ahead double precision);
+INSERT INTO odd.clock VALUES (0);
+CREATE FUNCTION odd.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$
+    SELECT pg_catalog.clock_timestamp() + make_interval(secs => (SELECT ahead FROM odd.clock)) $$;
+ALTER DATABASE chaos SET search_path = public, odd, pg_catalog;"""
+
+
+def _make_clock(url: str) -> None:
+    """Let this database have a clock that can be set: its schema is looked at before PostgreSQL's own."""
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(_CLOCK))
+    engine.dispose()
+
+
+def _set_clock(database: Database, done: Counter[str]) -> bool:
+    """By turns an hour forward and back."""
+    ahead = STEP_S if done["clock"] % 2 == 0 else 0.0
+    with database.write() as connection:
+        connection.execute(text("UPDATE odd.clock SET ahead = :ahead"), {"ahead": ahead})
     return True
 
 
@@ -161,6 +194,10 @@ def _figures(storm: Storm, verdict: Verdict, weather: Weather, seconds: float) -
         "freezes": weather.done["freeze"],
         "database_crashes": weather.done["database"],
         "redis_losses": weather.done["redis"],
+        "clock_steps": weather.done["clock"],
+        "stopped_servers": weather.done["stop_api"],
+        "bursts_of_sign_ins": weather.done["sign_ins"],
+        "bursts_of_slow_bodies": weather.done["slow_bodies"],
         "lost": verdict.lost,
         "double": verdict.double,
         "stuck": verdict.stuck,

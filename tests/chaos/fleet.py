@@ -48,6 +48,13 @@ class NodeGroups:
             process.wait()
         return process is not None
 
+    def stop(self, pid: int) -> bool:
+        """SIGTERM one process, which may finish what it has in hand; False: it is not ours or frozen."""
+        process = self._awake(pid)
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+        return process is not None
+
     def kill_all(self) -> int:
         """SIGKILL every process at once; how many they were."""
         self._thawing.clear()
@@ -82,13 +89,16 @@ class NodeGroups:
 class Submitter:
     """Posts jobs until each was acknowledged, each under its own idempotency key, whatever breaks."""
 
-    def __init__(self, url: str, number: int, problem_of: Callable[[int], dict[str, object]]) -> None:
+    def __init__(
+        self, url: str, number: int, problem_of: Callable[[int], dict[str, object]], token: str
+    ) -> None:
         self.acknowledged: dict[str, str] = {}
         self.refused: list[str] = []  # answers that are neither 202 nor a 503
         self.max_open = 0  # jobs that may be acknowledged so far; the storm raises it
         self._url = url
         self._number = number
         self._problem_of = problem_of  # the number of a job
+        self._head = {"Authorization": f"Bearer {token}"}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -109,7 +119,7 @@ class Submitter:
             answer = httpx.post(
                 f"{self._url}/v1/{'fleets' if 'jobs' in body else 'jobs'}",
                 params={"fresh": "true"},
-                headers={"Idempotency-Key": key},
+                headers={**self._head, "Idempotency-Key": key},
                 json=body,
                 timeout=10,
             )

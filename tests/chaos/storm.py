@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.database import Database
 from tests.chaos.fleet import API, LOOK_S, WORKER, NodeGroups, Submitter, patiently
+from tests.chaos.neighbours import Neighbours, hanging_provider
 from tests.chaos.witness import FLEET_JOBS, Verdict, Witness
 from tests.processes.servers import Settings
-from tests.served.job_records import TINY_PROBLEM
+from tests.served.job_records import TENANT, TINY_PROBLEM
 
 LEASE_S = 3.0
 FREEZE_S = LEASE_S + 1.2
@@ -44,7 +46,7 @@ class Storm:
 class Weather:
     """The faults of one storm over one database."""
 
-    def __init__(self, storm: Storm, settings: Settings, witness: Witness) -> None:
+    def __init__(self, storm: Storm, settings: Settings, witness: Witness, token: str) -> None:
         self.done: Counter[str] = Counter()
         self._draw = random.Random(storm.seed)
         self._witness = witness
@@ -53,10 +55,14 @@ class Weather:
         celery = [*WORKER, "--celery"] if "redis_url" in settings else WORKER
         self.workers = NodeGroups(settings, [WORKER, *[celery] * (NUM_WORKERS - 1)])
         self.api = NodeGroups(settings, [API])
+        self.neighbours = Neighbours(f"http://127.0.0.1:{settings['port']}", token)
         self.takes: dict[str, Callable[[], bool]] = {
             "kill_worker": self._kill_worker,
             "kill_api": self._kill_api,
             "freeze": self._freeze,
+            "stop_api": self._stop_api,
+            "sign_ins": self.neighbours.sign_in,
+            "slow_bodies": self.neighbours.send_slowly,
         }
         names = [name for name, times in storm.faults.items() for _ in range(times)]
         self._draw.shuffle(names)
@@ -110,6 +116,12 @@ class Weather:
         self.done["kills"] += 1
         return True
 
+    def _stop_api(self) -> bool:
+        """SIGTERM for the API while it has long requests in hand."""
+        self.neighbours.compute()
+        time.sleep(0.2)
+        return self.api.stop(self.api.any_pid(self._draw))
+
     def _freeze(self) -> bool:
         victim = self._victim()
         return victim is not None and self.workers.freeze(victim, FREEZE_S)
@@ -120,18 +132,22 @@ def rage(
 ) -> tuple[Verdict, Weather, list[str]]:
     """Run a storm to its end; ``extra`` adds the faults of this database and queue."""
     witness = Witness(database)
-    weather = Weather(storm, settings, witness)
-    extra(weather)
+    _, token = Keys(database, actor="chaos").create(NewKey(tenant=TENANT))
     url = f"http://127.0.0.1:{settings['port']}"
-    submitter = Submitter(url, storm.jobs, _problem_of)
-    try:
-        _last(storm, witness, weather, submitter)
-        verdict = patiently(lambda: witness.verdict(submitter.acknowledged))
-    finally:
-        submitter.close()
-        weather.workers.kill_all()
-        weather.api.kill_all()
-    return verdict, weather, submitter.refused
+    with hanging_provider() as provider:
+        back = {"oidc_issuer": provider, "oidc_redirect_url": f"{url}/sign-in/oidc/callback"}
+        weather = Weather(storm, settings | back, witness, token)
+        extra(weather)
+        submitter = Submitter(url, storm.jobs, _problem_of, token)
+        try:
+            _last(storm, witness, weather, submitter)
+            verdict = patiently(lambda: witness.verdict(submitter.acknowledged))
+            weather.neighbours.close()
+        finally:
+            submitter.close()
+            weather.workers.kill_all()
+            weather.api.kill_all()
+    return verdict, weather, [*submitter.refused, *weather.neighbours.faults]
 
 
 def _problem_of(number: int) -> dict[str, object]:

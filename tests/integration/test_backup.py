@@ -1,6 +1,7 @@
 """Copies of the records while a server writes to them, and what comes back."""
 
 import os
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -16,8 +17,9 @@ from meshwright.service.db.database import Database, sqlite_path
 from meshwright.service.db.dump import dump, restore_dump
 from meshwright.service.jobs.engine import JobEngine
 from tests.processes.servers import environment, serving
-from tests.processes.warm import run_warm
+from tests.processes.warm import ROOT, run_warm
 from tests.served.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out
+from tests.served.migrated import migrated
 
 PROBLEM = {
     "model": {"name": "llama-3.1-8b"},
@@ -172,3 +174,28 @@ def test_only_a_whole_copy_of_this_service_replaces_a_database(tmp_path: Path, p
         connection.execute(select(1))
         with pytest.raises(BackupError, match="stop servers and workers"):
             restore_dump(tmp_path / "copy", postgres.url)
+
+
+@pytest.mark.usefixtures("tools")
+def test_the_commands_of_the_page_copy_postgresql_and_put_it_back(
+    tmp_path: Path, postgres: Database
+) -> None:
+    page = (ROOT / "docs" / "howto" / "team.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Backup\n")[2].partition("\n## ")[0]
+    typed = re.findall(r"meshwright ((?:db|keys) (?:[^`\n#]*[^`\n# ]))", section)
+    assert [" ".join(line.split()[:2]) for line in typed] == [
+        "db check", "db backup", "db restore", "keys revoke-since", "keys revoke-since",
+    ]  # fmt: skip
+    add_job(postgres, "of-the-page")
+    kept = Keys(postgres, actor="test").create(NewKey(tenant=TENANT))[0].id
+    migrated(tmp_path / "before.db")
+    ours = {**os.environ, "MESHWRIGHT_DATABASE_URL": url_of(postgres)}
+    postgres.close()
+    for line in typed:
+        words = line.replace("KEY", kept).split()
+        done = run_warm("-m", "meshwright", *words, env=ours, cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stderr)
+    assert job_in(postgres, "of-the-page").state == "queued"
+    assert [one.id for one in Keys(postgres, actor="").page(None, page_size=9).items if one.usable] == [
+        kept
+    ]

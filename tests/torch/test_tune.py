@@ -78,7 +78,7 @@ def begun_and_killed(folder: Path, line: list[str], environment: Mapping[str, st
 def test_torchtitan_out_of_memory_is_told_and_a_hung_run_leaves_no_rank_behind(tmp_path: Path) -> None:
     # The logits of one sequence alone: 4096 * 131072 * 4 bytes = 2 GiB. Whatever else a rank maps while it
     # trains (threads' stacks, libraries) is far from the limit: what does not fit is a tensor.
-    own = asked(TORCHTITAN, tmp_path, top_k=2, vocab_size=131072, seq_length=4096)
+    own = asked(TORCHTITAN, tmp_path, top_k=1, vocab_size=131072, seq_length=4096)
     little = {"DEVICE_MEMORY_BYTES": str(1920 * 2**20)}
     short = ("--top", "1", "--steps", "6", "--budget-gpu-minutes", "8")
     found = run_out(tmp_path, words(TORCHTITAN, *short), own | little)
