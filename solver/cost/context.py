@@ -688,7 +688,7 @@ class Context:
     def bucket_bytes(self) -> FloatArray:
         """Return the bytes of a full bucket of gradients, as stated or as the framework chooses, (n,)."""
         least, of_replica = self.facts.bucket_weights
-        weights = np.maximum(least, of_replica * self.columns.data_parallel_size)
+        weights = np.maximum(least, of_replica * self.d / self.g)
         own = weights * self.sharding.gradient_bytes_sent
         return np.where(self.facts.bucket_bytes > 0.0, self.facts.bucket_bytes, own)
 

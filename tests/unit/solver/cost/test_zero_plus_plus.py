@@ -77,7 +77,7 @@ def test_all_passes_but_the_first_of_a_step_gather_the_second_set_of_shards() ->
     # of four micro-batches one gathers over 32 ranks, three over the 8 of a node
     assert passes(near)[0] == pytest.approx((far_s + 3 * near_s) / 4)
     assert passes(near)[1] == pytest.approx(near_s + reduce_s)
-    assert near_s < far_s / 2
+    assert near_s < 0.6 * far_s  # both with their copies
 
 
 def test_before_0_13_2_only_what_a_backward_pass_fetches_is_of_the_second_set() -> None:
