@@ -245,7 +245,7 @@ WEAKNESSES = """## Known weaknesses
   here (`floor_across`, `floor_tensor`), fitted on one cluster. Layers whose tensor parallelism itself
   crosses nodes take a third longer there.
 * Grouped products, permutation and overlapped exchanges of experts: their shares are counted or
-  published, not fitted. Attention of 131,072 tokens on Blackwell is priced a third too slow.
+  published, not fitted.
 * Small models under Megatron-DeepSpeed: where kernels take little longer than their launches, you see a
   part of the launches on one, four and eight tensor ranks, and none on two. No other stack shows it, so
   it has no term here. The order of these models costs most of the regret.

@@ -119,7 +119,7 @@ _NOT_OPTIONS = {
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
     "autocasts", "clips_apart", "frees_gradients", "weights_read_by",
-    "reduces_copies", "bucketed_stages", "keeps_buckets", "latents_whole",
+    "reduces_copies", "bucketed_stages", "bucket_weights", "keeps_buckets", "copies_units", "latents_whole",
     "low_precision_sequences", "balances_by_neighbours", "routes_padding",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
@@ -217,6 +217,9 @@ class FrameworkFacts:
     unstated_recompute: str  # of runs that do not state recomputation: none, or unknown
     logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients
     bucket_bytes: float  # of gradients that replicas reduce together; 0: the framework's own choice
+    bucket_weights: tuple[
+        int, int
+    ]  # of the framework's own choice, the larger one: so many, or of a replica
     bucketed_stages: tuple[int, ...]  # ZeRO stages that reduce gradients bucket by bucket
     keeps_buckets: bool  # a bucket is a buffer of its own for the whole step; else a view, or a copy
     gathered_layers: float  # layers with all weights gathered by ZeRO-3 at once, prefetched ones included
@@ -229,6 +232,9 @@ class FrameworkFacts:
     all_reduced_stages: tuple[int, ...]  # ZeRO stages that all-reduce gradients of which they keep a shard
     blocking_stages: tuple[int, ...]  # ZeRO stages that wait for reductions even with overlap_gradients
     replicas_reduced_every_pass: bool  # replicas of shard sets reduce with every reduction, not once a step
+    # Units that ZeRO-3 gathers are copied out of the buffer that travels, their gradients into it, in the
+    # stream that computes.
+    copies_units: bool
     gathers_tensors: bool  # ZeRO-1 and 3 gather weights by lists: a slice and a copy for each rank
     reshards_after_backward: bool  # ZeRO-2 drops weights after a backward pass, gathers them in the next
     # Stages run under torch.distributed.pipelining: it reduces once a step, and weights stay after a

@@ -234,9 +234,14 @@ def _sharded_s(
 ) -> FloatArray:
     """Return an all-gather (or reduce-scatter) of one layer's weights over its shard sets, or ``group``.
 
-    Of lists with a tensor for each rank, each is copied to or from the flat buffer that travels.
+    Of lists with a tensor for each rank, each is copied to or from the flat buffer that travels; so are
+    DeepSpeed's modules, in the stream of the collective (0.19 ``partition_parameters.py
+    AllGatherCoalescedHandle.wait``, ``stage3.py __add_grad_to_ipg_bucket``).
     """
     seconds, group = np.zeros_like(ctx.t), group or ctx.shard_group
+    copied = (weights.dense + weights.routed) * (2.0 * np.maximum(element_bytes, 2.0)) / ctx.hbm_bytes_per_s
+    if ctx.facts.gathers_tensors or ctx.facts.gathers_modules:
+        seconds = np.where(group.size > 1, copied, 0.0)
     if weights.dense.any():
         parts = _parts(ctx)
         payload = weights.dense * (element_bytes / parts)
@@ -293,9 +298,37 @@ def _zero_gathers(
     reduction, hides = _reductions_s(ctx, trained), ~ctx.sharding.waits_for_reductions
     backward = passes.backward + ctx.full * passes.forward * in_layer
     waits = _unhidden_s(ctx, weights, gather + reduction * hides, backward)
-    return PassSeconds(
+    waited = PassSeconds(
         forward=_unhidden_s(ctx, weights, first * in_forward, passes.forward),
         backward=waits + np.where(hides, 0.0, reduction),
+    )
+    if not ctx.facts.copies_units:
+        return waited
+    counts = in_forward, in_backward * (in_layer | ctx.sharding.in_torch_pipeline)
+    return waited + _copied_s(ctx, weights, trained, counts, ctx.layer_bytes_sent if in_layer else 2.0)
+
+
+def _copied_s(
+    ctx: Context,
+    weights: Weights,
+    trained: Weights,
+    gathers: tuple[FloatArray, FloatArray],
+    sent_bytes: float,
+) -> PassSeconds:
+    """Return the seconds that copies round FSDP2's collectives take, which nothing hides.
+
+    The stream that computes copies a gathered unit out of the buffer that travelled (read and written), and
+    gradients into the one that will (2 bytes or, of fp32 weights, 4 are read, those that travel written):
+    torch 2.13 ``fsdp/_fully_shard/_fsdp_collectives.py foreach_all_gather_copy_out``,
+    ``foreach_reduce_scatter_copy_in``. A shard set of one rank copies nothing.
+    """
+    forward, backward = gathers
+    out = (weights.dense + weights.routed) * (2.0 * sent_bytes)
+    reduced = ctx.sharding.reduces_every_pass * (2.0 + ctx.sharding.gradient_bytes_sent)
+    per_byte_s = (ctx.columns.zero_shard_size != 1) / ctx.hbm_bytes_per_s
+    return PassSeconds(
+        forward=out * forward * per_byte_s,
+        backward=(out * backward + (trained.dense + trained.routed) * reduced) * per_byte_s,
     )
 
 

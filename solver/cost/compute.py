@@ -80,13 +80,35 @@ def flash_s(ctx: Context) -> FloatArray:
     table, arguments = flash_lookup(ctx)
     first, of_row = _distinct((ctx.micro_batch, ctx.t, ctx.c))  # those of a kind have equal arguments
     slowdown = table.slowdown(*(argument[first] for argument in arguments))[of_row]
-    flops = ctx.gpu.peak_bf16_flops * ctx.constants.attention
+    flops = ctx.gpu.peak_bf16_flops * attention_level(ctx)
     roof = replace(table.roof, flops=flops, bytes_per_s=ctx.gpu.hbm_bytes_per_s)
     seconds = table.roof_s(*arguments, roof=roof) * slowdown
     attended = 2.0 * ctx.model.attended_tokens(ctx.seq_length) / ctx.seq_length
     if table.grid.axes[-1].count == 1:
         attended *= (_WIDE_HEAD / min(ctx.model.head_dim, _WIDE_HEAD)) ** _NARROWER
     return seconds * attended * ctx.c / kernel_rate(ctx)
+
+
+# Mean keys of a query in the longest sequences that the level of attention is fitted on (8,192 tokens), but
+# for those of Triton's kernel: its rate above is that of open runs of up to 65,536 tokens, level included.
+_LEVEL_KEYS, _LEVELLED = 4096.5, "triton"
+
+
+def attention_level(ctx: Context) -> FloatArray | float:
+    """Return attention's rate over its kernel's.
+
+    What comes on top of a kernel inside a step (copies to and from its layout, casts, rotary embedding)
+    grows with the tokens, the kernel with tokens times keys. So the fitted level holds up to the lengths
+    that it was fitted on; of more keys the kernel's own rate remains, which at 16,384 tokens and more its
+    authors measure within a tenth of the tables: cuDNN 9.19 and 9.22 (NVIDIA/cudnn-frontend 3929da2e
+    ``benchmark/sdpa_benchmark_training/results``, llama3.1) 0.68 and 0.65 of the peak of an H200 and a
+    GB200 forward, 0.58 and 0.49 backward; FlashAttention 3 0.62 forward (arXiv:2407.08608, figure 5).
+    """
+    level = ctx.constants.attention
+    if ctx.kernel == _LEVELLED:
+        return level
+    keys = max(ctx.model.attended_tokens(ctx.seq_length), _LEVEL_KEYS)
+    return 1.0 / (1.0 + (1.0 / level - 1.0) * (_LEVEL_KEYS / keys))
 
 
 def kernel_rate(ctx: Context) -> float:
@@ -345,7 +367,7 @@ def _formula_flash_s(ctx: Context) -> FloatArray:
     model = ctx.model
     heads, width = model.num_attention_heads / ctx.t, model.head_dim + model.v_head_dim
     work = 2.0 * ctx.tokens * heads * width * model.attended_tokens(ctx.seq_length)
-    peak = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
+    peak = ctx.gpu.peak_bf16_flops * ctx.operators.flash * attention_level(ctx) * kernel_rate(ctx)
     peak = peak * (_NARROW_HEAD if model.head_dim < _WIDE_HEAD else 1.0)
     seconds = flash_attention_s(work, float(ctx.seq_length), operators=ctx.operators, flops=peak)
     return seconds + ctx.operators.launch_s

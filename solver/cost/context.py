@@ -53,6 +53,9 @@ class PassSeconds:
     def __add__(self, other: PassSeconds) -> PassSeconds:
         return PassSeconds(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
+    def __mul__(self, share: FloatArray | float) -> PassSeconds:
+        return PassSeconds(forward=self.forward * share, backward=self.backward * share)
+
 
 def total(first: PassSeconds, *others: PassSeconds) -> PassSeconds:
     """Return the seconds of all pieces, one after the other."""
@@ -671,7 +674,7 @@ class Context:
 
     @cached_property
     def buckets(self) -> BoolArray:
-        """Mark rows that reduce gradients in buckets of a stated size.
+        """Mark rows that reduce gradients in buckets of several layers, or parts of one.
 
         Buffers are filled whatever hides the reductions. Views are cut only where reductions run under a
         backward pass, and only on the first stage of a pipeline (Megatron-Core 0.19
@@ -679,7 +682,15 @@ class Context:
         """
         stages = is_one_of(self.columns.zero_stage, self.facts.bucketed_stages)
         cut = self.facts.keeps_buckets | (self.sharding.hides_reductions & (self.p == 1))
-        return np.asarray(stages & cut & (self.facts.bucket_bytes > 0.0))
+        return np.asarray(stages & cut & (self.bucket_bytes > 0.0))
+
+    @cached_property
+    def bucket_bytes(self) -> FloatArray:
+        """Return the bytes of a full bucket of gradients, as stated or as the framework chooses, (n,)."""
+        least, of_replica = self.facts.bucket_weights
+        weights = np.maximum(least, of_replica * self.d / self.g)
+        own = weights * self.sharding.gradient_bytes_sent
+        return np.where(self.facts.bucket_bytes > 0.0, self.facts.bucket_bytes, own)
 
     @cached_property
     def layers_of_rank(self) -> FloatArray:

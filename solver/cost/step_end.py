@@ -74,17 +74,21 @@ def _together(payload_bytes: FloatArray, ctx: Context) -> FloatArray:
     if not ctx.buckets.any():
         return ctx.layers_together
     most = ctx.layers_together if ctx.facts.keeps_buckets else ctx.layers_of_rank
-    fits = ctx.facts.bucket_bytes / np.maximum(payload_bytes, 1.0)
+    fits = ctx.bucket_bytes / np.maximum(payload_bytes, 1.0)
+    if not ctx.facts.bucket_bytes:  # of the framework's own choice: no matrix is cut
+        fits = np.maximum(fits, 1.0)
     return np.where(ctx.buckets, np.minimum(most, fits), ctx.layers_together)
 
 
-def _last_bucket(payload_bytes: FloatArray, ctx: Context) -> FloatArray:
+def _last_bucket(weights: FloatArray, ctx: Context) -> FloatArray:
     """Return the share of a part's gradients in the last bucket, which no computing is left to hide.
 
-    The last layer's own exchange is part of what is seen of every collective (``OVERLAP_SLOWDOWN``).
+    The last layer's own exchange is part of what is seen of every collective (``OVERLAP_SLOWDOWN``). A
+    buffer that is kept is priced as sent with each layer.
     """
-    more = np.maximum(_together(payload_bytes, ctx) - 1.0, 0.0)
-    return np.where(ctx.buckets, more / ctx.layers_of_rank, 0.0)
+    together = _together(weights * ctx.sharding.gradient_bytes_sent, ctx)
+    cut = ctx.buckets & (not ctx.facts.keeps_buckets)
+    return np.where(cut, np.maximum(together - 1.0, 0.0) / ctx.layers_of_rank, 0.0)
 
 
 def _exchange_s(
@@ -176,6 +180,8 @@ def tail_of(
     exchange_s = _seen_exchange_s(ctx, weights, hiding)
     if ctx.facts.gathers_tensors:
         exchange_s = exchange_s + _copied_back_s(ctx, weights, tensors)
+    if ctx.facts.copies_units:
+        exchange_s = exchange_s + _copied_once_s(ctx, weights)
     if (ctx.g > 1).any():
         exchange_s = exchange_s + _left_whole_s(ctx, weights)
     return Tail(data_parallel=exchange_s, optimizer=_update_s(ctx, weights, hiding, counts))
@@ -187,16 +193,15 @@ def _seen_exchange_s(ctx: Context, weights: Weights, hiding: PassSeconds) -> Flo
     reduced = weights.dense - in_2_bytes * (1.0 - 2.0 / ctx.sharding.gradient_bytes_sent)
     dense_bytes = weights.dense_bytes(ctx.sharding.gathered_bytes)
     gradients_s, parameters_s = _exchange_s(ctx, reduced, dense_bytes, ctx.dense_replicas)
+    last_s = _last_bucket(reduced, ctx) * (gradients_s + parameters_s)
     if weights.routed.any():
         expert_bytes = weights.routed * ctx.sharding.gathered_expert_bytes
         experts_s = _exchange_s(ctx, weights.routed, expert_bytes, ctx.expert_replicas)
+        last_s = last_s + _last_bucket(weights.routed, ctx) * sum(experts_s)
         gradients_s, parameters_s = gradients_s + experts_s[0], parameters_s + experts_s[1]
     exchange_s = gradients_s + parameters_s
     gathered_s = exposed_s(parameters_s, hiding.forward, OVERLAP_SLOWDOWN)
-    overlapped_s = exposed_s(exchange_s, _hiding_s(ctx, hiding), OVERLAP_SLOWDOWN)
-    if ctx.buckets.any() and not ctx.facts.keeps_buckets:
-        last = _last_bucket(reduced * ctx.sharding.gradient_bytes_sent, ctx)  # a share: nothing hides it
-        overlapped_s = overlapped_s + last * (exchange_s - overlapped_s)
+    overlapped_s = last_s + exposed_s(exchange_s - last_s, _hiding_s(ctx, hiding), OVERLAP_SLOWDOWN)
     visible_s = np.where(ctx.sharding.in_torch_pipeline, gradients_s + gathered_s, exchange_s)
     return np.where(ctx.sharding.hides_reductions, overlapped_s, visible_s)
 
@@ -246,6 +251,20 @@ def _copied_back_s(ctx: Context, weights: Weights, tensors: Sequence[float]) -> 
     launches = np.array(tensors)[:, None] * ranks * TENSOR_COPY_S * ctx.operators.host
     moved = (weights.dense + weights.routed) * _TENSOR_COPY_BYTES / ctx.hbm_bytes_per_s
     return np.where((ctx.columns.zero_stage == 1) & (ranks > 1), np.maximum(launches, moved), 0.0)
+
+
+def _copied_once_s(ctx: Context, weights: Weights) -> FloatArray:
+    """Return seconds of FSDP2's copies round collectives of once a step, (P, n).
+
+    As those in passes (``communication._copied_s``). Gradients that added up are as wide as on the wire.
+    """
+    sharded = ctx.columns.zero_stage >= SHARD_GRADIENTS
+    sent = ctx.sharding.gradient_bytes_sent
+    read = np.where(ctx.columns.num_microbatches > 1, sent, _OUTPUT_BYTES)
+    moved = np.where(ctx.sharding.reduces_every_pass, 0.0, read + sent)
+    moved = moved + 2.0 * ctx.sharding.gathered_bytes * ctx.sharding.gathers_once
+    copies = sharded & (ctx.columns.zero_shard_size != 1)
+    return np.where(copies, (weights.dense + weights.routed) * moved / ctx.hbm_bytes_per_s, 0.0)
 
 
 def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatArray:

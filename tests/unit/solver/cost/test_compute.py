@@ -19,6 +19,7 @@ from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.communication import dispatched_copies, expert_parallel
 from meshwright.solver.cost.compute import (
     Gemm,
+    attention_level,
     core_attention,
     flash_lookup,
     gemm_seconds,
@@ -109,6 +110,20 @@ def test_flash_attention_takes_its_table_at_the_level_of_the_stack() -> None:
     table_s = float((table.roof_s(*whole) * table.slowdown(*whole))[0])
     level = a_profile(problem).constants.attention
     assert flash_s(problem) == pytest.approx(table_s / level, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "length", "of_level"),
+    [("cudnn", 8192, 1.0), ("cudnn", 131072, 1 / 16), ("triton", 131072, 1.0)],
+)
+def test_what_attention_takes_on_top_of_its_kernel_grows_with_the_tokens(
+    kernel: str, length: int, of_level: float
+) -> None:
+    # the level holds for the lengths that it was fitted on; sixteen times as many keys leave a sixteenth
+    problem = a_problem(a_model(), seq_length=length, framework_options={"attention_kernel": kernel})
+    ctx = context(problem, a_layout(stage_layers=(80,)))
+    beyond = 1.0 / ctx.constants.attention - 1.0
+    assert attention_level(ctx) == pytest.approx(1.0 / (1.0 + beyond * of_level), rel=1e-4)
 
 
 def test_a_rank_of_a_context_parallel_ring_runs_a_kernel_for_each_part_of_the_keys() -> None:
