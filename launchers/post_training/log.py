@@ -2,8 +2,8 @@
 
 NeMo-RL 0.7.0 nemo_rl/algorithms/grpo.py:3075 prints ``• policy_training: 28.12s (25.0%)`` and
 ``• Total step time: 112.00s``. verl 0.7.0 utils/logger/aggregate_logger.py prints
-``step:3 - timing_s/gen:58.1 - …`` (trainer/ppo/ray_trainer.py:1357). Engines that run ahead are timed by neither: what their logs call
-generation is how long training waited.
+``step:3 - timing_s/gen:58.1 - …`` (trainer/ppo/ray_trainer.py:1357). Neither times engines that run ahead:
+what their logs call generation is how long training waited.
 """
 
 from __future__ import annotations

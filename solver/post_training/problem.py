@@ -140,7 +140,7 @@ class RolePlan:
     steps_off: int
     training: TrainingRole
     rollout: tuple[EngineRole, ...]
-    parts_s: Mapping[str, float]  # of PARTS; what overlaps counts in full
+    parts_s: Mapping[str, float]  # generate, update, refit, …; what overlaps counts in full
     step_s: float
     step_low_s: float  # 80 % interval
     step_high_s: float
