@@ -151,7 +151,7 @@ def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: b
     with faults_as(partial(_of_recipe, recipe)):
         yours = _answered({**request, **{part: found.parts[part] for part in _ROLES}})
     best = _answered(request)
-    notes = _differences(request, found)
+    notes = [*_differences(request, found), *found.notes]
     if json_output:
         print_json({"yours": yours["plans"][0], "best": best["plans"][0], "notes": notes})
         return FOUND

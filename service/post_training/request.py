@@ -43,7 +43,7 @@ from meshwright.solver.space.expressions import (
 
 LAUNCHERS = ("nemo-rl", "verl")
 TRAINERS = ("megatron", "fsdp")
-LATER = {"engine": ("sglang", "tensorrt-llm", "trtllm"), "launcher": ("slime", "trl", "areal")}
+LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("slime", "trl", "areal")}
 WITH_CRITIC = ("ppo", "vapo")
 MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
 MAX_ANSWERS = 2**20  # of a step
@@ -453,6 +453,9 @@ def _check(asked: PostTraining) -> None:
         where = "max" if asked.lengths.is_assumed else "percentiles/p100"
         text = f"{asked.lengths.longest} tokens are beyond the {most} positions of {model.title}"
         fault(f"/lengths/{where}", text, f"up to {most}", str(most))
+    if asked.engine == "sglang" and asked.launcher != "verl":
+        text = f"files of {asked.launcher} with sglang are not written yet"
+        fault("/rollout/engine", text, "vllm, or launcher: verl", "vllm")
     obstacle = obstacle_of(model, asked.engine)
     if obstacle is not None:
         fault(f"/model/{obstacle[0]}", obstacle[1])

@@ -147,6 +147,7 @@ def ways_of(asked: PostTraining) -> tuple[tuple[Mode, int], ...]:
 def engine_of(asked: PostTraining, group: NodeGroup, size: int, share: float) -> Engine:
     """Return an engine of the request's model."""
     return Engine(
+        kind=asked.engine,
         model=asked.model,
         group=group,
         tensor_parallel_size=size,
@@ -585,5 +586,7 @@ def _notes(asked: PostTraining, mean_is_assumed: bool) -> Iterator[str]:
         yield f"lengths.mean is not stated: {asked.lengths.mean:.0f} tokens are assumed"
     if asked.lengths.is_assumed:
         yield f"lengths are assumed: log-normal answers, {100 * RUNAWAY:g} % of them run to lengths.max"
+    if asked.engine != "vllm":
+        yield f"kernels of {asked.engine} are priced as vLLM's, its host as hidden behind them: measure a step"
     if asked.model.sliding_window:
         yield "an engine's memory and time are upper bounds: windows of local attention are not counted"
