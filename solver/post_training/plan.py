@@ -587,6 +587,6 @@ def _notes(asked: PostTraining, mean_is_assumed: bool) -> Iterator[str]:
     if asked.lengths.is_assumed:
         yield f"lengths are assumed: log-normal answers, {100 * RUNAWAY:g} % of them run to lengths.max"
     if asked.engine != "vllm":
-        yield f"kernels of {asked.engine} are priced as vLLM's, its host as hidden behind them: measure a step"
+        yield f"kernels of {asked.engine} are priced as vLLM's, its host as hidden: measure a step"
     if asked.model.sliding_window:
         yield "an engine's memory and time are upper bounds: windows of local attention are not counted"
