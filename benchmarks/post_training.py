@@ -34,7 +34,7 @@ from meshwright.solver.post_training.plan import (
 from meshwright.solver.post_training.problem import PostTraining
 from meshwright.solver.post_training.roles import placed
 from meshwright.solver.post_training.rollout import rollout_of
-from meshwright.solver.post_training.training import training_prices
+from meshwright.solver.post_training.training import passes_s, training_prices
 from tests.property.post_training_judge import best_step, drawn
 from tests.property.test_post_training import prices_of
 
@@ -162,7 +162,7 @@ def _step_of(row: Mapping[str, Any]) -> dict[str, float]:
     *_, training = training_prices(asked, profile_by_default)
     found = {
         "generate": rollout_of(engine, answers, asked.lengths.prompt).seconds,
-        "log_probabilities": asked.passes * training.forward_s,
+        "log_probabilities": passes_s(asked.passes, training),
         "update": training.update_s,
         "refit": refit_s_of(asked),
     }

@@ -29,6 +29,7 @@ from meshwright_client.records import (
     ProfilePage,
     Progress,
     Replan,
+    RolesAnswer,
     State,
     StoredProfile,
     UsageList,
@@ -177,6 +178,14 @@ class Client:
             answer = replace(page, plans=(*(answer.plans if answer else ()), *page.plans))
             token = page.next_page_token or ""
         return answer
+
+    def roles(self, job: Job | str) -> RolesAnswer:
+        """Return the ranked placements of a finished job of ``kind: post_training``.
+
+        Raises:
+            NotReadyError: it has no answer, or none yet.
+        """
+        return self._get(RolesAnswer, f"/v1/jobs/{_id(job)}/plans", {"page_size": PAGE_SIZE})
 
     def find_plans(self, *, sort: str = "-found_at_s", **wanted: str | float) -> Iterator[PlanSummary]:
         """Yield plans of all jobs, filtered and sorted as by ``GET /v1/plans``, read page by page.

@@ -649,3 +649,76 @@ class FleetFiles:
     fleet_id: str
     files: Mapping[str, str]
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRole:
+    """The policy update on some nodes of one group."""
+
+    group: str
+    nodes: int
+    gpus: int
+    plan: Plan  # of an update's packed sequences
+    sequences: int  # packed, of one update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRole:
+    """Engines of one layout on one group of nodes."""
+
+    group: str
+    engines: int
+    tensor_parallel_size: int
+    memory_share: float
+    answers: int  # of a step, of the busiest engine
+    running: int  # at once, at the most
+    cache_tokens: int  # whose keys and values one engine holds
+    generate_s: float  # of the busiest engine
+    tail_s: float  # of that after nine of ten answers have ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePlan:
+    """One placement of the roles, with its step."""
+
+    plan_id: str
+    rank: int
+    mode: Literal["colocated", "apart", "async"]
+    steps_off: int
+    training: TrainingRole
+    rollout: tuple[EngineRole, ...]
+    parts_s: Mapping[str, float]  # generate, update, refit, …; what overlaps counts in full
+    step_s: float
+    step_low_s: float  # 80 % interval
+    step_high_s: float
+    tokens_per_s_per_gpu: float  # of prompts and answers, over all GPUs of the pool
+    num_gpus: int  # in use
+    binds: str
+    slower: float | None = None  # than the first plan, as a share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsOutcome:
+    """The best plan if answers have other lengths than is assumed."""
+
+    percentile: str  # mean, p99: what is varied
+    words: str
+    step_s: float
+    roles: str  # of the best plan
+    changes: bool  # whether another placement is best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolesAnswer:
+    """Ranked placements with what is proved of them."""
+
+    status: Status
+    plans: tuple[RolePlan, ...]
+    bound_s: float | None = None  # no placement of the priced roles takes a shorter step
+    choices: int | None = None  # priced placements of single roles
+    searches: int | None = None  # for training layouts
+    outcomes: tuple[LengthsOutcome, ...] = ()
+    deciding: str = ""  # the percentile that decides the choice, or that moves the step most
+    notes: tuple[str, ...] = ()
+    measure_next: str = ""
+    corrections: Mapping[str, float] = field(default_factory=dict)  # factors of parts, by measured steps

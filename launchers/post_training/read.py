@@ -19,6 +19,7 @@ from meshwright.launchers.reading.commands import commands_of, script_of
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import find_model
 from meshwright.shell.values import UNKNOWN
+from meshwright.solver.post_training.engines import ENGINES
 
 Values = Mapping[str, Any]
 Other = Callable[[str], str | None]  # text of a file that is named relative to the recipe; None: missing
@@ -41,6 +42,7 @@ BASE: Values = {
 }  # fmt: skip
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _MOST_BASES = 8
+SGLANG_SHARE = 0.6  # NeMo-RL 0.7.0 examples/configs/grpo_math_1B_sglang.yaml mem_fraction_static
 # Overrides that verl's configuration has where a script states none.
 _VERL: Values = {
     "actor_rollout_ref.rollout.name": "vllm",
@@ -167,11 +169,7 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
                 "updates": max(prompts * responses // int(policy["train_global_batch_size"]), 1),
                 "reference": bool(_at(values, "loss_fn.reference_policy_kl_penalty")),
             },
-            "rollout": {
-                "tp": int(_at(generation, "vllm_cfg.tensor_parallel_size")),
-                "memory_share": float(_at(generation, "vllm_cfg.gpu_memory_utilization")),
-                "precision": "fp8" if _at(generation, "vllm_cfg.precision") == "fp8" else "bf16",
-            },
+            "rollout": _nemo_engine(generation),
             "training": {
                 "trainer": "megatron" if is_megatron else "fsdp",
                 "nodes": nodes if colocated else max(nodes - rollout_nodes, 1),
@@ -179,7 +177,24 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
             },
             "asynchrony": _ways(colocated=colocated, steps=age if runs_ahead else 0),
         },
+        notes=(_DRAWN_AGAIN,) if _at(values, "grpo.use_dynamic_sampling") else (),
     )  # fmt: skip
+
+
+_DRAWN_AGAIN = "the recipe draws prompts anew with answers all right or all wrong; here each counts once"
+
+
+def _nemo_engine(generation: Mapping[str, Any]) -> dict[str, Any]:
+    if generation["backend"] == "sglang":
+        own = _at(generation, "sglang_cfg", {})
+        share = float(_at(own, "mem_fraction_static", SGLANG_SHARE))
+        return {"engine": "sglang", "tp": int(_at(own, "tp_size", 1)), "memory_share": share}
+    return {
+        "engine": "vllm",
+        "tp": int(_at(generation, "vllm_cfg.tensor_parallel_size")),
+        "memory_share": float(_at(generation, "vllm_cfg.gpu_memory_utilization")),
+        "precision": "fp8" if _at(generation, "vllm_cfg.precision") == "fp8" else "bf16",
+    }
 
 
 _COUNTS = ("num_prompts_per_step", "num_generations_per_prompt")
@@ -198,8 +213,9 @@ def _require_grpo(values: Mapping[str, Any]) -> None:
     if "model_name" not in policy:
         raise _refused("/policy/model_name", "is not stated: the file is no recipe of GRPO")
     backend = _at(policy, "generation.backend")
-    if backend != "vllm":
-        raise _refused("/policy/generation/backend", f"{backend} is not priced yet", "vllm")
+    if backend not in ENGINES:
+        words = ", ".join(ENGINES)
+        raise _refused("/policy/generation/backend", f"{backend} is not priced yet", words)
     for path, reason in _NOT_PRICED.items():
         if _at(values, path):
             raise _refused("/" + path.replace(".", "/"), reason)
@@ -219,7 +235,6 @@ _NOT_PRICED = {
     "env.should_use_nemo_gym": "time of agents and tools is not priced: it is yours",
     "env.nemo_gym": "time of agents and tools is not priced: it is yours",
     "on_policy_distillation": "teacher models are not priced yet",
-    "grpo.use_dynamic_sampling": "batches that are drawn again are not priced yet",
     "async_rl": "the single controller is not priced yet",
 }
 
@@ -286,6 +301,7 @@ def _verl(name: str, text: str) -> Recipe:
                 "reference": _text(values, f"{actor}.use_kl_loss").lower() == "true",
             },
             "rollout": {
+                "engine": _text(values, f"{rollout}.name"),
                 "tp": _whole(values, f"{rollout}.tensor_model_parallel_size"),
                 "memory_share": _number(values, f"{rollout}.gpu_memory_utilization"),
             },
@@ -323,8 +339,9 @@ def _require_priced(values: Values) -> None:
         reason = "gae trains a critic, which" if estimator == "gae" else f"{estimator}"
         raise _refused("/algorithm.adv_estimator", f"{reason} is not priced yet", "grpo")
     engine = _text(values, "actor_rollout_ref.rollout.name")
-    if engine != "vllm":
-        raise _refused("/actor_rollout_ref.rollout.name", f"{engine} is not priced yet", "vllm")
+    if engine not in ENGINES:
+        words = ", ".join(ENGINES)
+        raise _refused("/actor_rollout_ref.rollout.name", f"{engine} is not priced yet", words)
     if "npu" in str(values.get("trainer.device", "")):
         raise _refused("/trainer.device", "npu: engines on NPUs are not priced", "cuda")
     rank = str(values.get("actor_rollout_ref.model.lora_rank", "0"))

@@ -99,7 +99,7 @@ def overrides_of(target: RoleTarget) -> Values:
         f"{actor}.ppo_max_token_len_per_gpu": ceil(target.pass_tokens / config.context_parallel_size),
         f"{actor}.use_kl_loss": asked.reference,
         **(_megatron(target) if asked.trainer == "megatron" else _fsdp(target)),
-        f"{rollout}.name": "vllm",
+        f"{rollout}.name": asked.engine,
         f"{rollout}.mode": "async",
         f"{rollout}.n": asked.responses,
         f"{rollout}.tensor_model_parallel_size": engine.tensor_parallel_size,

@@ -26,6 +26,7 @@ from meshwright.service.api import problems, schemas
 from meshwright.service.replan.answer import LayoutAnswer, ReplanAnswer, WayAnswer
 from meshwright.solver import answer as answers
 from meshwright.solver.configuration import Configuration, StageGroup, Variable
+from meshwright.solver.post_training import problem as post_training
 
 _HEAD = '''"""What the service answers with; times are its own, in UTC. Units stand in the names.
 
@@ -98,6 +99,11 @@ RECORDS = (
     Record("FleetRule", schemas.FleetRuleView),
     Record("FleetAnswer", schemas.FleetAnswerView),
     Record("FleetFiles", schemas.FleetFilesView),
+    Record("TrainingRole", post_training.TrainingRole),
+    Record("EngineRole", post_training.EngineRole),
+    Record("RolePlan", post_training.RolePlan),
+    Record("LengthsOutcome", post_training.LengthsOutcome),
+    Record("RolesAnswer", post_training.PostTrainingAnswer, optional=("bound_s", "choices", "searches")),
 )
 _SAME = {schemas.ProfileView: "StoredProfile", answers.Plan: "Plan"}  # of which the client has one record
 _NAMES = {one.of: one.name for one in RECORDS} | _SAME
@@ -121,7 +127,7 @@ def _record(one: Record) -> str:
         kind = _plain(field.kind) if field.name in one.plain else words_of(field.kind)
         default = field.default
         if field.name in one.optional:
-            kind, default = f"{kind} | None", "None"
+            kind, default = f"{kind.removesuffix(' | None')} | None", "None"
         stated = f"    {field.name}: {kind}" + (f" = {default}" if default else "")
         lines += _commented(stated, field.comment)
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from meshwright.service.cli.terminal import print_json, say_warnings, screen, wr
 from meshwright.service.library import is_measured, of_one_cluster
 from meshwright.service.report.formatting import plain_table
 from meshwright.service.report.measured import compared_table
+from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import read_table
 from meshwright.solver.calibration.calibrate import calibrate, called, default_profile_of
 from meshwright.solver.calibration.choose import RunCandidates, measuring_order
@@ -35,8 +36,15 @@ _MUCH_MORE = 1.25  # times the catalog's scatter; runs like the catalog's show .
 
 
 def calibrate_command(
-    runs: Annotated[Path, typer.Argument(help="Measured runs of the cluster, one per row (CSV).")],
+    runs: Annotated[
+        Path,
+        typer.Argument(help="Measured runs of the cluster, one per row (CSV); with --log rl.yaml."),
+    ],
     *,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="Log of NeMo-RL or verl: its parts of a step correct rl.yaml's roles."),
+    ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Cluster to calibrate, if the file has several.")
     ] = None,
@@ -47,6 +55,12 @@ def calibrate_command(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Learn a cluster from a few of its runs; plan and predict take the result with --profile."""
+    if log is not None:
+        from meshwright.service.cli.post_training import calibrate_roles  # noqa: PLC0415 - only for this kind
+
+        if cluster or measure_next:
+            raise typer.BadParameter("--log goes with rl.yaml, --out and --json alone")
+        raise typer.Exit(calibrate_roles(read_problem_file(runs), log, out=out, json_output=json_output))
     rows = _rows(runs, cluster)
     observations = [one for one in map(Observation.of, rows) if one is not None]
     measured = [one for one in observations if is_measured(one)]

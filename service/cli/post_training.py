@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from meshwright.launchers.post_training.log import read_step_log
 from meshwright.launchers.post_training.read import Recipe, read_recipe
 from meshwright.launchers.post_training.registry import export
 from meshwright.launchers.target import ExportBundle
@@ -17,12 +18,30 @@ from meshwright.profiles.documents import document_text, shown_path
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.progress import ProgressLine, cancellable
-from meshwright.service.cli.terminal import CANCELLED, FOUND, print_json, say_warnings, screen
+from meshwright.service.cli.terminal import (
+    CANCELLED,
+    FOUND,
+    print_json,
+    say_warnings,
+    screen,
+    write_file,
+)
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from meshwright.service.post_training.answer import post_training_document
-from meshwright.service.post_training.request import read_post_training
-from meshwright.service.report.post_training import render_against, render_post_training, roles_page
+from meshwright.service.post_training.request import (
+    ROLE_PARTS,
+    read_post_training,
+    require_roles,
+    without_roles,
+)
+from meshwright.service.report.post_training import (
+    render_against,
+    render_parts,
+    render_post_training,
+    roles_page,
+)
 from meshwright.solver.post_training.plan import plan_post_training
+from meshwright.solver.post_training.problem import PARTS
 
 PROBLEM_FILE = "problem.json"
 
@@ -76,19 +95,48 @@ def predict_roles(request: Mapping[str, object], *, json_output: bool) -> int:
     Raises:
         InvalidProblemError: the request is wrong or pins too little, or the roles don't fit.
     """
-    pins = read_post_training(request).asked.pins
-    stated = {
-        "/asynchrony/mode": pins.mode, "/training/nodes": pins.training_nodes,
-        "/rollout/tp": pins.tensor_parallel_size,
-    }  # fmt: skip
-    faults = [
-        FieldError(pointer=name, message="is required to price given roles", tip="meshwright plan FILE")
-        for name, value in stated.items()
-        if value is None
-    ]
-    if faults:
-        raise InvalidProblemError(faults)
+    require_roles(read_post_training(request).asked.pins)
     return run_post_training(request, json_output=json_output, save_dir=None, force=False)
+
+
+def calibrate_roles(
+    request: Mapping[str, object], log: Path, *, out: Path | None, json_output: bool
+) -> int:
+    """Add the step of a trainer's log to a question, and print what it corrects; the exit code.
+
+    ``out`` gets the question with the measured step and without the roles that ran it, so that a plan
+    chooses them anew.
+
+    Raises:
+        InvalidProblemError: the log has no step, or the request doesn't state the roles that ran it.
+    """
+    seen = read_step_log(log.name, read_text(log, "--log"))
+    earlier = request.get("measured")
+    parts = {part: round(value, 3) for part, value in seen.parts_s.items() if part in PARTS}
+    step = {"parts": parts, **{name: request[name] for name in ROLE_PARTS if name in request}}
+    steps = [*(earlier if isinstance(earlier, list) else []), step]
+    whole = {**request, "measured": steps}
+    read = read_post_training(whole)
+    predicted = plan_post_training(read.asked.measured[-1].asked).plans[0].parts_s
+    answer = plan_post_training(read.asked, mean_is_assumed=read.mean_is_assumed)
+    rows = [
+        {
+            "part": part, "predicted_s": predicted[part], "measured_s": seen.parts_s.get(part),
+            "factor": answer.corrections.get(part),
+        }
+        for part in PARTS
+        if predicted[part] > 0.0
+    ]  # fmt: skip
+    if out is not None:
+        write_file(out, document_text(without_roles(whole)), "--out")
+        sys.stderr.write(f"wrote {out}\n")
+    if json_output:
+        print_json({"steps": seen.steps, "parts": rows, "measure_next": answer.measure_next})
+        return FOUND
+    screen().print(render_parts(rows, steps=seen.steps, measure_next=answer.measure_next))
+    if seen.runs_ahead:
+        sys.stderr.write("generation runs ahead here, and its log says only how long training waited\n")
+    return FOUND
 
 
 def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: bool) -> int:
@@ -103,7 +151,7 @@ def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: b
     with faults_as(partial(_of_recipe, recipe)):
         yours = _answered({**request, **{part: found.parts[part] for part in _ROLES}})
     best = _answered(request)
-    notes = _differences(request, found)
+    notes = [*_differences(request, found), *found.notes]
     if json_output:
         print_json({"yours": yours["plans"][0], "best": best["plans"][0], "notes": notes})
         return FOUND
@@ -126,8 +174,8 @@ def _beside(folder: Path, name: str) -> str | None:
     return read_text(path) if path.is_file() else None
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a recipe.
+def read_text(path: Path, option: str = "--from-args") -> str:
+    """Return the text of a recipe or a log.
 
     Raises:
         InvalidProblemError: it cannot be read.
@@ -135,7 +183,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
-        raise InvalidProblemError.of("--from-args", f"{shown_path(path)}: cannot be read as text") from None
+        raise InvalidProblemError.of(option, f"{shown_path(path)}: cannot be read as text") from None
 
 
 def _of_recipe(recipe: Path, fault: FieldError) -> FieldError:

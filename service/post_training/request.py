@@ -6,9 +6,10 @@ Lengths are of a prompt and its answer together, in tokens. Model and cluster ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,14 @@ from meshwright.service.requests.parts import named_parts, without_schema
 from meshwright.solver.post_training.engines import ENGINES, has_precision, obstacle_of
 from meshwright.solver.post_training.lengths import AnswerLengths, lengths_of_percentiles
 from meshwright.solver.post_training.limits import layout_text
-from meshwright.solver.post_training.problem import MODES, Mode, Pins, PostTraining
+from meshwright.solver.post_training.problem import (
+    MODES,
+    PARTS,
+    MeasuredStep,
+    Mode,
+    Pins,
+    PostTraining,
+)
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.expressions import (
     ExpressionError,
@@ -35,11 +43,12 @@ from meshwright.solver.space.expressions import (
 
 LAUNCHERS = ("nemo-rl", "verl")
 TRAINERS = ("megatron", "fsdp")
-LATER = {"engine": ("sglang", "tensorrt-llm", "trtllm"), "launcher": ("slime", "trl", "areal")}
+LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("slime", "trl", "areal")}
 WITH_CRITIC = ("ppo", "vapo")
 MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
 MAX_ANSWERS = 2**20  # of a step
-MAX_TOKENS, MAX_TIME_LIMIT_S, MAX_CONSTRAINTS = 2**24, 3600.0, 16
+MAX_TOKENS, MAX_TIME_LIMIT_S, MAX_CONSTRAINTS, MAX_MEASURED = 2**24, 3600.0, 16, 8
+ROLE_PARTS = ("cluster", "algorithm", "lengths", "rollout", "training", "asynchrony")  # of a measured step
 DEFAULT_TIME_LIMIT_S = 30.0
 _ASSUMED_MEAN = 1 / 3  # of the way from the prompt to the longest answer
 _PERCENTILE = re.compile(r"p(\d{1,3}(?:\.\d{1,6})?)")
@@ -100,15 +109,16 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
             reader.fault(part, "is required", allowed="as in a problem of meshwright plan")
     launcher = _of_now(reader, "launcher", LAUNCHERS)
     algorithm = _algorithm(_part(reader, "algorithm"))
-    length_reader = _part(reader, "lengths")
-    stated = _stated_lengths(length_reader)
+    lengths_stated = _stated_lengths(_part(reader, "lengths"))
     rollout = _rollout(_part(reader, "rollout", required=False))
     training = _training(_part(reader, "training", required=False))
     ahead = _asynchrony(_part(reader, "asynchrony", required=False))
     search = _search(_part(reader, "search", required=False))
+    stated = reader.children("measured", high=MAX_MEASURED) if reader.has("measured") else []
+    steps = [_measured(one) for one in stated]
     reader.refuse_unknown()
     reader.finish()
-    lengths, assumed = _lengths(stated)
+    lengths, assumed = _lengths(lengths_stated)
     problem = _limited(
         _training_problem(plain, lengths, training, search, parse), launcher, training["trainer"],
         search["constraints"],
@@ -120,6 +130,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
         pins=_pins(rollout, training, ahead), **algorithm,
     )  # fmt: skip
     _check(asked)
+    asked = replace(asked, measured=tuple(_steps_asked(plain, steps, parse)))
     return PostTrainingRequest(
         asked=asked, mean_is_assumed=assumed, time_limit_s=search["time_limit_s"],
         canonical=_canonical(plain, asked),
@@ -302,6 +313,73 @@ def _constraints(reader: FieldReader) -> tuple[str, ...]:
     return found
 
 
+def _measured(reader: FieldReader) -> dict[str, Any]:
+    """Return a measured step: seconds of its parts, and what of the question was otherwise."""
+    parts = _part(reader, "parts")
+    seconds = {
+        name: parts.number(name, low=1e-3, high=MAX_TIME_LIMIT_S * 24) for name in PARTS if parts.has(name)
+    }
+    if parts.is_object and not seconds:
+        parts.fault("", "has no part of a step", allowed=", ".join(PARTS), nearest="update")
+    parts.refuse_unknown()
+    changed = {name: reader.value(name) for name in ROLE_PARTS if reader.has(name)}
+    reader.refuse_unknown()
+    return {"parts": seconds, "changed": changed}
+
+
+def _steps_asked(
+    plain: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], parse: Parse
+) -> Iterator[MeasuredStep]:
+    """Yield measured steps with the questions whose roles they had.
+
+    Raises:
+        InvalidProblemError: a step's roles are not stated, or not possible.
+    """
+    own = {name: value for name, value in plain.items() if name not in ("measured", "search")}
+    for at, step in enumerate(steps):
+        with faults_as(partial(_of_step, at)):
+            asked = read_post_training({**own, **step["changed"]}, parse=parse).asked
+            require_roles(asked.pins)
+        yield MeasuredStep(asked=asked, parts_s=step["parts"])
+
+
+def _of_step(at: int, fault: FieldError) -> FieldError:
+    return replace(fault, pointer=f"/measured/{at}{fault.pointer}")
+
+
+_PINNED = {"rollout": ("tp", "memory_share", "nodes"), "training": ("nodes", "group", "pin"),
+           "asynchrony": ("mode", "steps_off")}  # fmt: skip
+
+
+def without_roles(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request without what it fixes of the roles."""
+    return {
+        part: {name: one for name, one in value.items() if name not in _PINNED[part]}
+        if part in _PINNED
+        else value
+        for part, value in request.items()
+    }
+
+
+def require_roles(pins: Pins) -> None:
+    """Refuse roles that are not stated.
+
+    Raises:
+        InvalidProblemError: with the fields that miss.
+    """
+    stated = {
+        "/asynchrony/mode": pins.mode, "/training/nodes": pins.training_nodes,
+        "/rollout/tp": pins.tensor_parallel_size,
+    }  # fmt: skip
+    faults = [
+        FieldError(pointer=name, message="is required to price given roles", tip="meshwright plan FILE")
+        for name, value in stated.items()
+        if value is None
+    ]
+    if faults:
+        raise InvalidProblemError(faults)
+
+
 def _pins(rollout: Mapping[str, Any], training: Mapping[str, Any], ahead: Mapping[str, Any]) -> Pins:
     mode: Mode | None = ahead["mode"]
     return Pins(
@@ -375,6 +453,9 @@ def _check(asked: PostTraining) -> None:
         where = "max" if asked.lengths.is_assumed else "percentiles/p100"
         text = f"{asked.lengths.longest} tokens are beyond the {most} positions of {model.title}"
         fault(f"/lengths/{where}", text, f"up to {most}", str(most))
+    if asked.engine == "sglang" and asked.launcher != "verl":
+        text = f"files of {asked.launcher} with sglang are not written yet"
+        fault("/rollout/engine", text, "vllm, or launcher: verl", "vllm")
     obstacle = obstacle_of(model, asked.engine)
     if obstacle is not None:
         fault(f"/model/{obstacle[0]}", obstacle[1])

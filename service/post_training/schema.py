@@ -9,17 +9,19 @@ from meshwright.service.post_training.request import (
     DEFAULT_TIME_LIMIT_S,
     LAUNCHERS,
     MAX_CONSTRAINTS,
+    MAX_MEASURED,
     MAX_PROMPTS,
     MAX_RESPONSES,
     MAX_STEPS_OFF,
     MAX_TIME_LIMIT_S,
     MAX_TOKENS,
     MAX_UPDATES,
+    ROLE_PARTS,
     TRAINERS,
 )
 from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.solver.post_training.engines import ENGINES
-from meshwright.solver.post_training.problem import MODES
+from meshwright.solver.post_training.problem import MODES, PARTS
 
 Schema = Mapping[str, Any]
 
@@ -110,6 +112,17 @@ _SEARCH = _object(
         },
     }
 )  # fmt: skip
+_MEASURED = _object(
+    {
+        "parts": _object({name: _number(MAX_TIME_LIMIT_S * 24, "seconds", least=1e-3) for name in PARTS}),
+        **{
+            name: {"type": "object", "description": "of the measured step, where it was otherwise"}
+            for name in ROLE_PARTS
+        },
+    },
+    "parts",
+    text="parts of a step as the trainer printed them; generate counts refit where that isn't stated",
+)
 POST_TRAINING_SCHEMA = _object(
     {
         "kind": {"const": POST_TRAINING},
@@ -123,6 +136,7 @@ POST_TRAINING_SCHEMA = _object(
         "asynchrony": _ASYNCHRONY,
         "launcher": _words(LAUNCHERS, "what the files are for"),
         "search": _SEARCH,
+        "measured": {"type": "array", "maxItems": MAX_MEASURED, "items": _MEASURED},
     },
     "kind", "model", "cluster", "algorithm", "lengths",
     text="places the roles of a step of reinforcement learning (docs/howto/post-training.md)",

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from meshwright.service.report.formatting import wrapped
+from meshwright.service.report.formatting import plain_table, wrapped
 
 _LABEL, _LEAST_BAR, _MOST_BAR = 9, 24, 100
 _MARKS = {
@@ -141,6 +141,9 @@ def reason_lines(document: Mapping[str, Any]) -> list[str]:
     if slower:
         lines.append(f"Next: {'; '.join(slower)}.")
     lines += lengths_lines(document)
+    if document.get("corrections"):
+        shown = (f"{_part_words(part)} × {factor:.2f}" for part, factor in document["corrections"].items())
+        lines.append(f"Corrected by measured steps: {', '.join(shown)}.")
     lines.append(f"Measure next: {document['measure_next']}.")
     return lines
 
@@ -157,6 +160,24 @@ def lengths_lines(document: Mapping[str, Any]) -> list[str]:
     if changing is None:
         return [f"{head} The roles stay the same; {name} moves the step most."]
     return [f"{head} The choice depends on {name}. With {changing['words']}, {changing['roles']}."]
+
+
+def render_parts(rows: Sequence[Mapping[str, Any]], *, steps: int, measure_next: str) -> RenderableType:
+    """Return predicted and measured seconds of each part, with the factor that plans use from now on."""
+    cells = [
+        (
+            _part_words(row["part"]), f"{row['predicted_s']:.1f}",
+            "" if row["measured_s"] is None else f"{row['measured_s']:.1f}",
+            "" if row["factor"] is None else f"× {row['factor']:.2f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    head = f"Parts of a step: {steps} step{'s' * (steps > 1)} of the log"
+    return Group(
+        Text(head, style="bold"),
+        plain_table(("part", "predicted s", "measured s", "correction"), cells, left=("part",)),
+        Text(f"Measure next: {measure_next}."),
+    )
 
 
 def render_against(

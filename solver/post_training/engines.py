@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -26,7 +27,6 @@ from meshwright.profiles.profile import default_profile
 
 FloatArray = NDArray[np.float64]
 
-ENGINES = ("vllm",)
 MEMORY_SHARES = (
     0.6,
     0.85,
@@ -34,8 +34,7 @@ MEMORY_SHARES = (
 COLOCATED_SHARE = (
     0.7  # at most, next to a sleeping trainer (NeMo-RL's and verl's colocated recipes: .5 to .7)
 )
-WORKSPACE_BYTES = 5e9  # CUDA context, graphs and activations of an engine (vLLM logs 3 to 6 GiB); assumed
-MOST_RUNNING = 1024  # vLLM v1 usage_context LLM_CLASS: max_num_seqs on GPUs of 70 GiB and more
+MOST_RUNNING = 1024  # vLLM v1 usage_context LLM_CLASS: max_num_seqs on GPUs of 70 GiB and more; verl's base
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 CHUNK = 8192  # rows of a prefill step: vLLM v1's max_num_batched_tokens
 _READ = 0.85  # share of the data sheet's bandwidth that decode attention reads at (catalog: hbm)
@@ -62,10 +61,29 @@ _BATCHES: FloatArray = np.unique(np.rint(np.exp2(np.arange(0.0, 14.01, 0.5))))
 _FP8 = ("hopper", "ada", "blackwell", "cdna3", "cdna4")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """What engines differ in; their kernels are priced alike, from the same tables."""
+
+    workspace_bytes: float  # within an engine's share of memory: CUDA context, graphs, activations
+    overlaps_host: bool  # whether a step is scheduled while the one before it runs
+
+
+KINDS: Mapping[str, EngineKind] = {
+    # vLLM logs 3 to 6 GiB, within gpu_memory_utilization; assumed
+    "vllm": EngineKind(workspace_bytes=5e9, overlaps_host=False),
+    # SGLang srt/server_args.py: mem_fraction_static counts weights, keys and values alone, and steps are
+    # scheduled while others run unless disable_overlap_schedule is set
+    "sglang": EngineKind(workspace_bytes=0.0, overlaps_host=True),
+}
+ENGINES = tuple(KINDS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """One inference engine: a model on ``tensor_parallel_size`` GPUs of a node group."""
 
+    kind: str = "vllm"  # of KINDS
     model: ModelSpec
     group: NodeGroup
     tensor_parallel_size: int = 1
@@ -73,7 +91,7 @@ class Engine:
     memory_share: float = 0.85
     most_running: int = MOST_RUNNING
     cache_bytes: float = 2.0  # of one number of keys and values
-    counts_host: bool = True  # whether a step waits for the scheduler of vLLM
+    counts_host: bool = True  # whether a step may wait for the scheduler
 
     @cached_property
     def weight_bytes(self) -> float:
@@ -106,14 +124,15 @@ class Engine:
     @cached_property
     def cache_tokens(self) -> float:
         """Return the tokens whose keys and values the engine holds; 0 if its weights do not fit."""
-        free = self.group.gpu.memory_bytes * self.memory_share - self.weight_bytes - WORKSPACE_BYTES
+        held = self.weight_bytes + KINDS[self.kind].workspace_bytes
+        free = self.group.gpu.memory_bytes * self.memory_share - held
         return max(free, 0.0) / self.cache_bytes_per_token
 
     @cached_property
     def speed(self) -> EngineSpeed:
         """Return the seconds of its steps; engines that differ in memory share them."""
         named = json.dumps(self.group.to_mapping(), sort_keys=True, default=str)
-        how = (self.precision, self.cache_bytes, self.counts_host)
+        how = (self.precision, self.cache_bytes, self.counts_host, KINDS[self.kind].overlaps_host)
         return _speed_of(_Sized(self.model, self.tensor_parallel_size, how, named, self))
 
     def step_s(self, running: ArrayLike, context: ArrayLike) -> FloatArray:
@@ -176,7 +195,9 @@ def has_precision(group: NodeGroup, precision: str) -> bool:
 class EngineSpeed:
     """Seconds of an engine's steps: without attention at ``_BATCHES``, and attention by bytes."""
 
-    base_s: FloatArray  # with the host's
+    base_s: FloatArray
+    host_s: FloatArray
+    overlaps_host: bool
     attention_layers: int
     read_s_per_token: float  # keys and values of one token, one layer
     flops_s_per_token: float  # latent attention multiplies as much as it reads
@@ -185,10 +206,12 @@ class EngineSpeed:
 
     def step_s(self, running: FloatArray, context: FloatArray) -> FloatArray:
         """Return the seconds of a decode step, as ``Engine.step_s``."""
-        base = np.interp(np.log2(np.maximum(running, 1.0)), np.log2(_BATCHES), self.base_s)
+        at, known = np.log2(np.maximum(running, 1.0)), np.log2(_BATCHES)
+        base, host = np.interp(at, known, self.base_s), np.interp(at, known, self.host_s)
         tokens = running * context
         read = np.maximum(tokens * self.read_s_per_token, tokens * self.flops_s_per_token)
-        return np.asarray(base + self.attention_layers * (read + _ATTENTION_S))
+        device = base + self.attention_layers * (read + _ATTENTION_S)
+        return np.asarray(np.maximum(device, host) if self.overlaps_host else device + host)
 
     def prefill_s(self, tokens: float, prompt: float) -> float:
         """Return the seconds of prompts, as ``Engine.prefill_s``."""
@@ -207,7 +230,7 @@ class _Sized:
 
     model: ModelSpec
     size: int
-    how: tuple[str, float, bool]  # precision, bytes of the cache, host
+    how: tuple[str, float, bool, bool]  # precision, bytes of the cache, host, whether it is overlapped
     group: str
     engine: Engine = field(compare=False)
 
@@ -232,7 +255,9 @@ def _speed_of(sized: _Sized) -> EngineSpeed:
         for one, count in attending
     )
     return EngineSpeed(
-        base_s=layer.step_s(_BATCHES) + engine.counts_host * (_HOST_S + _HOST_ANSWER_S * _BATCHES),
+        base_s=layer.step_s(_BATCHES),
+        host_s=engine.counts_host * (_HOST_S + _HOST_ANSWER_S * _BATCHES),
+        overlaps_host=KINDS[engine.kind].overlaps_host,
         attention_layers=number,
         read_s_per_token=keys_bytes / number / read,
         flops_s_per_token=flops,

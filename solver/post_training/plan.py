@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.post_training.calibration import Correction, corrections_of, spread_of
 from meshwright.solver.post_training.engines import (
     COLOCATED_SHARE,
     MEMORY_SHARES,
@@ -20,6 +21,7 @@ from meshwright.solver.post_training.engines import (
 from meshwright.solver.post_training.lengths import RUNAWAY, AnswerLengths
 from meshwright.solver.post_training.limits import constants_of, layout_text
 from meshwright.solver.post_training.problem import (
+    PARTS,
     EngineRole,
     LengthsOutcome,
     Mode,
@@ -35,6 +37,7 @@ from meshwright.solver.post_training.training import (
     TrainingPrice,
     counts_of,
     least_nodes,
+    passes_s,
     training_prices,
     without_layout_constraints,
 )
@@ -44,15 +47,12 @@ from meshwright.solver.problem import Problem, ShouldStop, problem_digest
 # NeMo-RL's guide on refit: DeepSeek-V3 14.2 s by NCCL; its release notes of v0.3: an 8B in 5 s
 REFIT_FIXED_S, REFIT_BYTES_PER_S = 4.0, 100e9
 OTHER_S = 4.0  # sampling of a buffer, rewards by code, preparation (output of NeMo-RL's pull request 1052)
-GENERATE_SIGMA, OTHER_SIGMA = (
-    0.2,
-    0.5,
-)  # spreads of ln(measured / predicted); assumed
 _LOADS = (1.0, 1.15, 1.35, 1.6, 2.0, 2.7, 4.0, 6.0, 8.0)  # of an equal share of the answers
 _MEANS = (0.75, 1.25)  # factors of a stated mean
 _UNSTATED = (0.5, 2.0)  # of an assumed one
 _RUNAWAYS = (0.0, 3 * RUNAWAY)
 _EVERY_STEP = 4  # steps off that are all tried; of more, the largest
+_OF_TRAINING = ("update", "log_probabilities")
 _LONG_TAIL = 0.25  # share of generation above which the tail binds
 
 
@@ -90,7 +90,8 @@ def plan_post_training(
         if should_stop():
             raise StoppedError("stopped before a training layout was found")
         raise _no_training(asked, profile_of)
-    prices = prices_of(asked, training, engines)
+    corrections = measured_corrections(asked, profile_of)
+    prices = prices_of(asked, training, engines, corrections)
     found = ranked(prices, asked.top_k)
     if not found:
         raise _no_placement(asked, prices)
@@ -107,7 +108,18 @@ def plan_post_training(
         deciding=_deciding(outcomes),
         notes=tuple(_notes(asked, mean_is_assumed)),
         measure_next=_measure_next(asked, prices, found[0]),
+        corrections={part: one.factor for part, one in corrections.items()},
     )
+
+
+def measured_corrections(
+    asked: PostTraining, profile_of: Callable[[Problem], Profile]
+) -> dict[str, Correction]:
+    """Return what the measured steps of a question say of its parts' prices."""
+    return corrections_of([
+        (plan_post_training(step.asked, profile_of=profile_of).plans[0].parts_s, step.parts_s)
+        for step in asked.measured
+    ])  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------
@@ -135,6 +147,7 @@ def ways_of(asked: PostTraining) -> tuple[tuple[Mode, int], ...]:
 def engine_of(asked: PostTraining, group: NodeGroup, size: int, share: float) -> Engine:
     """Return an engine of the request's model."""
     return Engine(
+        kind=asked.engine,
         model=asked.model,
         group=group,
         tensor_parallel_size=size,
@@ -201,27 +214,44 @@ def loads_of(asked: PostTraining, name: str, size: int) -> list[int]:
 
 
 def prices_of(
-    asked: PostTraining, training: Sequence[TrainingPrice], engines: Sequence[EnginePrice]
+    asked: PostTraining,
+    training: Sequence[TrainingPrice],
+    engines: Sequence[EnginePrice],
+    corrections: Mapping[str, Correction],
 ) -> Prices:
-    """Return the prices of all roles for ``placed``."""
+    """Return the prices of all roles for ``placed``, corrected by measured steps."""
+    times = {part: corrections[part].factor if part in corrections else 1.0 for part in PARTS}
     pinned = asked.pins.rollout_nodes
     most = {} if pinned is None else {
         name: pinned * group.gpus_per_node for name, group in asked.groups.items()
     }  # fmt: skip
     return Prices(
-        training=training,
-        engines=engines,
+        training=tuple(_corrected(one, times) for one in training),
+        engines=tuple(_engine_corrected(one, times["generate"]) for one in engines),
         gpus={name: group.num_gpus for name, group in asked.groups.items()},
         samples=asked.samples,
         passes=asked.passes,
-        refit_s=refit_s_of(asked),
-        other_s=OTHER_S,
+        refit_s=refit_s_of(asked) * times["refit"],
+        other_s=OTHER_S * times["other"],
+        corrections=corrections,
         ways=ways_of(asked),
         colocated_share=COLOCATED_SHARE if asked.pins.memory_share is None else 1.0,
         most_rollout_gpus=most,
         gpus_per_node={name: group.gpus_per_node for name, group in asked.groups.items()},
         constraints=role_constraints(asked),
     )
+
+
+def _corrected(price: TrainingPrice, times: Mapping[str, float]) -> TrainingPrice:
+    passes = times["log_probabilities"]
+    return replace(
+        price, update_s=price.update_s * times["update"], forward_s=price.forward_s * passes,
+        reference_s=price.reference_s * passes, swap_s=price.swap_s * times["swap"],
+    )  # fmt: skip
+
+
+def _engine_corrected(price: EnginePrice, factor: float) -> EnginePrice:
+    return replace(price, seconds=price.seconds * factor, tail_s=price.tail_s * factor)
 
 
 def role_constraints(asked: PostTraining) -> tuple[str, ...]:
@@ -286,7 +316,7 @@ def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest:
         "generate": max(row.seconds for row, _ in rows),
         "refit": prices.refit_s,
         "swap": price.swap_s if placement.mode == "colocated" else 0.0,
-        "log_probabilities": prices.passes * price.forward_s,
+        "log_probabilities": passes_s(prices.passes, price),
         "update": price.update_s,
         "other": prices.other_s,
     }
@@ -296,7 +326,7 @@ def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest:
     rollout = tuple(_engine_role(row, count) for row, count in rows)
     engine_gpus = sum(role.gpus for role in rollout)
     gpus = max(price.gpus, engine_gpus) if placement.mode == "colocated" else price.gpus + engine_gpus
-    sigma = _log_sigma(parts, price.log_sigma, placement)
+    sigma = _log_sigma(parts, prices, placement)
     band = math.exp(Z_80_PERCENT * sigma)
     pool = sum(prices.gpus.values())
     named = {
@@ -329,21 +359,18 @@ def _engine_role(row: EnginePrice, count: int) -> EngineRole:
     )  # fmt: skip
 
 
-def side_s_of(parts: dict[str, float]) -> float:
+def side_s_of(parts: Mapping[str, float]) -> float:
     """Return the seconds of training, of parts of a step."""
     return parts["log_probabilities"] + parts["update"] + parts["other"]
 
 
-def _doubts(parts: dict[str, float], training_sigma: float, placement: Placement) -> dict[str, float]:
+def _doubts(parts: Mapping[str, float], prices: Prices, placement: Placement) -> dict[str, float]:
     """Return seconds of one standard deviation that each part adds to the step."""
-    doubts = {
-        "generate": GENERATE_SIGMA * parts["generate"],
-        "update": training_sigma * parts["update"],
-        "log_probabilities": training_sigma * parts["log_probabilities"],
-        "refit": OTHER_SIGMA * parts["refit"],
-        "other": OTHER_SIGMA * parts["other"],
-        "swap": OTHER_SIGMA * parts["swap"],
-    }
+    sigmas = {part: spread_of(part) for part in PARTS}
+    own = prices.training[placement.training].log_sigma
+    sigmas |= {part: max(sigmas[part], own) for part in _OF_TRAINING}
+    sigmas |= {part: one.sigma for part, one in prices.corrections.items()}
+    doubts = {part: sigmas[part] * parts[part] for part in PARTS}
     if placement.mode == "async":
         hidden = ("generate",) if parts["generate"] < side_s_of(parts) else (
             "update", "log_probabilities", "other"
@@ -352,8 +379,8 @@ def _doubts(parts: dict[str, float], training_sigma: float, placement: Placement
     return doubts
 
 
-def _log_sigma(parts: dict[str, float], training_sigma: float, placement: Placement) -> float:
-    doubts = _doubts(parts, training_sigma, placement)
+def _log_sigma(parts: Mapping[str, float], prices: Prices, placement: Placement) -> float:
+    doubts = _doubts(parts, prices, placement)
     together = doubts["update"] + doubts["log_probabilities"]  # one model's error, in both
     others = [doubts[name] for name in ("generate", "refit", "other", "swap")]
     return math.hypot(together, *others) / placement.step_s
@@ -374,7 +401,7 @@ def _binds(parts: dict[str, float], placement: Placement, rows: Sequence[tuple[E
 
 def _measure_next(asked: PostTraining, prices: Prices, first: Placement) -> str:
     plan = role_plan(asked, prices, first, "")
-    doubts = _doubts(dict(plan.parts_s), prices.training[first.training].log_sigma, first)
+    doubts = _doubts(plan.parts_s, prices, first)
     total = sum(value**2 for value in doubts.values())
     name = max(doubts, key=lambda part: doubts[part])
     share = 100.0 * doubts[name] ** 2 / total
@@ -408,7 +435,10 @@ def _repriced(asked: PostTraining, prices: Prices, lengths: AnswerLengths) -> Pr
         replace(one, update_s=one.update_s * ratio, forward_s=one.forward_s * ratio)
         for one in prices.training
     )
-    return replace(prices, training=training, engines=tuple(engine_prices(asked, lengths)))
+    generate = prices.corrections.get("generate")
+    factor = 1.0 if generate is None else generate.factor
+    engines = tuple(_engine_corrected(one, factor) for one in engine_prices(asked, lengths))
+    return replace(prices, training=training, engines=engines)
 
 
 def _outcome(
@@ -556,5 +586,7 @@ def _notes(asked: PostTraining, mean_is_assumed: bool) -> Iterator[str]:
         yield f"lengths.mean is not stated: {asked.lengths.mean:.0f} tokens are assumed"
     if asked.lengths.is_assumed:
         yield f"lengths are assumed: log-normal answers, {100 * RUNAWAY:g} % of them run to lengths.max"
+    if asked.engine != "vllm":
+        yield f"kernels of {asked.engine} are priced as vLLM's, its host as hidden: measure a step"
     if asked.model.sliding_window:
         yield "an engine's memory and time are upper bounds: windows of local attention are not counted"

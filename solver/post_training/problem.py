@@ -50,6 +50,14 @@ class Pins:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """What a trainer printed of a step, and the question that has its roles pinned."""
+
+    asked: PostTraining
+    parts_s: Mapping[str, float]  # of PARTS, those that were measured
+
+
+@dataclass(frozen=True, kw_only=True)
 class PostTraining:
     """The question: one step of GRPO on a pool of GPUs."""
 
@@ -68,6 +76,7 @@ class PostTraining:
     top_k: int = 3
     name: str = ""
     constraints: tuple[str, ...] = ()  # on roles; those on training's layout too
+    measured: tuple[MeasuredStep, ...] = ()  # of the trainer, maybe with other roles
 
     @property
     def model(self) -> ModelSpec:
@@ -131,7 +140,7 @@ class RolePlan:
     steps_off: int
     training: TrainingRole
     rollout: tuple[EngineRole, ...]
-    parts_s: Mapping[str, float]  # of PARTS; what overlaps counts in full
+    parts_s: Mapping[str, float]  # generate, update, refit, …; what overlaps counts in full
     step_s: float
     step_low_s: float  # 80 % interval
     step_high_s: float
@@ -171,6 +180,7 @@ class PostTrainingAnswer:
     deciding: str = ""  # the percentile that decides the choice, or that moves the step most
     notes: tuple[str, ...] = ()
     measure_next: str = ""
+    corrections: Mapping[str, float] = field(default_factory=dict)  # factors of parts, by measured steps
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain values."""
@@ -180,6 +190,7 @@ class PostTrainingAnswer:
             "plans": [plan.to_json() for plan in self.plans],
             "outcomes": [asdict(one) for one in self.outcomes],
             "notes": list(self.notes),
+            "corrections": dict(self.corrections),
         }
 
 

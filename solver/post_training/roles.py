@@ -19,9 +19,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshwright.solver.post_training.calibration import Correction
 from meshwright.solver.post_training.limits import add_limits
 from meshwright.solver.post_training.problem import MODES, Mode
-from meshwright.solver.post_training.training import TrainingPrice
+from meshwright.solver.post_training.training import TrainingPrice, passes_s
 from meshwright.solver.search.cp_sat import solver_within, without_pandas
 from meshwright.solver.search.expressions import Number
 from meshwright.solver.space.expressions import written_term
@@ -68,10 +69,11 @@ class Prices:
     most_rollout_gpus: Mapping[str, int] = field(default_factory=dict)
     gpus_per_node: Mapping[str, int] = field(default_factory=dict)
     constraints: tuple[str, ...] = ()  # on roles
+    corrections: Mapping[str, Correction] = field(default_factory=dict)  # that are in the prices
 
     def side_s(self, price: TrainingPrice) -> float:
         """Return the seconds of a step besides generation, refit and swap."""
-        return self.passes * price.forward_s + price.update_s + self.other_s
+        return passes_s(self.passes, price) + price.update_s + self.other_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,18 @@ from meshwright.solver.problem import Problem, ShouldStop
 
 HOST_BYTES_PER_S = 25e9  # of one GPU to pinned host memory (PCIe 5.0 x16 reaches 50e9, half of it shared)
 LEAST_BYTES = 14.0  # of a weight on all GPUs together: itself, its fp32 copy and moments, however sharded
+# To memory that is not pinned, with its staging copy, half of that (Harris, "How to Optimize Data Transfers
+# in CUDA C/C++": 2.3 to 3 of 5.7 GB/s). NeMo-RL's Megatron worker keeps the reference model there
+# (megatron_policy_worker.py use_reference_model, v0.3.0:1142, v0.7.0:1027): the policy out, the reference
+# in, the policy back in. Its FSDP workers pin theirs, which hold a rank's share alone.
+PAGEABLE_BYTES_PER_S, REFERENCE_MOVES = HOST_BYTES_PER_S / 2.0, 3.0
+# Passes over fp32 logits that pretraining's loss does not make: the cast (read 2, write 4 bytes) and the
+# division by the temperature (NeMo-RL v0.3.0 dtensor_policy_worker.py _apply_temperature_scaling and :999,
+# megatron_policy_worker.py:1075; verl workers/actor/dp_actor.py logits.div_). Backward passes do the same.
+LOGIT_PASSES, _READ = 3.5, 0.85
 OPTIMIZER_BYTES = 12.0  # a weight's fp32 copy and two moments
 _DOUBLINGS = 6  # of a pool that is too small
+_SHORTER = 0.97  # a batch that saves less is not searched
 _FULL = 0.97  # of packed sequences where lengths are not read (NeMo-RL: modified first-fit decreasing)
 
 
@@ -35,6 +45,7 @@ class TrainingPrice:
     gpus: int
     update_s: float  # of all updates of a step
     forward_s: float  # one pass over all answers of a step
+    reference_s: float = 0.0  # the reference model's weights in and the policy's back
     swap_s: float  # optimizer to the host and back
     log_sigma: float
     plan: Plan
@@ -104,11 +115,7 @@ def training_prices(
     should_stop: ShouldStop = lambda: False,
     on_search: Callable[[str, int], object] = lambda _group, _nodes: None,
 ) -> Iterator[TrainingPrice]:
-    """Yield the best training layout of each group and number of nodes; those without a plan are left out.
-
-    Ranks have equal numbers of sequences, so that a batch is tried as it is, and filled up to one that all
-    GPUs divide.
-    """
+    """Yield the best training layout of each group and number of nodes that has a plan."""
     pins = asked.pins
     for name, group in asked.groups.items():
         if pins.training_group not in (None, name):
@@ -132,10 +139,8 @@ def _best(
     profile_of: Callable[[Problem], Profile],
     should_stop: ShouldStop,
 ) -> TrainingPrice | None:
-    gpus = problem.cluster.num_gpus
-    sequences = sequences_of(asked, problem)
     best: TrainingPrice | None = None
-    for batch in sorted({sequences, -(-sequences // gpus) * gpus}):
+    for batch in batches_of(sequences_of(asked, problem), problem.cluster.num_gpus):
         own = replace(problem, workload=replace(problem.workload, global_batch_size=batch))
         profile = profile_of(own)
         try:
@@ -146,6 +151,20 @@ def _best(
             found = price_of(asked, own, profile, plan, name)
             best = found if best is None or _side_s(asked, found) < _side_s(asked, best) else best
     return best
+
+
+def batches_of(sequences: int, gpus: int) -> list[int]:
+    """Return the packed sequences of an update that are searched, filled up for more or fewer ranks.
+
+    Data-parallel ranks have equal numbers of sequences: one batch for all numbers of ranks that divide the
+    GPUs, and shorter ones for fewer ranks where that saves work.
+    """
+    found = list[int]()
+    for ranks in (one for one in range(gpus, 0, -1) if gpus % one == 0):
+        batch = -(-sequences // ranks) * ranks
+        if not found or batch < _SHORTER * found[-1]:
+            found.append(batch)
+    return found
 
 
 def _expressible_plan(problem: Problem, profile: Profile, should_stop: ShouldStop) -> Plan | None:
@@ -179,7 +198,27 @@ def least_nodes(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -
 
 
 def _side_s(asked: PostTraining, price: TrainingPrice) -> float:
-    return price.update_s + asked.passes * price.forward_s
+    return price.update_s + passes_s(asked.passes, price)
+
+
+def passes_s(passes: int, price: TrainingPrice) -> float:
+    """Return the seconds of the log-probabilities of a step."""
+    return passes * price.forward_s + price.reference_s
+
+
+def logits_pass_s(asked: PostTraining, plan: Plan, group: NodeGroup) -> float:
+    """Return the seconds of one pass over the fp32 logits of all answers of a step, on the last stage."""
+    holders = group.num_gpus / plan.config.pipeline_parallel_size
+    moved = 4.0 * asked.samples * asked.lengths.mean * asked.model.vocab_size / holders
+    return moved / (_READ * group.gpu.hbm_bytes_per_s)
+
+
+def reference_s(asked: PostTraining, plan: Plan) -> float:
+    """Return the seconds in which the reference model takes the place of the policy, and back."""
+    if not asked.reference or (asked.launcher, asked.trainer) != ("nemo-rl", "megatron"):
+        return 0.0
+    own = max(stage.memory_bytes["weights"] for stage in plan.prediction.stages)
+    return REFERENCE_MOVES * own / PAGEABLE_BYTES_PER_S
 
 
 def price_of(
@@ -190,13 +229,15 @@ def price_of(
     (evaluation,) = evaluate(problem, profile, [plan.config])
     part = problem.cluster.groups[0]
     weights = asked.model.num_parameters()
+    logits_s = logits_pass_s(asked, plan, part)
     swapped = 2.0 * OPTIMIZER_BYTES * weights / part.num_gpus / HOST_BYTES_PER_S
     return TrainingPrice(
         group=group,
         nodes=part.num_nodes,
         gpus=part.num_gpus,
-        update_s=seen.step_time_s * asked.updates,
-        forward_s=forward_s(evaluation) * asked.updates,
+        update_s=seen.step_time_s * asked.updates + 2.0 * LOGIT_PASSES * logits_s,
+        forward_s=forward_s(evaluation) * asked.updates + LOGIT_PASSES * logits_s,
+        reference_s=reference_s(asked, plan),
         swap_s=swapped,
         log_sigma=math.log(seen.step_time_high_s / seen.step_time_s) / Z_80_PERCENT,
         plan=plan,

@@ -28,7 +28,7 @@ REFUSED = [
     ("a.yaml", "policy: {}\n", "/policy/model_name"),
     ("a.yaml", NEMO.replace("Qwen/Qwen3-8B", "acme/x-9b"), "/policy/model_name"),
     ("a.yaml", NEMO.replace("train_g", "draft: {enabled: true}, train_g"), "/policy/draft/enabled"),
-    ("a.sh", VERL.replace("ENGINE", f"{ENGINE}=sglang"), f"/{ENGINE}"),
+    ("a.sh", VERL.replace("ENGINE", f"{ENGINE}=trtllm"), f"/{ENGINE}"),
     ("a.sh", VERL.replace("=grpo", "=gae"), "/algorithm.adv_estimator"),
     ("a.sh", "python3 train.py\n", ""),
 ]  # fmt: skip

@@ -10,6 +10,8 @@ from sqlalchemy import select
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import plans
 from meshwright.workers.runner import Runner
+from meshwright_client.decoding import decoded
+from meshwright_client.records import RolesAnswer
 from tests.unit.service.post_training.test_request import REQUEST
 
 NO_ROOM = {**REQUEST, "model": "llama-3.1-70b", "rollout": {"tp": 1}}
@@ -36,6 +38,9 @@ def test_roles_are_placed_by_a_worker_and_kept_in_sql(
     first = found["plans"][0]
     assert (found["status"], found["deciding"]) == ("optimal", "mean")
     assert {role["group"] for role in first["rollout"]} == {"h100-sxm-80gb"}
+    answer = decoded(RolesAnswer, found)
+    assert answer.plans[0].parts_s == first["parts_s"]
+    assert answer.plans[0].training.plan.config.tensor_parallel_size >= 1
     with database.read() as connection:
         rows = connection.execute(select(plans.c.rank, plans.c.num_gpus, plans.c.step_time_s)).all()
     assert [(row.num_gpus, row.step_time_s) for row in sorted(rows)] == [

@@ -28,7 +28,8 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"lengths": {"percentiles": {"p50": 2000, "p100": 1000}}}, "/lengths/percentiles/p100", "2000"),
     ({"algorithm": {"name": "ppo", "prompts": 8, "responses": 8}}, "/algorithm/name", "grpo"),
     ({"algorithm": {"prompts": 3, "responses": 5, "updates": 2}}, "/algorithm/updates", "1"),
-    ({"rollout": {"engine": "sglang"}}, "/rollout/engine", "vllm"),
+    ({"rollout": {"engine": "sglang"}}, "/rollout/engine", "vllm"),  # for verl alone
+    ({"rollout": {"engine": "trtllm"}}, "/rollout/engine", "vllm"),
     ({"launcher": "slime"}, "/launcher", "nemo-rl"),
     ({"rollout": {"tp": 3}}, "/rollout/tp", "2"),
     ({"rollout": {"nodes": 3}}, "/rollout/nodes", "2"),

@@ -92,6 +92,16 @@ def test_a_lone_answer_takes_at_least_the_time_to_read_all_weights() -> None:
     assert least < float(one.step_s(1.0, 1000.0)) - 4e-3 < 2.0 * least  # 4 ms of the host
 
 
+def test_sglang_schedules_while_a_step_runs_and_keeps_its_workspace_outside_its_share() -> None:
+    vllm, sglang = engine(), engine(kind="sglang")
+    assert (sglang.cache_tokens - vllm.cache_tokens) * vllm.cache_bytes_per_token == pytest.approx(5e9)
+    alone = engine(counts_host=False)
+    for running in (1.0, 256.0):
+        device, host = float(alone.step_s(running, 1000.0)), 4e-3 + 10e-6 * running
+        assert float(vllm.step_s(running, 1000.0)) == pytest.approx(device + host)
+        assert float(sglang.step_s(running, 1000.0)) == pytest.approx(max(device, host), rel=1e-3)
+
+
 def test_an_engine_without_room_for_its_weights_holds_no_tokens() -> None:
     assert Engine(model=find_model("deepseek-v3"), group=GROUP, tensor_parallel_size=8).cache_tokens == 0.0
 
