@@ -80,6 +80,20 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     )
 
 
+def arguments_of(source: Source, overrides: Overrides) -> tuple[str, ...]:
+    """Return the arguments of the command that trains, without those that no plan depends on.
+
+    Left out are data, tokenizers, logs and checkpoints; arguments that we do not know are kept.
+
+    Raises:
+        InvalidProblemError: the script cannot be read.
+    """
+    command, _ = chosen(commands_of(script_of(source, overrides)), _is_flag, overrides, source.name)
+    given = given_flags(command.words, overrides)
+    kept = [*given.values.items(), *((name, value) for name, (_, value) in given.left.items())]
+    return tuple(word for name, value in kept for word in (name, *value.texts))
+
+
 MEGATRON_LM_READER = Reader(
     name="megatron-lm",
     recognises=lambda source: best(commands_of(readable_script(source)), _is_flag)[1] >= _LEAST_FLAGS,

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwright.launchers.reading.base import Overrides
 from meshwright.profiles.documents import shown_path
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.costs import profile_for
@@ -134,7 +135,9 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
             should_stop=should_stop,
         )
     line.clear()
-    found = verified(found) if verify else found
+    if verify:
+        overrides = Overrides(variables=stated["variables"], ignored=tuple(stated["ignored"]), run=run)
+        found = verified(found, overrides)
     chosen = _chosen(found, edits)
     if json_output:
         print_json(found.to_json())

@@ -6,6 +6,9 @@ number, with the texts that they make, seconds, memory, risk, and what the launc
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
@@ -15,13 +18,14 @@ from typing import Any
 
 from meshwright.launchers.editing.edits import Texts
 from meshwright.launchers.flags import flags_of
-from meshwright.launchers.reading.base import Source
+from meshwright.launchers.megatron_lm.read import arguments_of
+from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.captured import is_capture
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.fixing.moves import PROGRAMS, Change
-from meshwright.service.fixing.search import Bench, Levels, Trial, search
+from meshwright.service.fixing.search import Bench, Levels, Trial, search, with_texts
 from meshwright.service.library import recommended
 from meshwright.service.requests.costs import costs_of
 from meshwright.service.requests.launch_files import Own, own_of_files
@@ -167,19 +171,57 @@ def fixes_of(
     return _fixes(bench, profile, levels, answer)
 
 
-def verified(found: Fixes) -> Fixes:
+def verified(found: Fixes, overrides: Overrides | None = None) -> Fixes:
     """Return the fixes with the verdict of the launcher's own code on each set, which builds its ranks.
+
+    It builds them from the edited files. Where it can't (torchtitan, a script that sets what others have in
+    a file), it builds them from the files of the same plan, and the verdict says so.
+
+    Args:
+        found: the fixes.
+        overrides: what was given next to the files.
 
     Raises:
         MissingEnvironmentError: the launcher's environment was not made on this machine.
         InvalidProblemError: the launcher can't build a rank without a GPU.
     """
-    sets = {one.number: replace(one, verdict=_verdict(one)) for one in found.sets}
+    given = overrides or Overrides()
+    sets = {
+        one.number: replace(one, verdict=_verdict(one, edited_files(found.source, one, given)))
+        for one in found.sets
+    }
     chosen = None if found.recommended is None else sets[found.recommended.number]
     return replace(found, sets=tuple(sets.values()), recommended=chosen)
 
 
-def _verdict(one: FixSet) -> str:
+def edited_files(source: Source, one: FixSet, overrides: Overrides) -> dict[str, str]:
+    """Return what the launcher builds from the edited files, named as in an export; empty: it can't."""
+    edited = with_texts(source, one.files)
+    if one.own.launcher == "megatron-lm":
+        arguments = arguments_of(edited, overrides)
+        if "--vocab-size" not in arguments:  # its tokenizer has it
+            arguments += ("--vocab-size", str(one.own.problem.model.vocab_size))
+        return {"megatron_args.sh": f"MEGATRON_ARGS=(\n{shlex.join(arguments)}\n)\n"}
+    texts = {edited.name: edited.text, **edited.files, **one.files}
+    if one.own.launcher == "accelerate":
+        own = [text for text in texts.values() if re.search(r"^distributed_type:", text, re.MULTILINE)]
+        return {"accelerate.yaml": own[0]} if len(own) == 1 else {}
+    if one.own.launcher == "deepspeed":
+        own = [text for text in texts.values() if _is_whole_config(text)]
+        return {"ds_config.json": own[0]} if len(own) == 1 else {}
+    return {}
+
+
+def _is_whole_config(text: str) -> bool:
+    """Return whether a text is a DeepSpeed configuration that leaves no size open."""
+    try:
+        config = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(config, dict) and isinstance(config.get("train_micro_batch_size_per_gpu"), int)
+
+
+def _verdict(one: FixSet, files: Mapping[str, str]) -> str:
     """Return what the launcher's own code says of a set, in words."""
     from meshwright.service.verify.verify import verify  # noqa: PLC0415 - asked for by few
 
@@ -192,9 +234,10 @@ def _verdict(one: FixSet) -> str:
         prediction=one.prediction,
         objective_s=one.prediction.step_time_s,
     )
-    seen = verify(plan, problem, one.own.launcher)
+    seen = verify(plan, problem, one.own.launcher, own_files=files)
     reasons = f" ({'; '.join(seen.reasons)})" if seen.reasons else ""
-    return f"{seen.verdict} by {seen.launcher} {seen.version}{reasons}"
+    built = "the edited files" if files else "files that export writes of the same plan"
+    return f"{seen.verdict} by {seen.launcher} {seen.version}, built from {built}{reasons}"
 
 
 _LONGEST = 200_000  # characters of a file that is edited; tables of tokenizers are longer

@@ -106,6 +106,7 @@ def verify(
     launcher: str | None = None,
     *,
     profile: Profile | None = None,
+    own_files: Mapping[str, str] | None = None,
     memory_bytes: int = MEMORY_BYTES,
     time_s: float = TIME_S,
     stop: Callable[[], bool] = lambda: False,
@@ -117,6 +118,7 @@ def verify(
         problem: what it answers.
         launcher: another than the problem's.
         profile: the costs that it was priced with; None: the catalog's.
+        own_files: files that take the place of those that an export of the plan has, by their names.
         memory_bytes: limit of the launcher's process.
         time_s: the same in seconds.
         stop: asked several times a second; True ends the launcher's process.
@@ -132,7 +134,7 @@ def verify(
     environment = environment_of(name)
     under = problem.under(name) if problem.launcher == "any" else replace(settled, launcher=name)
     target = target_of(plan, under)
-    files = export(plan, target.problem, name).files
+    files = {**export(plan, target.problem, name).files, **(own_files or {})}
     ranks = distinct_ranks(target)
     if why := unbuilt(replace(plan, launchers=()), target.problem):
         return _judged(target, environment, [{"refusal": why}], ranks, profile)

@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
+from mcp import Client, StdioServerParameters
 
 from tests.processes.pace import pace
 from tests.processes.postgres_server import is_alive
@@ -94,6 +96,32 @@ def test_an_answered_problem_is_answered_at_once_and_a_fresh_one_again(server: R
     again = httpx.get(server.url + server.finished_job(fresh["id"])["links"]["plans"]).json()
     plans = httpx.get(server.url + first["links"]["plans"]).json()["plans"]
     assert again["plans"] == plans  # the same seed gives the same answer
+
+
+def test_an_assistant_s_plan_is_a_job_of_the_service(server: RunningServer) -> None:
+    asked = {"model": "smollm-135m", "gpus": "1xH100", "launcher": "trl",
+             "workload": {"global_batch_size": 8, "seq_length": 2048}}  # fmt: skip
+    command = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "meshwright", "mcp", "--server", server.url],
+        env=dict(os.environ),
+    )
+
+    async def talk() -> tuple[Any, Any]:
+        async with Client(command) as client:
+            planned = await client.call_tool("plan", asked)
+            assert not planned.is_error, planned.content
+            job = planned.structured_content["job"]["id"]
+            return planned.structured_content, (
+                await client.call_tool("job", {"job": job})
+            ).structured_content
+
+    planned, again = anyio.run(talk)
+    job = httpx.get(f"{server.url}/v1/jobs/{planned['job']['id']}").json()
+    assert job["state"] == "succeeded"
+    plans = httpx.get(server.url + job["links"]["plans"]).json()["plans"]
+    assert [one["plan_id"] for one in planned["answer"]["plans"]] == [one["plan_id"] for one in plans]
+    assert again["job"]["id"] == job["id"]
 
 
 def test_an_unknown_launcher_is_refused_at_export(server: RunningServer) -> None:

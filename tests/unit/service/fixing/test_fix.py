@@ -3,14 +3,16 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from meshwright.launchers.reading.base import Overrides
 from meshwright.service.cli.launch_files import source_of
 from meshwright.service.files import replace_texts
-from meshwright.service.fixing.fixes import Fixes, fixes_of
+from meshwright.service.fixing.fixes import Fixes, edited_files, fixes_of
 from meshwright.service.requests.launch_files import own_of_files
 from tests.served.requests import run_here
 
@@ -188,3 +190,18 @@ def test_a_change_is_stated_as_markdown_and_may_fail(
     code, out, _ = run_here(monkeypatch, capsys, *words)
     assert code == 0
     assert json.loads(out)["files"][0]["time_change"] < -0.02
+
+
+def test_the_launcher_builds_the_edited_files(found: Fixes) -> None:
+    one = found.sets[-1]
+    arguments = edited_files(found.source, one, Overrides())["megatron_args.sh"].split()
+    size = arguments[arguments.index("--tensor-model-parallel-size") + 1]
+    assert int(size) == one.own.configuration.tensor_parallel_size != 8
+    assert not {"--data-path", "--wandb-project"} & {*arguments}
+    with_json = replace(found.source, files={"ds.json": '{"train_micro_batch_size_per_gpu": 1}'})
+    of_deepspeed = replace(one, own=replace(one.own, launcher="deepspeed"))
+    edited = replace(of_deepspeed, files={"ds.json": '{"train_micro_batch_size_per_gpu": 2}'})
+    assert edited_files(with_json, edited, Overrides()) == {
+        "ds_config.json": '{"train_micro_batch_size_per_gpu": 2}'
+    }
+    assert edited_files(found.source, of_deepspeed, Overrides()) == {}
