@@ -111,7 +111,11 @@ def gemm_s(
 
 
 def flash_attention_s(
-    work_flops: FloatArray, tokens: FloatArray | float, *, operators: GpuOperators, flops: float
+    work_flops: FloatArray,
+    tokens: FloatArray | float,
+    *,
+    operators: GpuOperators,
+    flops: FloatArray | float,
 ) -> FloatArray:
     """Return the seconds of one flash attention forward pass over sequences of ``tokens`` tokens.
 

@@ -103,7 +103,8 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 class Roof:
     """The limits of the device a table was measured on."""
 
-    flops: float  # dense peak at the table's precision; 0 where the operator computes nothing
+    # dense peak at the table's precision, or of each row; 0 where the operator computes nothing
+    flops: FloatArray | float
     bytes_per_s: float  # of the memory; for collectives of the link, per GPU and direction
     fixed_s: float  # launch or latency
     element_bytes: float  # of one input element
