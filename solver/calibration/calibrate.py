@@ -58,6 +58,7 @@ _NOT_BELIEVED, _MOST_NOT_BELIEVED = 4.0, 0.25  # the same; and the share of the 
 _TWINS = 0.8  # features closer than this differ in little more than one halved size
 _FAR = 2.0  # prior widths
 _BARELY = 0.02  # relative move below which a constant counts as unmoved
+_ALMOST = 1.0 - 1e-9  # of a bound: an exponential of its logarithm misses it by rounding
 _MAX_NAMED = 5
 # Of the variance of an uncalibrated prediction, without what clusters differ by in common, the part that a
 # run is off by alone; alike configurations share the rest.
@@ -242,9 +243,9 @@ def constants_at_bounds(
         own = getattr(constants, name)
         value = own * exp(offset)
         upper, lower = UPPER_BOUNDS.get(name, np.inf), LOWER_BOUNDS.get(name, 0.0)
-        if abs(offset) > _BARELY and value >= upper > own:
+        if abs(offset) > _BARELY and value >= upper * _ALMOST and upper > own:
             findings.append(f"{name} reached its physical bound {upper:g}")
-        elif abs(offset) > _BARELY and value <= lower < own:
+        elif abs(offset) > _BARELY and value * _ALMOST <= lower < own:
             findings.append(f"{name} reached its physical bound {lower:g}")
         elif abs(offset) > _FAR * widths[name]:
             findings.append(
