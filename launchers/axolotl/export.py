@@ -28,6 +28,7 @@ from meshwright.launchers.transformers.export import (
     Values,
     adapter_kinds,
     decided,
+    experts,
     trained_whole,
     trainers_galore,
 )
@@ -90,6 +91,7 @@ def values_of(target: Target) -> Values:
         **_adapter(target),
         **({"rl": _KINDS[target.workload.sample]} if target.workload.sample in _KINDS else {}),
         **(_CUT if _cuts_logits(target) else {}),
+        **experts(target),
         **(_shards(target) if config.zero_stage else {}),
     }
 
@@ -184,7 +186,8 @@ def export(target: Target) -> ExportBundle:
 
 def _warnings(target: Target) -> Iterator[str]:
     cut = ("loss_kernel",) if _cuts_logits(target) else ()
-    yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut))
+    ways = ("grouped_gemm",) if experts(target) else ()
+    yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways))
     yield model_is_in_the_script(target)
     if target.config.zero_stage:
         yield "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"

@@ -14,6 +14,9 @@ from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usua
 
 Values = dict[str, object]
 WRITTEN_FACTS = ("attention_kernel", "flash_attention", "adapter_dropout", "dora", "optimizer_kernel")
+# ``experts_implementation`` of transformers (5.17 ``integrations/moe.py ExpertsInterface``). Kernels of
+# other packages (deepgemm, sonicmoe, Axolotl's scattermoe) are not priced.
+EXPERTS = {"eager": "loop", "grouped_mm": "grouped", "batched_mm": "batched"}
 # Values for a long run that do not affect the price; the user may change them.
 OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 
@@ -46,6 +49,13 @@ def adapter_kinds(target: Target, dora: str = "use_dora") -> Values:
     options = target.workload.framework_options
     share = 0.05 if options.get("adapter_dropout") else 0.0
     return {"lora_dropout": share, **({dora: True} if options.get("dora") else {})}
+
+
+def experts(target: Target) -> Values:
+    """Return how experts multiply, where the prediction states a way that transformers has."""
+    asked = target.workload.framework_options.get("grouped_gemm")
+    name = next((name for name, way in EXPERTS.items() if way == asked), None)
+    return {"experts_implementation": name} if name else {}
 
 
 def trainers_galore(target: Target, key: str = "optim") -> Values:

@@ -21,6 +21,7 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, So
 from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.profiles.attention import AUTO, SDPA, implementation
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
@@ -527,9 +528,6 @@ def note_attention(fields: Fields, model: ModelSpec, workload: Workload, launche
         )
 
 
-# ``experts_implementation`` of transformers (5.17 ``integrations/moe.py ExpertsInterface``). Kernels of
-# other packages (deepgemm, sonicmoe, Axolotl's scattermoe) are not priced.
-_EXPERTS = {"eager": "loop", "grouped_mm": "grouped", "batched_mm": "batched"}
 _EXPERT_NAMES = ("experts_implementation", "experts_impl")
 
 
@@ -541,7 +539,7 @@ def products_of(fields: Fields, launcher: str) -> Options:
     usual, options = framework_facts(framework_of(launcher)), Options()
     name = next((name for name in _EXPERT_NAMES if fields.has(name)), None)
     if name is not None and not fields.is_null(name):
-        found = _EXPERTS.get(fields.word(name, allowed=tuple(_EXPERTS)))
+        found = EXPERTS.get(fields.word(name, allowed=tuple(EXPERTS)))
         options |= {} if found in (None, usual.grouped_gemm) else {"grouped_gemm": found}
     single = fields.raw("tf32")
     if single not in (None, "auto") and fields.flag("tf32") != usual.tf32_products:

@@ -493,9 +493,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         inner = _cast_width(ctx, heads / ctx.t)
         cast = 4.0 * (ROW_CASTS if ctx.facts.precision_recipe == "fp8-rowwise" else 1.0)
         moved = moved + cast * tokens * (h * ctx.row_share * model.num_blocks + width / tokens + inner)
-    single_s = 1.0 / ctx.single_bytes_per_s  # of a byte
-    seconds = moved * np.where(ctx.single_elementwise, single_s, 1.0 / ctx.hbm_bytes_per_s)
-    beyond = normed * _EAGER_NORM_BACKWARD * single_s
+    seconds = moved * ctx.elementwise_byte_s
+    beyond = normed * _EAGER_NORM_BACKWARD / ctx.single_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds + beyond)
 
 

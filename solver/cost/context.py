@@ -425,6 +425,13 @@ class Context:
         return self.hbm_bytes_per_s if share is None else share * self.gpu.hbm_bytes_per_s
 
     @cached_property
+    def elementwise_byte_s(self) -> FloatArray | float:
+        """Return the seconds that elementwise kernels take for a byte, fused or one by one."""
+        if self.single_bytes_per_s is self.hbm_bytes_per_s:
+            return 1.0 / self.hbm_bytes_per_s
+        return np.where(self.single_elementwise, 1.0 / self.single_bytes_per_s, 1.0 / self.hbm_bytes_per_s)
+
+    @cached_property
     def single_norms(self) -> FloatArray | float:
         """Return 1 where a norm's operators run one by one, else 0."""
         return self.uncompiled.astype(np.float64) if self.facts.norm_fused else 1.0

@@ -327,7 +327,9 @@ def launched_backward(
     ctx: Context, kind: LayerKind, busy_s: FloatArray, floor_s: FloatArray, lead: FloatArray | float
 ) -> FloatArray:
     """Return seconds of a layer's backward pass before which the CPU is ahead by ``lead`` seconds."""
-    issued_s = np.maximum(floor_s * _backward_over_forward(ctx) - lead, 0.0)
+    issued_s = floor_s * _backward_over_forward(ctx)
+    if np.any(lead):
+        issued_s = np.maximum(issued_s - lead, 0.0)
     return _joined(ctx, kind, busy_s, issued_s)
 
 

@@ -92,23 +92,25 @@ def loss_bytes(ctx: Context) -> tuple[FloatArray, FloatArray]:
     return (forward if kernel.replays else backward), backward
 
 
-def parts_of_logits(ctx: Context) -> tuple[FloatArray, FloatArray]:
-    """Return the rows of a product that makes logits, and how many such products there are, (n,) each."""
+def parts_of_logits(ctx: Context) -> tuple[FloatArray, FloatArray] | None:
+    """Return the rows of a product that makes a part of the logits, and how many there are, (n,) each.
+
+    None where one product makes them all, or a chunk is as good as that.
+    """
     kernel = _chunked(ctx)
     if kernel is None or not kernel.rereads:
-        return ctx.tokens, np.ones_like(ctx.t)
+        return None
     rows = kernel.logits(ctx) / ctx.padded_outputs
     return rows, np.ceil(ctx.tokens / rows)
 
 
 def gathered_bytes(ctx: Context) -> FloatArray | float:
     """Return bytes that weights and gradients of a head move besides its products, shape (n,)."""
-    kernel = _chunked(ctx)
-    if kernel is None or not kernel.rereads:
+    if (split := parts_of_logits(ctx)) is None:
         return 0.0
     wide, trained = ctx.wide_rows, float(HEAD in ctx.trained_modules)
     added = _ADDED_BYTES + (_ADDED_WIDE_BYTES - _ADDED_BYTES) * wide
-    further = parts_of_logits(ctx)[1] - 1.0
+    further = split[1] - 1.0
     each = further * (_CAST_BYTES * wide + added * trained) + 1.5 * added * trained
     return each * ctx.padded_vocabulary / ctx.vocabulary_ranks * ctx.model.hidden_size
 

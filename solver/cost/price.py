@@ -253,8 +253,7 @@ def _unreplayed_s(
 
 def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSeconds:
     forward, backward = moved_bytes
-    single_s = np.where(ctx.single_elementwise, 1.0 / ctx.single_bytes_per_s, 1.0 / ctx.hbm_bytes_per_s)
-    return PassSeconds(forward=forward * single_s, backward=backward * single_s)
+    return PassSeconds(forward=forward * ctx.elementwise_byte_s, backward=backward * ctx.elementwise_byte_s)
 
 
 def _expert_exchange(ctx: Context) -> PassSeconds:
@@ -355,11 +354,10 @@ _ENCODED = (512.0, 4096.0)  # tokens of a text and numbers of each, as T5-XXL an
 
 def head_seconds(ctx: Context) -> PassSeconds:
     """Price final norm, projection to the vocabulary, and the loss, for one token prediction."""
-    rows, parts = parts_of_logits(ctx)
-    made = [
-        replace(one, m=np.minimum(one.m, rows), count=one.count * parts)
-        for one in products(ctx, ctx.model.head)
-    ]
+    made = products(ctx, ctx.model.head)
+    if split := parts_of_logits(ctx):
+        rows, parts = split
+        made = [replace(one, m=np.minimum(one.m, rows), count=one.count * parts) for one in made]
     product = gemm_seconds(ctx, made, "bf16", trained=HEAD in ctx.trained_modules)
     if logits_are_replayed(ctx):
         product = replace(product, backward=product.backward + product.forward)

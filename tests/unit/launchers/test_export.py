@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from meshwright.launchers.axolotl.export import export as export_axolotl
 from meshwright.launchers.export import MIB, bucket_units
 from meshwright.launchers.megatron_lm.export import export as export_megatron_lm
 from meshwright.launchers.reading.base import Source
@@ -207,6 +208,19 @@ def test_every_node_starts_with_its_own_rank_and_the_first_ones_address(
         assert f"<--{own}><{rank}>" in called
         assert "<host1>" in called
         assert called.endswith("<--logging 1 2>")
+
+
+@pytest.mark.parametrize(
+    ("way", "name"), [("loop", "eager"), ("batched", "batched_mm"), ("multi_stream", None)]
+)
+def test_axolotls_file_names_the_way_that_experts_were_priced_to_multiply(
+    way: str, name: str | None
+) -> None:
+    found = CASES["axolotl"]["llama-3.1-70b-fsdp"]
+    workload = replace(found.workload, framework_options={"grouped_gemm": way})
+    bundle = export_axolotl(replace(found, problem=replace(found.problem, workload=workload)))
+    own = next(yaml.safe_load(text) for path, text in bundle.files.items() if path.endswith("axolotl.yaml"))
+    assert own.get("experts_implementation") == name
 
 
 def test_a_key_of_the_plan_in_the_users_own_yaml_of_axolotl_is_refused(tmp_path: Path) -> None:

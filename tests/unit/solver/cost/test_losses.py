@@ -69,7 +69,9 @@ def test_a_loss_in_chunks_multiplies_four_times() -> None:
 def test_ligers_parts_each_cast_the_head_and_add_to_its_gradient() -> None:
     problem = a_problem(framework_options={"loss_kernel": "liger"})
     ctx = context_of(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
-    rows, parts = parts_of_logits(ctx)
+    split = parts_of_logits(ctx)
+    assert split is not None
+    rows, parts = split
     assert float((rows * parts)[0]) >= TOKENS > float((rows * (parts - 1))[0])
     # fp32 weights: cast (4 + 2), gradient read and written (8) for each further part; once zeros and a
     # scale
