@@ -19,7 +19,9 @@ import numpy as np
 from benchmarks.service_place import Connection, Figures, cpu_ms_exactly, place, write
 from benchmarks.service_speed import KINDS, load
 from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
+from meshwright.service.db.tables import share_links
 from tests.processes.servers import RunningServer, serving
 from tests.served.job_records import TENANT, TINY_PROBLEM
 from tests.served.many_jobs import fill
@@ -45,6 +47,8 @@ ASKED = (
     ("GET", "/v1/models"),
     ("GET", "/v1/keys"),
     ("GET", "/v1/audit"),
+    ("GET", "/v1/usage?days=366"),
+    ("GET", "/v1/share-links"),
     ("GET", "/metrics"),
     ("GET", "/readyz"),
 )
@@ -96,6 +100,7 @@ def measure(kind: str, num_jobs: int) -> Figures:
     with place(kind, migrated=False) as (settings, database):
         began_s = time.monotonic()
         fill(database, num_jobs)
+        fill_links(database, num_jobs)
         looked_at(database)
         print(f"{kind}, {num_jobs} jobs: filled in {time.monotonic() - began_s:.0f} s", flush=True)
         _, token = Keys(database, actor="benchmark").create(NewKey(tenant=TENANT, scope="admin"))
@@ -104,6 +109,18 @@ def measure(kind: str, num_jobs: int) -> Figures:
             found = asyncio.run(times_of(server, token, database))
         print(table({f"{kind}, {num_jobs:,} jobs": found}), flush=True)
         return found
+
+
+def fill_links(database: Database, num_jobs: int) -> None:
+    """Give one in a hundred jobs a link that works; days of all keys' use are there (``many_jobs``)."""
+    links = (
+        {"id": f"link{n}", "tenant": TENANT, "job_id": f"many-{n}", "key_id": f"k{n % 100}",
+         "secret_sha256": "none", "created_at_s": now_s(), "expires_at_s": now_s() + 1e6}
+        for n in range(0, num_jobs, 100)
+    )  # fmt: skip
+    with database.write() as connection:
+        for link in links:
+            connection.execute(share_links.insert().values(link))
 
 
 def looked_at(database: Database) -> None:

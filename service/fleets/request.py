@@ -320,10 +320,11 @@ def _problem(
         return None
     faults += _other_questions(raw, at)
     search = raw.get("search")
+    search = {} if search is None else search
     whole = {
         **{name: value for name, value in raw.items() if name != "cluster"},
         "cluster": cluster,
-        "search": {**_SEARCH, **search} if isinstance(search, Mapping) else search or _SEARCH,
+        "search": {**_SEARCH, **search} if isinstance(search, Mapping) else search,
     }
     try:
         found = parse(whole)

@@ -254,7 +254,7 @@ def _training(reader: FieldReader) -> dict[str, Any]:
         "trainer": reader.choice("trainer", TRAINERS, default="megatron"),
         "nodes": reader.optional_integer("nodes", high=10**6),
         "group": group or None,
-        "pin": reader.value("pin") or {},
+        "pin": {} if (pin := reader.value("pin")) is None else pin,
     }
     reader.refuse_unknown()
     return found

@@ -43,6 +43,24 @@ CONFIGURATION: dict[str, Any] = {
     "num_microbatches": 32,
     "stage_layers": [32],
 }
+_PROBLEM = {name: VALID[name] for name in ("model", "workload", "launcher", "search")}
+OTHER_KINDS: dict[str, dict[str, Any]] = {
+    "/v1/jobs": {
+        "kind": "post_training", "model": "qwen3-8b", "launcher": "nemo-rl", "labels": {"team": "rl"},
+        "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2}]},
+        "algorithm": {"name": "grpo", "prompts": 128, "responses": 16, "updates": 2},
+        "lengths": {"prompt": 200, "mean": 2500, "max": 8192}, "rollout": {"tp": 2, "nodes": 1},
+        "training": {"group": "h100-sxm-80gb", "pin": {"tensor_parallel_size": 2}},
+        "asynchrony": {"max_steps_off": 1}, "search": {"constraints": ["steps_off <= 1"], "top_k": 2},
+    },
+    "/v1/fleets": {
+        "name": "two", "cluster": VALID["cluster"],
+        "jobs": [
+            {"name": "chat", "problem": _PROBLEM, "steps": 100, "nodes": 1, "due_hours": 0.5},
+            {"name": "long", "problem": _PROBLEM, "steps": 50, "after": ["chat"]},
+        ],
+    },
+}  # fmt: skip
 ANYTHING = st.recursive(
     st.none()
     | st.booleans()
@@ -57,8 +75,8 @@ ANYTHING = st.recursive(
 
 def places(value: object, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     yield at
-    if isinstance(value, dict):
-        for key, item in value.items():
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from places(item, (*at, key))
 
 
@@ -99,3 +117,27 @@ def test_a_prediction_or_a_problem(client: TestClient, place: tuple[str | int, .
     body = {"problem": VALID, "configuration": with_change(CONFIGURATION, place, value)}
     status, kind = post(client, "/v1/predictions", body)
     assert (status, kind) in {(200, "application/json"), (422, "application/problem+json")}
+
+
+OF_OTHER_KINDS = [(path, place) for path, body in OTHER_KINDS.items() for place in places(body)]
+
+
+@settings(max_examples=draws(50), deadline=None)
+@given(where=st.sampled_from(OF_OTHER_KINDS), value=ANYTHING)
+def test_a_job_of_another_kind_or_a_problem(
+    client: TestClient, where: tuple[str, tuple[str | int, ...]], value: object
+) -> None:
+    path, place = where
+    status, kind = post(client, path, with_change(OTHER_KINDS[path], place, value))
+    assert (status, kind) in {(202, "application/json"), (422, "application/problem+json")}
+
+
+@pytest.mark.parametrize("value", ["", [], 0, False], ids=repr)
+def test_what_is_empty_is_not_taken_for_what_is_left_out(client: TestClient, value: object) -> None:
+    """A part of another shape is refused with its place, whatever counts as false in Python."""
+    for path, place in OF_OTHER_KINDS:
+        found: Any = OTHER_KINDS[path]
+        for part in place:
+            found = found[part]
+        if isinstance(found, dict) or (isinstance(found, list) and value != []):
+            assert post(client, path, with_change(OTHER_KINDS[path], place, value))[0] == 422, (path, place)
