@@ -26,7 +26,8 @@ _PARTS: Mapping[str, str] = {
     "reward_calculation": "other", "advantage_calculation": "other", "logprob_inference_prep": "other",
     "training_prep": "other",
     "gen": "generate", "param_sync": "refit", "old_log_prob": "log_probabilities",
-    "ref": "log_probabilities", "update_actor": "update", "step": _STEP, "reward": "other", "adv": "other",
+    "ref": "log_probabilities", "update_actor": "update", "values": "critic", "update_critic": "critic",
+    "step": _STEP, "reward": "other", "adv": "other",
 }  # fmt: skip
 _RUNS_AHEAD = ("exposed_generation", "param_sync")  # names that only asynchronous trainers print
 

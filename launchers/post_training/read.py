@@ -60,6 +60,7 @@ _VERL: Values = {
     "async_training.staleness_threshold": "0.1",
     "async_training.trigger_parameter_sync_step": "4",
 }
+_ESTIMATOR = "algorithm.adv_estimator"
 _PROGRAMS = ("main_ppo", "fully_async_main")
 
 
@@ -297,6 +298,7 @@ def _verl(name: str, text: str) -> Recipe:
         model=_model_of(_path(values, "actor_rollout_ref.model.path"), "/actor_rollout_ref.model.path"),
         parts={
             "algorithm": {
+                **({"name": "ppo"} if "gae" in values.get(_ESTIMATOR, "gae") else {}),
                 "prompts": prompts, "responses": _whole(values, f"{rollout}.n"), "updates": updates,
                 "reference": _text(values, f"{actor}.use_kl_loss").lower() == "true",
             },
@@ -334,10 +336,9 @@ def _overrides(name: str, text: str) -> dict[str, str]:
 
 
 def _require_priced(values: Values) -> None:
-    estimator = _text({"algorithm.adv_estimator": "gae", **values}, "algorithm.adv_estimator")
-    if estimator != "grpo":
-        reason = "gae trains a critic, which" if estimator == "gae" else f"{estimator}"
-        raise _refused("/algorithm.adv_estimator", f"{reason} is not priced yet", "grpo")
+    estimator = _text({_ESTIMATOR: "gae", **values}, _ESTIMATOR)
+    if estimator not in ("grpo", "gae"):
+        raise _refused("/algorithm.adv_estimator", f"{estimator} is not priced yet", "grpo, gae")
     engine = _text(values, "actor_rollout_ref.rollout.name")
     if engine not in ENGINES:
         words = ", ".join(ENGINES)

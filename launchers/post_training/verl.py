@@ -87,7 +87,7 @@ def overrides_of(target: RoleTarget) -> Values:
     prompt = prompt_tokens(target)
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     found: Values = {
-        "algorithm.adv_estimator": "grpo",
+        "algorithm.adv_estimator": "gae" if asked.has_critic else "grpo",
         "data.max_prompt_length": prompt,
         "data.max_response_length": asked.lengths.longest - prompt,
         "actor_rollout_ref.model.path": target.model_name,
@@ -107,15 +107,47 @@ def overrides_of(target: RoleTarget) -> Values:
         f"{rollout}.max_num_seqs": target.most_running,
         f"{rollout}.max_model_len": asked.lengths.longest,
     }
+    if asked.has_critic:
+        found |= _critic(target, found)
     if asked.precision == "fp8":
         found[f"{rollout}.quantization"] = "fp8"
     return found | (_together(target) if target.is_colocated else _apart(target))
 
 
+def _is_offloaded(target: RoleTarget) -> bool:
+    """Return whether states are on the host in between: engines or a critic take their place."""
+    return target.is_colocated or target.asked.has_critic
+
+
+def _critic(target: RoleTarget, actor: Values) -> Values:
+    """Return the critic with the layout of the policy (verl trainer/config/critic)."""
+    own = "actor_rollout_ref.actor."
+    back_end = {
+        name.replace(own, "critic.").replace("critic.fsdp_config", "critic.model.fsdp_config"): value
+        for name, value in actor.items()
+        if name.lstrip("+").startswith((f"{own}megatron.", f"{own}fsdp_config.", f"{own}ulysses"))
+    }
+    return {
+        "critic.model.path": target.model_name,
+        "critic.ppo_mini_batch_size": actor[f"{own}ppo_mini_batch_size"],
+        "critic.use_dynamic_bsz": True,
+        "critic.ppo_max_token_len_per_gpu": actor[f"{own}ppo_max_token_len_per_gpu"],
+        **back_end,
+        **(
+            {}
+            if target.asked.trainer == "megatron"
+            else {
+                "critic.model.enable_gradient_checkpointing": target.config.recompute_granularity == "full",
+                "critic.model.use_remove_padding": True,
+            }
+        ),
+    }
+
+
 def _megatron(target: RoleTarget) -> Values:
     config = target.config
     at = "actor_rollout_ref.actor.megatron"
-    offloaded = target.is_colocated
+    offloaded = _is_offloaded(target)
     found: Values = {
         f"{at}.tensor_model_parallel_size": config.tensor_parallel_size,
         f"{at}.sequence_parallel": config.sequence_parallel and config.tensor_parallel_size > 1,
@@ -140,7 +172,7 @@ def _megatron(target: RoleTarget) -> Values:
 
 
 def _fsdp(target: RoleTarget) -> Values:
-    config, offloaded = target.config, target.is_colocated
+    config, offloaded = target.config, _is_offloaded(target)
     at = "actor_rollout_ref.actor.fsdp_config"
     return {
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size": config.context_parallel_size,

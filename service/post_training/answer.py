@@ -21,7 +21,8 @@ def post_training_document(request: PostTrainingRequest, answer: PostTrainingAns
 def question_words(asked: PostTraining) -> dict[str, Any]:
     """Return what is asked, in words and figures."""
     return {
-        "name": asked.name or f"{asked.model.title}, GRPO",
+        "name": asked.name or f"{asked.model.title}, {asked.algorithm.upper()}",
+        "algorithm": asked.algorithm,
         "model": asked.model.title,
         "cluster": asked.training.cluster.title,
         "groups": {name: group.num_gpus for name, group in asked.groups.items()},

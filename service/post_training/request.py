@@ -25,6 +25,7 @@ from meshwright.solver.post_training.engines import ENGINES, has_precision, obst
 from meshwright.solver.post_training.lengths import AnswerLengths, lengths_of_percentiles
 from meshwright.solver.post_training.limits import layout_text
 from meshwright.solver.post_training.problem import (
+    ALGORITHMS,
     MODES,
     PARTS,
     MeasuredStep,
@@ -44,7 +45,6 @@ from meshwright.solver.space.expressions import (
 LAUNCHERS = ("nemo-rl", "verl")
 TRAINERS = ("megatron", "fsdp")
 LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("slime", "trl", "areal")}
-WITH_CRITIC = ("ppo", "vapo")
 MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
 MAX_ANSWERS = 2**20  # of a step
 MAX_TOKENS, MAX_TIME_LIMIT_S, MAX_CONSTRAINTS, MAX_MEASURED = 2**24, 3600.0, 16, 8
@@ -156,14 +156,8 @@ def _of_now(reader: FieldReader, name: str, allowed: tuple[str, ...]) -> str:
 
 
 def _algorithm(reader: FieldReader) -> dict[str, Any]:
-    name = reader.value("name")
-    if isinstance(name, str) and name.lower() in WITH_CRITIC:
-        reader.fault(
-            "name", f"{name} trains a critic, which is not priced yet", allowed="grpo", nearest="grpo"
-        )
-    else:
-        reader.choice("name", ("grpo",), default="grpo")
-    found = {
+    found: dict[str, Any] = {
+        "algorithm": reader.choice("name", ALGORITHMS, default=ALGORITHMS[0]),
         "prompts": reader.integer("prompts", high=MAX_PROMPTS),
         "responses": reader.integer("responses", high=MAX_RESPONSES),
         "updates": reader.integer("updates", high=MAX_UPDATES, default=1),
@@ -456,6 +450,9 @@ def _check(asked: PostTraining) -> None:
     if asked.engine == "sglang" and asked.launcher != "verl":
         text = f"files of {asked.launcher} with sglang are not written yet"
         fault("/rollout/engine", text, "vllm, or launcher: verl", "vllm")
+    if asked.has_critic and asked.launcher != "verl":
+        text = f"files of {asked.launcher} with a critic are not written yet"
+        fault("/algorithm/name", text, "grpo, or launcher: verl", "grpo")
     obstacle = obstacle_of(model, asked.engine)
     if obstacle is not None:
         fault(f"/model/{obstacle[0]}", obstacle[1])

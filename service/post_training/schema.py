@@ -21,7 +21,7 @@ from meshwright.service.post_training.request import (
 )
 from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.solver.post_training.engines import ENGINES
-from meshwright.solver.post_training.problem import MODES, PARTS
+from meshwright.solver.post_training.problem import ALGORITHMS, MODES, PARTS
 
 Schema = Mapping[str, Any]
 
@@ -51,7 +51,7 @@ def _words(words: tuple[str, ...], text: str, *, default: bool = True) -> dict[s
 
 _ALGORITHM = _object(
     {
-        "name": _words(("grpo",), "the algorithm"),
+        "name": _words(ALGORITHMS, "the algorithm; ppo trains a critic of the policy's size"),
         "prompts": _count(MAX_PROMPTS, "prompts of a step"),
         "responses": _count(MAX_RESPONSES, "answers to each prompt"),
         "updates": _count(MAX_UPDATES, "mini-batches that a step updates the policy in", default=1),

@@ -15,7 +15,7 @@ from meshwright.service.post_training.request import PostTrainingRequest, read_p
 from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.solver.answer import plan_from_json
 from meshwright.solver.configuration import record_from_json
-from meshwright.solver.post_training.problem import RolePlan
+from meshwright.solver.post_training.problem import PostTraining, RolePlan
 
 _COLUMNS = ("mfu", "peak_memory_bytes", "out_of_memory_probability")  # of the training role
 
@@ -28,8 +28,13 @@ def roles_asked(request: PostTrainingRequest) -> FleetAsked:
         versions=versions_of(asked.training),
         time_limit_s=request.time_limit_s,
         kind=POST_TRAINING,
-        title=asked.name or f"{asked.model.title}, GRPO on {asked.training.cluster.title}",
+        title=asked.name or question_title(asked),
     )
+
+
+def question_title(asked: PostTraining) -> str:
+    """Return a question's model, algorithm and pool in words."""
+    return f"{asked.model.title}, {asked.algorithm.upper()} on {asked.training.cluster.title}"
 
 
 def plan_row(shown: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,11 @@ from meshwright.service.report.formatting import plain_table, wrapped
 
 _LABEL, _LEAST_BAR, _MOST_BAR = 9, 24, 100
 _MARKS = {
-    "generate": "█", "update": "█", "log_probabilities": "=", "other": "o", "refit": "r", "swap": "s"
+    "generate": "█", "update": "█", "log_probabilities": "=", "critic": "c", "other": "o",
+    "refit": "r", "swap": "s",
 }  # fmt: skip
 _LEGEND = "█ generates or updates  = log-probabilities  o other  r refit  s swap  · waits"
+_WITH_CRITIC = _LEGEND.replace("  o other", "  c critic  o other")
 _STATUS = {"optimal": "Optimal under our cost model", "feasible": "Best found; not proved"}
 WIDTH = 10_000  # of a chart, whatever its scale
 
@@ -54,8 +56,8 @@ def _sequence(
     generate_s = parts["generate"]
     yield "generate", "generate", 0.0, generate_s
     now = generate_s if in_turn else 0.0
-    for part in ("other", "log_probabilities", "update", "swap"):
-        if parts[part] > 0.0:
+    for part in ("other", "log_probabilities", "critic", "update", "swap"):
+        if parts.get(part, 0.0) > 0.0:
             yield "train", part, now, now + parts[part]
             now += parts[part]
     for role in ("train", "generate"):
@@ -81,7 +83,8 @@ def title_words(document: Mapping[str, Any]) -> str:
     """Return the question in a line."""
     answers = f"{document['prompts']} × {document['responses']} answers a step"
     by = f"{document['launcher']} ({document['trainer']}, {document['engine']})"
-    return f"{document['model']}, GRPO with {answers}, on {document['cluster']}, for {by}"
+    name = document.get("algorithm", "grpo").upper()
+    return f"{document['model']}, {name} with {answers}, on {document['cluster']}, for {by}"
 
 
 def verdict_words(document: Mapping[str, Any]) -> str:
@@ -127,7 +130,8 @@ def picture_lines(plan: Mapping[str, Any], *, width: int) -> list[str]:
             cells[first:last] = _MARKS[one.part] * (min(last, columns) - first)
         lines.append(f"  {role:{_LABEL}} {''.join(cells)}")
     end = f"{step_s:.0f} s"
-    return [*lines, f"  {'':{_LABEL}} 0{end:>{columns - 1}}", f"  {'':{_LABEL}} {_LEGEND}"]
+    legend = _WITH_CRITIC if plan["parts_s"].get("critic") else _LEGEND
+    return [*lines, f"  {'':{_LABEL}} 0{end:>{columns - 1}}", f"  {'':{_LABEL}} {legend}"]
 
 
 def reason_lines(document: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 GENERATE_SIGMA, OTHER_SIGMA = 0.2, 0.5  # spreads of ln(measured / predicted) of a part; assumed
 TRAINING_SIGMA = 0.3  # of updates and passes: what trainers add to pretraining; assumed
 NOISE, TRANSFER = 0.05, 0.1  # of one measured step, and between roles of one trainer; assumed
+OF_TRAINING = ("update", "log_probabilities", "critic")
 _IN_GENERATION = ("generate", "refit")
 
 
@@ -28,9 +29,8 @@ class Correction:
 
 def spread_of(part: str) -> float:
     """Return the standard deviation of a part's logarithm before anything is measured."""
-    return {"generate": GENERATE_SIGMA, "update": TRAINING_SIGMA, "log_probabilities": TRAINING_SIGMA}.get(
-        part, OTHER_SIGMA
-    )
+    known = {"generate": GENERATE_SIGMA, **dict.fromkeys(OF_TRAINING, TRAINING_SIGMA)}
+    return known.get(part, OTHER_SIGMA)
 
 
 def corrections_of(

@@ -11,7 +11,12 @@ from dataclasses import replace
 from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.solver.post_training.calibration import Correction, corrections_of, spread_of
+from meshwright.solver.post_training.calibration import (
+    OF_TRAINING,
+    Correction,
+    corrections_of,
+    spread_of,
+)
 from meshwright.solver.post_training.engines import (
     COLOCATED_SHARE,
     MEMORY_SHARES,
@@ -36,6 +41,7 @@ from meshwright.solver.post_training.rollout import rollout_of
 from meshwright.solver.post_training.training import (
     TrainingPrice,
     counts_of,
+    critic_s,
     least_nodes,
     passes_s,
     training_prices,
@@ -52,7 +58,6 @@ _MEANS = (0.75, 1.25)  # factors of a stated mean
 _UNSTATED = (0.5, 2.0)  # of an assumed one
 _RUNAWAYS = (0.0, 3 * RUNAWAY)
 _EVERY_STEP = 4  # steps off that are all tried; of more, the largest
-_OF_TRAINING = ("update", "log_probabilities")
 _LONG_TAIL = 0.25  # share of generation above which the tail binds
 
 
@@ -231,6 +236,7 @@ def prices_of(
         gpus={name: group.num_gpus for name, group in asked.groups.items()},
         samples=asked.samples,
         passes=asked.passes,
+        critic=asked.has_critic * times["critic"],
         refit_s=refit_s_of(asked) * times["refit"],
         other_s=OTHER_S * times["other"],
         corrections=corrections,
@@ -295,7 +301,13 @@ def question_digest(asked: PostTraining) -> str:
     """Return SHA-256, in hex, of what is asked, without the limits of the search."""
     parts = {
         "training": problem_digest(asked.training),
-        "algorithm": [asked.prompts, asked.responses, asked.updates, asked.reference],
+        "algorithm": [
+            asked.prompts,
+            asked.responses,
+            asked.updates,
+            asked.reference,
+            *([asked.algorithm] if asked.has_critic else []),
+        ],
         "lengths": [
             asked.lengths.prompt,
             asked.lengths.mean,
@@ -318,6 +330,7 @@ def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest:
         "swap": price.swap_s if placement.mode == "colocated" else 0.0,
         "log_probabilities": passes_s(prices.passes, price),
         "update": price.update_s,
+        "critic": prices.critic * critic_s(price),
         "other": prices.other_s,
     }
     training = TrainingRole(
@@ -361,19 +374,19 @@ def _engine_role(row: EnginePrice, count: int) -> EngineRole:
 
 def side_s_of(parts: Mapping[str, float]) -> float:
     """Return the seconds of training, of parts of a step."""
-    return parts["log_probabilities"] + parts["update"] + parts["other"]
+    return parts["log_probabilities"] + parts["update"] + parts["critic"] + parts["other"]
 
 
 def _doubts(parts: Mapping[str, float], prices: Prices, placement: Placement) -> dict[str, float]:
     """Return seconds of one standard deviation that each part adds to the step."""
     sigmas = {part: spread_of(part) for part in PARTS}
     own = prices.training[placement.training].log_sigma
-    sigmas |= {part: max(sigmas[part], own) for part in _OF_TRAINING}
+    sigmas |= {part: max(sigmas[part], own) for part in OF_TRAINING}
     sigmas |= {part: one.sigma for part, one in prices.corrections.items()}
     doubts = {part: sigmas[part] * parts[part] for part in PARTS}
     if placement.mode == "async":
         hidden = ("generate",) if parts["generate"] < side_s_of(parts) else (
-            "update", "log_probabilities", "other"
+            *OF_TRAINING, "other"
         )  # fmt: skip
         doubts |= dict.fromkeys(hidden, 0.0)
     return doubts
@@ -381,7 +394,7 @@ def _doubts(parts: Mapping[str, float], prices: Prices, placement: Placement) ->
 
 def _log_sigma(parts: Mapping[str, float], prices: Prices, placement: Placement) -> float:
     doubts = _doubts(parts, prices, placement)
-    together = doubts["update"] + doubts["log_probabilities"]  # one model's error, in both
+    together = sum(doubts[name] for name in OF_TRAINING)  # one model's error, in all
     others = [doubts[name] for name in ("generate", "refit", "other", "swap")]
     return math.hypot(together, *others) / placement.step_s
 

@@ -3,9 +3,10 @@
 A step of GRPO (Shao et al. 2024, arXiv:2402.03300) draws ``responses`` answers to each of ``prompts``
 prompts from an inference engine, scores them, takes the log-probabilities of the policy and of a reference
 model in one forward pass each, and updates the policy in ``updates`` mini-batches. Then the engine gets the
-new weights.
+new weights. PPO also trains a critic of the policy's size, in turn on the same GPUs: its values, its
+update, and both models' states to the host and back.
 
-    side                passes x forward + update + other
+    side                passes x forward + update + critic + other
     colocated           generate + side + refit + swap
     apart, in turn      generate + side + refit
     k steps off policy  max(generate with k batches in flight / k, side) + refit
@@ -33,7 +34,8 @@ MODE_WORDS: Mapping[str, str] = {
     "apart": "on GPUs of their own, in turn",
     "async": "on GPUs of their own, at the same time",
 }
-PARTS = ("generate", "refit", "swap", "log_probabilities", "update", "other")
+PARTS = ("generate", "refit", "swap", "log_probabilities", "update", "critic", "other")
+ALGORITHMS = ("grpo", "ppo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,7 @@ class PostTraining:
     updates: int  # mini-batches of a step
     reference: bool  # whether a reference model scores the answers
     lengths: AnswerLengths
+    algorithm: str = "grpo"  # of ALGORITHMS; ppo trains a critic as well
     engine: str = "vllm"
     precision: str = "bf16"  # of the engine's weights
     max_steps_off: int = 1
@@ -92,6 +95,11 @@ class PostTraining:
     def passes(self) -> int:
         """Return the forward passes of a step: the policy's, and the reference model's."""
         return 1 + int(self.reference)
+
+    @property
+    def has_critic(self) -> bool:
+        """Return whether a critic is trained."""
+        return self.algorithm == "ppo"
 
     @cached_property
     def groups(self) -> Mapping[str, NodeGroup]:

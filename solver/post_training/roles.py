@@ -22,7 +22,7 @@ from typing import Any
 from meshwright.solver.post_training.calibration import Correction
 from meshwright.solver.post_training.limits import add_limits
 from meshwright.solver.post_training.problem import MODES, Mode
-from meshwright.solver.post_training.training import TrainingPrice, passes_s
+from meshwright.solver.post_training.training import TrainingPrice, critic_s, passes_s
 from meshwright.solver.search.cp_sat import solver_within, without_pandas
 from meshwright.solver.search.expressions import Number
 from meshwright.solver.space.expressions import written_term
@@ -62,6 +62,7 @@ class Prices:
     gpus: Mapping[str, int]  # of each group
     samples: int
     passes: int
+    critic: float = 0.0  # times the price of one: 0, or a measured step's correction
     refit_s: float
     other_s: float
     ways: Sequence[tuple[Mode, int]]  # with the steps off
@@ -73,7 +74,8 @@ class Prices:
 
     def side_s(self, price: TrainingPrice) -> float:
         """Return the seconds of a step besides generation, refit and swap."""
-        return passes_s(self.passes, price) + price.update_s + self.other_s
+        critic = self.critic * critic_s(price) if self.critic else 0.0
+        return passes_s(self.passes, price) + price.update_s + critic + self.other_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,6 +153,11 @@ def _best(
     return best
 
 
+def critic_s(price: TrainingPrice) -> float:
+    """Return the seconds of a critic of the policy's size: values, update, and both states in and out."""
+    return price.forward_s + price.update_s + 2.0 * price.swap_s
+
+
 def batches_of(sequences: int, gpus: int) -> list[int]:
     """Return the packed sequences of an update that are searched, filled up for more or fewer ranks.
 
@@ -198,7 +203,7 @@ def least_nodes(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -
 
 
 def _side_s(asked: PostTraining, price: TrainingPrice) -> float:
-    return price.update_s + passes_s(asked.passes, price)
+    return price.update_s + passes_s(asked.passes, price) + asked.has_critic * critic_s(price)
 
 
 def passes_s(passes: int, price: TrainingPrice) -> float:

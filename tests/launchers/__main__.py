@@ -42,7 +42,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.splits import nanotron_split
-from tests.launchers import refusals
+from tests.launchers import post_training, refusals
 from tests.launchers.blind_spots import Change, changes, unexplained
 from tests.launchers.cases import CASES, plan
 from tests.launchers.dry_runs import DRY_RUNS, unlike
@@ -520,6 +520,8 @@ def try_table(name: str, environment: Environment, count: Count, *, update: bool
 
 def main() -> int:
     """Try everything; 1 when anything went wrong."""
+    if sys.argv[1:2] == ["post-training"]:
+        return post_training.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", type=int, default=100, help="random plans for each launcher")
     every = [*ENVIRONMENTS, "torchrun", *INSTALLED_IN]

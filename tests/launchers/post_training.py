@@ -1,7 +1,7 @@
 """Placed roles for the launch files of post-training, and the launchers' own verdict on them.
 
-``python -m tests.launchers.post_training --nemo-rl FOLDER --verl FOLDER --python PYTHON`` writes the files
-of ``CASES`` and lets checkouts of NeMo-RL 0.7.0 (81aa43d) and verl 0.7.0 (f9c855f) load them on a CPU:
+``make launchers ARGS="post-training --nemo-rl FOLDER --verl FOLDER --python PYTHON"`` writes the files of
+``CASES`` and lets checkouts of NeMo-RL 0.7.0 (81aa43d) and verl 0.7.0 (f9c855f) load them on a CPU:
 ``judges/post_training.py``. PYTHON has torch, hydra-core, omegaconf, pydantic and packaging.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +45,13 @@ CASES: dict[str, dict[str, Any]] = {
     "verl-fsdp-async": {
         "model": "qwen3-8b", "nodes": 2, "training": 1, "off": 1, "layout": {"zero": 3, "cp": 2}
     },
+    "verl+ppo-megatron-async": {
+        "model": "qwen3-8b", "nodes": 2, "training": 1, "off": 1, "layout": {"tp": 2}, "algorithm": "ppo",
+    },
+    "verl+ppo-fsdp-colocated": {
+        "model": "qwen3-8b", "nodes": 1, "training": 1, "layout": {"zero": 3, "cp": 2},
+        "algorithm": "ppo", "engine": "sglang",
+    },
 }  # fmt: skip
 
 
@@ -52,12 +60,13 @@ def placed_roles(
 ) -> tuple[PostTraining, RolePlan]:
     """Return a question with one placement, whose figures are none of the cost model's."""
     case = CASES[name]
-    launcher, trainer, mode = name.rsplit("-", 2)
+    _, trainer, mode = name.rsplit("-", 2)
     asked = read_post_training(
         {
-            "kind": "post_training", "model": case["model"], "launcher": launcher,
+            "kind": "post_training", "model": case["model"], "launcher": launcher_of(name),
             "cluster": {"groups": [{"gpu": _H100, "num_nodes": case["nodes"]}]},
-            "algorithm": {"prompts": 128, "responses": 16},
+            "algorithm": {"name": case.get("algorithm", "grpo"), "prompts": 128, "responses": 16},
+            "rollout": {"engine": case.get("engine", "vllm")},
             "lengths": {"prompt": 200, "mean": 2500, "max": 8192},
             "training": {"trainer": trainer},
             "asynchrony": {"max_steps_off": 2},
@@ -71,6 +80,11 @@ def placed_roles(
     if stage_layers:
         config = replace(config, stage_layers=stage_layers)
     return asked, _plan(cast("Mode", mode), case, config, each)
+
+
+def launcher_of(name: str) -> str:
+    """Return the launcher of a case."""
+    return name.rsplit("-", 2)[0].partition("+")[0]
 
 
 def _plan(mode: Mode, case: dict[str, Any], config: Configuration, each: int) -> RolePlan:
@@ -93,19 +107,19 @@ def _plan(mode: Mode, case: dict[str, Any], config: Configuration, each: int) ->
     )  # fmt: skip
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print each file's verdict; 1 if one is refused."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nemo-rl", type=Path, required=True)
     parser.add_argument("--verl", type=Path, required=True)
     parser.add_argument("--python", default="python3")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     checkouts = {"nemo-rl": asked.nemo_rl, "verl": asked.verl}
     judge = Path(__file__).parent / "judges" / "post_training.py"
     refused = 0
     with tempfile.TemporaryDirectory() as folder:
         for name in CASES:
-            launcher = name.rsplit("-", 2)[0]
+            launcher = launcher_of(name)
             for file, text in export(*placed_roles(name)).files.items():
                 (Path(folder) / file).write_text(text)
             command = [asked.python, str(judge), launcher, str(checkouts[launcher].resolve()), folder]

@@ -29,7 +29,7 @@ REFUSED = [
     ("a.yaml", NEMO.replace("Qwen/Qwen3-8B", "acme/x-9b"), "/policy/model_name"),
     ("a.yaml", NEMO.replace("train_g", "draft: {enabled: true}, train_g"), "/policy/draft/enabled"),
     ("a.sh", VERL.replace("ENGINE", f"{ENGINE}=trtllm"), f"/{ENGINE}"),
-    ("a.sh", VERL.replace("=grpo", "=gae"), "/algorithm.adv_estimator"),
+    ("a.sh", VERL.replace("=grpo", "=rloo"), "/algorithm.adv_estimator"),
     ("a.sh", "python3 train.py\n", ""),
 ]  # fmt: skip
 
@@ -41,7 +41,10 @@ def test_our_own_files_read_as_the_roles_that_were_placed(name: str) -> None:
     found = read_recipe(file.name, file.read_text())
     config = plan.training.plan.config
     assert (found.launcher, found.model, found.longest_tokens) == (asked.launcher, asked.model.name, 8192)
-    assert found.parts["algorithm"] == {"prompts": 128, "responses": 16, "updates": 2, "reference": True}
+    assert {"name": "grpo", **found.parts["algorithm"]} == {
+        "name": asked.algorithm, "prompts": 128, "responses": 16, "updates": 2, "reference": True
+    }  # fmt: skip
+    assert found.parts["rollout"]["engine"] == asked.engine
     assert (found.parts["rollout"]["tp"], found.parts["rollout"]["memory_share"]) == (2, 0.6)
     assert found.parts["training"]["trainer"] == asked.trainer
     assert found.parts["training"]["pin"]["cp"] == config.context_parallel_size

@@ -26,7 +26,8 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"lengths": {"mean": 9000, "max": 8192}}, "/lengths/mean", "4196"),
     ({"lengths": {"percentiles": {"p50": 2000}}}, "/lengths/percentiles/p100", None),
     ({"lengths": {"percentiles": {"p50": 2000, "p100": 1000}}}, "/lengths/percentiles/p100", "2000"),
-    ({"algorithm": {"name": "ppo", "prompts": 8, "responses": 8}}, "/algorithm/name", "grpo"),
+    ({"algorithm": {"name": "ppo", "prompts": 8, "responses": 8}}, "/algorithm/name", "grpo"),  # of verl
+    ({"algorithm": {"name": "vapo", "prompts": 8, "responses": 8}}, "/algorithm/name", None),
     ({"algorithm": {"prompts": 3, "responses": 5, "updates": 2}}, "/algorithm/updates", "1"),
     ({"rollout": {"engine": "sglang"}}, "/rollout/engine", "vllm"),  # for verl alone
     ({"rollout": {"engine": "trtllm"}}, "/rollout/engine", "vllm"),
@@ -94,6 +95,19 @@ def test_a_plan_keeps_constraints_on_roles_and_on_the_layout_of_training() -> No
         assert sum(role.gpus for role in plan.rollout) == 3 * plan.training.gpus
         assert plan.mode != "colocated"
         assert plan.training.plan.config.zero_stage == 0
+
+
+def test_a_critic_trains_in_turn_with_the_policy() -> None:
+    of_verl = {**REQUEST, **SMALL, "launcher": "verl", "asynchrony": {"mode": "colocated"}}
+    grpo, ppo = (
+        plan_post_training(
+            read_post_training({**of_verl, "algorithm": {**REQUEST["algorithm"], "name": name}}).asked
+        ).plans[0]
+        for name in ("grpo", "ppo")
+    )
+    assert grpo.parts_s["critic"] == 0.0
+    assert ppo.parts_s["critic"] > ppo.parts_s["update"]
+    assert ppo.step_s == pytest.approx(sum(ppo.parts_s.values()))
 
 
 def test_the_stored_question_reads_as_itself() -> None:
