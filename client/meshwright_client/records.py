@@ -701,7 +701,7 @@ class RolePlan:
 class LengthsOutcome:
     """The best plan if answers have other lengths than is assumed."""
 
-    percentile: str  # mean, p99: what is varied
+    percentile: str  # mean, p90, p99: what is varied
     words: str
     step_s: float
     roles: str  # of the best plan

@@ -159,8 +159,9 @@ def lengths_lines(document: Mapping[str, Any]) -> list[str]:
         return []
     steps = [one["step_s"] for one in outcomes] + [document["plans"][0]["step_s"]]
     head = f"Without percentiles of the lengths: {min(steps):.0f} to {max(steps):.0f} s."
-    changing = next((one for one in outcomes if one["changes"]), None)
-    name = {"mean": "the mean", "p99": "p99"}[document["deciding"]]
+    deciding = document["deciding"]
+    changing = next((one for one in outcomes if one["changes"] and one["percentile"] == deciding), None)
+    name = "the mean" if deciding == "mean" else deciding
     if changing is None:
         return [f"{head} The roles stay the same; {name} moves the step most."]
     return [f"{head} The choice depends on {name}. With {changing['words']}, {changing['roles']}."]

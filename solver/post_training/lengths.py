@@ -23,6 +23,7 @@ from meshwright.profiles.sequences import SequenceLengths
 FloatArray = NDArray[np.float64]
 
 SIGMA = 0.6  # of the logarithm of an answer's length; assumed
+SIGMAS = (0.3, 0.9)  # that an answer is tried with; assumed
 RUNAWAY = 0.01  # share of answers that run to the limit; assumed
 _GRID = 2048  # quantiles that a distribution is kept at
 _STATED = (1, 5, 10, 25, 50, 75, 90, 95, 99)  # percentiles that the update's packing reads
@@ -92,14 +93,16 @@ class AnswerLengths:
                 found.append((float(percent), max(tokens, 1)))
         return SequenceLengths(percentiles=(*found, (100.0, self.longest)))
 
-    def varied(self, *, mean: float = 1.0, runaway: float | None = None) -> AnswerLengths:
-        """Return the distribution with another mean, or another share of answers that run to the limit."""
+    def varied(
+        self, *, mean: float = 1.0, sigma: float | None = None, runaway: float | None = None
+    ) -> AnswerLengths:
+        """Return the distribution with another mean, spread, or share of answers that run to the limit."""
         least = self.prompt + 1.0
         return AnswerLengths(
             prompt=self.prompt,
             longest=self.longest,
             mean=min(max(self.mean * mean, least), 0.95 * self.longest),
-            sigma=self.sigma,
+            sigma=self.sigma if sigma is None else sigma,
             runaway=self.runaway if runaway is None else runaway,
         )
 

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile, default_profile
@@ -23,7 +25,7 @@ from meshwright.solver.post_training.engines import (
     Engine,
     sizes_of,
 )
-from meshwright.solver.post_training.lengths import RUNAWAY, AnswerLengths
+from meshwright.solver.post_training.lengths import RUNAWAY, SIGMAS, AnswerLengths
 from meshwright.solver.post_training.limits import constants_of, layout_text
 from meshwright.solver.post_training.problem import (
     PARTS,
@@ -436,6 +438,11 @@ def _outcomes(
         lengths = asked.lengths.varied(mean=factor)
         own = _repriced(asked, prices, lengths)
         yield from _outcome(own, before, "mean", f"a mean of {lengths.mean:.0f} tokens")
+    for sigma in SIGMAS:
+        lengths = asked.lengths.varied(sigma=sigma)
+        tenth = float(np.quantile(lengths.answers, 0.9)) + lengths.prompt
+        own = _repriced(asked, prices, lengths)
+        yield from _outcome(own, before, "p90", f"one answer in ten beyond {tenth:.0f} tokens")
     for share in _RUNAWAYS:
         words = f"{share * 100:g} % of the answers at {asked.lengths.longest} tokens"
         own = _repriced(asked, prices, asked.lengths.varied(runaway=share))
