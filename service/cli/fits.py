@@ -52,7 +52,7 @@ def fits(
 ) -> None:
     """Show whether a model can be trained on your GPUs: in full, with offload, LoRA or QLoRA, by launcher.
 
-    yes: the out-of-memory risk is at most 1 %. tight: it is at most 50 %. no: it runs out of memory.
+    yes: the out-of-memory risk is at most 5 %. tight: it is at most 50 %. no: it runs out of memory.
     """
     from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - help loads no solver
     from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - the same

@@ -752,7 +752,7 @@ FIELDS = (
     RequestField(
         path="search.max_out_of_memory_probability",
         type=float,
-        default=0.01,
+        default=0.05,
         limits={"gt": 0, "lt": 1},
         option=Option(
             remembered=True,
@@ -767,7 +767,7 @@ FIELDS = (
             name="risk",
             label="Accepted risk",
             kind="number",
-            hint="of running out of memory: 0.01 or 1%",
+            hint="of running out of memory: 0.05 or 5%",
         ),
     ),
     RequestField(

@@ -23,7 +23,7 @@ def request(model: str, gpu: str, gpus: int, launcher: str, **workload: object) 
         "cluster": {"gpu": gpu, "gpus_per_node": gpus, "num_nodes": 1},
         "workload": {"global_batch_size": 16, "seq_length": 4096, **workload},
         "launcher": launcher,
-        "search": {"top_k": 1, "certify": "none"},
+        "search": {"top_k": 1, "certify": "none", "max_out_of_memory_probability": 0.01},
     }
 
 
