@@ -91,7 +91,9 @@ def test_a_risk_that_is_offered_is_enough(z: float) -> None:
     def on_two_gpus(memory_bytes: float) -> Problem:
         group = a_cluster(num_nodes=1, gpu=a_gpu(memory_bytes=int(memory_bytes))).groups[0]
         cluster = replace(a_cluster(), groups=(replace(group, gpus_per_node=2, island_gpus=2),))
-        return a_problem(model=model, cluster=cluster, batch=8, certify="none")
+        return a_problem(
+            model=model, cluster=cluster, batch=8, certify="none", max_out_of_memory_probability=0.01
+        )
 
     nearest = explained(on_two_gpus(GIB)).nearest
     assert nearest is not None
@@ -202,7 +204,8 @@ ROOMY = (a_group(slug="fast"), a_group(speed=0.4, slug="slow"))
 def tight(memory_gib: float, **options: object) -> Problem:
     sizes = {"fast": 1.0, "slow": 0.4}
     groups = tuple(a_group(speed=at, memory_gib=memory_gib, slug=name) for name, at in sizes.items())
-    return a_mixed_problem(groups, batch=2, certify="none", **options)  # type: ignore[arg-type]
+    risk = {"max_out_of_memory_probability": 0.01}
+    return a_mixed_problem(groups, batch=2, certify="none", **risk, **options)  # type: ignore[arg-type]
 
 
 @cache
