@@ -93,6 +93,7 @@ def levers_of(
             else:
                 best = _nearby(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, best)]
+        found += _of_launcher(own, profile, answer, searches, found)
         found += _lighter(own, profile, answer, searches)
         found += _neighbours(own, profile, answer, searches)
     return in_order([*found, *_packaged(problem, answer)])
@@ -395,6 +396,19 @@ def _launchers(problem: Problem) -> Iterator[Change]:
             problem=other,
             settings={"launcher": other.launcher},
         )
+
+
+def _of_launcher(
+    problem: Problem, profile: Profile, answer: Answer, watch: Watch, found: Sequence[Lever]
+) -> Iterator[Lever]:
+    """Yield what the preferred other launcher saves, by a search, where none saves enough nearby."""
+    first = next(_launchers(problem), None)
+    if first is None or any(one.kind == first.kind for one in found) or problem.places_stages:
+        return
+    look()
+    best = _searched(problem, first, profile, answer, watch)
+    if best is not None:
+        yield _lever(problem, answer, first, best)
 
 
 def _reduced_in(problem: Problem) -> str:
