@@ -492,7 +492,7 @@ Run `make reference` to make this page from code. The search chooses every switc
 among the settings that a stock installation of the launcher runs. A switch that you state in
 `workload.framework_options` keeps its value. Add the settings that need a package with `search.allow`
 (`--allow`): name a switch to add its settings, or use `switches` to add all of them. With `none` only the
-switches that you name are searched. A plan that needs a package and is more than 3 % faster is listed
+switches that you name are searched. A plan that needs a package and is more than 1 % faster is listed
 after the others with the package's name. A setting that another one beats is not searched where that one
 is legal: under no configuration is its step shorter or its memory smaller
 ([why, and what is searched](../adr/0006-switches-are-searched-as-variants.md)).

@@ -25,8 +25,8 @@ def lever_words(lever: Lever) -> tuple[str, str, str]:
 def render_levers(levers: Sequence[Lever], first: Plan, *, complete: bool, width: int) -> Group:
     """Return the changes with their gains, and whether all of them were searched."""
     step = formatting.seconds(first.prediction.step_time_s)
-    head = f"Changes that you may decide and that save more than 5 % of the first plan's step of {step}:"
-    none = f"No change that you may decide saves more than 5 % of the first plan's step of {step}."
+    head = f"Changes that you may decide and that save more than 1 % of the first plan's step of {step}:"
+    none = f"No change that you may decide saves more than 1 % of the first plan's step of {step}."
     lines = [formatting.wrapped(head if levers else none, width)]
     for lever in levers:
         change, gain, effect = map(formatting.with_ties, lever_words(lever))

@@ -39,8 +39,10 @@ _THOUSANDS = re.compile(r"(?<=\d) (?=\d{3}\b)")
 _FEW = 10.0  # GiB and seconds below it keep a decimal
 _THREE = 3
 _LEVERS, _REMEDIES, _NOTES = 3, 4, 2  # shown at most
+_LARGE = 0.05  # of the time for each token: changes that save less share a line
 _PLANS_NEEDED = 3  # to advise running the first three
 TUNE = "meshwright tune 1"
+EVERY_LEVER = "meshwright explain --levers"
 LAUNCHERS = {
     "megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "deepspeed": "DeepSpeed",
     "trl": "TRL", "accelerate": "Accelerate", "axolotl": "Axolotl", "nanotron": "Nanotron",
@@ -374,9 +376,16 @@ def _beyond(answer: Answer) -> Iterator[SummaryFact]:
 
 
 def _offers(answer: Answer) -> Iterator[Offer]:
-    """Yield what would help most, each with the option to paste."""
-    first, others = answer.levers[:_LEVERS], answer.levers[_LEVERS:]
-    yield from map(_offer, (*first, *(one for one in others if one.kind in ("neighbour", "recipe"))))
+    """Yield what would help most, each with the option to paste; the others in one line."""
+    large = [one for one in answer.levers if one.saves > _LARGE]
+    shown = [one for one in answer.levers if one in large[:_LEVERS] or one.kind in ("neighbour", "recipe")]
+    others = [one for one in answer.levers if one not in shown]
+    yield from map(_offer, shown)
+    if len(others) > 1:
+        named = listed([f"{_launcher_named(one.change)} {percent(one.saves)}" for one in others])
+        yield Offer(words=f"{named} less", option=EVERY_LEVER)
+    else:
+        yield from map(_offer, others)
 
 
 def _offer(lever: Lever) -> Offer:

@@ -616,8 +616,21 @@ _SEVERAL = 2  # distinguishes several from one
 _ACTIVATIONS = OFFLOAD.index("activations")
 
 
-def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Context, IntArray]:
-    """Return rows with different passes if no weights are shared, and which of them each row equals.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Passes:
+    """Rows with different passes if no weights are shared, and which of them each of all rows equals."""
+
+    columns: Columns
+    groups: dict[str, Group]
+    of_row: IntArray  # (n,)
+
+    def under(self, problem: Problem, profile: Profile) -> Context:
+        """Return these rows' context under a problem with equal passes for equal rows."""
+        return replace(context_of(problem, self.columns, profile), **self.groups)
+
+
+def _passes_of(ctx: Context) -> _Passes:
+    """Return the rows whose passes differ.
 
     Of the size of a pipeline and its chunks passes then read whether there are several, of micro-batches
     whether gradients add up, of shard sets whether a rank shares with others, of replicas nothing, of the
@@ -650,41 +663,54 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     ]
     compared = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
     first, of_row = distinct(compared)
-    few = context_of(problem, c.take(first), profile)
-    alone = Group(np.ones_like(few.t), np.ones_like(few.t), ctx.fabric)
-    few = replace(
-        few, exchange_group=ctx.exchange_group.take(first), ring_group=ctx.ring_group.take(first),
-        expert_group=ctx.expert_group.take(first), data_group=alone, shard_group=alone,
-        expert_data_group=alone, weight_group=ctx.weight_group.take(first),
-        expert_weight_group=ctx.expert_weight_group.take(first),
-    )  # fmt: skip
-    return few, of_row
+    alone = Group(np.ones(len(first)), np.ones(len(first)), ctx.fabric)
+    groups = {
+        "exchange_group": ctx.exchange_group.take(first), "ring_group": ctx.ring_group.take(first),
+        "expert_group": ctx.expert_group.take(first), "data_group": alone, "shard_group": alone,
+        "expert_data_group": alone, "weight_group": ctx.weight_group.take(first),
+        "expert_weight_group": ctx.expert_weight_group.take(first),
+    }  # fmt: skip
+    return _Passes(columns=c.take(first), groups=groups, of_row=of_row)
 
 
-def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatArray:
+def least_work_s(problems: Sequence[Problem], columns: Columns, profile: Profile) -> list[FloatArray]:
     """Return a lower bound of every row's step, (n,), over all splits of layers and all shard sets.
 
     Some rank has the mean of all passes or more to run, of every micro-batch; rows share few passes, so
     that this is far cheaper than prices. It holds for the closed form as well.
+
+    ``problems``: one problem under several switches, which change no groups of ranks; a bound for each.
     """
-    look()
-    ctx = context_of(problem, columns, profile)
-    few, of_row = _passes_of(ctx, problem, profile)
-    layout = LayerLayout.of(problem.model)
-    passes = _pass_prices(_part_prices(few, layout))
+    passes_of, found = dict[tuple[bool, bool], _Passes](), list[FloatArray]()
+    layout = LayerLayout.of(problems[0].model)
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
-    once, again = ((passes["forward_s"] + passes["backward_s"]) @ parts, passes["replay_s"] @ parts)
-    whole = once[of_row] + np.where(columns.recompute_layers == ALL_LAYERS, again[of_row], 0.0)
-    known = RowPrices.partly(len(columns), len(parts), _of_every_step(ctx, profile))
-    prices = with_residuals(known, problem, columns, profile)
-    return np.asarray(prices.straggler * (columns.num_microbatches / ctx.p) * whole + prices.fixed_s)
+    each = columns.num_microbatches / columns.pipeline_parallel_size
+    straggler = profile.time_factor * straggler_share(columns, profile)
+    for problem in problems:
+        look()
+        one = context_of(problem, columns.take(slice(0, 1)), profile)  # what it reads of the problem
+        key = one.facts.priced_by_stages, one.adds_every_gradient
+        if key not in passes_of:
+            passes_of[key] = _passes_of(context_of(problem, columns, profile))
+        of_row, few = passes_of[key].of_row, passes_of[key].under(problem, profile)
+        passes = _pass_prices(_part_prices(few, layout))
+        once, again = (passes["forward_s"] + passes["backward_s"]) @ parts, passes["replay_s"] @ parts
+        whole = once[of_row]
+        if again.any():
+            whole = whole + np.where(columns.recompute_layers == ALL_LAYERS, again[of_row], 0.0)
+        every = {"straggler": straggler, "fixed_s": np.full(len(columns), fixed_s(one)[0])}
+        known = RowPrices.partly(len(columns), len(parts), every)
+        prices = with_residuals(known, problem, columns, profile)
+        found.append(np.asarray(prices.straggler * each * whole + prices.fixed_s))
+    return found
 
 
 def least_passes_s(problem: Problem, columns: Columns, profile: Profile) -> FloatArray | None:
     """Return the seconds of a micro-batch's passes on all ranks of a pipeline together, (n,).
 
     No row with these sizes runs shorter ones, whatever its stages, replicas, shards and the links between
-    its ranks: exchanges, gathers and replays are free. None where passes read more of a row than that.
+    its ranks: gathers, replays and exchanges between context-parallel ranks are free, and ranks that
+    exchange tokens lie side by side. None where passes read more of a row than that.
     """
     look()
     ctx = context_of(problem, columns, profile)
@@ -692,8 +718,9 @@ def least_passes_s(problem: Problem, columns: Columns, profile: Profile) -> Floa
         return None
     alone = Group(np.ones_like(ctx.t), np.ones_like(ctx.t), ctx.fabric)
     ctx = replace(
-        ctx, exchange_group=alone, ring_group=alone, expert_group=alone, data_group=alone,
-        shard_group=alone, expert_data_group=alone, weight_group=alone, expert_weight_group=alone,
+        ctx, exchange_group=alone, ring_group=alone, expert_group=replace(ctx.expert_group, blocks=None),
+        data_group=alone, shard_group=alone, expert_data_group=alone, weight_group=alone,
+        expert_weight_group=alone,
     )  # fmt: skip
     layout = LayerLayout.of(problem.model)
     passes = _pass_prices(_part_prices(ctx, layout))
@@ -713,7 +740,8 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
     """
     look()
     ctx = context_of(problem, columns, profile)
-    few, of_row = _passes_of(ctx, problem, profile)
+    found = _passes_of(ctx)
+    few, of_row = found.under(problem, profile), found.of_row
     layout = LayerLayout.of(problem.model)
     parts = _part_prices(few, layout)
     apart = _prediction_prices(few) if problem.counts_prediction else {}

@@ -3,8 +3,9 @@
 Each comes with other numerics, another script or another batch, which is why no search makes it unasked.
 Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
 changed request, which takes milliseconds. It has passed the independent check, and a search of the changed
-request finds that plan or a better one, so that the gain is a lower bound. ``every_lever`` searches each
-change instead, as ``explain --levers`` does.
+request finds that plan or a better one, so that the gain is a lower bound. Numerics that free memory are
+searched: a layout far away may then fit. ``every_lever`` searches each change instead, as
+``explain --levers`` does.
 
 Work is counted in configurations, so that an answer is the same on every machine that has the time to try
 all of them. One that has not leaves levers out, and its answer warns of that.
@@ -21,7 +22,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.switches import EVERY_SWITCH, switches
-from meshwright.solver.answer import Answer, Lever, Plan, Prediction
+from meshwright.solver.answer import Answer, Lever, Prediction
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
@@ -36,7 +37,7 @@ from meshwright.solver.planner.recipes import (
     has_recipes,
     in_words,
 )
-from meshwright.solver.planner.variants import searchable, searched_together, variants_of
+from meshwright.solver.planner.variants import found_by, searchable, searched_together, variants_of
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
 from meshwright.solver.search.frontier import Rivals
@@ -45,8 +46,13 @@ from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import with_recipe, workload_faults
 from meshwright.solver.space.request_rules import limited_by
 
-WORTH = 0.05  # of the first plan's time for each token must a change save to be named
-WORTH_OF_A_NEIGHBOUR = 0.03  # a batch or length beside the request's own is changed with less ado
+WORTH = 0.01  # of the first plan's time for each token must a change save to be named
+_WORTH_OF = {
+    "neighbour": 0.03,  # a batch or length beside the request's own
+    "batch": 0.05,  # others: nearly every job trains more tokens a second with a larger batch
+    "packing": 0.05,
+    "recipe": WORTH_OF_A_RECIPE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,7 @@ class Change:
 def levers_of(
     problem: Problem, profile: Profile, answer: Answer, watch: Watch, searches: Watch
 ) -> tuple[Lever, ...]:
-    """Return the changes that save more than ``WORTH``, the best first; of launchers the fastest alone.
+    """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
     None where plans are not ranked by their step on all GPUs: other objectives trade time on purpose.
 
@@ -86,11 +92,9 @@ def levers_of(
                 best = _searched(own, change, profile, answer, searches)
             else:
                 best = _nearby(own, change, profile, answer)
-            found += [] if best is None else [_lever(own, answer, change, *best)]
-        if not _ALONE & {one.kind for one in found if one.saves > WORTH}:
-            for change in _gradients_and_states(own):
-                best = _nearby(own, change, profile, answer)
-                found += [] if best is None else [_lever(own, answer, change, *best)]
+            found += [] if best is None else [_lever(own, answer, change, best)]
+        found += _of_launcher(own, profile, answer, searches, found)
+        found += _lighter(own, profile, answer, searches)
         found += _neighbours(own, profile, answer, searches)
     return in_order([*found, *_packaged(problem, answer)])
 
@@ -113,7 +117,7 @@ def in_order(levers: Iterable[Lever]) -> tuple[Lever, ...]:
 
 def worth_of(kind: str) -> float:
     """Return the share of the first plan's time for each token that a change must save to be named."""
-    return {"neighbour": WORTH_OF_A_NEIGHBOUR, "recipe": WORTH_OF_A_RECIPE}.get(kind, WORTH)
+    return _WORTH_OF.get(kind, WORTH)
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
@@ -128,10 +132,17 @@ def _time_per_token(problem: Problem, config: Configuration, seen: Prediction) -
     return seen.step_time_s / problem.tokens_of(config)
 
 
-def _lever(
-    problem: Problem, answer: Answer, change: Change, config: Configuration, seen: Prediction
-) -> Lever:
-    first = answer.ranking[0]
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The best plan that was found of a changed request."""
+
+    config: Configuration
+    prediction: Prediction
+    way: Problem  # the changed request under the plan's switches
+
+
+def _lever(problem: Problem, answer: Answer, change: Change, best: _Best) -> Lever:
+    first, config, seen = answer.ranking[0], best.config, best.prediction
     now_s = _time_per_token(problem, first.config, first.prediction)
     then_s = _time_per_token(change.problem, config, seen)
     return Lever(
@@ -161,8 +172,6 @@ def _worth_s(problem: Problem, change: Change, answer: Answer) -> float:
 
 def changes_of(problem: Problem) -> Iterator[Change]:
     """Yield the changes that a request leaves to the user, under its own launcher and under others."""
-    yield from _gradients(problem)
-    yield from _states(problem)
     yield from _precisions(problem)
     yield from _batches(problem)
     yield from _packing(problem)
@@ -207,11 +216,10 @@ def _states(problem: Problem) -> Iterator[Change]:
             )
 
 
-_ALONE = {"gradients", "optimizer"}  # changes that often free memory for a faster layout together alone
-
-
-def _gradients_and_states(problem: Problem) -> Iterator[Change]:
-    """Yield 16-bit gradients together with 16-bit Adam states."""
+def _of_fewer_bits(problem: Problem) -> Iterator[Change]:
+    """Yield gradients and Adam states of fewer bits, alone and together; the lightest come last."""
+    yield from _gradients(problem)
+    yield from _states(problem)
     for first in _gradients(problem):
         for second in _states(first.problem):
             allow = [*first.settings.get("search.allow", ())]
@@ -313,7 +321,7 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, watch: Watch
             if found := _searched(problem, change, profile, answer, watch):
                 chosen, best = change, found
                 break
-        yield _lever(problem, answer, chosen, *best)
+        yield _lever(problem, answer, chosen, best)
 
 
 def _near_batches(problem: Problem) -> list[Change]:
@@ -390,6 +398,19 @@ def _launchers(problem: Problem) -> Iterator[Change]:
         )
 
 
+def _of_launcher(
+    problem: Problem, profile: Profile, answer: Answer, watch: Watch, found: Sequence[Lever]
+) -> Iterator[Lever]:
+    """Yield what the preferred other launcher saves, by a search, where none saves enough nearby."""
+    first = next(_launchers(problem), None)
+    if first is None or any(one.kind == first.kind for one in found) or problem.places_stages:
+        return
+    look()
+    best = _searched(problem, first, profile, answer, watch)
+    if best is not None:
+        yield _lever(problem, answer, first, best)
+
+
 def _reduced_in(problem: Problem) -> str:
     facts = framework_facts(framework_of(problem.priced_as))
     facts = with_options(facts, problem.workload.framework_options)
@@ -426,20 +447,29 @@ _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, 
 
 
 def _nearby(
-    problem: Problem, change: Change, profile: Profile, answer: Answer
-) -> tuple[Configuration, Prediction] | None:
-    most_s = _worth_s(problem, change, answer)
-    found = list[tuple[Configuration, Prediction]]()
-    for way in _ways(change.problem, answer):
-        found += descend(way, profile_of_variant(way, profile), _starts(problem, way, answer), most_s)
-    return min(found, key=lambda one: _time_per_token(change.problem, *one), default=None)
+    problem: Problem, change: Change, profile: Profile, answer: Answer, *, like: _Best | None = None
+) -> _Best | None:
+    """Return the best plan near to the first one, and near to ``like`` under its switches."""
+    most_s, found = _worth_s(problem, change, answer), list[_Best]()
+    for way in _ways(change.problem, answer, like):
+        starts = _starts(problem, way, answer)
+        if like is not None and (own := settle(way, like.config)) is not None:
+            starts = list(dict.fromkeys((own, *starts)))
+        plans = descend(way, profile_of_variant(way, profile), starts, most_s)
+        found += [_Best(config, seen, way) for config, seen in plans]
+    return min(
+        found,
+        key=lambda one: _time_per_token(change.problem, one.config, one.prediction),
+        default=None,
+    )
 
 
-def _ways(problem: Problem, answer: Answer) -> list[Problem]:
-    """Return the changed request under the switches of the first plan, and under the launcher's own."""
+def _ways(problem: Problem, answer: Answer, like: _Best | None) -> list[Problem]:
+    """Return the changed request under the switches of plans, and under the launcher's own."""
     work, found = problem.workload, list[Problem]()
-    for one in [switches_of(answer.ranking[0]), {}]:
-        options = {**with_changes(work, one).framework_options, **work.framework_options}
+    theirs = {} if like is None else like.way.workload.framework_options
+    for one in (with_changes(work, switches_of(answer.ranking[0])).framework_options, {}, theirs):
+        options = {**one, **work.framework_options}
         way = replace(problem, workload=replace(work, framework_options=options))
         if way not in found and not any(workload_faults(way, launcher_capabilities(way.launcher))):
             found.append(way)
@@ -507,6 +537,34 @@ def _fastest(known: Mapping[Configuration, _Seen], *, fits: bool, most: int) -> 
     return sorted(able, key=lambda one: known[one].step_s)[:most]
 
 
+def _lighter(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Iterator[Lever]:
+    """Yield the gradients and Adam states of fewer bits that save enough.
+
+    They leave more room and take no longer, so that one search of all of them together refutes each. They
+    are named together where that saves more than the better one alone by ``WORTH``.
+    """
+    changes = list(_of_fewer_bits(problem))
+    if not changes:
+        return
+    lightest, saved = changes[-1], 0.0
+    best = _searched(problem, lightest, profile, answer, watch)
+    if best is None:
+        if not watch.interrupted():
+            return
+        best = _nearby(problem, lightest, profile, answer)
+    for change in changes[:-1]:
+        look()
+        near = _nearby(problem, change, profile, answer, like=best)
+        if near is not None:
+            lever = _lever(problem, answer, change, near)
+            saved = max(saved, lever.saves)
+            yield lever
+    if best is not None:
+        lever = _lever(problem, answer, lightest, best)
+        if lever.saves > saved + WORTH:
+            yield lever
+
+
 # --------------------------------------------------------------------------------------------------
 # Every change, searched; and plans of the answer that need a package.
 
@@ -517,10 +575,10 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
-        for change in changes_of(own):
+        for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
             best = _searched(own, change, profile, answer, watch)
-            found += [] if best is None else [_lever(own, answer, change, *best)]
+            found += [] if best is None else [_lever(own, answer, change, best)]
         found += _published(own, profile, answer)
         found += _neighbours(own, profile, answer, watch)
     every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > worth_of(one.kind)]
@@ -529,21 +587,30 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
 
 def _searched(
     problem: Problem, change: Change, profile: Profile, answer: Answer, watch: Watch
-) -> tuple[Configuration, Prediction] | None:
+) -> _Best | None:
     """Return the first plan of a changed request, if it saves enough to be named."""
-    changed, most_s = change.problem, _worth_s(problem, change, answer)
+    changed, limit_s = change.problem, _worth_s(problem, change, answer)
     variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
-    plans = list[Plan]()
-    for one, *others in searched_together(variants):
-        limit_s = min([most_s, *(plan.prediction.step_time_s for plan in plans)])
-        asked = replace(one.problem, options=replace(one.problem.options, time_limit_s=watch.left_s))
-        ways = [other.problem for other in others]
-        plans += search(
-            asked, one.profile, should_stop=watch.should_stop, ways=ways, rivals=Rivals(limit_s, limit_s),
-            proved=False,
-        ).plans  # fmt: skip
-    best = min(plans, key=lambda plan: plan.prediction.step_time_s, default=None)
-    return None if best is None else (best.config, best.prediction)
+    best: _Best | None = None
+    for group in searched_together(variants):
+        asked = [
+            replace(
+                one,
+                problem=replace(
+                    one.problem, options=replace(one.problem.options, time_limit_s=watch.left_s)
+                ),
+            )
+            for one in group
+        ]
+        first, *others = asked
+        found = search(
+            first.problem, first.profile, should_stop=watch.should_stop,
+            ways=[one.problem for one in others], rivals=Rivals(limit_s, limit_s), proved=False,
+        )  # fmt: skip
+        for plan in found.plans[:1]:
+            limit_s = plan.prediction.step_time_s
+            best = _Best(plan.config, plan.prediction, found_by(asked)(plan).problem)
+    return best
 
 
 def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
@@ -564,7 +631,7 @@ def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[L
             problem=one.problem,
             settings=one.settings,
         )
-        lever = _lever(problem, answer, change, one.config, one.prediction)
+        lever = _lever(problem, answer, change, _Best(one.config, one.prediction, one.problem))
         if lever.saves > WORTH_OF_A_RECIPE:
             yield lever
 
@@ -580,4 +647,4 @@ def _packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:
                 problem=problem,
                 settings={"search.allow": [EVERY_SWITCH]},
             )
-            yield _lever(problem, answer, change, plan.config, plan.prediction)
+            yield _lever(problem, answer, change, _Best(plan.config, plan.prediction, problem))

@@ -333,7 +333,7 @@ def _scores_s(
 # --------------------------------------------------------------------------------------------------
 # Packages that plans need beyond a stock installation of their launcher.
 
-WORTH_A_PACKAGE = 1.03  # a plan that needs one must be as many times as fast to be shown
+WORTH_A_PACKAGE = 1.01  # a plan that needs one must be as many times as fast to be shown
 
 
 def with_needs(problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, ...]:

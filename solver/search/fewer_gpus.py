@@ -75,7 +75,8 @@ def at_most_all(
         searched = numbers_of_gpus(problem)
         numbers = [n for n in fewer_gpus(problem, each_s / known.last_s) if n not in searched]
         counted = True
-        if numbers and known.last_s < inf:
+        few = usual or problem.model.moe is None  # passes; all those of experts are sooner searched
+        if numbers and known.last_s < inf and few:
             each_s = max(each_s, least_pass_gpu_s(problem, profile, ways, wide=not usual))
             numbers = [n for n in numbers if n * known.last_s >= each_s]
     while numbers and not watch.interrupted():

@@ -202,7 +202,9 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
     problems = tuple(problem for problem, _ in parts)
     problem, columns = problems[0], Crossing.concatenate([rows for _, rows in parts])
     begin = np.cumsum([0, *(len(rows.outer) for _, rows in parts[:-1])])
-    kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile), parts=begin)
+    number = {id(rows): at for at, (_, rows) in reversed([*enumerate(parts)])}
+    same = np.array([number[id(rows)] for _, rows in parts])
+    kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile), parts=begin, same=same)
     weighing = least = None
     if not is_plain(problem):
         weighing = weighing_of(problem, profile, columns.outer)
@@ -224,10 +226,16 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
         return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
 
     def work_s(some: IntArray) -> FloatArray:
-        quickest, outer = kinds.quickest(some), kinds.outer_of(some)
         seconds = np.empty(len(some))
-        for one, here in _runs(problems, kinds, some):
-            seconds[here] = least_work_s(one, quickest.take(here), profile)
+        for alike in _alike(kinds, some):
+            ways = [problems[part] for part, _ in alike]
+            for start in range(0, len(alike[0][1]), _ROUGHLY):
+                here = [index[start : start + _ROUGHLY] for _, index in alike]
+                for at, found in zip(
+                    here, least_work_s(ways, kinds.quickest(some[here[0]]), profile), strict=True
+                ):
+                    seconds[at] = found
+        outer = kinds.outer_of(some) if least is not None else ()
         return seconds if least is None else seconds * least.scale[outer] + least.offset[outer]
 
     none, fitting = _of_none(problem, profile), partial(_that_may_fit, problems, profile, kinds)
@@ -242,6 +250,17 @@ def _runs(problems: Sequence[Problem], kinds: Kinds, some: IntArray) -> Iterator
     part = kinds.part_of(kinds.outer_of(some))
     for at in np.unique(part).tolist():
         yield problems[at], np.flatnonzero(part == at)
+
+
+def _alike(kinds: Kinds, some: IntArray) -> Iterator[list[tuple[int, IntArray]]]:
+    """Yield the parts of some kinds, each with the places of its kinds, in groups of the same rows."""
+    outer = kinds.outer_of(some)
+    part, groups = kinds.part_of(outer), dict[tuple[int, bytes], list[tuple[int, IntArray]]]()
+    for at in np.unique(part).tolist():
+        here = np.flatnonzero(part == at)
+        own = some[here] - kinds.first_of_part[at]
+        groups.setdefault((int(kinds.same[at]), own.tobytes()), []).append((at, here))
+    yield from groups.values()
 
 
 def _by_part(
@@ -346,9 +365,7 @@ class Bounded:
     @classmethod
     def roughly(cls, by: ByKind) -> Bounded:
         """Bound all families by the work of their passes alone."""
-        first = by.kinds.families.members[by.kinds.families.begin[:-1]]
-        pieces = np.split(first, range(_ROUGHLY, len(first), _ROUGHLY))  # those of one part lie together
-        bounds = np.concatenate([by.least_work_s(piece) for piece in pieces]) * SAFETY
+        bounds = by.least_work_s(by.kinds.families.members[by.kinds.families.begin[:-1]]) * SAFETY
         return cls._sorted(by.kinds, by.kinds.families, bounds, bounds)
 
     @classmethod

@@ -117,11 +117,21 @@ class Crossing:
             return parts[0]
         inner = np.cumsum([0, *(len(part.inner) for part in parts)])
         sizes, lines = [np.diff(part.first) for part in parts], dict[str, IntArray]()
+        unlike = list({id(part): part for part in parts}.values())
         for f in fields(Columns):
             look()
-            lines[f.name] = np.concatenate([getattr(part.outer, f.name) for part in parts])
+            lines[f.name] = np.concatenate([getattr(part.outer, f.name) for part in unlike])
+        outer = Columns(**lines)
+        if len(unlike) < len(parts):  # what nobody reads of rows that come again is never written
+            end = np.cumsum([len(part.outer) for part in unlike])
+            last = {id(part): int(at) for part, at in zip(unlike, end, strict=True)}
+            outer = outer.take(
+                np.concatenate(
+                    [np.arange(last[id(part)] - len(part.outer), last[id(part)]) for part in parts]
+                )
+            )
         return cls(
-            outer=Columns(**lines),
+            outer=outer,
             inner=np.concatenate([part.inner for part in parts]),
             begin=np.concatenate([part.begin + start for part, start in zip(parts, inner, strict=False)]),
             first=np.concatenate([[0], np.cumsum(np.concatenate(sizes))]),
@@ -315,6 +325,8 @@ class Kinds:
     by_chunks: bool = False  # each number of chunks and schedule is a kind: prices depend on them
     parts: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     # where the outer rows of each part of the space begin, which is priced by itself
+    same: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    # the first part that has the same rows as each part
 
     @cached_property
     def _code(self) -> IntArray:
@@ -385,28 +397,46 @@ class Kinds:
 
         Rows with equal random linear hashes come together; rows that still differ form no run.
         """
-        columns = self.crossing.outer
+        ends = np.append(self.parts[1:], len(self.crossing.outer)).tolist()
+        found = dict[int, tuple[IntArray, IntArray]]()
+        order, begin, before = list[IntArray](), list[IntArray](), 0
+        for first, start, end in zip(self.same.tolist(), self.parts.tolist(), ends, strict=True):
+            if first not in found:
+                found[first] = self._runs_between(start, end)
+            rows, runs = found[first]
+            order.append(rows + start)
+            begin.append(runs + before)
+            before += len(rows)
+        return np.concatenate(order), np.append(np.concatenate(begin), before)
+
+    def _runs_between(self, start: int, end: int) -> tuple[IntArray, IntArray]:
+        """Return the outer rows of one part in such runs, counted from its start, and each run's begin."""
+        columns = self.crossing.outer.take(slice(start, end))
         values = [getattr(columns, f.name) for f in fields(columns) if f.name not in _APART]
-        values = [value for value in [self.crossing.begin, *values] if (value != value[:1]).any()]
+        values.insert(0, self.crossing.begin[start:end])
+        values = [value for value in values if (value != value[:1]).any()]
         hashed = np.zeros(len(columns), dtype=np.int64)
         with np.errstate(over="ignore"):
             for value, factor in zip(values, hash_factors(len(values)), strict=True):
                 look()
                 hashed += value * factor
         look()
-        part = self.part_of(np.arange(len(columns)))
-        order = np.lexsort((columns.zero_shard_size, hashed, part))
-        new = np.ones(len(order), dtype=np.bool_)
-        new[1:] = False
-        for value in [*values, part]:
+        order = np.lexsort((columns.zero_shard_size, hashed))
+        new = np.arange(len(order)) == 0
+        for value in values:
             look()
             new[1:] |= np.diff(value[order]) != 0
-        return order, np.append(np.flatnonzero(new), len(order))
+        return order, np.flatnonzero(new)
 
     @cached_property
     def sizes(self) -> IntArray:
         """Return the rows of each kind, shape (k,)."""
         return np.asarray(self._sorted[2][self._pairs[1]])
+
+    @cached_property
+    def first_of_part(self) -> IntArray:
+        """Return the first kind of each part."""
+        return np.searchsorted(self._pairs[0], self.parts)
 
     def part_of(self, outer: IntArray) -> IntArray:
         """Return the part of the space that each of some outer rows is in."""

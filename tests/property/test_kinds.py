@@ -57,7 +57,7 @@ def test_the_bounds_of_a_kind_hold_for_every_split_of_its_rows(problem: Problem)
     crossing, kinds, steps, objectives, able = bounds_of_kinds(problem)
     every = np.arange(len(crossing))
     rows = priced_rows(problem, profile_of(problem), crossing.take(every))
-    work = least_work_s(problem, kinds.quickest(np.arange(len(kinds))), profile_of(problem))
+    (work,) = least_work_s([problem], kinds.quickest(np.arange(len(kinds))), profile_of(problem))
     for found, kind in zip(exhaust_all(rows), kinds.of(every).tolist(), strict=True):
         assert able[kind] or not found.splits
         if found.splits:

@@ -7,7 +7,7 @@ And nothing that one would run today is faster than a proved first plan. ``MESHW
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -18,8 +18,9 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import worth_of
+from meshwright.solver.planner.levers import rounder, worth_of
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner.recipes import fastest_recipe
 from meshwright.solver.problem import Problem
 from tests.draws import draws
 
@@ -113,6 +114,53 @@ def test_who_pastes_a_lever_saves_as_much(seed: int) -> None:
     pinned = bool(raw["search"].get("pin"))  # the usual mesh knows no pins
     if usual is not None and not usual.problems and answer.is_optimal and not pinned:
         assert usual.speedup >= 1.0 - ROUNDING, usual
+
+
+def _numerics(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield pasted(raw, {"search.allow": ["gradient_dtype", "adamw-bf16"]})
+
+
+def _batches(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for size in rounder(int(raw["workload"]["global_batch_size"]))[:2]:
+        yield pasted(raw, {"workload.global_batch_size": size})
+
+
+def _recipe(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    problem = parse_problem(raw)
+    costs = default_profile(problem.cluster, problem.launcher)
+    best = fastest_recipe(problem, costs, precision=problem.workload.precision)
+    if best is not None:
+        yield pasted(raw, best.settings)
+
+
+@pytest.mark.parametrize("seed", range(draws(1)))
+def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(seed: int) -> None:
+    """Each change is asked by itself, to the proof: numerics, batches nearby, and what a recipe needs."""
+    random = Random(f"unnamed-{seed}")
+    model, nodes, batch = random.choice(
+        (("llama-3.1-8b", 1, 66), ("llama-3.1-8b", 3, 98), ("gpt-oss-20b", 1, 30))
+    )
+    raw: dict[str, Any] = {
+        "model": {"name": model},
+        "cluster": {"name": "dgx-h100", "num_nodes": nodes},
+        "workload": {"global_batch_size": batch, "seq_length": random.choice((2048, 4096))},
+        "launcher": random.choice(("megatron-bridge", "megatron-lm")),
+        "search": {"top_k": 1, "certify": "none"},
+    }
+    problem, answer = compared(raw)
+    now = per_token(problem, answer.ranking[0])
+    named = {one.kind: one.saves for one in reversed(answer.levers)}
+    kinds = {("gradients", "optimizer"): _numerics, ("neighbour",): _batches, ("recipe",): _recipe}
+    for names, others in kinds.items():
+        for other in others(raw):
+            changed = parse_problem(other)
+            found = ask(changed, default_profile(changed.cluster, changed.priced_as))
+            saved = 1.0 - min((per_token(changed, one) for one in found.ranking), default=now) / now
+            if "neighbour" in named and names == ("neighbour",):  # the nearest one is named, not the best
+                continue
+            # a second change beside a named one may save a little more
+            most = max([worth_of(names[0]), *(named[name] + 0.01 for name in names if name in named)])
+            assert saved <= most + ROUNDING, (names, other)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def as_searched(
         "scale": weighing.scale,
         "offset_s": weighing.offset,
         "most_s": np.where(np.isinf(weighing.most_s), 0.0, weighing.most_s),
-        "least_s": least_work_s(problem, rows, profile),
+        "least_s": least_work_s([problem], rows, profile)[0],
         "forward_s": passes.forward_s.sum(axis=1),
         "backward_s": passes.backward_s.sum(axis=1),
         "states_bytes": (memory.weights_bytes + memory.optimizer_bytes).sum(axis=1),

@@ -180,3 +180,16 @@ def test_the_table_of_a_page_has_the_settings_in_which_its_plans_differ() -> Non
     assert settings == ["mbs", "with"]
     assert [row.entries[-1][0] for row in table.rows] == ["", "recompute modules mlp"]
     assert table.note.endswith("Each plan has: CUDA graph full iteration.")
+
+
+def test_changes_that_save_little_share_a_line() -> None:
+    some = [replace(BF16, change=name, kind=name, saves=saves) for name, saves in
+            (("a", 0.3), ("b", 0.2), ("c", 0.1), ("d", 0.06), ("launcher trl", 0.02))]  # fmt: skip
+    offers = summary_of(an_answer(levers=tuple(some)), a_problem()).offers
+    assert [one.words for one in offers] == [
+        "a would save 30 % (numerics)", "b would save 20 % (numerics)", "c would save 10 % (numerics)",
+        "d 6 % and TRL 2 % less",
+    ]  # fmt: skip
+    assert offers[-1].option == "meshwright explain --levers"
+    (alone,) = summary_of(an_answer(levers=(replace(BF16, saves=0.02),)), a_problem()).offers
+    assert alone.option == "--allow gradient_dtype"

@@ -51,7 +51,7 @@ def test_on_unlike_nodes_the_launcher_is_one_that_places_stages() -> None:
 
 def test_nothing_is_said_of_launchers_that_are_hardly_faster() -> None:
     answer = answered(asked([("h100-sxm-80gb", 1)]))
-    assert all(one.kind != "launcher" or one.saves > 0.05 for one in answer.levers)
+    assert all(one.kind != "launcher" or one.saves > 0.01 for one in answer.levers)
     notes = answer.notes
     assert notes["launcher"].startswith("megatron-lm, for training over many GPUs")
 
