@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -621,7 +622,7 @@ class _Passes:
     """Rows with different passes if no weights are shared, and which of them each of all rows equals."""
 
     columns: Columns
-    groups: dict[str, Group]
+    groups: dict[str, Any]  # fields of a context, by name
     of_row: IntArray  # (n,)
 
     def under(self, problem: Problem, profile: Profile) -> Context:
