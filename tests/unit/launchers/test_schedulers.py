@@ -33,7 +33,8 @@ def schema(name: str, kind: str | None = None) -> dict[str, Any]:
 
 def asked(launcher: str = "megatron-lm") -> tuple[Plan, Problem, ExportBundle]:
     problem, answer = small_answer()
-    plan = answer.plans[0]
+    first = answer.plans[0]
+    plan = replace(first, config=replace(first.config, zero_stage=1))  # as every launcher shards
     return plan, problem, export(plan, problem, launcher)
 
 

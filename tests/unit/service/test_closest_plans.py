@@ -17,7 +17,7 @@ from tests.served.requests import run_here
 
 WORDS = (
     "plan", "--model", "qwen3-8b", "--gpu", "a100-sxm-40gb", "--gpus-per-node", "4", "--launcher", "trl",
-    "--global-batch-size", "16", "--seq-length", "4096",
+    "--global-batch-size", "16", "--seq-length", "4096", "--max-oom-probability", "0.01",
 )  # fmt: skip
 
 

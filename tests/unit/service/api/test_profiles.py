@@ -152,7 +152,7 @@ def test_a_calibration_that_nobody_asked_for_is_left_out_where_its_plans_cannot_
     assert worker.run_next()
     answer = client.get(f"/v1/jobs/{job}/plans").json()
     assert answer["state"] == "succeeded"
-    assert answer["plans"][0]["prediction"]["mfu"] < 0.56
+    assert answer["plans"][0]["prediction"]["mfu"] < 0.57
     assert "uncalibrated" in answer["notes"]["profile"]
     (said,) = [one for one in answer["warnings"] if incredible["profile"] in one]
     for part in ("left out", "runs aaa, aaa predicts", "% MFU", "DGXC-0188", "earlier version", "DELETE"):

@@ -396,6 +396,7 @@ COMMANDS = {
         "--cluster": Case(MEASURED_ON[0], base="clusters.csv --json"),
         "--out": "learnt.json",
         "--measure-next": "1",
+        "--log": Case("fewer.csv", base="problem.json --json", refused="no part of a step"),
         "--json": Case(base="runs.csv"),
     }),
     "validate": Command("runs.csv --json", {

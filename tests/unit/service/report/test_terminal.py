@@ -229,7 +229,7 @@ def test_a_priced_configuration_says_what_speaks_against_it() -> None:
         "Outside the measured range: operators.",
         "warning: links are assumed",
         "warning: breaks the rule that tp divides an island",
-        "warning: out-of-memory probability is 98.6 %; the limit is 1.0 %",
+        "warning: out-of-memory probability is 98.6 %; the limit is 5.0 %",
     ]
 
 

@@ -159,7 +159,7 @@ def test_launch_files_are_shown_and_saved_for_any_launcher(browser: TestClient, 
     assert saved.text == bundle["files"][name]
     assert browser.get(f"/plans/{first}/files/megatron-lm/none.sh").status_code == 404
     assert "torchtitan" in Page(browser.get(f"/plans/{first}/export?launcher=torchtitan").text).text
-    refused = browser.get(f"/plans/{first}/export?launcher=accelerate").text
+    refused = browser.get(f"/plans/{first}/export?launcher=flagscale").text
     assert "Get files for another launcher" in refused
     assert f'href="/plans/{first}/export?launcher=megatron-lm"' in refused
 

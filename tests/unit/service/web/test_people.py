@@ -90,7 +90,7 @@ def test_another_process_takes_an_attempt_back_and_new_keys_are_fetched(
 
 
 def test_a_provider_needs_the_address_to_come_back_to() -> None:
-    with pytest.raises(ValueError, match="MESHWRIGHT_OIDC_REDIRECT_URL"):
+    with pytest.raises(ValueError, match=r"oidc_redirect_url\n.*is required with MESHWRIGHT_OIDC_ISSUER"):
         Settings(oidc_issuer="http://id.example")
 
 

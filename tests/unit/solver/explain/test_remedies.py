@@ -166,9 +166,9 @@ def test_variables_that_a_constraint_ties_together_are_all_looked_at() -> None:
 
 
 def test_other_modules_to_replay_are_offered_where_whole_layers_must_not_be() -> None:
-    # 24 layers on one rank at 4 x 4096 tokens: 38 GiB hold them if other modules are replayed, not else
+    # 24 layers on one rank at 4 x 4096 tokens: 37 GiB hold them if other modules are replayed, not else
     problem, found = reasons(
-        38.0, recompute_granularity="selective", micro_batch_size=4, tensor_parallel_size=1,
+        37.0, recompute_granularity="selective", micro_batch_size=4, tensor_parallel_size=1,
         pipeline_parallel_size=1,
     )  # fmt: skip
     offered = next(words for words in found.changes if words.startswith("recompute_modules "))
