@@ -48,9 +48,12 @@ def _every_expert(_ctx: Context, moe: MoeSpec) -> float:
     return float(moe.top_k)
 
 
-def _never_blocking(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
+def _never_blocking(
+    ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray, ahead_s: FloatArray | float = 0.0
+) -> PassSeconds:
     """The CPU never waits for a kernel."""
-    return launched(replace(ctx, facts=replace(ctx.facts, launch_blocking=False)), kind, busy, floor_s)
+    apart = replace(ctx, facts=replace(ctx.facts, launch_blocking=False))
+    return launched(apart, kind, busy, floor_s, ahead_s)
 
 
 def _never_waiting(ctx: Context, kind: LayerKind) -> FloatArray:

@@ -45,7 +45,7 @@ def test_where_states_leave_no_room_smaller_ones_are_named(slow: tuple[Problem, 
     assert found["gradients"].settings == {"search.allow": ["gradient_dtype"]}
     assert found["optimizer"].settings == {"workload.optimizer": "adamw-bf16"}
     assert found["launcher"].settings == {"launcher": "megatron-bridge"}
-    assert min(found[kind].saves for kind in ("gradients", "optimizer", "launcher")) > 0.4
+    assert min(found[kind].saves for kind in ("gradients", "optimizer", "launcher")) > 0.1
     assert all("numerics" in found[kind].effect for kind in ("gradients", "optimizer", "launcher"))
     assert [one.saves for one in answer.levers] == sorted(
         (one.saves for one in answer.levers), reverse=True
