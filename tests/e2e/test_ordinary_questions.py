@@ -30,7 +30,7 @@ class Expected:
     gpus: int | None = None
     offloads: bool = False
     would_fit: tuple[str, ...] = ()  # parts of remedies
-    risk_below: float = 0.01
+    risk_below: float = 0.05
     says: str = ""  # in warnings and notes
 
 
@@ -47,9 +47,8 @@ EXPECTED = {
         launchers=("deepspeed", "torchtitan"), gpus=1, offloads=True
     ),
     "A 13B model on one V100 with offload": Expected(launchers=("deepspeed",), gpus=1, offloads=True),
-    "Train all weights of an 8B model on one H100": Expected(
-        code=NOTHING_FITS, launchers=TRAINERS, would_fit=("offload", "LoRA", "QLoRA")
-    ),
+    # 8 B weights, gradients and both moments in 2 bytes each are 60 of 80 GiB: Axolotl in pure bf16
+    "Train all weights of an 8B model on one H100": Expected(launchers=TRAINERS, gpus=1),
     "Use an 8-bit optimizer on one A10G": Expected(launchers=TRAINERS, gpus=1),
     "Train a model that sees on text alone": Expected(launchers=TRAINERS, gpus=1),
     "LoRA of a 70B model on 8 H100": Expected(launchers=TRAINERS, gpus=8),
@@ -57,10 +56,10 @@ EXPECTED = {
     "QLoRA of a 70B model on two RTX 3090": Expected(
         code=NOTHING_FITS, launchers=("trl",), would_fit=("'search.allow': ['offload']",)
     ),
-    "Train all weights of an 8B model on 4 A100 of 40 GB": Expected(
+    "Train all weights of an 8B model on 4 A100 of 40 GB": Expected(launchers=("trl",), gpus=4),
+    "Accept an out-of-memory risk of 1 % at most": Expected(
         code=NOTHING_FITS, launchers=("trl",), would_fit=("adamw-8bit", "out-of-memory risk", "LoRA")
     ),
-    "Accept an out-of-memory risk of 5 %": Expected(launchers=("trl",), gpus=4, risk_below=0.05),
     "Pre-train an 8B model on 8 H100": Expected(gpus=8),
     "Which launcher is fastest for an 8B model": Expected(launchers=("any",), gpus=8),
     "A 70B model on one DGX H100 with offload": Expected(gpus=8, offloads=True),

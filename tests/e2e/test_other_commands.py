@@ -217,8 +217,8 @@ def test_the_schema_is_brought_to_its_newest_revision(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("foo", "error: database_url: not a URL such as sqlite:"),
-        ("mysql://host/name", "error: database_url: only "),
+        ("foo", "error: --database-url: not a URL such as sqlite:"),
+        ("mysql://host/name", "error: --database-url: only "),
         (
             "postgresql://127.0.0.1:9/none",
             "error: the database cannot be reached: PostgreSQL at 127.0.0.1:9",

@@ -172,6 +172,7 @@ def _takes(problem: Problem, switch: Mapping[str, Any], setting: Mapping[str, An
         "shared experts": moe is not None and moe.shared_ffn_hidden_size > 0,
         "latent attention": problem.model.mla is not None,
         "no latent attention": problem.model.mla is None,
+        "no tower": problem.model.tower is None,
     }
     gpus = setting.get("gpus")
     able = [not gpus or {one.gpu.slug, one.gpu.architecture} & {*gpus} for one in problem.cluster.groups]
