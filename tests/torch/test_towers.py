@@ -33,7 +33,8 @@ RUN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", sorted(whole_types()))
+# Of transformers' own; Kimi K3 is planned by code that is published next to its weights.
+@pytest.mark.parametrize("model_type", sorted({*whole_types()} & {*CONFIG_MAPPING.keys()}))
 def test_a_drawn_config_has_as_many_parameters_as_the_model_that_transformers_builds(
     model_type: str,
 ) -> None:
