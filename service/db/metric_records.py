@@ -9,6 +9,7 @@ from itertools import accumulate
 from sqlalchemy import Column, Connection, Row, delete, func, insert, select
 
 from meshwright.service.db.clock import now_s
+from meshwright.service.db.rows import readable
 from meshwright.service.db.tables import (
     is_fleet,
     is_queued,
@@ -94,9 +95,7 @@ def last_searches(connection: Connection, *, most: int) -> list[EndedSearch]:
     ended = jobs.c.finished_at_s.is_not(None), jobs.c.kind.is_(None), jobs.c.num_children.is_(None)
     figures = (jobs.c.progress[name].as_float() for name in ("explored", "gap"))
     query = select(jobs.c.state, jobs.c.answer["status"].as_string(), jobs.c.cpu_s, *figures).where(*ended)
-    if connection.dialect.name == "sqlite":  # PostgreSQL keeps nothing else in such columns
-        readable = (func.coalesce(func.json_valid(one), 1) for one in (jobs.c.progress, jobs.c.answer))
-        query = query.where(*readable)
+    query = query.where(*readable(connection, jobs.c.progress, jobs.c.answer))
     found = connection.execute(query.order_by(jobs.c.finished_at_s.desc()).limit(most))
     return [EndedSearch(end=status or state, cpu_s=cpu_s, rows=rows, gap=gap)
             for state, status, cpu_s, rows, gap in found]  # fmt: skip

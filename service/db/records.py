@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 from meshwright.service.db.clock import now_s
-from meshwright.service.db.rows import all_of, one_of
+from meshwright.service.db.rows import all_of, one_of, readable
 from meshwright.service.db.tables import (
     CLOSEST_RANK,
     is_fleet,
@@ -391,8 +391,7 @@ def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> 
         question[("cluster", "groups", 0, "num_nodes")].as_integer().label("num_nodes"),
         question["name"].as_string().label("fleet"),
     ).where(jobs.c.tenant == tenant, jobs.c.id.in_(job_ids))
-    if connection.dialect.name == "sqlite":  # PostgreSQL keeps nothing else in such a column
-        query = query.where(func.json_valid(jobs.c.request))
+    query = query.where(*readable(connection, jobs.c.request))
     return {
         row.id: QuestionHeading(
             model=row.model or "",

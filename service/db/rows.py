@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Executable, Select, Table, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Executable, Select, Table, func, tuple_
 
 MAX_NAMES = 500  # in one statement; SQLite of some age allows 999 parameters
 Record = TypeVar("Record")
@@ -46,3 +46,10 @@ def in_parts(names: Collection[str]) -> Iterator[list[str]]:
     rest = iter(names)
     while part := list(islice(rest, MAX_NAMES)):
         yield part
+
+
+def readable(connection: Connection, *columns: Column[Any]) -> list[ColumnElement[bool]]:
+    """Return the conditions that columns hold JSON, or nothing: PostgreSQL keeps nothing else in them."""
+    if connection.dialect.name != "sqlite":
+        return []
+    return [func.coalesce(func.json_valid(one), 1) == 1 for one in columns]

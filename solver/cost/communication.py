@@ -239,9 +239,9 @@ def _sharded_s(
     AllGatherCoalescedHandle.wait``, ``stage3.py __add_grad_to_ipg_bucket``).
     """
     seconds, group = np.zeros_like(ctx.t), group or ctx.shard_group
-    copied = (weights.dense + weights.routed) * (2.0 * np.maximum(element_bytes, 2.0)) / ctx.hbm_bytes_per_s
     if ctx.facts.gathers_tensors or ctx.facts.gathers_modules:
-        seconds = np.where(group.size > 1, copied, 0.0)
+        moved = (weights.dense + weights.routed) * (2.0 * np.maximum(element_bytes, 2.0))
+        seconds = np.where(group.size > 1, moved / ctx.hbm_bytes_per_s, 0.0)
     if weights.dense.any():
         parts = _parts(ctx)
         payload = weights.dense * (element_bytes / parts)
