@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement, Connection, Executable, Select, Table, func, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, Executable, Select, Table, func, null, or_, tuple_
 
 MAX_NAMES = 500  # in one statement; SQLite of some age allows 999 parameters
 Record = TypeVar("Record")
@@ -52,4 +52,5 @@ def readable(connection: Connection, *columns: Column[Any]) -> list[ColumnElemen
     """Return the conditions that columns hold JSON, or nothing: PostgreSQL keeps nothing else in them."""
     if connection.dialect.name != "sqlite":
         return []
-    return [func.coalesce(func.json_valid(one), 1) == 1 for one in columns]
+    # json_valid of NULL is 0 in some releases of SQLite and NULL in others
+    return [or_(one.is_(null()), func.json_valid(one) == 1) for one in columns]

@@ -91,7 +91,8 @@ def test_plan_ids_of_commands_that_are_only_shown_were_printed_before_on_the_pag
 def test_a_page_shows_no_command_about_a_plan_that_it_did_not_find(page: Path) -> None:
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
         for one in exchanges(block["body"]):
-            for plan_id in re.findall(r"no plan \"([0-9a-f]{4,12})\"", "\n".join(one.shown)):
+            shown = "\n".join(one.shown)
+            for plan_id in re.findall(r"no saved plan starts with \"([0-9a-f]{4,12})\"", shown):
                 assert page.name == "troubleshooting.md", f"{plan_id}: {one.typed}"
 
 

@@ -16,7 +16,6 @@ import httpx
 import pytest
 from mcp import Client, StdioServerParameters
 
-from tests.processes.pace import pace
 from tests.processes.postgres_server import is_alive
 from tests.processes.quiet_clock import quiet_seconds
 from tests.processes.servers import HANGS_S, SERVE, RunningServer, Settings, environment, serving, until
@@ -240,11 +239,6 @@ def test_workers_leave_when_their_server_is_killed(tmp_path: Path) -> None:
         until(lambda: not is_alive(worker))  # who buries it, and when, is the machine's affair
 
 
-COMMAND = """import sys
-sys.argv[1:] = ["serve"]
-from meshwright.service.cli.main import main
-from tests.processes.pace import pace
-main()"""
 NOT_AT_A_START = {
     "alembic",
     "ortools",
@@ -252,23 +246,6 @@ NOT_AT_A_START = {
     "meshwright.solver.planner.variants",
     "meshwright.solver.search.feasible",
 }
-
-
-def cpu_s_of_a_start(settings: dict[str, str]) -> float:
-    with serving(settings, start=COMMAND) as running:
-        assert httpx.get(f"{running.url}/readyz").json()["ready"]
-        state = Path(f"/proc/{running.process.pid}/stat").read_text().rpartition(")")[2].split()
-        ticks = sum(map(int, state[11:15]))  # utime, stime and those of its children (man 5 proc)
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def test_a_server_answers_within_one_and_a_half_cpu_seconds_of_its_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # its modules are compiled once
-    settings = {"database_url": migrated(tmp_path / "meshwright.db"), "workers": "0"}
-    # one on a quiet machine; at best of three: neighbours on a core take of its caches
-    assert any(cpu_s_of_a_start(settings) < 1.5 * pace() for _ in range(3))
 
 
 def test_a_server_starts_without_search_readers_and_migrations(tmp_path: Path) -> None:
