@@ -1007,21 +1007,38 @@ def outside_bytes(ctx: Context) -> Outside:
     )
 
 
-def loading_bytes(ctx: Context, ranks: float) -> tuple[FloatArray, FloatArray]:
-    """Return host bytes of a node of ``ranks`` ranks while weights are read, and how many read, (n,) each.
+_STORED = 2.0  # bytes of a weight in a model's files, bf16 as most are
 
-    Each reader has all of them in the dtype that they are loaded in: below FSDP and ZeRO-3 every rank of
-    the node, with them one (``weights_read_by``). Weights of 8 and 4 bits are quantised on the GPU.
+
+def read_bytes(ctx: Context) -> float:
+    """Return the host bytes of a rank that reads all weights.
+
+    safetensors files are mapped: a tensor that keeps its dtype is a view of the page cache, which all ranks
+    share and the kernel takes back (transformers 5.23 ``core_model_loading.py:1319 _materialize_copy``,
+    ``modeling_utils.py:4561``). What takes memory is a copy: to fp32, or of experts that are stored one by
+    one and merged (``core_model_loading.py:259 MergeModulelist``). Weights of 8 and 4 bits are quantised on
+    the GPU.
     """
-    work, readers = ctx.workload, np.full_like(ctx.t, ranks)
+    work = ctx.workload
     quantised = ctx.frozen and work.base_precision not in WHOLE_PRECISIONS
     if ctx.facts.weights_read_by == "nobody" or quantised:
-        return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
-    alone = ctx.columns.zero_stage >= (SHARD_WEIGHTS if ctx.facts.weights_read_by == "first" else 2)
-    each = 2.0 if ctx.frozen and work.base_precision == "bf16" else ctx.facts.weight_bytes
-    each = each if ctx.frozen or ctx.optimizer.fp32_copy else 2.0
-    readers = np.where(alone, np.minimum(readers, 1.0), readers)
-    return readers * each * ctx.model.num_parameters(), readers
+        return 0.0
+    each = _STORED if ctx.frozen and work.base_precision == "bf16" else ctx.facts.weight_bytes
+    each = each if ctx.frozen or ctx.optimizer.fp32_copy else _STORED
+    return each * ctx.model.num_parameters() if each > _STORED or ctx.model.moe else 0.0
+
+
+def reads_alone_from(facts: FrameworkFacts) -> int:
+    """Return the ZeRO stage from which on one rank of a node reads for the others."""
+    return SHARD_WEIGHTS if facts.weights_read_by == "first" else SHARD_GRADIENTS
+
+
+def loading_bytes(ctx: Context, ranks: float) -> tuple[FloatArray, FloatArray]:
+    """Return host bytes of a node of ``ranks`` ranks while they read, and how many do, (n,) each."""
+    alone = ctx.columns.zero_stage >= reads_alone_from(ctx.facts)
+    each = read_bytes(ctx)
+    readers = np.where(alone, min(ranks, 1.0), ranks) * float(each > 0.0)
+    return readers * each, readers
 
 
 def gathered_bytes(ctx: Context) -> FloatArray:
