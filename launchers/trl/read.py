@@ -133,13 +133,13 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         run.workload, framework_options=options, optimizer=optimizer, **adapters, **projected
     )
     run = replace(run, workload=workload)
-    note_attention(fields, run.model, workload, run.launcher)
+    # wrapped: documents attend to one another (data_utils.py pack_dataset), as one of the whole length does
+    apart = fields.flag("packing") and str(fields.raw("packing_strategy") or "bfd") != "wrapped"
+    note_attention(fields, run.model, workload, run.launcher, packed=apart)
     if shares is None:  # no file sets their place on nodes
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:
             fields.note(trainer.REPLICAS)
-    # wrapped: documents attend to one another (data_utils.py pack_dataset), as one of the whole length does
-    apart = fields.flag("packing") and str(fields.raw("packing_strategy") or "bfd") != "wrapped"
     packed = "packing" if apart else ""
     return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread), packed=packed)
 

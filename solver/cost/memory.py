@@ -271,9 +271,9 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     heads = model.num_attention_heads / t
     kv_heads = np.maximum(model.num_kv_heads / t, 1.0) * (not model.borrows)  # borrowed ones are kept once
-    if ctx.masked.any():  # keys and values are repeated for every head of queries
-        kv_heads = kv_heads + ctx.masked * (heads - kv_heads)
-    keys = float(ctx.seq_length)
+    if (repeated := ctx.repeats_keys).any():  # for every head of queries
+        kv_heads = kv_heads + repeated * (heads - kv_heads)
+    keys = ctx.masked_keys
     if model.compression:
         keys += keys / model.rate if model.rate else 0.0
         if not ctx.facts.flash:  # ``repeat_kv`` copies keys and values for every head, those of entries too
@@ -297,7 +297,7 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     quantised = float(ctx.low_precision and not ctx.frozen) * model.v_head_dim  # as products read it
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised)  # 4: log-sum-exp
     if ctx.flash:
-        mask = ctx.masked * _MASK_BYTES * tokens * ctx.seq_length if ctx.masked.any() else 0.0
+        mask = ctx.masked * _MASK_BYTES * tokens * ctx.masked_keys if ctx.masked.any() else 0.0
         return flash + mask
     per_score = 5.0 if ctx.facts.dropout else 2.0
     # fp32 softmax; of all rows alike: fewer sequences keep less. DeepSeek-V4's has the scores' type

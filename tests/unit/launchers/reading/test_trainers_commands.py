@@ -393,6 +393,8 @@ def test_what_is_taken_where_no_argument_says_it_is_said() -> None:
     assert any("torch_dtype auto: the weights' own type" in note for note in auto.notes)
     eager = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}--attn_implementation eager")
     assert eager.workload.framework_options["attention_kernel"] == "torch"
+    flex = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}--attn_implementation flex_attention")
+    assert flex.workload.framework_options["attention_kernel"] == "flex"
 
 
 def test_deepspeeds_file_says_the_optimizer_before_the_arguments() -> None:
