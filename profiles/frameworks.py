@@ -104,12 +104,14 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "sub_group_size": (1.0, 1e15),
     "cpu_update_interval": (1.0, 1000.0),
     "selected_gradient_share": (0.01, 1.0),
+    "evaluation_batch_size": (0.0, 1e6),
     "power_limit_w": (0.0, 1e9),  # each GPU has a range of its own
 }
 _WHOLE = {
     "secondary_shard_size": "ranks",
     "cpu_update_interval": "steps",
     "sub_group_size": "weights",
+    "evaluation_batch_size": "samples",
 }  # what a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
@@ -166,6 +168,7 @@ class FrameworkFacts:
     optimizer_kernel: str  # fused: AdamW in one kernel; foreach: in torch's list operators, with a copy
     joins_packed_rows: bool  # packed rows of a micro-batch are one, which masks are made of
     weights_read_by: str  # who reads whole weights into host memory: nobody, or readers below
+    evaluation_batch_size: float  # samples of a rank that are evaluated together between steps; 0: none
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
     frees_gradients: bool  # after an update there are none until the next backward pass
     overlap_gradients: bool  # reduction runs under the backward pass

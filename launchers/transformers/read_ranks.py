@@ -558,6 +558,28 @@ def products_of(fields: Fields, launcher: str) -> Options:
     return options
 
 
+_EVALUATES = ("eval_strategy", "evaluation_strategy")
+_EVALUATED = "per_device_eval_batch_size"
+_SWIFTS_DATA = ("val_dataset", "cached_val_dataset", "split_dataset_ratio")
+
+
+def evaluation_of(fields: Fields) -> Options:
+    """Return how many samples a rank evaluates together between steps; empty if it evaluates nothing.
+
+    ms-swift evaluates where there is data to (4.6 ``arguments/sft_args.py _init_eval_strategy``). A number
+    that is not known counts nothing.
+    """
+    if fields.programs[0] == "ms-swift":
+        asked = any(fields.peek(name) not in (None, "", 0, "0", 0.0, "0.0", False) for name in _SWIFTS_DATA)
+    else:
+        asked = any(str(fields.peek(name) or "no").lower() not in ("no", "false") for name in _EVALUATES)
+    if not asked:
+        return {}
+    size = fields.peek(_EVALUATED)
+    number = fields.integer(_EVALUATED) if size is None or str(size).isdecimal() else 0
+    return {"evaluation_batch_size": number} if number else {}
+
+
 def kernel_option(found: str, launcher: str) -> Options:
     """Return the option of a named attention kernel; empty if it is the default of the price."""
     usual = framework_facts(framework_of(launcher)).attention_kernel

@@ -32,6 +32,7 @@ from meshwright.launchers.reading.known import Known, header_of, known_of
 from meshwright.launchers.reading.preferences import KINDS, Kind, samples_of, trls_kind
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers.read_ranks import (
+    evaluation_of,
     kernel_of,
     kernels_of,
     note_attention,
@@ -115,6 +116,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **bucket_option(size, run.launcher, run.configuration),
         **kernels_of(run.launcher, liger=liger, by_trl=True),
         **kinds,
+        **evaluation_of(fields),
         **accelerate.update_of(fields),
     }
     optimizer = trainer.optimizer_under(run, optimizer)

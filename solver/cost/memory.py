@@ -48,7 +48,16 @@ from meshwright.solver.cost.parameters import (
 from meshwright.solver.cost.reference import reference_bytes
 from meshwright.solver.cost.scores import eager_scores, passing_scores_bytes
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
-from meshwright.solver.cost.stages import BACKWARD, FORWARD, FRAGMENTS, LOSS, UPDATE, LayerLayout
+from meshwright.solver.cost.stages import (
+    BACKWARD,
+    EVALUATION,
+    FORWARD,
+    FRAGMENTS,
+    LOSS,
+    OF_HEAD,
+    UPDATE,
+    LayerLayout,
+)
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
@@ -709,6 +718,24 @@ def _growing(
     }
 
 
+def evaluated_bytes(ctx: Context) -> FloatArray:
+    """Return what an evaluation makes at once without gradients: logits, or what an MLP computes, (n,).
+
+    No activation is kept (transformers 5.23 ``trainer.py:3189 prediction_step``), logits are gone behind
+    their loss, unless a script's ``compute_metrics`` collects them (``:2868``). A loss that makes a part of
+    the logits at a time does here, too (Liger: ``:3265 skip_logits``). An MLP of single operators has its
+    input before and behind the norm, the activated gate, and both factors' product at once.
+    """
+    more = ctx.facts.evaluation_batch_size / ctx.micro_batch
+    its = replace(ctx, micro_batch=ctx.micro_batch * more, tokens=ctx.tokens * more)
+    model, moe = ctx.model, ctx.model.moe
+    width = max(
+        moe.ffn_hidden_size * moe.top_k + moe.shared_ffn_hidden_size if moe else 0, model.ffn_hidden_size
+    )
+    passing = 2.0 * its.tokens * (2.0 * model.hidden_size + 3.0 * width / ctx.t)
+    return np.maximum(loss_bytes(its)[0], passing)
+
+
 def loaded_bytes(ctx: Context, row: int, weights_bytes: float, states_bytes: float) -> float:
     """Return the weights of a stage before the first step: as stored, without casts and moments.
 
@@ -885,12 +912,18 @@ def memory_prices(
         before = {name: amount + casts[name] for name, amount in moments.items()}
         growing = _growing(ctx, before, ends, whole * numbers, counted * numbers)
         moments = {name: np.where(grows, growing[name], amount) for name, amount in moments.items()}
+    if ctx.facts.evaluation_batch_size:
+        held = (bytes_of["gradients_bytes"] * np.array([*counts, 1.0, 1.0])).sum(axis=1)
+        absent = held * (ctx.facts.frees_gradients & ~(zero > 0 if grows is None else grows))
+        in_training = np.maximum(forward + head_copy, ctx.full * into)
+        own = evaluated_bytes(ctx) + head_copy - in_training - of_layers - absent
+        moments[EVALUATION] = moments[FORWARD] + own
     alone = (ctx.columns.num_gpus == 1).astype(np.float64)
     moments = {name: amount * ctx.element_scale for name, amount in moments.items()}
     return {
         **ctx.sharding.turns,
         **{name: amount * ctx.element_scale for name, amount in bytes_of.items()},
-        "head_workspace_bytes": np.maximum(moments[FORWARD], moments[LOSS]),
+        "head_workspace_bytes": np.maximum.reduce([moments[name] for name in OF_HEAD if name in moments]),
         "replay_workspace_bytes": np.maximum(moments[BACKWARD], moments[UPDATE]),
         "moments": moments,
         "context_bytes": ctx.constants.context_bytes - _COMMUNICATORS_BYTES * alone,

@@ -373,6 +373,21 @@ def test_processes_without_a_gpu_each_are_refused(start: str, says: str) -> None
         read(f"{start} train.py {ARGUMENTS}")
 
 
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [
+        ("--eval_strategy steps ", 8),  # TrainingArguments
+        ("--eval_strategy epoch --per_device_eval_batch_size 2 ", 2),
+        ("--evaluation_strategy steps --per_device_eval_batch_size $EVAL ", None),
+        ("--eval_strategy no --per_device_eval_batch_size 2 ", None),
+        ("--per_device_eval_batch_size 2 ", None),
+    ],
+)
+def test_samples_are_evaluated_together_where_a_strategy_asks_for_it(more: str, size: int | None) -> None:
+    options = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}{more}").workload.framework_options
+    assert options.get("evaluation_batch_size") == size
+
+
 def test_a_command_sees_the_variables_that_it_starts_with() -> None:
     # what is evaluated afterwards on one GPU was trained on four
     script = (
