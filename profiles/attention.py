@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from meshwright.profiles.model import ModelSpec
 
 # Words of ``attention_kernel``: what transformers takes unless told otherwise; torch's choice; scores in
-# plain operators.
-AUTO, SDPA, EAGER = "auto", "sdpa", "torch"
+# plain operators; torch's compiled kernel, which skips blocks of scores that no query needs.
+AUTO, SDPA, EAGER, FLEX = "auto", "sdpa", "torch", "flex"
 _FILE = CATALOG / "attention.yaml"
 
 

@@ -32,7 +32,7 @@ QUANTIZED_GRADIENT_BYTES = 0.5
 # Options that take a word, and the words they take.
 OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "attention_kernel": (
-        "flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "megatron-fused", "torch",
+        "flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "flex", "megatron-fused", "torch",
         "efficient", "sdpa", "auto",
     ),
     "transformers_release": transformers_releases(),
@@ -104,12 +104,14 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "sub_group_size": (1.0, 1e15),
     "cpu_update_interval": (1.0, 1000.0),
     "selected_gradient_share": (0.01, 1.0),
+    "evaluation_batch_size": (0.0, 1e6),
     "power_limit_w": (0.0, 1e9),  # each GPU has a range of its own
 }
 _WHOLE = {
     "secondary_shard_size": "ranks",
     "cpu_update_interval": "steps",
     "sub_group_size": "weights",
+    "evaluation_batch_size": "samples",
 }  # what a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
@@ -118,7 +120,7 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "clips_apart", "frees_gradients", "weights_read_by",
+    "autocasts", "clips_apart", "frees_gradients", "weights_read_by", "joins_packed_rows",
     "reduces_copies", "bucketed_stages", "bucket_weights", "keeps_buckets", "copies_units", "latents_whole",
     "low_precision_sequences", "balances_by_neighbours", "routes_padding",
 }  # fmt: skip
@@ -132,7 +134,7 @@ _FOREIGN_OFFLOADS = ("mlp_act",)  # MaxText's mlpwi
 _NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
 # Of torch's ``scaled_dot_product_attention``: documents and windows are a mask.
 MASKING_KERNELS = ("efficient", "sdpa", "auto")
-FLASH_KERNELS = ("flash1", "flash2", "flash3", "flash4", "cudnn", "triton", *MASKING_KERNELS)
+FLASH_KERNELS = ("flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "flex", *MASKING_KERNELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,9 @@ class FrameworkFacts:
 
     name: str
     stack: str  # the set of constants fitted for it
-    attention_kernel: str  # flash*, cudnn, triton, efficient: no score matrix; megatron-fused, torch: one
+    attention_kernel: (
+        str  # flash*, cudnn, triton, flex, efficient: no score matrix; megatron-fused, torch: one
+    )
     transformers_release: str  # with the rules of ``profiles/attention.py``
     elementwise_fused: bool  # bias, activation, rotary embedding and residual: one kernel for each group
     norm_fused: bool  # norms keep their input only
@@ -162,7 +166,9 @@ class FrameworkFacts:
     accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
     clips_apart: bool  # clipping moves gradients on top of what the constant of an update has
     optimizer_kernel: str  # fused: AdamW in one kernel; foreach: in torch's list operators, with a copy
+    joins_packed_rows: bool  # packed rows of a micro-batch are one, which masks are made of
     weights_read_by: str  # who reads whole weights into host memory: nobody, or readers below
+    evaluation_batch_size: float  # samples of a rank that are evaluated together between steps; 0: none
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
     frees_gradients: bool  # after an update there are none until the next backward pass
     overlap_gradients: bool  # reduction runs under the backward pass

@@ -28,7 +28,7 @@ ATTENTION = {
     "flash1": "flash_attention_2", "flash2": "flash_attention_2", "flash3": "flash_attention_3",
     "flash4": "flash_attention_4",
     "cudnn": "sdpa", "efficient": "sdpa", "sdpa": "sdpa", "torch": "eager", "megatron-fused": "eager",
-    "triton": "flex_attention",
+    "triton": "flex_attention", "flex": "flex_attention",
 }  # fmt: skip
 _PREFIX = "parallelism_config_"
 

@@ -323,6 +323,7 @@ def trainer_run(
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
         **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=_is_trls(fields, tool)),
         **(adapters.options_of(fields, usual=tool.dropout) if tuned["lora_rank"] else {}),
+        **ranks.evaluation_of(fields),
         **update_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
     }
     tuned = _as_run(fields, tool, found, tuned)

@@ -482,7 +482,7 @@ _PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")  # of acceler
 
 # Attention kernels by transformers' names (AttentionInterface) that its exporter writes, and by those of
 # ms-swift and LLaMA-Factory.
-_NAMED = ("flash4", "flash3", "flash2", "sdpa", "torch", "triton")
+_NAMED = ("flash4", "flash3", "flash2", "sdpa", "torch", "flex")
 _KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
     "flash_attn": "flash2", "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash2",
     "disabled": "torch", "auto": AUTO,
@@ -490,7 +490,7 @@ _KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
 
 
 # Axolotl's older switches (0.19.0 ``utils/schemas/enums.py LEGACY_ATTN_FLAG_TO_IMPL``).
-_FLAGGED = {"flash_attention": "flash2", "flex_attention": "triton", "sdp_attention": "sdpa"}
+_FLAGGED = {"flash_attention": "flash2", "flex_attention": "flex", "sdp_attention": "sdpa"}
 _KERNEL_NAMES = ("attn_implementation", "attn_impl", "flash_attn")  # the last is LLaMA-Factory's
 
 
@@ -508,8 +508,13 @@ def kernel_of(fields: Fields, launcher: str, configuration: Configuration) -> Op
     return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
 
 
-def note_attention(fields: Fields, model: ModelSpec, workload: Workload, launcher: str) -> None:
-    """Note which attention is taken where that is not what was asked, or costs more than it seems."""
+def note_attention(
+    fields: Fields, model: ModelSpec, workload: Workload, launcher: str, *, packed: bool = False
+) -> None:
+    """Note which attention is taken where that is not what was asked, or costs more than it seems.
+
+    ``packed``: documents are packed, and attend to themselves alone.
+    """
     facts = with_options(framework_facts(framework_of(launcher)), workload.framework_options)
     if facts.attention_kernel == AUTO:
         taken = implementation(model, facts.transformers_release)
@@ -518,6 +523,12 @@ def note_attention(fields: Fields, model: ModelSpec, workload: Workload, launche
             fields.note(f"no attention is named, and {name} is taken, not sdpa: {taken.why}")
             return
     elif facts.attention_kernel != SDPA:
+        return
+    if facts.joins_packed_rows and packed:
+        fields.note(
+            "packing joins the rows of a micro-batch, and sdpa gets an explicit mask of all its tokens "
+            "against all. flash_attention_2 and flex_attention skip those of other documents"
+        )
         return
     window, local = model.sliding_window, model.local_layers().count(True)
     if model.causal and window is not None and workload.seq_length >= window:
@@ -545,6 +556,28 @@ def products_of(fields: Fields, launcher: str) -> Options:
     if single not in (None, "auto") and fields.flag("tf32") != usual.tf32_products:
         options["tf32_products"] = not usual.tf32_products
     return options
+
+
+_EVALUATES = ("eval_strategy", "evaluation_strategy")
+_EVALUATED = "per_device_eval_batch_size"
+_SWIFTS_DATA = ("val_dataset", "cached_val_dataset", "split_dataset_ratio")
+
+
+def evaluation_of(fields: Fields) -> Options:
+    """Return how many samples a rank evaluates together between steps; empty if it evaluates nothing.
+
+    ms-swift evaluates where there is data to (4.6 ``arguments/sft_args.py _init_eval_strategy``). A number
+    that is not known counts nothing.
+    """
+    if fields.programs[0] == "ms-swift":
+        asked = any(fields.peek(name) not in (None, "", 0, "0", 0.0, "0.0", False) for name in _SWIFTS_DATA)
+    else:
+        asked = any(str(fields.peek(name) or "no").lower() not in ("no", "false") for name in _EVALUATES)
+    if not asked:
+        return {}
+    size = fields.peek(_EVALUATED)
+    number = fields.integer(_EVALUATED) if size is None or str(size).isdecimal() else 0
+    return {"evaluation_batch_size": number} if number else {}
 
 
 def kernel_option(found: str, launcher: str) -> Options:

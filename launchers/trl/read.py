@@ -32,6 +32,7 @@ from meshwright.launchers.reading.known import Known, header_of, known_of
 from meshwright.launchers.reading.preferences import KINDS, Kind, samples_of, trls_kind
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers.read_ranks import (
+    evaluation_of,
     kernel_of,
     kernels_of,
     note_attention,
@@ -115,6 +116,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         **bucket_option(size, run.launcher, run.configuration),
         **kernels_of(run.launcher, liger=liger, by_trl=True),
         **kinds,
+        **evaluation_of(fields),
         **accelerate.update_of(fields),
     }
     optimizer = trainer.optimizer_under(run, optimizer)
@@ -133,13 +135,13 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         run.workload, framework_options=options, optimizer=optimizer, **adapters, **projected
     )
     run = replace(run, workload=workload)
-    note_attention(fields, run.model, workload, run.launcher)
+    # wrapped: documents attend to one another (data_utils.py pack_dataset), as one of the whole length does
+    apart = fields.flag("packing") and str(fields.raw("packing_strategy") or "bfd") != "wrapped"
+    note_attention(fields, run.model, workload, run.launcher, packed=apart)
     if shares is None:  # no file sets their place on nodes
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:
             fields.note(trainer.REPLICAS)
-    # wrapped: documents attend to one another (data_utils.py pack_dataset), as one of the whole length does
-    apart = fields.flag("packing") and str(fields.raw("packing_strategy") or "bfd") != "wrapped"
     packed = "packing" if apart else ""
     return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread), packed=packed)
 

@@ -347,6 +347,7 @@ MOMENTS = {
     "forward": "in the forward pass",
     "backward": "in the backward pass",
     "optimizer step": "in the optimizer step",
+    "evaluation": "while it evaluates",
 }
 
 

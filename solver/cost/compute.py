@@ -34,15 +34,19 @@ _NARROWER = 0.25  # if a table does not state it: FlashAttention 2 loses 1.2 for
 # (arXiv:2407.08608). Blackwell's table is an inference kernel's: cuDNN's training kernel exceeds it (open
 # Megatron-Bridge runs), older ones run Hopper's or Ampere's instructions; FlashAttention 4 is 1.1 to 1.3
 # times as fast as cuDNN's there (Zadouri et al. 2026, arXiv:2603.05451). torch's efficient kernel is
-# xFormers' of FlashAttention 1 (arXiv:2307.08691, figures 4 to 6, has both).
+# xFormers' of FlashAttention 1 (arXiv:2307.08691, figures 4 to 6, has both). torch's flex_attention reaches
+# 0.90 of FlashAttention 2 forward and 0.85 backward, twice as long (pytorch.org/blog/flexattention).
+_FLEX = 3.0 / (1.0 / 0.90 + 2.0 / 0.85)
 _KERNEL_RATES: Mapping[str, Mapping[str, float]] = {
-    "ampere": {"flash1": 0.5, "triton": 0.85, "efficient": 0.5},
-    "hopper": {"flash1": 0.3, "triton": 0.45, "flash2": 0.6, "efficient": 0.3},
+    "ampere": {"flash1": 0.5, "triton": 0.85, "flex": _FLEX, "efficient": 0.5},
+    "ada": {"flex": _FLEX},
+    "hopper": {"flash1": 0.3, "triton": 0.45, "flash2": 0.6, "flex": 0.6 * _FLEX, "efficient": 0.3},
     "blackwell": {
         "efficient": 0.2,
         "flash1": 0.2,
         "triton": 0.4,
         "flash2": 0.4,
+        "flex": 0.4 * _FLEX,
         "flash3": 0.5,
         "cudnn": 1.15,
         "flash4": 1.3,
@@ -412,7 +416,7 @@ def _core_attention(ctx: Context) -> PassSeconds:
         forward = forward * _masked_slowdown(ctx)
         forward = model.num_attentions * forward + index_s
         return PassSeconds(forward=forward, backward=forward * ctx.operators.attention_backward)
-    keys = ctx.seq_length * (1.0 + (1.0 / model.rate if model.rate else 0.0))  # and entries of them
+    keys = ctx.masked_keys * (1.0 + (1.0 / model.rate if model.rate else 0.0))  # and entries of them
     scores = model.num_attentions * ctx.tokens * model.num_attention_heads / ctx.t * keys
     width = model.head_dim + model.v_head_dim
     multiply = 2.0 * scores * width / (ctx.gpu.peak_bf16_flops * ctx.constants.score_gemm)
@@ -432,14 +436,15 @@ def _core_attention(ctx: Context) -> PassSeconds:
 def _masked_slowdown(ctx: Context) -> FloatArray | float:
     """Return how much longer kernels of torch's choice take by their explicit masks, (n,).
 
-    A mask is added to every score: none is left out, neither those above the diagonal nor beyond a window.
+    A mask is added to every score: none is left out, neither those above the diagonal, nor beyond a window,
+    nor between documents.
     """
     share = ctx.masked
     if not share.any():
         return 1.0
     slower = _rate_of(ctx, ctx.kernel) / _rate_of(ctx, ctx.masked_kernel)
     slower /= _MASKED.get(ctx.masked_kernel, 1.0)
-    scores = share * slower * ctx.seq_length + (1.0 - share) * (ctx.seq_length + 1.0) / 2.0
+    scores = share * slower * ctx.masked_keys + (1.0 - share) * (ctx.seq_length + 1.0) / 2.0
     return scores / ctx.model.attended_tokens(ctx.seq_length)
 
 

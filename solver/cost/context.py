@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.profiles.adapters import PACKED_BYTES, TRAINED_MODULES, BasePrecision, is_packed
-from meshwright.profiles.attention import AUTO, SDPA, implementation, torchs_kernel
+from meshwright.profiles.attention import AUTO, FLEX, SDPA, implementation, torchs_kernel
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
@@ -375,6 +375,29 @@ class Context:
             return np.full_like(self.t, local)
         every = (self.micro_batch > 1) | (lengths.batching != "padding_to_longest")
         return np.where(every, 1.0, local)
+
+    @cached_property
+    def masked_keys(self) -> FloatArray | float:
+        """Return the keys that a row of scores has where documents are a mask.
+
+        Of the whole micro-batch where its packed rows are joined.
+        """
+        lengths = self.workload.lengths
+        packed = lengths is not None and lengths.batching == "packing"
+        joined = packed and self.facts.joins_packed_rows
+        return self.seq_length * self.micro_batch if joined else float(self.seq_length)
+
+    @cached_property
+    def repeats_keys(self) -> FloatArray:
+        """Return the share of layers that copy keys and values for every head of queries, (n,).
+
+        Under an explicit mask (transformers 5.23 ``sdpa_attention.py:38 use_gqa_in_sdpa``), and in front of
+        flex_attention where the heads are no power of 2 (``flex_attention.py:302``).
+        """
+        if self.kernel != FLEX:
+            return self.masked
+        heads = self.model.num_attention_heads / self.t
+        return (np.log2(heads) % 1.0 != 0.0).astype(np.float64)
 
     @cached_property
     def never_fuses_softmax(self) -> bool:
@@ -763,7 +786,7 @@ def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> s
 
 
 # Attention of fp32: torch's efficient kernel takes it, and so does Megatron's softmax.
-_WIDE = {"sdpa": "sdpa", "efficient": "efficient", "megatron-fused": "megatron-fused"}
+_WIDE = {"sdpa": "sdpa", "flex": "flex", "efficient": "efficient", "megatron-fused": "megatron-fused"}
 _BF16_BYTES, _FP32_OPTIMIZER_BYTES, _FP32_MOVED = 2.0, 4.0, 28.0 / 30.0
 
 

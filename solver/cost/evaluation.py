@@ -24,6 +24,7 @@ from meshwright.solver.cost.memory import loaded_bytes
 from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, PricedPipelines
 from meshwright.solver.cost.stages import (
     ALLOCATED,
+    EVALUATION,
     FORWARD,
     LOSS,
     OF_HEAD,
@@ -112,10 +113,17 @@ class Stage:
         """Return memory by term at the peak, rounded to bytes."""
         terms = self.on.stages.memory_bytes
         found = {name: round(float(value[self.row, self.stage])) for name, value in terms.items()}
-        if self.peak_moment == UPDATE:  # no activation is left, and more takes its place
-            found["workspace"] += found["activations"]
-            found["activations"] = 0
+        for name in self._gone:  # more takes its place
+            found["workspace"] += found[name]
+            found[name] = 0
         return found
+
+    @property
+    def _gone(self) -> tuple[str, ...]:
+        """Return the terms that are over at the peak."""
+        if self.peak_moment == EVALUATION and self.on.context.facts.frees_gradients:
+            return ("activations", "gradients")
+        return ("activations",) if self.peak_moment in (UPDATE, EVALUATION) else ()
 
     @cached_property
     def workspaces(self) -> dict[str, float]:

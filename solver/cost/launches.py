@@ -199,7 +199,7 @@ def _core_kernels(ctx: Context) -> FloatArray | float:
     repeated = _REPEATED * (ctx.model.num_kv_heads < ctx.model.num_attention_heads)
     if eager := eager_scores(ctx):
         return eager.kernels + repeated + 1.0  # and the output is laid out by tokens
-    return 1.0 + ctx.masked * (repeated + _MASK) if ctx.masked.any() else 1.0
+    return 1.0 + ctx.repeats_keys * repeated + ctx.masked * _MASK
 
 
 def _ungrouped_s(ctx: Context, kind: LayerKind) -> FloatArray | float:

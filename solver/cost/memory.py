@@ -48,7 +48,16 @@ from meshwright.solver.cost.parameters import (
 from meshwright.solver.cost.reference import reference_bytes
 from meshwright.solver.cost.scores import eager_scores, passing_scores_bytes
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
-from meshwright.solver.cost.stages import BACKWARD, FORWARD, FRAGMENTS, LOSS, UPDATE, LayerLayout
+from meshwright.solver.cost.stages import (
+    BACKWARD,
+    EVALUATION,
+    FORWARD,
+    FRAGMENTS,
+    LOSS,
+    OF_HEAD,
+    UPDATE,
+    LayerLayout,
+)
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
@@ -271,9 +280,9 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     heads = model.num_attention_heads / t
     kv_heads = np.maximum(model.num_kv_heads / t, 1.0) * (not model.borrows)  # borrowed ones are kept once
-    if ctx.masked.any():  # keys and values are repeated for every head of queries
-        kv_heads = kv_heads + ctx.masked * (heads - kv_heads)
-    keys = float(ctx.seq_length)
+    if (repeated := ctx.repeats_keys).any():  # for every head of queries
+        kv_heads = kv_heads + repeated * (heads - kv_heads)
+    keys = ctx.masked_keys
     if model.compression:
         keys += keys / model.rate if model.rate else 0.0
         if not ctx.facts.flash:  # ``repeat_kv`` copies keys and values for every head, those of entries too
@@ -297,7 +306,7 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     quantised = float(ctx.low_precision and not ctx.frozen) * model.v_head_dim  # as products read it
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised)  # 4: log-sum-exp
     if ctx.flash:
-        mask = ctx.masked * _MASK_BYTES * tokens * ctx.seq_length if ctx.masked.any() else 0.0
+        mask = ctx.masked * _MASK_BYTES * tokens * ctx.masked_keys if ctx.masked.any() else 0.0
         return flash + mask
     per_score = 5.0 if ctx.facts.dropout else 2.0
     # fp32 softmax; of all rows alike: fewer sequences keep less. DeepSeek-V4's has the scores' type
@@ -709,6 +718,24 @@ def _growing(
     }
 
 
+def evaluated_bytes(ctx: Context) -> FloatArray:
+    """Return what an evaluation makes at once without gradients: logits, or what an MLP computes, (n,).
+
+    No activation is kept (transformers 5.23 ``trainer.py:3189 prediction_step``), logits are gone behind
+    their loss, unless a script's ``compute_metrics`` collects them (``:2868``). A loss that makes a part of
+    the logits at a time does here, too (Liger: ``:3265 skip_logits``). An MLP of single operators has its
+    input before and behind the norm, the activated gate, and both factors' product at once.
+    """
+    more = ctx.facts.evaluation_batch_size / ctx.micro_batch
+    its = replace(ctx, micro_batch=ctx.micro_batch * more, tokens=ctx.tokens * more)
+    model, moe = ctx.model, ctx.model.moe
+    width = max(
+        moe.ffn_hidden_size * moe.top_k + moe.shared_ffn_hidden_size if moe else 0, model.ffn_hidden_size
+    )
+    passing = 2.0 * its.tokens * (2.0 * model.hidden_size + 3.0 * width / ctx.t)
+    return np.maximum(loss_bytes(its)[0], passing)
+
+
 def loaded_bytes(ctx: Context, row: int, weights_bytes: float, states_bytes: float) -> float:
     """Return the weights of a stage before the first step: as stored, without casts and moments.
 
@@ -885,12 +912,18 @@ def memory_prices(
         before = {name: amount + casts[name] for name, amount in moments.items()}
         growing = _growing(ctx, before, ends, whole * numbers, counted * numbers)
         moments = {name: np.where(grows, growing[name], amount) for name, amount in moments.items()}
+    if ctx.facts.evaluation_batch_size:
+        held = (bytes_of["gradients_bytes"] * np.array([*counts, 1.0, 1.0])).sum(axis=1)
+        absent = held * (ctx.facts.frees_gradients & ~(zero > 0 if grows is None else grows))
+        in_training = np.maximum(forward + head_copy, ctx.full * into)
+        own = evaluated_bytes(ctx) + head_copy - in_training - of_layers - absent
+        moments[EVALUATION] = moments[FORWARD] + own
     alone = (ctx.columns.num_gpus == 1).astype(np.float64)
     moments = {name: amount * ctx.element_scale for name, amount in moments.items()}
     return {
         **ctx.sharding.turns,
         **{name: amount * ctx.element_scale for name, amount in bytes_of.items()},
-        "head_workspace_bytes": np.maximum(moments[FORWARD], moments[LOSS]),
+        "head_workspace_bytes": np.maximum.reduce([moments[name] for name in OF_HEAD if name in moments]),
         "replay_workspace_bytes": np.maximum(moments[BACKWARD], moments[UPDATE]),
         "moments": moments,
         "context_bytes": ctx.constants.context_bytes - _COMMUNICATORS_BYTES * alone,
@@ -1007,21 +1040,38 @@ def outside_bytes(ctx: Context) -> Outside:
     )
 
 
-def loading_bytes(ctx: Context, ranks: float) -> tuple[FloatArray, FloatArray]:
-    """Return host bytes of a node of ``ranks`` ranks while weights are read, and how many read, (n,) each.
+_STORED = 2.0  # bytes of a weight in a model's files, bf16 as most are
 
-    Each reader has all of them in the dtype that they are loaded in: below FSDP and ZeRO-3 every rank of
-    the node, with them one (``weights_read_by``). Weights of 8 and 4 bits are quantised on the GPU.
+
+def read_bytes(ctx: Context) -> float:
+    """Return the host bytes of a rank that reads all weights.
+
+    safetensors files are mapped: a tensor that keeps its dtype is a view of the page cache, which all ranks
+    share and the kernel takes back (transformers 5.23 ``core_model_loading.py:1319 _materialize_copy``,
+    ``modeling_utils.py:4561``). What takes memory is a copy: to fp32, or of experts that are stored one by
+    one and merged (``core_model_loading.py:259 MergeModulelist``). Weights of 8 and 4 bits are quantised on
+    the GPU.
     """
-    work, readers = ctx.workload, np.full_like(ctx.t, ranks)
+    work = ctx.workload
     quantised = ctx.frozen and work.base_precision not in WHOLE_PRECISIONS
     if ctx.facts.weights_read_by == "nobody" or quantised:
-        return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
-    alone = ctx.columns.zero_stage >= (SHARD_WEIGHTS if ctx.facts.weights_read_by == "first" else 2)
-    each = 2.0 if ctx.frozen and work.base_precision == "bf16" else ctx.facts.weight_bytes
-    each = each if ctx.frozen or ctx.optimizer.fp32_copy else 2.0
-    readers = np.where(alone, np.minimum(readers, 1.0), readers)
-    return readers * each * ctx.model.num_parameters(), readers
+        return 0.0
+    each = _STORED if ctx.frozen and work.base_precision == "bf16" else ctx.facts.weight_bytes
+    each = each if ctx.frozen or ctx.optimizer.fp32_copy else _STORED
+    return each * ctx.model.num_parameters() if each > _STORED or ctx.model.moe else 0.0
+
+
+def reads_alone_from(facts: FrameworkFacts) -> int:
+    """Return the ZeRO stage from which on one rank of a node reads for the others."""
+    return SHARD_WEIGHTS if facts.weights_read_by == "first" else SHARD_GRADIENTS
+
+
+def loading_bytes(ctx: Context, ranks: float) -> tuple[FloatArray, FloatArray]:
+    """Return host bytes of a node of ``ranks`` ranks while they read, and how many do, (n,) each."""
+    alone = ctx.columns.zero_stage >= reads_alone_from(ctx.facts)
+    each = read_bytes(ctx)
+    readers = np.where(alone, min(ranks, 1.0), ranks) * float(each > 0.0)
+    return readers * each, readers
 
 
 def gathered_bytes(ctx: Context) -> FloatArray:

@@ -48,7 +48,7 @@ def passing_scores_bytes(ctx: Context) -> FloatArray:
     eager = eager_scores(ctx) if ctx.model.mixes_tokens and not ctx.model.own_mixer else None
     if eager is None:
         return np.zeros_like(ctx.t)
-    return ctx.tokens * ctx.model.num_attention_heads / ctx.t * ctx.seq_length * eager.passing
+    return ctx.tokens * ctx.model.num_attention_heads / ctx.t * ctx.masked_keys * eager.passing
 
 
 def eager_scores(ctx: Context) -> Scores | None:

@@ -266,10 +266,11 @@ _BY_PART = (
 
 
 # When a rank may hold most: with every activation at the end of a forward pass or in the loss's backward
-# pass (both on the head's rank alone), in a layer's, or when weights are updated and no activation is left.
-# Of equal ones, the first counts.
-LOSS, FORWARD, BACKWARD, UPDATE = MOMENTS = ("loss", "forward", "backward", "optimizer step")
-OF_HEAD = (LOSS, FORWARD)
+# pass (both on the head's rank alone), in a layer's, when weights are updated and no activation is left, or
+# where something is evaluated between steps. Of equal ones, the first counts.
+MOMENTS = ("loss", "forward", "backward", "optimizer step", "evaluation")
+LOSS, FORWARD, BACKWARD, UPDATE, EVALUATION = MOMENTS
+OF_HEAD = (LOSS, FORWARD, EVALUATION)
 ALLOCATED = ("weights", "gradients", "optimizer", "activations", "workspace", "buffers")  # in tensors
 MEMORY_TERMS = (*ALLOCATED, "context", "reserve")
 

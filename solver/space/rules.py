@@ -36,7 +36,7 @@ from meshwright.solver.configuration import (
     is_one_of,
 )
 from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, context_of, is_offloaded, same_ranks
-from meshwright.solver.cost.memory import Outside, held_first, outside_bytes
+from meshwright.solver.cost.memory import Outside, held_first, outside_bytes, read_bytes, reads_alone_from
 from meshwright.solver.problem import Problem, batch_sizes, meshes_of
 from meshwright.solver.schedules.schedule import (
     IN_GROUPS,
@@ -95,6 +95,32 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
     )
     if "offload" in problem.options.allow:
         yield _drive_rule(problem)
+    yield from _loading_rule(problem)
+
+
+def _loading_rule(problem: Problem) -> Iterator[Rule]:
+    """Yield the limit of a node whose ranks read the model, if some rows break it."""
+    nodes = problem.cluster.groups
+    ctx = context_of(
+        problem, Columns.of([Configuration()]), default_profile(problem.cluster, problem.priced_as)
+    )
+    each, alone_from = read_bytes(ctx), reads_alone_from(ctx.facts)
+    room = usable_host_bytes(problem) * min(group.gpus_per_node for group in nodes)
+    if max(group.gpus_per_node for group in nodes) * each <= room:
+        return
+    readers = int(room // each)  # that a node has memory for
+    alone = f"zero_stage >= {alone_from} or " if readers else ""
+    yield Rule(
+        name="weights that ranks read fit the hosts",
+        reason=f"each rank of a node takes {each / GIB:.0f} GiB to read the model, from zero_stage "
+        f"{alone_from} on one alone, and {room / GIB:.0f} GiB of a node's host memory may be filled",
+        reads=(
+            "tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size",
+            "data_parallel_size", "zero_stage",
+        ),
+        violated=lambda c: np.where(c.zero_stage >= alone_from, 1, c.num_gpus) > readers,
+        form=(f"{alone}num_gpus <= {readers}",),
+    )  # fmt: skip
 
 
 def _drive_rule(problem: Problem) -> Rule:

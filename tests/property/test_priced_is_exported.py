@@ -47,7 +47,7 @@ from tests.property.test_reading_every_launcher import MAIN, priced
 Option = str | float | bool
 # Kernels that a launcher calls by one name: the file says no more, and the first of them is read. The
 # efficient one is torch's own choice under sdpa.
-ONE_NAME = {"flash1", "triton", "torch", "megatron-fused", "efficient"}
+ONE_NAME = {"flash1", "triton", "flex", "torch", "megatron-fused", "efficient"}
 
 
 def targets(launcher: str) -> list[Target]:

@@ -373,6 +373,21 @@ def test_processes_without_a_gpu_each_are_refused(start: str, says: str) -> None
         read(f"{start} train.py {ARGUMENTS}")
 
 
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [
+        ("--eval_strategy steps ", 8),  # TrainingArguments
+        ("--eval_strategy epoch --per_device_eval_batch_size 2 ", 2),
+        ("--evaluation_strategy steps --per_device_eval_batch_size $EVAL ", None),
+        ("--eval_strategy no --per_device_eval_batch_size 2 ", None),
+        ("--per_device_eval_batch_size 2 ", None),
+    ],
+)
+def test_samples_are_evaluated_together_where_a_strategy_asks_for_it(more: str, size: int | None) -> None:
+    options = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}{more}").workload.framework_options
+    assert options.get("evaluation_batch_size") == size
+
+
 def test_a_command_sees_the_variables_that_it_starts_with() -> None:
     # what is evaluated afterwards on one GPU was trained on four
     script = (
@@ -393,6 +408,8 @@ def test_what_is_taken_where_no_argument_says_it_is_said() -> None:
     assert any("torch_dtype auto: the weights' own type" in note for note in auto.notes)
     eager = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}--attn_implementation eager")
     assert eager.workload.framework_options["attention_kernel"] == "torch"
+    flex = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}--attn_implementation flex_attention")
+    assert flex.workload.framework_options["attention_kernel"] == "flex"
 
 
 def test_deepspeeds_file_says_the_optimizer_before_the_arguments() -> None:

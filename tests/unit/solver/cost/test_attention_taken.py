@@ -14,6 +14,7 @@ import pytest
 from meshwright.profiles.attention import implementation, torchs_kernel, transformers_releases
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.compute import _MASKED, core_attention, linear_seconds
 from meshwright.solver.cost.context import Context, context_of
@@ -34,6 +35,16 @@ def context(model: ModelSpec, kernel: str, *, seq_length: int = 8192, **options:
     problem = replace(problem, workload=workload)
     layout = Columns.of([a_layout(stage_layers=(model.num_layers,), tensor_parallel_size=1)])
     return context_of(problem, layout, a_profile(problem, "accelerate"))
+
+
+def packed(model: ModelSpec, kernel: str, launcher: str) -> Context:
+    options = {"attention_kernel": kernel}
+    problem = a_problem(
+        model, seq_length=2048, lengths=SequenceLengths.equal(512), framework_options=options
+    )
+    problem = replace(problem, cluster=find_cluster("dgx-h100"), launcher=launcher)
+    layout = a_layout(stage_layers=(model.num_layers,), tensor_parallel_size=1, micro_batch_size=4)
+    return context_of(problem, Columns.of([layout]), a_profile(problem, launcher))
 
 
 @pytest.mark.parametrize(
@@ -104,9 +115,30 @@ def test_time_grows_with_the_sequence_whatever_runs(kernel: str) -> None:
 
 def test_windows_help_kernels_that_know_them_alone() -> None:
     whole = replace(GEMMA, sliding_window=None, sliding_window_every=1)
-    for kernel, faster in (("flash2", True), ("sdpa", False), ("torch", False)):
+    for kernel, faster in (("flash2", True), ("flex", True), ("sdpa", False), ("torch", False)):
         own, all_of_it = (core_attention(context(one, kernel)).forward[0] for one in (GEMMA, whole))
         assert (own < all_of_it) == faster, kernel
+
+
+def test_flex_attention_repeats_keys_where_the_heads_are_no_power_of_two() -> None:
+    # transformers 5.23 integrations/flex_attention.py:302: 28 heads of Qwen2.5 7B, 32 of Llama 3.1 8B
+    for name, repeated in (("qwen2.5-7b", 2 * (28 - 4) * 128), ("llama-3.1-8b", 0)):
+        flex, flash = (context(find_model(name), kernel) for kernel in ("flex", "flash2"))
+        more = layer_activation_bytes(flex, "dense") - layer_activation_bytes(flash, "dense")
+        assert more[0] == pytest.approx(8192 * 2.0 * repeated), name
+
+
+def test_trls_packing_makes_scores_of_a_whole_micro_batch_against_itself() -> None:
+    # 4 sequences of 2048 tokens: TRL joins them to one of 8192 under a mask, LLaMA-Factory does not
+    seconds, kernels = dict[int, float](), ("sdpa", "flash2", "torch")
+    for rows, launcher in ((4, "trl"), (1, "llama-factory-accelerate")):
+        masked, flash, eager = (packed(LLAMA, one, launcher) for one in kernels)
+        repeated = 2 * 2.0 * (32 - 8) * 128
+        more = layer_activation_bytes(masked, "dense") - layer_activation_bytes(flash, "dense")
+        assert more[0] == pytest.approx(8192 * (repeated + 2.0 * rows * 2048))
+        assert passing_scores_bytes(eager)[0] == pytest.approx(8192 * 32 * rows * 2048 * 10.0)
+        seconds[rows] = core_attention(masked).forward[0]
+    assert seconds[4] == pytest.approx(4.0 * seconds[1])
 
 
 def test_experts_with_weights_of_their_own_for_every_token_keep_these() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import HostMemory, Plan, Prediction
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.explain.sentences import loading_warnings
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
-from tests.builders import a_cluster
+from meshwright.solver.space.rules import rules_of
+from tests.builders import a_cluster, a_moe_model
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
 
 WEIGHTS = GPT.num_parameters()
@@ -40,19 +43,40 @@ def predicted(problem: Problem, framework: str, **layout: object) -> tuple[Confi
     [
         ("trl", {}, {}, 8, 4),  # every rank reads fp32
         ("trl", SHARDED, {}, 1, 4),  # with FSDP the first rank of each node
-        ("trl", {}, {"lora_rank": 8}, 8, 2),  # frozen weights stay in bf16
-        ("deepspeed", SHARDED, {}, 1, 2),
-        ("deepspeed", {"zero_stage": 2, "zero_shard_size": 8}, {}, 8, 2),
-        ("axolotl", {}, {}, 8, 2),
+        ("axolotl", {}, {"model": a_moe_model()}, 8, 2),  # experts are merged
+        ("deepspeed", SHARDED, {"model": a_moe_model()}, 1, 2),
+        ("trl", {}, {"lora_rank": 8}, 0, 0),  # frozen weights stay in bf16: views of the mapped files
+        ("deepspeed", {"zero_stage": 2, "zero_shard_size": 8}, {}, 0, 0),
+        ("axolotl", {}, {}, 0, 0),
     ],
 )
-def test_ranks_that_read_weights_hold_each_all_of_them(
+def test_ranks_hold_what_they_read_where_it_is_copied(
     framework: str, layout: dict[str, Any], workload: dict[str, Any], readers: int, each: int
 ) -> None:
     host = predicted(asked(**workload), framework, **layout)[1].host
+    if not readers:
+        assert host is None
+        return
+    weights = workload.get("model", GPT).num_parameters()
     assert host is not None
-    assert (host.readers, host.loading_bytes) == (readers, readers * each * WEIGHTS)
+    assert (host.readers, host.loading_bytes) == (readers, readers * each * weights)
     assert host.saving_bytes == (4 * WEIGHTS if framework == "trl" and layout else 0)
+
+
+@pytest.mark.parametrize(("host_gib", "readers"), [(4.0, 8), (2.0, 4), (0.2, 0)])
+def test_the_search_chooses_no_plan_that_its_hosts_cannot_load(host_gib: float, readers: int) -> None:
+    # .1 billion weights take a rank .4 GiB in fp32; nine tenths may be filled: 9, 4 and no copies
+    problem = replace(asked(host_gib=host_gib), launcher="trl")
+    rules = [one for one in rules_of(problem) if one.name == "weights that ranks read fit the hosts"]
+    rows = Columns.of(
+        [a_layout(data_parallel_size=dp) for dp in (1, 4, 5, 16)]
+        + [a_layout(data_parallel_size=16, **SHARDED)]
+    )
+    broken = rules[0].violated(rows) if rules else np.zeros(len(rows), dtype=np.bool_)
+    assert broken.tolist() == [readers < 1, readers < 4, readers < 5, readers < 8, readers < 1]
+    profile, config = a_profile(problem, "trl"), a_layout(data_parallel_size=16)
+    seen = [one for one in violations(problem, profile, config) if "weights that ranks read" in one]
+    assert bool(seen) == (readers < 8)
 
 
 @pytest.mark.parametrize("framework", ["megatron-core", "fsdp", "maxtext"])

@@ -56,6 +56,28 @@ def test_autocasts_cache_ends_with_the_forward_pass_and_the_losss_gradients_come
     assert plain["forward"] - plain["loss"] == pytest.approx(2 * (WEIGHTS - 2 * ENDS) - of_head, rel=0.01)
 
 
+@pytest.mark.parametrize(("framework", "fp32"), [("accelerate", 1), ("deepspeed", 0)])
+def test_an_evaluation_holds_logits_and_neither_activations_nor_freed_gradients(
+    framework: str, fp32: int
+) -> None:
+    # 32 samples of 512 tokens: logits in 2 and 4 bytes, their log-softmax in 4, the head's input in 4; of
+    # fp32 weights 12 bytes with both moments (DeepSpeed: 14, and gradients of 2 stay)
+    plain, found = (
+        seen(framework, options={"evaluation_batch_size": size}, num_microbatches=2) for size in (0, 32)
+    )
+    assert "evaluation" not in plain.moments_bytes
+    assert found.moment == "evaluation"
+    rows = 32 * 512 * (10 * UNTIED.vocab_size + 4 * UNTIED.hidden_size)
+    held = found.moments_bytes["evaluation"] - rows
+    assert held == pytest.approx((12 if fp32 else 16) * WEIGHTS, rel=0.25)
+
+
+def test_trls_loss_evaluates_a_part_of_the_logits_at_a_time() -> None:
+    options = {"evaluation_batch_size": 32}
+    whole, parts = (seen(one, options=options).moments_bytes["evaluation"] for one in ("accelerate", "trl"))
+    assert whole - parts > 9 * 32 * 512 * UNTIED.vocab_size
+
+
 def test_one_gpu_has_no_communicators() -> None:
     problem = a_problem(cluster=a_cluster(num_nodes=1))
     profile = a_profile(problem)
