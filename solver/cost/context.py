@@ -397,7 +397,7 @@ class Context:
         if self.kernel != FLEX:
             return self.masked
         heads = self.model.num_attention_heads / self.t
-        return (np.log2(heads) % 1.0 != 0.0).astype(np.float64)
+        return np.where(np.log2(heads) % 1.0 == 0.0, 0.0, 1.0)
 
     @cached_property
     def never_fuses_softmax(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -23,8 +24,8 @@ ENDS = UNTIED.vocab_size * UNTIED.hidden_size  # of the head, and of the embeddi
 ONE_GPU = a_cluster(num_nodes=1)
 
 
-def seen(framework: str, *, options: dict[str, object] | None = None, **layout: object) -> PeakMemory:
-    problem = a_problem(UNTIED, cluster=ONE_GPU, seq_length=512, framework_options=options or {})
+def seen(framework: str, *, options: Mapping[str, object] | None = None, **layout: object) -> PeakMemory:
+    problem = a_problem(UNTIED, cluster=ONE_GPU, seq_length=512, framework_options=dict(options or {}))
     found = predict(problem, a_profile(problem, framework), a_layout(**layout)).memory
     assert found is not None
     return found
