@@ -36,6 +36,7 @@ class Own:
     problem: Problem
     configuration: Configuration
     launcher: str | None = None  # the launcher of the files
+    stated_gpus: int | None = None  # of the files' own sizes, before a cluster's number counts
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
@@ -81,6 +82,7 @@ def own_of_files(
         problem=problem,
         configuration=configuration,
         launcher=found.launcher,
+        stated_gpus=found.configuration.num_gpus,
         notes=(*found.notes, *notes, *why, *_packed_notes(found, problem)),
         unread=found.unread,
         batch_ramp=found.batch_ramp,
