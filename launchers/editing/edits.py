@@ -118,7 +118,9 @@ class Texts:
         lead = indent.group() if indent else ""
         alone, rest = not text[first : site.begin].strip(), text[end:last].strip()
         added, end_of_line = _written(site, name, value), "\r\n" if text[last : last + 1] == "\r" else "\n"
-        if site.form in ("yaml", "toml"):
+        if site.form == "yaml" and rest.startswith((",", "}")):  # of {a: 1, b: 2}
+            yield (TextEdit(file, end, end, f", {added}"),)
+        elif site.form in ("yaml", "toml"):
             yield (TextEdit(file, last, last, f"{end_of_line}{lead}{added}"),)
         elif site.form in ("json", "python"):
             gap = f",{end_of_line}{lead}" if alone else ", "

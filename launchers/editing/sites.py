@@ -156,13 +156,14 @@ _ALIAS = re.compile(r"\s*:\s+(\*[^\s,\[\]{}]+)")
 _PROPERTIES = re.compile(r"(?:(&[^\s,\[\]{}]+)\s+|![^\s,\[\]{}]*\s+)*")
 
 
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines also splits at form feeds
 _TABLE = re.compile(r"\s*\[\s*([\w.\-]+)\s*\]")
 _SETTING = re.compile(r"(\s*)([\w.\-]+)\s*=\s*(\"[^\"\n]*\"|'[^'\n]*'|[^\s#]+)")
 
 
 def _toml(text: str) -> Iterator[Site]:
     table, at = "", 0
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+    for number, line in enumerate(_LINE.findall(text), start=1):
         if (found := _TABLE.match(line)) is not None:
             table = f"{found[1]}."
         elif (found := _SETTING.match(line)) is not None:
@@ -177,7 +178,7 @@ def _toml(text: str) -> Iterator[Site]:
 
 def _python(text: str) -> Iterator[Site]:
     starts = [0]
-    for line in text.splitlines(keepends=True):
+    for line in _LINE.findall(text):
         starts.append(starts[-1] + len(line))
 
     def place(line: int, column: int) -> int:  # columns count bytes of UTF-8

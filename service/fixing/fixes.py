@@ -118,9 +118,8 @@ class Fixes:
 
 
 def _unified(old: str, new: str, path: str) -> list[str]:
-    lines = unified_diff(
-        old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}"
-    )
+    sides = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (old, new))  # as patch and git split lines
+    lines = unified_diff(*sides, f"a/{path}", f"b/{path}")
     return [one if one.endswith("\n") else f"{one}\n\\ No newline at end of file\n" for one in lines]
 
 

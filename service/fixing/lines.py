@@ -75,7 +75,7 @@ def _other_uses(found: Fixes, chosen: FixSet) -> Iterator[str]:
     told = set[tuple[str, int]]()
     for change in (change for edit in chosen.edits for change in edit):
         text = found.source.text if change.file == found.source.name else found.source.other(change.file)
-        lines = (text or "").splitlines()
+        lines = (text or "").split("\n")
         assigned = _ASSIGNED.match(lines[change.line - 1]) if change.line <= len(lines) else None
         if assigned is None or (assigned[1] and change.name.lstrip("-") in assigned.string):
             continue  # another line, or a variable that holds several arguments

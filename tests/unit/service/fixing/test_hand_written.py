@@ -129,8 +129,8 @@ CASES: dict[str, tuple[dict[str, str], tuple[str, str | None], list[str]]] = {
     "sizes that make the ranks": (
         {"c.yaml": NANOTRON}, ("parallelism.tp", "4"),
         ["-  {dp: 1, pp: 1, tp: 8, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, recompute_layer: true}",
-         "-  {batch_accumulation_per_replica: 64, micro_batch_size: 1, sequence_length: 8192}",
          "+  {dp: 2, pp: 1, tp: 4, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, recompute_layer: true}",
+         "-  {batch_accumulation_per_replica: 64, micro_batch_size: 1, sequence_length: 8192}",
          "+  {batch_accumulation_per_replica: 32, micro_batch_size: 1, sequence_length: 8192}"],
     ),
     "a JSON that the script writes": (
@@ -145,9 +145,11 @@ CASES: dict[str, tuple[dict[str, str], tuple[str, str | None], list[str]]] = {
         {"t.sh": "llamafactory-cli train q.yaml per_device_train_batch_size=1\n",
          "q.yaml": "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ndo_train: true\n"
                    "finetuning_type: full\ndataset: ours\ntemplate: qwen\ncutoff_len: 2048\n"
-                   "per_device_train_batch_size: 4\ngradient_accumulation_steps: 8 # steps\nbf16: true\ndeepspeed: ds.json\n",
+                   "per_device_train_batch_size: 4\n"
+                   "gradient_accumulation_steps: 8 # steps\nbf16: true\ndeepspeed: ds.json\n",
          "ds.json": '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, '
-                    '"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}\n'},
+                    '"gradient_accumulation_steps": "auto", "train_batch_size": "auto", '
+                    '"train_micro_batch_size_per_gpu": "auto"}\n'},
         ("per_device_train_batch_size", "2"),
         ["-gradient_accumulation_steps: 8 # steps", "+gradient_accumulation_steps: 4 # steps",
          "-llamafactory-cli train q.yaml per_device_train_batch_size=1",
