@@ -146,12 +146,13 @@ class Arguments:
                 continue
             old = self._value(name)
             for value in dict.fromkeys((*_values(row, old), *wanted.get(name, ()))):
-                if value != old and not (place is None and row.is_usual(value)):
+                others = [one for one in self.texts.named(name) if self._value(name, one) != value]
+                if others if place else not (value is None or row.is_usual(value)):
                     yield name, value
 
-    def _value(self, name: str) -> str | None:
-        """Return the value that is given, of a variable the assigned one; None: not given."""
-        place = self.given.get(name)
+    def _value(self, name: str, at: tuple[str, Site] | None = None) -> str | None:
+        """Return the value that is given (at a place), of a variable the assigned one; None: not given."""
+        place = at or self.given.get(name)
         if place is None or self._is_switch(name, place):
             return None if place is None else _ON
         literals = self.texts.literals(*place)
@@ -188,7 +189,9 @@ class Arguments:
 
     def _factors(self, name: str, change: Change) -> tuple[Fraction, Fraction]:
         """Return what a new size makes of the ranks of data parallelism, and of a rank's micro-batches."""
-        sets, old, new = self._row(name).sets, self._value(name) or "1", change.new or "1"
+        sets, new = self._row(name).sets, change.new or "1"
+        old = change.old if (change.old or "1").isdecimal() else self._value(name)  # else of a variable
+        old = old or "1"
         if not (old.isdecimal() and new.isdecimal() and int(old) and int(new)):
             return Fraction(1), Fraction(1)
         ratio = Fraction(int(old), int(new))
