@@ -279,10 +279,8 @@ def _overrides_of(request: Request, variables: Mapping[str, str], values: Values
         )
     cluster = request["cluster"]
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
-    several = isinstance(groups, list) and any(
-        isinstance(one, dict) and "num_nodes" in one for one in groups
-    )
-    counted = isinstance(cluster, dict) and ("num_nodes" in cluster or several)
+    parts = [cluster, *(groups if isinstance(groups, list) else [])]
+    counted = any(isinstance(one, dict) and {"num_nodes", "num_gpus"} & one.keys() for one in parts)
     return Overrides(
         model=model_from_mapping(request["model"]) if "model" in request else None,
         num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None,

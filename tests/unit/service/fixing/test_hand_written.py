@@ -182,3 +182,9 @@ def test_a_value_changes_where_it_is_set_and_nothing_else_does(name: str) -> Non
     assert trial.own.configuration.num_gpus == 8
     found = [line for file, text in sorted(trial.texts.items()) for line in changed(files[file], text)]
     assert found == expected
+
+
+def test_a_number_of_gpus_counts_for_files_that_leave_it_open() -> None:
+    cluster = {"groups": [{"gpu": "h100-sxm-80gb", "num_gpus": 16}]}
+    own = own_of_files({"cluster": cluster}, Source(name="c.py", text=TITAN))
+    assert own.configuration.data_parallel_size == 2
