@@ -34,7 +34,6 @@ MAX_SHOWN = 64  # characters of foreign text that an error repeats
 MAX_BITS = 63  # of an integer, its sign not counted
 _UNCLEAN = re.compile("[\0\ud800-\udfff]")
 _FLOAT = "tag:yaml.org,2002:float"
-_MERGE = "tag:yaml.org,2002:merge"
 _STR = "tag:yaml.org,2002:str"
 _PLAIN_TAGS = {None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+\Z")
@@ -212,8 +211,8 @@ def read_yaml(
     one counts then, as PyYAML has it.
 
     Raises:
-        InvalidProblemError: too big, too deep, not YAML, no mapping, more than one document, an alias, or a
-            value no input may hold.
+        InvalidProblemError: too big, too deep, not YAML, no mapping, more than one document, or a value no
+            input may hold.
     """
     if len(content) > YAML_FILE.max_bytes:
         raise _too_big(YAML_FILE)
@@ -384,7 +383,7 @@ class _YamlLoader(yaml.CSafeLoader):
         node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
         make = self.yaml_constructors.get(tag)
         if make is None:
-            why = "merge keys (<<) are not read" if tag == _MERGE else "an unknown tag"
+            why = "an unknown tag"
             raise yaml.constructor.ConstructorError(None, None, why, event.start_mark)
         return make(self, node)
 
@@ -394,24 +393,21 @@ _YamlLoader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 
 def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
     num_documents = 0
+    aliases = _Aliases(loader, builder)
     while loader.check_event():
         event: Any = loader.get_event()
         builder.line = event.start_mark.line + 1
         if isinstance(event, yaml.ScalarEvent):
-            value = loader.scalar(event)
-            (builder.key if builder.wants_key else builder.value)(value)
+            aliases.scalar(event)
         elif isinstance(event, yaml.CollectionStartEvent):
             if event.tag not in _PLAIN_TAGS:
                 where = f"line {builder.line}"
                 raise InvalidProblemError.of("", f"not YAML: an unknown tag ({where})")
-            builder.begin({} if isinstance(event, yaml.MappingStartEvent) else [])
+            aliases.begin({} if isinstance(event, yaml.MappingStartEvent) else [], event.anchor)
         elif isinstance(event, yaml.CollectionEndEvent):
-            builder.end()
+            aliases.end()
         elif isinstance(event, yaml.AliasEvent):
-            where = f"line {builder.line}"
-            raise InvalidProblemError.of(
-                "", f"YAML aliases are not accepted because they can expand without limit ({where})"
-            )
+            aliases.repeat(event.anchor)
         elif isinstance(event, yaml.DocumentStartEvent):
             num_documents += 1
             if num_documents > 1:
@@ -419,6 +415,72 @@ def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
                 raise InvalidProblemError.of(
                     "", f"the file has several YAML documents (the second: {where}). Keep one"
                 )
+
+
+class _Aliases:
+    """Repeats what anchors name: ``*name`` and ``<<: *name``. Copies count as values, which are limited."""
+
+    def __init__(self, loader: _YamlLoader, builder: _Builder) -> None:
+        self._loader, self._builder = loader, builder
+        self._named: dict[str, object] = {}
+        self._open: list[tuple[str | None, dict[str, object] | list[object]]] = []
+        self._merged: list[list[object]] = []  # of each open container, what its merge keys name
+
+    def scalar(self, event: Any) -> None:  # noqa: ANN401 - an event of libyaml, which has no types
+        """Add a scalar, or begin a merge."""
+        if self._builder.wants_key and event.value == "<<" and event.implicit[0]:
+            self._merge()
+            return
+        value = self._loader.scalar(event)
+        (self._builder.key if self._builder.wants_key else self._builder.value)(value)
+        if event.anchor is not None:
+            self._named[event.anchor] = value
+
+    def begin(self, container: dict[str, object] | list[object], anchor: str | None) -> None:
+        """Begin an object or a list."""
+        self._builder.begin(container)
+        self._open.append((anchor, container))
+        self._merged.append([])
+
+    def end(self) -> None:
+        """End it; its own keys count before merged ones."""
+        anchor, container = self._open.pop()
+        for some in self._merged.pop():
+            for key, value in some.items() if isinstance(some, dict) else ():
+                if key not in container:
+                    self._builder.key(key)
+                    _replay(value, self._builder)
+        self._builder.end()
+        if anchor is not None:
+            self._named[anchor] = container
+
+    def repeat(self, name: str) -> None:
+        """Add a copy of what an anchor names."""
+        value = self._value(name)
+        if self._builder.wants_key:
+            self._builder.key(value)
+        else:
+            _replay(value, self._builder)
+
+    def _value(self, name: str) -> object:
+        if name not in self._named:
+            where = f"line {self._builder.line}"
+            raise InvalidProblemError.of("", f"not YAML: *{shown(name)} names no value before it ({where})")
+        return self._named[name]
+
+    def _merge(self) -> None:
+        """Note what a merge key names: an alias or a list of them."""
+        events = [self._loader.get_event()]
+        if isinstance(events[0], yaml.SequenceStartEvent):
+            while not isinstance(event := self._loader.get_event(), yaml.SequenceEndEvent):
+                events.append(event)
+            events = events[1:]
+        for event in events:
+            value = self._value(event.anchor) if isinstance(event, yaml.AliasEvent) else None
+            if not isinstance(value, dict):
+                why = "<< names no object"
+                raise yaml.constructor.ConstructorError(None, None, why, event.start_mark)
+            self._merged[-1].append(value)
 
 
 def _yaml_reason(fault: yaml.YAMLError, text: str) -> str:

@@ -272,6 +272,8 @@ class Variables:
         if expression.startswith(("$(", "`")):
             inside = expression[2:-1] if expression.startswith("$(") else expression[1:-1]
             output = self._output(inside) if depth <= MAX_DEPTH else None
+            if re.fullmatch(r"\s*(?:#.*)?\s*", inside):  # `# a comment in the middle of a command` \
+                output = ""
             return (unknown_value(expression) if output is None else output,)
         body = expression[2:-1] if expression.startswith("${") else expression[1:]
         if body[:1] in ("@", "*"):

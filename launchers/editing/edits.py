@@ -43,27 +43,35 @@ class Texts:
         ]
         return found[::-1]
 
-    def literals(self, file: str, site: Site, depth: int = 0) -> list[tuple[str, Site]]:
+    def literals(self, file: str, site: Site) -> list[tuple[str, Site]]:
         """Return where the value of a site is set: itself, or the assignments of its variable."""
+        return [place for place in self._places(file, site) if place[1].is_literal]
+
+    def _places(self, file: str, site: Site, depth: int = 0) -> list[tuple[str, Site]]:
+        """Return a site after the assignments that its value comes from, the last literal first."""
         if not site.variables:
             return [(file, site)] if site.is_literal else []
-        found = list[tuple[str, Site]]()
+        found = [(file, site)]
         for other, sites in self.sites.items():
-            for one in sites:
-                named = (
-                    one.form in ("assignment", "python") and one.shown == site.variables[0] and one != site
-                )
-                if named and depth < _DEEPEST:
-                    found += self.literals(other, one, depth + 1)
+            for one in sites if depth < _DEEPEST else ():
+                if site.variables[0] in one.assigns and (other, one) != (file, site):
+                    found += self._places(other, one, depth + 1)[::-1]
         return found[::-1]
 
     def replaced(self, file: str, site: Site, value: str) -> Iterator[tuple[TextEdit, ...]]:
-        """Yield ways to give a site another value, the likeliest first."""
-        found = self.literals(file, site)
+        """Yield ways to give a site another value, the likeliest first: its literals, each and all.
+
+        What else uses their variable may forbid these, so that places which name it come last.
+        """
+        places = self._places(file, site)
+        found = [place for place in places if place[1].is_literal]
         for one, literal in found:
             yield (TextEdit(one, literal.start, literal.end, _spelled(literal, value)),)
         if len(found) > 1:
             yield tuple(TextEdit(one, lit.start, lit.end, _spelled(lit, value)) for one, lit in found)
+        for one, named in places if found else ():
+            if named.variables:
+                yield (TextEdit(one, named.start, named.end, _spelled(named, value)),)
 
     def removed(self, file: str, site: Site) -> Iterator[tuple[TextEdit, ...]]:
         """Yield ways to remove a site with its name."""
@@ -74,7 +82,7 @@ class Texts:
         )
         around = text[first : site.begin] + text[value_end:last]
         if re.fullmatch(r"\s*,?\s*\\?\s*(?:#.*)?", around) and site.form != "json":
-            yield (TextEdit(file, first, min(last + 1, len(text)), is_line=True),)
+            yield (TextEdit(file, first, text.find("\n", site.end) + 1 or len(text), is_line=True),)
         elif site.form == "json":
             yield from self._removed_pair(file, site, value_end)
         elif site.form in ("flag", "assignment"):
@@ -109,20 +117,22 @@ class Texts:
         indent = re.match(r"[ \t]*", text[first:])
         lead = indent.group() if indent else ""
         alone, rest = not text[first : site.begin].strip(), text[end:last].strip()
-        added = _written(site, name, value)
-        if site.form in ("yaml", "toml"):
-            yield (TextEdit(file, last, last, f"\n{lead}{added}"),)
+        added, end_of_line = _written(site, name, value), "\r\n" if text[last : last + 1] == "\r" else "\n"
+        if site.form == "yaml" and rest.startswith((",", "}")):  # of {a: 1, b: 2}
+            yield (TextEdit(file, end, end, f", {added}"),)
+        elif site.form in ("yaml", "toml"):
+            yield (TextEdit(file, last, last, f"{end_of_line}{lead}{added}"),)
         elif site.form in ("json", "python"):
-            gap = f",\n{lead}" if alone else ", "
+            gap = f",{end_of_line}{lead}" if alone else ", "
             yield (TextEdit(file, end, end, gap + added),)
         elif alone and rest == "\\":
-            yield (TextEdit(file, end, end, f" \\\n{lead}{added}"),)
+            yield (TextEdit(file, end, end, f" \\{end_of_line}{lead}{added}"),)
         elif alone and (not rest or rest.startswith("#")) and "\n" in text[:first]:
-            above = text[: max(first - 1, 0)].rstrip(" \t")
+            above = text[: max(first - 1, 0)].rstrip(" \t\r")
             yield (
-                (TextEdit(file, end, end, f" \\\n{lead}{added}"),)
+                (TextEdit(file, end, end, f" \\{end_of_line}{lead}{added}"),)
                 if above.endswith("\\") and not rest
-                else (TextEdit(file, last, last, f"\n{lead}{added}"),)
+                else (TextEdit(file, last, last, f"{end_of_line}{lead}{added}"),)
             )
         else:
             yield (TextEdit(file, end, end, f" {added}"),)
@@ -177,6 +187,8 @@ _CONTINUED = re.compile(r"[ \t]*\\\r?\n")
 def _spelled(site: Site, value: str) -> str:
     """Return a value in the way of the old one: true for True."""
     lower = value.lower()
+    if site.spellings:
+        return site.spellings.get(value, value)
     if lower not in ("true", "false"):
         return value
     old = site.value or ""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import yaml
 
 from meshwright.launchers.flags import plain_name
+from meshwright.launchers.reading.python_values import RECOMPUTE, mode_of
 
 Form = Literal["flag", "assignment", "json", "yaml", "toml", "python"]
 
@@ -31,19 +32,22 @@ class Site:
     end: int
     line: int
     form: Form
+    is_name: bool = False  # a Python name or a YAML alias: its assignment or its anchor has the value
+    anchor: str = ""  # of YAML: by which others name this value
+    spellings: Mapping[str, str] = field(default_factory=dict)  # of values that are not written as they are
 
     @property
     def variables(self) -> tuple[str, ...]:
         """Return the shell variable, or the Python name, that is the whole value."""
-        if self.value is None or self.form in ("yaml", "toml"):
-            return ()
-        pattern = _NAME if self.form == "python" else _VARIABLE
-        found = pattern.fullmatch(self.value)
-        return (
-            (found[1] or found[2],)
-            if found is not None and self.form != "python"
-            else ((self.value,) if found is not None else ())
-        )
+        if self.value is None or self.form in ("python", "yaml", "toml"):
+            return (self.value,) if self.value is not None and self.is_name else ()
+        found = _VARIABLE.fullmatch(self.value)
+        return () if found is None else (found[1] or found[2],)
+
+    @property
+    def assigns(self) -> tuple[str, ...]:
+        """Return what others may name this value by."""
+        return (self.shown,) if self.form in ("assignment", "python") else (self.anchor,)
 
     @property
     def is_literal(self) -> bool:
@@ -69,7 +73,6 @@ def sites_of(name: str, text: str) -> list[Site]:
 
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_NAME = re.compile(r"([A-Za-z_]\w*)(\b)")
 
 # --------------------------------------------------------------------------------------------------
 # Shell: --flag value, --flag=value, NAME=value, NAME=${NAME:-value}, key.name=value, "key": value.
@@ -80,7 +83,7 @@ _FLAG = re.compile(
     rf"(?<![\w$/.-])(--[A-Za-z][\w.-]*)(?:(=)({_TEXT})|((?:[ \t]|\\\r?\n)+(?!--)({_TEXT}))?)"
 )
 _ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;(\"']))([+~]*[A-Za-z_][\w.]*)=({_TEXT})")
-_DEFAULT = re.compile(r"\$\{(\w+):?[-=]([^}$\n]+)\}")
+_DEFAULT = re.compile(r"\$\{(\w+):?[-=]((?:\$\w+|\$\{\w+\}|[^}$\n])+)\}")
 _PAIR = re.compile(r"\"([A-Za-z_][\w.]*)\"\s*:\s*(\"(?:[^\"\\\n]|\\.)*\"|[^\s,{}\[\]\"]+)")
 
 
@@ -131,27 +134,36 @@ def _nodes(text: str, node: yaml.Node, before: str, form: Form) -> Iterator[Site
         return
     for key, value in node.value:
         name = f"{before}{key.value}"
+        alias = _ALIAS.match(text, key.end_mark.index)
         if isinstance(value, yaml.ScalarNode):
-            start, end = value.start_mark.index, value.end_mark.index
-            raw = text[start:end]
-            if raw[:1] in ("|", ">"):
+            marks = _PROPERTIES.match(text, value.start_mark.index)
+            start, end = marks.end() if marks else value.start_mark.index, value.end_mark.index
+            quotes, word, anchor = int(bool(value.style)), value.value, marks[1] if marks else None
+            if alias is not None:
+                (start, end), quotes, word, anchor = alias.span(1), 0, f"&{alias[1][1:]}", None
+            elif text[start : start + 1] in ("|", ">"):
                 continue
-            quotes = int(bool(value.style))
             yield Site(
-                name=name, shown=name, value=value.value, begin=key.start_mark.index, start=start + quotes,
-                end=end - quotes, line=key.start_mark.line + 1, form=form,
+                name=name, shown=name, value=word, begin=key.start_mark.index, start=start + quotes,
+                end=end - quotes, line=key.start_mark.line + 1, form=form, is_name=alias is not None,
+                anchor=anchor or "",
             )  # fmt: skip
-        else:
+        elif alias is None:
             yield from _nodes(text, value, f"{name}.", form)
 
 
+_ALIAS = re.compile(r"\s*:\s+(\*[^\s,\[\]{}]+)")
+_PROPERTIES = re.compile(r"(?:(&[^\s,\[\]{}]+)\s+|![^\s,\[\]{}]*\s+)*")
+
+
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines also splits at form feeds
 _TABLE = re.compile(r"\s*\[\s*([\w.\-]+)\s*\]")
 _SETTING = re.compile(r"(\s*)([\w.\-]+)\s*=\s*(\"[^\"\n]*\"|'[^'\n]*'|[^\s#]+)")
 
 
 def _toml(text: str) -> Iterator[Site]:
     table, at = "", 0
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+    for number, line in enumerate(_LINE.findall(text), start=1):
         if (found := _TABLE.match(line)) is not None:
             table = f"{found[1]}."
         elif (found := _SETTING.match(line)) is not None:
@@ -166,24 +178,41 @@ def _toml(text: str) -> Iterator[Site]:
 
 def _python(text: str) -> Iterator[Site]:
     starts = [0]
-    for line in text.splitlines(keepends=True):
+    for line in _LINE.findall(text):
         starts.append(starts[-1] + len(line))
 
     def place(line: int, column: int) -> int:  # columns count bytes of UTF-8
         whole = text[starts[line - 1] : starts[line]].encode()
         return starts[line - 1] + len(whole[:column].decode())
 
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    modes = _modes(tree)
+    for node in ast.walk(tree):
         for name, begin, value in _named_values(node):
             start = place(value.lineno, value.col_offset)
             end = place(value.end_lineno or 0, value.end_col_offset or 0)
             raw = text[start:end]
             quotes = int(raw[:1] in "\"'" and raw[:3] not in ('"""', "'''"))
+            is_mode = name == _MODE and not quotes
             yield Site(
-                name=name.rpartition(".")[2] if name.startswith(("config.", "cfg.")) else name, shown=name,
-                value=raw[quotes : len(raw) - quotes], begin=place(*begin), start=start + quotes,
-                end=end - quotes, line=begin[0], form="python",
+                name=name.rpartition(".")[2] if name.startswith(("config.", "cfg.")) else name,
+                shown=name.removesuffix(".mode"),
+                value=str(mode_of(value).value) if is_mode else raw[quotes : len(raw) - quotes],
+                begin=place(*begin), start=start + quotes, end=end - quotes, line=begin[0], form="python",
+                is_name=isinstance(value, ast.Name), spellings=modes if is_mode else {},
             )  # fmt: skip
+
+
+_PLAIN = ("none", *RECOMPUTE.values())
+_MODE = "activation_checkpoint.mode"
+
+
+def _modes(tree: ast.Module) -> dict[str, str]:
+    """Return how torchtitan 0.3 spells what is recomputed, by the classes that a module imports."""
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {one.asname or one.name for node in froms for one in node.names}
+    classes = {mode: name for name, mode in RECOMPUTE.items() if name.partition(".")[0] in names}
+    return {"none": "None", **{mode: f"{name}()" for mode, name in classes.items()}}
 
 
 def _named_values(node: ast.AST) -> Iterator[tuple[str, tuple[int, int], ast.expr]]:
@@ -198,7 +227,12 @@ def _named_values(node: ast.AST) -> Iterator[tuple[str, tuple[int, int], ast.exp
         keys = zip(node.keys, node.values, strict=True)
         pairs = [(str(key.value), key, value) for key, value in keys if isinstance(key, ast.Constant)]
     for name, at, value in pairs:
-        if isinstance(value, ast.Constant | ast.Name) or (
+        if name.rpartition(".")[2] == "activation_checkpoint":
+            table = value.func if isinstance(value, ast.Call) else None  # RECOMPUTATION["full"]()
+            if mode_of(value).value in _PLAIN:
+                mode = table.slice if isinstance(table, ast.Subscript) else value
+                yield _MODE, (at.lineno, at.col_offset), mode
+        elif isinstance(value, ast.Constant | ast.Name) or (
             isinstance(value, ast.UnaryOp) and isinstance(value.operand, ast.Constant)
         ):
             yield name, (at.lineno, at.col_offset), value

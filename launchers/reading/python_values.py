@@ -133,7 +133,7 @@ _SECTIONS = {
     "Float8LinearConverter.Config": FLOAT8,
 }  # fmt: skip
 _MODEL_ARGUMENTS = "TransformerModelArgs"  # of 0.2's flavors
-_RECOMPUTE = {"FullAC.Config": "full", "SelectiveAC.Config": "selective"}
+RECOMPUTE = {"FullAC.Config": "full", "SelectiveAC.Config": "selective"}
 # Names of the model's shape in this package's own modules.
 _SHAPE = {
     "NUM_LAYERS": "n_layers", "HIDDEN_SIZE": "dim", "FFN_HIDDEN_SIZE": "ffn_hidden_size",
@@ -223,7 +223,7 @@ def _made(
             continue
         place = ast.unparse(one.targets[0]).partition(".")[2]  # config.training.seq_len
         if place == "activation_checkpoint":
-            found |= {"activation_checkpoint.mode": mode} if (mode := _mode(one.value)) else {}
+            found["activation_checkpoint.mode"] = mode_of(one.value)
         elif "." in place and place.partition(".")[0] in _SECTIONS.values():
             found[place] = LocatedValue(literal(one.value, names), one.lineno)
     return found
@@ -281,16 +281,21 @@ def _recompute(tree: ast.AST) -> LocatedValue | None:
     """Return the value of ``activation_checkpoint=``: a class, None, or ``RECOMPUTATION["full"]()``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":
-            return _mode(node.value)
+            return mode_of(node.value)
     return None
 
 
-def _mode(value: ast.expr) -> LocatedValue | None:
+def mode_of(value: ast.expr) -> LocatedValue:
+    """Return what is recomputed; ``NOTHING`` for an expression that is not read."""
+    mode: object = NOTHING
     if isinstance(value, ast.Constant) and value.value is None:
-        return LocatedValue("none", value.lineno)
-    if not isinstance(value, ast.Call):
-        return None
-    if isinstance(value.func, ast.Subscript) and isinstance(value.func.slice, ast.Constant):
-        return LocatedValue(str(value.func.slice.value)[:64], value.lineno)
-    mode = _RECOMPUTE.get(called_name(value))
-    return LocatedValue(mode, value.lineno) if mode else None
+        mode = "none"
+    elif isinstance(value, ast.Call):
+        chosen = value.func.slice if isinstance(value.func, ast.Subscript) else None
+        stated = next((one.value for one in value.keywords if one.arg == "mode"), None)  # before 0.3
+        named = chosen or stated
+        if isinstance(named, ast.Constant):
+            mode = str(named.value)[:64]
+        elif named is None:
+            mode = RECOMPUTE.get(called_name(value), NOTHING)
+    return LocatedValue(mode, value.lineno)

@@ -156,6 +156,51 @@ def named_of(source: Source, overrides: Overrides) -> Named:
     return Named()
 
 
+def configuration_of(source: Source, overrides: Overrides) -> tuple[dict[str, str], list[str]]:
+    """Return modules by which torchtitan 0.3 makes the run's configuration, and the command's other words.
+
+    ``torchtitan_plan.py`` of these has ``plan``, as in an export. Nothing where it cannot be made so: of a
+    TOML of older releases, of several modules, or where a word is known to the running shell alone.
+    """
+    scripts = source.scripts()
+    named = next((one for one in (named_of(each, overrides) for each in scripts) if one.config), Named())
+    words = next((found for each in scripts if (found := _trained(each, overrides))), [])
+    files = {**source.files, source.name: source.text}
+    own = [name for name, text in files.items() if looks_like_module(Source(name=name, text=text))]
+    if len(own) > 1 or any(unknown_in(word) for word in words):
+        return {}, []
+    if own:
+        makers = makers_of(tree_of(own[0], files[own[0]]))
+        maker = named.config if named.config in makers else next(iter(makers), "")
+        modules = {_EDITED: files[own[0]]} if named.config in makers or len(makers) == 1 else {}
+        place = _EDITED.removesuffix(".py")
+    else:
+        maker, modules = named.config, {}
+        place = f"torchtitan.models.{named.module}.config_registry" if maker in _recipes() else ""
+    if not (maker and place and (modules or not own)):
+        return {}, []
+    return {**modules, "torchtitan_plan.py": f"from {place} import {maker} as plan\n"}, words
+
+
+_EDITED = "edited_configuration.py"
+
+
+def _trained(source: Source, overrides: Overrides) -> list[str]:
+    """Return the words after torchtitan's program, without those that name the configuration."""
+    for words in script_of(source, overrides).commands:
+        texts = [word.text for word in words]
+        start = next((at for at, text in enumerate(texts, 1) if text.endswith((_PROGRAM, _STARTER))), 0)
+        if start:
+            return [
+                text for before, text in pairwise(["", *texts[start:]])
+                if text.partition("=")[0] not in _NAMES and before not in _NAMES
+            ]  # fmt: skip
+    return []
+
+
+_NAMES = ("--module", "--config")
+
+
 def _stated(source: Source, known: Known) -> dict[str, LocatedValue]:
     """Return the configuration's values: of a document, a module, or one that a script names."""
     if not source.is_script and source.suffix != ".py":

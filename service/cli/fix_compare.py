@@ -44,7 +44,7 @@ def compare_changes(
     read = partial(own_of_files, request, **stated)
     costs = partial(profile_for, path=profile)
     with ExitStack() as stack:
-        sides = [_root(side, stack) for side in compared]
+        sides = _roots(compared, stack)
         found = [
             ComparedFile(name=name, base=side_of(old, read, costs), head=side_of(new, read, costs))
             for name, old, new in _pairs(*sides)
@@ -67,19 +67,61 @@ def _percent(text: str) -> float:
     return value
 
 
-def _root(side: str, stack: ExitStack) -> Path:
-    """Return a path, or a folder with the launch files of a revision."""
-    if Path(side).exists():
-        return Path(side)
+def _roots(compared: tuple[str, str], stack: ExitStack) -> list[Path]:
+    """Return the two sides: a path, or a folder with the launch files of a revision."""
+    revisions = [side for side in compared if not Path(side).exists()]
+    for side in revisions:
+        _git("rev-parse", "--verify", f"{side}^{{tree}}", side=side)
+    changed = set[str]()
+    if len(revisions) == len(compared):
+        said = _git("diff", "--name-only", "--no-renames", "-z", *compared, "--", side=compared[0])
+        changed = {*said.decode().split("\0")}
+    return [_extracted(side, changed, stack) if side in revisions else Path(side) for side in compared]
+
+
+def _extracted(revision: str, changed: set[str], stack: ExitStack) -> Path:
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="meshwright-compare-")))
-    listed = _git("ls-tree", "-r", "-z", "--name-only", "--full-tree", f"{side}^{{tree}}", side=side)
-    names = [name for name in listed.decode().split("\0") if Path(name).suffix in KINDS and name]
+    listed = _git(
+        "ls-tree", "-r", "-z", "--name-only", "--full-tree", f"{revision}^{{tree}}", side=revision
+    )
+    names = [name for name in listed.decode().split("\0") if name and Path(name).suffix in KINDS]
+    names = _looked_through(sorted(names, key=lambda name: (name not in changed, _order(name))))
     if names:
-        top = _git("rev-parse", "--show-toplevel", side=side).decode().strip()
-        archive = _git("-C", top, "archive", "--format=tar", side, "--", *names[:_MOST_FILES], side=side)
+        top = _git("rev-parse", "--show-toplevel", side=revision).decode().strip()
+        archive = _git(
+            "-C",
+            top,
+            "--literal-pathspecs",
+            "archive",
+            "--format=tar",
+            revision,
+            "--",
+            *names,
+            side=revision,
+        )
         with tarfile.open(fileobj=BytesIO(archive)) as tar:
-            tar.extractall(folder, filter="data")
+            tar.extractall(folder, filter=_within)  # noqa: S202 - its filter keeps all in the folder
     return folder
+
+
+def _within(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+    """Return a file of an archive; None: a link that leads out of it."""
+    try:
+        return tarfile.data_filter(member, path)
+    except tarfile.FilterError:
+        return None
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Return where a file stands among those that are looked through: scripts, documents, the others."""
+    suffix = Path(name).suffix
+    return (0 if suffix in _SCRIPTS else 2 if suffix in ("", ".py", ".txt") else 1), name
+
+
+def _looked_through(names: list[str]) -> list[str]:
+    if len(names) > _MOST_FILES:
+        sys.stderr.write(f"{_MOST_FILES} of {len(names)} possible launch files are looked through\n")
+    return names[:_MOST_FILES]
 
 
 def _git(*words: str, side: str) -> bytes:
@@ -119,13 +161,15 @@ def _pairs(base: Path, head: Path) -> Iterator[tuple[str, Source | None, Source 
 
 def _texts(root: Path) -> dict[str, bytes]:
     """Return the possible launch files of a folder, by their path in it."""
-    found = dict[str, bytes]()
-    for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        is_possible = path.suffix in KINDS and not set(parts) & set(_FOLDERS) and len(found) < _MOST_FILES
-        if is_possible and path.is_file() and path.stat().st_size <= MAX_BYTES:
-            found["/".join(parts)] = path.read_bytes()
-    return found
+    paths = (path for path in root.rglob("*") if path.suffix in KINDS)
+    parts = (path.relative_to(root).parts for path in paths)
+    names = sorted(("/".join(one) for one in parts if not set(one) & set(_FOLDERS)), key=_order)
+    files = {name: root / name for name in _looked_through(names)}
+    return {
+        name: path.read_bytes()
+        for name, path in files.items()
+        if path.is_file() and path.stat().st_size <= MAX_BYTES
+    }
 
 
 def _starts(name: str, base: Path, head: Path, changed: set[str]) -> bool:

@@ -17,6 +17,7 @@ from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 
 _LISTED = 10  # differences of one run
+_MOST = 40  # files of a comment, which GitHub limits to 65,536 characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,11 @@ class ComparedFile:
     head: Side
 
     @property
+    def runs_out(self) -> bool:
+        """Return whether the run fitted before, and may run out of memory now."""
+        return _may_run_out(self.head) and self.base.prediction is not None and not _may_run_out(self.base)
+
+    @property
     def time_change(self) -> float | None:
         """Return by how much a token takes longer: .02 is 2 %; None where a side is not priced.
 
@@ -52,6 +58,13 @@ class ComparedFile:
         """
         before, after = self.base.tokens_per_s, self.head.tokens_per_s
         return before / after - 1 if before and after else None
+
+
+def _may_run_out(side: Side) -> bool:
+    if side.own is None or side.prediction is None:
+        return False
+    most = side.own.problem.options.max_out_of_memory_probability
+    return side.prediction.out_of_memory_probability > most
 
 
 def side_of(
@@ -86,14 +99,21 @@ def _lines(found: Sequence[ComparedFile], limit: float | None, cluster: str) -> 
     yield ""
     yield "| launch file | step before | step after | time per token | peak memory after | OOM risk |"
     yield "|---|---:|---:|---:|---:|---:|"
-    for one in found:
+    shown = sorted(found, key=lambda one: -abs(one.time_change or 0.0))[:_MOST]
+    for one in shown:
         yield _row(one)
+    if len(found) > _MOST:
+        yield ""
+        yield f"{len(found) - _MOST} files change less."
     yield ""
-    for one in found:
+    for one in shown:
         yield from _differences(one)
 
 
 def _headline(found: Sequence[ComparedFile], limit: float | None) -> str:
+    short = [one.name for one in found if one.runs_out]
+    if short:
+        return f"{', '.join(f'`{name}`' for name in short[:_LISTED])} may run out of memory"
     changes = [one.time_change for one in found if one.time_change is not None]
     if not changes:
         return "Launch files: nothing to compare"
@@ -117,6 +137,7 @@ def above_limit(found: Iterable[ComparedFile], limit: float | None) -> list[Comp
         one
         for one in found
         if (one.time_change is not None and one.time_change * 100 > limit)
+        or one.runs_out
         or (one.base.prediction is not None and bool(one.head.fault))
     ]
 

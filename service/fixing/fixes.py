@@ -22,6 +22,7 @@ from meshwright.launchers.megatron_lm.read import arguments_of
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.captured import is_capture
 from meshwright.launchers.registry import export, launcher_names
+from meshwright.launchers.torchtitan.read import configuration_of
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.fixing.moves import PROGRAMS, Change
@@ -117,9 +118,8 @@ class Fixes:
 
 
 def _unified(old: str, new: str, path: str) -> list[str]:
-    lines = unified_diff(
-        old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}"
-    )
+    sides = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (old, new))  # as patch and git split lines
+    lines = unified_diff(*sides, f"a/{path}", f"b/{path}")
     return [one if one.endswith("\n") else f"{one}\n\\ No newline at end of file\n" for one in lines]
 
 
@@ -164,7 +164,8 @@ def fixes_of(
     own = reading(given)
     profile = costs(own.problem)
     texts = Texts({name: text for name, text in read.items() if len(text) <= _LONGEST})
-    bench = Bench(source, texts, own, reading, profile)
+    overrides = Overrides(variables=variables or {}, ignored=tuple(ignored), run=run)
+    bench = Bench(source, texts, own=own, read=reading, profile=profile, overrides=overrides)
     answer = _searched(own, profile, on_progress, should_stop) if searched else None
     (start,) = evaluate(own.problem, profile, [own.configuration])
     levels = search(bench, start.objective_s, _wanted(own, answer), most=most, worth=WORTH)
@@ -174,8 +175,9 @@ def fixes_of(
 def verified(found: Fixes, overrides: Overrides | None = None) -> Fixes:
     """Return the fixes with the verdict of the launcher's own code on each set, which builds its ranks.
 
-    It builds them from the edited files. Where it can't (torchtitan, a script that sets what others have in
-    a file), it builds them from the files of the same plan, and the verdict says so.
+    It builds them from the edited files. Where it can't (a TOML of older torchtitan, a script that sets
+    what others have in a file), it builds them from files of the same plan, and the verdict says so. A
+    launcher that builds no rank without a GPU leaves the verdict of its rules, which says so, too.
 
     Args:
         found: the fixes.
@@ -183,7 +185,6 @@ def verified(found: Fixes, overrides: Overrides | None = None) -> Fixes:
 
     Raises:
         MissingEnvironmentError: the launcher's environment was not made on this machine.
-        InvalidProblemError: the launcher can't build a rank without a GPU.
     """
     given = overrides or Overrides()
     sets = {
@@ -202,6 +203,9 @@ def edited_files(source: Source, one: FixSet, overrides: Overrides) -> dict[str,
         if "--vocab-size" not in arguments:  # its tokenizer has it
             arguments += ("--vocab-size", str(one.own.problem.model.vocab_size))
         return {"megatron_args.sh": f"MEGATRON_ARGS=(\n{shlex.join(arguments)}\n)\n"}
+    if one.own.launcher == "torchtitan":
+        modules, words = configuration_of(edited, overrides)
+        return {**modules, "torchtitan_words.json": json.dumps(words)} if modules else {}
     texts = {edited.name: edited.text, **edited.files, **one.files}
     if one.own.launcher == "accelerate":
         own = [text for text in texts.values() if re.search(r"^distributed_type:", text, re.MULTILINE)]
@@ -223,8 +227,10 @@ def _is_whole_config(text: str) -> bool:
 
 def _verdict(one: FixSet, files: Mapping[str, str]) -> str:
     """Return what the launcher's own code says of a set, in words."""
-    from meshwright.service.verify.verify import verify  # noqa: PLC0415 - asked for by few
+    from meshwright.service.verify.verify import BUILDERS, verify  # noqa: PLC0415 - asked for by few
 
+    if one.own.launcher not in BUILDERS:
+        return f"{one.verdict}; not verified: {one.own.launcher} builds no rank without a GPU"
     problem, config = one.own.problem, one.own.configuration
     plan = Plan(
         plan_id=plan_id_of(problem_digest(problem), config),

@@ -72,22 +72,24 @@ def change_words(change: Change, main: str) -> str:
 
 def _other_uses(found: Fixes, chosen: FixSet) -> Iterator[str]:
     """Yield the other lines that use a variable whose assignment changes, such as a checkpoint's path."""
-    for change in dict.fromkeys(change for edit in chosen.edits for change in edit):
+    told = set[tuple[str, int]]()
+    for change in (change for edit in chosen.edits for change in edit):
         text = found.source.text if change.file == found.source.name else found.source.other(change.file)
-        lines = (text or "").splitlines()
+        lines = (text or "").split("\n")
         assigned = _ASSIGNED.match(lines[change.line - 1]) if change.line <= len(lines) else None
-        if assigned is None or change.name.lstrip("-") == assigned[1]:
-            continue
-        used = re.compile(rf"\$\{{?{assigned[1]}\b")
+        if assigned is None or (assigned[1] and change.name.lstrip("-") in assigned.string):
+            continue  # another line, or a variable that holds several arguments
+        used = re.compile(rf"\*{assigned[2]}\b" if assigned[2] else rf"\$\{{?{assigned[1]}\b")
         for number, line in enumerate(lines, start=1):
-            is_other = (
-                number != change.line and change.name not in line and not line.lstrip().startswith("#")
-            )
-            if is_other and used.search(line):
-                yield f"{change.file}, line {number} uses {assigned[1]}, too: {line.strip()[:60]}"
+            is_other = not line.lstrip().startswith("#") and (assigned[2] or change.name not in line)
+            place = (change.file, number)
+            if number != change.line and is_other and used.search(line) and place not in told:
+                told.add(place)
+                name = assigned[1] or assigned[2]
+                yield f"{change.file}, line {number} uses {name}, too: {line.strip()[:60]}"
 
 
-_ASSIGNED = re.compile(r"\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=")
+_ASSIGNED = re.compile(r"\s*(?:(?:export\s+|local\s+)?([A-Za-z_]\w*)=|.*:\s+&(\w+)\s)")
 
 
 def _remarks(found: Fixes, width: int) -> Iterator[str]:

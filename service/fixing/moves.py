@@ -144,13 +144,19 @@ class Arguments:
             is_addition = place is None and (row is not self.rows[name] or _is_seldom_added(name, row))
             if is_addition or name.rpartition(".")[2] in _ENGINES:
                 continue
-            old = None if place is None else (_ON if self._is_switch(name, place) else place[1].value)
-            if place is not None and old != _ON:
-                literals = self.texts.literals(*place)
-                old = literals[0][1].value if literals else old
+            old = self._value(name)
             for value in dict.fromkeys((*_values(row, old), *wanted.get(name, ()))):
-                if value != old and not (place is None and row.is_usual(value)):
+                others = [one for one in self.texts.named(name) if self._value(name, one) != value]
+                if others if place else not (value is None or row.is_usual(value)):
                     yield name, value
+
+    def _value(self, name: str, at: tuple[str, Site] | None = None) -> str | None:
+        """Return the value that is given (at a place), of a variable the assigned one; None: not given."""
+        place = at or self.given.get(name)
+        if place is None or self._is_switch(name, place):
+            return None if place is None else _ON
+        literals = self.texts.literals(*place)
+        return literals[0][1].value if literals else place[1].value
 
     def _is_switch(self, name: str, place: tuple[str, Site]) -> bool:
         """Return whether an argument is given as a switch, without a value."""
@@ -183,7 +189,9 @@ class Arguments:
 
     def _factors(self, name: str, change: Change) -> tuple[Fraction, Fraction]:
         """Return what a new size makes of the ranks of data parallelism, and of a rank's micro-batches."""
-        sets, old, new = self._row(name).sets, change.old or "1", change.new or "1"
+        sets, new = self._row(name).sets, change.new or "1"
+        old = change.old if (change.old or "1").isdecimal() else self._value(name)  # else of a variable
+        old = old or "1"
         if not (old.isdecimal() and new.isdecimal() and int(old) and int(new)):
             return Fraction(1), Fraction(1)
         ratio = Fraction(int(old), int(new))
@@ -266,8 +274,8 @@ class Arguments:
             return
         shown = name if site.form == "json" and name.endswith(f".{site.shown}") else site.shown
         for edits in self.texts.replaced(file, whole, text):
-            at = self._set_at(edits[0])
-            yield edits, Change(name=shown, old=at[1], new=text, file=edits[0].file, line=at[0])
+            at, new = self._set_at(edits[0]), edits[0].text
+            yield edits, Change(name=shown, old=at[1], new=new, file=edits[0].file, line=at[0])
 
     def _set_at(self, edit: TextEdit) -> tuple[int, str]:
         text = self.texts.files[edit.file]
@@ -326,7 +334,9 @@ class Arguments:
         for name, (file, site) in self.given.items():
             row = self._row(name)
             is_size = row.sets in (*_DEGREES, "plan.recompute_granularity", "plan.zero_stage")
-            if is_size and site.value is not None and not self.texts.literals(file, site):
+            is_switch = self._is_switch(name, (file, site))  # a word after it is another argument
+            has_value = site.value is not None and not is_switch
+            if is_size and has_value and not self.texts.literals(file, site):
                 yield file, site
 
     def accumulations(self, micro_batches: int) -> Iterator[Move]:
@@ -337,6 +347,19 @@ class Arguments:
             if name in self.given or not (row.of or row.until):
                 for edits, change in self._ways(name, str(micro_batches)):
                     yield Move(changes=(change,), edits=edits, names=frozenset({name}))
+
+    def factors(self, factor: Fraction) -> Iterator[Move]:
+        """Yield the ways to multiply a number in an expression: ``ACC`` of ``$((MBS * ACC * DP))``."""
+        for file, text in self.texts.files.items():
+            names = {name for found in _COMPUTED.finditer(text) for name in _WORD.findall(found[0])}
+            for site in self.texts.sites[file]:
+                value = site.value or ""
+                is_factor = site.form == "assignment" and site.shown in names and value.isdecimal()
+                if is_factor and int(value) and (int(value) * factor).denominator == 1:
+                    new = str(int(int(value) * factor))
+                    change = Change(name=site.shown, old=value, new=new, file=file, line=site.line)
+                    edit = TextEdit(file, site.start, site.end, new)
+                    yield Move(changes=(change,), edits=(edit,), names=frozenset({site.shown}))
 
     def replicas(self, factor: Fraction) -> Iterator[Move]:
         """Yield the ways to multiply a stated number of ranks of data parallelism."""
@@ -350,6 +373,8 @@ class Arguments:
                     yield Move(changes=(change,), edits=edits, names=frozenset({name}))
 
 
+_COMPUTED = re.compile(r"\$\(\((.*?)\)\)|\$\(expr ([^)]*)\)|\blet ([^\n;]*)")
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _WAYS = 4  # of one setting that are tried
 _NEXT_WORD = re.compile(r"[ \t]+[\w.:]+(?=[ \t\r\n\\\"']|$)")
 

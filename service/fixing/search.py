@@ -12,7 +12,8 @@ from fractions import Fraction
 from itertools import product
 
 from meshwright.launchers.editing.edits import TextEdit, Texts
-from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.commands import readable_script, world_of
 from meshwright.launchers.reading.registry import launcher_of
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
@@ -67,8 +68,12 @@ def state_of(own: Own) -> State:
 class Bench:
     """Launch files whose edited texts are read and priced."""
 
-    def __init__(self, source: Source, texts: Texts, own: Own, read: Read, profile: Profile) -> None:
+    def __init__(
+        self, source: Source, texts: Texts, *, own: Own, read: Read, profile: Profile, overrides: Overrides
+    ) -> None:
         self.source, self.texts, self.own = source, texts, own
+        self._overrides = replace(overrides, num_gpus=own.configuration.num_gpus)
+        self._started = _started(source, self._overrides)
         self.arguments = Arguments(_launchers(source, texts, own), texts)
         self._read, self._profile = read, profile
         self._broken: tuple[str, ...] | None = None
@@ -98,6 +103,7 @@ class Bench:
         if micro == self.own.configuration.num_microbatches or micro.denominator != 1:
             return
         batches = list(self.arguments.accumulations(int(micro)))[:_WAYS]
+        batches += list(self.arguments.factors(micro / self.own.configuration.num_microbatches))[:_WAYS]
         yield from ((one,) for one in batches)
         yield from product(replicas, batches)
 
@@ -105,10 +111,12 @@ class Bench:
         texts = self.texts.edited(edits)
         if texts is None:
             return None
+        edited = with_texts(self.source, texts)
         try:
-            return texts, self._read(with_texts(self.source, texts))
+            own = self._read(edited)
         except PlannerError:
             return None
+        return (texts, own) if _started(edited, self._overrides) == self._started else None
 
     def priced(self, trials: Sequence[Trial]) -> list[Trial]:
         """Return trials with their seconds, memory and broken rules; none that cannot be priced."""
@@ -157,6 +165,12 @@ def with_texts(source: Source, texts: Mapping[str, str]) -> Source:
     )
 
 
+def _started(source: Source, overrides: Overrides) -> list[tuple[int | None, int | None, int | None]]:
+    """Return the nodes and processes that each script states; edits keep them."""
+    worlds = [world_of(one.text, readable_script(one, overrides)) for one in source.scripts()]
+    return [(one.num_nodes, one.gpus_per_node, one.processes) for one in worlds]
+
+
 def _is_same_training(before: Own, now: Own) -> bool:
     """Return whether only the plan and options with the same results differ, and no more is unread."""
     old, new = before.problem.workload, now.problem.workload
@@ -171,6 +185,7 @@ def _is_same_training(before: Own, now: Own) -> bool:
         and replace(old, framework_options={}) == replace(new, framework_options={})
         and before.problem.model == now.problem.model
         and before.configuration.num_gpus == now.configuration.num_gpus
+        and before.stated_gpus == now.stated_gpus
         and before.configuration.offload == now.configuration.offload
         and before.launcher == now.launcher
         and before.problem.launcher == now.problem.launcher

@@ -36,6 +36,7 @@ class Own:
     problem: Problem
     configuration: Configuration
     launcher: str | None = None  # the launcher of the files
+    stated_gpus: int | None = None  # of the files' own sizes, before a cluster's number counts
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
@@ -81,6 +82,7 @@ def own_of_files(
         problem=problem,
         configuration=configuration,
         launcher=found.launcher,
+        stated_gpus=found.configuration.num_gpus,
         notes=(*found.notes, *notes, *why, *_packed_notes(found, problem)),
         unread=found.unread,
         batch_ramp=found.batch_ramp,
@@ -277,10 +279,8 @@ def _overrides_of(request: Request, variables: Mapping[str, str], values: Values
         )
     cluster = request["cluster"]
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
-    several = isinstance(groups, list) and any(
-        isinstance(one, dict) and "num_nodes" in one for one in groups
-    )
-    counted = isinstance(cluster, dict) and ("num_nodes" in cluster or several)
+    parts = [cluster, *(groups if isinstance(groups, list) else [])]
+    counted = any(isinstance(one, dict) and {"num_nodes", "num_gpus"} & one.keys() for one in parts)
     return Overrides(
         model=model_from_mapping(request["model"]) if "model" in request else None,
         num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None,

@@ -9,6 +9,7 @@ kernels need a GPU. FlexAttention, which is one of them, is replaced by the tens
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import os
 import sys
@@ -136,7 +137,10 @@ def alike(found: Built) -> str:
 
 def configured(case: Case) -> Any:
     """Return the plan's configuration, for a CPU and as many micro-batches as its peak needs."""
-    config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
+    words = case["files"].get("torchtitan_words.json", "[]")  # of the command that is verified
+    config: Any = ConfigManager().parse_args(
+        ["--module", "torchtitan_plan", "--config", "plan", *json.loads(words)]
+    )
     config.parallelism.spmd_backend = "partial_dtensor"
     config.compile.backend = compiled
     config.compile.enable_async_tensor_parallel = False  # other collectives, the same tensors

@@ -44,19 +44,20 @@ def run(script: str, place: Path, **variables: str) -> int:
     ).returncode
 
 
-@pytest.mark.parametrize(("known", "method"), [("", "POST"), ("17\n", "PATCH")])
+@pytest.mark.parametrize(("known", "method"), [("", "POST"), ("17\n18\n", "PATCH")])
 def test_the_github_action_writes_one_comment(place: Path, known: str, method: str) -> None:
     steps = {one["name"]: one["run"] for one in _action()["runs"]["steps"] if "run" in one}
     (place / "known").write_text(known)
     at = {"GITHUB_OUTPUT": str(place / "output"), "GITHUB_STEP_SUMMARY": str(place / "summary")}
-    words = {"BASE": "a1", "HEAD": "b2", "ARGUMENTS": "--cluster dgx-h100", "FAIL_ABOVE": "2%"}
+    words = {"GITHUB_SHA": "b2", "ARGUMENTS": "--cluster dgx-h100", "FAIL_ABOVE": "2%"}
     assert run(steps["Compare"], place, **at, **words) == 0
     assert (place / "output").read_text() == "code=4\n"
     assert run(steps["Comment"], place, GITHUB_REPOSITORY="o/r", NUMBER="3") == 0
     assert run(steps["Limit"], place, CODE="4") == 4
     asked = (place / "asked").read_text().splitlines()
-    assert "meshwright fix --compare a1 b2 --cluster dgx-h100 --fail-above 2%" in asked
-    assert f"--method {method} repos/o/r/issues/" in asked[-1]
+    assert "meshwright fix --compare b2^1 b2 --cluster dgx-h100 --fail-above 2%" in asked
+    place_of = "comments/17" if known else "3/comments"
+    assert f"--method {method} repos/o/r/issues/{place_of} " in asked[-1]
     assert asked[-1].endswith("-F body=@comment.md")
 
 
