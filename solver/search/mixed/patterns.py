@@ -234,6 +234,7 @@ def _entered(rows: MixedRows, at: _At, transfers: Transfers, *, by_sender: bool)
     options, row = at
     sent = rows.sent[at]
     hops_s = transfers.scale[options] * rows.hops_of(row)[np.ix_(options, options)]
+    hops_s = hops_s + transfers.further_s[options]
     if not by_sender:
         return [(hops_s.min(axis=0), np.full(len(options), ANY_SIZE))]
     larger = np.maximum(sent[:, None], sent[None])

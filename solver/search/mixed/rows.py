@@ -14,7 +14,7 @@ and the request do. Its prices are those of no recomputation, its ``kept_bytes``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import permutations, product
 from math import gcd
@@ -39,7 +39,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.communication import longest_wait, sent_bytes
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, price_transfers
+from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, price_every_rank
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.rows import Rows
@@ -264,10 +264,22 @@ def _among(count: int, most: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """What transfers add to a stage of each option, (B, n) or (B,) of one row, stragglers counted."""
+    """What every stage of an option has in each pass, (B, n) or (B,) of one row, stragglers counted."""
 
     inside_s: FloatArray  # behind a stage of the same group, both directions
+    further_s: FloatArray  # of that what is no transfer: what a stage behind another group's has too
     scale: FloatArray  # the straggler, over that of two stages
+
+    @classmethod
+    def least(cls, one: Transfers, other: Transfers) -> Transfers:
+        """Return the least of two."""
+        return cls(
+            **{f.name: np.minimum(getattr(one, f.name), getattr(other, f.name)) for f in fields(cls)}
+        )
+
+    def of(self, row: int) -> Transfers:
+        """Return those of one row, (B,)."""
+        return Transfers(**{f.name: getattr(self, f.name)[:, row] for f in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,10 +375,7 @@ class MixedRows:
             forward_share=forward_share,
             more_forward_s=straggler * np.maximum(more_forward_s, 0.0),
             sent=sent, hops_s=hops_s, straggler=straggler,
-            transfers=Transfers(
-                inside_s=np.minimum(*(some.inside_s for some in transfers)),
-                scale=np.minimum(*(some.scale for some in transfers)),
-            ),
+            transfers=Transfers.least(*transfers),
             tail_s=straggler[..., None] * each(lambda rows: rows.prices.tail_s),
             rank_tail_s=straggler * each(lambda rows: rows.prices.rank_tail_s),
             fixed_s=each(lambda rows: rows.prices.fixed_s),
@@ -441,25 +450,19 @@ class MixedRows:
     def transfers_of(self, row: int, range_at: int) -> Transfers:
         """Return transfers of a row, (B,): of any number of stages, or of ``RANGES[range_at - 1]``."""
         if not range_at:
-            whole = self.transfers
-            return Transfers(
-                inside_s=whole.inside_s[:, row],
-                scale=whole.scale[:, row],
-            )
+            return self.transfers.of(row)
         if (row, range_at) not in self.transfers_by_range:
             columns = self.columns(row, RANGES[range_at - 1][0])
             here = slice(row, row + 1)
             one = _transfers(self.fleet, columns, self.options, self.straggler[:, here])
-            self.transfers_by_range[row, range_at] = Transfers(
-                inside_s=one.inside_s[:, 0], scale=one.scale[:, 0]
-            )
+            self.transfers_by_range[row, range_at] = one.of(0)
         return self.transfers_by_range[row, range_at]
 
     @cached_property
     def entered_s(self) -> FloatArray:
         """Return what a transfer from another group adds to a stage, at least, (B, n)."""
         least_s = self.hops_s.min(axis=0)[self.group_of[:, None], self.sent]
-        return np.asarray(2.0 * self.transfers.scale * self.straggler * least_s)
+        return np.asarray(2.0 * self.transfers.scale * self.straggler * least_s + self.transfers.further_s)
 
     def hops_of(self, row: int) -> FloatArray:
         """Return what a transfer from each option adds to a stage of each other, (B, B).
@@ -596,10 +599,12 @@ def _hops(
 def _transfers(
     fleet: NodeGroups, columns: Columns, options: Sequence[StageOption], straggler: FloatArray
 ) -> Transfers:
-    """Return the transfers of rows with some number of stages on every option."""
-    own, transfer_s = np.empty_like(straggler), np.empty_like(straggler)
+    """Return what every stage has of rows with some number of stages, on every option."""
+    own, every_s, transfer_s = (np.empty_like(straggler) for _ in range(3))
     for group, some, there in joined_by_group(options, [columns] * len(options)):
-        prices = price_transfers(fleet.problems[group], there, fleet.profiles[group])
+        prices = price_every_rank(fleet.problems[group], there, fleet.profiles[group])
         own[some] = prices.straggler.reshape(own[some].shape)
+        every_s[some] = prices.every_s.reshape(own[some].shape)
         transfer_s[some] = prices.transfer_s.reshape(own[some].shape)
-    return Transfers(inside_s=own * (2.0 * transfer_s), scale=own / straggler)
+    further_s = every_s - 2.0 * transfer_s
+    return Transfers(inside_s=own * every_s, further_s=own * further_s, scale=own / straggler)
