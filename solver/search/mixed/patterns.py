@@ -234,7 +234,6 @@ def _entered(rows: MixedRows, at: _At, transfers: Transfers, *, by_sender: bool)
     options, row = at
     sent = rows.sent[at]
     hops_s = transfers.scale[options] * rows.hops_of(row)[np.ix_(options, options)]
-    hops_s = hops_s + transfers.further_s[options]
     if not by_sender:
         return [(hops_s.min(axis=0), np.full(len(options), ANY_SIZE))]
     larger = np.maximum(sent[:, None], sent[None])
@@ -257,7 +256,8 @@ def _of(
     ends = first * rows.embedding_s[at] + last * rows.head_s[at]
     own = rows.layer_s[at] @ held.T + again.replay_s + ends[:, None]
     beside = before[0][:, None]
-    time = scale * own + np.where(np.isfinite(beside), beside, 0.0)
+    beside_s = np.where(np.isfinite(beside), beside, 0.0) + transfers.further_s[options][:, None]
+    time = scale * own + beside_s
 
     def parts_of(parts: FloatArray) -> FloatArray:
         ends = first * parts[:, -2] + last * parts[:, -1]
