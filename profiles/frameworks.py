@@ -258,15 +258,24 @@ class FrameworkFacts:
     replicated_gradient_dtype: str = ""  # the same without ZeRO; empty: as with it
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
 
+    @property
+    def ends_are_shared(self) -> bool:
+        """Return whether every stage has a share of embedding and head, not the first and the last one.
+
+        No launcher does that. Who divides the vocabulary inside a stage is ``Context.vocabulary_group``.
+        """
+        return False
+
     @cached_property
     def priced_by_stages(self) -> bool:
         """Return whether prices read how many stages and micro-batches there are, not only if several."""
-        return self.torch_pipelines or self.synchronous_transfers or bool(self.pipeline_batch)
+        counted = self.torch_pipelines or self.synchronous_transfers or bool(self.pipeline_batch)
+        return counted or self.ends_are_shared
 
     @cached_property
     def priced_by_chunks(self) -> bool:
         """Return whether prices read the number of chunks and their order (``gathers_in_passes``)."""
-        return self.torch_pipelines
+        return self.torch_pipelines or self.ends_are_shared
 
     @cached_property
     def balanced(self) -> bool:

@@ -623,15 +623,15 @@ class Context:
     def vocabulary_group(self) -> Group:
         """Return the ranks that share the rows of embedding and head.
 
-        They exchange hidden states at both ends of the model. An axis that divides the head is stated here;
-        where the ends lie, in ``ends_apart``.
+        They exchange hidden states at both ends of the model. An axis that divides the head is stated here,
+        and if it reaches over stages, in ``FrameworkFacts.ends_are_shared``.
         """
         return self.tensor_group
 
     @property
     def ends_apart(self) -> BoolArray:
         """Mark rows whose first stage has the embedding and whose last one has the head, (n,)."""
-        return np.asarray(self.p > 1)
+        return np.asarray((self.p > 1) & (not self.facts.ends_are_shared))
 
     @property
     def vocabulary_ranks(self) -> FloatArray:
@@ -641,7 +641,7 @@ class Context:
     @cached_property
     def embedding_ranks(self) -> FloatArray:
         """Return the ranks that share the rows of the embedding; 1 where the framework copies it."""
-        shared = self.facts.embedding_sharded or self.model.tied_embeddings
+        shared = self.facts.embedding_sharded or self.model.tied_embeddings or self.facts.ends_are_shared
         return self.vocabulary_ranks if shared else np.ones_like(self.t)
 
     @cached_property

@@ -544,21 +544,33 @@ def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
     return np.asarray(1.0 + profile.constants.straggler * np.log2(nodes))
 
 
-def _of_every_step(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
+def _of_every_step(ctx: Context, columns: Columns, profile: Profile) -> dict[str, FloatArray]:
     """Return what a step takes once, and the wait for the slowest node, (n,) each, by their names."""
     return {
-        "fixed_s": fixed_s(ctx),
-        "straggler": profile.time_factor * straggler_share(ctx.columns, profile),
+        "fixed_s": np.full(len(columns), fixed_s(ctx)),
+        "straggler": profile.time_factor * straggler_share(columns, profile),
     }
 
 
 def _of_every_rank(ctx: Context, profile: Profile) -> dict[str, FloatArray]:
-    """Return the seconds of a row whatever its ranks hold: of each chunk, of each rank, and of the step."""
+    """Return the seconds of the part that every rank has, ``stages.OF_EVERY_RANK``, by their names."""
+    message_s = transfer(ctx)
     return {
-        "transfer_s": transfer(ctx),
+        "every_forward_s": message_s,
+        "every_backward_s": message_s,
+        "transfer_s": message_s,
         "rank_tail_s": rank_tail_s(ctx),
-        **_of_every_step(ctx, profile),
+        **_of_every_step(ctx, ctx.columns, profile),
     }
+
+
+def _priced(
+    problem: Problem, ctx: Context, profile: Profile, num_parts: int, known: dict[str, FloatArray],
+    **apart: dict[str, FloatArray],
+) -> RowPrices:  # fmt: skip
+    """Return prices of which some are known as they leave the cost model, whoever asks."""
+    prices = RowPrices.partly(len(ctx.columns), num_parts, known, **apart)
+    return with_residuals(prices, problem, ctx.columns, profile)
 
 
 def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
@@ -602,15 +614,12 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     layout = LayerLayout.of(problem.model)
     weights = part_weights(ctx, layout.kinds)
     memory = memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights))
-    moments = memory.pop("moments")
-    prices = replace(RowPrices.partly(len(columns), len(weights), memory), moments=moments)
+    moments, prediction = memory.pop("moments"), {}
     if problem.counts_prediction:
         copies = prediction_copies(ctx)
         own = Weights(dense=copies, routed=np.zeros_like(ctx.t), ends=copies) + prediction_weights(ctx)
-        prices = replace(
-            prices, prediction=_prediction_bytes(ctx, own, trained_weights(ctx, own, "prediction"))
-        )
-    return with_residuals(prices, problem, columns, profile)
+        prediction = _prediction_bytes(ctx, own, trained_weights(ctx, own, "prediction"))
+    return _priced(problem, ctx, profile, len(weights), memory, moments=moments, prediction=prediction)
 
 
 _SEVERAL = 2  # distinguishes several from one
@@ -686,7 +695,6 @@ def least_work_s(problems: Sequence[Problem], columns: Columns, profile: Profile
     layout = LayerLayout.of(problems[0].model)
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
     each = columns.num_microbatches / columns.pipeline_parallel_size
-    straggler = profile.time_factor * straggler_share(columns, profile)
     for problem in problems:
         look()
         one = context_of(problem, columns.take(slice(0, 1)), profile)  # what it reads of the problem
@@ -699,8 +707,7 @@ def least_work_s(problems: Sequence[Problem], columns: Columns, profile: Profile
         whole = once[of_row]
         if again.any():
             whole = whole + np.where(columns.recompute_layers == ALL_LAYERS, again[of_row], 0.0)
-        every = {"straggler": straggler, "fixed_s": np.full(len(columns), fixed_s(one)[0])}
-        known = RowPrices.partly(len(columns), len(parts), every)
+        known = RowPrices.partly(len(columns), len(parts), _of_every_step(one, columns, profile))
         prices = with_residuals(known, problem, columns, profile)
         found.append(np.asarray(prices.straggler * each * whole + prices.fixed_s))
     return found
@@ -751,24 +758,20 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
         "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
         **_of_every_rank(ctx, profile),
     }
-    prices = RowPrices.partly(len(columns), len(parts), known)
     times = {name: apart[name].take(of_row) for name in ("forward_s", "backward_s") if apart}
-    return with_residuals(replace(prices, prediction=times), problem, columns, profile)
+    return _priced(problem, ctx, profile, len(parts), known, prediction=times)
 
 
-def price_transfers(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
-    """Return prices with the transfers between stages and the straggler alone filled in.
+def price_every_rank(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+    """Return prices with the seconds of the part that every rank has alone filled in.
 
     Raises:
         InvalidProblemError: as ``price``.
     """
     look()
-    known = {
-        "transfer_s": transfer(context_of(problem, columns, profile)),
-        "straggler": profile.time_factor * straggler_share(columns, profile),
-    }
+    ctx = context_of(problem, columns, profile)
     parts = LayerLayout.of(problem.model).num_kinds + 2
-    return with_residuals(RowPrices.partly(len(columns), parts, known), problem, columns, profile)
+    return _priced(problem, ctx, profile, parts, _of_every_rank(ctx, profile))
 
 
 def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
@@ -792,12 +795,15 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     look()
     memory = memory_prices(ctx, layout, weights, trained)
     moments = memory.pop("moments")
-    prices = RowPrices(
+    known = {
         **_pass_prices(parts),
-        tail_s=np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),
-        weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
+        "tail_s": np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),
+        "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
         **_of_every_rank(ctx, profile),
         **memory,
+    }
+    return _priced(
+        problem, ctx, profile, len(parts), known,
         moments=moments,
         prediction=_prediction_prices(ctx) if problem.counts_prediction else {},
         breakdown_s={
@@ -807,5 +813,4 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
             "data_parallel": np.ascontiguousarray(tail.data_parallel.T),
             "optimizer": np.ascontiguousarray(tail.optimizer.T),
         },
-    )
-    return with_residuals(prices, problem, columns, profile)
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache, reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -132,9 +132,11 @@ class RowPrices(Gathered):
     )
     tail_s: FloatArray  # once per step after the last micro-batch: exposed gradient / parameter
     #                     collectives and the optimizer, by part
-    # Time of the row whatever its ranks hold, shape (n,) (``price._of_every_rank``).
-    transfer_s: FloatArray  # exposed point-to-point time of a chunk, each direction; 0 if pp = 1
-    rank_tail_s: FloatArray  # tail that every rank has whatever it holds (latencies, norms)
+    # The part that every rank has whatever it holds, shape (n,): ``OF_EVERY_RANK``, and ``buffer_bytes``.
+    every_forward_s: FloatArray  # of each chunk and micro-batch: today what the chunk hands on
+    every_backward_s: FloatArray
+    rank_tail_s: FloatArray  # once per step after the last micro-batch (latencies, norms)
+    transfer_s: FloatArray  # exposed time of one message between stages, each direction; 0 if pp = 1
     fixed_s: FloatArray  # once per step
     straggler: FloatArray  # >= 1; multiplies everything but ``fixed_s``; holds the calibration factor
     # Memory by part, shape (n, P).
@@ -149,7 +151,7 @@ class RowPrices(Gathered):
     ranks_in_turn: FloatArray  # first ranks with chunks that have gradients one after the other
     head_workspace_bytes: FloatArray  # logits, loss and their gradients: last rank, once
     replay_workspace_bytes: FloatArray  # one layer's activations while it is replayed; 0 if none is
-    buffer_bytes: FloatArray  # communication and bucket buffers of a rank
+    buffer_bytes: FloatArray  # of every rank: communication and bucket buffers
     context_bytes: FloatArray  # driver context, libraries: outside the framework's allocator
     reserve: FloatArray  # >= 1; what the allocator cannot give back over allocated bytes
     # Of the head part, what prediction layers on another stage take, shape (n,) each: by the
@@ -166,13 +168,15 @@ class RowPrices(Gathered):
         return len(self.transfer_s)
 
     @classmethod
-    def partly(cls, rows: int, num_parts: int, known: Mapping[str, FloatArray]) -> RowPrices:
-        """Return prices of which some are known; all others are 0."""
+    def partly(
+        cls, rows: int, num_parts: int, known: Mapping[str, FloatArray], **apart: dict[str, FloatArray]
+    ) -> RowPrices:
+        """Return prices of which some are known; all others are 0, and what is not ``apart`` is empty."""
         one, each = np.zeros(rows), np.zeros((rows, num_parts))
         others = {name: each if name in _BY_PART else one for name in _ARRAYS}
         ones = dict.fromkeys(("straggler", "reserve", "turns"), np.ones(rows))
-        every = {**others, **ones, **known}
-        return cls(**every, prediction={}, moments={}, breakdown_s={}, tail_breakdown_s={})
+        every: dict[str, Any] = {**others, **ones, **known, **{name: {} for name in _APART}, **apart}
+        return cls(**every)
 
     @classmethod
     def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
@@ -229,6 +233,11 @@ class RowPrices(Gathered):
         left["checkpoint_bytes"][:, -2:] = 0.0
         return replace(self, **left, prediction={}, moments=self.moments)
 
+    @property
+    def every_s(self) -> FloatArray:
+        """Return the seconds of both passes that each chunk has whatever it holds, (n,)."""
+        return self.every_forward_s + self.every_backward_s
+
     @cached_property
     def state_bytes(self) -> FloatArray:
         """Return weights, gradients and optimizer states of each part, (n, P), as the search adds them up.
@@ -253,11 +262,11 @@ class RowPrices(Gathered):
         return (self.gradients_bytes - self.reduced_gradients_bytes)[:, :-2]
 
 
-_ARRAYS = tuple(
-    f.name
-    for f in fields(RowPrices)
-    if f.name not in ("prediction", "moments") and not f.name.endswith("breakdown_s")
-)
+_APART = ("prediction", "moments", "breakdown_s", "tail_breakdown_s")
+_ARRAYS = tuple(f.name for f in fields(RowPrices) if f.name not in _APART)
+OF_EVERY_RANK = (
+    "every_forward_s", "every_backward_s", "rank_tail_s", "transfer_s", "fixed_s", "straggler",
+)  # fmt: skip
 _BY_PART = (
     "forward_s", "backward_s", "replay_s", "weight_gradient_s", "tail_s",
     "weights_bytes", "gradients_bytes", "reduced_gradients_bytes", "optimizer_bytes", "activation_bytes",
@@ -287,6 +296,7 @@ class Chunks:
     replayed: FloatArray  # (n, C, P) fully recomputed ones among them
     sent: FloatArray  # (n, C) hidden states that it hands on
     returned: FloatArray  # (n, C) gradients of such that it hands back
+    hands_on_more: bool  # some chunk hands on more than one of them
     num_ranks: int  # R, of the longest pipeline
     regular: bool  # in every row chunk c sits on rank c mod R
 
@@ -363,6 +373,7 @@ def chunks_of(
         replayed=replayed,
         sent=sent,
         returned=returned,
+        hands_on_more=layout.counts_prediction,
         num_ranks=num_ranks,
         regular=bool((p == num_ranks).all()) and not in_a_v(columns).any(),
     )
@@ -403,6 +414,16 @@ def _whole(counts: list[FloatArray], price: FloatArray, head: IntArray) -> Float
     total[:, 0] += price[:, -2]
     total[np.arange(len(total)), head] += price[:, -1]
     return total
+
+
+def _of_every_chunk(
+    prices: RowPrices, every_s: FloatArray, chunks: Chunks, messages: FloatArray
+) -> FloatArray:
+    """Return a pass's seconds of chunks that hold nothing, (n, C), with messages beyond one of each."""
+    found: FloatArray = chunks.valid * every_s[:, None]
+    if chunks.hands_on_more:
+        found += (messages - chunks.valid) * prices.transfer_s[:, None]
+    return found
 
 
 def _kinds(counts: FloatArray) -> list[FloatArray]:
@@ -526,10 +547,11 @@ def assemble(
     chunks = chunks_of(columns, layout, stage_layers, replayed_layers)
     rank_valid = np.arange(chunks.num_ranks)[None, :] < columns.pipeline_parallel_size[:, None]
     layers, replayed = _kinds(chunks.parts), _kinds(chunks.replayed)
-    forward = _whole(layers, prices.forward_s, chunks.last) + chunks.sent * prices.transfer_s[:, None]
+    forward = _whole(layers, prices.forward_s, chunks.last)
+    forward += _of_every_chunk(prices, prices.every_forward_s, chunks, chunks.sent)
     backward = _whole(layers, prices.backward_s, chunks.last)
     backward += _layers(replayed, prices.replay_s)
-    backward += chunks.returned * prices.transfer_s[:, None]
+    backward += _of_every_chunk(prices, prices.every_backward_s, chunks, chunks.returned)
     weight = np.broadcast_to(0.0, forward.shape)
     if prices.weight_gradient_s.any():
         weight = np.minimum(_whole(layers, prices.weight_gradient_s, chunks.last), backward)

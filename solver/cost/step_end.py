@@ -425,7 +425,7 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     return PassSeconds(forward=np.zeros_like(ctx.t), backward=seconds)
 
 
-def fixed_s(ctx: Context) -> FloatArray:
+def fixed_s(ctx: Context) -> float:
     """Return seconds of every step: data loading, logging, launches of the optimizer."""
     graphed = launches_left(ctx.facts, "dense") < _MOSTLY
-    return np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if graphed else 1.0)
+    return ctx.constants.fixed_s * (_GRAPHED_STEP if graphed else 1.0)

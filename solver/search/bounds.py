@@ -81,7 +81,7 @@ class Early(NamedTuple):
         more = np.where(there, np.cumsum(own, axis=2) - (chunk + 1) * (passes / v)[:, :, None], 0.0)
         loose = last & (v > 1)
         final = own[np.arange(len(own)), :, rows.v - 1] * prices.forward_s[:, -1:]
-        other_s = prices.transfer_s[:, None] * passes + np.where(last, final, 0.0)
+        other_s = prices.every_forward_s[:, None] * passes + np.where(last, final, 0.0)
         return cls(
             slope=np.where(loose, own[:, :, 0], passes / v),
             offset=np.where(loose, 0.0, more.max(axis=2)),
@@ -104,7 +104,7 @@ class Early(NamedTuple):
         return cls(
             slope=np.where(rank == 0, first, (first + second) / 2.0),
             offset=np.where(rank == 0, -spared, (first - second) / 2.0),
-            other_s=(first + second) * prices.transfer_s[:, None] + (rank == 0) * ends,
+            other_s=(first + second) * prices.every_forward_s[:, None] + (rank == 0) * ends,
         )
 
 
@@ -239,7 +239,7 @@ def _tail_rate(rows: Rows) -> FloatArray:
 def _tail_at_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
     """Return rank 0's tail if its time is at least ``rank_time_s``."""
     replay = rows.some_layers * rows.prices.replay_s[:, :-2].max(axis=1)
-    other_s = rows.embedding_s + rows.v * (2.0 * rows.prices.transfer_s + replay)
+    other_s = rows.embedding_s + rows.v * (rows.prices.every_s + replay)
     layers_s = np.where(rows.p == 1, rank_time_s - rows.head_s, rank_time_s) - other_s
     coupled = end_tail_s(rows) + _tail_rate(rows) * layers_s
     return np.asarray(np.maximum(coupled, least_tail_s(rows)))
@@ -270,7 +270,7 @@ def _average_s(rows: Rows) -> FloatArray:
     """
     prices, ends = rows.prices, (rows.p - 1.0) / rows.p
     passed = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
-    there = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.transfer_s
+    there = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.every_forward_s
     busy = rows.m * rows.total_s / rows.p
     back = busy + ends * (rows.embedding_s + passed * rows.p / 2.0) + least_tail_s(rows)
     tails = prices.tail_s[:, :-2] @ rows.layout.cumulative[-1].astype(np.float64)
@@ -284,8 +284,9 @@ def _path_s(rows: Rows, most: FloatArray | IntArray) -> FloatArray:
     prices, whole = rows.prices, rows.input_gradient_s
     least, tail = rows.smallest_chunk, least_tail_s(rows)
     forward, back = prices.forward_s[:, :-2].min(axis=1), whole[:, :-2].min(axis=1)
-    other_s = rows.chunk_s - prices.transfer_s
-    there = np.maximum(most * forward, least * forward + prices.forward_s[:, -1]) + prices.transfer_s
+    other_s = rows.chunk_s - prices.every_forward_s
+    there = np.maximum(most * forward, least * forward + prices.forward_s[:, -1])
+    there = there + prices.every_forward_s
     home = np.maximum(most * back, least * back + whole[:, -1]) + other_s
     again = np.where(runs_all_forward_first(rows.columns), there + home, np.maximum(there, home))
     last = np.minimum(prices.weight_gradient_s, prices.backward_s)
@@ -297,7 +298,7 @@ def _kappa(rows: Rows) -> tuple[FloatArray, FloatArray]:
     """Return (B) for v = 1 as ``total + kappa t_s - offset`` with the most favourable rank's constants."""
     share = (rows.prices.forward_s[:, :-2] / rows.layer_s).max(axis=1)
     overlap = np.minimum(rows.m, rows.p) - 1.0
-    offset = overlap * (rows.prices.transfer_s + rows.prices.forward_s[:, -2])
+    offset = overlap * (rows.prices.every_forward_s + rows.prices.forward_s[:, -2])
     return np.asarray(rows.m - 1.0 - overlap * share), offset
 
 

@@ -223,11 +223,12 @@ def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
     """
     prices = rows.prices
     forward, gradient = prices.forward_s[:, 0], rows.input_gradient_s[:, 0]
-    other_s = rows.chunk_s - prices.transfer_s
+    forward_other_s = prices.every_forward_s
+    other_s = rows.chunk_s - forward_other_s
     all_first = runs_all_forward_first(rows.columns)
     each_s = np.where(all_first, forward + gradient, np.maximum(forward, gradient))
     other_s = np.where(
-        all_first, prices.transfer_s + other_s, np.where(forward > gradient, prices.transfer_s, other_s)
+        all_first, forward_other_s + other_s, np.where(forward > gradient, forward_other_s, other_s)
     )
     weight = np.minimum(prices.weight_gradient_s, prices.backward_s)
     fixed_s = rows.path_s + (rows.m - 1.0) * other_s + rows.smallest_chunk * weight[:, 0] + weight[:, -2]
@@ -267,7 +268,7 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
     forward, layer = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0])
     gradient = layer - forward - _column(prices.weight_gradient_s[:, 0])
     round_trip, one_chunk = forward + gradient, _column(rows.v == 1)
-    shortest = rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s
+    shortest = rows.smallest_chunk * prices.forward_s[:, 0] + prices.every_forward_s
     start = rank * _column(shortest) + not_first * _column(prices.forward_s[:, -2])
     start = np.where(bypasses_sync(rows.columns)[:, None], 0.0, start)  # passes before a rank's first
     work, layer_tail = m * ranks.time_s, _column(prices.tail_s[:, 0])
@@ -277,11 +278,11 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
     home_work = m * (home_work - ~not_first * _column(weight[:, -2]))
     end_gradient = prices.backward_s - weight
     head, embedding = _column(end_gradient[:, -1]), _column(end_gradient[:, -2])
-    transfer = _column(prices.transfer_s)
+    there, back = _column(prices.every_forward_s), _column(prices.every_backward_s)
 
     def passed_s(skipped: FloatArray | IntArray) -> FloatArray:
         """Return the first micro-batch's forward passes without layers, of all but ``skipped`` chunks."""
-        passed = (_column(rows.p * rows.v) - skipped) * transfer + _column(prices.forward_s[:, -1])
+        passed = (_column(rows.p * rows.v) - skipped) * there + _column(prices.forward_s[:, -1])
         return np.asarray(passed + (skipped == 0) * _column(prices.forward_s[:, -2]))
 
     in_a_v, early = rows.in_a_v[:, None], Early.of(rows)
@@ -289,7 +290,7 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
         early = Early(*(np.where(in_a_v, *pair) for pair in zip(Early.in_a_v(rows), early, strict=True)))
     behind = np.where(in_a_v, rank, behind)  # the ranks before lie behind it too
     least_behind, v_before = behind * smallest, np.where(in_a_v, rank, 0)
-    behind_s = behind * transfer + (behind > 0.0) * head - early.other_s - forward * early.offset
+    behind_s = behind * back + (behind > 0.0) * head - early.other_s - forward * early.offset
     returning = np.where(one_chunk, num_layers, least_behind)
     wait = num_layers * forward + returning * gradient + v_before * smallest * forward
     wait = wait + passed_s(np.where(one_chunk, rank, v_before)) + np.where(in_a_v, start, 0.0) + behind_s
@@ -301,7 +302,7 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
     )
     returning = np.where(one_chunk, num_layers, np.where(in_a_v, 0.0, least_behind))
     end = num_layers * forward + returning * gradient
-    end = end + passed_s(np.zeros_like(m)) + rank * transfer + not_first * embedding + behind_s
+    end = end + passed_s(np.zeros_like(m)) + rank * back + not_first * embedding + behind_s
     bound_k = LinearBound(
         home=True,
         fixed=end + home_work,
@@ -309,7 +310,7 @@ def _split_lines(rows: Rows) -> list[LinearBound]:
         first=np.where(in_a_v, 0.0, (1.0 - one_chunk) * gradient),
         each=m * round_trip - forward * early.slope - one_chunk * gradient,
     )
-    way = not_first * _column(prices.forward_s[:, -2]) + rank * 2.0 * transfer + not_first * embedding
+    way = not_first * _column(prices.forward_s[:, -2]) + rank * (there + back) + not_first * embedding
     bound_g = LinearBound(home=True, fixed=way + home_work, first=round_trip, each=m * round_trip)
     bound_e = LinearBound(home=False, fixed=start + ranks.tail_s + work, each=m * layer + layer_tail)
     return [bound_e, bound_f, bound_g, bound_k]
@@ -352,9 +353,9 @@ def _lines(rows: Rows) -> list[LinearBound]:
     m, smallest, num_layers = _column(rows.m), _column(rows.smallest_chunk), float(rows.layout.num_layers)
     forward, layer = _column(prices.forward_s[:, 0]), _column(rows.layer_s[:, 0])
     backward, layer_tail, one_chunk = layer - forward, _column(prices.tail_s[:, 0]), _column(rows.v == 1)
-    work, chunk_back_s = m * ranks.time_s, _column(rows.chunk_s - prices.transfer_s)
+    work, chunk_back_s = m * ranks.time_s, _column(rows.chunk_s - prices.every_forward_s)
     # Forward passes before the rank's first, and with the way back, without layers.
-    way_there = not_first * _column(prices.forward_s[:, -2]) + rank * _column(prices.transfer_s)
+    way_there = not_first * _column(prices.forward_s[:, -2]) + rank * _column(prices.every_forward_s)
     round_trip = not_first * _column(rows.embedding_s) + rank * _column(rows.chunk_s)
     fixed_c = way_there + ranks.tail_s + work
     lines = [
@@ -365,7 +366,7 @@ def _lines(rows: Rows) -> list[LinearBound]:
     # When a rank's first backward pass starts at the earliest, without what its layers shorten: all forward
     # passes of the first micro-batch, and the backward passes of the last chunks behind it.
     early = Early.of(rows)
-    ends = prices.forward_s[:, -2] + prices.forward_s[:, -1] + rows.p * rows.v * prices.transfer_s
+    ends = prices.forward_s[:, -2] + prices.forward_s[:, -1] + rows.p * rows.v * prices.every_forward_s
     end = num_layers * forward + _column(ends) + behind * chunk_back_s
     end = end + np.where(one_chunk, num_layers, behind * smallest) * backward
     end = end + (behind > 0.0) * _column(rows.head_s - prices.forward_s[:, -1])
@@ -441,7 +442,7 @@ def _all_first_lines(
 def _most_on_the_last(rows: Rows, limit_s: FloatArray) -> FloatArray:
     """Return the most layers that the last rank can pass m times before ``limit_s``, both (n, 1)."""
     prices = rows.prices
-    start_s = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s)
+    start_s = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.every_forward_s)
     other_s = rows.m * (rows.v * rows.chunk_s + rows.head_s) + prices.rank_tail_s + prices.tail_s[:, -1]
     each_s = rows.m * rows.layer_s[:, 0] + prices.tail_s[:, 0]
     layers = (limit_s - _column(start_s + other_s)) / _column(each_s)

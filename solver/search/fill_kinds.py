@@ -125,7 +125,7 @@ class _Filling:
     def _stage(self, rank: int, used: IntArray, limit: FloatArray) -> _Stage:
         """Return a rank's limits behind ``used`` layers; ``limit`` is without rank 0's tail."""
         rows, prices = self.rows, self.rows.prices
-        own, forward = rows.chunk_s, prices.transfer_s
+        own, forward = rows.chunk_s, prices.every_forward_s
         before = np.zeros(len(rows))
         if rank == 0:
             own, forward = own + rows.embedding_s, forward + prices.forward_s[:, -2]
@@ -283,7 +283,7 @@ def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
     prices, m = rows.prices, rows.m[:, None]
     rank = np.arange(pp)[None, :]
     own = RankCosts.of(rows)
-    shortest = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.transfer_s
+    shortest = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.every_forward_s
     there = np.where(rank > 0, prices.forward_s[:, -2:-1], 0.0) + rank * shortest[:, None]
     both = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
     back = np.where(rank > 0, rows.embedding_s[:, None], 0.0) + rank * both[:, None]
@@ -317,8 +317,8 @@ def _late_needs(rows: Rows, pp: int, vpp: int) -> tuple[FloatArray, Needs]:
     prices, held = rows.prices, rows.held[:, : pp * vpp].reshape(len(rows), vpp, pp)
     own, counts = held.astype(np.float64), rows.layout.cumulative[-1].astype(np.float64)
     wait = prices.forward_s[:, :-2] @ counts + prices.forward_s[:, -2] + prices.forward_s[:, -1]
-    wait = wait + pp * vpp * prices.transfer_s
-    early = own.sum(axis=1) * prices.transfer_s[:, None]
+    wait = wait + pp * vpp * prices.every_forward_s
+    early = own.sum(axis=1) * prices.every_forward_s[:, None]
     early[:, 0] += own[:, 0, 0] * prices.forward_s[:, -2]
     early[:, -1] += own[:, -1, -1] * prices.forward_s[:, -1]
     each = rows.m[:, None, None] * rows.layer_s[:, None, :] + prices.tail_s[:, None, :-2]
@@ -479,7 +479,8 @@ class _Fill:
         """Return F and I of all layers behind ``used``, and other parts of the awaited passes, (n,)."""
         prices, behind = self.rows.prices, self.p - 1 - rank
         both = self.forward_s + self.input_s
-        wait = both[-1] - at(both, used) + (2 * behind + 1) * prices.transfer_s + prices.forward_s[:, -1]
+        wait = both[-1] - at(both, used) + prices.every_forward_s + prices.forward_s[:, -1]
+        wait = wait + behind * prices.every_s
         if rank == 0:
             wait = wait + prices.forward_s[:, -2]
         return np.asarray(wait + (behind > 0) * _input_s(self.rows)[:, -1])
@@ -488,8 +489,8 @@ class _Fill:
         """Return the last layer of a rank under (G)."""
         rows, prices = self.rows, self.rows.prices
         both, ends = self.forward_s + self.input_s, prices.forward_s + _input_s(rows)
-        own = 2.0 * prices.transfer_s + (rank == 0) * ends[:, -2] + (rank == self.p - 1) * ends[:, -1]
-        before = at(both, used) + rank * 2.0 * prices.transfer_s + (rank > 0) * ends[:, -2]
+        own = prices.every_s + (rank == 0) * ends[:, -2] + (rank == self.p - 1) * ends[:, -1]
+        before = at(both, used) + rank * prices.every_s + (rank > 0) * ends[:, -2]
         last = prices.weight_gradient_s[:, :-2].min(axis=1) + prices.weight_gradient_s[:, -2]
         tail = prices.tail_s[:, :-2].min(axis=1) + prices.rank_tail_s + prices.tail_s[:, -2]
         room = limit_s - before - last - tail - rows.m * own

@@ -17,6 +17,7 @@ import numpy as np
 from meshwright.solver.answer import RankFloors
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import MESH, FloatArray, IntArray
+from meshwright.solver.cost.stages import OF_EVERY_RANK
 from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
     SimulationBudget,
@@ -46,8 +47,7 @@ def dominates(rows: Rows, one: int, other: int) -> bool:
     layers = columns.recompute_layers
     if not alike or rows.makes_order[one] or layers[one] not in (0, layers[other]):
         return False
-    names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", "transfer_s", "rank_tail_s",
-             "straggler", "fixed_s")  # fmt: skip
+    names = ("forward_s", "backward_s", "weight_gradient_s", "tail_s", *OF_EVERY_RANK)
     shorter = all(
         bool((getattr(prices, name)[one] <= getattr(prices, name)[other]).all()) for name in names
     )

@@ -93,7 +93,7 @@ def _end_s(rows: Rows, ranks: RankCosts, rank: int, layers: FloatArray) -> Float
     replayed = np.ceil(_least_replayed(rows, rank, layers))
     replay = np.minimum(replayed, layers) * prices.replay_s[:, :1]
     time = layers * rows.layer_s[:, :1] + replay + ranks.time_s[:, own]
-    ahead = rank * (prices.forward_s[:, 0] + prices.transfer_s) + (rank > 0) * prices.forward_s[:, -2]
+    ahead = rank * (prices.forward_s[:, 0] + prices.every_forward_s) + (rank > 0) * prices.forward_s[:, -2]
     chain = ahead[:, col] + rows.m[:, col] * time + layers * prices.tail_s[:, :1]
     chain = chain + ranks.tail_s[:, own]
     early = np.where(runs_all_forward_first(rows.columns), 1.0, np.minimum(rows.m, rows.p - rank)) - 1.0

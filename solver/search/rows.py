@@ -246,9 +246,9 @@ class Rows(InCommon):
 
     @cached_property
     def chunk_s(self) -> FloatArray:
-        """Return a chunk's time without layers, shape (n,): transfers and the least replay."""
+        """Return a chunk's time without layers, shape (n,): what every one has, and the least replay."""
         least_replay = self.prices.replay_s[:, :-2].min(axis=1)
-        return np.asarray(2.0 * self.prices.transfer_s + self.some_layers * least_replay)
+        return np.asarray(self.prices.every_s + self.some_layers * least_replay)
 
     @cached_property
     def total_s(self) -> FloatArray:
@@ -354,7 +354,9 @@ class RankCosts:
             time_s=spread(
                 rows.v * (rows.chunk_s if chunk_s is None else chunk_s), rows.embedding_s, rows.head_s
             ),
-            forward_s=spread(rows.v * prices.transfer_s, prices.forward_s[:, -2], prices.forward_s[:, -1]),
+            forward_s=spread(
+                rows.v * prices.every_forward_s, prices.forward_s[:, -2], prices.forward_s[:, -1]
+            ),
             tail_s=spread(prices.rank_tail_s, prices.tail_s[:, -2], prices.tail_s[:, -1]),
         )
 

@@ -365,9 +365,9 @@ class StageTables:
     def time_s(self) -> FloatArray:
         """Return passes' seconds of a micro-batch, with what is replayed."""
         replay = self._between(self.prices.replay_s, self.every, replayed=True, own=self._own)
-        passes = self._spread(self.prices.forward_s, self.every) + self.prices.transfer_s[0]
+        passes = self._spread(self.prices.forward_s, self.every) + self.prices.every_forward_s[0]
         passes = passes + self._passed_on(self.every[2])
-        back = self._spread(self.prices.backward_s, self.every) + self.prices.transfer_s[0]
+        back = self._spread(self.prices.backward_s, self.every) + self.prices.every_backward_s[0]
         return np.asarray(passes + (back + self._passed_on(self.every[1])) + replay)
 
     @cached_property

@@ -109,6 +109,7 @@ def prices_of(shapes: list[Shape], num_kinds: int, rng: np.random.Generator) -> 
     checkpoint = activation * np.array([0.1] * num_kinds + [1.0, 1.0])
     nothing = np.zeros((n, parts))
     split = np.array([shape.schedule in SPLIT_BACKWARD for shape in shapes])[:, None]
+    message = np.where(pp > 1, rng.uniform(0.0, 2e-4, n), 0.0)
     return RowPrices(
         forward_s=forward,
         backward_s=backward,
@@ -117,7 +118,9 @@ def prices_of(shapes: list[Shape], num_kinds: int, rng: np.random.Generator) -> 
         if split.any()
         else nothing,
         tail_s=layers(0.0, rng.choice([1e-4, 5e-3]), (0.5, 0.5)),
-        transfer_s=np.where(pp > 1, rng.uniform(0.0, 2e-4, n), 0.0),
+        every_forward_s=message + rng.uniform(0.0, 1e-4, n),
+        every_backward_s=message + rng.uniform(0.0, 2e-4, n),
+        transfer_s=message,
         rank_tail_s=rng.uniform(0.0, 1e-3, n),
         fixed_s=rng.uniform(0.0, 1e-2, n),
         straggler=rng.uniform(1.0, 1.1, n),

@@ -213,6 +213,6 @@ def test_zb_h1_ends_like_its_bound_where_all_passes_take_a_second() -> None:
     prices = prices_of([shape], 1, np.random.default_rng(0))
     one, ends = np.array([[1.0, 0.0, 0.0]]), np.zeros((1, 3))
     prices = replace(prices, forward_s=one, backward_s=2 * one, weight_gradient_s=one, replay_s=ends,
-                     tail_s=ends, transfer_s=np.zeros(1))  # fmt: skip
+                     tail_s=ends, every_forward_s=np.zeros(1), every_backward_s=np.zeros(1))  # fmt: skip
     rows = Rows(columns=columns, prices=prices, layout=layout_of([False] * 2), budget_bytes=np.inf)
     assert least_end_s(rows, rows.stages([(1, 1)])).tolist() == [[13.0, 12.0]]

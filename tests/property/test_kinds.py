@@ -11,6 +11,7 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray
 from meshwright.solver.cost.price import least_work_s, price, price_unsharded
+from meshwright.solver.cost.stages import OF_EVERY_RANK
 from meshwright.solver.problem import Problem
 from meshwright.solver.search import priced_space as unopened
 from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
@@ -148,7 +149,7 @@ def test_passes_that_many_rows_share_take_as_long_as_priced_row_by_row(
     rows = every.take(np.flatnonzero(every.zero_stage < 2)[:20_000])  # no weights travel in their passes
     together, apart = (priced(problem, rows, profile) for priced in (price_unsharded, price))
     assert len(rows) > 50
-    for name in ("forward_s", "backward_s", "replay_s", "weight_gradient_s", "transfer_s", "fixed_s"):
+    for name in ("forward_s", "backward_s", "replay_s", "weight_gradient_s", *OF_EVERY_RANK):
         np.testing.assert_allclose(getattr(together, name), getattr(apart, name), rtol=1e-12, err_msg=name)
 
 

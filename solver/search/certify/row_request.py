@@ -71,7 +71,7 @@ def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:
     """Return the constant cost of every split: of the whole, and of each rank."""
     prices, p, v = one.prices, int(one.p[0]), int(one.v[0])
     phi = one.phi[0]
-    chunk_s = 2.0 * prices.transfer_s if chosen else one.chunk_s
+    chunk_s = prices.every_s if chosen else one.chunk_s
     layers = one.layer_s[0] @ one.layout.cumulative[-1].astype(np.float64)
     total = layers + one.embedding_s[0] + one.head_s[0] + p * v * chunk_s[0]
     rank = RankCosts.of(one, chunk_s).objective_s(one.m - one.phi)[0]

@@ -191,6 +191,7 @@ class _Held:
         used_groups = [int(rows.group_of[options[0]]) for options in groups]
         least_work, most_work, tail_s = work.min(axis=1), work.max(axis=1), rows.tail_s[:, some]
         beside_s = np.minimum(rows.transfers.inside_s[:, some], rows.entered_s[:, some])
+        beside_s = beside_s + rows.transfers.further_s[:, some]
         forward_share = np.where(usable, rows.forward_share[:, some], 0.0).max(axis=0)
         hidden_s = np.where(usable, beside_s, 0.0) * np.maximum(0.5 - forward_share, 0.0)
         forward_s = scale * rows.more_forward_s[:, some] + hidden_s

@@ -199,7 +199,7 @@ class LineTables:
         layers_s, tails_s, state, kept = self._parts[option]
         enters = rows.group_of[option] != rows.group_of[before]
         entered_s = rows.transfers.scale[at] * self._hops_s[before, option]
-        beside = entered_s if enters else rows.transfers.inside_s[at]
+        beside = (entered_s if enters else rows.transfers.inside_s[at]) + rows.transfers.further_s[at]
         time = layers_s + beside + first * rows.embedding_s[at] + last * rows.head_s[at]
         tail = tails_s + first * rows.tail_s[at][-2] + last * rows.tail_s[at][-1]
         states = state + first * rows.state_bytes[at][-2] + last * rows.state_bytes[at][-1]

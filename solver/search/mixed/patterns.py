@@ -256,7 +256,8 @@ def _of(
     ends = first * rows.embedding_s[at] + last * rows.head_s[at]
     own = rows.layer_s[at] @ held.T + again.replay_s + ends[:, None]
     beside = before[0][:, None]
-    time = scale * own + np.where(np.isfinite(beside), beside, 0.0)
+    beside_s = np.where(np.isfinite(beside), beside, 0.0) + transfers.further_s[options][:, None]
+    time = scale * own + beside_s
 
     def parts_of(parts: FloatArray) -> FloatArray:
         ends = first * parts[:, -2] + last * parts[:, -1]

@@ -25,7 +25,7 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import RECOMPUTE, Columns, FloatArray, IntArray
 from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.price import price, price_memory
-from meshwright.solver.cost.stages import RowPrices, objective_s, step_of_end_s
+from meshwright.solver.cost.stages import OF_EVERY_RANK, RowPrices, objective_s, step_of_end_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import split_s, whole_layers_s
 from meshwright.solver.search.candidates import fastest
@@ -198,7 +198,7 @@ class GroupShares:
         )
         return not all(
             np.array_equal(getattr(one, name), getattr(other, name))
-            for name in ("forward_s", "backward_s", "transfer_s", "tail_s", "rank_tail_s", "fixed_s")
+            for name in ("forward_s", "backward_s", "tail_s", *OF_EVERY_RANK)
         )
 
     @property

@@ -3,8 +3,9 @@
 A *row* is (cp, dp, ep, micro-batch, ZeRO stage, recomputation): what all stages share. An *option* is a
 node group with a tensor-parallel size: what each stage chooses. A stage takes tp * cp * dp GPUs of its
 group, so a group has room for ``floor(GPUs / (tp cp dp))`` stages. The number of stages p is free: of a
-row's prices only the transfers, the straggler and the wait for unequal documents depend on it, so the
-least is taken of few and of many stages. Replicas are alike and chunks do not interleave.
+row's prices only the transfers, the straggler and the wait for unequal documents depend on it, or all of
+them (``FrameworkFacts.priced_by_stages``), so the least is taken of few and of many stages. Replicas are
+alike and chunks do not interleave.
 
 A row that recomputes fully leaves to each stage how many of its layers it recomputes, where the launcher
 and the request do. Its prices are those of no recomputation, its ``kept_bytes`` those of all:
@@ -14,8 +15,8 @@ and the request do. Its prices are those of no recomputation, its ``kept_bytes``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, reduce
 from itertools import permutations, product
 from math import gcd
 
@@ -39,7 +40,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.communication import longest_wait, sent_bytes
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.pipelines import NodeGroups
-from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, price_transfers
+from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, price_every_rank
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.rows import Rows
@@ -264,10 +265,22 @@ def _among(count: int, most: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """What transfers add to a stage of each option, (B, n) or (B,) of one row, stragglers counted."""
+    """What every stage of an option has in each pass, (B, n) or (B,) of one row, stragglers counted."""
 
-    inside_s: FloatArray  # behind a stage of the same group, both directions
+    inside_s: FloatArray  # transfers behind a stage of the same group, both directions
+    further_s: FloatArray  # of both passes, what is no transfer
     scale: FloatArray  # the straggler, over that of two stages
+
+    @classmethod
+    def least(cls, one: Transfers, other: Transfers) -> Transfers:
+        """Return the least of two."""
+        return cls(
+            **{f.name: np.minimum(getattr(one, f.name), getattr(other, f.name)) for f in fields(cls)}
+        )
+
+    def of(self, row: int) -> Transfers:
+        """Return those of one row, (B,)."""
+        return Transfers(**{f.name: getattr(self, f.name)[:, row] for f in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +335,8 @@ class MixedRows:
     def of(cls, legal: LegalRows) -> MixedRows:
         """Price rows on every option: with two stages, and the least of more where their number matters."""
         fleet, options, sizes = legal.fleet, legal.options, legal.sizes
-        columns, columns_of_more = (columns_of(fleet.problem, sizes, stages) for stages in _PRICED_FOR)
+        several = [columns_of(fleet.problem, sizes, stages) for stages in _several(fleet, *_PRICED_FOR)]
+        columns = several[0]
         priced = on_all(fleet, columns, options)
         priced_of_most = _with_most_stages(fleet, options, sizes) or priced
 
@@ -330,6 +344,8 @@ class MixedRows:
             return np.stack([read(rows) for rows in priced])
 
         def least(read: Callable[[Rows], FloatArray]) -> FloatArray:
+            if priced_of_most is priced:
+                return each(read)
             return np.minimum(each(read), np.stack([read(rows) for rows in priced_of_most]))
 
         def each_group(read: Callable[[NodeGroup], int]) -> IntArray:
@@ -341,15 +357,15 @@ class MixedRows:
         forward_share = (forward_s / np.maximum(both_s, 1e-30))[..., :-2].max(axis=-1)
         more_forward_s = (forward_s - forward_share[..., None] * both_s)[..., -2:].max(axis=-1)
         sent, hops_s = _hops(fleet, options, columns)
-        transfers = [_transfers(fleet, some, options, straggler) for some in (columns, columns_of_more)]
+        transfers = [_transfers(fleet, some, options, straggler) for some in several]
         has_several = legal.stages[:, :, 2:].any(axis=2)
         ranks_of_stage = columns.context_parallel_size * columns.data_parallel_size
         rank_places = np.array(
             [fleet.groups[option.group].num_gpus // option.tensor_parallel_size for option in options]
         )
-        room_bytes = each(lambda rows: rows.parts_room_bytes)
-        replay_bytes = each(lambda rows: rows.prices.replay_workspace_bytes)
-        head_bytes = each(lambda rows: rows.prices.head_workspace_bytes)
+        room_bytes = -least(lambda rows: -rows.parts_room_bytes)  # the most of it
+        replay_bytes = least(lambda rows: rows.prices.replay_workspace_bytes)
+        head_bytes = least(lambda rows: rows.prices.head_workspace_bytes)
         return cls(
             fleet=fleet, options=options, sizes=sizes, size=legal.size, whole=legal.whole,
             allowed=np.asarray(legal.stages.any(axis=0)), alone=legal.stages[:, :, 1],
@@ -363,16 +379,13 @@ class MixedRows:
             forward_share=forward_share,
             more_forward_s=straggler * np.maximum(more_forward_s, 0.0),
             sent=sent, hops_s=hops_s, straggler=straggler,
-            transfers=Transfers(
-                inside_s=np.minimum(*(some.inside_s for some in transfers)),
-                scale=np.minimum(*(some.scale for some in transfers)),
-            ),
-            tail_s=straggler[..., None] * each(lambda rows: rows.prices.tail_s),
-            rank_tail_s=straggler * each(lambda rows: rows.prices.rank_tail_s),
-            fixed_s=each(lambda rows: rows.prices.fixed_s),
-            state_bytes=each(lambda rows: rows.prices.state_bytes),
-            kept_bytes=each(lambda rows: rows.least_kept_bytes),
-            whole_kept_bytes=each(_whole_kept_bytes),
+            transfers=reduce(Transfers.least, transfers),
+            tail_s=straggler[..., None] * least(lambda rows: rows.prices.tail_s),
+            rank_tail_s=straggler * least(lambda rows: rows.prices.rank_tail_s),
+            fixed_s=least(lambda rows: rows.prices.fixed_s),
+            state_bytes=least(lambda rows: rows.prices.state_bytes),
+            kept_bytes=least(lambda rows: rows.least_kept_bytes),
+            whole_kept_bytes=least(_whole_kept_bytes),
             replay_s=straggler[..., None] * least(_replay_s),
             room_bytes=room_bytes - replay_bytes,
             head_room_bytes=room_bytes - np.maximum(replay_bytes, head_bytes),
@@ -441,18 +454,15 @@ class MixedRows:
     def transfers_of(self, row: int, range_at: int) -> Transfers:
         """Return transfers of a row, (B,): of any number of stages, or of ``RANGES[range_at - 1]``."""
         if not range_at:
-            whole = self.transfers
-            return Transfers(
-                inside_s=whole.inside_s[:, row],
-                scale=whole.scale[:, row],
-            )
+            return self.transfers.of(row)
         if (row, range_at) not in self.transfers_by_range:
-            columns = self.columns(row, RANGES[range_at - 1][0])
-            here = slice(row, row + 1)
-            one = _transfers(self.fleet, columns, self.options, self.straggler[:, here])
-            self.transfers_by_range[row, range_at] = Transfers(
-                inside_s=one.inside_s[:, 0], scale=one.scale[:, 0]
-            )
+            straggler = self.straggler[:, row : row + 1]
+            low, high = RANGES[range_at - 1]
+            each = [
+                _transfers(self.fleet, self.columns(row, stages), self.options, straggler)
+                for stages in _several(self.fleet, low, upto=high)
+            ]
+            self.transfers_by_range[row, range_at] = reduce(Transfers.least, each).of(0)
         return self.transfers_by_range[row, range_at]
 
     @cached_property
@@ -502,12 +512,24 @@ def _with_most_stages(fleet: NodeGroups, options: Sequence[StageOption], sizes: 
 
     Stages wait for the slowest of the p documents in flight. Its expected maximum is concave in p, and the
     share of slots that wait for it m / (m + 2 (p - 1)): the wait is least with two stages or with the most.
+    What else reads the number of stages grows or shrinks with it.
     """
-    problem = fleet.problem
-    if problem.workload.lengths is None:
+    if fleet.problem.workload.lengths is None and not _reads_stages(fleet):
         return []
-    stages = max(min(problem.model.num_layers, sum(group.num_gpus for group in fleet.groups)), 2)
-    return on_all(fleet, columns_of(problem, sizes, stages), options)
+    return on_all(fleet, columns_of(fleet.problem, sizes, _most_stages(fleet)), options)
+
+
+def _reads_stages(fleet: NodeGroups) -> bool:
+    return any(profile.framework.priced_by_stages for profile in fleet.profiles)
+
+
+def _most_stages(fleet: NodeGroups) -> int:
+    return max(min(fleet.problem.model.num_layers, sum(group.num_gpus for group in fleet.groups)), 2)
+
+
+def _several(fleet: NodeGroups, *numbers: int, upto: int = 1 << 20) -> list[int]:
+    """Return the numbers of stages, and the most up to ``upto`` where prices read how many there are."""
+    return [*numbers, min(_most_stages(fleet), upto)] if _reads_stages(fleet) else [*numbers]
 
 
 def _most_forward_s(
@@ -596,10 +618,14 @@ def _hops(
 def _transfers(
     fleet: NodeGroups, columns: Columns, options: Sequence[StageOption], straggler: FloatArray
 ) -> Transfers:
-    """Return the transfers of rows with some number of stages on every option."""
-    own, transfer_s = np.empty_like(straggler), np.empty_like(straggler)
+    """Return what every stage has of rows with some number of stages, on every option."""
+    own, every_s, transfer_s = (np.empty_like(straggler) for _ in range(3))
     for group, some, there in joined_by_group(options, [columns] * len(options)):
-        prices = price_transfers(fleet.problems[group], there, fleet.profiles[group])
+        prices = price_every_rank(fleet.problems[group], there, fleet.profiles[group])
         own[some] = prices.straggler.reshape(own[some].shape)
+        every_s[some] = prices.every_s.reshape(own[some].shape)
         transfer_s[some] = prices.transfer_s.reshape(own[some].shape)
-    return Transfers(inside_s=own * (2.0 * transfer_s), scale=own / straggler)
+    inside_s = 2.0 * transfer_s
+    return Transfers(
+        inside_s=own * inside_s, further_s=straggler * (every_s - inside_s), scale=own / straggler
+    )

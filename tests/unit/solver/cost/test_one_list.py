@@ -11,6 +11,7 @@ import pytest
 from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters, single_layers
 from meshwright.profiles.collectives.collectives import Group
+from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.layers import build, mixing
 from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.measure.shard import Shard
@@ -20,8 +21,9 @@ from meshwright.service.verify.priced import rank_flops, rank_matrices
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.cost.parameters import layer_weights
+from meshwright.solver.cost.parameters import copied_embedding, layer_weights
 from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout, assemble
 from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.waterfall import waterfalls
 from tests.launchers.plans import CASES
@@ -119,3 +121,41 @@ def test_ranks_of_the_vocabulary_reach_every_question_about_the_head_from_one_li
         "losses of matrix products",
     } <= changed
     assert not changed & {"parameters", "FLOPs of a token", "seconds of a layer"}
+
+
+def test_ends_that_every_stage_shares_are_divided_uncopied_and_priced_by_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tied = with_model(STAGED, replace(STAGED.model, tied_embeddings=True))
+    columns = Columns.of([tied.config])
+
+    profile = default_profile(tied.problem.cluster, tied.problem.launcher)
+
+    def stated() -> tuple[bool, bool, bool, bool]:
+        facts = replace(profile.framework)  # has read nothing yet
+        ctx = context_of(tied.problem, columns, replace(profile, framework=facts))
+        copied = bool(copied_embedding(ctx)[0] > 0)
+        return bool(ctx.ends_apart[0]), copied, facts.priced_by_stages, facts.priced_by_chunks
+
+    assert stated() == (True, True, False, False)
+    monkeypatch.setattr(FrameworkFacts, "ends_are_shared", True)
+    assert stated() == (False, False, True, True)
+
+
+def test_what_every_rank_has_lengthens_each_chunk_of_a_step_once_in_each_pass() -> None:
+    # .001 s forward and .002 s backward more in each of p v chunks: a rank of v chunks takes .003 v more
+    problem, config = STAGED.problem, STAGED.config
+    columns, layout = Columns.of([config]), LayerLayout.of(problem.model)
+    prices = price(problem, columns, default_profile(problem.cluster, problem.launcher))
+    longer = replace(
+        prices,
+        every_forward_s=prices.every_forward_s + 0.001,
+        every_backward_s=prices.every_backward_s + 0.002,
+    )
+    split = np.array([config.stage_layers])
+    before, after = (assemble(each, columns, layout, split) for each in (prices, longer))
+    assert after.chunk_forward_s == pytest.approx(before.chunk_forward_s + 0.001)
+    assert after.chunk_backward_s == pytest.approx(before.chunk_backward_s + 0.002)
+    more = 0.003 * config.virtual_pipeline_size
+    assert after.rank_time_s == pytest.approx(before.rank_time_s + more)
+    assert prices.every_s == pytest.approx(2.0 * prices.transfer_s)  # today a message each way alone

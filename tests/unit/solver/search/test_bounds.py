@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from meshwright.solver.configuration import BoolArray, FloatArray
+from meshwright.solver.cost.stages import OF_EVERY_RANK
 from meshwright.solver.search.bounds import fractional_s, least_of_kind_s, split_s, whole_layers_s
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import can_beat_mixed, may_reach_objective, tightened_s
@@ -36,16 +38,14 @@ def alike(
                   recompute=FULL * (recompute_layers > 0), recompute_layers=recompute_layers)  # fmt: skip
     prices = prices_of([shape], 1, np.random.default_rng(1))
     nothing, layer = np.zeros_like(prices.forward_s), np.array([1.0, embedding, head])
+    every: dict[str, Any] = dict.fromkeys(OF_EVERY_RANK, np.zeros(1)) | {"straggler": np.ones(1)}
     prices = replace(
         prices,
         forward_s=nothing + FORWARD_S * layer,
         backward_s=nothing + BACKWARD_S * layer,
         tail_s=nothing,
         replay_s=nothing,
-        straggler=np.ones(1),
-        transfer_s=np.zeros(1),
-        rank_tail_s=np.zeros(1),
-        fixed_s=np.zeros(1),
+        **every,
     )
     layout = layout_of([False] * layers)
     return Rows(columns=columns_of([shape]), prices=prices, layout=layout, budget_bytes=np.inf)

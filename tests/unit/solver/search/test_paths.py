@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.solver.configuration import SCHEDULES
+from meshwright.solver.cost.stages import OF_EVERY_RANK
 from meshwright.solver.schedules.schedule import AUTOMATIC
 from meshwright.solver.schedules.simulate import finish_of_many_s, longest_paths, waves_of
 from meshwright.solver.search.branch import SimulationBudget
@@ -25,12 +26,13 @@ def some_rows(layers: int, *, pp: int, vpp: int, m: int, speeds: Sequence[float]
     """Interleaved rows: 1 ms forward and 2 ms backward a layer at speed 1, nothing else takes time."""
     shapes = [Shape(pp=pp, vpp=vpp, num_microbatches=m, recompute=0, recompute_layers=0)] * len(speeds)
     prices = prices_of(shapes, 1, np.random.default_rng(0))
-    nothing = {
-        name: 0.0 * getattr(prices, name) for name in ("tail_s", "transfer_s", "rank_tail_s", "fixed_s")
-    }
+    nothing = {name: 0.0 * getattr(prices, name) for name in ("tail_s", *OF_EVERY_RANK)}
     layer = np.array([[1e-3 / speed, 0.0, 0.0] for speed in speeds])
     prices = replace(
-        prices, **nothing, forward_s=layer, backward_s=2.0 * layer, straggler=np.ones(len(speeds))
+        prices,
+        **nothing | {"straggler": np.ones(len(speeds))},
+        forward_s=layer,
+        backward_s=2.0 * layer,
     )
     layout = layout_of([False] * layers)
     return Rows(columns=columns_of(shapes), prices=prices, layout=layout, budget_bytes=np.inf)
