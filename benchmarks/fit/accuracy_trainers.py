@@ -9,18 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import log, sqrt
 from pathlib import Path
-from statistics import NormalDist, fmean, median
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.fit.accuracy_tables import table
 from benchmarks.gpu_hour.page import KEPT
 from benchmarks.gpu_hour.trainer_page import Trained, shown, trained_in
-from benchmarks.gpu_hour.trainers import ATTENTION, TrainerRun, forecast_of, model_of
+from benchmarks.gpu_hour.trainers import ATTENTION, TrainerRun, forecast_of
 from benchmarks.gpu_hour.work import Journal
 from meshwright.profiles.units import GIB
-from meshwright.solver.cost.uncertainty import catalog_spreads
 
 RUNS = Path(__file__).parent.parent / "data" / "trainer_runs.jsonl"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy-fine-tuning.md"
@@ -37,8 +35,8 @@ Still, we wrote terms with these runs in view: expect more of new ones. [Measure
 has what was predicted before the runs.
 
 Step times are {time:.1f} % off on average (median {time_median:.1f} %), and the 80 % interval holds
-{inside} of {runs}. That interval covers what machines differ by, too, which two sessions on one kind of
-machine can't show: without it, {within} of {runs} are inside. Peak memory is {memory:.1f} % off (median
+{inside} of {runs}. That interval covers what single GPUs differ by, too, which two sessions on one kind of
+machine can't show. Peak memory is {memory:.1f} % off (median
 {memory_median:.1f} %) as the device shows it.
 """
 WEAKNESS = """
@@ -106,7 +104,7 @@ def document(head: Mapping[str, Any], runs: Sequence[Trained]) -> str:
         gpu=head["gpu"],
         releases=", ".join(f"{name} {head[name]}" for name in ("trl", "transformers", "peft", "torch")),
         time=fmean(times), time_median=median(times), memory=fmean(peaks), memory_median=median(peaks),
-        runs=len(runs), inside=sum(run.inside for run in runs), within=sum(map(_within, runs)),
+        runs=len(runs), inside=sum(run.inside for run in runs),
     )  # fmt: skip
     memory = MEMORY.format(
         **{kind: fmean(abs(_off(*_shown_as(run, kind))) for run in runs) for kind in _SHOWN}
@@ -121,16 +119,6 @@ def document(head: Mapping[str, Any], runs: Sequence[Trained]) -> str:
         text, *table(times_titles, [_cells(run) for run in runs]), WEAKNESS, memory, *table(titles, rows),
         *_moments([run for run in runs if run.measured and run.measured["peaks"]]),
     ])  # fmt: skip
-
-
-def _within(one: Trained) -> bool:
-    """Return whether the interval holds the measured step without what machines of a stack differ by."""
-    low_s, high_s = (one.predicted[f"step_time_{end}_s"] for end in ("low", "high"))
-    kind = "dense" if model_of(one.run.model).moe is None else "experts"
-    z = NormalDist().inv_cdf(0.9)
-    sigma = log(high_s / low_s) / (2.0 * z)
-    alone = sqrt(max(sigma**2 - catalog_spreads()["between"][kind] ** 2, 0.0))
-    return abs(log(one.step_s / one.predicted["step_time_s"])) <= z * alone
 
 
 def _cells(one: Trained) -> list[str]:

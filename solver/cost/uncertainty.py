@@ -95,6 +95,7 @@ def least_log_sigma(problem: Problem, profile: Profile) -> float:
 def between(problem: Problem) -> float:
     """Return the spread of clusters about their stack, log: the common error of all runs of one."""
     kind = "dense" if problem.model.moe is None else "experts"
+    kind = "one_gpu" if problem.cluster.num_gpus == 1 else kind
     return float(catalog_spreads()["between"][kind])
 
 

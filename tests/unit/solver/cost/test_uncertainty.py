@@ -55,6 +55,18 @@ def test_a_tiny_model_is_predicted_with_a_wider_band() -> None:
     assert sigma(a_problem(model=TINY), a_configuration()) > 1.2 * large  # launches are most of its step
 
 
+def test_one_gpu_waits_for_no_other_and_differs_by_its_chip_alone() -> None:
+    config = Configuration(stage_layers=(8,))
+    model, known = a_model(num_layers=8), catalog_spreads()["between"]
+    (group,) = a_cluster(num_nodes=1).groups
+    nodes = (replace(group, gpus_per_node=count, island_gpus=count) for count in (1, 2))
+    one, two = (
+        sigma(a_problem(model=model, cluster=replace(a_cluster(), groups=(node,))), config)
+        for node in nodes
+    )
+    assert two**2 - one**2 == pytest.approx(known["dense"] ** 2 - known["one_gpu"] ** 2, rel=1e-3)
+
+
 def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launches_bind() -> None:
     # of a step that hangs on launches alone: unidentified² instead of told²
     problem, configuration = a_problem(model=TINY), a_configuration()
