@@ -244,7 +244,7 @@ def test_what_only_the_search_without_a_launcher_places_is_refused_by_name(
 
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention.
-MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3")
+MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2")
 
 
 @pytest.mark.parametrize("launcher", launcher_names())
