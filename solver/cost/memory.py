@@ -921,7 +921,7 @@ def memory_prices(
     alone = (ctx.columns.num_gpus == 1).astype(np.float64)
     moments = {name: amount * ctx.element_scale for name, amount in moments.items()}
     return {
-        **ctx.sharding.turns,
+        "ranks_in_turn": ctx.sharding.ranks_in_turn,
         **{name: amount * ctx.element_scale for name, amount in bytes_of.items()},
         "head_workspace_bytes": np.maximum.reduce([moments[name] for name in OF_HEAD if name in moments]),
         "replay_workspace_bytes": np.maximum(moments[BACKWARD], moments[UPDATE]),

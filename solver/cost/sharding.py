@@ -142,11 +142,10 @@ class Sharding:
         return np.asarray(one_group | (c.pipeline_schedule == _BREADTH_FIRST))
 
     @cached_property
-    def turns(self) -> dict[str, FloatArray]:
-        """Return rows and ranks with chunks that reduce gradients in turn: fields of RowPrices, (n,) each.
+    def ranks_in_turn(self) -> FloatArray:
+        """Count the first ranks of every row with chunks that reduce gradients in turn, (n,).
 
-        Those of every rank (1: some rank has several chunks' at once), and the first ranks of which it is
-        so. The last chunk is first. Where groups of micro-batches pass the chunks again, the last backward
+        The last chunk is first. Where groups of micro-batches pass the chunks again, the last backward
         passes of all come at the step's end, when every chunk has gradients. In a V rank r makes ``p - r``
         backward passes of its second chunk before the first one of its first (torch 2.13,
         distributed/pipelining/schedules.py:3296 ``warmup_n3``), and few micro-batches have no more.
@@ -155,10 +154,7 @@ class Sharding:
         every = here & self._one_after_the_other if here.any() else here
         few = np.maximum(c.pipeline_parallel_size - c.num_microbatches + 1, 0)
         some = np.where(here & (c.pipeline_schedule == _V), few, 0)
-        return {
-            "turns": np.where(every, c.virtual_pipeline_size, 1).astype(np.float64),
-            "ranks_in_turn": np.where(every, c.pipeline_parallel_size, some).astype(np.float64),
-        }
+        return np.where(every, c.pipeline_parallel_size, some).astype(np.float64)
 
     @cached_property
     def share_gathered(self) -> FloatArray:

@@ -147,7 +147,6 @@ class RowPrices(Gathered):
     activation_bytes: FloatArray  # one micro-batch in flight; head: 0 (see head_workspace_bytes)
     checkpoint_bytes: FloatArray  # the same for a fully recomputed layer
     # Memory of the row, shape (n,).
-    turns: FloatArray  # chunks of a rank that have gradients one after the other; 1: some have several's
     ranks_in_turn: FloatArray  # first ranks with chunks that have gradients one after the other
     head_workspace_bytes: FloatArray  # logits, loss and their gradients: last rank, once
     replay_workspace_bytes: FloatArray  # one layer's activations while it is replayed; 0 if none is
@@ -174,7 +173,7 @@ class RowPrices(Gathered):
         """Return prices of which some are known; all others are 0, and what is not ``apart`` is empty."""
         one, each = np.zeros(rows), np.zeros((rows, num_parts))
         others = {name: each if name in _BY_PART else one for name in _ARRAYS}
-        ones = dict.fromkeys(("straggler", "reserve", "turns"), np.ones(rows))
+        ones = dict.fromkeys(("straggler", "reserve"), np.ones(rows))
         every: dict[str, Any] = {**others, **ones, **known, **{name: {} for name in _APART}, **apart}
         return cls(**every)
 
@@ -240,26 +239,15 @@ class RowPrices(Gathered):
 
     @cached_property
     def state_bytes(self) -> FloatArray:
-        """Return weights, gradients and optimizer states of each part, (n, P), as the search adds them up.
+        """Return weights, gradients and optimizer states of each part, (n, P): the least at a rank's peak.
 
-        Where chunks have gradients in turn, the peak of a rank is not a sum of parts (``fullest_moment``).
-        With ``uneven_bytes`` this is at least as much: of layers one chunk's gradients and what is left of
-        the others', of both ends whole ones.
+        Where chunks have gradients in turn, the peak is not a sum of parts (``fullest_moment``): when the
+        last chunk's come, first of all, it holds every activation, and of gradients at least the head's.
         """
         states = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
-        if (self.turns > 1).any():
-            states[:, :-2] -= self._reduced_bytes * (1.0 - 1.0 / self.turns[:, None])
+        if (some := self.ranks_in_turn > 0).any():
+            states[some, :-1] -= self.gradients_bytes[some, :-1]
         return states
-
-    @property
-    def uneven_bytes(self) -> FloatArray:
-        """Return gradients of the layer by which one chunk of a rank may exceed an equal share, (n,)."""
-        return np.asarray(self._reduced_bytes.max(axis=1) * (1.0 - 1.0 / self.turns))
-
-    @property
-    def _reduced_bytes(self) -> FloatArray:
-        """Return the bytes that reducing a layer's gradients frees, (n, K)."""
-        return (self.gradients_bytes - self.reduced_gradients_bytes)[:, :-2]
 
 
 _APART = ("prediction", "moments", "breakdown_s", "tail_breakdown_s")
@@ -457,14 +445,14 @@ def workspace_bytes(prices: RowPrices, at: Picked, has_head: BoolArray) -> Float
 def stage_bytes(prices: RowPrices, at: Picked, parts_bytes: FloatArray, has_head: BoolArray) -> FloatArray:
     """Return the peak of stages with parts that keep ``parts_bytes``: states, activations in flight."""
     allocated = parts_bytes + workspace_bytes(prices, at, has_head)
-    allocated = allocated + prices.buffer_bytes[at] + prices.uneven_bytes[at]
+    allocated = allocated + prices.buffer_bytes[at]
     return np.asarray(allocated * prices.reserve[at] + prices.context_bytes[at])
 
 
 def parts_room_bytes(prices: RowPrices, budget_bytes: float) -> FloatArray:
     """Return a budget's bytes for parts and workspace of a stage, (n,): the inverse of ``stage_bytes``."""
     room = (budget_bytes - prices.context_bytes) / prices.reserve
-    return room - prices.buffer_bytes - prices.uneven_bytes
+    return room - prices.buffer_bytes
 
 
 def layers_held(chunks: Chunks) -> list[FloatArray]:

@@ -3,13 +3,14 @@
 Chunks of a rank differ by at most one layer, in any order; the model's first and last chunk may hold
 fewer. A layer costs least in the chunk that keeps fewest micro-batches in flight, and that is the
 later one of two chunks of a rank (``schedule.in_flight``). In a V rank 0 holds the first and the last
-chunk of the model, so that both may be of any size.
+chunk of the model, so that both may be of any size. Chunks that have gradients in turn weigh otherwise
+(``InTurn``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -112,7 +113,8 @@ def _most_layers(rows: Rows, pp: int) -> IntArray:
     width, least = int(rows.v.max(initial=1)), rows.smallest_chunk
     held = held_by_rank(rows, pp, width)
     kept = rows.least_kept_bytes[:, 0]
-    each = rows.prices.state_bytes[:, 0, None, None] + kept[:, None, None] * held
+    states = rows.prices.state_bytes[:, :1] + _at_once(rows) * rows.prices.gradients_bytes[:, :1]
+    each = states[:, None] + kept[:, None, None] * held
     each *= (np.arange(width)[None, :] < rows.v[:, None])[:, :, None]
     room = room_bytes(rows, held) * _SAFETY
     most = _balanced(each, room, rows.v, rows.layout.num_layers)
@@ -121,7 +123,19 @@ def _most_layers(rows: Rows, pp: int) -> IntArray:
         others = _balanced(each[:, 1:, :1], first, rows.v - 1, rows.layout.num_layers)
         most[:, :1] = least[:, None] + others
         most[:, 0] = np.where(first[:, 0] < 0.0, -1, most[:, 0])
-    return np.where(room < 0.0, -1, np.minimum(most, rows.layout.num_layers))
+    most = np.where(room < 0.0, -1, np.minimum(most, rows.layout.num_layers))
+    some = np.flatnonzero(rows.prices.ranks_in_turn)
+    for chunks in np.unique(rows.v[some]).tolist():
+        index = some[rows.v[some] == chunks]
+        ranks = InTurn.of(rows.take(index))
+        most[index[ranks.row], ranks.rank] = ranks.most(rows.layout.num_layers)
+    return most
+
+
+def _at_once(rows: Rows) -> BoolArray:
+    """Mark ranks with all gradients at once, in rows with others that have them in turn, (n, p)."""
+    in_turn = rows.prices.ranks_in_turn[:, None]
+    return np.asarray((in_turn > 0) & (np.arange(int(rows.p.max(initial=1))) >= in_turn))
 
 
 def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: int) -> IntArray:
@@ -181,3 +195,157 @@ def layer_caps(rows: Rows) -> Caps:
 def have_room(rows: Rows) -> BoolArray:
     """Mark rows with layers of one kind that have a split that fits, shape (n,)."""
     return layer_caps(rows).feasible(rows.layout.num_layers)
+
+
+# --------------------------------------------------------------------------------------------------
+# Ranks with chunks that have gradients in turn, from the last to the first (``stages.fullest_moment``).
+#
+# While chunk t has whole gradients, g of each of its x_t layers, it and the chunks before it keep
+# activations, e of each of their P_t layers, but e' in the last chunk, and those behind it what is left of
+# their gradients, g'. With N layers on the rank, each with w of weights and optimizer states,
+#
+#   w N + e P_t + g x_t + g' (N - P_t) <= room_t       for all chunks but the last,
+#   w N + e (N - x_t) + (e' + g) x_t <= room_t         for the last one.
+#
+# Regular chunks hold q or q + 1 layers; the model's first and last chunk z, at most one more than the
+# others, or in a V on rank 0 what they like. For one z the possible P_t are a range: a chunk that holds one
+# layer more leaves out sums at one end of it alone.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InTurn:
+    """Ranks with as many chunks each; bytes, shape (x,) where nothing else is said."""
+
+    row: IntArray
+    rank: IntArray
+    each: FloatArray  # w
+    gradients: FloatArray  # g
+    reduced: FloatArray  # g'
+    kept: FloatArray  # e
+    last_kept: FloatArray  # e'
+    room: FloatArray  # (x, v)
+    smallest: IntArray  # layers of a chunk
+    first: BoolArray  # the rank's first chunk is the model's
+    last: BoolArray  # its last one is
+
+    @classmethod
+    def of(cls, rows: Rows) -> InTurn:
+        """Return all such ranks of rows of one shape."""
+        prices, p, v = rows.prices, int(rows.p[0]), int(rows.v[0])
+        held, every = held_by_rank(rows, p, v), np.arange(len(rows))
+        row, rank = np.nonzero(np.arange(p) < prices.ranks_in_turn[:, None])
+        room = np.repeat(room_bytes(rows, held)[:, None], v, axis=1)  # with the last chunk's gradients
+        room[:, 0, 0] -= prices.gradients_bytes[:, -2]
+        freed = (prices.gradients_bytes - prices.reduced_gradients_bytes)[:, -1]
+        freed = freed + prices.activation_bytes[:, -1] * held[every, -1, rows.head_rank]
+        room[every, :-1, rows.head_rank] += freed[:, None]
+        spared = rows.some_layers * (prices.activation_bytes - prices.checkpoint_bytes)[:, 0]
+        room -= (held.sum(axis=1, keepdims=True) - held.cumsum(axis=1)) * spared[:, None, None]
+        kept = rows.least_kept_bytes[row, 0]
+        return cls(
+            row=row,
+            rank=rank,
+            each=prices.state_bytes[row, 0],
+            gradients=prices.gradients_bytes[row, 0],
+            reduced=prices.reduced_gradients_bytes[row, 0],
+            kept=kept * held[row, 0, rank],
+            last_kept=kept * held[row, -1, rank],
+            room=room[row, :, rank] * _SAFETY,
+            smallest=rows.smallest_chunk[row],
+            first=rows.uneven_stages & (rank == 0),
+            last=rows.uneven_stages & (rank == rows.head_rank[row]),
+        )
+
+    def take(self, index: IntArray | list[int]) -> InTurn:
+        """Return some of the ranks."""
+        return replace(self, **{one.name: getattr(self, one.name)[index] for one in fields(self)})
+
+    def most(self, num_layers: int) -> IntArray:
+        """Return the most layers that each rank holds in its lightest chunks, (x,); -1 if too few fit."""
+        least = self.smallest * self.room.shape[1]
+        low, high = least - 1, np.full(len(least), num_layers)
+        while (low < high).any():
+            look()
+            middle = (low + high + 1) // 2
+            able = self._hold(middle)
+            low, high = np.where(able, middle, low), np.where(able, high, middle - 1)
+        return np.where(low < least, -1, low)
+
+    def _hold(self, count: IntArray) -> BoolArray:
+        able, ends = np.zeros(len(count), dtype=np.bool_), self.first + 2 * self.last
+        for alike in np.unique(ends):
+            index = np.flatnonzero(ends == alike)
+            able[index] = self.take(index).can_hold(count[index])
+        return able
+
+    def can_hold(self, count: IntArray) -> BoolArray:
+        """Mark ranks with room for so many layers, (x,); all hold the same ends of the model."""
+        able = np.zeros(len(count), dtype=np.bool_)
+        for legal, sizes in self._sizes(count):
+            able |= legal & self._ends(sizes, count, self._ranges(sizes, count)[-1]).any(axis=0)
+        return able
+
+    def lightest_chunks(self, count: int) -> list[int]:
+        """Return the layers of each chunk of one rank, so that it has room for ``count`` of them."""
+        whole, held, left = np.array([count]), list[int](), count
+        for legal, sizes in self._sizes(whole):
+            ranges = self._ranges(sizes, whole)
+            able = legal & self._ends(sizes, whole, ranges[-1])[:, 0]
+            if able.any():
+                held = [int(sizes[-1][int(able.argmax())][0])]
+                break
+        for turn in range(len(sizes) - 2, -1, -1) if held else ():
+            left -= held[-1]
+            each = [(size, *self._range(turn, size, whole, ranges[turn])) for size in sizes[turn]]
+            held.append(next(int(size[0]) for size, low, high in each if low[0] <= left <= high[0]))
+        return held[::-1]
+
+    def _sizes(self, count: IntArray) -> Iterator[tuple[BoolArray, list[list[IntArray]]]]:
+        """Yield the sizes that each chunk may have, for each size of the model's first or last.
+
+        All ranks hold the same ends of the model; with each size, those that may have it, (x,).
+        """
+        first, last, chunks = bool(self.first[0]), bool(self.last[0]), self.room.shape[1]
+        regular = chunks - first - last
+        for own in range(int(count.max()), 0, -1) if first or last else (0,):
+            rest = count - own
+            each = rest // max(regular, 1)
+            legal = (each >= self.smallest) & (own >= self.smallest * (first or last))
+            legal &= (own <= each + 1) | (regular == 0)
+            if legal.any():
+                sizes = [[each, each + 1] for _ in range(chunks)]
+                sizes[0] = [np.full_like(count, own)] if first else sizes[0]
+                sizes[-1] = [rest if first else np.full_like(count, own)] if last else sizes[-1]
+                yield legal, sizes
+
+    def _ranges(self, sizes: list[list[IntArray]], count: IntArray) -> list[tuple[FloatArray, FloatArray]]:
+        """Return the least and most layers before each chunk, (x,) each; -inf is the most where none is."""
+        found = [(np.zeros(len(count)), np.zeros(len(count)))]
+        for turn, some in enumerate(sizes[:-1]):
+            each = [self._range(turn, size, count, found[-1]) for size in some]
+            low = np.minimum.reduce([np.where(low <= high, low, np.inf) for low, high in each])
+            high = np.maximum.reduce([np.where(low <= high, high, -np.inf) for low, high in each])
+            found.append((low, high))
+        return found
+
+    def _range(
+        self, turn: int, size: IntArray, count: IntArray, before: tuple[FloatArray, FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the least and most layers up to a chunk of ``size``, from those before it."""
+        slope = self.kept - self.reduced
+        left = self.room[:, turn] - (self.each + self.reduced) * count - self.gradients * size
+        with np.errstate(divide="ignore", invalid="ignore"):
+            edge = left / slope
+        low = np.where(slope < 0.0, np.ceil(edge), -np.inf)
+        free = (slope < 0.0) | ((slope == 0.0) & (left >= 0.0))
+        high = np.where(slope > 0.0, np.floor(edge), np.where(free, np.inf, -np.inf))
+        return np.maximum(before[0] + size, low), np.minimum(before[1] + size, high)
+
+    def _ends(
+        self, sizes: list[list[IntArray]], count: IntArray, before: tuple[FloatArray, FloatArray]
+    ) -> BoolArray:
+        """Return which sizes of the last chunk complete a rank, (sizes, x)."""
+        left = self.room[:, -1] - (self.each + self.kept) * count
+        more = self.last_kept + self.gradients - self.kept
+        able = [(before[0] <= count - x) & (count - x <= before[1]) & (more * x <= left) for x in sizes[-1]]
+        return np.array(able)

@@ -25,7 +25,7 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray, counted
 from meshwright.solver.cost.stages import LayerLayout, objective_s, stage_bytes
 from meshwright.solver.search.bounds import split_s
-from meshwright.solver.search.memory_limits import Caps, layer_caps
+from meshwright.solver.search.memory_limits import Caps, InTurn, layer_caps
 from meshwright.solver.search.rows import RankCosts, Rows
 from meshwright.solver.splits import even_split
 
@@ -281,11 +281,23 @@ def _best_of_uniform(rows: Rows) -> list[Split | None]:
         counts = best_counts(some, caps.take(index, pp))
         for at, (row, v) in enumerate(zip(index.tolist(), some.v.tolist(), strict=True)):
             if rows.uneven_stages:
-                smallest, shaped = int(some.smallest_chunk[at]), bool(some.in_a_v[at])
-                found[row] = lightest_chunks(counts[at], v, smallest, in_a_v=shaped)
+                found[row] = _lightest(some.take([at]), counts[at])
             else:
                 found[row] = tuple((counts[at] // v).tolist() * v)
     return found
+
+
+def _lightest(row: Rows, counts: IntArray) -> Split:
+    """Return the layers of each chunk of a row, so that its ranks hold these counts in their memory."""
+    pp, vpp, shaped = int(row.p[0]), int(row.v[0]), bool(row.in_a_v[0])
+    split = lightest_chunks(counts, vpp, int(row.smallest_chunk[0]), in_a_v=shaped)
+    if not row.prices.ranks_in_turn[0]:
+        return split
+    chunks, ranks = np.array(split), InTurn.of(row)
+    own = np.array(ranks_of(pp * vpp, pp, in_a_v=shaped))
+    for at, rank in enumerate(ranks.rank.tolist()):
+        chunks[own == rank] = ranks.take([at]).lightest_chunks(int(counts[rank]))
+    return tuple(chunks.tolist())
 
 
 def lightest_chunks(counts: IntArray, vpp: int, smallest: int, *, in_a_v: bool = False) -> tuple[int, ...]:

@@ -90,7 +90,7 @@ def a_drawn_cluster(random: Random, *, mixed: bool) -> ClusterSpec:
 
 def a_drawn_request(random: Random) -> Problem:
     """A request of any launcher, model, cluster, objective and limits with few configurations."""
-    return _limited(random, _unlimited(random))
+    return _limited(random, an_unlimited_request(random))
 
 
 def a_hostile_request(random: Random) -> Problem:
@@ -98,7 +98,7 @@ def a_hostile_request(random: Random) -> Problem:
 
     One in three may take any pin: mostly nothing is legal then, or nothing fits.
     """
-    problem = _oddly(random, _unlimited(random))
+    problem = _oddly(random, an_unlimited_request(random))
     anchor = _anchor(random, problem)[1]
     problem = _limited(random, problem, anchor)
     if random.randint(0, 2) > 0:
@@ -164,9 +164,9 @@ def an_open_request(random: Random, kind: str) -> Problem:
     On unlike nodes one launcher that may be any places stages, which other tests judge.
     """
     under_any = kind == "any" or random.randint(0, 3) == 0
-    problem = _unlimited(random)
+    problem = an_unlimited_request(random)
     while (kind == "fewest" or under_any) and not is_alone(problem):
-        problem = _unlimited(random)
+        problem = an_unlimited_request(random)
     if under_any:
         problem = replace(problem, launcher="any")
     return _limited(random, OPEN_KINDS[kind](random, problem))
@@ -341,8 +341,8 @@ OPEN_KINDS = {
 }
 
 
-def _unlimited(random: Random) -> Problem:
-    """The same without limits on single variables."""
+def an_unlimited_request(random: Random) -> Problem:
+    """A request without limits on single variables."""
     launcher = random.choice([*launcher_names(), "none", "accelerate", "torchtitan", "megatron-lm"])
     mixed = not launcher_capabilities(launcher).places_stages and random.randint(0, 5) == 0
     model, cluster = a_drawn_model(random), a_drawn_cluster(random, mixed=mixed)

@@ -57,6 +57,20 @@ def shapes(
     )
 
 
+@st.composite
+def shapes_in_turn(draw: st.DrawFn, num_layers: int) -> Shape:
+    """2 or 3 ranks of up to 4 chunks, with all backward passes of a chunk before those of the next one."""
+    pp = draw(st.integers(2, max(min(3, num_layers // 2), 2)))
+    vpp = draw(st.integers(2, min(num_layers // pp, 4)))
+    schedule = draw(st.sampled_from(["looped_bfs", "interleaved_1f1b", *["zb_v"] * (vpp == 2)]))
+    m = pp if schedule == "interleaved_1f1b" else draw(st.integers(1, pp))
+    recompute = draw(st.sampled_from([0, FULL])) if schedule != "zb_v" else 0
+    layers = draw(st.sampled_from([ALL_LAYERS, 1])) if recompute else 0
+    return Shape(
+        pp=pp, vpp=vpp, num_microbatches=m, recompute=recompute, recompute_layers=layers, schedule=schedule
+    )
+
+
 def columns_of(shapes: list[Shape]) -> Columns:
     """Columns of rows whose other axes are 1."""
     ones = np.ones(len(shapes), dtype=np.int64)
@@ -127,7 +141,6 @@ def prices_of(shapes: list[Shape], num_kinds: int, rng: np.random.Generator) -> 
         weights_bytes=layers(100e6, 200e6, (1.0, 1.0)),
         gradients_bytes=layers(100e6, 200e6, (1.0, 1.0)),
         reduced_gradients_bytes=nothing,
-        turns=np.ones(n),
         ranks_in_turn=np.zeros(n),
         optimizer_bytes=layers(200e6, 500e6, (1.0, 1.0)),
         activation_bytes=activation,
@@ -152,26 +165,24 @@ def priced_rows(
     one_layout: bool = False,
     any_schedule: bool = False,
     per_stage: bool = False,
+    in_turn: bool = False,
 ) -> Rows:
     """Rows of one problem, uniform or with two kinds of layers, under a tight or a loose memory.
 
     ``one_layout``: they are one row with prices that differ by up to 4 %. ``any_schedule``: not the plain
-    ones alone. ``per_stage``: rows with one chunk a rank recompute by stage.
+    ones alone. ``per_stage``: rows with one chunk a rank recompute by stage. ``in_turn``: chunks of a rank
+    have whole gradients one after the other.
     """
-    num_layers = draw(st.integers(2, max_layers))
+    num_layers = draw(st.integers(4 if in_turn else 2, max_layers))
     kinds = draw(st.lists(st.booleans(), min_size=num_layers, max_size=num_layers))
     if mixed is False or (mixed is None and draw(st.booleans())):
         kinds = [False] * num_layers
     elif mixed:
         kinds = [False, True, *kinds[2:]]
     layout = layout_of(kinds)
-    rows = draw(
-        st.lists(
-            shapes(num_layers, any_schedule=any_schedule, per_stage=per_stage),
-            min_size=1,
-            max_size=max_rows,
-        )
-    )
+    shape = shapes(num_layers, any_schedule=any_schedule, per_stage=per_stage)
+    shape = shapes_in_turn(num_layers) if in_turn else shape
+    rows = draw(st.lists(shape, min_size=1, max_size=max_rows))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     budget = draw(st.sampled_from([np.inf, 1.0001, 1.05, 1.2, 1.5, 0.8]))
     priced = Rows(
@@ -182,7 +193,21 @@ def priced_rows(
         uneven_stages=draw(st.sampled_from([True, True, True, False])),
     )
     priced = _jittered(priced, max_rows, rng) if one_layout else priced
+    priced = _in_turn(priced, rng) if in_turn else priced
     return replace(priced, budget_bytes=budget * _even_peak_bytes(priced))
+
+
+def _in_turn(rows: Rows, rng: np.random.Generator) -> Rows:
+    """Rows with a schedule of ``shapes_in_turn``, with heavy gradients that reductions make lighter."""
+    few = np.maximum(rows.p - rows.columns.num_microbatches + 1, 0)
+    gradients = rows.prices.gradients_bytes * rng.choice([1.0, 5.0])
+    prices = replace(
+        rows.prices,
+        ranks_in_turn=np.where(rows.in_a_v, few, rows.p).astype(np.float64),
+        gradients_bytes=gradients,
+        reduced_gradients_bytes=gradients * rng.uniform(0.0, 1.0, gradients.shape),
+    )
+    return replace(rows, prices=prices)
 
 
 def _jittered(rows: Rows, count: int, rng: np.random.Generator) -> Rows:

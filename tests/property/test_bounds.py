@@ -25,10 +25,11 @@ from meshwright.solver.search.branch import (
 from meshwright.solver.search.fill import Fill, FillBounds, bounds_s, can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.listed import patterns_of, shape_of
-from meshwright.solver.search.memory_limits import layer_caps
+from meshwright.solver.search.memory_limits import layer_caps, may_fit
 from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.proof import dominates, least_of_candidates_s, least_step_bound_s
 from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.splits import best_splits
 from tests.draws import draws
 from tests.problems.strategies import Shape, columns_of, layout_of, priced_rows, prices_of
 from tests.property.exhaustive import exhaust, simulated_s
@@ -97,6 +98,16 @@ def test_reach_is_exact_for_layers_of_one_kind_without_interleaving(rows: Rows) 
 def test_a_row_without_a_split_that_fits_cannot_beat_any_time(rows: Rows) -> None:
     fits = bool(exhaust(rows, 0).splits)
     assert bool(can_beat(rows, np.array([1e9]))[0]) == fits
+
+
+@given(priced_rows(in_turn=True, max_layers=12))
+@settings(max_examples=3 * EXAMPLES, deadline=None)
+def test_where_chunks_have_gradients_in_turn_memory_refutes_no_split_that_fits(rows: Rows) -> None:
+    fits = bool(exhaust(rows, 0).splits)
+    assert may_fit(rows)[0] or not fits
+    able = bool(can_beat(rows, np.array([1e9]))[0])
+    assert able == fits if rows.is_uniform else able or not fits
+    assert (best_splits(rows)[0] is not None) == fits
 
 
 @given(priced_rows(mixed=False, any_schedule=True), st.floats(0.8, 1.3))

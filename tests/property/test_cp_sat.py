@@ -33,8 +33,11 @@ def asked(rows: Rows, objectives: dict[int, float], splits: list[tuple[int, ...]
     return judge(Request.from_json(request.to_json()))
 
 
-@given(priced_rows(max_layers=12, max_rows=3, any_schedule=True, per_stage=True))
-@settings(max_examples=draws(30), deadline=None)
+@given(
+    priced_rows(max_layers=12, max_rows=3, any_schedule=True, per_stage=True)
+    | priced_rows(max_layers=10, in_turn=True)
+)
+@settings(max_examples=draws(40), deadline=None)
 def test_cp_sat_proves_the_minimum_of_the_exact_program(rows: Rows) -> None:
     splits = best_splits(rows)
     objectives = {}
@@ -50,8 +53,10 @@ def test_cp_sat_proves_the_minimum_of_the_exact_program(rows: Rows) -> None:
     assert verdict.objective_us * 1e-6 == pytest.approx(min(objectives.values()), abs=ROUNDING_S)
 
 
-@given(priced_rows(max_layers=8, any_schedule=True, per_stage=True))
-@settings(max_examples=draws(20), deadline=None)
+@given(
+    priced_rows(max_layers=8, any_schedule=True, per_stage=True) | priced_rows(max_layers=8, in_turn=True)
+)
+@settings(max_examples=draws(30), deadline=None)
 def test_cp_sat_finds_a_split_exactly_where_the_exact_program_does(rows: Rows) -> None:
     split = best_splits(rows)[0]
     request = Request(

@@ -38,6 +38,7 @@ class RowRequest:
     memory_layer: Sequence[Sequence[int]]  # by chunk, then kind
     memory_replay: Sequence[Sequence[int]]
     room: Sequence[int]  # by rank
+    moments: Sequence[Sequence[Sequence[Any]]] = ()  # the three at each of several moments, if they differ
     prediction: bool = False  # the last layer are those of prediction: alone before a chunk without any
     further_sum: int = 0  # what they hand that chunk in addition to a hidden state, of the whole
     further_rank: int = 0  # and of each of the two ranks

@@ -30,7 +30,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
     )  # of layers that are alike the replayed ones are part of the constants
     replay = (own or chosen * (one.some_layers[0] > 0)) * one.prices.replay_s[0, :-2]
     sum_const, rank_const = _constants_s(one, chosen)
-    memory_layer, memory_replay, room = _memory_bytes(one, chosen)
+    memory_layer, memory_replay, room = least = _memory_bytes(one, chosen)
     scale, share = _NS * one.prices.straggler[0], one.m[0] - one.phi[0]
     further = one.layout.predicted * one.prices.transfer_s[0]
     return RowRequest(
@@ -52,6 +52,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
         memory_layer=memory_layer,
         memory_replay=memory_replay,
         room=room,
+        moments=_moments_bytes(one, least) if one.prices.ranks_in_turn[0] else [],
     )
 
 
@@ -94,3 +95,32 @@ def _memory_bytes(one: Rows, chosen: bool) -> tuple[list[list[int]], list[list[i
         [_whole(-count * spared) for count in held],
         _whole(np.floor(np.clip(room, -LARGEST, LARGEST))),
     )
+
+
+Memory = tuple[list[list[int]], list[list[int]], list[int]]
+
+
+def _moments_bytes(one: Rows, least: Memory) -> list[Memory]:
+    """Return ``_memory_bytes`` while each chunk of a rank has whole gradients (``stages.fullest_moment``).
+
+    ``least`` counts all activations, and of gradients the head's alone.
+    """
+    prices, p, v = one.prices, int(one.p[0]), int(one.v[0])
+    whole, left, head = prices.gradients_bytes[0], prices.reduced_gradients_bytes[0], int(one.head_rank[0])
+    held, kept = in_flight(one.columns)[0], one.least_kept_bytes[0]
+    replayed = [[-less for less in kinds] for kinds in least[1]]
+    spared = (prices.activation_bytes - prices.checkpoint_bytes)[0, 0] * one.some_layers[0]
+    found = list[Memory]()
+    for turn in range(v):
+        layer, replay, room = ([*part] for part in least)
+        for chunk, rank in enumerate(rank_of_chunk(one.columns, p * v)[0].tolist()):
+            later = (chunk // p > turn) - (chunk // p < turn) if rank < prices.ranks_in_turn[0] else 0
+            own = (whole, left, 0.0 * left)[later][:-2]
+            layer[chunk] = _whole(np.array(layer[chunk]) + own - (later > 0) * held[chunk] * kept[:-2])
+            if later > 0:
+                replay[chunk] = [0 for _ in own]
+                room[rank] -= 0 if any(replayed[chunk]) else round(spared * held[chunk])
+        room[0] -= round(whole[-2]) if turn == 0 else 0
+        room[head] += round((whole - left + held[p * v - 1] * kept)[-1]) if turn < v - 1 else 0
+        found.append((layer, replay, room))
+    return found

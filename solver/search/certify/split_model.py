@@ -191,14 +191,15 @@ def stages_recompute_their_own_layers(decision: Decision) -> None:
 
 
 def every_rank_fits_its_memory(decision: Decision) -> None:
-    """Keep states and kept activations of a rank's layers within its room."""
+    """Keep states and kept activations of a rank's layers within its room, at every moment."""
     for i, (row, literal) in enumerate(zip(decision.request.rows, decision.chosen, strict=True)):
-        for rank, room in enumerate(row.room):
-            terms: list[tuple[Linear, int]] = []
-            for chunk in own_chunks(decision, i, rank):
-                terms += zip(decision.layers[chunk], row.memory_layer[chunk], strict=True)
-                terms += zip(decision.replayed[chunk], row.memory_replay[chunk], strict=True)
-            decision.model.add(weighted(terms) <= room).only_enforce_if(literal)
+        for layer, replay, rooms in row.moments or [(row.memory_layer, row.memory_replay, row.room)]:
+            for rank, room in enumerate(rooms):
+                terms: list[tuple[Linear, int]] = []
+                for chunk in own_chunks(decision, i, rank):
+                    terms += zip(decision.layers[chunk], layer[chunk], strict=True)
+                    terms += zip(decision.replayed[chunk], replay[chunk], strict=True)
+                decision.model.add(weighted(terms) <= room).only_enforce_if(literal)
 
 
 def own_chunks(decision: Decision, row: int, rank: int) -> list[int]:

@@ -19,8 +19,8 @@ def test_lightest_chunks_are_small_at_first_and_large_at_last() -> None:
 @given(priced_rows(mixed=False, any_schedule=True))
 @settings(max_examples=150, deadline=None)
 def test_caps_are_the_most_layers_whose_memory_fits(rows: Rows) -> None:
-    if not rows.uneven_stages or np.isinf(rows.budget_bytes):
-        return
+    if not rows.uneven_stages or np.isinf(rows.budget_bytes) or rows.prices.ranks_in_turn.any():
+        return  # of gradients in turn other chunks may be lighter
     caps = layer_caps(rows)
     p, v, layers = int(rows.p[0]), int(rows.v[0]), rows.layout.num_layers
     for rank in range(p):
