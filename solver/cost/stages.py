@@ -410,7 +410,7 @@ def _of_every_chunk(
     """Return a pass's seconds of chunks that hold nothing, (n, C), with messages beyond one of each."""
     found: FloatArray = chunks.valid * every_s[:, None]
     if chunks.hands_on_more:
-        found += (messages - chunks.valid) * prices.transfer_s[:, None]
+        found = found + (messages - chunks.valid) * prices.transfer_s[:, None]
     return found
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.cluster import NodeGroup, host_of
-from meshwright.profiles.profile import default_profile
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.profile import default_profile, framework_of
 from meshwright.profiles.units import GIB
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
@@ -100,6 +101,8 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
 
 def _loading_rule(problem: Problem) -> Iterator[Rule]:
     """Yield the limit of a node whose ranks read the model, if some rows break it."""
+    if framework_facts(framework_of(problem.priced_as)).weights_read_by == "nobody":
+        return
     nodes = problem.cluster.groups
     ctx = context_of(
         problem, Columns.of([Configuration()]), default_profile(problem.cluster, problem.priced_as)
