@@ -25,7 +25,7 @@ Result = tuple[str, Json]  # the text for people, and the document
 CPU_SECONDS = 120  # of one call, where no other limit is asked for
 SERVER = "MESHWRIGHT_URL"  # the service that `plan` and `job` ask, set by `meshwright mcp --server`
 _WAIT_S = 45.0  # for a job of a service; clients of the protocol give up after a minute
-_MOST_BYTES = 2**20  # of the arguments of a call
+MOST_BYTES = 2**20  # of a call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,7 +411,7 @@ def main() -> None:
     """Read a call from stdin and write its answer to stdout, within so many CPU seconds."""
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    call = json.loads(sys.stdin.read(_MOST_BYTES))
+    call = json.loads(sys.stdin.read(MOST_BYTES))
     sys.stdout.write(json.dumps(answered(call["name"], call["arguments"])))
 
 
