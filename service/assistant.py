@@ -397,7 +397,23 @@ def _checked(tool: Tool, arguments: object) -> Json:
         words = known[name].get("enum")
         if words and value not in words:
             raise InvalidProblemError.of(f"/{name}", f"{value!r} is not known", allowed=", ".join(words))
+        _require_type(name, value, known[name])
     return dict(arguments)
+
+
+_TYPES: Mapping[object, tuple[type, str]] = {
+    "string": (str, "text"), "integer": (int, "a whole number"), "object": (Mapping, "an object"),
+}  # fmt: skip
+
+
+def _require_type(name: str, value: object, schema: Json) -> None:
+    """Refuse a value of another type than its own schema states; parts of a request have a reader."""
+    kind, words = _TYPES.get(str(schema.get("type")), (object, ""))
+    least = schema.get("minimum")
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InvalidProblemError.of(f"/{name}", f"must be {words}")
+    if isinstance(value, int) and least is not None and value < least:
+        raise InvalidProblemError.of(f"/{name}", f"{value} is too small", allowed=f"{least} or more")
 
 
 def _fault_words(fault: FieldError) -> str:
