@@ -534,7 +534,7 @@ def _no_training(
 ) -> InvalidProblemError:
     own = [at for at, text in enumerate(asked.constraints) if layout_text(text) is not None]
     free = without_layout_constraints(asked)
-    without = own and next(training_prices(free, profile_of, should_stop=is_over), None)
+    without = next(training_prices(free, profile_of, should_stop=is_over), None) if own else None
     if own and is_over():
         raise StoppedError(_STOPPED)
     if without:

@@ -16,6 +16,7 @@ from meshwright.solver.post_training import roles, training
 from meshwright.solver.post_training.plan import engine_of, plan_post_training
 from meshwright.solver.post_training.problem import PostTraining
 from meshwright.solver.post_training.rollout import rollout_of
+from meshwright.solver.search.cp_sat import solved_until
 
 SMALL: dict[str, Any] = {
     "kind": "post_training",
@@ -101,11 +102,10 @@ def test_a_stop_before_the_first_placement_ends_every_part_at_once(
 
 def test_the_solver_of_the_roles_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    real = roles.solved_until
 
     def told(solver: Any, model: Any, is_over: Any) -> int:  # noqa: ANN401 - OR-Tools
         seen.append(is_over())
-        return real(solver, model, is_over)
+        return solved_until(solver, model, is_over)
 
     monkeypatch.setattr(roles, "solved_until", told)
     monkeypatch.setattr(planning, "_CLOSING_S", 0.0)
