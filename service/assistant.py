@@ -25,7 +25,7 @@ Result = tuple[str, Json]  # the text for people, and the document
 CPU_SECONDS = 120  # of one call, where no other limit is asked for
 SERVER = "MESHWRIGHT_URL"  # the service that `plan` and `job` ask, set by `meshwright mcp --server`
 _WAIT_S = 45.0  # for a job of a service; clients of the protocol give up after a minute
-_MOST_BYTES = 2**20  # of the arguments of a call
+MOST_BYTES = 2**20  # of a call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +397,23 @@ def _checked(tool: Tool, arguments: object) -> Json:
         words = known[name].get("enum")
         if words and value not in words:
             raise InvalidProblemError.of(f"/{name}", f"{value!r} is not known", allowed=", ".join(words))
+        _require_type(name, value, known[name])
     return dict(arguments)
+
+
+_TYPES: Mapping[object, tuple[type, str]] = {
+    "string": (str, "text"), "integer": (int, "a whole number"), "object": (Mapping, "an object"),
+}  # fmt: skip
+
+
+def _require_type(name: str, value: object, schema: Json) -> None:
+    """Refuse a value of another type than its own schema states; parts of a request have a reader."""
+    kind, words = _TYPES.get(str(schema.get("type")), (object, ""))
+    least = schema.get("minimum")
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InvalidProblemError.of(f"/{name}", f"must be {words}")
+    if isinstance(value, int) and least is not None and value < least:
+        raise InvalidProblemError.of(f"/{name}", f"{value} is too small", allowed=f"{least} or more")
 
 
 def _fault_words(fault: FieldError) -> str:
@@ -411,7 +427,7 @@ def main() -> None:
     """Read a call from stdin and write its answer to stdout, within so many CPU seconds."""
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    call = json.loads(sys.stdin.read(_MOST_BYTES))
+    call = json.loads(sys.stdin.read(MOST_BYTES))
     sys.stdout.write(json.dumps(answered(call["name"], call["arguments"])))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from meshwright.service.post_training.answer import post_training_document
 from meshwright.service.post_training.request import PostTrainingRequest, read_post_training
 from meshwright.service.post_training.stored import plan_row
 from meshwright.service.stores.profiles import ProfileStore
+from meshwright.solver.clock import Watch
 from meshwright.solver.post_training.plan import plan_post_training
 from meshwright.solver.post_training.problem import PostTraining, PostTrainingAnswer
 from meshwright.solver.post_training.training import counts_of
@@ -45,13 +45,14 @@ class RolesWork:
         request = self.request = read_post_training(self.claim.request)
         asked = request.asked
         self.cache_key = cache_key_of(self.claim.tenant, self.claim.request, versions_of(asked.training))
-        began_s, searched, total = time.monotonic(), 0, _searches(asked)
+        watch = Watch(time_limit_s=self.claim.time_limit_s, should_stop=should_stop)
+        searched, total = 0, _searches(asked)
 
         def report(_group: str, _nodes: int) -> None:
             nonlocal searched
             on_progress(
                 Progress(
-                    stage=STAGE, explored=searched, total=total, elapsed_s=time.monotonic() - began_s,
+                    stage=STAGE, explored=searched, total=total, elapsed_s=watch.elapsed_s,
                     incumbent_step_time_s=None, bound_step_time_s=None, gap=None,
                 )
             )  # fmt: skip
@@ -60,11 +61,11 @@ class RolesWork:
         self.answer = plan_post_training(
             asked,
             profile_of=self.profiles.profile_of,
-            should_stop=should_stop,
+            watch=watch,
             on_search=report,
             mean_is_assumed=request.mean_is_assumed,
         )
-        self.was_stopped = should_stop()
+        self.was_stopped = watch.stopped
 
     @property
     def is_proved(self) -> bool:
@@ -100,7 +101,7 @@ def _searches(asked: PostTraining) -> int:
 
 def _without_plan(error: BaseException | None, *, cancelled: bool) -> Outcome:
     if isinstance(error, StoppedError) and not cancelled:
-        detail = "the time limit came before a training layout was found"
+        detail = "the time limit came before the roles were placed"
         return Outcome(state="failed", problem={"code": "time_limit", "detail": detail})
     if isinstance(error, InvalidProblemError) and not cancelled:
         faults = [fault_document(one) for one in error.errors]

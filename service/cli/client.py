@@ -20,9 +20,11 @@ from meshwright_client.errors import (
     ServiceUnavailableError,
 )
 from meshwright_client.records import FieldFault, Progress, State
+from meshwright_client.transport import body_of
 
 TIMEOUT_S = 40.0  # the longest answer, a report with its what-ifs, takes less
 _SERVER_ERRORS = 500
+_NO_SERVICE = "--url: the address answers, but not as a Meshwright service ({})"
 
 
 class ServiceUnreachableError(PlannerError):
@@ -83,13 +85,23 @@ class ServiceClient:
 
     def call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - the client's own
         """Return the JSON document of an answer."""
-        body: dict[str, Any] = self.ask(method, path, **arguments).json()
-        return body
+        with _told():
+            body = body_of(self._client.request(method, path, **arguments))
+        if not isinstance(body, dict):
+            raise ServiceUnreachableError(_NO_SERVICE.format("it is no object"))
+        return _Document(body)
 
     def ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:  # noqa: ANN401 - the same
         """Return the answer to a request."""
         with _told():
             return self._client.request(method, path, **arguments)
+
+
+class _Document(dict[str, Any]):
+    """A JSON object of a service; a name that misses is the service's fault, not a bug here."""
+
+    def __missing__(self, name: str) -> Any:  # noqa: ANN401 - never returns
+        raise ServiceUnreachableError(_NO_SERVICE.format(f"{name} is missing"))
 
 
 @contextmanager

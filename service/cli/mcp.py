@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ if TYPE_CHECKING:  # help loads no protocol
     from mcp.server.lowlevel import Server
 
 _HINT = "pip install 'meshwright[mcp]'"
+_PATIENCE_S = 58.0  # with a service: clients of the protocol give up after a minute
+_WALL_PER_CPU = 10.0  # seconds for each CPU second of a call that waits: for a slow disk, or a busy machine
 
 
 def mcp(
@@ -97,14 +100,20 @@ async def _in_process(name: str, arguments: Any, cpu_seconds: int, url: str | No
     """Return the answer of a call, from a process that ends with it."""
     import anyio  # noqa: PLC0415 - of the extra mcp
 
-    from meshwright.service.assistant import SERVER  # noqa: PLC0415 - help loads no tools
+    from meshwright.service.assistant import MOST_BYTES, SERVER  # noqa: PLC0415 - help loads no tools
 
+    call = json.dumps({"name": name, "arguments": arguments}).encode()
+    if len(call) > MOST_BYTES:
+        return _failed(f"the arguments have {len(call):,} bytes. Allowed: up to {MOST_BYTES:,}")
+    limit_s = min(_PATIENCE_S if url else math.inf, _WALL_PER_CPU * cpu_seconds)
     environment = {**os.environ, **({SERVER: url} if url else {})}
-    done = await anyio.run_process(
-        [sys.executable, "-m", "meshwright.service.assistant", str(cpu_seconds)],
-        input=json.dumps({"name": name, "arguments": arguments}).encode(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, env=environment,
-    )  # fmt: skip
+    with anyio.move_on_after(limit_s) as waiting:
+        done = await anyio.run_process(
+            [sys.executable, "-m", "meshwright.service.assistant", str(cpu_seconds)],
+            input=call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, env=environment,
+        )  # fmt: skip
+    if waiting.cancelled_caught:
+        return _failed(f"{name} did not end within {limit_s:g} s, so it was stopped")
     if done.returncode == 0:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
@@ -113,6 +122,10 @@ async def _in_process(name: str, arguments: Any, cpu_seconds: int, url: str | No
     else:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         why = f"{name} failed: {said[-1] if said else done.returncode}"
+    return _failed(why)
+
+
+def _failed(why: str) -> dict[str, Any]:
     return {"is_error": True, "text": why, "document": None}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ from meshwright.service.report.post_training import (
     render_post_training,
     roles_page,
 )
+from meshwright.solver.clock import Watch
 from meshwright.solver.post_training.plan import plan_post_training
 from meshwright.solver.post_training.problem import PARTS
 
@@ -72,7 +74,7 @@ def run_post_training(
         answer = plan_post_training(
             read.asked,
             profile_of=lambda problem: profile_for(problem, calibration),
-            should_stop=should_stop,
+            watch=Watch(time_limit_s=math.inf, should_stop=should_stop),
             on_search=searching,
             mean_is_assumed=read.mean_is_assumed,
         )

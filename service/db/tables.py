@@ -86,9 +86,9 @@ jobs = Table(
     Column("title", String(200)),  # the question in a line; none of what older code adds
     Column("labels", JSON(none_as_null=True)),  # as ``job_labels`` has them
     Column("cpu_s", Double),  # of every worker that had it and could say so
-    Column("kind", String(16)),  # fleet; every other job has none
+    Column("kind", String(16)),  # fleet, post_training; a search has none
     Column("replanned_as", String(32)),  # the fleet that planned this one anew
-    Column("kind_fence", Integer),  # of its last claim by code that knows kinds; other code cannot claim it
+    Column("kind_fence", Integer),  # of its last claim by code that knows its kind; no other may claim it
 )
 
 

@@ -2,7 +2,8 @@
 
 Tenants take turns: first who has the fewest jobs running, then who waited longest since a job of theirs
 was claimed. So a tenant that floods the queue delays its own jobs, and another's next job waits for one
-worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then the older one.
+worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then the older one. Kinds of
+jobs that only a later release knows are left to its workers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Connection,
     ScalarSelect,
     Select,
+    case,
     func,
     literal_column,
     or_,
@@ -26,7 +28,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import one_of
 from meshwright.service.db.tables import jobs
 from meshwright.service.db.usage_records import NO_KEY
-from meshwright.service.jobs.states import Claim
+from meshwright.service.jobs.states import FLEET, KINDS, Claim
 
 _CLAIMED = (
     jobs.c.id.label("job_id"),
@@ -74,7 +76,7 @@ def claim_first(
         .values(
             state="running",
             fence=jobs.c.fence + 1,
-            kind_fence=jobs.c.fence + 1,
+            kind_fence=case((jobs.c.kind == FLEET, jobs.c.fence + 1), else_=-1 - jobs.c.fence),
             attempts=jobs.c.attempts + 1,
             worker=worker[:128],
             claimed_at_s=now_s(),
@@ -103,7 +105,8 @@ def _first_of(tenant: str, min_age_s: float, waiting: Collection[str]) -> Scalar
     """Return the id of a tenant's next queued job, skipping rows that another worker is claiming now."""
     # Expressions, as no index is to be used for them: SQLite would sort the whole queue.
     in_time = or_(jobs.c.expires_at_s + 0.0 > now_s(), jobs.c.started_at_s.is_not(None))
-    wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, in_time]
+    known = func.coalesce(jobs.c.kind, "").in_(("", *KINDS))
+    wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, in_time, known]
     if min_age_s > 0:
         wanted.append(jobs.c.created_at_s + 0.0 <= now_s() - min_age_s)
     if waiting:

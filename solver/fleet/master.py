@@ -32,7 +32,7 @@ from meshwright.solver.fleet.problem import (
     equal_counts,
     pairs_apart,
 )
-from meshwright.solver.search.cp_sat import solver_within, without_pandas
+from meshwright.solver.search.cp_sat import solved_until, solver_within, without_pandas
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Master:
         minutes = common_choices(self.fleet, durations)
         model = self._model(minutes, _ANY, 0)
         solver = self._solver(effort)
-        status = solver.solve(model.of, _Stopping(self.cp, self.ended))
+        status = solved_until(solver, model.of, self.ended)
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
             return None
         return {name: self._run(solver, model, name) for name in model.start}
@@ -154,7 +154,7 @@ class Master:
         model.of.minimize(terms[at])
         self._hint(model, hint)
         solver = self._solver(goal.effort)
-        status = solver.solve(model.of, _Stopping(self.cp, self.ended))
+        status = solved_until(solver, model.of, self.ended)
         used = float(solver.response_proto.deterministic_time)
         low = max(least, _whole(solver.best_objective_bound))
         bound = Score(*(low if one == at else value[one] for one in range(len(value))))
@@ -291,12 +291,3 @@ def _nodes(model: _FleetModel, name: str) -> Any:  # noqa: ANN401 - OR-Tools
 def _whole(bound: float) -> int:
     """Return the least whole number that is not below a bound of CP-SAT's, whole but for rounding."""
     return round(bound) if abs(bound - round(bound)) < 1e-6 * max(1.0, abs(bound)) else int(bound) + 1
-
-
-def _Stopping(cp: Any, ended: Callable[[], bool]) -> Any:  # noqa: ANN401, N802 - a class of a module that is loaded late
-    class Stopping(cp.CpSolverSolutionCallback):  # type: ignore[misc]
-        def on_solution_callback(self) -> None:
-            if ended():
-                self.stop_search()
-
-    return Stopping()

@@ -13,6 +13,7 @@ import numpy as np
 from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.clock import Watch, look
 from meshwright.solver.post_training.calibration import (
     OF_TRAINING,
     Correction,
@@ -61,6 +62,10 @@ _UNSTATED = (0.5, 2.0)  # of an assumed one
 _RUNAWAYS = (0.0, 3 * RUNAWAY)
 _EVERY_STEP = 4  # steps off that are all tried; of more, the largest
 _LONG_TAIL = 0.25  # share of generation above which the tail binds
+_PRICING = 0.75  # of the time; the rest is for placements
+_CLOSING_S = 1.0  # for placements after the time limit or a stop; a worker waits twice as long
+_MANY = 1 << 14  # answers of an engine that are simulated one by one
+_STOPPED = "stopped before the roles were placed"
 
 
 def profile_by_default(problem: Problem) -> Profile:
@@ -72,7 +77,7 @@ def plan_post_training(
     asked: PostTraining,
     *,
     profile_of: Callable[[Problem], Profile] = profile_by_default,
-    should_stop: ShouldStop = lambda: False,
+    watch: Watch | None = None,
     on_search: Callable[[str, int], object] = lambda _group, _nodes: None,
     mean_is_assumed: bool = False,
 ) -> PostTrainingAnswer:
@@ -81,7 +86,7 @@ def plan_post_training(
     Args:
         asked: the question.
         profile_of: costs of the training role.
-        should_stop: True ends the searches; what is priced by then is placed.
+        watch: of all searches together; what is priced when it ends is placed. None: they have no limit.
         on_search: called before each search of a training layout, with group and nodes.
         mean_is_assumed: whether the mean length is not the user's.
 
@@ -89,42 +94,56 @@ def plan_post_training(
         InvalidProblemError: no role fits the pool: the field, its value, why, and the nearest that works.
         StoppedError: it was stopped before a training layout was found.
     """
-    engines = tuple(engine_prices(asked, asked.lengths))
-    if not engines:
+    watch = watch or Watch(time_limit_s=math.inf)
+    pricing = Watch(time_limit_s=_PRICING * watch.left_s, should_stop=watch.should_stop)
+    engines, training = list[EnginePrice](), list[TrainingPrice]()
+
+    def is_over() -> bool:
+        return (pricing if training else watch).interrupted()
+
+    with watch.cut():
+        engines.extend(engine_prices(asked, asked.lengths))
+    if not engines and not is_over():
         raise _no_engine(asked)
-    training = tuple(training_prices(asked, profile_of, should_stop=should_stop, on_search=on_search))
-    if not training:
-        if should_stop():
-            raise StoppedError("stopped before a training layout was found")
-        raise _no_training(asked, profile_of)
-    corrections = measured_corrections(asked, profile_of)
+    corrections = measured_corrections(asked, profile_of, watch)
+    for price in training_prices(asked, profile_of, should_stop=is_over, on_search=on_search):
+        training.append(price)
+    if not training and not is_over():
+        raise _no_training(asked, profile_of, is_over)
     prices = prices_of(asked, training, engines, corrections)
-    found = ranked(prices, asked.top_k)
+    found = ranked(prices, asked.top_k, watch.closing(_CLOSING_S))
+    watch.stopped = watch.interrupted() or pricing.stopped
     if not found:
-        raise _no_placement(asked, prices)
+        with watch.cut():
+            reason = _no_placement(asked, prices)
+            if not watch.interrupted():
+                raise reason
+        raise StoppedError(_STOPPED)
     plans = _plans(asked, prices, found)
-    outcomes = () if should_stop() else tuple(_outcomes(asked, prices, found[0], mean_is_assumed))
-    proved = found[0].proved and not should_stop()
+    outcomes = list[LengthsOutcome]()
+    with watch.cut():
+        outcomes.extend(_outcomes(asked, prices, found[0], mean_is_assumed))
+    proved = found[0].proved and not watch.stopped
     return PostTrainingAnswer(
         status="optimal" if proved else "feasible",
         plans=plans,
         bound_s=min(one.bound_s for one in found),
         choices=len(training) + len(engines),
         searches=len(training),
-        outcomes=outcomes,
+        outcomes=tuple(outcomes),
         deciding=_deciding(outcomes),
-        notes=tuple(_notes(asked, mean_is_assumed)),
+        notes=tuple(_notes(asked, mean_is_assumed, was_cut=watch.stopped)),
         measure_next=_measure_next(asked, prices, found[0]),
         corrections={part: one.factor for part, one in corrections.items()},
     )
 
 
 def measured_corrections(
-    asked: PostTraining, profile_of: Callable[[Problem], Profile]
+    asked: PostTraining, profile_of: Callable[[Problem], Profile], watch: Watch
 ) -> dict[str, Correction]:
     """Return what the measured steps of a question say of its parts' prices."""
     return corrections_of([
-        (plan_post_training(step.asked, profile_of=profile_of).plans[0].parts_s, step.parts_s)
+        (plan_post_training(step.asked, profile_of=profile_of, watch=watch).plans[0].parts_s, step.parts_s)
         for step in asked.measured
     ])  # fmt: skip
 
@@ -182,8 +201,10 @@ def _loads(
 ) -> Iterator[EnginePrice]:
     for count in batches:
         for load in loads_of(asked, name, engine.tensor_parallel_size):
-            answers = lengths.drawn(load * count, asked.samples * count)
-            seen = rollout_of(engine, answers, lengths.prompt)
+            look()
+            number = load * count
+            answers = lengths.drawn(min(number, _MANY), asked.samples * count)
+            seen = rollout_of(engine, answers, lengths.prompt, of=number)
             yield EnginePrice(
                 group=name,
                 tensor_parallel_size=engine.tensor_parallel_size,
@@ -271,19 +292,20 @@ def role_constraints(asked: PostTraining) -> tuple[str, ...]:
 # Placements, best first: the best of each way, then others.
 
 
-def ranked(prices: Prices, top_k: int) -> list[Placement]:
-    """Return placements, best first: the best of each mode, and others up to ``top_k``."""
+def ranked(prices: Prices, top_k: int, watch: Watch) -> list[Placement]:
+    """Return placements, best first: the best of each mode, and others up to ``top_k``, within a time."""
     found: list[Placement] = []
-    for mode in dict.fromkeys(mode for mode, _ in prices.ways):
-        ways = [way for way in prices.ways if way[0] == mode]
-        best = placed(prices, ways=ways)
-        if best is not None:
-            found.append(best)
-    while found and len(found) < top_k:
-        other = placed(prices, without=found)
-        if other is None:
-            break
-        found.append(other)
+    with watch.cut():
+        for mode in dict.fromkeys(mode for mode, _ in prices.ways):
+            ways = [way for way in prices.ways if way[0] == mode]
+            best = placed(prices, ways=ways)
+            if best is not None:
+                found.append(best)
+        while found and len(found) < top_k:
+            other = placed(prices, without=found)
+            if other is None:
+                break
+            found.append(other)
     return sorted(found, key=lambda one: one.step_s)
 
 
@@ -507,10 +529,15 @@ def _deciding(outcomes: Sequence[LengthsOutcome]) -> str:
 # Why there is no placement.
 
 
-def _no_training(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -> InvalidProblemError:
+def _no_training(
+    asked: PostTraining, profile_of: Callable[[Problem], Profile], is_over: ShouldStop
+) -> InvalidProblemError:
     own = [at for at, text in enumerate(asked.constraints) if layout_text(text) is not None]
     free = without_layout_constraints(asked)
-    if own and any(training_prices(free, profile_of)):
+    without = next(training_prices(free, profile_of, should_stop=is_over), None) if own else None
+    if own and is_over():
+        raise StoppedError(_STOPPED)
+    if without:
         return InvalidProblemError([
             FieldError(
                 pointer=f"/search/constraints/{at}",
@@ -520,7 +547,7 @@ def _no_training(asked: PostTraining, profile_of: Callable[[Problem], Profile]) 
             for at in own
         ])  # fmt: skip
     pool, tokens = asked.training.cluster, asked.training.workload.seq_length
-    nodes = least_nodes(asked, profile_of)
+    nodes = least_nodes(asked, profile_of, is_over)
     return InvalidProblemError.of(
         "/cluster",
         f"no number of nodes of {pool.title} holds the training of {asked.model.title} "
@@ -601,7 +628,9 @@ def _constraint_faults(asked: PostTraining, prices: Prices) -> Iterator[FieldErr
         )  # fmt: skip
 
 
-def _notes(asked: PostTraining, mean_is_assumed: bool) -> Iterator[str]:
+def _notes(asked: PostTraining, mean_is_assumed: bool, *, was_cut: bool) -> Iterator[str]:
+    if was_cut:
+        yield "it ended early: not all roles were priced and placed. search.time_limit_s gives more time"
     if mean_is_assumed:
         yield f"lengths.mean is not stated: {asked.lengths.mean:.0f} tokens are assumed"
     if asked.lengths.is_assumed:

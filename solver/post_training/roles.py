@@ -19,11 +19,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from meshwright.solver.clock import look, running
 from meshwright.solver.post_training.calibration import Correction
 from meshwright.solver.post_training.limits import add_limits
 from meshwright.solver.post_training.problem import MODES, Mode
 from meshwright.solver.post_training.training import TrainingPrice, critic_s, passes_s
-from meshwright.solver.search.cp_sat import solver_within, without_pandas
+from meshwright.solver.search.cp_sat import solved_until, solver_within, without_pandas
 from meshwright.solver.search.expressions import Number
 from meshwright.solver.space.expressions import written_term
 
@@ -103,7 +104,7 @@ def placed(
     without: Collection[Placement] = (),
     effort: float = EFFORT,
 ) -> Placement | None:
-    """Return the placement with the shortest step; None: there is none.
+    """Return the placement with the shortest step; None: there is none, or the time came first.
 
     Args:
         prices: of each role alone.
@@ -148,6 +149,7 @@ class _Model:
         self.generate = of.new_int_var_from_domain(self.cp.Domain.from_values(values), "generate")
         self.count, self.on = [], []
         for at, row in enumerate(prices.engines):
+            look()
             most = prices.gpus[row.group] // row.tensor_parallel_size
             count, on = of.new_int_var(0, most, f"e{at}"), of.new_bool_var(f"on{at}")
             of.add(count >= 1).only_enforce_if(on)
@@ -251,7 +253,7 @@ class _Model:
         """Return the shortest step, and of those the one with the fewest kinds of engines and GPUs."""
         self.of.minimize(self.step)
         solver = solver_within(self.cp, effort)
-        status = solver.solve(self.of)
+        status = solved_until(solver, self.of, running())
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
             return None
         step, bound = round(solver.objective_value), solver.best_objective_bound
@@ -262,7 +264,7 @@ class _Model:
         kinds = self.cp.LinearExpr.weighted_sum(self.count, sizes)
         self.of.minimize(_KINDS * stale + _GPUS * sum(self.on) + kinds)
         tidy = solver_within(self.cp, effort / 4.0)
-        if tidy.solve(self.of) in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+        if solved_until(tidy, self.of, running()) in (self.cp.OPTIMAL, self.cp.FEASIBLE):
             solver = tidy
         return self._placement(solver, bound / MS, proved=proved)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,15 +25,21 @@ class Rollout:
     running: int  # answers at once, at the most
 
 
-def rollout_of(engine: Engine, answers: FloatArray, prompt: float) -> Rollout:
+def rollout_of(engine: Engine, answers: FloatArray, prompt: float, *, of: int = 0) -> Rollout:
     """Return the time until one engine has ended all of its answers.
 
     Args:
         engine: with room for the longest of them.
         answers: tokens of each, ascending, shape (n,).
         prompt: tokens of every prompt.
+        of: how many answers there are, where ``answers`` stand for more. The engine is busy with each
+            further one as long as with one of these once it has no more room.
     """
     number = len(answers)
+    if of > number:
+        few, some = (_waiting(engine, part, prompt) for part in (answers[1::2], answers))
+        each_s = (some.seconds - few.seconds) / (number - number // 2)
+        return replace(some, seconds=some.seconds + each_s * (of - number))
     needed = number * prompt + float(answers.sum()) * _ROOM
     if number <= engine.most_running and needed <= engine.cache_tokens:
         return _together(engine, answers, prompt)

@@ -189,16 +189,20 @@ def _expressible_plan(problem: Problem, profile: Profile, should_stop: ShouldSto
     return again[0] if again else None
 
 
-def least_nodes(asked: PostTraining, profile_of: Callable[[Problem], Profile]) -> int | None:
+def least_nodes(
+    asked: PostTraining, profile_of: Callable[[Problem], Profile], should_stop: ShouldStop
+) -> int | None:
     """Return a number of nodes of the largest group on which training has a plan; None: none was found.
 
     It is found by doubling, so half of it is too few.
     """
     name, group = max(asked.groups.items(), key=lambda one: one[1].num_gpus)
     for doublings in range(1, _DOUBLINGS + 1):
+        if should_stop():
+            break
         nodes = group.num_nodes << doublings
         problem = training_problem(asked, name, nodes, group.gpus_per_node)
-        if _best(asked, problem, name, profile_of, lambda: False) is not None:
+        if _best(asked, problem, name, profile_of, should_stop) is not None:
             return nodes
     return None
 

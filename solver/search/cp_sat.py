@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+_LOOK_S = 0.1  # between two looks at the clock
 
 
 class _TypesAlone(ModuleType):
@@ -49,3 +53,21 @@ def solver_within(api: Any, effort: float, seed: int = 1) -> Any:  # noqa: ANN40
     solver.parameters.max_deterministic_time = effort
     solver.parameters.catch_sigint_signal = False
     return solver
+
+
+def solved_until(solver: Any, model: Any, is_over: Callable[[], bool]) -> int:  # noqa: ANN401 - OR-Tools
+    """Return the status of a solve; a thread stops the solver when the time is over."""
+    ended = threading.Event()
+
+    def stop() -> None:
+        while not ended.wait(_LOOK_S):
+            if is_over():
+                solver.stop_search()
+
+    watcher = threading.Thread(target=stop, daemon=True)
+    watcher.start()
+    try:
+        return int(solver.solve(model))
+    finally:
+        ended.set()
+        watcher.join()

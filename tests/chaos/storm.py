@@ -21,7 +21,7 @@ AHEAD_JOBS = 5  # submitted beyond the number that brings about the next fault
 LAST_FAULT = 0.85  # of the jobs have ended by then
 NUM_WORKERS = 3
 AFTERMATH_S = 90.0  # for the last jobs to end
-SWEEP_EVERY = 8  # every so many jobs one is a sweep, and another one a fleet
+SWEEP_EVERY = 8  # every so many jobs one is a sweep, one a fleet, and one places the roles of post-training
 _JOB = {
     "problem": {name: part for name, part in TINY_PROBLEM.items() if name != "cluster"},
     "steps": 100,
@@ -31,6 +31,12 @@ FLEET: dict[str, object] = {
     "cluster": TINY_PROBLEM["cluster"],
     "jobs": [{**_JOB, "name": f"job-{number}"} for number in range(FLEET_JOBS)],
 }
+ROLES: dict[str, object] = {  # with one way, as every answer has one plan here
+    "kind": "post_training", "model": "llama-3.2-1b", "launcher": "nemo-rl",
+    "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+    "algorithm": {"prompts": 16, "responses": 8}, "lengths": {"mean": 1000, "max": 4096},
+    "asynchrony": {"mode": "colocated"}, "search": {"top_k": 1, "time_limit_s": 60},
+}  # fmt: skip
 SWEEP: dict[str, object] = {**TINY_PROBLEM, "sweep": {"global_batch_size": [8, 16, 32]}}
 
 
@@ -152,7 +158,8 @@ def rage(
 
 def _problem_of(number: int) -> dict[str, object]:
     """What the job of that number asks."""
-    return {SWEEP_EVERY // 2: SWEEP, SWEEP_EVERY - 1: FLEET}.get(number % SWEEP_EVERY, TINY_PROBLEM)
+    others = {SWEEP_EVERY // 4: ROLES, SWEEP_EVERY // 2: SWEEP, SWEEP_EVERY - 1: FLEET}
+    return others.get(number % SWEEP_EVERY, TINY_PROBLEM)
 
 
 def _last(storm: Storm, witness: Witness, weather: Weather, submitter: Submitter) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import delete
 
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
+from tests.chaos.storm import FLEET, ROLES
 from tests.processes.quiet_clock import quiet_seconds
 from tests.processes.servers import HANGS_S, RunningServer, Settings, serving
 from tests.processes.slow_api import START
@@ -58,6 +59,12 @@ KINDS = {
         listed="/v1/jobs/{job}/share-links", items="links",
     ),
     "definition": Kind(method="PUT", path="/v1/models/our-own", body=CONFIG),
+    "roles": Kind(method="POST", path="/v1/jobs", body=ROLES),
+    "fleet": Kind(method="POST", path="/v1/fleets", body=FLEET, listed="/v1/fleets", items="fleets"),
+    "prediction": Kind(
+        method="POST", path="/v1/predictions",
+        body={**PROBLEM, "configuration": {"tensor_parallel_size": 8}},
+    ),
 }  # fmt: skip
 
 

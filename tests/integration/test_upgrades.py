@@ -181,6 +181,30 @@ def test_f29_a_worker_of_an_older_release_never_gets_a_fleet(clean: Database) ->
     measured(29, "fleets that an older worker got", 0, on=clean.dialect)
 
 
+def test_f29_workers_get_no_kind_of_job_that_only_a_later_release_knows(clean: Database) -> None:
+    """Those that know fleets alone get no post-training, and those of today no kind of tomorrow."""
+    of_fleets = OLDER_CLAIM.replace("attempts + 1,", "attempts + 1, kind_fence = fence + 1,")
+
+    def claimed_by_older() -> list[str]:
+        with clean.write() as connection:
+            return list(connection.execute(text(of_fleets), {"tenant": TENANT}).scalars())
+
+    engine = JobEngine(clean, lease_s=60.0)
+    add_job(clean, "roles", kind="post_training")
+    assert claimed_by_older() == []
+    add_job(clean, "fleet", kind="fleet")
+    assert claimed_by_older() == ["fleet"]
+    first = claimed(engine)
+    assert (first.job_id, first.kind) == ("roles", "post_training")
+    assert engine.release(first)
+    assert claimed_by_older() == []
+    assert engine.complete(claimed(engine), Outcome(state="succeeded", answer={}))
+    add_job(clean, "tomorrow", kind="of_tomorrow")
+    assert engine.claim_one("w") is None
+    add_job(clean, "search")
+    assert claimed(engine).job_id == "search"
+
+
 def job_count(database: Database) -> int:
     with database.read() as connection:
         return connection.scalar(select(func.count()).select_from(jobs)) or 0

@@ -5,7 +5,7 @@
 
 START = """import os, time
 from functools import partial
-from meshwright.service.api.routes import reports
+from meshwright.service.api.routes import predictions, reports
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.serving.serve import leave, serve
 from meshwright.service.settings import Settings
@@ -25,7 +25,7 @@ def slowly(owner, name):
 
 for owner, name in (
     (reports, "page_of_job"), (Jobs, "submit"), (Jobs, "page"), (Definitions, "put"), (Measurements, "add"),
-    (ProfileStore, "add"), (Replans, "keep"), (ShareLinks, "create"),
+    (ProfileStore, "add"), (Replans, "keep"), (ShareLinks, "create"), (predictions, "_prediction"),
 ):
     slowly(owner, name)
 serve(Settings(), on_ready=partial(print, flush=True))

@@ -234,10 +234,14 @@ FAULTS = (
         tests=(DELETION + "test_f28_a_worker_that_runs_a_deleted_job_loses_its_claim",),
     ),
     Fault(
-        happens="a fleet is queued while only workers of an older release run, which cannot plan fleets",
+        happens="a fleet, or roles of post-training, are queued while only workers of an older release "
+        "run, which cannot plan them",
         promise="none of them gets it. It waits for a worker of this release, "
         "behind its tenant's other jobs, which go on",
-        tests=(UPGRADES + "test_f29_a_worker_of_an_older_release_never_gets_a_fleet",),
+        tests=(
+            UPGRADES + "test_f29_a_worker_of_an_older_release_never_gets_a_fleet",
+            UPGRADES + "test_f29_workers_get_no_kind_of_job_that_only_a_later_release_knows",
+        ),
     ),
 )
 

@@ -30,7 +30,6 @@ Equal stages, equal nodes and the order of the groups are no symmetry: there are
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ import numpy as np
 from meshwright.profiles.errors import InternalError
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import IntArray
-from meshwright.solver.search.cp_sat import solver_within, without_pandas
+from meshwright.solver.search.cp_sat import solved_until, solver_within, without_pandas
 from meshwright.solver.search.mixed.limits import GroupCounts, GroupLimits, sizes_in
 from meshwright.solver.search.mixed.patterns import (
     ANY_SIZE,
@@ -59,7 +58,6 @@ from meshwright.solver.search.mixed.rows import MixedRows
 from meshwright.solver.space.request_rules import group_constraints
 
 _MOST_LEVELS = 400
-_LOOK_S = 0.1  # between two looks at the clock
 Expression: TypeAlias = Any  # a linear expression of OR-Tools, which this module loads when it is asked
 
 
@@ -122,7 +120,7 @@ def solve(
         model.of.add(goal <= int((most_s - fixed_s) * US))
     model.of.minimize(goal)
     solver = _solver(api, effort, seed, any_plan=any_plan)
-    verdict = _solved(solver, model.of, is_over)
+    verdict = solved_until(solver, model.of, is_over)
     if verdict == api.MODEL_INVALID:
         fault, *_ = model.of.validate().splitlines()
         raise InternalError(f"CP-SAT refuses the model of a row: {fault}")
@@ -150,24 +148,6 @@ def _solver(api: ModuleType, effort: float, seed: int, *, any_plan: bool) -> Exp
     parameters.stop_after_first_solution = any_plan
     parameters.cut_level = 0  # rows are refuted without cuts, in two thirds of the time
     return solver
-
-
-def _solved(solver: Expression, model: Expression, is_over: Callable[[], bool]) -> int:
-    """Solve a model; a thread stops the solver when the time is over."""
-    ended = threading.Event()
-
-    def stop() -> None:
-        while not ended.wait(_LOOK_S):
-            if is_over():
-                solver.stop_search()
-
-    watcher = threading.Thread(target=stop, daemon=True)
-    watcher.start()
-    try:
-        return int(solver.solve(model))
-    finally:
-        ended.set()
-        watcher.join()
 
 
 class _Model:

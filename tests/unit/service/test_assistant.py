@@ -2,9 +2,12 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +17,7 @@ from mcp import Client, MCPError, StdioServerParameters
 
 from meshwright.service import assistant
 from meshwright.service.assistant import TOOLS, answered
+from meshwright.service.cli import mcp
 from meshwright.service.cli.mcp import server_of
 
 QUESTION = {
@@ -63,6 +67,9 @@ def test_every_tool_answers_in_words_and_as_a_document(name: str) -> None:
         ("plan", {**QUESTION, "colour": 1}, "/colour: is no argument. Allowed: cluster, gpus"),
         ("plan", {**QUESTION, "gpus": "1xH1000"}, "H100"),
         ("plan", {**QUESTION, "workload": {"seq_length": "x"}}, "seq_length"),
+        ("fits", {**CALLS["fits"], "lora_rank": "x"}, "/lora_rank: must be a whole number"),
+        ("fits", {**CALLS["fits"], "tokens": -3}, "/tokens: -3 is too small. Allowed: 1 or more"),
+        ("predict", {**QUESTION, "configuration": [1]}, "/configuration: must be an object"),
         ("catalog", {"of": "colours"}, "Allowed: clusters, gpus, launchers, models"),
         ("explain", {"gpus": "1xH100"}, "launch_file"),
         ("explain", {"gpus": "1xH100", "launch_file": "/no/such/train.sh"}, "train.sh"),
@@ -176,6 +183,67 @@ def test_plans_of_a_service_are_its_jobs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not found["is_error"], found["text"]
     assert asked_of == [("POST", "/v1/jobs"), ("GET", "/v1/jobs/a1"), ("GET", "/v1/jobs/a1/plans")]
     assert answered("job", {"job": "a1"})["document"]["job"]["id"] == "a1"
+
+
+@contextmanager
+def answering(body: bytes | None) -> Iterator[str]:
+    """The address of a service that answers each request with these bytes; None: with nothing."""
+
+    def answer(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                line, _ = listener.accept()
+                lines.append(line)
+                line.recv(2**16)
+                if body is not None:
+                    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                    line.sendall(head.encode() + body)
+                    line.close()
+
+    lines = list[socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, args=[listener], daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    for line in lines:
+        line.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<html>", "not JSON"),
+        (b"[]", "no object"),
+        (b"{}", "state is missing"),
+    ],
+)
+def test_a_service_that_answers_nonsense_is_named(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, words: str
+) -> None:
+    with answering(body) as url:
+        monkeypatch.setenv(assistant.SERVER, url)
+        found = answered("job", {"job": "a1"})
+    assert found["is_error"]
+    assert "--url" in found["text"]
+    assert words in found["text"]
+
+
+def test_a_call_ends_though_its_service_is_silent_and_the_next_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp, "_PATIENCE_S", 5.0)
+
+    async def talk(client: Client) -> Any:  # noqa: ANN401 - of the SDK
+        silent = await client.call_tool("job", {"job": "a1"})
+        monkeypatch.setattr(mcp, "_PATIENCE_S", 600.0)
+        large = await client.call_tool("catalog", {"of": "gpus", "like": "x" * 2**20})
+        return silent, large, await client.call_tool("catalog", CALLS["catalog"])
+
+    with answering(None) as url:
+        silent, large, after = asked(server_of(60, url), talk)
+    assert "job did not end within 5 s" in silent.content[0].text
+    assert "Allowed: up to 1,048,576" in large.content[0].text
+    assert not after.is_error
 
 
 def test_every_tool_says_what_it_is_for() -> None:

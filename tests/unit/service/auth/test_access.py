@@ -75,14 +75,26 @@ def records_of(client: TestClient, database: Database, engine: JobEngine) -> tup
     answer_next(engine)
     document = measured_profile(measurement("qkv", "forward", 1e-3, m=64, n=64, k=64)).to_json()
     profile = client.post("/v1/profiles", json=document, headers=bearer(token))
-    shape = client.get("/v1/models/llama-3.1-8b", headers=bearer(token)).json()["document"]
-    assert client.put("/v1/models/secret", json=shape, headers=bearer(token)).status_code == 201
+    for known in ("models/llama-3.1-8b", "clusters/dgx-h100", "gpus/h100-sxm-80gb"):
+        shape = client.get(f"/v1/{known}", headers=bearer(token)).json()["document"]
+        own = f"/v1/{known.partition('/')[0]}/secret"
+        assert client.put(own, json=shape, headers=bearer(token)).status_code == 201, own
+    link = client.post(f"/v1/jobs/{job}/share-links", json={}, headers=bearer(token))
+    planned = {key: value for key, value in BODY.items() if key != "cluster"}
+    one = {"name": "a", "problem": planned, "steps": 100, "nodes": 1}
+    fleet = client.post(
+        "/v1/fleets", json={"cluster": BODY["cluster"], "jobs": [one]}, headers=bearer(token)
+    )
     return token, {
         "name": "secret",
         "profile_id": profile.json()["id"],
         "job_id": job,
         "plan_id": "aaa",
         "key_id": token.split("_")[1],
+        "link_id": link.json()["id"],
+        "fleet_id": fleet.json()["id"],
+        "replan_id": "0" * 32,  # of a job that is not there either
+        "tenant_name": "theirs",
     }
 
 
@@ -90,14 +102,26 @@ def records_of(client: TestClient, database: Database, engine: JobEngine) -> tup
 OWNED = [(method, path) for method, path in GUARDED if "{" in path and method != "PUT"]
 
 
+# Nobody has re-planned the job or verified its plan, which has no timeline and no file of that name.
+UNMADE = {
+    "/v1/plans/{plan_id}/timeline",
+    "/v1/jobs/{job_id}/replans/{replan_id}",
+    "/v1/plans/{plan_id}/verification",
+    "/v1/plans/{plan_id}/export/{name}",
+}
+
+
 @pytest.mark.parametrize(("method", "path"), OWNED)
 def test_a_foreign_record_is_not_there(
     client: TestClient, database: Database, engine: JobEngine, method: str, path: str
 ) -> None:
-    _, ids = records_of(client, database, engine)
+    token, ids = records_of(client, database, engine)
     here = with_ids(path, ids)
+    assert "none" not in here.split("/")  # every record that an address names is there
     answer = called(client, method, here, token_of(database, "ours"))
     assert (answer.status_code, answer.headers["content-type"]) == (404, PROBLEM_TYPE), here
+    if method == "GET" and path not in UNMADE:
+        assert called(client, method, here, token).status_code != 404, here
     measured(18, "addresses of foreign records, each a 404", len(OWNED))
 
 
