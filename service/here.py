@@ -101,6 +101,9 @@ def look(machine: Machine, *, hostfile: Path | None = None, num_nodes: int | Non
         group["num_nodes"] = num_nodes or _num_nodes(
             _stated_nodes(machine, hostfile), nodes, scheduler, group, found
         )
+        if "inter_node" not in group and group["num_nodes"] != 1:
+            usual = find_gpu(str(group["gpu"])).display_name
+            found.notes.append(f"no network port with a rate: assuming the usual network of {usual}")
         groups: list[Json] = [group]
     elif nodes:
         groups = [*_scheduled_groups(nodes, scheduler, found)]
@@ -119,12 +122,16 @@ def cluster_of(machine: Machine) -> dict[str, Json]:
     found = look(machine)
     if found is None:
         raise InvalidProblemError.of(
-            "/cluster", NO_GPU, allowed="the GPUs that you mean", nearest="--gpus 8xH100"
+            "/cluster", why_none(machine), allowed="the GPUs that you mean", nearest="--gpus 8xH100"
         )
     return found.cluster
 
 
-NO_GPU = "no GPU here: nvidia-smi, rocm-smi and torch find none, and Slurm and Kubernetes list none"
+def why_none(machine: Machine) -> str:
+    """Return the sentence on a machine without a GPU."""
+    if machine.environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in _NO_DEVICE:
+        return "no GPU here: CUDA_VISIBLE_DEVICES hides all, and Slurm and Kubernetes list none"
+    return "no GPU here: nvidia-smi, rocm-smi and torch find none, and Slurm and Kubernetes list none"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -143,16 +150,21 @@ def _gpus(machine: Machine) -> tuple[list[SeenGpu], str]:
         if name == "torch" and machine.release("torch") is None:
             continue
         text = machine.run(command)
-        if text and (gpus := parsed(text)):
-            return _visible(gpus, machine.environment), name
+        if text and (gpus := _visible(parsed(text), machine.environment)):
+            return gpus, name
     return [], ""
 
 
 def _visible(gpus: list[SeenGpu], environment: Mapping[str, str]) -> list[SeenGpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number; all where it names none so."""
-    words = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    numbers = [int(word) for word in words if word.strip().isdecimal()]
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number; none where it is empty, else all."""
+    said = environment.get("CUDA_VISIBLE_DEVICES")
+    if said is not None and said.strip() in _NO_DEVICE:
+        return []
+    numbers = [int(word) for word in (said or "").split(",") if word.strip().isdecimal()]
     return [gpus[one] for one in numbers if one < len(gpus)] or gpus
+
+
+_NO_DEVICE = ("", "-1", "NoDevFiles")  # the last is Slurm's
 
 
 def _own_group(machine: Machine, gpus: list[SeenGpu], source: str, found: Found) -> dict[str, Json]:
@@ -176,7 +188,7 @@ def _own_group(machine: Machine, gpus: list[SeenGpu], source: str, found: Found)
         found.notes.append("MIG is enabled: the plan assumes whole GPUs")
     group: dict[str, Json] = {"gpu": slug, "gpus_per_node": count}
     group |= _links(machine, own, source, found)
-    group |= _network(machine, count, slug, found)
+    group |= _network(machine, count, found)
     return group | _host(machine, own, found)
 
 
@@ -221,13 +233,10 @@ def _links(machine: Machine, own: Sequence[SeenGpu], source: str, found: Found) 
     return fields
 
 
-def _network(machine: Machine, gpus: int, slug: str, found: Found) -> dict[str, Json]:
+def _network(machine: Machine, gpus: int, found: Found) -> dict[str, Json]:
     fast = infiniband_ports(machine.run(("ibstat",)) or "") or _sysfs_infiniband(machine)
     ports = main_ports([*fast, *_sysfs_ethernet(machine)])
     if not ports:
-        found.notes.append(
-            f"no network port with a rate: assuming the usual network of {find_gpu(slug).display_name}"
-        )
         return {}
     rate, kind = ports[0].gbit_per_s, ports[0].kind
     found.seen.append(f"{len(ports)} × {rate:g} Gbit/s {kind}")
@@ -264,14 +273,16 @@ def _sysfs_ethernet(machine: Machine) -> Iterator[SeenPort]:
 def _host(machine: Machine, own: Sequence[SeenGpu], found: Found) -> dict[str, Json]:
     fields = dict[str, Json]()
     if memory := memory_total(machine.read("/proc/meminfo") or ""):
-        fields["host_memory_bytes"] = memory
-        found.seen.append(f"{memory / 2**30:.0f} GiB of host memory")
+        limit = (machine.read("/sys/fs/cgroup/memory.max") or "").strip()  # of a container
+        limited = limit.isdecimal() and int(limit) < memory
+        fields["host_memory_bytes"] = memory = int(limit) if limited else memory
+        found.seen.append(f"{memory / 2**30:.0f} GiB of host memory" + ", the container's limit" * limited)
     if own[0].pcie_bytes_per_s:
         fields["host_link_bytes_per_s"] = _REACHED * own[0].pcie_bytes_per_s
     text = machine.run(("lsblk", "--json", "--bytes", "--nodeps", "--output", "NAME,SIZE,TYPE"))
-    if text is not None:
-        fields["nvme_bytes"] = nvme_total(text)
-        found.seen.append(f"{nvme_total(text) / 1e12:.1f} TB of NVMe drives")
+    if text is not None and (drives := nvme_total(text)):
+        fields["nvme_bytes"] = drives
+        found.seen.append(f"{drives / 1e12:.1f} TB of NVMe drives")
     return fields
 
 

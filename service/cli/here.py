@@ -41,11 +41,12 @@ def here(
         say_warnings,
         write_file,
     )
-    from meshwright.service.here import NO_GPU, look, this_machine  # noqa: PLC0415 - the same
+    from meshwright.service.here import look, this_machine, why_none  # noqa: PLC0415 - the same
 
-    found = look(this_machine(), hostfile=hostfile, num_nodes=num_nodes)
+    machine = this_machine()
+    found = look(machine, hostfile=hostfile, num_nodes=num_nodes)
     if found is None:
-        say_error(NO_GPU)
+        say_error(why_none(machine))
         raise typer.Exit(INFEASIBLE)
     cluster = cluster_from_mapping(found.cluster)
     if json_output:

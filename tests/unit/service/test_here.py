@@ -24,6 +24,9 @@ def topology(name: str) -> str | None:
         names = [f"GPU{number}" for number in range(8)]
         cells = {one: ["X" if one == other else "SYS" for other in names] for one in names}
         return "\n".join(["\t" + "\t".join(names), *(f"{one}\t" + "\t".join(cells[one]) for one in names)])
+    if name == "underlined":
+        header = "\t\x1b[4mGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m"
+        return f"{header}\nGPU0\t X \tNV18\t0-15\t0\t\tN/A\nGPU1\tNV18\t X \t0-15\t0\t\tN/A\n"
     return (TOPOLOGIES / name).read_text() if name else None
 
 
@@ -70,6 +73,8 @@ def test_a_machine_is_described_as_its_tools_print_it(recorded: Mapping[str, Any
                 assert (kind, rate) == (value[0], pytest.approx(float(value[1])))
             else:
                 assert group[name] == value, name
+    assert not {*recorded.get("absent", [])} & {name for group in groups for name in group}
+    assert recorded.get("all_notes", found.notes) == found.notes
     assert [note for note in recorded.get("notes", []) if note not in found.notes] == []
     cluster = cluster_from_mapping(found.cluster)
     assert cluster.num_nodes == sum(one["num_nodes"] for one in recorded["groups"])
@@ -80,6 +85,11 @@ def test_a_machine_without_a_gpu_says_so_in_one_line(monkeypatch: pytest.MonkeyP
     run = CliRunner().invoke(app, ["here"])
     assert (run.exit_code, run.stderr.count("\n")) == (3, 1)
     assert "no GPU here" in run.stderr
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_hidden_gpus_are_none(hidden: str) -> None:
+    assert here.look(machine_of({**RECORDED[0], "environment": {"CUDA_VISIBLE_DEVICES": hidden}})) is None
 
 
 def test_a_gpu_that_the_catalog_lacks_is_named() -> None:
