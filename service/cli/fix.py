@@ -27,7 +27,7 @@ from meshwright.service.cli.options import (
 )
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.strict import StrictCommand
-from meshwright.service.cli.terminal import print_json
+from meshwright.service.cli.terminal import INFEASIBLE, print_json
 from meshwright.service.files import replace_texts
 from meshwright.service.fixing.fixes import MOST, Fixes, FixSet, fixes_of, verified
 from meshwright.service.fixing.lines import fix_lines
@@ -139,13 +139,14 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
         overrides = Overrides(variables=stated["variables"], ignored=tuple(stated["ignored"]), run=run)
         found = verified(found, overrides)
     chosen = _chosen(found, edits)
+    code = 0 if chosen is not None or found.fits else INFEASIBLE
     if json_output:
         print_json(found.to_json())
-        return
+        raise typer.Exit(code)
     for text in fix_lines(found, chosen, _width()):
         sys.stderr.write(f"{text}\n")
     if chosen is None:
-        return
+        raise typer.Exit(code)
     paths = {name: _path_of(name, script, source.text) for name in chosen.files}
     if in_place:
         _write(chosen, paths, backup or "")

@@ -114,15 +114,17 @@ def _headline(found: Sequence[ComparedFile], limit: float | None) -> str:
     short = [one.name for one in found if one.runs_out]
     if short:
         return f"{', '.join(f'`{name}`' for name in short[:_LISTED])} may run out of memory"
-    changes = [one.time_change for one in found if one.time_change is not None]
+    changes = {one.name: one.time_change for one in found if one.time_change is not None}
     if not changes:
         return "Launch files: nothing to compare"
-    worst, best = max(changes), min(changes)
     limited = "" if limit is None else f", and the limit is {limit:.3g} %"
-    if worst > _SAME:
-        return f"Training takes {100 * worst:.1f} % more time{limited}"
-    if best < -_SAME:
-        return f"Training takes {-100 * best:.1f} % less time"
+    worst, best = max(changes, key=changes.__getitem__), min(changes, key=changes.__getitem__)
+    shown = worst if changes[worst] > _SAME else best
+    change, what = changes[shown], "Training" if len(changes) == 1 else f"Training by `{shown}`"
+    if change > _SAME:
+        return f"{what} takes {100 * change:.1f} % more time{limited}"
+    if change < -_SAME:
+        return f"{what} takes {-100 * change:.1f} % less time"
     return "Training takes as long as before"
 
 

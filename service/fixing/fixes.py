@@ -75,6 +75,12 @@ class Fixes:
     possible_is_searched: bool
     unchangeable: tuple[str, ...]  # values that no edit of a literal changes, each with its line
 
+    @property
+    def fits(self) -> bool:
+        """Return whether the run as it stands is within the accepted risk of running out of memory."""
+        most = self.own.problem.options.max_out_of_memory_probability
+        return self.prediction.out_of_memory_probability <= most
+
     def diff(self, chosen: FixSet, paths: Mapping[str, str] | None = None) -> str:
         """Return the unified diff of a set; ``paths``: of files by their base names."""
         parts = list[str]()

@@ -30,7 +30,8 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
         )
     yield ""
     if not found.sets:
-        yield _line("No edit that we can make saves 2 % of the step or more.", width)
+        what = "saves 2 % of the step or more" if found.fits else "lets it fit into memory"
+        yield _line(f"No edit that we can make {what}.", width)
     for one in found.sets:
         yield from _set_lines(one, found, is_chosen=one is chosen, width=width)
     if chosen is not None:
@@ -93,8 +94,7 @@ _ASSIGNED = re.compile(r"\s*(?:(?:export\s+|local\s+)?([A-Za-z_]\w*)=|.*:\s+&(\w
 
 
 def _remarks(found: Fixes, width: int) -> Iterator[str]:
-    limit = found.own.problem.options.max_out_of_memory_probability
-    if found.prediction.out_of_memory_probability > limit:
+    if not found.fits:
         over = found.prediction.peak_memory_bytes / GIB
         yield _line(f"As it stands, the run needs {over:.1f} GiB and may run out of memory.", width)
     notes = (f"what really runs: {one}" for one in found.own.notes)

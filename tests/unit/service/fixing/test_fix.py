@@ -145,6 +145,17 @@ def test_wrong_input_is_named(
     assert said in errors
 
 
+def test_a_run_that_no_edit_makes_fit_says_so(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text(
+        SCRIPT.replace("--num-layers 32 --hidden-size 4096", "--num-layers 320 --hidden-size 8192")
+    )
+    code, out, errors = run_here(monkeypatch, capsys, "fix", "train.sh", *ON_ONE_NODE)
+    assert (code, out) == (3, "")
+    assert "No edit that we can make lets it fit into memory." in errors
+
+
 def test_files_are_replaced_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "a.sh", tmp_path / "b.yaml"
     first.write_bytes(b"\xef\xbb\xbfone\r\n")
