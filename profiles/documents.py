@@ -407,7 +407,7 @@ def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             aliases.end()
         elif isinstance(event, yaml.AliasEvent):
-            aliases.repeat(event.anchor)
+            aliases.repeat(str(event.anchor))
         elif isinstance(event, yaml.DocumentStartEvent):
             num_documents += 1
             if num_documents > 1:
@@ -470,7 +470,7 @@ class _Aliases:
 
     def _merge(self) -> None:
         """Note what a merge key names: an alias or a list of them."""
-        events = [self._loader.get_event()]
+        events: list[Any] = [self._loader.get_event()]
         if isinstance(events[0], yaml.SequenceStartEvent):
             while not isinstance(event := self._loader.get_event(), yaml.SequenceEndEvent):
                 events.append(event)
