@@ -475,11 +475,11 @@ class _Aliases:
             while not isinstance(event := self._loader.get_event(), yaml.SequenceEndEvent):
                 events.append(event)
             events = events[1:]
-        for event in events:
-            value = self._value(event.anchor) if isinstance(event, yaml.AliasEvent) else None
+        for named in events:
+            value = self._value(str(named.anchor)) if isinstance(named, yaml.AliasEvent) else None
             if not isinstance(value, dict):
                 why = "<< names no object"
-                raise yaml.constructor.ConstructorError(None, None, why, event.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, why, named.start_mark)
             self._merged[-1].append(value)
 
 
