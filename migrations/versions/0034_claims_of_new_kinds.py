@@ -1,6 +1,6 @@
 """The database keeps post-training from workers that know fleets alone, and would end it as failed.
 
-A worker that claims only the kinds that it knows writes its fence into ``kind_fence`` as a negative number,
+A worker that claims only the kinds that it knows writes its fence into kind_fence as a negative number,
 but for a fleet, which workers of the release before know too.
 """
 

@@ -124,8 +124,8 @@ class Fixes:
 
 
 def _unified(old: str, new: str, path: str) -> list[str]:
-    sides = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (old, new))  # as patch and git split lines
-    lines = unified_diff(*sides, f"a/{path}", f"b/{path}")
+    before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (old, new))  # as git splits
+    lines = unified_diff(before, after, f"a/{path}", f"b/{path}")
     return [one if one.endswith("\n") else f"{one}\n\\ No newline at end of file\n" for one in lines]
 
 
