@@ -308,7 +308,9 @@ def _of_variants(
     """Search what a request leaves open (launcher, precision, switches), and explain the plans of all."""
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
-    packaged = packaged_variants(_while_time(switched, watch))
+    able = {one.problem.launcher for one in variants}
+    expressed = [one for one in switched if one.problem.launcher in able]
+    packaged = packaged_variants(_while_time(expressed, watch))
     run, settle = _run_of(problem, variants, watch)
     behind = _FOLLOWING * len(packaged)
     with left_to_planner():
