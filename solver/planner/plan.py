@@ -585,6 +585,7 @@ def _with_packaged(
             one = _alone(problem, variant.problem, answer.plans[0], watch)
             own = search(one, variant.profile, should_stop=watch.should_stop,
                          ways=[other.problem for other in others],
+                         known=[plan.config for plan in (*answer.plans, *found)],
                          rivals=Rivals(limit_s, limit_s), proved=False)  # fmt: skip
             elapsed_s += own.elapsed_s
             if own.plans:
