@@ -774,6 +774,22 @@ def price_every_rank(problem: Problem, columns: Columns, profile: Profile) -> Ro
     return _priced(problem, ctx, profile, parts, _of_every_rank(ctx, profile))
 
 
+def counts_chunks(profile: Profile) -> bool:
+    """Return whether prices depend on the number of chunks and their order: residuals do, too."""
+    calibrated = profile.residual is not None or profile.memory_residual is not None
+    return calibrated or profile.framework.priced_by_chunks
+
+
+def priced_alike(columns: Columns, profile: Profile) -> tuple[IntArray, IntArray]:
+    """Return the first row of each distinct price, and which of them each row's is, (n,).
+
+    Prices depend on neither the number of recomputed layers nor, mostly, the number of chunks beyond one.
+    """
+    chunks, apart = columns.virtual_pipeline_size, {"recompute_layers", "virtual_pipeline_size"}
+    read = [getattr(columns, one.name) for one in fields(columns) if one.name not in apart]
+    return distinct([*read, chunks if counts_chunks(profile) else np.minimum(chunks, 2)])
+
+
 def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Price every row; prices are linear in the split, so any split's time and memory are their sums.
 
