@@ -201,12 +201,14 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     replay = np.zeros_like(ctx.t)
     if ctx.full.any():
         again_s = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
-        if runs_modules(ctx) and ctx.layers is None:
+        modules = runs_modules(ctx)
+        if modules.any() and ctx.layers is None:
             spared_s = np.maximum(passes.forward - again_s, 0.0)
             lead = ahead_s + surplus_s(ctx, passes.forward, floor_s)
-            again_s, left = launched_again(ctx, kind, busy.forward - spared_s, floor_s, lead)
+            issued_s, left = launched_again(ctx, kind, busy.forward - spared_s, floor_s, lead)
             behind = launched_backward(ctx, kind, busy.backward, floor_s, left)
-            passes = replace(passes, backward=np.where(ctx.full, behind, passes.backward))
+            again_s = np.where(modules, issued_s, again_s)
+            passes = replace(passes, backward=np.where(ctx.full & modules, behind, passes.backward))
         replay = np.where(ctx.full, again_s, 0.0)
     if ctx.offloads_activations.any():
         waits = spilled_s(ctx, kind, replace(passes, backward=passes.backward + replay))
