@@ -125,7 +125,7 @@ def test_a_wish_that_a_launcher_lacks_names_those_that_have_it(asked: dict[str, 
 
 def test_where_fsdp_has_no_room_deepspeed_may_have() -> None:
     """DBRX on 64 GPUs fits in shards, in one micro-batch: between several FSDP2 adds whole gradients up."""
-    asked = {"num_nodes": 8, "global_batch_size": 256}
+    asked: dict[str, Any] = {"num_nodes": 8, "global_batch_size": 256}
     assert parse_problem(request("dbrx", **asked)).launcher == "accelerate"
     # experts of ZeRO's own ranks: 400 billion parameters
     assert parse_problem(request("llama-4-maverick", **asked | {"num_nodes": 16})).launcher == "deepspeed"
