@@ -15,7 +15,7 @@ from meshwright.profiles.adapters import adapted_layers
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
-from meshwright.solver.configuration import FloatArray
+from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.parameters import Part
 from meshwright.solver.cost.scores import eager_scores
@@ -117,13 +117,22 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     own (``layer_launch_s``) takes them for a dense layer; what experts add, it launches as its stack
     launches a dense layer.
     """
+    modules = runs_modules(ctx)
+    floor_s: FloatArray | float = 0.0
+    if modules.any():
+        own = ctx.facts.layer_launch_s / _PLAIN
+        floor_s = own * calls_of_modules(ctx, kind) + _ungrouped_s(ctx, kind)
+    if not modules.all():
+        floor_s = np.where(modules, floor_s, _floor_of_frameworks_s(ctx, kind))
+    return np.asarray(floor_s * _slower(ctx) * ctx.operators.host)
+
+
+def _floor_of_frameworks_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
     facts, constants, moe = ctx.facts, ctx.constants, ctx.model.moe
     each = constants.floor_s / DENSE
     own = facts.layer_launch_s or constants.floor_s
     floor_s: FloatArray | float
-    if runs_modules(ctx):
-        floor_s = own / _PLAIN * calls_of_modules(ctx, kind) + _ungrouped_s(ctx, kind)
-    elif kind == "dense" or moe is None:
+    if kind == "dense" or moe is None:
         paired = _ATTENTION if ctx.model.paired else 0.0
         more = each * (_MIXER + paired) if ctx.model.mixes or paired else 0.0
         if ctx.model.diffusion:  # norms scaled and shifted, sums scaled, and an attention to a context
@@ -135,15 +144,13 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
         further = own + each * np.maximum(operators - DENSE, 0.0)
         counted = each * constants.floor_moe * operators
         floor_s = (further if facts.layer_launch_s else counted) + _looped_s(ctx, moe)
-    if not runs_modules(ctx):
-        floor_s = floor_s + np.where(ctx.eager_softmax, own / DENSE * _EAGER_SOFTMAX, 0.0)
-    return np.asarray(floor_s * _slower(ctx) * ctx.operators.host)
+    return floor_s + np.where(ctx.eager_softmax, own / DENSE * _EAGER_SOFTMAX, 0.0)
 
 
-def runs_modules(ctx: Context) -> bool:
-    """Return whether layers are transformers' modules, all experts of a layer on one rank."""
-    alone = ctx.model.moe is None or bool(np.all(ctx.e == 1))
-    return ctx.facts.separate_projections and ctx.facts.layer_launch_s > 0.0 and alone
+def runs_modules(ctx: Context) -> BoolArray:
+    """Mark rows with layers of transformers' modules, all experts of a layer on one rank, (n,)."""
+    able = ctx.facts.separate_projections and ctx.facts.layer_launch_s > 0.0
+    return np.asarray((ctx.e == 1) & able if ctx.model.moe else np.full(len(ctx.t), able))
 
 
 def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -333,16 +340,15 @@ def launched_backward(
     return _joined(ctx, kind, busy_s, issued_s)
 
 
-def _backward_over_forward(ctx: Context) -> float:
-    """Return how much longer launching a layer's backward pass takes than its forward pass."""
-    if not runs_modules(ctx):
-        return ctx.constants.floor_backward
-    return _FROZEN_BACKWARD if ctx.frozen else _SINGLE_BACKWARD
+def _backward_over_forward(ctx: Context) -> FloatArray:
+    """Return how much longer launching a layer's backward pass takes than its forward pass, (n,)."""
+    of_modules = _FROZEN_BACKWARD if ctx.frozen else _SINGLE_BACKWARD
+    return np.where(runs_modules(ctx), of_modules, ctx.constants.floor_backward)
 
 
-def _hooked(ctx: Context) -> FloatArray | float:
+def _hooked(ctx: Context) -> FloatArray:
     """Return how much longer launching a checkpointed layer's first forward pass takes, (n,)."""
-    return np.where(ctx.full, _HOOKED, 1.0) if runs_modules(ctx) else 1.0
+    return np.where(ctx.full & runs_modules(ctx), _HOOKED, 1.0)
 
 
 def launched_again(
@@ -370,18 +376,21 @@ def lead_s(ctx: Context, head: PassSeconds) -> FloatArray | float:
     compute_loss``: ``.item()``), Liger's counts labels before and compares a gradient behind (0.8.5
     ``ops/fused_linear_cross_entropy.py``: ``.item()``, ``torch.equal``).
     """
-    if not runs_modules(ctx) or ctx.facts.launch_blocking or ctx.facts.loss_kernel == "liger":
+    modules = runs_modules(ctx)
+    if not modules.any() or ctx.facts.launch_blocking or ctx.facts.loss_kernel == "liger":
         return 0.0
     reads = ctx.facts.loss_kernel == "chunked"
     seconds = head.backward + (0.0 if reads else head.forward)
-    return np.where(ctx.p == 1, seconds / ctx.model.num_layers, 0.0)
+    return np.where((ctx.p == 1) & modules, seconds / ctx.model.num_layers, 0.0)
 
 
 def surplus_s(ctx: Context, forward_s: FloatArray, floor_s: FloatArray) -> FloatArray | float:
     """Return how much longer than its launches a layer's forward pass takes; 0 where the loss is read."""
-    if not runs_modules(ctx) or ctx.facts.loss_kernel in ("liger", "chunked"):
+    modules = runs_modules(ctx)
+    if not modules.any() or ctx.facts.loss_kernel in ("liger", "chunked"):
         return 0.0
-    return np.where(ctx.p == 1, np.maximum(forward_s - floor_s * _hooked(ctx), 0.0), 0.0)
+    ahead = np.maximum(forward_s - floor_s * _hooked(ctx), 0.0)
+    return np.where((ctx.p == 1) & modules, ahead, 0.0)
 
 
 def _joined(ctx: Context, kind: LayerKind, busy_s: FloatArray, floor_s: FloatArray) -> FloatArray:

@@ -30,8 +30,8 @@ from meshwright.solver.configuration import (
     IntArray,
 )
 from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import LayerLayout
+from meshwright.solver.cost.price import price, priced_alike
+from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem, real_tokens, usable_gpus
 
 # --------------------------------------------------------------------------------------------------
@@ -42,31 +42,40 @@ _CHUNK = 16384
 _COMPUTING = ("compute", "recompute")
 
 
-def busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
+def busy_s(columns: Columns, priced: FloatArray) -> FloatArray:
     """Return computing and recomputing seconds of a step, averaged over the ranks, shape (n,).
 
     It does not depend on the split where layers are of one kind; where k layers of every chunk are
-    recomputed and layers differ, the cheapest kind is counted.
+    recomputed and layers differ, the cheapest kind is counted. ``priced``: ``busy_parts_s`` of each row.
     """
-    found = np.zeros(len(columns))
-    for start in range(0, len(columns), _CHUNK):
-        piece = slice(start, start + _CHUNK)
-        look()
-        found[piece] = _busy_s(problem, profile, columns.take(piece))
-    return found
-
-
-def _busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
-    prices, layout = price(problem, columns, profile), LayerLayout.of(problem.model)
-    parts = np.concatenate([layout.cumulative[-1], [1, 1]]).astype(np.float64)
-    computing = sum(prices.breakdown_s[name] @ parts for name in _COMPUTING)
+    computing, every, least = priced
     p, v = columns.pipeline_parallel_size, columns.virtual_pipeline_size
-    replay = prices.replay_s[:, :-2]
-    every = replay @ parts[:-2]
     counts = np.where(columns.recompute_layers == PER_STAGE, 0, columns.recompute_layers)  # at least none
-    some = counts * p * v * replay.min(axis=1)
-    again = np.where(columns.recompute_layers == ALL_LAYERS, every, some)
+    again = np.where(columns.recompute_layers == ALL_LAYERS, every, counts * p * v * least)
     return np.asarray(columns.num_microbatches * (computing + again) / p)
+
+
+def busy_parts_s(problem: Problem, prices: RowPrices) -> FloatArray:
+    """Return computing of all layers, their replay, and that of the quickest one, of a pass, (3, n)."""
+    parts = np.concatenate([LayerLayout.of(problem.model).cumulative[-1], [1, 1]]).astype(np.float64)
+    computing, replay = (
+        sum(prices.breakdown_s[name] @ parts for name in _COMPUTING),
+        prices.replay_s[:, :-2],
+    )
+    return np.stack([computing, replay @ parts[:-2], replay.min(axis=1)])
+
+
+def _busy_parts_of(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
+    """Return ``busy_parts_s`` of rows that are not priced yet, (3, n)."""
+    if not len(columns):
+        return np.zeros((3, 0))
+    first, of_row = priced_alike(columns, profile)
+    found = list[FloatArray]()
+    for start in range(0, len(first), _CHUNK):
+        look()
+        some = columns.take(first[start : start + _CHUNK])
+        found.append(busy_parts_s(problem, price(problem, some, profile)))
+    return np.asarray(np.concatenate(found, axis=1)[:, of_row])
 
 
 DAY_S = 86400.0
@@ -110,8 +119,12 @@ def _slowdowns(problem: Problem, num_gpus: IntArray) -> FloatArray:
     return np.array([slowdown(problem, int(count)) for count in counts], dtype=np.float64)[which]
 
 
-def weighing_of(problem: Problem, profile: Profile, columns: Columns) -> Weighing:
+def weighing_of(
+    problem: Problem, profile: Profile, columns: Columns, busy_parts: FloatArray | None = None
+) -> Weighing:
     """Return the objective and the deadline of a request for every row.
+
+    ``busy_parts``: ``busy_parts_s`` of each row, (3, n), where its price is known.
 
     Raises:
         InvalidProblemError: energy is asked for for a GPU of unknown power.
@@ -131,7 +144,8 @@ def weighing_of(problem: Problem, profile: Profile, columns: Columns) -> Weighin
             power_of(profile.group.gpu, problem.power_limit_w),
             power_of(profile.group.gpu).busy_w,
         )
-        offset = scale * (power.busy_w - power.waiting_w) / free_w * busy_s(problem, profile, columns)
+        parts = _busy_parts_of(problem, profile, columns) if busy_parts is None else busy_parts
+        offset = scale * (power.busy_w - power.waiting_w) / free_w * busy_s(columns, parts)
         scale = scale * power.waiting_w / free_w
     return Weighing(scale=scale, offset=offset, most_s=_most_s(problem, columns, sequences * each))
 

@@ -201,12 +201,14 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     replay = np.zeros_like(ctx.t)
     if ctx.full.any():
         again_s = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
-        if runs_modules(ctx) and ctx.layers is None:
+        modules = runs_modules(ctx)
+        if modules.any() and ctx.layers is None:
             spared_s = np.maximum(passes.forward - again_s, 0.0)
             lead = ahead_s + surplus_s(ctx, passes.forward, floor_s)
-            again_s, left = launched_again(ctx, kind, busy.forward - spared_s, floor_s, lead)
+            issued_s, left = launched_again(ctx, kind, busy.forward - spared_s, floor_s, lead)
             behind = launched_backward(ctx, kind, busy.backward, floor_s, left)
-            passes = replace(passes, backward=np.where(ctx.full, behind, passes.backward))
+            again_s = np.where(modules, issued_s, again_s)
+            passes = replace(passes, backward=np.where(ctx.full & modules, behind, passes.backward))
         replay = np.where(ctx.full, again_s, 0.0)
     if ctx.offloads_activations.any():
         waits = spilled_s(ctx, kind, replace(passes, backward=passes.backward + replay))
@@ -772,6 +774,22 @@ def price_every_rank(problem: Problem, columns: Columns, profile: Profile) -> Ro
     ctx = context_of(problem, columns, profile)
     parts = LayerLayout.of(problem.model).num_kinds + 2
     return _priced(problem, ctx, profile, parts, _of_every_rank(ctx, profile))
+
+
+def counts_chunks(profile: Profile) -> bool:
+    """Return whether prices depend on the number of chunks and their order: residuals do, too."""
+    calibrated = profile.residual is not None or profile.memory_residual is not None
+    return calibrated or profile.framework.priced_by_chunks
+
+
+def priced_alike(columns: Columns, profile: Profile) -> tuple[IntArray, IntArray]:
+    """Return the first row of each distinct price, and which of them each row's is, (n,).
+
+    Prices depend on neither the number of recomputed layers nor, mostly, the number of chunks beyond one.
+    """
+    chunks, apart = columns.virtual_pipeline_size, {"recompute_layers", "virtual_pipeline_size"}
+    read = [getattr(columns, one.name) for one in fields(columns) if one.name not in apart]
+    return distinct([*read, chunks if counts_chunks(profile) else np.minimum(chunks, 2)])
 
 
 def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:

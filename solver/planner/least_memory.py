@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Prediction, accepts_risk
 from meshwright.solver.configuration import Configuration
@@ -49,9 +50,9 @@ class Need:
 
 
 def least_memory(problem: Problem) -> Need | None:
-    """Return the configuration with the smallest peak, of rows with the smallest micro-batch; None: no row.
+    """Return the configuration with the smallest peak, of rows with the smallest or fewest micro-batches.
 
-    None as well where there are too many rows to write down.
+    None where there is no row, or too many to write down.
     """
     if is_too_large(problem):
         return None
@@ -61,8 +62,9 @@ def least_memory(problem: Problem) -> Need | None:
         return None
     index = lightest_of(space.rows)
     if len(space.rows) <= _ALL_ROWS:  # a rank with one layer is lighter without recomputing it
-        columns = space.columns
-        index = np.flatnonzero(columns.micro_batch_size == columns.micro_batch_size.min())
+        sizes, passes = space.columns.micro_batch_size, space.columns.num_microbatches
+        # gradients that several passes add up may lie whole on every rank, as FSDP2 has them
+        index = np.flatnonzero((sizes == sizes.min()) | (passes == passes.min()))
     rows = priced_rows(problem, profile, space.rows.take(index))
     if (found := nearest(rows)) is None:
         return None
@@ -87,10 +89,12 @@ _FEW_GPUS = 16  # on which a launcher's least memory takes some hundredths of a 
 def default_launcher(problem: Problem) -> LauncherChoice:
     """Return the launcher of a question that names none: the first that can express it, and that it fits.
 
-    Memory is asked about where GPUs are few and alike. Where no launcher has room it is the first.
+    Memory is asked about where GPUs are alike, and few or without a pipeline. Where no launcher has room it
+    is the first.
     """
     choice = chosen_launcher(problem)
-    few = problem.cluster.is_homogeneous and problem.cluster.num_gpus <= _FEW_GPUS
+    pipelines = {*launcher_capabilities(choice.launcher).schedules} - {"none"}
+    few = problem.cluster.is_homogeneous and (problem.cluster.num_gpus <= _FEW_GPUS or not pipelines)
     if choice.launcher == "none" or not choice.able or not few or _may_fit(problem, choice.launcher):
         return choice
     for name in launchers_able(problem):

@@ -308,7 +308,9 @@ def _of_variants(
     """Search what a request leaves open (launcher, precision, switches), and explain the plans of all."""
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
-    packaged = packaged_variants(_while_time(switched, watch))
+    able = {one.problem.launcher for one in variants}
+    expressed = [one for one in switched if one.problem.launcher in able]
+    packaged = packaged_variants(_while_time(expressed, watch))
     run, settle = _run_of(problem, variants, watch)
     behind = _FOLLOWING * len(packaged)
     with left_to_planner():
@@ -583,6 +585,7 @@ def _with_packaged(
             one = _alone(problem, variant.problem, answer.plans[0], watch)
             own = search(one, variant.profile, should_stop=watch.should_stop,
                          ways=[other.problem for other in others],
+                         known=[plan.config for plan in (*answer.plans, *found)],
                          rivals=Rivals(limit_s, limit_s), proved=False)  # fmt: skip
             elapsed_s += own.elapsed_s
             if own.plans:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import combinations as combinations_of
 from math import inf
 
@@ -369,7 +369,7 @@ def _taken(problem: Problem, plan: Plan) -> str:
 # Answers to several variants of a request as one.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Answered:
     """Variant with its answer, and the ``others`` that were searched with it."""
 
@@ -381,6 +381,15 @@ class Answered:
     def variants(self) -> tuple[Variant, ...]:
         """Return all variants that were searched."""
         return (self.variant, *self.others)
+
+    @cached_property
+    def scored(self) -> list[tuple[float, Variant, Plan]]:
+        """Return the plans with their objective and their variant."""
+        variant_of, own = found_by(self.variants), self.variant
+        priced = [(plan.config, plan.prediction) for plan in self.answer.plans]
+        scores = _scores_s(own.problem, own.profile, priced) if priced else []
+        each = zip(scores, self.answer.plans, strict=True)
+        return [(score, variant_of(plan), plan) for score, plan in each]
 
 
 def found_by(variants: Sequence[Variant]) -> Callable[[Plan], Variant]:
@@ -648,16 +657,9 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
     """
     found = list[_Ranked]()
     for one in answered:
-        variant_of, own = found_by(one.variants), one.variant
-        priced = [(plan.config, plan.prediction) for plan in one.answer.plans]
-        scores = _scores_s(own.problem, own.profile, priced) if priced else []
         found += [
-            _Ranked(
-                score,
-                one,
-                replace(plan, workload=changes_of(variant_of(plan).problem.workload, asked.workload)),
-            )
-            for score, plan in zip(scores, one.answer.plans, strict=True)
+            _Ranked(score, one, replace(plan, workload=changes_of(of.problem.workload, asked.workload)))
+            for score, of, plan in one.scored
         ]
     kept = dict[tuple[object, ...], _Ranked]()
     for each in sorted(found, key=lambda each: (each.score, len(each.plan.workload))):

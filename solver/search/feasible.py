@@ -165,13 +165,17 @@ def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
     return high, split or ()
 
 
-def bound_at_sight_s(rows: Rows) -> FloatArray:
-    """Return the rows' first bound, shape (n,); +inf where memory refutes them at sight."""
+def bound_at_sight_s(rows: Rows, limit_s: float = np.inf) -> FloatArray:
+    """Return the rows' first bound, shape (n,); +inf where memory refutes them at sight.
+
+    Beyond the limit memory is not asked closely: such rows are left in any case.
+    """
     if rows.only_split:
         return only_bound_s(rows)
     bound = np.full(len(rows), np.inf)
     index = np.flatnonzero(may_fit(rows))
-    if rows.is_uniform:
-        index = index[have_room(rows.take(index))]
     bound[index] = whole_layers_s(rows.take(index))
+    if rows.is_uniform:
+        within = index[bound[index] <= limit_s]
+        bound[within[~have_room(rows.take(within))]] = np.inf
     return bound

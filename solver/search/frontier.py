@@ -197,7 +197,7 @@ class Frontier:
 
     def bound(self, index: IntArray) -> None:
         """Bound new rows."""
-        self.bound_s[index] = bound_at_sight_s(self.rows.take(index))
+        self.bound_s[index] = bound_at_sight_s(self.rows.take(index), self.limit_s)
 
     def _open_kinds(self, unopened: Unopened) -> None:
         before = unopened.at

@@ -9,7 +9,7 @@ and, for every row, which one is its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -20,8 +20,21 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, distinct
 from meshwright.solver.cost.memory import memory_budget_bytes
-from meshwright.solver.cost.objective import Weighing, is_plain, is_weighed_by_kind, weighing_of
-from meshwright.solver.cost.price import least_work_s, price, price_memory, price_unsharded
+from meshwright.solver.cost.objective import (
+    Weighing,
+    busy_parts_s,
+    is_plain,
+    is_weighed_by_kind,
+    weighing_of,
+)
+from meshwright.solver.cost.price import (
+    counts_chunks,
+    least_work_s,
+    price,
+    price_memory,
+    price_unsharded,
+    priced_alike,
+)
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem, gpu_counts
 from meshwright.solver.search.bounds import SAFETY, least_of_kind_s, objective_bound_s
@@ -172,21 +185,21 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
         columns = columns.take(np.arange(len(columns)))
     if not len(columns):
         return _of_none(problem, profile)
-    chunks = columns.virtual_pipeline_size
-    apart = {"recompute_layers", "virtual_pipeline_size"}
-    priced_by = [getattr(columns, one.name) for one in fields(columns) if one.name not in apart]
-    priced_by.append(chunks if _counts_chunks(profile) else np.minimum(chunks, 2))
     look()
-    first, price_of = distinct(priced_by)
-    parts = list[RowPrices]()
+    first, price_of = priced_alike(columns, profile)
+    parts, busy = list[RowPrices](), list[FloatArray]()
     for start in range(0, len(first), CHUNK):
         look()
-        some = columns.take(first[start : start + CHUNK])
-        parts.append(_bare(_laid_out(problem, price(problem, some, profile))))
+        own = price(problem, columns.take(first[start : start + CHUNK]), profile)
+        busy += [] if is_weighed_by_kind(problem) else [busy_parts_s(problem, own)]
+        parts.append(_bare(_laid_out(problem, own)))
     look()
     prices = PriceList(RowPrices.concatenate(parts), price_of)
     found = replace(_of_none(problem, profile), columns=columns, prices=prices)
-    return found if is_plain(problem) else weighed(found, weighing_of(problem, profile, columns))
+    if is_plain(problem):
+        return found
+    each = np.concatenate(busy, axis=1)[:, price_of] if busy else None
+    return weighed(found, weighing_of(problem, profile, columns, each))
 
 
 def _of_none(problem: Problem, profile: Profile) -> Priced:
@@ -204,7 +217,7 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
     begin = np.cumsum([0, *(len(rows.outer) for _, rows in parts[:-1])])
     number = {id(rows): at for at, (_, rows) in reversed([*enumerate(parts)])}
     same = np.array([number[id(rows)] for _, rows in parts])
-    kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile), parts=begin, same=same)
+    kinds = Kinds(crossing=columns, by_chunks=counts_chunks(profile), parts=begin, same=same)
     weighing = least = None
     if not is_plain(problem):
         weighing = weighing_of(problem, profile, columns.outer)
@@ -318,12 +331,6 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
 def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices:
     scale, offset = weighing.scale[index], weighing.offset[index]
     return replace(prices, straggler=prices.straggler * scale, fixed_s=prices.fixed_s * scale + offset)
-
-
-def _counts_chunks(profile: Profile) -> bool:
-    """Return whether prices depend on the number of chunks and their order: residuals do, too."""
-    calibrated = profile.residual is not None or profile.memory_residual is not None
-    return calibrated or profile.framework.priced_by_chunks
 
 
 def _bare(prices: RowPrices) -> RowPrices:

@@ -67,6 +67,7 @@ from meshwright.solver.problem import (
     usable_gpus,
 )
 from meshwright.solver.search.answers import AnswerInputs, Proof, answer_of, plans_of
+from meshwright.solver.search.bounds import Bounds
 from meshwright.solver.search.certify.judge import Certificate, Judge, inquiry_of
 from meshwright.solver.search.decision.choices import choices_of
 from meshwright.solver.search.decision.decide import asks_cp_sat, decided, is_left_to_planner
@@ -169,7 +170,8 @@ def search(
 ) -> Answer:
     """Return the ``top_k`` best plans of a problem, ranked and proved as the module states.
 
-    ``known``: configurations to begin with, of a search that was broken off; they change no answer.
+    ``known``: configurations to begin with, of a search that was broken off or of another one; they change
+    no answer.
     ``ways``: the same problem under other switches (``on_switches``), ranked with its own rows;
     they need rows that are weighed by kind.
     ``wide``: among all candidates of ``enumerate_space``, however many; else as in ``searched_space``.
@@ -521,6 +523,9 @@ def _of_whole(
         if has_plan and is_wide:
             found = _improved(found, space, watch, first)
         joined, rows = _joined(found, space, watch, wide=wide)
+        before = rows_of(joined.rows, known)
+        if has_limit and before:
+            found.frontier.limit_s = _limit_of_known_s(found.frontier, rows, before)
         # which families fit is asked of all of them: a search that only has to beat others never needs it
         seeks = has_plan and not is_wide and rows.by_kind is not None
         if seeks and rows.by_kind is not None and len(rows.by_kind.families) > _MANY:
@@ -529,12 +534,24 @@ def _of_whole(
         if not found.space.whole:  # its rows have other numbers in all
             adopted = rows_of(joined.rows, _configurations(found.frontier))
         frontier = _frontier(found, joined, rows, watch)
-        adopted += rows_of(joined.rows, known)
+        adopted += before
         frontier.rows.take(adopted)  # prices all of them together
         for row in adopted:
             frontier.adopt(row)
         return replace(found, space=joined, frontier=frontier)
     return found
+
+
+def _limit_of_known_s(found: Frontier, rows: Priced, known: list[int]) -> float:
+    """Return the limit of a search, or the score of the last plan of known rows if that is less."""
+    few = Frontier(rows=rows, top_k=found.top_k, bound_s=Bounds(len(rows)), apart=found.apart)
+    few.limit_s = found.limit_s
+    few.bound(np.array(known, dtype=np.int64))
+    for one in sorted(few.solve(known), key=lambda one: (one.bound_s, one.row)):
+        if one.bound_s > few.cutoff_s:
+            break
+        few.simulate(one.row)
+    return min(found.limit_s, few.cutoff_s * (1.0 + _ROUNDING))
 
 
 def _configurations(frontier: Frontier) -> list[Configuration]:

@@ -15,6 +15,7 @@ from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.compute import linear_seconds
 from meshwright.solver.cost.context import Context, PassSeconds, context_of
 from meshwright.solver.cost.launches import kernels_of_modules, launched, launched_again, layer_floor_s
+from meshwright.solver.cost.price import price
 from tests.builders import a_moe_model
 from tests.problems.pricing import GPT, ON_8, a_layout, a_problem, a_profile, of
 
@@ -197,3 +198,22 @@ def test_experts_of_fp32_weights_multiply_in_fp32_under_autocast() -> None:
     # nearly all FLOPs are the experts': in TF32 half of bf16's rate, in fp32 66.9 of 989.4 TFLOP/s
     assert forward_s() / forward_s(tf32_products=True) == pytest.approx(989.4 / 2.0 / 66.9, rel=0.15)
     assert forward_s(tf32_products=True) > forward_s(grouped_gemm="loop")  # F.linear, which is autocast
+
+
+def test_a_price_does_not_depend_on_the_rows_beside_it() -> None:
+    """Experts on one rank are transformers' own; on several ranks they are DeepSpeed's."""
+    problem = a_problem(a_moe_model())
+    profile = a_profile(problem, "deepspeed")
+    own = a_layout(
+        zero_stage=3,
+        data_parallel_size=8,
+        zero_shard_size=8,
+        recompute_granularity="full",
+        recompute_layers=4,
+    )
+    alone, beside = (
+        price(problem, Columns.of([own, *others]), profile).take(np.array([0]))
+        for others in ([], [a_layout(**ON_8)])
+    )
+    for name in ("forward_s", "backward_s", "replay_s"):
+        assert np.array_equal(getattr(alone, name), getattr(beside, name)), name

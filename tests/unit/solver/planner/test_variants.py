@@ -591,6 +591,15 @@ def test_a_plan_that_needs_a_package_is_listed_behind_the_ranking_where_it_is_fa
     assert all(plan.ranked for plan in every.plans)
 
 
+def test_no_package_makes_a_launcher_run_a_model_that_it_cannot_express() -> None:
+    """Norms over all heads, as OLMoE's: HybridEP would be faster than every launcher that has them."""
+    asked = replace(a_mixture(), launcher="any")
+    answer = answered(replace(asked, model=replace(asked.model, query_key_norm="all_heads")))
+    skipped = {one.launcher for one in answer.skipped_launchers}
+    assert {"megatron-lm", "megatron-bridge"} <= skipped
+    assert not {name for plan in answer.plans for name in plan.launchers} & skipped
+
+
 def test_a_package_that_the_request_states_is_there() -> None:
     asked = a_mixture()
     stated = replace(

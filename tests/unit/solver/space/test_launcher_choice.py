@@ -45,7 +45,7 @@ QLORA = {"lora_rank": 16, "base_precision": "nf4"}
             {"num_nodes": 256},
             "ms-swift",
         ),  # YaRN wavelengths that Megatron-LM's flags do not state
-        ("olmo-2-7b", {}, "deepspeed"),  # norms behind the MLP: a user's own script builds them
+        ("olmo-2-7b", {}, "accelerate"),  # norms behind the MLP: a user's own script builds them, compiled
         ("llama-3.1-8b", {"lora_rank": 16}, "trl"),
         ("llama-3.1-8b", QLORA, "trl"),
         ("llama-3.1-8b", {"lora_rank": 16, "num_nodes": 4}, "ms-swift"),
@@ -121,6 +121,14 @@ def test_a_wish_that_a_launcher_lacks_names_those_that_have_it(asked: dict[str, 
     assert fault.allowed.startswith(allowed)
     assert fault.tip == "--launcher trl"
     parse_problem({**request(**asked), "launcher": "trl"})
+
+
+def test_where_fsdp_has_no_room_deepspeed_may_have() -> None:
+    """DBRX on 64 GPUs fits in shards, in one micro-batch: between several FSDP2 adds whole gradients up."""
+    asked: dict[str, Any] = {"num_nodes": 8, "global_batch_size": 256}
+    assert parse_problem(request("dbrx", **asked)).launcher == "accelerate"
+    # experts of ZeRO's own ranks: 400 billion parameters
+    assert parse_problem(request("llama-4-maverick", **asked | {"num_nodes": 16})).launcher == "deepspeed"
 
 
 def test_the_choice_depends_on_no_launcher_that_the_problem_names() -> None:
