@@ -452,15 +452,18 @@ class MixedRows:
         return np.asarray(np.minimum(gpus, reached))
 
     def transfers_of(self, row: int, range_at: int) -> Transfers:
-        """Return transfers of a row, (B,): of any number of stages, or of ``RANGES[range_at - 1]``."""
+        """Return transfers of a row, (B,): of any number of stages, or of the legal ones of a range.
+
+        That is ``RANGES[range_at - 1]``. Transfers grow with the number, as stages share fewer nodes.
+        """
         if not range_at:
             return self.transfers.of(row)
         if (row, range_at) not in self.transfers_by_range:
             straggler = self.straggler[:, row : row + 1]
-            low, high = RANGES[range_at - 1]
+            legal = self.legal_stages(row, range_at).tolist() or [RANGES[range_at - 1][0]]
             each = [
                 _transfers(self.fleet, self.columns(row, stages), self.options, straggler)
-                for stages in _several(self.fleet, low, upto=high)
+                for stages in _several(self.fleet, legal[0], upto=legal[-1])
             ]
             self.transfers_by_range[row, range_at] = reduce(Transfers.least, each).of(0)
         return self.transfers_by_range[row, range_at]

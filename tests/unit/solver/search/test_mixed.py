@@ -432,7 +432,7 @@ def test_a_slow_link_makes_a_plan_slow_and_not_impossible() -> None:
     for bytes_per_s in (3e9, 1e4):
         link = replace(INFINIBAND, bytes_per_s=bytes_per_s)
         answer = searched(a_mixed_problem(groups, between=link, pin=pins, certify="none", top_k=1))
-        assert answer.status in {"optimal", "feasible"}
+        assert answer.status == "optimal"
         assert len({one.group for one in answer.plans[0].config.stage_groups}) == 2
 
 
