@@ -117,6 +117,8 @@ def _one(raw: Mapping[str, object], problem: Problem, *, at: Where, whole: bool)
             f"{len(split)} stages with {sum(split)} layers, not {len(stages)} with {layers}",
         )
     config = settled_on_groups(problem.cluster, drawn, batch)
+    if given.zero_shard_size > 1 and config.zero_shard_size % given.zero_shard_size == 0:  # smaller sets
+        config = replace(config, zero_shard_size=given.zero_shard_size)
     _raise_any(_contradictions(raw, config, at))
     return config
 

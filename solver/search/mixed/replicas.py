@@ -392,7 +392,8 @@ def _filled(fleet: NodeGroups, sizes: IntArray, option: StageOption) -> Columns:
     cp, ep, micro, zero, again, pp = sizes.T
     replicas = fleet.groups[option.group].num_gpus // (option.tensor_parallel_size * cp * pp)
     kept = (replicas > 0) & ((zero == 0) | (replicas * cp > 1))
-    rows = np.stack([cp, replicas, ep, micro, zero, again], axis=1)[kept]
+    shards = np.where(zero > 0, cp * replicas, 1)
+    rows = np.stack([cp, replicas, ep, micro, zero, again, shards], axis=1)[kept]
     columns = columns_of(fleet.problem, rows, pp[kept], by_stage=False)
     columns = with_tensor_parallel(columns, option.tensor_parallel_size)
     return replace(columns, num_microbatches=np.ones_like(rows[:, 0]))

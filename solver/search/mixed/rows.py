@@ -101,8 +101,12 @@ def largest_micro_batch(problem: Problem, *, wide: bool) -> int:
     return problem.workload.global_batch_size if wide or named else MAX_MICRO_BATCH_SIZE
 
 
+# What tells rows apart, by place: a shard set has one rank where nothing is sharded.
+SIZES = ("cp", "dp", "ep", "micro-batch", "ZeRO stage", "recomputation", "shard set")
+
+
 def _sizes(fleet: NodeGroups, *, wide: bool) -> Iterator[tuple[int, ...]]:
-    """Yield (cp, dp, ep, micro-batch, ZeRO stage, recompute) of every row that some group has GPUs for."""
+    """Yield the sizes of every row that some group has GPUs for, as ``SIZES``."""
     problem, most = fleet.problem, max(group.num_gpus for group in fleet.groups)
     able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
     contexts, largest = contexts_of(problem, wide=wide), largest_micro_batch(problem, wide=wide)
@@ -112,18 +116,29 @@ def _sizes(fleet: NodeGroups, *, wide: bool) -> Iterator[tuple[int, ...]]:
         if cp * dp > most:
             continue
         sizes = [size for size in divisors(batch // dp) if size <= largest]
-        zeros = [zero for zero in able.zero_stages if zero == 0 or cp * dp > 1]
-        yield from ((cp, dp, ep, *rest) for rest in product(sizes, zeros, range(_FULL + 1)))
+        sets = _shard_sets(problem, cp * dp)
+        zeros = [(0, 1)] * (0 in able.zero_stages)
+        zeros += [(zero, size) for zero in able.zero_stages for size in sets if zero > 0]
+        rest = product(sizes, zeros, range(_FULL + 1))
+        yield from ((cp, dp, ep, size, zero, again, ranks) for size, (zero, ranks), again in rest)
+
+
+def _shard_sets(problem: Problem, ranks: int) -> list[int]:
+    """Return sizes of shard sets: all ranks, and every divisor if the request limits the size."""
+    name, able = "zero_shard_size", launcher_capabilities(problem.launcher)
+    if name in limited_by(problem) and able.hybrid_sharding:
+        return [size for size in divisors(ranks) if size > 1]
+    return [ranks] * (ranks > 1)
 
 
 def columns_of(
     problem: Problem, sizes: IntArray, stages: int | IntArray, *, by_stage: bool = True
 ) -> Columns:
-    """Return rows of ``_sizes``, (n, 6), as columns with so many stages, of tensor-parallel size 1.
+    """Return rows of ``SIZES``, (n, 7), as columns with so many stages, of tensor-parallel size 1.
 
     ``by_stage``: two or more stages may recompute numbers of layers of their own.
     """
-    cp, dp, ep, size, zero, again = sizes.T
+    cp, dp, ep, size, zero, again, shards = sizes.T
     ones, pp = np.ones_like(cp), np.broadcast_to(np.asarray(stages), cp.shape)
     none, plain = SCHEDULES.index("none"), SCHEDULES.index("1f1b")
     every = np.where((pp > 1) & (by_stage and recomputes_by_stage(problem)), PER_STAGE, ALL_LAYERS)
@@ -135,7 +150,7 @@ def columns_of(
         expert_parallel_size=ep,
         data_parallel_size=dp,
         zero_stage=zero,
-        zero_shard_size=np.where(zero > 0, dp * cp, 1),
+        zero_shard_size=shards,
         micro_batch_size=size,
         num_microbatches=problem.workload.global_batch_size // (dp * size),
         pipeline_schedule=np.where(pp == 1, none, plain),
@@ -146,7 +161,7 @@ def columns_of(
 
 def every_columns(fleet: NodeGroups) -> Columns:
     """Return all rows with each number of stages that a rule of the request may tell apart."""
-    sizes = np.array(list(_sizes(fleet, wide=True)), dtype=np.int64).reshape(-1, 6)
+    sizes = np.array(list(_sizes(fleet, wide=True)), dtype=np.int64).reshape(-1, len(SIZES))
     numbers = range(1, _numbers_of_stages(fleet.problem) + 1)
     return Columns.concatenate([columns_of(fleet.problem, sizes, stages) for stages in numbers])
 
@@ -204,7 +219,7 @@ class LegalRows:
 
     fleet: NodeGroups
     options: tuple[StageOption, ...]
-    sizes: IntArray  # (n, 6), as ``_sizes``
+    sizes: IntArray  # (n, 7), as ``SIZES``
     stages: BoolArray  # (B, n, P + 1) whether so many are legal on an option
     size: int  # rows before any rule
     whole: bool  # not a sample
@@ -217,7 +232,7 @@ class LegalRows:
         or that the request limits.
         """
         options = options_of(fleet)
-        sizes = np.array(list(_sizes(fleet, wide=wide)), dtype=np.int64).reshape(-1, 6)
+        sizes = np.array(list(_sizes(fleet, wide=wide)), dtype=np.int64).reshape(-1, len(SIZES))
         size, sampled = len(sizes), len(sizes) * len(options) > _MOST_PRICED
         if sampled:
             sizes = sizes[_among(size, _MOST_PRICED // len(options))]
@@ -230,8 +245,8 @@ class LegalRows:
 
         Those of small micro-batches with states that are sharded most, with each kind of recomputation.
         """
-        cp, dp, ep, size, zero, again = self.sizes.T
-        order = np.lexsort((-zero, size, again, ep, dp, cp))
+        cp, dp, ep, size, zero, again, shards = self.sizes.T
+        order = np.lexsort((-shards, -zero, size, again, ep, dp, cp))
         alike = self.sizes[order][:, (0, 1, 2, 5)]
         light = np.sort(order[np.unique(alike, axis=0, return_index=True)[1]])
         kept = light[_among(len(light), _MOST_FIRST // len(self.options))]
@@ -243,11 +258,11 @@ class LegalRows:
         They differ in the micro-batch alone: where the smallest does not fit, none alike to it does.
         Rows of a single micro-batch, which may keep no whole gradients, are alike to one another.
         """
-        cp, dp, ep, size, zero, again = self.sizes.T
+        cp, dp, ep, size, zero, again, shards = self.sizes.T
         legal = np.packbits(self.stages.transpose(1, 0, 2).reshape(len(self.sizes), -1), axis=1)
         numbers = np.unique([one.tobytes() for one in legal], return_inverse=True)[1]
         single = (dp * size == self.fleet.problem.workload.global_batch_size).astype(np.int64)
-        first, alike = distinct([cp, dp, ep, zero, again, numbers, single])  # micro-batches ascend
+        first, alike = distinct([cp, dp, ep, zero, again, shards, numbers, single])  # micro-batches ascend
         return replace(self.take(first), whole=False), alike
 
     def take(self, index: IntArray) -> LegalRows:
@@ -292,7 +307,7 @@ class MixedRows:
 
     fleet: NodeGroups
     options: tuple[StageOption, ...]
-    sizes: IntArray  # (n, 6), as ``_sizes``
+    sizes: IntArray  # (n, 7), as ``SIZES``
     size: int  # rows before any rule: of them ``sizes`` are priced
     whole: bool  # not a sample
     allowed: BoolArray  # (n, P + 1) whether so many stages are legal on some option
@@ -326,7 +341,7 @@ class MixedRows:
         """Return no rows, as before any was enumerated, on one option for what has a shape at all."""
         options, layers = options_of(fleet)[:1], fleet.problem.model.num_layers
         stages = np.zeros((len(options), 0, layers + 1), dtype=np.bool_)
-        sizes = np.zeros((0, 6), dtype=np.int64)
+        sizes = np.zeros((0, len(SIZES)), dtype=np.int64)
         return cls.of(
             LegalRows(fleet=fleet, options=options, sizes=sizes, stages=stages, size=0, whole=False)
         )
@@ -452,15 +467,18 @@ class MixedRows:
         return np.asarray(np.minimum(gpus, reached))
 
     def transfers_of(self, row: int, range_at: int) -> Transfers:
-        """Return transfers of a row, (B,): of any number of stages, or of ``RANGES[range_at - 1]``."""
+        """Return transfers of a row, (B,): of any number of stages, or of the legal ones of a range.
+
+        That is ``RANGES[range_at - 1]``. Transfers grow with the number, as stages share fewer nodes.
+        """
         if not range_at:
             return self.transfers.of(row)
         if (row, range_at) not in self.transfers_by_range:
             straggler = self.straggler[:, row : row + 1]
-            low, high = RANGES[range_at - 1]
+            legal = self.legal_stages(row, range_at).tolist() or [RANGES[range_at - 1][0]]
             each = [
                 _transfers(self.fleet, self.columns(row, stages), self.options, straggler)
-                for stages in _several(self.fleet, low, upto=high)
+                for stages in _several(self.fleet, legal[0], upto=legal[-1])
             ]
             self.transfers_by_range[row, range_at] = reduce(Transfers.least, each).of(0)
         return self.transfers_by_range[row, range_at]

@@ -62,6 +62,14 @@ def test_what_is_left_out_follows_from_the_stages() -> None:
     assert broken_rules(answered()[0], config) == []
 
 
+def test_a_stated_shard_set_stays_where_it_divides_the_replicas() -> None:
+    alone = {"stage_groups": [{**ON[0], "tensor_parallel_size": 1}], "zero_stage": 2}
+    problem = answered()[0]
+    assert completed(alone, problem).zero_shard_size == 4  # all of them
+    assert completed({**alone, "zero_shard_size": 2}, problem).zero_shard_size == 2
+    assert "zero_shard_size" in fault({**alone, "zero_shard_size": 3}).pointer
+
+
 def test_every_plan_is_read_back_as_it_was_written() -> None:
     problem, answer = answered()
     assert any(plan.config.replicas for plan in answer.plans)
