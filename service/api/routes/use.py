@@ -41,7 +41,7 @@ def read_usage(
     page_size: PageSize = MAX_PAGE_SIZE,
     page_token: PageToken = None,
 ) -> UsageList:
-    """CPU seconds of searches by the key that submitted them and the day on which they ended."""
+    """CPU seconds of searches and of each request that computes, by key and day (UTC)."""
     after = None
     if page_token:
         day, key_id = decode_token(page_token, int, str)
