@@ -833,15 +833,78 @@ def tower_bytes(ctx: Context) -> FloatArray:
     return np.asarray(kept + pixels + tower.num_layers * layer)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """Activations of one micro-batch, (n,) each: of a layer of each kind, and of both ends."""
+
+    plain: list[FloatArray]  # of a layer that is not replayed
+    replayed: list[FloatArray]  # of one that is
+    ends: list[FloatArray]  # embedding, prediction layers
+    largest: FloatArray  # a whole layer's, wherever it lies
+    copying: FloatArray  # on their way to the host
+
+    @classmethod
+    def of(cls, ctx: Context, layout: LayerLayout) -> _Kept:
+        """Return what layers keep.
+
+        Offloaded activations leave two layers' on the GPU: one in use, one on its way. A replayed layer's
+        are its input. Where the backward pass is split, it keeps all of them until its weight gradients are
+        done. A micro-batch in flight is counted so from the start, so that a recomputed layer never weighs
+        too little.
+        """
+        *layers, of_embedding, of_prediction = _activations_bytes(ctx, layout)
+        plain, inputs, copying = layers, checkpoint_bytes(ctx), np.zeros_like(ctx.t)
+        if (offloads := ctx.offloads_activations).any():
+            spillable = [offloaded_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+            offloaded = [np.where(offloads, layer, 0.0) for layer in spillable]
+            plain = [np.where(ctx.full, a, a - b) for a, b in zip(plain, offloaded, strict=True)]
+            copying = 2.0 * np.maximum.reduce(offloaded)
+            inputs = inputs - np.where(ctx.full, offloaded[0], 0.0)  # of each layer alike
+        return cls(
+            plain=plain,
+            replayed=[np.where(ctx.splits_backward, stored, inputs) for stored in plain],
+            ends=[of_embedding, of_prediction],
+            largest=np.maximum.reduce(layers),
+            copying=copying,
+        )
+
+    def of_layers(self, ctx: Context) -> list[FloatArray]:
+        """Return what a layer of each kind keeps as the row recomputes it."""
+        return [
+            np.where(ctx.full, again, stored)
+            for stored, again in zip(self.plain, self.replayed, strict=True)
+        ]
+
+
+def _begun_bytes(
+    ctx: Context, layout: LayerLayout, kept: _Kept, cast: FloatArray | float
+) -> tuple[FloatArray, FloatArray]:
+    """Return what a layer's pass holds beyond what layers keep, (n,): the last forward, any backward.
+
+    Those are copies on their way to the host, what a replay makes (``cast``: of its weights too), and what
+    single kernels hand on.
+    """
+    # a second micro-batch computes a layer while the first exchanges tokens
+    overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
+    into = back = np.zeros_like(ctx.t)
+    if ctx.facts.separate_projections:
+        passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+        into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
+    if not ctx.flash:  # an attention's backward pass comes after its MLP's
+        scores = [passing_scores_bytes(ctx.of(shape)) for shape in layout.kinds]
+        back = np.maximum.reduce([back, *scores])
+    largest = kept.largest
+    begun = kept.copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0) + back
+    if ctx.facts.dora and ctx.frozen:
+        norms = [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
+        begun = begun + np.maximum.reduce(norms)
+    return ctx.full * into, begun
+
+
 def memory_prices(
     ctx: Context, layout: LayerLayout, weights: list[Weights], trained: list[Weights]
 ) -> dict[str, Any]:
     """Return the memory fields of RowPrices.
-
-    Offloaded activations leave two layers' on the GPU: one in use, one on its way. A replayed layer's are
-    its input, next to what its replay needs. Where the backward pass is split, a replayed layer keeps all
-    its activations until its weight gradients are done. A micro-batch in flight is counted so from the
-    start, so that a recomputed layer never weighs too little.
 
     Args:
         ctx: the rows.
@@ -849,75 +912,16 @@ def memory_prices(
         weights: of a rank by part: kinds of layers, embedding, head with prediction layers.
         trained: those of them that are trained.
     """
-    zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
-    last = len(layout.kinds)
-    activations = _activations_bytes(ctx, layout)
-    largest = np.maximum.reduce(activations[:-2])
-    # of a layer that is not replayed, and of one that is: ``plain`` and ``replayed``
-    plain, replay_inputs, copying = activations[:-2], checkpoint_bytes(ctx), zero
-    if (offloads := ctx.offloads_activations).any():
-        spillable = [offloaded_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
-        offloaded = [np.where(offloads, layer, 0.0) for layer in spillable]
-        plain = [np.where(ctx.full, a, a - b) for a, b in zip(plain, offloaded, strict=True)]
-        copying = 2.0 * np.maximum.reduce(offloaded)
-        replay_inputs = replay_inputs - np.where(ctx.full, offloaded[0], 0.0)  # of each layer alike
-    replayed = [np.where(ctx.splits_backward, stored, replay_inputs) for stored in plain]
-    cached, head_copy, cast = casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist())
-    # a second micro-batch computes a layer while the first exchanges tokens
-    overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
-    # what a layer's pass begins with: copies on their way to the host, and what a replay makes
-    into = back = zero
-    if ctx.facts.separate_projections:
-        passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
-        into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
-    if not ctx.flash:  # an attention's backward pass comes after its MLP's
-        scores = [passing_scores_bytes(ctx.of(shape)) for shape in layout.kinds]
-        back = np.maximum.reduce([back, *scores])
-    begun = copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0) + back
-    if ctx.facts.dora and ctx.frozen:
-        begun = begun + np.maximum.reduce(
-            [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
-        )
-    freed, layer_weights = np.where(ctx.full, replayed[-1], plain[-1]), trained[last - 1]
-    head_weights = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
-    largest_layer = layer_weights.dense + layer_weights.routed
-    of_head, of_layer = reducing_bytes(ctx, head_weights, largest_layer, begun, freed)
+    zero, last = np.zeros_like(ctx.t), len(layout.kinds)
+    kept, held = _Kept.of(ctx, layout), _held_bytes(ctx, layout, weights, trained)
+    moments, held["gradients_bytes"] = _moments(ctx, layout, kept, trained, held["gradients_bytes"])
     bytes_of = {
-        **_held_bytes(ctx, layout, weights, trained),
-        "activation_bytes": np.stack([*plain, *activations[-2:]], axis=1),
-        "checkpoint_bytes": np.stack([*replayed, zero, zero], axis=1),
+        **held,
+        "activation_bytes": np.stack([*kept.plain, *kept.ends], axis=1),
+        "checkpoint_bytes": np.stack([*kept.replayed, zero, zero], axis=1),
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1])
         + shard_buffer_bytes(ctx, weights[last - 1], layer=True),
     }
-    kept = [np.where(ctx.full, again, stored) for stored, again in zip(plain, replayed, strict=True)]
-    counts = layout.cumulative[-1].tolist()
-    of_layers = sum((count * layer for count, layer in zip(counts, kept, strict=True)), zero)
-    forward, backward = loss_bytes(ctx)
-    _, casts_held = saved_casts_bytes(ctx, layout.kinds, counts, first=False)
-    moments = {
-        LOSS: np.maximum(backward + head_copy, of_head),
-        FORWARD: np.maximum(forward + head_copy, ctx.full * into) + cached,
-        BACKWARD: np.maximum(begun, of_layer),
-        UPDATE: _updated_bytes(ctx, layout, trained) - of_layers - casts_held,
-    }
-    if (grows := _gradients_grow(ctx)) is not None:
-        whole, numbers = bytes_of["gradients_bytes"], np.array([*counts, 1.0, 1.0])
-        counted = np.where(grows[:, None], _beyond_activations(ctx, whole, kept, counts), whole)
-        bytes_of["gradients_bytes"] = counted
-        cached, saved = saved_casts_bytes(ctx, layout.kinds, counts, first=True)
-        casts = {FORWARD: cached, LOSS: saved, BACKWARD: saved, UPDATE: zero}
-        ends = (
-            begun + np.maximum.reduce(kept) - of_layers
-        )  # in the backward pass of the model's first layer
-        before = {name: amount + casts[name] for name, amount in moments.items()}
-        growing = _growing(ctx, before, ends, whole * numbers, counted * numbers)
-        moments = {name: np.where(grows, growing[name], amount) for name, amount in moments.items()}
-    if ctx.facts.evaluation_batch_size:
-        held = (bytes_of["gradients_bytes"] * np.array([*counts, 1.0, 1.0])).sum(axis=1)
-        absent = held * (ctx.facts.frees_gradients & ~(zero > 0 if grows is None else grows))
-        in_training = np.maximum(forward + head_copy, ctx.full * into)
-        own = evaluated_bytes(ctx) + head_copy - in_training - of_layers - absent
-        moments[EVALUATION] = moments[FORWARD] + own
     alone = (ctx.columns.num_gpus == 1).astype(np.float64)
     moments = {name: amount * ctx.element_scale for name, amount in moments.items()}
     return {
@@ -927,8 +931,61 @@ def memory_prices(
         "replay_workspace_bytes": np.maximum(moments[BACKWARD], moments[UPDATE]),
         "moments": moments,
         "context_bytes": ctx.constants.context_bytes - _COMMUNICATORS_BYTES * alone,
-        "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * one,
+        "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * np.ones_like(ctx.t),
     }
+
+
+def _moments(
+    ctx: Context, layout: LayerLayout, kept: _Kept, trained: list[Weights], gradients: FloatArray
+) -> tuple[dict[str, FloatArray], FloatArray]:
+    """Return bytes on top of what parts keep by moment, (n,) each, and gradients as parts count them.
+
+    Args:
+        ctx: the rows.
+        layout: kinds of layers, and how many of each.
+        kept: activations of one micro-batch.
+        trained: trained weights of a rank by part.
+        gradients: of each part at the end of a backward pass, (n, K + 2).
+    """
+    zero, last, counts = np.zeros_like(ctx.t), len(layout.kinds), layout.cumulative[-1].tolist()
+    numbers, layers = np.array([*counts, 1.0, 1.0]), kept.of_layers(ctx)
+    of_layers = sum((count * layer for count, layer in zip(counts, layers, strict=True)), zero)
+    cached, head_copy, cast = casts_bytes(ctx, layout.kinds, counts)
+    into, begun = _begun_bytes(ctx, layout, kept, cast)
+    layer_weights = trained[last - 1]
+    of_head, of_layer = reducing_bytes(
+        ctx,
+        trained[last + (not ctx.model.tied_embeddings)].ends,  # of the output matrix
+        layer_weights.dense + layer_weights.routed,
+        begun,
+        layers[-1],
+    )
+    forward, backward = loss_bytes(ctx)
+    _, casts_held = saved_casts_bytes(ctx, layout.kinds, counts, first=False)
+    in_forward = np.maximum(forward + head_copy, into)
+    moments = {
+        LOSS: np.maximum(backward + head_copy, of_head),
+        FORWARD: in_forward + cached,
+        BACKWARD: np.maximum(begun, of_layer),
+        UPDATE: _updated_bytes(ctx, layout, trained) - of_layers - casts_held,
+    }
+    counted = gradients
+    if (grows := _gradients_grow(ctx)) is not None:
+        beyond = _beyond_activations(ctx, gradients, layers, counts)
+        counted = np.where(grows[:, None], beyond, gradients)
+        cached, saved = saved_casts_bytes(ctx, layout.kinds, counts, first=True)
+        casts = {FORWARD: cached, LOSS: saved, BACKWARD: saved, UPDATE: zero}
+        # in the backward pass of the model's first layer
+        ends = begun + np.maximum.reduce(layers) - of_layers
+        before = {name: amount + casts[name] for name, amount in moments.items()}
+        growing = _growing(ctx, before, ends, gradients * numbers, counted * numbers)
+        moments = {name: np.where(grows, growing[name], amount) for name, amount in moments.items()}
+    if ctx.facts.evaluation_batch_size:
+        held = (counted * numbers).sum(axis=1)
+        absent = held * (ctx.facts.frees_gradients & ~(zero > 0 if grows is None else grows))
+        own = evaluated_bytes(ctx) + head_copy - in_forward - of_layers - absent
+        moments[EVALUATION] = moments[FORWARD] + own
+    return moments, counted
 
 
 def _held_bytes(
