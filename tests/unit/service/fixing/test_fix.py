@@ -12,7 +12,7 @@ import pytest
 from meshwright.launchers.reading.base import Overrides
 from meshwright.service.cli.launch_files import source_of
 from meshwright.service.files import replace_texts
-from meshwright.service.fixing.fixes import Fixes, edited_files, fixes_of
+from meshwright.service.fixing.fixes import Fixes, edited_files, fixes_of, verified
 from meshwright.service.requests.launch_files import own_of_files
 from tests.served.requests import run_here
 
@@ -216,3 +216,10 @@ def test_the_launcher_builds_the_edited_files(found: Fixes) -> None:
         "ds_config.json": '{"train_micro_batch_size_per_gpu": 2}'
     }
     assert edited_files(found.source, of_deepspeed, Overrides()) == {}
+
+
+def test_a_launcher_that_builds_nothing_without_a_gpu_is_named(found: Fixes) -> None:
+    one = replace(found.sets[-1], own=replace(found.sets[-1].own, launcher="trl"))
+    seen = verified(replace(found, sets=(one,), recommended=one)).recommended
+    assert seen is not None
+    assert seen.verdict == f"{one.verdict}; not verified: trl builds no rank without a GPU"

@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.launchers.editing.edits import Texts
 from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.torchtitan.read import configuration_of
 from meshwright.profiles.profile import default_profile
 from meshwright.service.fixing.search import Bench, Trial, state_of
 from meshwright.service.requests.launch_files import own_of_files
@@ -188,3 +189,23 @@ def test_a_number_of_gpus_counts_for_files_that_leave_it_open() -> None:
     cluster = {"groups": [{"gpu": "h100-sxm-80gb", "num_gpus": 16}]}
     own = own_of_files({"cluster": cluster}, Source(name="c.py", text=TITAN))
     assert own.configuration.data_parallel_size == 2
+
+
+def test_torchtitan_makes_its_configuration_from_the_edited_module_or_command() -> None:
+    module, words = configuration_of(Source(name="c.py", text=TITAN), Overrides())
+    assert module == {
+        "edited_configuration.py": TITAN,
+        "torchtitan_plan.py": "from edited_configuration import ours as plan\n",
+    }
+    assert words == []
+    command = "torchrun -m torchtitan.train --module llama3 --config=llama3_8b --training.seq_len 4096\n"
+    named, words = configuration_of(Source(name="t.sh", text=command), Overrides())
+    place = "torchtitan.models.llama3.config_registry"
+    assert named == {"torchtitan_plan.py": f"from {place} import llama3_8b as plan\n"}
+    assert words == ["--training.seq_len", "4096"]
+    unknown = command.replace("4096", "$LENGTH")
+    assert configuration_of(Source(name="t.sh", text=unknown), Overrides()) == ({}, [])
+    assert configuration_of(Source(name="c.toml", text="[training]\nseq_len = 1\n"), Overrides()) == (
+        {},
+        [],
+    )
