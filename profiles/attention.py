@@ -55,8 +55,8 @@ def implementation(model: ModelSpec, release: str) -> Attention:
 def runnable(kernel: str, model: ModelSpec) -> str:
     """Return the kernel that transformers' modules run: torch's choice where FlashAttention has none.
 
-    Its heads are at most 256 wide (flash-attention ``csrc/flash_attn/flash_api.cpp:416``, ``:868``). Those of
-    Gemma 4's global layers are 512 wide.
+    Its heads are at most 256 wide (flash-attention ``csrc/flash_attn/flash_api.cpp:416``, ``:868``), those
+    of Gemma 4's global layers 512.
     """
     local = model.local_attention
     widest = max(model.head_dim, model.v_head_dim, (local and local.head_dim) or 0)
