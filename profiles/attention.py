@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Words of ``attention_kernel``: what transformers takes unless told otherwise; torch's choice; scores in
 # plain operators; torch's compiled kernel, which skips blocks of scores that no query needs.
 AUTO, SDPA, EAGER, FLEX = "auto", "sdpa", "torch", "flex"
+_WIDEST_FLASH = 256
 _FILE = CATALOG / "attention.yaml"
 
 
@@ -49,6 +50,17 @@ def implementation(model: ModelSpec, release: str) -> Attention:
         if _has(model, fact):
             return Attention(**taken)
     return Attention(kernel=SDPA, why="the default of transformers")
+
+
+def runnable(kernel: str, model: ModelSpec) -> str:
+    """Return the kernel that transformers' modules run: torch's choice where FlashAttention has none.
+
+    Its heads are at most 256 wide (flash-attention ``csrc/flash_attn/flash_api.cpp:416``, ``:868``), those
+    of Gemma 4's global layers 512.
+    """
+    local = model.local_attention
+    widest = max(model.head_dim, model.v_head_dim, (local and local.head_dim) or 0)
+    return SDPA if kernel.startswith("flash") and widest > _WIDEST_FLASH else kernel
 
 
 def _has(model: ModelSpec, fact: str) -> bool:

@@ -10,7 +10,7 @@ from meshwright.launchers import export as common
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
-from meshwright.profiles.attention import AUTO, implementation
+from meshwright.profiles.attention import AUTO, implementation, runnable
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import FOREACH
 from meshwright.profiles.optimizers import optimizer_named
@@ -35,9 +35,9 @@ _PREFIX = "parallelism_config_"
 
 def _kernel(target: Target) -> str:
     known = target.facts
-    if known.attention_kernel != AUTO:
-        return known.attention_kernel
-    return implementation(target.model, known.transformers_release).kernel
+    named = known.attention_kernel
+    taken = implementation(target.model, known.transformers_release).kernel if named == AUTO else named
+    return runnable(taken, target.model)
 
 
 def attention(target: Target) -> str:

@@ -771,6 +771,8 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
     name = fields.choice(key, default, row=row)
     if name.startswith("paged_"):
         fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
+    if name == "adamw_torch_4bit":
+        fields.note(f"{key} {name}: its states are priced in 8 bits, a byte more for each trained weight")
     return str(row.priced_as[name])
 
 

@@ -22,7 +22,7 @@ from meshwright.launchers.reading.documents import LocatedValue, Values, documen
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.transformers.export import EXPERTS
-from meshwright.profiles.attention import AUTO, SDPA, implementation
+from meshwright.profiles.attention import AUTO, SDPA, implementation, runnable
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
@@ -522,7 +522,9 @@ def note_attention(
             name = ATTENTION[taken.kernel]
             fields.note(f"no attention is named, and {name} is taken, not sdpa: {taken.why}")
             return
-    elif facts.attention_kernel != SDPA:
+    elif (named := facts.attention_kernel) != SDPA:
+        if runnable(named, model) != named:
+            fields.note(f"{ATTENTION[named]} has no heads of {model.head_dim}: sdpa is priced")
         return
     if facts.joins_packed_rows and packed:
         fields.note(

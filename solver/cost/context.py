@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.profiles.adapters import PACKED_BYTES, TRAINED_MODULES, BasePrecision, is_packed
-from meshwright.profiles.attention import AUTO, FLEX, SDPA, implementation, torchs_kernel
+from meshwright.profiles.attention import AUTO, FLEX, SDPA, implementation, runnable, torchs_kernel
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
@@ -833,6 +833,8 @@ def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts
     if facts.attention_kernel == AUTO:
         taken = implementation(problem.model, facts.transformers_release)
         facts = replace(facts, attention_kernel=taken.kernel)
+    if facts.separate_projections:
+        facts = replace(facts, attention_kernel=runnable(facts.attention_kernel, problem.model))
     if workload.precision == "fp32":
         profile, facts = _in_32_bits(profile, facts)
     if not optimizer_named(workload.optimizer).fp32_copy:

@@ -416,6 +416,10 @@ def test_paged_optimizers_are_priced_on_the_gpu_and_a_computation_cannot_be_told
                              "torchrun --nproc_per_node 8 t.py --optim paged_adamw_8bit"))  # fmt: skip
     assert paged.workload.optimizer == "adamw-8bit"
     assert any("paged_adamw_8bit: its states are priced on the GPU" in note for note in paged.notes)
+    short = read(SFT.replace("accelerate launch --config_file conf/a.yaml -m trl.scripts.sft",
+                             "torchrun --nproc_per_node 8 t.py --optim adamw_torch_4bit"))  # fmt: skip
+    assert short.workload.optimizer == "adamw-8bit"
+    assert any("states are priced in 8 bits" in note for note in short.notes)
     unknown = SFT.replace("size 2", "size $(nproc)").replace("conf/a.yaml", "conf/b.yaml")
     with pytest.raises(InvalidProblemError) as caught:
         read(unknown)

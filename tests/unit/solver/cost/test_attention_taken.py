@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from meshwright.profiles.attention import implementation, torchs_kernel, transformers_releases
+from meshwright.profiles.attention import implementation, runnable, torchs_kernel, transformers_releases
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.sequences import SequenceLengths
@@ -118,6 +118,15 @@ def test_windows_help_kernels_that_know_them_alone() -> None:
     for kernel, faster in (("flash2", True), ("flex", True), ("sdpa", False), ("torch", False)):
         own, all_of_it = (core_attention(context(one, kernel)).forward[0] for one in (GEMMA, whole))
         assert (own < all_of_it) == faster, kernel
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("gemma-4-31b", "sdpa"), ("gemma-2-9b", "flash2")])
+def test_heads_wider_than_256_run_torchs_choice_instead_of_flash_attention(name: str, kernel: str) -> None:
+    model = find_model(name)  # Gemma 4's global layers have heads of 512
+    assert runnable("flash2", model) == kernel
+    ctx = context(model, "flash2")
+    assert ctx.facts.attention_kernel == kernel
+    assert ctx.masked.any() == (kernel == "sdpa")  # its local layers get a mask of their window
 
 
 def test_flex_attention_repeats_keys_where_the_heads_are_no_power_of_two() -> None:
