@@ -98,7 +98,7 @@ def explain(
         )
     if why_not and (has_own or levers or plan is not None):
         raise typer.BadParameter(
-            "--why-not takes a request alone: remove --set, --config, --levers and --plan"[:200]
+            "--why-not takes a request alone: remove --set, --config, --levers and --plan"
         )
     if plan is not None and (request or profile or has_own):
         raise typer.BadParameter(_PLAN_ALONE)
