@@ -150,6 +150,7 @@ def _lightest(rows: Columns | Crossing) -> IntArray:
 _NO_ROOM = "memory: weights, gradients and optimizer states alone need more than all GPUs hold together"
 _LEAST_S = 0.01  # a search is given this much
 _ROUNDING = 1e-9  # relative: scores as near as that count as equal
+_MORE = 4  # times as many known rows are simulated for a limit as are asked for
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
 _MOST_WEIGHED = 2_000_000  # rows that are written down where each is weighed by itself
@@ -547,7 +548,8 @@ def _limit_of_known_s(found: Frontier, rows: Priced, known: list[int]) -> float:
     few = Frontier(rows=rows, top_k=found.top_k, bound_s=Bounds(len(rows)), apart=found.apart)
     few.limit_s = found.limit_s
     few.bound(np.array(known, dtype=np.int64))
-    for one in sorted(few.solve(known), key=lambda one: (one.bound_s, one.row)):
+    solved = sorted(few.solve(known), key=lambda one: (one.bound_s, one.row))
+    for one in solved[: _MORE * few.top_k]:
         if one.bound_s > few.cutoff_s:
             break
         few.simulate(one.row)

@@ -525,18 +525,20 @@ def rows_of(rows: Crossing | Columns, configurations: Sequence[Configuration]) -
     wanted, found = Columns.of(plain), list[int]()
     for at in range(len(plain)):
         if isinstance(rows, Columns):
-            found += np.flatnonzero(_alike_by_value(rows, wanted, at, (*_OUTER, *OF_CHUNKS))).tolist()
+            found += _alike_by_value(rows, wanted, at, (*_OUTER, *OF_CHUNKS)).tolist()
             continue
-        for outer in np.flatnonzero(_alike_by_value(rows.outer, wanted, at, _OUTER)):
+        for outer in _alike_by_value(rows.outer, wanted, at, _OUTER):
             numbers = np.arange(rows.first[outer], rows.first[outer + 1])
             chunked = _alike_by_value(rows.take(numbers), wanted, at, OF_CHUNKS)
             found += numbers[chunked].tolist()
     return list(dict.fromkeys(found))
 
 
-def _alike_by_value(columns: Columns, wanted: Columns, at: int, names: Sequence[str]) -> BoolArray:
-    """Return whether each row equals row ``at`` of ``wanted``, shape (n,)."""
-    same = np.ones(len(columns), dtype=np.bool_)
+def _alike_by_value(columns: Columns, wanted: Columns, at: int, names: Sequence[str]) -> IntArray:
+    """Return the rows that equal row ``at`` of ``wanted``."""
+    index, few = np.arange(len(columns)), columns
     for name in names:
-        same &= getattr(columns, name) == getattr(wanted, name)[at]
-    return same
+        kept = np.flatnonzero(getattr(few, name) == getattr(wanted, name)[at])
+        if len(kept) < len(index):
+            index, few = index[kept], few.take(kept)
+    return index

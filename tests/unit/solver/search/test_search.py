@@ -357,6 +357,18 @@ def test_the_answer_is_the_same_whatever_was_known_beforehand() -> None:
         assert timeless(asked(PROBLEM, known)) == fresh
 
 
+def test_what_is_known_sets_a_limit_and_changes_no_plan_that_beats_others() -> None:
+    found = [plan.config for plan in asked_afresh().plans]
+    slowest_s = asked_afresh().plans[-1].prediction.step_time_s
+    alone = replace(PROBLEM, options=replace(PROBLEM.options, top_k=1))
+    profile, rivals = default_profile(PROBLEM.cluster, PROBLEM.launcher), Rivals(slowest_s, slowest_s)
+    ids = {
+        search(alone, profile, known=known, rivals=rivals, proved=False).plans[0].plan_id
+        for known in ([], found[1:3], found[-2:], found)
+    }
+    assert ids == {asked_afresh().plans[0].plan_id}
+
+
 def test_what_is_known_is_ranked_before_any_other_row_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     best = asked_afresh().plans
     began: list[float] = []
