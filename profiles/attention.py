@@ -58,8 +58,8 @@ def runnable(kernel: str, model: ModelSpec) -> str:
     Its heads are at most 256 wide (flash-attention ``csrc/flash_attn/flash_api.cpp:416``, ``:868``), those
     of Gemma 4's global layers 512.
     """
-    local = model.local_attention
-    widest = max(model.head_dim, model.v_head_dim, (local and local.head_dim) or 0)
+    local = 0 if model.local_attention is None else model.local_attention.head_dim or 0
+    widest = max(model.head_dim, model.v_head_dim, local)
     return SDPA if kernel.startswith("flash") and widest > _WIDEST_FLASH else kernel
 
 

@@ -733,7 +733,7 @@ def evaluated_bytes(ctx: Context) -> FloatArray:
         moe.ffn_hidden_size * moe.top_k + moe.shared_ffn_hidden_size if moe else 0, model.ffn_hidden_size
     )
     passing = 2.0 * its.tokens * (2.0 * model.hidden_size + 3.0 * width / ctx.t)
-    return np.maximum(loss_bytes(its)[0], passing)
+    return np.asarray(np.maximum(loss_bytes(its)[0], passing))
 
 
 def loaded_bytes(ctx: Context, row: int, weights_bytes: float, states_bytes: float) -> float:
