@@ -53,10 +53,10 @@ def implementation(model: ModelSpec, release: str) -> Attention:
 
 
 def runnable(kernel: str, model: ModelSpec) -> str:
-    """Return the kernel that transformers' modules run: torch's choice where FlashAttention has none.
+    """Return the kernel that transformers' modules run: torch's choice if FlashAttention has none.
 
-    Its heads are at most 256 wide (flash-attention ``csrc/flash_attn/flash_api.cpp:416``, ``:868``), those
-    of Gemma 4's global layers 512.
+    FlashAttention's heads are at most 256 wide (flash-attention ``csrc/flash_attn/flash_api.cpp:416``,
+    ``:868``), those of Gemma 4's global layers 512.
     """
     local = 0 if model.local_attention is None else model.local_attention.head_dim or 0
     widest = max(model.head_dim, model.v_head_dim, local)

@@ -5,8 +5,8 @@ library for JSON, after a count of the values has shown that they fit in memory.
 first thing that no input may hold: too many values, a level too deep, a repeated key, a number beyond 63
 bits, NUL.
 
-JSON is RFC 8259. YAML is 1.1 as PyYAML's safe loader reads it, without aliases, own tags and merge keys;
-numbers with an exponent are read as in YAML 1.2 (section 10.3.2), because links are written so.
+JSON is RFC 8259. YAML is 1.1 as PyYAML's safe loader reads it, with aliases and merge keys, without own
+tags. Numbers with an exponent are read as in YAML 1.2 (section 10.3.2), because links are written so.
 """
 
 from __future__ import annotations
@@ -443,7 +443,7 @@ class _Aliases:
         self._merged.append([])
 
     def end(self) -> None:
-        """End it; its own keys count before merged ones."""
+        """End the innermost object or list; its own keys win over merged ones."""
         anchor, container = self._open.pop()
         for some in self._merged.pop():
             for key, value in some.items() if isinstance(some, dict) else ():
@@ -478,7 +478,7 @@ class _Aliases:
         for named in events:
             value = self._value(str(named.anchor)) if isinstance(named, yaml.AliasEvent) else None
             if not isinstance(value, dict):
-                why = "<< names no object"
+                why = "<< must name an object, such as *base"
                 raise yaml.constructor.ConstructorError(None, None, why, named.start_mark)
             self._merged[-1].append(value)
 

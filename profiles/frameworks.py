@@ -166,7 +166,7 @@ class FrameworkFacts:
     accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
     clips_apart: bool  # clipping moves gradients on top of what the constant of an update has
     optimizer_kernel: str  # fused: AdamW in one kernel; foreach: in torch's list operators, with a copy
-    joins_packed_rows: bool  # packed rows of a micro-batch are one, which masks are made of
+    joins_packed_rows: bool  # packing joins the rows of a micro-batch to one, and a mask covers all of it
     weights_read_by: str  # who reads whole weights into host memory: nobody, or readers below
     evaluation_batch_size: float  # samples of a rank that are evaluated together between steps; 0: none
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
@@ -260,7 +260,7 @@ class FrameworkFacts:
 
     @property
     def ends_are_shared(self) -> bool:
-        """Return whether every stage has a share of embedding and head, not the first and the last one.
+        """Return whether every stage has a share of embedding and head, not only the first and last.
 
         No launcher does that. Who divides the vocabulary inside a stage is ``Context.vocabulary_group``.
         """

@@ -128,9 +128,12 @@ def cluster_of(machine: Machine) -> dict[str, Json]:
 
 
 def why_none(machine: Machine) -> str:
-    """Return the sentence on a machine without a GPU."""
+    """Say why a machine has no GPU for a plan."""
     if machine.environment.get("CUDA_VISIBLE_DEVICES", "all").strip() in _NO_DEVICE:
-        return "no GPU here: CUDA_VISIBLE_DEVICES hides all, and Slurm and Kubernetes list none"
+        return (
+            "no GPU here: CUDA_VISIBLE_DEVICES hides all (try unset CUDA_VISIBLE_DEVICES), "
+            "and Slurm and Kubernetes list none"
+        )
     return "no GPU here: nvidia-smi, rocm-smi and torch find none, and Slurm and Kubernetes list none"
 
 

@@ -61,7 +61,7 @@ class Texts:
     def replaced(self, file: str, site: Site, value: str) -> Iterator[tuple[TextEdit, ...]]:
         """Yield ways to give a site another value, the likeliest first: its literals, each and all.
 
-        What else uses their variable may forbid these, so that places which name it come last.
+        Other uses of a variable may forbid these edits. So the last ways replace a place that names it.
         """
         places = self._places(file, site)
         found = [place for place in places if place[1].is_literal]

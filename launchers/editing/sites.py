@@ -33,8 +33,8 @@ class Site:
     line: int
     form: Form
     is_name: bool = False  # a Python name or a YAML alias: its assignment or its anchor has the value
-    anchor: str = ""  # of YAML: by which others name this value
-    spellings: Mapping[str, str] = field(default_factory=dict)  # of values that are not written as they are
+    anchor: str = ""  # in YAML: by which aliases name this value
+    spellings: Mapping[str, str] = field(default_factory=dict)  # how the file writes values
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ class Site:
 
     @property
     def assigns(self) -> tuple[str, ...]:
-        """Return what others may name this value by."""
+        """Return the names by which other sites use this value."""
         return (self.shown,) if self.form in ("assignment", "python") else (self.anchor,)
 
     @property

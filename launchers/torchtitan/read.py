@@ -157,10 +157,10 @@ def named_of(source: Source, overrides: Overrides) -> Named:
 
 
 def configuration_of(source: Source, overrides: Overrides) -> tuple[dict[str, str], list[str]]:
-    """Return modules by which torchtitan 0.3 makes the run's configuration, and the command's other words.
+    """Return modules that make the run's configuration in torchtitan 0.3, and the command's other words.
 
-    ``torchtitan_plan.py`` of these has ``plan``, as in an export. Nothing where it cannot be made so: of a
-    TOML of older releases, of several modules, or where a word is known to the running shell alone.
+    ``torchtitan_plan.py`` among them defines ``plan``, as in an export. Both are empty for a TOML of older
+    releases, for several modules, and for a word that only the running shell knows.
     """
     scripts = source.scripts()
     named = next((one for one in (named_of(each, overrides) for each in scripts) if one.config), Named())

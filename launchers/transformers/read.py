@@ -772,7 +772,7 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
     if name.startswith("paged_"):
         fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
     if name == "adamw_torch_4bit":
-        fields.note(f"{key} {name}: its states are priced in 8 bits, a byte more for each trained weight")
+        fields.note(f"{key} {name}: its states are priced in 8 bits, 1 byte too many a trained weight")
     return str(row.priced_as[name])
 
 

@@ -524,12 +524,12 @@ def note_attention(
             return
     elif (named := facts.attention_kernel) != SDPA:
         if runnable(named, model) != named:
-            fields.note(f"{ATTENTION[named]} has no heads of {model.head_dim}: sdpa is priced")
+            fields.note(f"{ATTENTION[named]} runs no heads of {model.head_dim}, so sdpa is priced")
         return
     if facts.joins_packed_rows and packed:
         fields.note(
-            "packing joins the rows of a micro-batch, and sdpa gets an explicit mask of all its tokens "
-            "against all. flash_attention_2 and flex_attention skip those of other documents"
+            "packing joins the rows of a micro-batch to one, and sdpa computes the scores of every token "
+            "with every other. flash_attention_2 and flex_attention skip scores between documents"
         )
         return
     window, local = model.sliding_window, model.local_layers().count(True)

@@ -88,7 +88,7 @@ class ServiceClient:
         with _told():
             body = body_of(self._client.request(method, path, **arguments))
         if not isinstance(body, dict):
-            raise ServiceUnreachableError(_NO_SERVICE.format("it is no object"))
+            raise ServiceUnreachableError(_NO_SERVICE.format("the answer is no JSON object"))
         return _Document(body)
 
     def ask(self, method: str, path: str, **arguments: Any) -> httpx.Response:  # noqa: ANN401 - the same
@@ -98,7 +98,7 @@ class ServiceClient:
 
 
 class _Document(dict[str, Any]):
-    """A JSON object of a service; a name that misses is the service's fault, not a bug here."""
+    """A JSON object of a service; a missing name is the service's fault, not a bug here."""
 
     def __missing__(self, name: str) -> Any:  # noqa: ANN401 - never returns
         raise ServiceUnreachableError(_NO_SERVICE.format(f"{name} is missing"))

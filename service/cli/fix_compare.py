@@ -113,14 +113,14 @@ def _within(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Return where a file stands among those that are looked through: scripts, documents, the others."""
+    """Return the rank of a file in the order of comparison: scripts, documents, the others."""
     suffix = Path(name).suffix
     return (0 if suffix in _SCRIPTS else 2 if suffix in ("", ".py", ".txt") else 1), name
 
 
 def _looked_through(names: list[str]) -> list[str]:
     if len(names) > _MOST_FILES:
-        sys.stderr.write(f"{_MOST_FILES} of {len(names)} possible launch files are looked through\n")
+        sys.stderr.write(f"comparing {_MOST_FILES} of {len(names)} possible launch files\n")
     return names[:_MOST_FILES]
 
 

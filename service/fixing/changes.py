@@ -104,7 +104,7 @@ def _lines(found: Sequence[ComparedFile], limit: float | None, cluster: str) -> 
         yield _row(one)
     if len(found) > _MOST:
         yield ""
-        yield f"{len(found) - _MOST} files change less."
+        yield f"{len(found) - _MOST} more files change less than these."
     yield ""
     for one in shown:
         yield from _differences(one)
@@ -120,7 +120,7 @@ def _headline(found: Sequence[ComparedFile], limit: float | None) -> str:
     limited = "" if limit is None else f", and the limit is {limit:.3g} %"
     worst, best = max(changes, key=changes.__getitem__), min(changes, key=changes.__getitem__)
     shown = worst if changes[worst] > _SAME else best
-    change, what = changes[shown], "Training" if len(changes) == 1 else f"Training by `{shown}`"
+    change, what = changes[shown], "Training" if len(changes) == 1 else f"Training with `{shown}`"
     if change > _SAME:
         return f"{what} takes {100 * change:.1f} % more time{limited}"
     if change < -_SAME:

@@ -181,9 +181,9 @@ def fixes_of(
 def verified(found: Fixes, overrides: Overrides | None = None) -> Fixes:
     """Return the fixes with the verdict of the launcher's own code on each set, which builds its ranks.
 
-    It builds them from the edited files. Where it can't (a TOML of older torchtitan, a script that sets
-    what others have in a file), it builds them from files of the same plan, and the verdict says so. A
-    launcher that builds no rank without a GPU leaves the verdict of its rules, which says so, too.
+    It builds them from the edited files. If it can't (a TOML of torchtitan 0.2, a script that sets in code
+    what a file usually has), it builds them from exported files of the same plan, and the verdict says so.
+    If the launcher builds no rank without a GPU, the verdict of its rules stays, marked as not verified.
 
     Args:
         found: the fixes.

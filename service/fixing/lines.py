@@ -30,7 +30,7 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
         )
     yield ""
     if not found.sets:
-        what = "saves 2 % of the step or more" if found.fits else "lets it fit into memory"
+        what = "saves 2 % of the step or more" if found.fits else "lets the run fit into memory"
         yield _line(f"No edit that we can make {what}.", width)
     for one in found.sets:
         yield from _set_lines(one, found, is_chosen=one is chosen, width=width)

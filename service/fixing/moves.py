@@ -151,7 +151,7 @@ class Arguments:
                     yield name, value
 
     def _value(self, name: str, at: tuple[str, Site] | None = None) -> str | None:
-        """Return the value that is given (at a place), of a variable the assigned one; None: not given."""
+        """Return the given value (at a place), with its variable resolved; None: not given."""
         place = at or self.given.get(name)
         if place is None or self._is_switch(name, place):
             return None if place is None else _ON

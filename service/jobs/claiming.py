@@ -2,8 +2,8 @@
 
 Tenants take turns: first who has the fewest jobs running, then who waited longest since a job of theirs
 was claimed. So a tenant that floods the queue delays its own jobs, and another's next job waits for one
-worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then the older one. Kinds of
-jobs that only a later release knows are left to its workers.
+worker to become free. Among a tenant's own jobs, priority 0 goes before 9, then the older one. A
+worker leaves kinds of jobs that it does not know to workers of a later release.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ MAX_ATTEMPTS = 3  # a job that lost its worker this often is poison
 MAX_EXCUSED = 9  # fence up to which a claim that a living worker gave up does not count
 
 FLEET = "fleet"  # kind of a job that plans several on one cluster
-KINDS = FLEET, POST_TRAINING  # that workers of this code can do, besides searches
+KINDS = FLEET, POST_TRAINING  # besides searches, what workers of this release run
 
 Beat = Literal["ok", "cancel", "lost"]
 FinalState = Literal["succeeded", "infeasible", "failed", "cancelled"]

@@ -378,9 +378,9 @@ class Context:
 
     @cached_property
     def masked_keys(self) -> FloatArray | float:
-        """Return the keys that a row of scores has where documents are a mask.
+        """Return the number of keys of each query under a mask, (n,) or one number.
 
-        Of the whole micro-batch where its packed rows are joined.
+        They are the sequence's, or the whole micro-batch's where packing joins its rows.
         """
         lengths = self.workload.lengths
         packed = lengths is not None and lengths.batching == "packing"

@@ -719,12 +719,12 @@ def _growing(
 
 
 def evaluated_bytes(ctx: Context) -> FloatArray:
-    """Return what an evaluation makes at once without gradients: logits, or what an MLP computes, (n,).
+    """Return the most bytes that an evaluation makes at once, (n,): of logits, or of an MLP.
 
-    No activation is kept (transformers 5.23 ``trainer.py:3189 prediction_step``), logits are gone behind
-    their loss, unless a script's ``compute_metrics`` collects them (``:2868``). A loss that makes a part of
+    It keeps no activation (transformers 5.23 ``trainer.py:3189 prediction_step``), and frees logits after
+    their loss unless a script's ``compute_metrics`` collects them (``:2868``). A loss that makes a part of
     the logits at a time does here, too (Liger: ``:3265 skip_logits``). An MLP of single operators has its
-    input before and behind the norm, the activated gate, and both factors' product at once.
+    input before and after the norm, the activated gate, and both factors' product at once.
     """
     more = ctx.facts.evaluation_batch_size / ctx.micro_batch
     its = replace(ctx, micro_batch=ctx.micro_batch * more, tokens=ctx.tokens * more)
@@ -879,7 +879,7 @@ class _Kept:
 def _begun_bytes(
     ctx: Context, layout: LayerLayout, kept: _Kept, cast: FloatArray | float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return what a layer's pass holds beyond what layers keep, (n,): the last forward, any backward.
+    """Return bytes beyond what layers keep, (n,) each: of the last forward pass, of any backward pass.
 
     Those are copies on their way to the host, what a replay makes (``cast``: of its weights too), and what
     single kernels hand on.

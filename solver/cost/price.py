@@ -570,7 +570,7 @@ def _priced(
     problem: Problem, ctx: Context, profile: Profile, num_parts: int, known: dict[str, FloatArray],
     **apart: dict[str, FloatArray],
 ) -> RowPrices:  # fmt: skip
-    """Return prices of which some are known as they leave the cost model, whoever asks."""
+    """Return prices with some fields known, and residuals applied: all prices leave the cost model here."""
     prices = RowPrices.partly(len(ctx.columns), num_parts, known, **apart)
     return with_residuals(prices, problem, ctx.columns, profile)
 
@@ -765,7 +765,7 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
 
 
 def price_every_rank(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
-    """Return prices with the seconds of the part that every rank has alone filled in.
+    """Return prices with only the seconds of the part that every rank has.
 
     Raises:
         InvalidProblemError: as ``price``.
@@ -783,7 +783,7 @@ def counts_chunks(profile: Profile) -> bool:
 
 
 def priced_alike(columns: Columns, profile: Profile) -> tuple[IntArray, IntArray]:
-    """Return the first row of each distinct price, and which of them each row's is, (n,).
+    """Return the first row of each distinct price, and the place of each row's price among them, (n,).
 
     Prices depend on neither the number of recomputed layers nor, mostly, the number of chunks beyond one.
     """

@@ -170,7 +170,7 @@ class RowPrices(Gathered):
     def partly(
         cls, rows: int, num_parts: int, known: Mapping[str, FloatArray], **apart: dict[str, FloatArray]
     ) -> RowPrices:
-        """Return prices of which some are known; all others are 0, and what is not ``apart`` is empty."""
+        """Return prices of which some are known; others are 0, and tables not in ``apart`` are empty."""
         one, each = np.zeros(rows), np.zeros((rows, num_parts))
         others = {name: each if name in _BY_PART else one for name in _ARRAYS}
         ones = dict.fromkeys(("straggler", "reserve"), np.ones(rows))
@@ -407,7 +407,7 @@ def _whole(counts: list[FloatArray], price: FloatArray, head: IntArray) -> Float
 def _of_every_chunk(
     prices: RowPrices, every_s: FloatArray, chunks: Chunks, messages: FloatArray
 ) -> FloatArray:
-    """Return a pass's seconds of chunks that hold nothing, (n, C), with messages beyond one of each."""
+    """Return a pass's seconds of chunks without layers, (n, C), with what each sends beyond one message."""
     found: FloatArray = chunks.valid * every_s[:, None]
     if chunks.hands_on_more:
         found = found + (messages - chunks.valid) * prices.transfer_s[:, None]

@@ -64,7 +64,7 @@ _EVERY_STEP = 4  # steps off that are all tried; of more, the largest
 _LONG_TAIL = 0.25  # share of generation above which the tail binds
 _PRICING = 0.75  # of the time; the rest is for placements
 _CLOSING_S = 1.0  # for placements after the time limit or a stop; a worker waits twice as long
-_MANY = 1 << 14  # answers of an engine that are simulated one by one
+_MANY = 1 << 14  # answers of an engine that are simulated one by one; of more, a sample
 _STOPPED = "stopped before the roles were placed"
 
 
@@ -293,7 +293,7 @@ def role_constraints(asked: PostTraining) -> tuple[str, ...]:
 
 
 def ranked(prices: Prices, top_k: int, watch: Watch) -> list[Placement]:
-    """Return placements, best first: the best of each mode, and others up to ``top_k``, within a time."""
+    """Return placements, best first: each mode's best, and others up to ``top_k`` in time."""
     found: list[Placement] = []
     with watch.cut():
         for mode in dict.fromkeys(mode for mode, _ in prices.ways):
@@ -630,7 +630,7 @@ def _constraint_faults(asked: PostTraining, prices: Prices) -> Iterator[FieldErr
 
 def _notes(asked: PostTraining, mean_is_assumed: bool, *, was_cut: bool) -> Iterator[str]:
     if was_cut:
-        yield "it ended early: not all roles were priced and placed. search.time_limit_s gives more time"
+        yield "stopped before all roles were priced and placed. Raise search.time_limit_s for more time"
     if mean_is_assumed:
         yield f"lengths.mean is not stated: {asked.lengths.mean:.0f} tokens are assumed"
     if asked.lengths.is_assumed:

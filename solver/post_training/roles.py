@@ -104,7 +104,7 @@ def placed(
     without: Collection[Placement] = (),
     effort: float = EFFORT,
 ) -> Placement | None:
-    """Return the placement with the shortest step; None: there is none, or the time came first.
+    """Return the placement with the shortest step; None: there is none, or time ran out first.
 
     Args:
         prices: of each role alone.

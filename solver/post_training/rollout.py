@@ -32,8 +32,8 @@ def rollout_of(engine: Engine, answers: FloatArray, prompt: float, *, of: int = 
         engine: with room for the longest of them.
         answers: tokens of each, ascending, shape (n,).
         prompt: tokens of every prompt.
-        of: how many answers there are, where ``answers`` stand for more. The engine is busy with each
-            further one as long as with one of these once it has no more room.
+        of: number of answers, if ``answers`` are a sample of them. Each further answer takes as long as one
+            of the sample takes on a full engine.
     """
     number = len(answers)
     if of > number:

@@ -75,7 +75,7 @@ def training_problem(asked: PostTraining, group: str, nodes: int, each: int) -> 
     options = asked.training.options
     # NeMo-RL and verl share the answers of an update out evenly among data-parallel ranks, before packing
     even = f"{asked.samples // asked.updates} % data_parallel_size == 0"
-    # a role of fewer GPUs is offered by itself
+    # smaller roles are searched apart
     options = replace(options, constraints=(*options.constraints, even), num_gpus=(nodes * each,))
     return replace(asked.training, cluster=cluster, options=options)
 

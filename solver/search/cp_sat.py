@@ -56,7 +56,7 @@ def solver_within(api: Any, effort: float, seed: int = 1) -> Any:  # noqa: ANN40
 
 
 def solved_until(solver: Any, model: Any, is_over: Callable[[], bool]) -> int:  # noqa: ANN401 - OR-Tools
-    """Return the status of a solve; a thread stops the solver when the time is over."""
+    """Return the status of a solve; a thread stops the solver as soon as ``is_over``."""
     ended = threading.Event()
 
     def stop() -> None:

@@ -168,7 +168,7 @@ def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
 def bound_at_sight_s(rows: Rows, limit_s: float = np.inf) -> FloatArray:
     """Return the rows' first bound, shape (n,); +inf where memory refutes them at sight.
 
-    Beyond the limit memory is not asked closely: such rows are left in any case.
+    Rows beyond the limit keep their bound without the closer look at memory: the search leaves them anyway.
     """
     if rows.only_split:
         return only_bound_s(rows)

@@ -208,7 +208,7 @@ def have_room(rows: Rows) -> BoolArray:
 #   w N + e (N - x_t) + (e' + g) x_t <= room_t         for the last one.
 #
 # Regular chunks hold q or q + 1 layers; the model's first and last chunk z, at most one more than the
-# others, or in a V on rank 0 what they like. For one z the possible P_t are a range: a chunk that holds one
+# others, or on rank 0 of a V any number. For one z the possible P_t are a range: a chunk that holds one
 # layer more leaves out sums at one end of it alone.
 
 

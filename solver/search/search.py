@@ -150,7 +150,7 @@ def _lightest(rows: Columns | Crossing) -> IntArray:
 _NO_ROOM = "memory: weights, gradients and optimizer states alone need more than all GPUs hold together"
 _LEAST_S = 0.01  # a search is given this much
 _ROUNDING = 1e-9  # relative: scores as near as that count as equal
-_MORE = 4  # times as many known rows are simulated for a limit as are asked for
+_MORE = 4  # known rows that are simulated for a limit, for each plan that is asked for
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
 _MOST_WEIGHED = 2_000_000  # rows that are written down where each is weighed by itself
@@ -171,7 +171,7 @@ def search(
 ) -> Answer:
     """Return the ``top_k`` best plans of a problem, ranked and proved as the module states.
 
-    ``known``: configurations to begin with, of a search that was broken off or of another one; they change
+    ``known``: configurations to begin with, of an interrupted search or of another one; they change
     no answer.
     ``ways``: the same problem under other switches (``on_switches``), ranked with its own rows;
     they need rows that are weighed by kind.

@@ -115,8 +115,8 @@ def _loading_rule(problem: Problem) -> Iterator[Rule]:
     alone = f"zero_stage >= {alone_from} or " if readers else ""
     yield Rule(
         name="weights that ranks read fit the hosts",
-        reason=f"each rank of a node takes {each / GIB:.0f} GiB to read the model, from zero_stage "
-        f"{alone_from} on one alone, and {room / GIB:.0f} GiB of a node's host memory may be filled",
+        reason=f"each rank that reads the model takes {each / GIB:.0f} GiB of host memory, and a node can "
+        f"give {room / GIB:.0f} GiB. From zero_stage {alone_from} on, one rank reads for the others",
         reads=(
             "tensor_parallel_size", "context_parallel_size", "pipeline_parallel_size",
             "data_parallel_size", "zero_stage",

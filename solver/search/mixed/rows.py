@@ -1,11 +1,11 @@
 """Rows of a mixed cluster, priced on every option that a pipeline stage has.
 
-A *row* is (cp, dp, ep, micro-batch, ZeRO stage, recomputation): what all stages share. An *option* is a
-node group with a tensor-parallel size: what each stage chooses. A stage takes tp * cp * dp GPUs of its
-group, so a group has room for ``floor(GPUs / (tp cp dp))`` stages. The number of stages p is free: of a
-row's prices only the transfers, the straggler and the wait for unequal documents depend on it, or all of
-them (``FrameworkFacts.priced_by_stages``), so the least is taken of few and of many stages. Replicas are
-alike and chunks do not interleave.
+A *row* is (cp, dp, ep, micro-batch, ZeRO stage, recomputation, shard set): what all stages share. An
+*option* is a node group with a tensor-parallel size: what each stage chooses. A stage takes tp * cp * dp
+GPUs of its group, so a group has room for ``floor(GPUs / (tp cp dp))`` stages. The number of stages p is
+free. Transfers, the straggler and the wait for unequal documents depend on it, and under some frameworks
+all prices do (``FrameworkFacts.priced_by_stages``). So a bound takes the least of few and of many
+stages. Replicas are alike and chunks do not interleave.
 
 A row that recomputes fully leaves to each stage how many of its layers it recomputes, where the launcher
 and the request do. Its prices are those of no recomputation, its ``kept_bytes`` those of all:
@@ -288,7 +288,7 @@ class Transfers:
 
     @classmethod
     def least(cls, one: Transfers, other: Transfers) -> Transfers:
-        """Return the least of two."""
+        """Return the lesser of two, field by field."""
         return cls(
             **{f.name: np.minimum(getattr(one, f.name), getattr(other, f.name)) for f in fields(cls)}
         )
@@ -467,9 +467,9 @@ class MixedRows:
         return np.asarray(np.minimum(gpus, reached))
 
     def transfers_of(self, row: int, range_at: int) -> Transfers:
-        """Return transfers of a row, (B,): of any number of stages, or of the legal ones of a range.
+        """Return transfers of a row, (B,): of any number of stages, or of the legal numbers of a range.
 
-        That is ``RANGES[range_at - 1]``. Transfers grow with the number, as stages share fewer nodes.
+        The range is ``RANGES[range_at - 1]``. Transfers grow with the number, as stages share fewer nodes.
         """
         if not range_at:
             return self.transfers.of(row)

@@ -124,7 +124,7 @@ def test_aliases_and_merge_keys_repeat_what_they_name() -> None:
         ("- 1\n", "must be an object"),
         ("a: !!set {x}\n", "an unknown tag (line 1)"),
         ("? [1]\n: 2\n", "keys must be text"),
-        ("<<: {a: 1}\n", "<< names no object (line 1"),
+        ("<<: {a: 1}\n", "<< must name an object, such as *base (line 1"),
         ("!!python/object:os.system {}\n", "not YAML"),
     ],
 )

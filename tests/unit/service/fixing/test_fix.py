@@ -153,7 +153,7 @@ def test_a_run_that_no_edit_makes_fit_says_so(
     )
     code, out, errors = run_here(monkeypatch, capsys, "fix", "train.sh", *ON_ONE_NODE)
     assert (code, out) == (3, "")
-    assert "No edit that we can make lets it fit into memory." in errors
+    assert "No edit that we can make lets the run fit into memory." in errors
 
 
 def test_files_are_replaced_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

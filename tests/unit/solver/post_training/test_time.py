@@ -60,7 +60,7 @@ def test_what_is_priced_at_a_stop_is_placed_and_the_answer_says_so(
     answer = plan_post_training(asked(SMALL), watch=watch)
     assert (answer.status, len(answer.outcomes), watch.stopped) == ("feasible", outcomes, True)
     assert answer.plans
-    assert "search.time_limit_s gives more time" in answer.notes[0]
+    assert "Raise search.time_limit_s" in answer.notes[0]
 
 
 MEASURED = {
