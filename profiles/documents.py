@@ -424,7 +424,8 @@ class _Aliases:
         self._loader, self._builder = loader, builder
         self._named: dict[str, object] = {}
         self._open: list[tuple[str | None, dict[str, object] | list[object]]] = []
-        self._merged: list[list[object]] = []  # of each open container, what its merge keys name
+        # of each open container, what its merge keys name, with the line of each
+        self._merged: list[list[tuple[dict[str, object], int]]] = []
 
     def scalar(self, event: Any) -> None:  # noqa: ANN401 - an event of libyaml, which has no types
         """Add a scalar, or begin a merge."""
@@ -445,8 +446,9 @@ class _Aliases:
     def end(self) -> None:
         """End the innermost object or list; its own keys win over merged ones."""
         anchor, container = self._open.pop()
-        for some in self._merged.pop():
-            for key, value in some.items() if isinstance(some, dict) else ():
+        for merged, line in self._merged.pop():
+            self._builder.line = line
+            for key, value in merged.items():
                 if key not in container:
                     self._builder.key(key)
                     _replay(value, self._builder)
@@ -478,9 +480,9 @@ class _Aliases:
         for named in events:
             value = self._value(str(named.anchor)) if isinstance(named, yaml.AliasEvent) else None
             if not isinstance(value, dict):
-                why = "<< must name an object, such as *base"
+                why = "<< must name an object, such as *base, or a list of them"
                 raise yaml.constructor.ConstructorError(None, None, why, named.start_mark)
-            self._merged[-1].append(value)
+            self._merged[-1].append((value, named.start_mark.line + 1))
 
 
 def _yaml_reason(fault: yaml.YAMLError, text: str) -> str:

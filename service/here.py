@@ -152,8 +152,9 @@ def _gpus(machine: Machine) -> tuple[list[SeenGpu], str]:
     for name, command, parsed in asked:
         if name == "torch" and machine.release("torch") is None:
             continue
-        text = machine.run(command)
-        if text and (gpus := _visible(parsed(text), machine.environment)):
+        seen = parsed(machine.run(command) or "")
+        gpus = seen if name == "torch" else _visible(seen, machine.environment)  # torch sees those alone
+        if gpus:
             return gpus, name
     return [], ""
 

@@ -255,17 +255,18 @@ def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 def _reading_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Check that a node holds the fp32 weights that its ranks read before they train them."""
-    work, nodes = problem.workload, problem.cluster.groups
+    work = problem.workload
     facts = default_profile(problem.cluster, problem.priced_as).framework
     if work.optimizer != "adamw" or work.lora_rank or facts.weights_read_by == "nobody":
         return
     if facts.weight_bytes == 4:  # noqa: PLR2004 - bytes of fp32
         first = {"first": 3, "one-of-a-node": 2}[facts.weights_read_by]
-        readers = 1 if config.zero_stage >= first else min(config.num_gpus, nodes[0].gpus_per_node)
-        needed = readers * 4 * problem.model.num_parameters()
-        room = min(host_of(group).memory_bytes * group.gpus_per_node for group in nodes)
-        if needed > room:
-            yield f"host memory of {room} bytes cannot hold {needed} bytes of weights that ranks read"
+        for group in problem.cluster.groups:
+            readers = 1 if config.zero_stage >= first else min(config.num_gpus, group.gpus_per_node)
+            needed = readers * 4 * problem.model.num_parameters()
+            room = host_of(group).memory_bytes * group.gpus_per_node
+            if needed > room:
+                yield f"host memory of {room} bytes cannot hold {needed} bytes of weights that ranks read"
 
 
 def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:

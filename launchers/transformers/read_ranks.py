@@ -563,22 +563,26 @@ def products_of(fields: Fields, launcher: str) -> Options:
 _EVALUATES = ("eval_strategy", "evaluation_strategy")
 _EVALUATED = "per_device_eval_batch_size"
 _SWIFTS_DATA = ("val_dataset", "cached_val_dataset", "split_dataset_ratio")
+_NOTHING = ("0", "0.0", "[]")
 
 
 def evaluation_of(fields: Fields) -> Options:
     """Return how many samples a rank evaluates together between steps; empty if it evaluates nothing.
 
-    ms-swift evaluates where there is data to (4.6 ``arguments/sft_args.py _init_eval_strategy``). A number
-    that is not known counts nothing.
+    ms-swift evaluates as often as it saves where there is data to, unless told otherwise (4.6
+    ``arguments/sft_args.py _init_eval_strategy``). A number that is not known counts nothing.
     """
-    if fields.programs[0] == "ms-swift":
-        asked = any(fields.peek(name) not in (None, "", 0, "0", 0.0, "0.0", False) for name in _SWIFTS_DATA)
-    else:
-        asked = any(str(fields.peek(name) or "no").lower() not in ("no", "false") for name in _EVALUATES)
-    if not asked:
+    is_swift = fields.programs[0] == "ms-swift"
+    given = [fields.peek(name) for name in (*_EVALUATES, *["save_strategy"] * is_swift)]
+    strategy = next((str(one).lower() for one in given if one is not None), "steps" if is_swift else "no")
+    has_data = not is_swift or any(str(fields.peek(name) or 0) not in _NOTHING for name in _SWIFTS_DATA)
+    if strategy in ("no", "false", "") or not has_data:
         return {}
     size = fields.peek(_EVALUATED)
-    number = fields.integer(_EVALUATED) if size is None or str(size).isdecimal() else 0
+    if size is not None and not str(size).isdecimal():
+        fields.note(f"{_EVALUATED} {shown(str(size))} is not known: no evaluation is priced")
+        return {}
+    number = fields.integer(_EVALUATED)
     return {"evaluation_batch_size": number} if number else {}
 
 

@@ -99,15 +99,20 @@ def _lines(found: Sequence[ComparedFile], limit: float | None, cluster: str) -> 
     yield ""
     yield "| launch file | step before | step after | time per token | peak memory after | OOM risk |"
     yield "|---|---:|---:|---:|---:|---:|"
-    shown = sorted(found, key=lambda one: -abs(one.time_change or 0.0))[:_MOST]
+    shown = sorted(found, key=_place)[:_MOST]
     for one in shown:
         yield _row(one)
     if len(found) > _MOST:
         yield ""
-        yield f"{len(found) - _MOST} more files change less than these."
+        yield f"{len(found) - _MOST} more files are left out of this table."
     yield ""
     for one in shown:
         yield from _differences(one)
+
+
+def _place(one: ComparedFile) -> tuple[bool, float]:
+    """Return where a file stands: those that no longer fit or read first, then those that change most."""
+    return not (one.runs_out or one.head.fault), -abs(one.time_change or 0.0)
 
 
 def _headline(found: Sequence[ComparedFile], limit: float | None) -> str:

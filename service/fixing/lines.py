@@ -80,7 +80,8 @@ def _other_uses(found: Fixes, chosen: FixSet) -> Iterator[str]:
         assigned = _ASSIGNED.match(lines[change.line - 1]) if change.line <= len(lines) else None
         if assigned is None or (assigned[1] and change.name.lstrip("-") in assigned.string):
             continue  # another line, or a variable that holds several arguments
-        used = re.compile(rf"\*{assigned[2]}\b" if assigned[2] else rf"\$\{{?{assigned[1]}\b")
+        alias = rf"\*{re.escape(assigned[2] or '')}(?![^\s,\[\]{{}}])"
+        used = re.compile(alias if assigned[2] else rf"\$\{{?{assigned[1]}\b")
         for number, line in enumerate(lines, start=1):
             is_other = not line.lstrip().startswith("#") and (assigned[2] or change.name not in line)
             place = (change.file, number)
@@ -90,7 +91,7 @@ def _other_uses(found: Fixes, chosen: FixSet) -> Iterator[str]:
                 yield f"{change.file}, line {number} uses {name}, too: {line.strip()[:60]}"
 
 
-_ASSIGNED = re.compile(r"\s*(?:(?:export\s+|local\s+)?([A-Za-z_]\w*)=|.*:\s+&(\w+)\s)")
+_ASSIGNED = re.compile(r"\s*(?:(?:export\s+|local\s+)?([A-Za-z_]\w*)=|.*:\s+&([^\s,\[\]{}]+)\s)")
 
 
 def _remarks(found: Fixes, width: int) -> Iterator[str]:

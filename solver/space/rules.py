@@ -103,14 +103,13 @@ def _loading_rule(problem: Problem) -> Iterator[Rule]:
     """Yield the limit of a node whose ranks read the model, if some rows break it."""
     if framework_facts(framework_of(problem.priced_as)).weights_read_by == "nobody":
         return
-    nodes = problem.cluster.groups
     ctx = context_of(
         problem, Columns.of([Configuration()]), default_profile(problem.cluster, problem.priced_as)
     )
-    each, alone_from = read_bytes(ctx), reads_alone_from(ctx.facts)
-    room = usable_host_bytes(problem) * min(group.gpus_per_node for group in nodes)
-    if max(group.gpus_per_node for group in nodes) * each <= room:
+    each, alone_from, share = read_bytes(ctx), reads_alone_from(ctx.facts), usable_host_bytes(problem)
+    if each <= share:
         return
+    room = share * min(group.gpus_per_node for group in problem.cluster.groups)
     readers = int(room // each)  # that a node has memory for
     alone = f"zero_stage >= {alone_from} or " if readers else ""
     yield Rule(

@@ -104,6 +104,12 @@ def test_aliases_and_merge_keys_repeat_what_they_name() -> None:
     }  # fmt: skip
 
 
+def test_what_is_merged_has_the_line_of_its_merge_key() -> None:
+    lines = dict[str, int]()
+    read_yaml("a: &x\n  p: 1\nb:\n  <<: *x\n  s: 2\n\nc: 3\n", lines)
+    assert lines == {"a": 1, "a.p": 2, "b": 3, "b.s": 5, "b.p": 4, "c": 7}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -124,7 +130,7 @@ def test_aliases_and_merge_keys_repeat_what_they_name() -> None:
         ("- 1\n", "must be an object"),
         ("a: !!set {x}\n", "an unknown tag (line 1)"),
         ("? [1]\n: 2\n", "keys must be text"),
-        ("<<: {a: 1}\n", "<< must name an object, such as *base (line 1"),
+        ("<<: {a: 1}\n", "<< must name an object, such as *base, or a list of them (line 1"),
         ("!!python/object:os.system {}\n", "not YAML"),
     ],
 )

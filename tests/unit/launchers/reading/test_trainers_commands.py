@@ -384,8 +384,28 @@ def test_processes_without_a_gpu_each_are_refused(start: str, says: str) -> None
     ],
 )
 def test_samples_are_evaluated_together_where_a_strategy_asks_for_it(more: str, size: int | None) -> None:
-    options = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}{more}").workload.framework_options
-    assert options.get("evaluation_batch_size") == size
+    found = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}{more}")
+    assert found.workload.framework_options.get("evaluation_batch_size") == size
+    said = [one for one in found.notes if "no evaluation is priced" in one]
+    assert bool(said) == ("$EVAL" in more)
+
+
+@pytest.mark.parametrize(
+    ("more", "evaluates"),
+    [
+        ("--val_dataset ours", True),
+        ("--split_dataset_ratio 0.01", True),
+        ("--split_dataset_ratio 0", False),
+        ("", False),
+        ("--val_dataset ours --eval_strategy no", False),
+        ("--val_dataset ours --save_strategy no", False),
+        ("--val_dataset ours --save_strategy no --eval_strategy steps", True),
+        ("--eval_strategy steps", False),
+    ],
+)
+def test_ms_swift_evaluates_data_that_it_has_as_often_as_it_saves(more: str, evaluates: bool) -> None:
+    options = read(f"swift sft {WORDS} {more}\n").workload.framework_options
+    assert ("evaluation_batch_size" in options) == evaluates
 
 
 def test_a_command_sees_the_variables_that_it_starts_with() -> None:

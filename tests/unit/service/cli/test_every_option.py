@@ -276,7 +276,7 @@ COMMANDS = {
         "--gpu": Case("l40s", base=f"{UNPLACED} --num-gpus 2"),
         "--gpus": Case("2xA100-40GB", base=UNPLACED),
         "--nodes": Case("1xdgx-a100", base=UNPLACED),
-        "--num-gpus": Case("1", base=f"{UNPLACED} --gpu h100", refused="there are 1 GPUs"),
+        "--num-gpus": Case("1", base=f"{UNPLACED} --gpu h100"),
         "--gpus-per-node": Case("1", base=f"{UNPLACED} --gpu h100 --num-nodes 2"),
         "--batching": Case("padding", beside=LENGTHS),
         "--images-per-sample": Case("2", beside="--model seeing.json --image-tokens 64"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.service.fixing.changes import MARK
+from meshwright.service.fixing.changes import MARK, ComparedFile, Side, markdown
 
 CI = Path(__file__).parents[4] / "deploy" / "ci"
 
@@ -111,3 +111,11 @@ def test_the_gitlab_job_writes_one_note_and_changes_it(
     assert known[0]["body"].startswith(MARK)
     assert run(script, place, **given) == 4
     assert asked[-1] == "PUT /projects/1/merge_requests/2/notes/5"
+
+
+def test_a_file_that_is_no_longer_read_is_left_out_of_no_comment() -> None:
+    new = [ComparedFile(name=f"{at}.sh", base=Side(absent=True), head=Side()) for at in range(40)]
+    broken = ComparedFile(name="broken.sh", base=Side(), head=Side(fault="no such option"))
+    comment = markdown([*new, broken], 2.0, "8 GPUs")
+    assert "- `broken.sh` after: no such option" in comment
+    assert "1 more files are left out of this table." in comment

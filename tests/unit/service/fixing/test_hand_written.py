@@ -2,6 +2,8 @@
 
 from difflib import unified_diff
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,8 @@ from meshwright.launchers.editing.edits import Texts
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.torchtitan.read import configuration_of
 from meshwright.profiles.profile import default_profile
+from meshwright.service.fixing.lines import _other_uses
+from meshwright.service.fixing.moves import Change
 from meshwright.service.fixing.search import Bench, Trial, state_of
 from meshwright.service.requests.launch_files import own_of_files
 
@@ -183,6 +187,15 @@ def test_a_value_changes_where_it_is_set_and_nothing_else_does(name: str) -> Non
     assert trial.own.configuration.num_gpus == 8
     found = [line for file, text in sorted(trial.texts.items()) for line in changed(files[file], text)]
     assert found == expected
+
+
+@pytest.mark.parametrize("name", ["each", "per-rank", "size.1"])
+def test_other_lines_that_name_an_anchor_are_told(name: str) -> None:
+    text = f"micro_batch_size: &{name} 1\neval_batch_size: *{name}\nother: *{name}_2\n"
+    change = Change(name=MBS, old="1", new="2", file="c.yml", line=1)
+    found: Any = SimpleNamespace(source=Source(name="c.yml", text=text))
+    chosen: Any = SimpleNamespace(edits=[[change]])
+    assert [*_other_uses(found, chosen)] == [f"c.yml, line 2 uses {name}, too: eval_batch_size: *{name}"]
 
 
 def test_a_number_of_gpus_counts_for_files_that_leave_it_open() -> None:

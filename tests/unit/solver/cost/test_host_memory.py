@@ -79,6 +79,16 @@ def test_the_search_chooses_no_plan_that_its_hosts_cannot_load(host_gib: float, 
     assert bool(seen) == (readers < 8)
 
 
+def test_a_node_with_fewer_gpus_has_fewer_ranks_that_read() -> None:
+    problem = replace(asked(host_gib=4.0), launcher="trl")  # .5 GiB a GPU, of which a rank takes .4
+    (large,) = problem.cluster.groups
+    small = replace(large, gpus_per_node=2, island_gpus=2, host_memory_bytes=GIB)
+    problem = replace(problem, cluster=replace(problem.cluster, groups=(large, small)))
+    assert "weights that ranks read fit the hosts" not in {one.name for one in rules_of(problem)}
+    faults = violations(problem, a_profile(problem, "trl"), a_layout(data_parallel_size=8))
+    assert not [one for one in faults if "weights that ranks read" in one]
+
+
 @pytest.mark.parametrize("framework", ["megatron-core", "fsdp", "maxtext"])
 def test_models_that_are_built_on_the_gpu_take_no_host_memory(framework: str) -> None:
     assert predicted(asked(), framework)[1].host is None
