@@ -16,6 +16,7 @@ from meshwright.profiles.capabilities import launcher_capabilities, launchers_in
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.switches import switches
+from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import pin_faults, problem_faults, with_recipe
 
@@ -166,7 +167,15 @@ def started_otherwise(problem: Problem) -> str:
 def preferred(problem: Problem) -> tuple[Preference, tuple[str, ...]]:
     """Return the kind that a question is of, and all launchers in their order for it."""
     kind = next((one for one in PREFERENCES if one.asked(problem)), _USUAL)
-    return kind, tuple(dict.fromkeys((*kind.launchers, *sorted(launchers_in_order(), key=_runs_eagerly))))
+    vendors = {vendor_of(group.gpu) for group in problem.cluster.groups}
+    rest = launchers_in_order()
+    if vendors <= _COMPILED_FOR:
+        rest = tuple(sorted(rest, key=_runs_eagerly))
+    return kind, tuple(dict.fromkeys((*kind.launchers, *rest)))
+
+
+# Whose GPUs torch.compile writes Triton kernels for; Gaudi and Ascend have back ends of their own
+_COMPILED_FOR = {"nvidia", "amd"}
 
 
 def _runs_eagerly(launcher: str) -> tuple[bool, bool]:

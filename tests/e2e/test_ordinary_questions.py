@@ -44,7 +44,7 @@ EXPECTED = {
         code=NOTHING_FITS, launchers=TRAINERS, would_fit=("offload", "LoRA", "QLoRA")
     ),
     "Train all weights of a 7B model on one RTX 4090 with offload": Expected(
-        launchers=("deepspeed", "torchtitan"), gpus=1, offloads=True
+        launchers=("trl", "deepspeed", "torchtitan"), gpus=1, offloads=True
     ),
     "A 13B model on one V100 with offload": Expected(launchers=("deepspeed",), gpus=1, offloads=True),
     # 8 B weights, gradients and both moments in 2 bytes each are 60 of 80 GiB: Axolotl in pure bf16
