@@ -213,7 +213,7 @@ def answering(body: bytes | None) -> Iterator[str]:
     ("body", "words"),
     [
         (b"<html>", "not JSON"),
-        (b"[]", "no object"),
+        (b"[]", "no JSON object"),
         (b"{}", "state is missing"),
     ],
 )
