@@ -143,9 +143,8 @@ class FrameworkFacts:
 
     name: str
     stack: str  # the set of constants fitted for it
-    attention_kernel: (
-        str  # flash*, cudnn, triton, flex, efficient: no score matrix; megatron-fused, torch: one
-    )
+    # flash*, cudnn, triton, flex, efficient: no score matrix; megatron-fused, torch: one
+    attention_kernel: str
     transformers_release: str  # with the rules of ``profiles/attention.py``
     elementwise_fused: bool  # bias, activation, rotary embedding and residual: one kernel for each group
     norm_fused: bool  # norms keep their input only

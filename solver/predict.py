@@ -172,6 +172,11 @@ def _recomputed_flops_per_token(problem: Problem, configuration: Configuration) 
     return float(replayed @ np.array([model.forward_flops_of(one, documents) for one in layout.kinds]))
 
 
+def is_within_risk(problem: Problem, prediction: Prediction) -> bool:
+    """Return whether a run is within the accepted risk of running out of memory."""
+    return prediction.out_of_memory_probability <= problem.options.max_out_of_memory_probability
+
+
 def predict_all(
     problem: Problem, profile: Profile, configurations: Sequence[Configuration]
 ) -> list[Prediction]:

@@ -156,14 +156,18 @@ _ALIAS = re.compile(r"\s*:\s+(\*[^\s,\[\]{}]+)")
 _PROPERTIES = re.compile(r"(?:(&[^\s,\[\]{}]+)\s+|![^\s,\[\]{}]*\s+)*")
 
 
-_LINE = re.compile(r"[^\n]*\n|[^\n]+")  # str.splitlines also splits at form feeds
 _TABLE = re.compile(r"\s*\[\s*([\w.\-]+)\s*\]")
 _SETTING = re.compile(r"(\s*)([\w.\-]+)\s*=\s*(\"[^\"\n]*\"|'[^'\n]*'|[^\s#]+)")
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text with their ends, as git has them: form feeds end none."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
 def _toml(text: str) -> Iterator[Site]:
     table, at = "", 0
-    for number, line in enumerate(_LINE.findall(text), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         if (found := _TABLE.match(line)) is not None:
             table = f"{found[1]}."
         elif (found := _SETTING.match(line)) is not None:
@@ -178,7 +182,7 @@ def _toml(text: str) -> Iterator[Site]:
 
 def _python(text: str) -> Iterator[Site]:
     starts = [0]
-    for line in _LINE.findall(text):
+    for line in lines_of(text):
         starts.append(starts[-1] + len(line))
 
     def place(line: int, column: int) -> int:  # columns count bytes of UTF-8

@@ -13,7 +13,7 @@ from meshwright.service.report.formatting import configuration_words, peak_memor
 from meshwright.service.requests.launch_files import Own
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import SHORT_NAMES
-from meshwright.solver.predict import predict
+from meshwright.solver.predict import is_within_risk, predict
 from meshwright.solver.problem import Problem
 
 _LISTED = 10  # differences of one run
@@ -63,8 +63,7 @@ class ComparedFile:
 def _may_run_out(side: Side) -> bool:
     if side.own is None or side.prediction is None:
         return False
-    most = side.own.problem.options.max_out_of_memory_probability
-    return side.prediction.out_of_memory_probability > most
+    return not is_within_risk(side.own.problem, side.prediction)
 
 
 def side_of(

@@ -17,6 +17,7 @@ from math import inf
 from typing import Any
 
 from meshwright.launchers.editing.edits import Texts
+from meshwright.launchers.editing.sites import lines_of
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.megatron_lm.read import arguments_of
 from meshwright.launchers.reading.base import Overrides, Source
@@ -35,7 +36,7 @@ from meshwright.solver.check import violations_of_all
 from meshwright.solver.configuration import plan_id_of
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.predict import predict_all
+from meshwright.solver.predict import is_within_risk, predict_all
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
 
 WORTH = 0.02  # of the step: the least gain of one more edit
@@ -78,8 +79,7 @@ class Fixes:
     @property
     def fits(self) -> bool:
         """Return whether the run as it stands is within the accepted risk of running out of memory."""
-        most = self.own.problem.options.max_out_of_memory_probability
-        return self.prediction.out_of_memory_probability <= most
+        return is_within_risk(self.own.problem, self.prediction)
 
     def diff(self, chosen: FixSet, paths: Mapping[str, str] | None = None) -> str:
         """Return the unified diff of a set; ``paths``: of files by their base names."""
@@ -124,8 +124,7 @@ class Fixes:
 
 
 def _unified(old: str, new: str, path: str) -> list[str]:
-    before, after = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (old, new))  # as git splits
-    lines = unified_diff(before, after, f"a/{path}", f"b/{path}")
+    lines = unified_diff(lines_of(old), lines_of(new), f"a/{path}", f"b/{path}")
     return [one if one.endswith("\n") else f"{one}\n\\ No newline at end of file\n" for one in lines]
 
 
@@ -305,7 +304,7 @@ def _fixes(bench: Bench, profile: Profile, levels: Levels, answer: Answer | None
     own = bench.own
     (before,) = predict_all(own.problem, profile, [own.configuration])
     (faults,) = violations_of_all(own.problem, profile, [own.configuration])
-    fits = before.out_of_memory_probability <= own.problem.options.max_out_of_memory_probability
+    fits = is_within_risk(own.problem, before)
     sets, best_s = list[FixSet](), before.step_time_s if fits else inf  # what fits counts first
     for _, trials in sorted(levels.best.items()):
         judged = _judged(trials[:_JUDGED], profile, before, faults)

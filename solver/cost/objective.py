@@ -58,10 +58,8 @@ def busy_s(columns: Columns, priced: FloatArray) -> FloatArray:
 def busy_parts_s(problem: Problem, prices: RowPrices) -> FloatArray:
     """Return computing of all layers, their replay, and that of the quickest one, of a pass, (3, n)."""
     parts = np.concatenate([LayerLayout.of(problem.model).cumulative[-1], [1, 1]]).astype(np.float64)
-    computing, replay = (
-        sum(prices.breakdown_s[name] @ parts for name in _COMPUTING),
-        prices.replay_s[:, :-2],
-    )
+    computing = sum(prices.breakdown_s[name] @ parts for name in _COMPUTING)
+    replay = prices.replay_s[:, :-2]
     return np.stack([computing, replay @ parts[:-2], replay.min(axis=1)])
 
 

@@ -133,7 +133,7 @@ class RowPrices(Gathered):
     tail_s: FloatArray  # once per step after the last micro-batch: exposed gradient / parameter
     #                     collectives and the optimizer, by part
     # The part that every rank has whatever it holds, shape (n,): ``OF_EVERY_RANK``, and ``buffer_bytes``.
-    every_forward_s: FloatArray  # of each chunk and micro-batch: today what the chunk hands on
+    every_forward_s: FloatArray  # of each chunk and micro-batch: what the chunk hands on
     every_backward_s: FloatArray
     rank_tail_s: FloatArray  # once per step after the last micro-batch (latencies, norms)
     transfer_s: FloatArray  # exposed time of one message between stages, each direction; 0 if pp = 1
