@@ -361,13 +361,13 @@ def try_model_types(name: str, environment: Environment, count: Count, *, whole:
         {**case_of(one.run.target, text), "ranks": one.run.ranks()}
         for one, text in zip(runs, files, strict=True)
     ]
-    wrong: dict[str, list[str]] = {}
+    wrong: dict[tuple[str, str], list[str]] = {}  # by type and config: several types have one named alike
     for one, verdict in zip(runs, (yield judge, cases), strict=True):
         said = [verdict["refusal"]] if verdict["refusal"] else unlike(one.run, verdict["seen"])
         said = [*said, *unlike_model(one.run.target.model, verdict["seen"].get("model", {}))]
-        wrong.setdefault(one.config, [])
-        wrong[one.config] += [f"{one.model_type}: {one.run.name}: {text}" for text in said]
-    built = [one for one in runs if not wrong[one.config]]
+        found = wrong.setdefault((one.model_type, one.config), [])
+        found += [f"{one.model_type}: {one.run.name}: {text}" for text in said]
+    built = [one for one in runs if not wrong[one.model_type, one.config]]
     types, tried = {one.model_type for one in built}, {one.model_type for one in runs}
     print(f"{name}: model types: {len(types)} exact of {len(tried)}, {len(built)} plans")
     if whole:
@@ -377,7 +377,7 @@ def try_model_types(name: str, environment: Environment, count: Count, *, whole:
             print(f"{name}: not recorded: {text[:300]}")
         return
     exact = exact_types(launcher)
-    told = [text for one in runs if one.model_type in exact for text in wrong[one.config]]
+    told = [text for one in runs if one.model_type in exact for text in wrong[one.model_type, one.config]]
     told += [f"{kind}: exact, but not recorded" for kind in sorted(types - exact)]
     count.faults += [f"{name}: {text}" for text in told]
 

@@ -127,6 +127,7 @@ from megatron.core.transformer import mlp, torch_norm
 from megatron.core.transformer import multi_latent_attention as latent
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.training.argument_utils import core_transformer_config_from_args, gpt_config_from_args
@@ -224,10 +225,12 @@ def _latent_attention(self: Any, config: Any, submodules: Any, *given: Any, **op
     """Build latent attention with whole projections to the latents, as Transformer Engine has them.
 
     The local layers split them over tensor ranks (Megatron-Core ``gpt_layer_specs.py``,
-    ``get_gpt_layer_local_spec``).
+    ``get_gpt_layer_local_spec``). Queries without latents have nothing to normalise, which Megatron-Core
+    0.19.2 refuses of the local layers' norm.
     """
-    down = {"linear_q_down_proj": _Whole, "linear_kv_down_proj": _Whole}
-    _latent_attention_made(self, config, replace(submodules, **down), *given, **options)
+    own: dict[str, Any] = {"linear_q_down_proj": _Whole, "linear_kv_down_proj": _Whole}
+    own |= {"q_layernorm": IdentityOp} if config.q_lora_rank is None else {}
+    _latent_attention_made(self, config, replace(submodules, **own), *given, **options)
 
 
 _reduce = linear_layers.reduce_from_tensor_model_parallel_region
