@@ -259,6 +259,7 @@ def trained(workload: Workload) -> dict[str, object]:
         "lora_targets": sorted(workload.lora_targets) if workload.lora_rank else [],
         "base_precision": workload.base_precision,
         "trained_modules": sorted(workload.trained_modules),
+        "dora": bool(workload.framework_options.get("dora")),
         "moments": "bfloat16" if workload.optimizer == "adamw-bf16" else "float32",
         "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
         "loaded_as": "bfloat16"

@@ -65,6 +65,7 @@ def judge(case: Case) -> Seen:
         "lora_rank": adapters.r if adapters else 0,
         "lora_targets": sorted(targets),
         "trained_modules": sorted((adapters and adapters.modules_to_save) or []),
+        "dora": bool(adapters and adapters.use_dora),
         "base_precision": nested
         if model.load_in_4bit
         else "int8"
