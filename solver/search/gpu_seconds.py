@@ -16,6 +16,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.cost.price import least_passes_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import SAFETY
+from meshwright.solver.search.priced_space import CHUNK
 from meshwright.solver.space.enumerate import passes_on_any_number
 
 
@@ -54,12 +55,15 @@ def least_pass_gpu_s(
         return 0.0
     least = np.inf
     for one in _unlike(problem, ways):
-        rows = passes_on_any_number(one, wide=wide)
-        seconds = least_passes_s(one, rows, profile) if len(rows) else None
-        if seconds is None:
+        every = passes_on_any_number(one, wide=wide)
+        if not len(every):
             return 0.0
-        ranks = rows.tensor_parallel_size * rows.context_parallel_size
-        least = min(least, float((seconds * ranks / rows.micro_batch_size).min()))
+        for rows in (every.take(slice(at, at + CHUNK)) for at in range(0, len(every), CHUNK)):
+            seconds = least_passes_s(one, rows, profile)
+            if seconds is None:
+                return 0.0
+            ranks = rows.tensor_parallel_size * rows.context_parallel_size
+            least = min(least, float((seconds * ranks / rows.micro_batch_size).min()))
     return least * problem.workload.global_batch_size * min(profile.time_factor, 1.0) * SAFETY
 
 

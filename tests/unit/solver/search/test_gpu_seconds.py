@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.model_parts import MoeSpec
-from meshwright.profiles.profile import default_profile
-from meshwright.solver.cost.price import least_work_s
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.cost.price import least_passes_s, least_work_s
 from meshwright.solver.planner.variants import searched_variants, switched_of
 from meshwright.solver.problem import Problem, on_gpus
+from meshwright.solver.search import gpu_seconds
 from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.factored import Crossing
@@ -55,3 +57,20 @@ def test_nothing_is_known_where_passes_read_the_number_of_stages() -> None:
     profile = default_profile(problem.cluster, "megatron-lm")
     options = replace(problem.options, allow=("offload",))
     assert least_pass_gpu_s(replace(problem, options=options), profile, wide=False) == 0.0
+
+
+def test_many_rows_are_priced_in_pieces_that_give_the_same_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = asked("megatron-lm", None)
+    profile = default_profile(problem.cluster, "megatron-lm")
+    at_once = least_pass_gpu_s(problem, profile, wide=True)
+    sizes = list[int]()
+
+    def counted(one: Problem, rows: Columns, profile: Profile) -> FloatArray | None:
+        sizes.append(len(rows))
+        return least_passes_s(one, rows, profile)
+
+    monkeypatch.setattr(gpu_seconds, "least_passes_s", counted)
+    monkeypatch.setattr(gpu_seconds, "CHUNK", 7)
+    assert least_pass_gpu_s(problem, profile, wide=True) == at_once
+    assert len(sizes) > 1
+    assert max(sizes) == 7
