@@ -58,6 +58,12 @@ def encoded(row: Flag, value: object) -> object:
     return words[value] if words else value
 
 
+def meanings(program: str, sets: str) -> tuple[Any, ...]:
+    """Return the values of a field that a program has words for."""
+    rows = (row for row in flags_of(program).values() if row.sets == sets)
+    return tuple(dict.fromkeys(meaning for row in rows for meaning in row.priced_as.values()))
+
+
 def stated(
     fields: Fields, program: str, record: str, section: str = "", *, without: Collection[str] = ()
 ) -> Values:

@@ -43,12 +43,13 @@ def test_a_value_that_no_word_means_cannot_be_written() -> None:
         encoded(flags_of("nanotron")["parallelism.pp_engine"], "interleaved")
 
 
-def test_every_hole_of_a_template_is_an_argument() -> None:
+@pytest.mark.parametrize("program", ["maxtext", "nanotron"])
+def test_every_hole_of_a_template_is_an_argument(program: str) -> None:
     def holes(tree: object, name: str) -> list[str]:
         if isinstance(tree, dict):
             return [one for key, found in tree.items() for one in holes(found, f"{name}.{key}")]
         return [name[1:]] if tree == HOLE else []
 
-    found = holes(data("nanotron/plan.yaml"), "")
-    assert [name for name in found if name not in flags_of("nanotron")] == []
+    found = holes(data(f"{program}/plan.yaml"), "")
+    assert [name for name in found if name not in flags_of(program)] == []
     assert len(found) > 20
