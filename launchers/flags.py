@@ -45,7 +45,7 @@ class Flag:
     wins: bool = False  # over the argument that it means
     first_decides: bool = False  # it means nothing where the first argument that it means is given
     words: Sequence[str] = ()  # those that are priced
-    priced_as: Mapping[str, Any] = field(default_factory=dict)  # the field's value for each priced word
+    priced_as: Mapping[Any, Any] = field(default_factory=dict)  # the field's value for each priced word
     any_case: bool = False  # the program ignores the case of these words, but not of other arguments'
     least: int = 1  # of a whole number
     most: int | None = None  # the largest number; None: any

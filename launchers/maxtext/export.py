@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import yaml
 
 from meshwright.launchers import export as common
+from meshwright.launchers.dialect import filled, meanings
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.rules import fault, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
@@ -146,60 +147,56 @@ def tensors_have_names(target: Target) -> Iterator[FieldError]:
 # The model, the batch, and the rest of the file.
 
 
-def model_values(target: Target) -> dict[str, object]:
-    """Return the sizes, and the decoder block that has the model's parts."""
-    model, moe = target.model, target.model.moe
-    normed = model.query_key_norm != "none"
-    block = ("qwen3_moe" if normed else "mixtral") if moe else "qwen3" if normed else "llama2"
-    experts: dict[str, object] = {}
+def plan_values(target: Target) -> dict[str, object]:
+    """Return the values of ``plan.yaml`` that follow from several fields, by name."""
+    model, config = target.model, target.config
+    staged, normed = config.pipeline_parallel_size > 1, model.query_key_norm != "none"
+    sequences = config.micro_batch_size * config.data_parallel_size
+    # a pipeline takes all micro-batches of a step at once, else gradients add up
+    passes, steps = (config.num_microbatches, 1) if staged else (1, config.num_microbatches)
+    values: dict[str, object] = {
+        "run_name": common.printable(target.plan.plan_id),
+        "hardware": "tpu" if is_tpu(target) else "gpu",
+        "context_parallel_strategy": "ring" if config.context_parallel_size > 1 else "all_gather",
+        "decoder_block": "qwen2" if model.qkv_bias else _BLOCKS[model.moe is not None, normed],
+        "use_qk_norm": normed,
+        "rope_max_timescale": model.rotary_base or 10_000,
+        "rope_type": "llama3.1" if model.rotary_scaling else "default",
+        "per_device_batch_size": _share(sequences * passes, config.num_gpus),
+        "gradient_accumulation_steps": steps,
+    }
+    if model.moe is not None and not normed:  # mixtral refuses another width; qwen3_moe has no use for it
+        values["base_mlp_dim"] = model.moe.ffn_hidden_size
+    return values | ({"attention": "flash"} if is_tpu(target) else {})
+
+
+# MaxText's decoder blocks, by whether the model has experts, and norms of queries and keys.
+_BLOCKS = {
+    (False, False): "llama2", (False, True): "qwen3", (True, False): "mixtral", (True, True): "qwen3_moe",
+}  # fmt: skip
+
+
+def further_values(target: Target) -> dict[str, object]:
+    """Return what only some plans write: experts, stages, the norms' epsilon, products for embeddings."""
+    model, moe, config = target.model, target.model.moe, target.config
+    values: dict[str, object] = {}
     if moe is not None:
-        experts = {
+        values = {
             "num_experts": moe.num_experts, "num_experts_per_tok": moe.top_k,
-            "base_moe_mlp_dim": moe.ffn_hidden_size, "norm_topk_prob": normed,
+            "base_moe_mlp_dim": moe.ffn_hidden_size, "norm_topk_prob": model.query_key_norm != "none",
             "load_balance_loss_weight": moe.balance_coefficient,
             # Not the Pallas kernel of TPUs; no token is dropped either way.
             "megablox": is_tpu(target), "sparse_matmul": True,
         }  # fmt: skip
-    return {
-        "decoder_block": "qwen2" if model.qkv_bias else block,
-        "base_emb_dim": model.hidden_size,
-        "base_num_query_heads": model.num_attention_heads,
-        "base_num_kv_heads": model.num_kv_heads,
-        "base_num_decoder_layers": model.num_layers,
-        # mixtral refuses another width than its experts'; qwen3_moe has no use for it.
-        "base_mlp_dim": moe.ffn_hidden_size if moe and not normed else model.ffn_hidden_size,
-        "head_dim": model.head_dim,
-        "vocab_size": model.vocab_size,
-        "mlp_activations": ["silu", "linear"],
-        "attention_bias": model.qkv_bias,
-        "use_qk_norm": normed,
-        "logits_via_embedding": model.tied_embeddings,
-        "rope_max_timescale": model.rotary_base or 10_000,
-        "rope_type": "llama3.1" if model.rotary_scaling else "default",
-        **experts,
-        **({} if model.norm_epsilon is None else {"normalization_layer_epsilon": model.norm_epsilon}),
-    }
-
-
-def batch_values(target: Target) -> dict[str, object]:
-    """Return the batch: a pipeline takes all micro-batches of a step at once, else gradients add up."""
-    config = target.config
-    staged = config.pipeline_parallel_size > 1
-    passes = config.num_microbatches if staged else 1
-    sequences = config.micro_batch_size * config.data_parallel_size * passes
-    values: dict[str, object] = {
-        "per_device_batch_size": _share(sequences, config.num_gpus),
-        "gradient_accumulation_steps": 1 if staged else config.num_microbatches,
-        "max_target_length": target.workload.seq_length,
-    }
-    if staged:
+    if config.pipeline_parallel_size > 1:
         chunks = config.pipeline_parallel_size * config.virtual_pipeline_size
         values |= {
             "num_pipeline_microbatches": config.num_microbatches,
             "num_pipeline_repeats": config.virtual_pipeline_size,
-            "num_layers_per_pipeline_stage": target.model.num_layers // chunks,
+            "num_layers_per_pipeline_stage": model.num_layers // chunks,
         }
-    return values
+    values |= {} if model.norm_epsilon is None else {"normalization_layer_epsilon": model.norm_epsilon}
+    return values | ({"use_iota_embed": True} if target.facts.embedding_products else {})
 
 
 def _share(sequences: int, gpus: int) -> float:
@@ -208,47 +205,23 @@ def _share(sequences: int, gpus: int) -> float:
     return share if int(gpus * share) == sequences else math.nextafter(share, math.inf)
 
 
-_DRY_STEPS = 10  # synthetic tokens, until the user sets a data set
-_GRADIENTS = {"bf16": "bfloat16", "fp32": "float32"}
-_ATTENTION = {"cudnn": "cudnn_flash_te", "torch": "dot_product", "triton": "flash"}
-
-
 def maxtext_file(head: str, target: Target) -> str:
     """Return the whole file; data, tokenizer and learning rate are a dry start's."""
     values = {
-        "base_config": "base.yml",
-        "run_name": common.printable(target.plan.plan_id),
-        "base_output_directory": "maxtext_output",
-        "hardware": "tpu" if is_tpu(target) else "gpu",
-        "attention": "flash" if is_tpu(target) else _ATTENTION[target.facts.attention_kernel],
-        "context_parallel_strategy": "ring" if target.config.context_parallel_size > 1 else "all_gather",
-        "dataset_type": "synthetic",
-        "packing": False,
-        "steps": _DRY_STEPS,
-        "log_period": 1,
-        "enable_checkpointing": False,
-        "dtype": "bfloat16",
-        "weight_dtype": "float32",
-        "grad_dtype": _GRADIENTS[target.facts.gradient_dtype],
-        "opt_type": "adamw",
-        **model_values(target),
-        **batch_values(target),
+        **filled("maxtext/plan.yaml", "maxtext", target, plan_values(target)),
+        **further_values(target),
         **mesh_values(target),
         **remat_values(target),
-        **({"use_iota_embed": True} if target.facts.embedding_products else {}),
     }
     return head + yaml.safe_dump(values, sort_keys=True)
 
 
 def kernels_have_names(target: Target) -> Iterator[FieldError]:
     """Require an attention kernel and gradients that MaxText has a word for."""
-    facts = target.facts
-    if facts.attention_kernel not in _ATTENTION and not is_tpu(target):
-        yield fault(
-            "attention_kernel", f"MaxText has no {facts.attention_kernel}", allowed=", ".join(_ATTENTION)
-        )
-    if facts.gradient_dtype not in _GRADIENTS:
-        yield fault("gradient_dtype", f"no {facts.gradient_dtype} here", allowed=", ".join(_GRADIENTS))
+    for name in ("attention_kernel", "gradient_dtype") if not is_tpu(target) else ("gradient_dtype",):
+        stated, known = getattr(target.facts, name), meanings("maxtext", f"option.{name}")
+        if stated not in known:
+            yield fault(name, f"MaxText has no {stated}", allowed=", ".join(known))
 
 
 def tpus_gather_sequences(target: Target) -> Iterator[FieldError]:

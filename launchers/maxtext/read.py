@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from meshwright.launchers.dialect import rows_of
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.maxtext.export import (
     ALWAYS_KEPT,
@@ -413,11 +414,11 @@ def _options(fields: Fields, configuration: Configuration) -> Options:
 # The model.
 
 _NAMED = re.compile(r"llama(\d)")
-_SIZES = {
-    "base_emb_dim": "hidden_size", "base_num_query_heads": "num_attention_heads",
-    "base_num_kv_heads": "num_kv_heads", "base_num_decoder_layers": "num_layers",
-    "base_mlp_dim": "ffn_hidden_size", "head_dim": "head_dim", "vocab_size": "vocab_size",
-}  # fmt: skip
+_SIZES = {  # arguments with whole numbers of the model, but the rotary base, which has a usual one
+    name: field
+    for name, field, row in rows_of("maxtext", "model")
+    if row.kind == "integer" and field != "rotary_base"
+}
 _EPSILON = "normalization_layer_epsilon"
 _SCALING = {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
 

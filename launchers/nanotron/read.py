@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from meshwright.launchers.dialect import rows_of, stated
 from meshwright.launchers.export import bucket_option
-from meshwright.launchers.flags import flag_names, flags_of
-from meshwright.launchers.nanotron.export import BUCKET_UNIT_BYTES
+from meshwright.launchers.flags import flag_names
+from meshwright.launchers.nanotron.export import BUCKET_UNIT_BYTES, KERNELS, SHAPE
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import commands_beside, holds_file, program_of
 from meshwright.launchers.reading.documents import document_of, names_held
@@ -51,7 +51,6 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     )
     _refuse_others(fields, overrides)
     _refuse_options(fields, known.source, overrides)
-    fields.take("optimizer.zero_stage")  # also with one rank, which shares no states
     fields.stop()
     return known.launch_file(fields, "nanotron", model, workload, configuration)
 
@@ -95,11 +94,9 @@ _OPTION = "--config-file"
 def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
     for name in ("dp", "pp", "tp"):
         fields.expect(f"parallelism.{name}")
-    dp, pp, tp = (fields.integer(f"parallelism.{name}") for name in ("dp", "pp", "tp"))
-    cp = fields.integer("parallelism.context_parallel_size")
-    micro = fields.integer("tokens.micro_batch_size")
-    count = fields.integer("tokens.batch_accumulation_per_replica")
-    zero = fields.integer("optimizer.zero_stage", 0) if dp * cp > 1 else 0
+    plan = stated(fields, "nanotron", "plan")
+    pp, ranks = plan["pipeline_parallel_size"], plan["data_parallel_size"] * plan["context_parallel_size"]
+    zero = plan["zero_stage"] if ranks > 1 else 0  # one rank shares no states
     if not fields.flag("optimizer.accumulate_grad_in_fp32", default=True):
         fields.note("accumulate_grad_in_fp32 is false: the prediction assumes fp32 accumulation")
     elif zero:
@@ -108,25 +105,20 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
             "2026 (optim/gradient_accumulator.py:355, trainer.py:645); it is predicted as older "
             "versions ran it"
         )
-    schedule = _schedule(fields, pp)
-    recompute = fields.flag("parallelism.recompute_layer")
-    sequence = fields.priced("parallelism.tp_mode", "ALL_REDUCE") == "True"
+    if pp > 1 and not fields.has("parallelism.pp_engine"):
+        fields.note("pp_engine is not given: afab, all forward passes first, is nanotron's default")
     fields.stop()
-    split = _split(fields, model, pp, tp)
+    split = _split(fields, model, pp, plan["tensor_parallel_size"])
     return Configuration(
-        tensor_parallel_size=tp,
-        sequence_parallel=sequence and tp > 1,
-        pipeline_parallel_size=pp,
-        context_parallel_size=cp,
-        data_parallel_size=dp,
-        zero_stage=zero,
-        zero_shard_size=dp * cp if zero else 1,
-        micro_batch_size=micro,
-        num_microbatches=count,
-        pipeline_schedule=schedule,
-        recompute_granularity="full" if recompute else "none",
-        recompute_layers=sum(split) if recompute else 0,
-        stage_layers=split,
+        **plan
+        | {
+            "sequence_parallel": plan["sequence_parallel"] and plan["tensor_parallel_size"] > 1,
+            "zero_stage": zero,
+            "zero_shard_size": ranks if zero else 1,
+            "pipeline_schedule": plan["pipeline_schedule"] if pp > 1 else "none",
+            "recompute_layers": sum(split) if plan["recompute_granularity"] == "full" else 0,
+            "stage_layers": split,
+        }
     )
 
 
@@ -163,15 +155,6 @@ def _split(fields: Fields, model: ModelSpec, pp: int, tp: int) -> tuple[int, ...
     return nanotron_split(model, pp, tp)[0]
 
 
-def _schedule(fields: Fields, pp: int) -> str:
-    schedule = fields.priced("parallelism.pp_engine", "afab")
-    if pp == 1:
-        return "none"
-    if not fields.has("parallelism.pp_engine"):
-        fields.note("pp_engine is not given: afab, all forward passes first, is nanotron's default")
-    return schedule
-
-
 def _model(fields: Fields, overrides: Overrides) -> ModelSpec:
     """Return the supplied model, else that of a Llama or Qwen2 configuration, by the rows of their fields.
 
@@ -181,31 +164,21 @@ def _model(fields: Fields, overrides: Overrides) -> ModelSpec:
     fields.refuse_unpriced()
     fields.stop()
     if overrides.model is not None:
-        fields.take(*(name for name, row in flags_of("nanotron").items() if row.sets.startswith("model.")))
+        fields.take(*(name for name, *_ in rows_of("nanotron", "model")))
         fields.note(f"the model is {overrides.model.title}, not model.model_config")
         return overrides.model
     _refuse_layers(fields)
     for name in _SIZES:
-        fields.expect(_AT + name, "is not given; add it, or name the model with --model")
+        fields.expect(SHAPE + name, "is not given; add it, or name the model with --model")
     fields.stop()
-    raw: dict[str, Any] = {}
-    for name, row in flags_of("nanotron").items():
-        field = row.sets.removeprefix("model.")
-        if name.startswith(_AT) and field not in (row.sets, "activation"):
-            usual = row.default
-            if row.type == "bool":
-                raw[field] = fields.flag(name)
-            elif isinstance(usual, float):
-                raw[field] = fields.number(name, usual)
-            else:
-                raw[field] = fields.integer(name) if usual else fields.optional(name)
+    shape = stated(fields, "nanotron", "model", SHAPE, without=("activation",))
     fields.stop()
-    raw["rotary_base"] = max(int(raw["rotary_base"]), 1)
-    model = model_from_shape({key: value for key, value in raw.items() if value}, name="launch file")
+    shape["rotary_base"] = max(int(shape["rotary_base"]), 1)
+    model = model_from_shape({key: value for key, value in shape.items() if value}, name="launch file")
     every = model.no_rotary_every
     if every and model.num_layers % every:  # Qwen2Config asserts it
         fields.fault(
-            _AT + "no_rope_layer",
+            SHAPE + "no_rope_layer",
             f"{every} does not divide {model.num_layers} layers",
             allowed=f"divisors of {model.num_layers}",
             nearest=near_divisors(every, model.num_layers),
@@ -213,25 +186,21 @@ def _model(fields: Fields, overrides: Overrides) -> ModelSpec:
     return model
 
 
-_AT = "model.model_config."
 _SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
 def _refuse_layers(fields: Fields) -> None:
     """Record a fault for each model key that neither LlamaConfig nor Qwen2Config has."""
     table = flag_names("nanotron")
-    for name in (_AT + name for name in fields.names_in(_AT[:-1])):
+    for name in (SHAPE + name for name in fields.names_in(SHAPE[:-1])):
         if table.row(name) is None and fields.peek(name) not in (None, False):
             fields.fault(
                 name,
                 "is none of LlamaConfig's and Qwen2Config's, and a fork builds other layers by it",
                 allowed=passing(name),
             )
-    if fields.word(_AT + "hidden_act", "silu") != "silu":
-        fields.fault(_AT + "hidden_act", "is not supported", allowed="silu")
-    kernel = fields.word(_AT + "_attn_implementation", _KERNELS[0])
-    if kernel not in _KERNELS:
-        fields.note(f"_attn_implementation {shown(kernel)} is predicted as {_KERNELS[0]}")
-
-
-_KERNELS = ("flash_attention_2", "ring_flash_triton")  # the latter for context parallelism
+    if fields.word(SHAPE + "hidden_act", "silu") != "silu":
+        fields.fault(SHAPE + "hidden_act", "is not supported", allowed="silu")
+    kernel = fields.word(SHAPE + "_attn_implementation", KERNELS[0])
+    if kernel not in KERNELS:
+        fields.note(f"_attn_implementation {shown(kernel)} is predicted as {KERNELS[0]}")
