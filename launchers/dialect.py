@@ -6,7 +6,7 @@ next to the program is the exported file: ``$`` marks each value that a row, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshwright.launchers.flags import Flag, flags_of
@@ -72,6 +72,19 @@ def stated(
     return {field: decoded(fields, name, row) for name, field, row in rows if field not in without}
 
 
+def written(programs: Sequence[str], target: Target, names: Iterable[str]) -> Values:
+    """Return what a plan's file gives some arguments, each by its row in the first table that has it."""
+    records = {
+        "plan": target.config, "model": target.model, "workload": target.workload, "option": target.facts,
+    }  # fmt: skip
+    rows = {name: next(row for table in programs if (row := flags_of(table).get(name))) for name in names}
+    places = {name: row.sets.rpartition(".") for name, row in rows.items()}
+    return {
+        name: encoded(rows[name], getattr(records[owner], field))
+        for name, (owner, _, field) in places.items()
+    }
+
+
 def filled(file: str, program: str, target: Target, own: Mapping[str, Any]) -> Values:
     """Return the values of a template, with those of the plan.
 
@@ -80,30 +93,16 @@ def filled(file: str, program: str, target: Target, own: Mapping[str, Any]) -> V
         program: the table whose rows fill the holes.
         target: the plan, the model and the workload that rows take their values from.
         own: values by the argument's name, where they depend on more than one field.
-
-    Raises:
-        KeyError: neither a row nor ``own`` fills a hole.
     """
-    records = {
-        "plan": target.config, "model": target.model, "workload": target.workload, "option": target.facts,
-    }  # fmt: skip
-    table = flags_of(program)
 
-    def value_of(name: str) -> Any:  # noqa: ANN401 - what the file takes
-        if name in own:
-            return own[name]
-        owner, _, field = table[name].sets.rpartition(".")
-        return encoded(table[name], getattr(records[owner], field))
+    def with_values(tree: Mapping[str, Any], section: str = "") -> Values:
+        return {name: value_of(f"{section}{name}", found) for name, found in tree.items()}
 
-    return _with_holes(data(file), value_of)
+    def value_of(name: str, found: Any) -> Any:  # noqa: ANN401 - what a document holds
+        if isinstance(found, Mapping):
+            return with_values(found, f"{name}.")
+        if found != HOLE:
+            return found
+        return own[name] if name in own else written((program,), target, [name])[name]
 
-
-def _with_holes(tree: Mapping[str, Any], value_of: Callable[[str], Any], section: str = "") -> Values:
-    return {
-        name: _with_holes(found, value_of, f"{section}{name}.")
-        if isinstance(found, Mapping)
-        else value_of(f"{section}{name}")
-        if found == HOLE
-        else found
-        for name, found in tree.items()
-    }
+    return with_values(data(file))

@@ -104,7 +104,8 @@ def _release(launcher: str, version: str | None) -> str:
     """
     if version is None:
         return ""
-    known = getattr(import_module(named(_LAUNCHERS[launcher]).__module__), "VERSIONS", ())
+    place = _LAUNCHERS[launcher].partition(":")[0]  # a relative's exporter is its relation's function
+    known = getattr(import_module(f"meshwright.launchers.{place}"), "VERSIONS", ())
     release = ".".join(version.split(".")[:2])
     if release not in known:
         judged = ", ".join(dict.fromkeys(one.version for one in judged_versions(launcher)))

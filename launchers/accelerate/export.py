@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import yaml
 
 from meshwright.launchers import export as common
-from meshwright.launchers.rules import refuse_first
+from meshwright.launchers.dialect import written
+from meshwright.launchers.rules import Rule, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
+from meshwright.launchers.templates import filled
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
 from meshwright.profiles.attention import AUTO, implementation, runnable
 from meshwright.profiles.capabilities import launcher_capabilities
@@ -115,38 +119,92 @@ def _machines(target: Target) -> dict[str, object]:
     }
 
 
-PRODUCT = "accelerate 1.15.0"
-NEEDS = (("TRAIN_SCRIPT", "a training script that takes the TrainingArguments of transformers"),)
+class AccelerateFiles:
+    """Files of ``accelerate launch``; a trainer over it inherits them and states its differences."""
 
-
-# Names of transformers' TrainingArguments; accelerate's own arguments come before the script.
-DECIDED = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16",
-    "fsdp", "fsdp_config", "parallelism_config", "deepspeed", "per_gpu_train_batch_size", "torch_compile",
-    "optim",
-)  # fmt: skip
-
-
-def export(target: Target) -> ExportBundle:
-    """Return the configuration file and the two scripts that start it."""
-    refuse_first(target, "accelerate")
-    return common.bundled(
-        target,
-        product=PRODUCT,
-        shape=True,
-        start=common.StartCommand(
-            program=accelerate_command(target),
-            needs=NEEDS,
-            packages=(*trainer_packages(target), *tensor_packages(target)),
-            takes=(
-                ("--resume_from_checkpoint FOLDER", "after it, if the script doesn't look for checkpoints"),
-            ),
-            command=True,
-            decides=DECIDED,
-        ),
-        warnings=found_warnings(target),
-        own=lambda head: {CONFIG_FILE: accelerate_file(head, target)},
+    launcher: ClassVar[str] = "accelerate"
+    product: ClassVar[str] = "accelerate 1.15.0"
+    needs: ClassVar[Sequence[tuple[str, str]]] = (
+        ("TRAIN_SCRIPT", "a training script that takes the TrainingArguments of transformers"),
     )
+    takes: ClassVar[Sequence[tuple[str, str]]] = (
+        ("--resume_from_checkpoint FOLDER", "after it, if the script doesn't look for checkpoints"),
+    )
+    follows: ClassVar[str] = ""  # required arguments after the command
+    is_command: ClassVar[bool] = True  # not started by torchrun
+    assignments: ClassVar[bool] = False  # arguments may be ``name=value``
+    before: ClassVar[str] = ""  # lines of Bash that the command needs; @KEYS@: the decided names
+    rules: ClassVar[tuple[Rule, ...]] = ()  # of its own
+    # Arguments that rows of tables write: a micro-batch, their number, a trainer's tokens of a sequence.
+    tables: ClassVar[tuple[str, ...]] = ("transformers",)
+    batch: ClassVar[tuple[str, ...]] = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    # Names that would change the plan and that it does not write, here of transformers' TrainingArguments
+    # (accelerate's own arguments come before the script).
+    others: ClassVar[Sequence[str]] = (
+        "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16",
+        "fp16", "fsdp", "fsdp_config", "parallelism_config", "deepspeed", "per_gpu_train_batch_size",
+        "torch_compile", "optim",
+    )  # fmt: skip
+
+    def export(self, target: Target) -> ExportBundle:
+        """Return the launcher's own files and the two scripts that start them."""
+        refuse_first(target, self.launcher, self.rules)
+        names = self.decided(target)
+        return common.bundled(
+            target,
+            product=self.product,
+            shape=True,
+            start=common.StartCommand(
+                program=self.program(target),
+                needs=self.needs,
+                takes=self.takes,
+                follows=self.follows,
+                packages=tuple(self.packages(target)),
+                command=self.is_command,
+                before=filled(self.before, {"KEYS": " \\\n    ".join(textwrap.wrap(" ".join(names), 100))}),
+                decides=names,
+                assignments=self.assignments,
+            ),
+            warnings=self.warnings(target),
+            own=lambda head: self.files(head, target),
+        )
+
+    def values(self, target: Target) -> dict[str, object]:
+        """Return the trainer's arguments that the plan sets, here those behind the training script."""
+        batch = written(self.tables, target, self.batch)
+        return {**batch, "gradient_checkpointing": recomputes_in_script(target)}
+
+    def decided(self, target: Target) -> tuple[str, ...]:
+        """Return the names that the user may not set: those of the plan, and ``others``."""
+        values = self.values(target)
+        return (*values, *(name for name in self.others if name not in values))
+
+    def files(self, head: str, target: Target) -> dict[str, str]:
+        """Return the launcher's own files by name."""
+        return {CONFIG_FILE: accelerate_file(head, target)}
+
+    def program(self, target: Target) -> str:
+        """Return the command of a node."""
+        return accelerate_command(target, self.values(target))
+
+    def packages(self, target: Target) -> Iterator[Requirement]:
+        """Yield the packages that the plan needs."""
+        yield from trainer_packages(target)
+        yield from tensor_packages(target)
+
+    def warnings(self, target: Target) -> Iterator[str]:
+        """Yield the differences of accelerate from the plan, and what the plan leaves to the script."""
+        yield from accelerate_warnings(target, common.compiled_facts(target))
+        yield common.model_is_in_the_script(target)
+        if target.config.context_parallel_size == 1:  # rings require SDPA
+            yield attention_is_in_the_script(target)
+        yield from _adapters_are_in_the_script(target)
+        yield common.sequences_in_the_script(target)
+        if target.config.context_parallel_size > 1:
+            yield "context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA"
+
+
+export = AccelerateFiles().export
 
 
 def recomputes_in_script(target: Target) -> bool:
@@ -199,34 +257,18 @@ def accelerate_launch(target: Target) -> list[str]:
     ]
 
 
-def accelerate_command(target: Target) -> str:
-    """Return ``accelerate launch`` with the file, this node's rank, and the batch, which no file has."""
-    config = target.config
-    checkpointing = recomputes_in_script(target)
+def accelerate_command(target: Target, values: Mapping[str, object]) -> str:
+    """Return ``accelerate launch`` with the file, this node's rank, and arguments, which no file has."""
     lines = [
         *accelerate_launch(target),
         '    "${TRAIN_SCRIPT}" \\',
-        f"    --per_device_train_batch_size {config.micro_batch_size} \\",
-        f"    --gradient_accumulation_steps {config.num_microbatches} \\",
-        f"    --gradient_checkpointing {str(checkpointing).lower()} \\",
+        *(f"    --{name} {str(value).lower()} \\" for name, value in values.items()),
         *([f"    --optim {optimizer(target)} \\"] if optimizer(target) != "adamw_torch_fused" else []),
         *(f"    --{name} {size} \\" for name, size in ddp_bucket(target).items()),
         f"    --{target.workload.precision} true --max_grad_norm 1.0 --ddp_timeout 1800 \\",
         '    --logging_steps 1 --save_steps "${SAVE_STEPS:-500}" "$@"',
     ]
     return "\n".join(lines)
-
-
-def found_warnings(target: Target) -> Iterator[str]:
-    """Yield the differences of accelerate from the plan, and what the plan leaves to the script."""
-    yield from accelerate_warnings(target, common.compiled_facts(target))
-    yield common.model_is_in_the_script(target)
-    if target.config.context_parallel_size == 1:  # rings require SDPA
-        yield attention_is_in_the_script(target)
-    yield from _adapters_are_in_the_script(target)
-    yield common.sequences_in_the_script(target)
-    if target.config.context_parallel_size > 1:
-        yield "context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA"
 
 
 _LOADED = {  # transformers' names for the types of a frozen model

@@ -6,94 +6,28 @@ Names: Axolotl 0.19.0, utils/schemas (config.py, training.py, fsdp.py) and utils
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-import yaml
-
-from meshwright.launchers.accelerate.export import (
-    accelerate_warnings,
-    attention,
-    mesh,
-    optimizer,
-    recomputes_in_script,
-    tensor_packages,
-)
-from meshwright.launchers.export import StartCommand, bundled, model_is_in_the_script
-from meshwright.launchers.rules import refuse_first
-from meshwright.launchers.target import ExportBundle, Target, pads, pads_to_longest
-from meshwright.launchers.transformers.export import (
-    OF_THE_RUN,
-    WRITTEN_FACTS,
-    Values,
-    adapter_kinds,
-    decided,
-    experts,
-    trained_whole,
-    trainers_galore,
-)
+from meshwright.launchers.accelerate.export import accelerate_warnings, attention, mesh, tensor_packages
+from meshwright.launchers.export import model_is_in_the_script
+from meshwright.launchers.target import Target, pads, pads_to_longest
+from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles, Values, experts
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import optimizer_named
-from meshwright.profiles.requirements import packages
-
-_RESUMES = {"auto_resume_from_checkpoints": True}  # a restarted run resumes
-CONFIG_FILE = "axolotl.yaml"
-PRODUCT = "Axolotl 0.19.0"
-_NEEDS = (
-    ("RUN_CONFIG", "a YAML of your own: base_model, datasets, learning_rate, num_epochs, output_dir, …"),
-)
-# Other names that would change the plan: aliases, other engines, frozen weights.
-_OTHERS = (
-    "adapter", "batch_size", "bfloat16", "deepspeed", "expert_parallel_size", "flash_attention", "float16",
-    "fp8", "fsdp", "load_in_4bit", "load_in_8bit", "lora_r", "lora_target_linear", "lora_target_modules",
-    "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
-    "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
-    "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
-    "precompute_ref_log_probs",
-)  # fmt: skip
-# The two files become one; for a key in both the last would silently win.
-_JOINED = """\
-for key in \\
-    @KEYS@; do
-    if grep -q "^${key}:" "${RUN_CONFIG}"; then
-        echo "error: ${key} in ${RUN_CONFIG} belongs to the plan; change the plan instead" >&2
-        exit 2
-    fi
-done
-joined="$(mktemp -d)/run"
-cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
-"""
+from meshwright.profiles.requirements import Requirement, packages
 
 
-_KINDS = {"pair": "dpo", "unpaired": "kto"}
-
-
-def values_of(target: Target) -> Values:
-    """Return every value that the plan sets."""
-    config = target.config
-    return {
-        "micro_batch_size": config.micro_batch_size,
-        "gradient_accumulation_steps": config.num_microbatches,
-        "sequence_len": target.workload.seq_length,
-        # every sequence is full, as the prediction assumes; answers that are compared are not packed
-        "sample_packing": not (pads(target) or target.workload.sample in _KINDS),
-        "pad_to_sequence_len": not pads_to_longest(target),
-        "bf16": True,
-        "fp16": False,
-        # its rings only accept FlashAttention 2
-        "attn_implementation": attention(target)
-        if config.context_parallel_size == 1
-        else "flash_attention_2",
-        "gradient_checkpointing": recomputes_in_script(target),
-        "optimizer": optimizer(target),
-        **trainers_galore(target, "optimizer"),
-        **_adapter(target),
-        **({"rl": _KINDS[target.workload.sample]} if target.workload.sample in _KINDS else {}),
-        **(_CUT if _cuts_logits(target) else {}),
-        **experts(target),
-        **(_shards(target) if config.zero_stage else {}),
-    }
+def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
+    """Require a kernel for which Axolotl casts embeddings and head back to bf16 (loaders/model.py:462)."""
+    if target.config.zero_stage == 0 and not attention(target).startswith("flash"):
+        yield FieldError(
+            pointer="/workload/framework_options/attention_kernel",
+            message="without FSDP Axolotl keeps embeddings and head in fp32 here: not supported",
+            allowed="flash2, flash3",
+            nearest="flash2",
+        )
 
 
 def _shards(target: Target) -> Values:
@@ -129,76 +63,108 @@ def _cuts_logits(target: Target) -> bool:
     return target.workload.framework_options.get("loss_kernel") == "cut"
 
 
-def _adapter(target: Target) -> Values:
-    """Return adapters of peft next to weights in bf16 or 4 bits; alpha is twice the rank."""
-    workload, options = target.workload, target.workload.framework_options
-    if not workload.lora_rank:
-        return {}
-    nested = workload.base_precision == "nf4-double"  # its default
-    quantised: Values = {"load_in_4bit": True} if workload.base_precision != "bf16" else {}
-    if quantised and not nested:
-        quantised["bnb_config_kwargs"] = {"bnb_4bit_use_double_quant": False}
-    return {
-        "adapter": "qlora" if quantised else "lora",
-        **quantised,
-        **({"quantize_moe_experts": True} if options.get("quantizes_experts") else {}),
-        "lora_r": workload.lora_rank,
-        "lora_alpha": 2 * workload.lora_rank,
-        **adapter_kinds(target, "peft_use_dora"),
-        **(
-            {"lora_target_linear": True}
-            if linear_names(target.problem.model) == workload.lora_targets
-            else {"lora_target_modules": list(workload.lora_targets)}
-        ),
-        **trained_whole(target, "lora_modules_to_save"),
-    }
+class AxolotlFiles(TrainerFiles):
+    """Axolotl, which torchrun starts: a mesh under keys of its own in the trainer's file."""
 
-
-def export(target: Target) -> ExportBundle:
-    """Return Axolotl's YAML without data and model, and the two scripts that start it."""
-    refuse_first(target, "axolotl", (replicas_need_flash_attention,))
-    values = values_of(target)
-    needed = {
-        "GaLore": optimizer_named(target.workload.optimizer).low_rank,
-        "ring attention": target.config.context_parallel_size > 1,
-        "fused loss": _cuts_logits(target),
-    }
-    extra = (packages()[name] for name, is_needed in needed.items() if is_needed)
-    names = decided(dict(sorted(values.items())), _OTHERS)
-    keys = " \\\n    ".join(textwrap.wrap(" ".join(names), 100))
-    return bundled(
-        target,
-        product=PRODUCT,
-        shape=True,
-        start=StartCommand(
-            program='-m axolotl.cli.train "${joined}"',
-            needs=_NEEDS,
-            packages=(*tensor_packages(target), *extra),
-            decides=names,
-            before=_JOINED.replace("@KEYS@", keys),
+    launcher = "axolotl"
+    product = "Axolotl 0.19.0"
+    tables = ("axolotl",)
+    file = "axolotl.yaml"
+    command = '-m axolotl.cli.train "${joined}"'
+    kinds: ClassVar[Mapping[str, str]] = {"sequence": "", "pair": "dpo", "unpaired": "kto"}
+    needs = (
+        (
+            "RUN_CONFIG",
+            "a YAML of your own: base_model, datasets, learning_rate, num_epochs, output_dir, …",
         ),
-        warnings=_warnings(target),
-        own=lambda head: {
-            CONFIG_FILE: head + yaml.safe_dump(values | OF_THE_RUN | _RESUMES, sort_keys=True)
-        },
     )
+    is_command = False
+    rules = (replicas_need_flash_attention,)
+    batch = ("micro_batch_size", "gradient_accumulation_steps", "sequence_len")
+    optimizer, dora = "optimizer", "peft_use_dora"
+    ring_kernel = "flash_attention_2"  # its rings accept this one alone
+    of_the_run = TrainerFiles.of_the_run | {"auto_resume_from_checkpoints": True}  # a restarted run resumes
+    # Aliases, other engines, frozen weights.
+    others = (
+        "adapter", "batch_size", "bfloat16", "deepspeed", "expert_parallel_size", "flash_attention",
+        "float16", "fp8", "fsdp", "load_in_4bit", "load_in_8bit", "lora_r", "lora_target_linear",
+        "lora_target_modules", "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
+        "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
+        "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
+        "precompute_ref_log_probs",
+    )  # fmt: skip
+    # The two files become one; for a key in both the last would silently win.
+    before = """\
+for key in \\
+    @KEYS@; do
+    if grep -q "^${key}:" "${RUN_CONFIG}"; then
+        echo "error: ${key} in ${RUN_CONFIG} belongs to the plan; change the plan instead" >&2
+        exit 2
+    fi
+done
+joined="$(mktemp -d)/run"
+cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
+"""
+
+    def decided(self, target: Target) -> tuple[str, ...]:
+        """Return the keys of the plan in the order of the file, and others that would change it."""
+        values = self.values(target)
+        return (*sorted(values), *(name for name in self.others if name not in values))
+
+    def own(self, target: Target) -> Values:
+        """Return packing, the kind of answers, the loss, the experts, and the mesh of FSDP2."""
+        kind = self.kind(target)
+        return {
+            # every sequence is full, as the prediction assumes; answers that are compared are not packed
+            "sample_packing": not (pads(target) or kind),
+            "pad_to_sequence_len": not pads_to_longest(target),
+            **({"rl": kind} if kind else {}),
+            **(_CUT if _cuts_logits(target) else {}),
+            **experts(target),
+            **(_shards(target) if target.config.zero_stage else {}),
+        }
+
+    def adapted(self, target: Target) -> Values:
+        """Return the layers with adapters; all of them have a switch."""
+        targets = target.workload.lora_targets
+        every = linear_names(target.problem.model) == targets
+        named: Values = {"lora_target_linear": True} if every else {"lora_target_modules": list(targets)}
+        return {**named, **super().adapted(target)}
+
+    def frozen(self, target: Target) -> Values:
+        """Return weights in bf16 or 4 bits."""
+        workload = target.workload
+        quantised: Values = {"load_in_4bit": True} if workload.base_precision != "bf16" else {}
+        if workload.base_precision not in ("bf16", "nf4-double"):  # the latter is its default
+            quantised["bnb_config_kwargs"] = {"bnb_4bit_use_double_quant": False}
+        if workload.framework_options.get("quantizes_experts"):
+            quantised["quantize_moe_experts"] = True
+        return {"adapter": "qlora" if "load_in_4bit" in quantised else "lora", **quantised}
+
+    def files(self, head: str, target: Target) -> dict[str, str]:
+        """Return Axolotl's YAML without data and model."""
+        return self.own_file(head, target)
+
+    def packages(self, target: Target) -> Iterator[Requirement]:
+        """Yield the packages of the plan's parts."""
+        needed = {
+            "GaLore": optimizer_named(target.workload.optimizer).low_rank,
+            "ring attention": target.config.context_parallel_size > 1,
+            "fused loss": _cuts_logits(target),
+        }
+        yield from tensor_packages(target)
+        yield from (packages()[name] for name, is_needed in needed.items() if is_needed)
+
+    def warnings(self, target: Target) -> Iterator[str]:
+        """Yield the differences of Axolotl from the plan."""
+        cut = ("loss_kernel",) if _cuts_logits(target) else ()
+        ways = ("grouped_gemm",) if experts(target) else ()
+        yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways))
+        yield model_is_in_the_script(target)
+        if target.config.zero_stage:
+            yield (
+                "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"
+            )
 
 
-def _warnings(target: Target) -> Iterator[str]:
-    cut = ("loss_kernel",) if _cuts_logits(target) else ()
-    ways = ("grouped_gemm",) if experts(target) else ()
-    yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways))
-    yield model_is_in_the_script(target)
-    if target.config.zero_stage:
-        yield "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"
-
-
-def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
-    """Require a kernel for which Axolotl casts embeddings and head back to bf16 (loaders/model.py:462)."""
-    if target.config.zero_stage == 0 and not attention(target).startswith("flash"):
-        yield FieldError(
-            pointer="/workload/framework_options/attention_kernel",
-            message="without FSDP Axolotl keeps embeddings and head in fp32 here: not supported",
-            allowed="flash2, flash3",
-            nearest="flash2",
-        )
+export = AxolotlFiles().export

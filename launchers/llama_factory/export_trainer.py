@@ -10,113 +10,20 @@ from collections.abc import Iterator
 from meshwright.launchers import images
 from meshwright.launchers.accelerate.export import (
     ATTENTION,
-    accelerate_launch,
     attention,
-    ddp_bucket,
-    optimizer,
     recomputes_in_script,
     trainer_packages,
 )
-from meshwright.launchers.export import StartCommand, bundled
-from meshwright.launchers.rules import refuse_first
-from meshwright.launchers.target import ExportBundle, Target, pads
-from meshwright.launchers.transformers.export import (
-    Values,
-    adapter_kinds,
-    decided,
-    keeps_fp32,
-    trainer_warnings,
-    with_mesh,
-)
+from meshwright.launchers.target import Target, pads
+from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
-from meshwright.profiles.requirements import packages
+from meshwright.profiles.requirements import Requirement, packages
 
-CONFIG_FILE = "llama_factory_train.yaml"
-PRODUCT = "LLaMA-Factory 0.9.5 on accelerate 1.11.0"
 FOLLOWS = "model_name_or_path=… dataset=… template=… output_dir=…"
 NEEDS = (("LLAMA_FACTORY_DIR", f"a checkout of LLaMA-Factory; {FOLLOWS} follow"),)
-_OTHERS = (
-    "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
-    "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "pure_bf16", "quantization_bit",
-    "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
-    "use_unsloth", "freeze_trainable_layers", "additional_target", "pref_loss", "ref_model",
-)  # fmt: skip
 _FLASH_ATTN = {"flash_attention_2": "fa2", "sdpa": "sdpa", "eager": "disabled"}
-
-
-_STAGES = {"sequence": "sft", "pair": "dpo", "unpaired": "kto"}
-
-
-def values_of(target: Target) -> Values:
-    """Return LLaMA-Factory's arguments that the plan sets."""
-    config, workload = target.config, target.workload
-    return {
-        "stage": _STAGES[workload.sample],
-        **({"pref_loss": "simpo"} if workload.sample_word == "pair" else {}),  # others have a reference
-        "do_train": True,
-        "finetuning_type": "full",
-        "per_device_train_batch_size": config.micro_batch_size,
-        "gradient_accumulation_steps": config.num_microbatches,
-        "cutoff_len": workload.seq_length,
-        "packing": not pads(target),
-        # documents attend only to themselves
-        "neat_packing": workload.lengths is not None and not pads(target),
-        "bf16": workload.precision == "bf16",
-        "fp16": workload.precision == "fp16",
-        "flash_attn": _FLASH_ATTN[attention(target)],
-        "disable_gradient_checkpointing": not recomputes_in_script(target),  # its own default recomputes
-        # trained weights are cast up to fp32, except with this (model/adapter.py, init_adapter)
-        "pure_bf16": not keeps_fp32(target),
-        "optim": optimizer(target),
-        **ddp_bucket(target),
-        **_projected(target),
-        **_adapter(target),
-        **images.llama_factory_values(target),
-    }
-
-
-def _projected(target: Target) -> Values:
-    """Return GaLore's arguments: every linear layer but the head is projected."""
-    workload = target.workload
-    found = optimizer_named(workload.optimizer)
-    if not found.low_rank:
-        return {}
-    return {
-        "use_galore": True,
-        "galore_target": "all",
-        "galore_rank": workload.optimizer_rank or usual_rank(target.problem.model.hidden_size),
-        "galore_update_interval": workload.optimizer_interval or USUAL_INTERVAL,
-        "galore_layerwise": found.by_layer,
-    }
-
-
-def _adapter(target: Target) -> Values:
-    """Return adapters of peft next to 16-, 8- or 4-bit weights; alpha is twice the rank, the default."""
-    workload = target.workload
-    if not workload.lora_rank:
-        return {}
-    values: Values = {
-        "finetuning_type": "lora",
-        "lora_rank": workload.lora_rank,
-        "lora_alpha": 2 * workload.lora_rank,
-        **adapter_kinds(target),
-        "lora_target": "all"
-        if linear_names(target.problem.model) == workload.lora_targets
-        else ",".join(workload.lora_targets),
-        **({"additional_target": ",".join(workload.trained_modules)} if workload.trained_modules else {}),
-    }
-    if workload.base_precision == "int8":
-        values |= {"quantization_bit": 8, "quantization_method": "bnb"}
-    elif workload.base_precision != "bf16":
-        values |= {
-            "quantization_bit": 4,
-            "quantization_method": "bnb",
-            "quantization_type": "nf4",
-            "double_quantization": workload.base_precision == "nf4-double",
-        }
-    return values
 
 
 def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
@@ -132,27 +39,88 @@ def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
         )
 
 
-def export(target: Target) -> ExportBundle:
-    """Return the mesh in accelerate's file, LLaMA-Factory's own, and the two scripts that start it."""
-    refuse_first(target, "llama-factory-accelerate", (kernel_has_a_name,))
-    values = values_of(target)
-    # those of transformers' trainer but peft, which LLaMA-Factory installs, and of its attention
-    trainers = (one for one in trainer_packages(target) if one != packages()["adapters"])
-    flash = (packages()["FlashAttention"],) if values["flash_attn"] == "fa2" else ()
-    program = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}" "$@"'
-    return bundled(
-        target,
-        product=PRODUCT,
-        shape=True,
-        start=StartCommand(
-            program="\n".join([*accelerate_launch(target), program]),
-            needs=NEEDS,
-            packages=(*trainers, *flash),
-            follows=FOLLOWS,
-            command=True,
-            decides=decided(values, _OTHERS),
-            assignments=True,
-        ),
-        warnings=trainer_warnings(target),
-        own=with_mesh(target, CONFIG_FILE, values),
-    )
+class LlamaFactoryFiles(TrainerFiles):
+    """LLaMA-Factory's trainer, whose arguments are transformers' with its own."""
+
+    launcher = "llama-factory-accelerate"
+    product = "LLaMA-Factory 0.9.5 on accelerate 1.11.0"
+    tables = ("llama-factory", "transformers")
+    file = "llama_factory_train.yaml"
+    command = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{file}" "$@"'
+    needs, follows, assignments = NEEDS, FOLLOWS, True
+    rules = (kernel_has_a_name,)
+    batch = (*TrainerFiles.batch, "cutoff_len")
+    rank = "lora_rank"
+    others = (
+        "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
+        "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "pure_bf16", "quantization_bit",
+        "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
+        "use_unsloth", "freeze_trainable_layers", "additional_target", "pref_loss", "ref_model",
+    )  # fmt: skip
+
+    def own(self, target: Target) -> Values:
+        """Return the stage, packing, the switch without which trained weights are cast up, and images."""
+        workload, packs = target.workload, not pads(target)
+        return {
+            "stage": self.kind(target),
+            **({"pref_loss": "simpo"} if workload.sample_word == "pair" else {}),  # others have a reference
+            "do_train": True,
+            "finetuning_type": "lora" if workload.lora_rank else "full",
+            "packing": packs,
+            "neat_packing": workload.lengths is not None and packs,  # documents attend only to themselves
+            "pure_bf16": not keeps_fp32(target),  # model/adapter.py, init_adapter
+            **images.llama_factory_values(target),
+        }
+
+    def replays(self, target: Target) -> Values:
+        """Return the switch that turns recomputation off: LLaMA-Factory's default recomputes."""
+        return {"disable_gradient_checkpointing": not recomputes_in_script(target)}
+
+    def attention(self, target: Target) -> Values:
+        """Return the kernel by LLaMA-Factory's name."""
+        return {"flash_attn": _FLASH_ATTN[attention(target)]}
+
+    def projected(self, target: Target) -> Values:
+        """Return GaLore's arguments: every linear layer but the head is projected."""
+        workload = target.workload
+        found = optimizer_named(workload.optimizer)
+        if not found.low_rank:
+            return {}
+        return {
+            "use_galore": True,
+            "galore_target": "all",
+            "galore_rank": workload.optimizer_rank or usual_rank(target.problem.model.hidden_size),
+            "galore_update_interval": workload.optimizer_interval or USUAL_INTERVAL,
+            "galore_layerwise": found.by_layer,
+        }
+
+    def adapted(self, target: Target) -> Values:
+        """Return the layers with adapters; all of them have a word."""
+        workload = target.workload
+        every = linear_names(target.problem.model) == workload.lora_targets
+        values: Values = {"lora_target": "all" if every else ",".join(workload.lora_targets)}
+        whole = workload.trained_modules
+        return values | ({"additional_target": ",".join(whole)} if whole else {})
+
+    def frozen(self, target: Target) -> Values:
+        """Return weights of 8 or 4 bits."""
+        base = target.workload.base_precision
+        if base == "int8":
+            return {"quantization_bit": 8, "quantization_method": "bnb"}
+        if base == "bf16":
+            return {}
+        return {
+            "quantization_bit": 4,
+            "quantization_method": "bnb",
+            "quantization_type": "nf4",
+            "double_quantization": base == "nf4-double",
+        }
+
+    def packages(self, target: Target) -> Iterator[Requirement]:
+        """Yield the packages but peft, which LLaMA-Factory installs, and that of its attention."""
+        yield from (one for one in trainer_packages(target) if one != packages()["adapters"])
+        if self.attention(target)["flash_attn"] == "fa2":
+            yield packages()["FlashAttention"]
+
+
+export = LlamaFactoryFiles().export

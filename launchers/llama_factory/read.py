@@ -27,6 +27,7 @@ from meshwright.launchers.reading.images import settings_of, with_images
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
+from meshwright.launchers.transformers.tools import LLAMA_FACTORY
 from meshwright.launchers.trl.read import documents_beside
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
@@ -75,7 +76,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     else:
         known.world = known.world if known.world.num_gpus else _world(source, known, overrides)
         document = document_of(source, by_omegaconf=True) | _overrides(source, source, overrides)
-    fields = Fields(source.name, document, overrides, trainer.LLAMA_FACTORY.programs)
+    fields = Fields(source.name, document, overrides, LLAMA_FACTORY.programs)
     if not any(name in document for name in _CORE):
         return LLAMA_FACTORY_TRAINER_READER.read(source, overrides)
     document = {name: found for name, found in document.items() if not overrides.ignores(name)}
@@ -185,9 +186,7 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     files = [source, *documents_beside(known_of(source, overrides).source)]
     own = named or next((one for one in files if _is_trainers(one)), source)
     over = _overrides(source, own, overrides)
-    fields = Fields(
-        own.name, document_of(own, by_omegaconf=True) | over, overrides, trainer.LLAMA_FACTORY.programs
-    )
+    fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, overrides, LLAMA_FACTORY.programs)
     fields.note_commands(over)
     for name in (accelerate.MICRO_BATCH, accelerate.ACCUMULATION, "cutoff_len", "finetuning_type"):
         fields.slip_for(name)
@@ -200,9 +199,7 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     shares = shares_beside(commands_of_files, chain([source], documents_beside(known.source)))
     start = trainer.start_of(own, overrides)  # refuses commands that differ, too
     started = None if start is None else _started(fields, *start, shares)
-    run = trainer.trainer_run(
-        fields, known, trainer.LLAMA_FACTORY, started=workers or started, shares=shares
-    )
+    run = trainer.trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
     run = replace(run, packed=packed)
     if run.launcher != "llama-factory-accelerate":
         return run

@@ -16,6 +16,7 @@ from meshwright.launchers.reading.documents import LocatedValue, document_of, lo
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.known import Known
 from meshwright.launchers.transformers import read as trainer
+from meshwright.launchers.transformers.tools import LLAMA_FACTORY
 
 _OWN = ("model_class", "train_dataset", "batching_strategy", "enable_activation_checkpointing",
         "dist_config.name", "peft_config.name", "kernel_config.name", "quant_config.name")  # fmt: skip
@@ -75,8 +76,8 @@ def read_v1(source: Source, overrides: Overrides, known: Known) -> LaunchFile:
     fields.stop()
     liger = fields.word("kernel_config.name", "") == "liger_kernel"
     values["enable_liger_kernel"] = _said(liger and fields.word("kernel_config.include_kernels", "") != "")
-    values_of_run = Fields(source.name, values, overrides, trainer.LLAMA_FACTORY.programs)
-    found = trainer.trainer_run(values_of_run, known, trainer.LLAMA_FACTORY, shares=shares)
+    values_of_run = Fields(source.name, values, overrides, LLAMA_FACTORY.programs)
+    found = trainer.trainer_run(values_of_run, known, LLAMA_FACTORY, shares=shares)
     options = dict(found.workload.framework_options)
     if options.get("loss_kernel") == "liger":  # "SFT stage needs logits for loss_weights" (model_engine.py)
         del options["loss_kernel"]

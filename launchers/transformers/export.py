@@ -1,12 +1,22 @@
-"""Shared parts of the exporters for trainers over accelerate: Axolotl, TRL and LLaMA-Factory."""
+"""Exporter of trainers over accelerate: what those of Axolotl, TRL and LLaMA-Factory inherit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import yaml
 
-from meshwright.launchers.accelerate.export import CONFIG_FILE, accelerate_file, accelerate_warnings
+from meshwright.launchers.accelerate.export import (
+    AccelerateFiles,
+    accelerate_launch,
+    accelerate_warnings,
+    attention,
+    ddp_bucket,
+    optimizer,
+    recomputes_in_script,
+)
+from meshwright.launchers.dialect import written
 from meshwright.launchers.export import model_is_in_the_script
 from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import linear_names
@@ -18,20 +28,99 @@ WRITTEN_FACTS = ("attention_kernel", "flash_attention", "adapter_dropout", "dora
 # other packages (deepgemm, sonicmoe, Axolotl's scattermoe) are not priced.
 EXPERTS = {"eager": "loop", "grouped_mm": "grouped", "batched_mm": "batched"}
 # Values for a long run that do not affect the price; the user may change them.
-OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
+OF_THE_RUN: Values = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 
 
-def decided(values: Values, others: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that the user may not set: those of the plan, and others that would change it."""
-    return (*values, *(name for name in others if name not in values))
+class TrainerFiles(AccelerateFiles):
+    """Accelerate's file for the mesh, and a YAML of transformers' TrainingArguments."""
 
+    takes = ()
+    file: ClassVar[str]  # the YAML; KIND stands for the kind of training
+    kinds: ClassVar[Mapping[str, str]] = {"sequence": "sft", "pair": "dpo", "unpaired": "kto"}
+    optimizer: ClassVar[str] = "optim"
+    rank: ClassVar[str] = "lora_r"
+    dora: ClassVar[str] = "use_dora"
+    ring_kernel: ClassVar[str] = "sdpa"  # the attention that rings accept: torch's take SDPA alone
+    of_the_run: ClassVar[Values] = OF_THE_RUN
 
-def with_mesh(target: Target, name: str, values: Values) -> Callable[[str], dict[str, str]]:
-    """Return the files of a plan by their header: accelerate's, and the trainer's own."""
-    return lambda head: {
-        CONFIG_FILE: accelerate_file(head, target),
-        name: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
-    }
+    def kind(self, target: Target) -> str:
+        """Return the trainer's name for training on the samples of a plan."""
+        return self.kinds[target.workload.sample]
+
+    def values(self, target: Target) -> Values:
+        """Return the trainer's arguments that the plan sets."""
+        precision = target.workload.precision
+        return {
+            **written(self.tables, target, self.batch),
+            **self.own(target),
+            "bf16": precision == "bf16",
+            "fp16": precision == "fp16",
+            **self.replays(target),
+            **self.attention(target),
+            self.optimizer: optimizer(target),
+            **ddp_bucket(target),
+            **self.projected(target),
+            **(self.adapters(target) if target.workload.lora_rank else {}),
+        }
+
+    def own(self, target: Target) -> Values:
+        """Return how documents become sequences, the types of weights, and what only this trainer has."""
+        raise NotImplementedError
+
+    def replays(self, target: Target) -> Values:
+        """Return whether the trainer recomputes every layer."""
+        return {"gradient_checkpointing": recomputes_in_script(target)}
+
+    def attention(self, target: Target) -> Values:
+        """Return the attention kernel."""
+        rings = target.config.context_parallel_size > 1
+        return {"attn_implementation": self.ring_kernel if rings else attention(target)}
+
+    def projected(self, target: Target) -> Values:
+        """Return the arguments of GaLore."""
+        return trainers_galore(target, self.optimizer)
+
+    def adapters(self, target: Target) -> Values:
+        """Return adapters next to frozen weights; alpha is twice the rank."""
+        rank = target.workload.lora_rank
+        kinds = adapter_kinds(target, self.dora)
+        return {
+            self.rank: rank,
+            "lora_alpha": 2 * rank,
+            **kinds,
+            **self.adapted(target),
+            **self.frozen(target),
+        }
+
+    def adapted(self, target: Target) -> Values:
+        """Return the layers with adapters, and the modules trained in full."""
+        whole = target.workload.trained_modules
+        return {"lora_modules_to_save": list(whole)} if whole else {}
+
+    def frozen(self, target: Target) -> Values:
+        """Return what turns adapters on, and the type of the frozen weights."""
+        raise NotImplementedError
+
+    def files(self, head: str, target: Target) -> dict[str, str]:
+        """Return accelerate's file, and the trainer's own."""
+        return {**super().files(head, target), **self.own_file(head, target)}
+
+    def own_file(self, head: str, target: Target) -> dict[str, str]:
+        """Return the trainer's file by its name."""
+        values = self.values(target) | self.of_the_run
+        return {self.file.replace("KIND", self.kind(target)): head + yaml.safe_dump(values, sort_keys=True)}
+
+    def program(self, target: Target) -> str:
+        """Return the trainer, behind ``accelerate launch`` unless torchrun starts it."""
+        start = accelerate_launch(target) if self.is_command else []
+        return "\n".join([*start, self.command.replace("KIND", self.kind(target))])
+
+    command: ClassVar[str]  # the program and its arguments, in Bash
+
+    def warnings(self, target: Target) -> Iterator[str]:
+        """Yield the differences of a trainer on accelerate's mesh from the plan."""
+        yield from accelerate_warnings(target, WRITTEN_FACTS)
+        yield model_is_in_the_script(target)
 
 
 def keeps_fp32(target: Target) -> bool:
@@ -39,12 +128,7 @@ def keeps_fp32(target: Target) -> bool:
     return optimizer_named(target.workload.optimizer).fp32_copy
 
 
-def trained_whole(target: Target, name: str) -> Values:
-    """Return the modules trained in full, under a trainer's ``name`` for peft's ``modules_to_save``."""
-    return {name: list(target.workload.trained_modules)} if target.workload.trained_modules else {}
-
-
-def adapter_kinds(target: Target, dora: str = "use_dora") -> Values:
+def adapter_kinds(target: Target, dora: str) -> Values:
     """Return dropout, at peft's usual share where it was priced, and DoRA under a trainer's name."""
     options = target.workload.framework_options
     share = 0.05 if options.get("adapter_dropout") else 0.0
@@ -58,7 +142,7 @@ def experts(target: Target) -> Values:
     return {"experts_implementation": name} if name else {}
 
 
-def trainers_galore(target: Target, key: str = "optim") -> Values:
+def trainers_galore(target: Target, key: str) -> Values:
     """Return the Trainer's own GaLore, named by ``key``: every linear layer but the head is projected."""
     workload = target.workload
     found = optimizer_named(workload.optimizer)
@@ -72,9 +156,3 @@ def trainers_galore(target: Target, key: str = "optim") -> Values:
         "optim_target_modules": list(linear_names(target.problem.model)),
         "optim_args": f"rank={rank}, update_proj_gap={interval}, scale=0.25",
     }
-
-
-def trainer_warnings(target: Target) -> Iterator[str]:
-    """Yield the differences of a trainer on accelerate's mesh from the plan."""
-    yield from accelerate_warnings(target, WRITTEN_FACTS)
-    yield model_is_in_the_script(target)

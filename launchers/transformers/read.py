@@ -1,15 +1,14 @@
 """Reader of training scripts on transformers' Trainer, with arguments in a command or in a YAML file.
 
 Fine-tuning as LLaMA-Factory, ms-swift (``swift sft``), TRL, DeepSpeed-Chat and plain ``Trainer`` scripts
-start it: replicas, ZeRO by DeepSpeed, or FSDP. Names and defaults: ``TrainingArguments``; those of
-LLaMA-Factory (hparams) and of ms-swift 4 (arguments/base_args) where they differ, marked below.
+start it: replicas, ZeRO by DeepSpeed, or FSDP. ``tools.py`` has the names and defaults of each.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -17,8 +16,6 @@ from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of, update_of
 from meshwright.launchers.accelerate.read_command import Shares, shares_of, shares_of_environment
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flag_names, flags_of
-from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
-from meshwright.launchers.ms_swift.export import FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading import adapters, commands
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
@@ -29,6 +26,8 @@ from meshwright.launchers.reading.known import Known, header_of, known_of, named
 from meshwright.launchers.reading.preferences import kind_named, labelled, samples_of, trls_kind
 from meshwright.launchers.transformers import read_chat as chat
 from meshwright.launchers.transformers import read_ranks as ranks
+from meshwright.launchers.transformers import tools
+from meshwright.launchers.transformers.tools import LLAMA_FACTORY, Tool
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
@@ -65,57 +64,6 @@ _LEAST_NAMES = 2
 _DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
 _WIDE = "fp32"  # all of a run, where nothing asks for 16 bits
 _SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tool:
-    """A tool with arguments of the Trainer, and its defaults."""
-
-    name: str
-    micro: int = 8  # TrainingArguments
-    recomputes: bool = False
-    tuner: str = "full"
-    length: int | None = None
-    dropout: float = 0.0  # of adapters' inputs
-    launcher: str = "accelerate"  # launcher of its replicas and meshes
-    programs: tuple[str, ...] = ("transformers", "trl")  # with arguments of these names (launchers.flags)
-
-
-_PLAIN = Tool(name="transformers")
-LLAMA_FACTORY = Tool(
-    name="LLaMA-Factory",
-    recomputes=True,
-    tuner="lora",
-    length=2048,
-    launcher="llama-factory-accelerate",
-    programs=("llama-factory", "transformers"),
-)
-_FORK = replace(LLAMA_FACTORY, name="a script in LLaMA-Factory's names", length=None)
-_MS_SWIFT = Tool(
-    name="ms-swift",
-    micro=1,
-    recomputes=True,
-    tuner="lora",
-    dropout=0.05,
-    programs=("ms-swift", "transformers"),
-)
-_TRL = Tool(name="TRL", recomputes=True, length=1024, dropout=0.05)  # SFTConfig
-_TRLS_PREFERENCES = replace(_TRL, programs=("trl", "transformers"))  # DPOConfig, KTOConfig, …: as long
-_CHAT = Tool(name="DeepSpeed-Chat", micro=16, length=512, programs=("trl", "transformers"))
-_OPEN_INSTRUCT = Tool(name="open-instruct")  # weights in bf16 (finetune.py); sequences as long as it says
-# Arguments of TRL's SFTConfig that no other trainer has (TRL 1.16.0, trainer/sft_config.py).
-_OF_SFT = ("packing", "packing_strategy", "completion_only_loss", "assistant_only_loss")
-_PEFTS = (_PLAIN, _TRL, _TRLS_PREFERENCES)  # use peft's own adapters by default
-
-_PROGRAMS = (
-    ("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY), ("trl/scripts/sft", _TRL), ("trl sft", _TRL),
-    ("open_instruct/finetune", _OPEN_INSTRUCT),
-)  # fmt: skip
-
-
-_MIXERS = ("dataset_mixer_list", "dataset_mix_dir")  # open-instruct's own
-# LLaMA-Factory's own entry points; others may have other defaults. None: a file of arguments.
-_ITS_PROGRAMS = re.compile(r"llamafactory|(?:^|/)(?:train|train_bash|run_exp|launcher)\.py$|^$")
 
 
 def _recognises(source: Source) -> bool:
@@ -227,20 +175,20 @@ def _configuration(command: commands.Command) -> Word | None:
 
 
 def _tool(fields: Fields, program: str = "") -> Tool:
-    """Return the tool, from the program and from names that only LLaMA-Factory or ms-swift has."""
+    """Return the tool, from the program and from names that only one has."""
     if fields.has("max_seq_length"):  # its name in TRL before it recomputed by default
         program = program.replace("trl", "")
     if trls_kind(program):
-        return _TRLS_PREFERENCES
+        return tools.TRLS_PREFERENCES
     if chat.is_chats(fields, program):
-        return _CHAT
-    own = _PLAIN
-    if fields.has("finetuning_type") or fields.has("stage"):
-        own = LLAMA_FACTORY if _ITS_PROGRAMS.search(program) else _FORK
-    own = _MS_SWIFT if fields.has("tuner_type") or fields.has("train_type") else own
-    if any(fields.has(name) or fields.has_section(name) for name in _MIXERS):
-        own = _OPEN_INSTRUCT
-    return next((tool for name, tool in _PROGRAMS if name in program), own)
+        return tools.CHAT
+    own = tools.PLAIN
+    for tool in tools.TOOLS:
+        if any(fields.has(name) or fields.has_section(name) for name in tool.names):
+            own = tool
+    if own is LLAMA_FACTORY and not tools.ITS_PROGRAMS.search(program):
+        own = tools.FORK
+    return next((tool for tool in tools.TOOLS if any(word in program for word in tool.starts)), own)
 
 
 def require_do_train(fields: Fields) -> None:
@@ -273,18 +221,16 @@ def trainer_run(
     """
     fields.programs = tool.programs
     refuse_unpriced(fields, program)
-    if tool is LLAMA_FACTORY:
+    if tool.needs_do_train:
         require_do_train(fields)
         fields.stop()
-    kind = chat.kind_of(fields, known.source.folder) if tool is _CHAT else kind_named(fields, program)
+    kind = chat.kind_of(fields, known.source.folder) if tool is tools.CHAT else kind_named(fields, program)
     model = labelled(fields, _model(fields, known, tool), kind)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _micro(fields, known, tool)
     count = _supplied(fields, known, "num_microbatches", fields.optional(_COUNT))
-    if not count and tool is _MS_SWIFT:  # which accumulates a batch of 16 by default
-        count = -(-16 // (max(micro, 1) * (world or 1)))
-    count = count or 1
+    count = count or max(-(-tool.batch // (max(micro, 1) * (world or 1))), 1)
     length = _length(fields, known, tool)
     tuned = _tuned(fields, known, tool, model, program)
     alone = started == 1 and known.world.num_gpus in (None, 0, 1)
@@ -328,7 +274,7 @@ def trainer_run(
     }
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= samples_of(fields, kind, adapts=tuned["lora_rank"] > 0)
-    in_bf16 = tool in (LLAMA_FACTORY, _FORK) or _loads_in_bf16(fields, tool)  # only what trains is cast up
+    in_bf16 = tool.loads == "cast up" or _loads_in_bf16(fields, tool)  # only what trains is cast up
     tuned |= reference_precision(fields, found, tuned, in_bf16=in_bf16)
     fields.stop()
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
@@ -349,27 +295,23 @@ def trainer_run(
 
 def _image_settings(fields: Fields, tool: Tool) -> ImageSettings | None:
     """Return frozen parts and the largest image, for tools that train towers; None for others."""
-    if tool in (LLAMA_FACTORY, _FORK):
-        return settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
-    if tool is _MS_SWIFT:
-        return settings_of(fields, FROZEN_ARGUMENTS, MAX_PIXELS.lower())
-    return None
+    return settings_of(fields, tool.parts, tool.pixels, tool.most_pixels) if tool.parts else None
 
 
 def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
     """Return the trained modules, the adapters and the optimizer as fields of a workload."""
-    if tool is _CHAT:
+    if tool is tools.CHAT:
         return {**chat.adapters_of(fields, model), "optimizer": "adamw", "base_precision": "bf16"}
-    strange = tool is _PLAIN and fields.raw("use_peft") is None  # its default is TRL's
+    strange = tool.is_script and fields.raw("use_peft") is None  # its default is TRL's
     rank, targets = adapters.adapters_of(
         fields,
         tool.tuner,
-        pefts=tool in _PEFTS,
+        pefts=tool.pefts,
         strange=strange,
         program=program,
         supplied=known.overrides.values.get("lora_rank"),
     )
-    if tool in (LLAMA_FACTORY, _FORK) and fields.flag("use_galore"):
+    if tool.own_galore and fields.flag("use_galore"):
         optimizer = _projected(fields)
     else:
         key = "optimizer" if fields.has("optimizer") else "optim"
@@ -377,9 +319,9 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
     return {
         **optimizer,
         "lora_rank": rank,
-        "lora_targets": targets if tool in _PEFTS else adapters.of_trainer(fields, targets, model, rank),
+        "lora_targets": targets if tool.pefts else adapters.of_trainer(fields, targets, model, rank),
         "trained_modules": adapters.trained_whole(fields) if rank else (),
-        "base_precision": adapters.base_of(fields, nested=tool not in _PEFTS),
+        "base_precision": adapters.base_of(fields, nested=not tool.pefts),
     }
 
 
@@ -522,9 +464,8 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
                 allowed="bf16 or fp16 true, or --set precision=bf16",
             )
     elif base != "bf16":
-        packs = tool in (LLAMA_FACTORY, _FORK)  # model/model_utils/quantization.py:178, the compute type
-        adapters.require_whole_weights(fields, found.configuration.zero_stage, rank, packs=packs)
-    elif rank and tool in _PEFTS and not in_bf16 and found.launcher != "deepspeed":
+        adapters.require_whole_weights(fields, found.configuration.zero_stage, rank, packs=tool.packs)
+    elif rank and tool.pefts and not in_bf16 and found.launcher != "deepspeed":
         base = adapters.whole_base(fields, found.workload.precision)
     return {**tuned, "optimizer": optimizer, "base_precision": base}
 
@@ -553,26 +494,24 @@ def optimizer_under(found: LaunchFile, said: str) -> str:
 
 def _is_trls(fields: Fields, tool: Tool) -> bool:
     """Return whether TRL trains: its own script, or a person's with arguments of its SFTConfig."""
-    return tool in (_TRL, _TRLS_PREFERENCES) or (
-        tool is _PLAIN and any(fields.has(name) for name in _OF_SFT)
-    )
+    return tool.makes_chunks or (tool.is_script and any(fields.has(name) for name in tools.OF_SFT))
 
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
-    """Return whether weights stay in 16 bits as loaded; LLaMA-Factory casts them up (model/adapter.py)."""
-    if tool in (LLAMA_FACTORY, _FORK):
+    """Return whether weights stay in 16 bits as loaded."""
+    if tool.loads == "cast up":
         return fields.flag("pure_bf16")
     said = [str(fields.raw(name)).removeprefix("torch.") for name in ("torch_dtype", "dtype")]
-    if tool is _MS_SWIFT:  # the weights' own type unless set (arguments/base_args)
+    if tool.loads == "own":
         return not {"float32", "fp32", "float16", "fp16"} & set(said)
-    return tool is _OPEN_INSTRUCT or bool({"bfloat16", "auto"} & set(said))
+    return tool.loads == "bf16" or bool({"bfloat16", "auto"} & set(said))
 
 
 def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
     said = next((name for name in ("torch_dtype", "dtype") if fields.has(name)), None)
     if said and fields.raw(said) == "auto":
         fields.note(f"{said} auto: the weights' own type, taken for bfloat16")
-    elif said is None and tool in _PEFTS and not in_bf16:
+    elif said is None and tool.pefts and not in_bf16:
         fields.note(
             "no argument sets the type that weights are loaded in: float32, transformers' default before "
             "5; where the script, or a later transformers, sets bfloat16: --set optimizer=adamw-pure-bf16"
@@ -585,7 +524,7 @@ def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
     if named:
         adapters.refuse_stored(fields, named)
     given = known.overrides.model or known.header.model or (named_model(text) if named else None)
-    planned = given is not None and given.tower is not None and tool in (LLAMA_FACTORY, _FORK, _MS_SWIFT)
+    planned = given is not None and given.tower is not None and bool(tool.parts)
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not planned:
         fields.fault(
             named,
@@ -685,7 +624,7 @@ def _supplied(fields: Fields, known: Known, name: str, found: int | None) -> int
 
 
 def _micro(fields: Fields, known: Known, tool: Tool) -> int:
-    own = fields.optional("batch_size" if tool is _MS_SWIFT and not fields.has(_MICRO) else _MICRO)
+    own = fields.optional(_MICRO if fields.has(_MICRO) or not tool.older_micro else tool.older_micro)
     micro = _supplied(fields, known, "micro_batch_size", own)
     whole = fields.raw("global_batch_size")
     if micro is None:
@@ -696,7 +635,7 @@ def _micro(fields: Fields, known: Known, tool: Tool) -> int:
                 f"no {_MICRO} is given: another program makes it of this one",
                 allowed=_MICRO,
             )
-        elif tool is _FORK:
+        elif tool.is_fork:
             fields.fault(
                 _MICRO,
                 "is not given, and the script's default may differ from transformers'",
@@ -716,22 +655,15 @@ def _length(fields: Fields, known: Known, tool: Tool) -> int:
         fields.note(f"{' and '.join(parts)} are the two parts of a sequence: {own} tokens, their sum")
         return _supplied(fields, known, "seq_length", own) or own
     others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
-    if others and name and tool in _PEFTS and "seq_length" not in known.overrides.values:
+    if others and name and tool.pefts and "seq_length" not in known.overrides.values:
         why = f"{shown(str(fields.raw(others[0])))}, but {name} is {shown(str(fields.raw(name)))}"
         fields.fault(others[0], f"{why}: it is unclear which one you mean", allowed="--set seq_length=…")
     length = _supplied(fields, known, "seq_length", fields.optional(name) if name else None)
     usual = LLAMA_FACTORY.length if fields.has(_SWIFT_2) else tool.length  # ms-swift 2 has the same
     if length is None and usual is not None:
-        fields.note(f"{_LENGTHS[tool is not LLAMA_FACTORY]} is not given: {usual} is {tool.name}'s default")
+        fields.note(f"{tool.limit} is not given: {usual} is {tool.name}'s default")
         return usual
-    where = "max_length, without which no sequence is cut" if tool is _MS_SWIFT else _OF_SCRIPTS
-    return known.required("seq_length", length, where)
-
-
-_OF_SCRIPTS = f"{_LENGTHS[2]} of the training script"
-
-
-_SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}
+    return known.required("seq_length", length, tool.no_limit)
 
 
 def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *, lora: bool) -> str:
@@ -739,7 +671,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
     supplied = known.overrides.values.get("precision")
     if supplied in ("bf16", "fp16", "fp32"):
         return str(supplied)
-    if tool is _CHAT:
+    if tool is tools.CHAT:
         return fields.word("dtype", "fp16", allowed=("fp16", "bf16"))
     on = next((name for name in ("bf16", "fp16") if fields.has(name) and fields.flag(name)), "")
     if found := on or ranks.engines_precision(fields, known.source):
@@ -751,10 +683,10 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
         return said
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "").removeprefix("torch.")
     dtype = "bfloat16" if dtype == "auto" else dtype  # the type of most checkpoints, with a note
-    if tool in (LLAMA_FACTORY, _FORK) and not (lora or fields.flag("pure_bf16")):
-        tool = _PLAIN  # its weights are cast up, and products are not cast down (model/adapter.py)
-    dtype = _SWIFTS_TYPES.get(dtype, dtype) if tool is _MS_SWIFT else dtype
-    if dtype in ("bfloat16", "float16") or (not dtype and tool is not _PLAIN):
+    # weights that are cast up are multiplied as they are (LLaMA-Factory's model/adapter.py)
+    wide = tool.is_script or (tool.loads == "cast up" and not (lora or fields.flag("pure_bf16")))
+    dtype = tool.types.get(dtype, dtype)
+    if dtype in ("bfloat16", "float16") or (not dtype and not wide):
         fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")
         return "fp16" if dtype == "float16" else "bf16"
     fields.has("bf16")
@@ -778,8 +710,8 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
 
 def _recomputes(fields: Fields, tool: Tool) -> bool:
     said = fields.has("gradient_checkpointing")  # LLaMA-Factory has a switch of its own
-    if tool is LLAMA_FACTORY or (tool is _FORK and not said):
-        return not fields.flag("disable_gradient_checkpointing")
+    if tool.keeps and not (tool.is_fork and said):
+        return not fields.flag(tool.keeps)
     if not fields.has("gradient_checkpointing") and tool.recomputes:
         fields.note(f"gradient_checkpointing is on: {tool.name}'s default")
     elif not fields.has("gradient_checkpointing") and not fields.has("use_gradient_checkpointing"):
