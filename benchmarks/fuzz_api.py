@@ -45,6 +45,7 @@ EXAMPLES, QUICK_EXAMPLES = 390, 12  # drawn for each address
 QUICK_EVERY = 50  # of the cases of pages one is sent
 FOUND = 0.5  # of the names in paths are of something that is there
 # Its coverage phase cannot make bodies of the problem schema ("Inconsistent results"); drawing can.
+ANSWERED_WITHIN_S = 300  # on any machine
 PHASES = (
     ["--phases", "fuzzing"],
     ["--phases", "coverage", "--exclude-path", "/v1/jobs", "--exclude-path", "/v1/predictions"],
@@ -76,7 +77,7 @@ def hostile(url: str, headers: dict[str, str]) -> Counter[str]:
     """Our own corpus; how many answers of each kind, ``5xx`` and ``accepted`` among them."""
     document = httpx.get(f"{url}/openapi.json").json()
     found: Counter[str] = Counter()
-    with httpx.Client(base_url=url, headers=headers, timeout=300) as client:
+    with httpx.Client(base_url=url, headers=headers, timeout=ANSWERED_WITHIN_S) as client:
         for field, text in product(RIGHT, TEXTS):
             body = BODY.format(**{**RIGHT, field: text})
             for path, sent in (
@@ -149,6 +150,8 @@ def schemathesis(
     for phase in PHASES:
         # One worker: threads that parse at once trip over each other.
         options = ["--checks", CHECKS, "--max-examples", str(examples), "--seed", "1", "--workers", "1"]
+        # Its own limit of 10 s asks how busy the machine is: a calibration may take that long beside others.
+        options += ["--request-timeout", str(ANSWERED_WITHIN_S)]
         options += ["--header", f"Authorization: {headers['Authorization']}", "--no-color", *phase]
         command = [str(program), "--config-file", str(settings), "run", f"{url}/openapi.json", *options]
         run = subprocess.run(
