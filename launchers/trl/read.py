@@ -6,7 +6,8 @@ Names and defaults: TRL 1.16.0, trainer/sft_config.py and base_config.py, script
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,12 @@ from meshwright.launchers.reading.adapters import (
     trained_whole,
 )
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source
-from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
+from meshwright.launchers.reading.documents import (
+    LocatedValue,
+    document_of,
+    looks_like_document,
+    names_held,
+)
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
 from meshwright.launchers.reading.known import Known, header_of, known_of
@@ -48,8 +54,6 @@ _LEAST_NAMES = 2
 
 
 _KINDS = ("sft", "dpo", "kto")  # of TRL's commands and scripts
-_PROGRAMS = ("trl", *(f"trl.scripts.{kind}" for kind in _KINDS))
-_STARTED = tuple(name for kind in _KINDS for name in (f"trl {kind}", f"trl/scripts/{kind}.py"))
 _LENGTH, _MODEL = "max_length", "model_name_or_path"
 _SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", _MODEL, accelerate.MICRO_BATCH)
 _SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # fields that the Trainer itself lacks
@@ -58,19 +62,45 @@ _OTHERS_NAMES = (
     "cutoff_len", "finetuning_type", "tuner_type", "train_type", "template", "stage", "deepspeed", "fsdp",
     "max_seq_length",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How a program spells TRL's arguments; a relative replaces what differs (``reader_of``)."""
+
+    launcher: str = "trl"
+    title: str = "TRL"
+    tables: tuple[str, ...] = ("trl", "transformers")  # of its arguments, its own first
+    command: str = "trl"  # which takes options of accelerate among its own; empty: it has none
+    modules: tuple[str, ...] = tuple(
+        f"trl.scripts.{kind}" for kind in _KINDS
+    )  # behind accelerate's options
+    programs: tuple[str, ...] = tuple(  # as commands name them
+        name for kind in _KINDS for name in (f"trl {kind}", f"trl/scripts/{kind}.py")
+    )
+    names: tuple[str, ...] = ()  # arguments that only a relative has: its YAML has one of them
+
+    def recognises(self, source: Source) -> bool:
+        """Return whether a file is the program's YAML, or accelerate's with a command that starts it."""
+        return self.owns(source) or (is_accelerates(source) and _starts_trl(self, source))
+
+    def owns(self, source: Source) -> bool:
+        """Return whether a YAML is the program's own."""
+        return _is_sft(source) and (not self.names or names_held(source, self.names) > 0)
+
+
 _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
 
 
-def _read(source: Source, overrides: Overrides) -> LaunchFile:
-    named = commands.file_of_commands(source, _named_files(source))
+def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
+    named = commands.file_of_commands(source, _named_files(dialect, source))
     files = [source, *documents_beside(known_of(source, overrides).source)]
-    sft = named or next((one for one in files if _is_sft(one)), None)
-    shares = _shares(source, files, sft, overrides)
+    sft = named or next((one for one in files if dialect.owns(one)), None)
+    shares = _shares(dialect, source, files, sft, overrides)
     known = known_of(source if shares is None else shares.source, overrides)
-    over = _of_sft_command(sft, overrides) if sft else {}
-    fields = Fields(
-        (sft or source).name, document_of(sft) | over if sft else {}, overrides, ("trl", "transformers")
-    )
+    over = _of_sft_command(dialect, sft, overrides) if sft else {}
+    values = document_of(sft) | over if sft else {}
+    fields = Fields((sft or source).name, values, overrides, dialect.tables)
     fields.note_commands(over)
     precision = _precision(fields)
     if not (fields.flag("packing") or fields.has("pad_to_multiple_of")):
@@ -83,9 +113,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             nearest=_MODEL,
         )
     take_model(fields, known, _MODEL)
-    given, length = _sft_arguments(fields, known, over)
+    given, length = _sft_arguments(dialect, fields, known, over)
     adapters, base = _peft(fields), base_of(fields, nested=False)
-    samples = samples_of(fields, _kind(fields, source), adapts="lora_rank" in adapters)
+    samples = samples_of(fields, _kind(dialect, fields, source), adapts="lora_rank" in adapters)
     fields.refuse_unpriced()
     projected = trainer.trainers_galore(fields, known.model())
     optimizer = projected.pop("optimizer", "") or trainer.optimizer_of(fields, default="adamw_torch_fused")
@@ -101,9 +131,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     }
     rest = Fields(source.name, plain, overrides, ("accelerate",)) if shares is None else shares.fields
     if shares is not None and shares.kind() == "DEEPSPEED":
-        run = _sft_by_deepspeed(fields, known, shares, given, (length, precision, optimizer))
+        run = _sft_by_deepspeed(dialect, fields, known, shares, given, said=(length, precision, optimizer))
     else:
-        run = accelerate.mesh_run("trl", rest, known, given, seq_length=length, precision=precision)
+        run = accelerate.mesh_run(
+            dialect.launcher, rest, known, given, seq_length=length, precision=precision
+        )
     if base != "bf16":
         require_whole_weights(fields, run.configuration.zero_stage, adapters.get("lora_rank", 0))
         adapters["base_precision"] = base
@@ -146,15 +178,22 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread), packed=packed)
 
 
-TRL_READER = Reader(
-    name="trl",
-    recognises=lambda source: _is_sft(source) or (is_accelerates(source) and _starts_trl(source)),
-    read=_read,
-)
+def reader_of(dialect: Dialect) -> Reader:
+    """Return the reader of a program with TRL's arguments."""
+    return Reader(name=dialect.launcher, recognises=dialect.recognises, read=partial(_read, dialect))
+
+
+TRL_READER = reader_of(Dialect())
 
 
 def _sft_by_deepspeed(
-    fields: Fields, known: Known, shares: Shares, given: Fields, said: tuple[int, str, str]
+    dialect: Dialect,
+    fields: Fields,
+    known: Known,
+    shares: Shares,
+    given: Fields,
+    *,
+    said: tuple[int, str, str],
 ) -> LaunchFile:
     """Return the run of accelerate's DeepSpeed plugin; ``said``: length, precision and optimizer."""
     values: dict[str, int | str | bool] = {
@@ -169,10 +208,10 @@ def _sft_by_deepspeed(
     overrides = replace(
         known.overrides, model=known.model(), num_gpus=world, values={**known.overrides.values, **values}
     )
-    return ranks_run("trl", fields, known, overrides, shares)
+    return ranks_run(dialect.launcher, fields, known, overrides, shares)
 
 
-def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue]:
+def _of_sft_command(dialect: Dialect, sft: Source, overrides: Overrides) -> dict[str, LocatedValue]:
     """Return arguments of the command that trains with the file, which override it (TRL's TrlParser).
 
     Options of accelerate among them (``trl sft`` passes them on) are in ``_shares``.
@@ -180,8 +219,12 @@ def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, LocatedValue
     start = trainer.start_of(sft, overrides)
     overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)
     over = {} if start is None else trainer.values_of(start[1].words, overrides)
-    own = set() if start is None or start[1].program[:4] != "trl " else {"accelerate_config"}
-    own |= flags_of("accelerate").keys() - set(flag_names("trl", "transformers")) if own else set()
+    own = (
+        set()
+        if start is None or start[1].program.split(" ")[0] != dialect.command
+        else {"accelerate_config"}
+    )
+    own |= flags_of("accelerate").keys() - set(flag_names(*dialect.tables)) if own else set()
     return {name: found for name, found in over.items() if name != "config" and name not in own}
 
 
@@ -219,10 +262,10 @@ def _peft(fields: Fields) -> dict[str, Any]:
     return {"lora_rank": rank, "lora_targets": targets, "trained_modules": trained_whole(fields)}
 
 
-def _kind(fields: Fields, source: Source) -> Kind | None:
+def _kind(dialect: Dialect, fields: Fields, source: Source) -> Kind | None:
     """Return the kind of training on preferences: of the command, or of names that one trainer has."""
     for _, words in commands.commands_beside(source):
-        command = commands.program_of(words) if _starts(words) else None
+        command = commands.program_of(words) if _starts(dialect, words) else None
         if command is not None:
             return KINDS.get(trls_kind(command.program))
     name = next((name for name, own in _OF_KIND.items() if any(fields.has(one) for one in own)), "")
@@ -264,43 +307,44 @@ def take_model(fields: Fields, known: Known, name: str) -> None:
         fields.note(*known.notes)
 
 
-def _starts_trl(source: Source) -> bool:
+def _starts_trl(dialect: Dialect, source: Source) -> bool:
     """Return whether a script next to the file starts TRL's fine-tuning, or a program with its YAML."""
-    own = [name for name in source.files if _is_sft(source.at(name))]
+    own = [name for name in source.files if dialect.owns(source.at(name))]
     return any(
-        _starts(words) or any(commands.holds_file(word, name) for word in words[1:] for name in own)
+        _starts(dialect, words)
+        or any(commands.holds_file(word, name) for word in words[1:] for name in own)
         for _, words in commands.commands_beside(source)
     )
 
 
-def _starts(words: Sequence[Word]) -> bool:
+def _starts(dialect: Dialect, words: Sequence[Word]) -> bool:
     command = commands.program_of(words)
-    return command is not None and command.program in _STARTED
+    return command is not None and command.program in dialect.programs
 
 
 def _shares(
-    source: Source, files: Sequence[Source], sft: Source | None, overrides: Overrides
+    dialect: Dialect, source: Source, files: Sequence[Source], sft: Source | None, overrides: Overrides
 ) -> Shares | None:
     """Return the sharding of the command that starts TRL, or of accelerate's file next to its YAML.
 
     Other programs start such trainings with the YAML, too: open-r1's src/open_r1/sft.py.
     """
-    starts = list[tuple[Source, Sequence[Word]]]()
+    starts, starts_it = list[tuple[Source, Sequence[Word]]](), (dialect.command, *dialect.modules)
     for script, words in commands.commands_beside(source, overrides):
         command = commands.program_of(words)
-        if _starts(words):
-            at = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
-            own = words[at].text == _PROGRAMS[0]  # TRL's program takes accelerate's options
+        if _starts(dialect, words):
+            at = next((at for at, word in enumerate(words) if word.text in starts_it), 0)
+            own = words[at].text == dialect.command
             starts.append((script, words[: None if own else at]))
         elif command and sft and any(commands.holds_file(one, sft.name) for one in command.words):
             starts.append((script, command.before))
     return shares_beside(starts, files)
 
 
-def _named_files(source: Source) -> Iterator[tuple[Source, Word]]:
+def _named_files(dialect: Dialect, source: Source) -> Iterator[tuple[Source, Word]]:
     """Yield the files of ``--config`` in commands next to a file that start TRL, each with its script."""
     for script, words in commands.commands_beside(source):
-        for option, following in pairwise((*words, Word("", 0)) if _starts(words) else ()):
+        for option, following in pairwise((*words, Word("", 0)) if _starts(dialect, words) else ()):
             name, equals, value = option.text.partition("=")
             if name == "--config":
                 yield script, Word(value, option.line) if equals else following
@@ -316,7 +360,9 @@ def documents_beside(source: Source) -> Iterator[Source]:
                 yield replace(source, name=word.text, text=text)
 
 
-def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple[Fields, int]:
+def _sft_arguments(
+    dialect: Dialect, fields: Fields, known: Known, over: Collection[str]
+) -> tuple[Fields, int]:
     """Return batch and checkpointing for accelerate's reader, and the length; the command's values win.
 
     ``over``: the command's own arguments, which ``fields`` has; those before its program are accelerate's.
@@ -328,7 +374,7 @@ def _sft_arguments(fields: Fields, known: Known, over: Collection[str]) -> tuple
     own: dict[str, object] = {name: fields.integer(name) for name in names}
     for name in (accelerate.MICRO_BATCH, _LENGTH):
         if not fields.has(name):
-            fields.note(f"{name} is not given: {own[name]} is TRL's default")
+            fields.note(f"{name} is not given: {own[name]} is {dialect.title}'s default")
     own[accelerate.CHECKPOINTING] = fields.flag(accelerate.CHECKPOINTING)
     given = accelerate.arguments(
         known,
