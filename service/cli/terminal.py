@@ -216,7 +216,9 @@ def report_usage(fault: TyperException, commands: Any, typed: Sequence[str] | No
     if "\n" in message:
         sys.stderr.write(f"{message}\n")
         return BAD_INPUT
-    sentence = message.removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
+    sentence = _of_option(fault, line) or message.removeprefix("Invalid value: ").replace(
+        "Value error, ", ""
+    ).rstrip(".")
     say_error(f"{sentence}{'' if sentence.endswith('?') else '.'}")
     _say_tip(_tip_of_usage(fault, line))
     return BAD_INPUT
@@ -229,8 +231,22 @@ def _tip_of_usage(fault: TyperException, line: Line) -> str:
         return tips.tip_of_repeated(line, fault.option)
     if fault.format_message().startswith("No such command"):
         return tips.tip_of_command(line)
-    meant = getattr(fault, "possibilities", None) or ("",)
-    return tips.tip_of_usage(line, getattr(fault, "option_name", ""), meant[0])
+    wrong = getattr(fault, "option_name", "")
+    near = tips.near_options(wrong, getattr(fault, "possibilities", None) or ())
+    return tips.tip_of_usage(line, wrong, "" if tips.options_here(line, wrong) else next(iter(near), ""))
+
+
+def _of_option(fault: TyperException, line: Line) -> str:
+    """Return what to say of an option that there is none of; empty if the fault is another."""
+    if not hasattr(fault, "possibilities"):
+        return ""
+    from meshwright.service.cli import tips  # noqa: PLC0415 - only for an error
+
+    wrong = str(getattr(fault, "option_name", ""))
+    near = tips.near_options(wrong, fault.possibilities or ())
+    here = tips.options_here(line, wrong)
+    meant = f"; here it is {here}" if here else f" (possible options: {', '.join(near)})" if near else ""
+    return f"No such option: {wrong}{meant}"
 
 
 def _fault_of_value(fault: TyperException) -> FieldError | None:

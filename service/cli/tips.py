@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Self
 
-from typer.exceptions import TyperException
+from typer.exceptions import Exit, TyperException
 
 from meshwright.profiles.errors import FieldError, PlannerError
+from meshwright.service.cli.meant import meant_by
 from meshwright.service.errors import remedy_of
 from meshwright.service.requests.fields import COMMON, COUNTS, OPTIONS
 from meshwright.service.requests.parts import LONG_NAMES
@@ -53,6 +56,7 @@ _HOW_MANY = ("all", "fewest")  # of --gpus, instead of a type
 _ARGUMENT = ""  # the name of a word without an option
 _ARGUED = ("--model", "--rank")  # options whose value an argument may state
 _MAX_TIPS = 3
+_ALIKE = 0.75  # of difflib, at which an option's name is a slip of another: --modle, --prot
 _ASSIGNED = re.compile(r"[\w-]+=[^,=]+(,[\w-]+=[^,=]+)+")  # tp=8,pp=4: assignments in one word
 
 
@@ -107,6 +111,8 @@ class Line:
             self.command.make_context(" ".join(self.path), self.typed[len(self.path) :])
         except (TyperException, PlannerError):
             return False
+        except Exit:  # of --help
+            return True
         return True
 
     def without(self, name: str, wrong: str = "") -> Line:
@@ -195,17 +201,45 @@ def tip_of_command(line: Line) -> str:
     return shlex.join(["meshwright", *line.path, *near, _HELP])
 
 
-def tip_of_usage(line: Line, wrong: str = "", right: str = "") -> str:
-    """Return the command to paste under a usage error; ``right``: the option meant by ``wrong``."""
-    if right:
-        words = tuple(replace(one, name=right) if one.name == wrong else one for one in line.words)
-        if (
-            _has_values(line, words)
-            and (fixed := replace(line, words=words)).command is not None
-            and fixed.parses()
-        ):
-            return shlex.join(["meshwright", *fixed.typed])
+def tip_of_usage(line: Line, wrong: str = "", nearest: str = "") -> str:
+    """Return the command to paste under a usage error; ``nearest``: the option spelled like ``wrong``."""
+    here = ((one, _words_here(line, one)) for one in line.words)
+    words = [part for one, found in here for part in ([one] if found is None else found)]
+    words = [replace(one, name=nearest) if nearest and one.name == wrong else one for one in words]
+    fixed = replace(line, words=tuple(words))
+    if fixed != line and line.command is not None and _has_values(line, words) and fixed.parses():
+        return shlex.join(["meshwright", *fixed.typed])
     return shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+
+
+def options_here(line: Line, wrong: str) -> str:
+    """Return the options that an unknown one means here, as they are typed; empty if nobody knows it."""
+    found = _words_here(line, next((one for one in line.words if one.name == wrong), Word(wrong)))
+    if found is None:
+        return ""
+    return shlex.join(part for one in found if one.name for part in one.written()) or "the default"
+
+
+def near_options(wrong: str, possible: Sequence[str]) -> list[str]:
+    """Return the options that are spelled like a wrong one, or have all of its words; the nearest first."""
+    parts = set(wrong.strip("-").split("-"))
+    alike = {one: SequenceMatcher(None, wrong, one).ratio() for one in possible}
+    found = [one for one in possible if alike[one] > _ALIKE or parts <= set(one.strip("-").split("-"))]
+    return sorted(found, key=lambda one: -alike[one])
+
+
+def _words_here(line: Line, word: Word) -> list[Word] | None:
+    """Return the words that an unknown option means here; None if it is known, or nobody knows it."""
+    if line.command is None or not word.name.startswith("--") or line.option(word.name) is not None:
+        return None
+    pin = line.option("--pin")
+    sizes = "--set" if pin is None or pin.hidden else "--pin"
+    for value, rest in ((word.value, []), (None, [Word(_ARGUMENT, word.value)])):  # --lora MODEL
+        with suppress(LookupError):
+            found = [Word(*one) for one in meant_by(word.name, value, sizes=sizes)]
+            known = all(line.option(one.name) is not None for one in found)
+            return [*found, *rest] if known else None
+    return None
 
 
 def _has_values(line: Line, words: Sequence[Word]) -> bool:
@@ -231,17 +265,20 @@ def _of_gpus(values: Sequence[str]) -> list[tuple[str, str]]:
 def _words(rest: list[str], command: Any) -> Iterator[Word]:  # noqa: ANN401 - Typer's own type
     flags = {name: one.is_flag for one in command.params for name in (*one.opts, *one.secondary_opts)
              if one.param_type_name == "option"}  # fmt: skip
-    left = iter(rest)
-    for word in left:
+    left = deque(rest)
+    while left:
+        word = left.popleft()
         name, equals, value = word.partition("=")
         if word == "--":
             yield from (Word(_ARGUMENT, one) for one in (word, *left))
-        elif not word.startswith("--"):
+            return
+        if not word.startswith("--"):
             yield Word(_ARGUMENT, word)
         elif equals:
             yield Word(name, value)
         else:  # an unknown option is one with a value, if a word follows that is none
-            stated = None if flags.get(word, False) else next(left, None)
+            alone = flags[word] if word in flags else bool(left) and left[0].startswith("--")
+            stated = None if alone or not left else left.popleft()
             if stated is not None and _ASSIGNED.fullmatch(stated):
                 yield from (Word(word, one) for one in stated.split(","))
             else:

@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, UnknownNameError
 from meshwright.service.cli.main import app
+from meshwright.service.cli.meant import BY_NAME
 from meshwright.service.cli.options import read_request
 from meshwright.service.cli.terminal import report, report_usage
 from meshwright.service.cli.tips import Line, tips_of
@@ -135,6 +136,24 @@ TYPED = (  # words, and the command under the error
     ("serve --database-url postgresql://me:secret@db/x --prot 1",
      "serve --database-url 'postgresql://me:***@db/x' --port 1"),
     ("plan llama-3.1-8b --seq-length 8q", "plan --help"),
+    # what other tools call a thing
+    (f"plan qwen3-4b --gpus 2xrtx-3090 --tp 2 {BATCH}",
+     f"plan qwen3-4b --gpus 2xrtx-3090 --pin tensor_parallel_size=2 {BATCH}"),
+    (f"predict qwen3-4b --gpus 2xrtx-3090 {BATCH} --tensor-parallel-size 2",
+     f"predict qwen3-4b --gpus 2xrtx-3090 {BATCH} --set tensor_parallel_size=2"),
+    (f"plan --lora qwen3-4b --gpus 2xrtx-3090 {BATCH}",
+     f"plan --lora-rank 16 qwen3-4b --gpus 2xrtx-3090 {BATCH}"),
+    (f"plan qwen3-4b --method qlora --gpus 2xrtx-3090 {BATCH}",
+     f"plan qwen3-4b --lora-rank 16 --base-precision nf4 --gpus 2xrtx-3090 {BATCH}"),
+    (f"plan qwen3-4b --sft --gpus 2xrtx-3090 {BATCH}", f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH}"),
+    (f"plan qwen3-4b --dpo true --gpus 2xrtx-3090 {BATCH}",
+     f"plan qwen3-4b --sample pair --reference frozen --gpus 2xrtx-3090 {BATCH}"),
+    ("plan qwen3-4b --gpus 1xl4 --batch-size 64 --max_length 2048 --load_in_8bit --gradient_checkpointing",
+     ("plan qwen3-4b --gpus 1xl4 --global-batch-size 64 --seq-length 2048 --lora-rank 16"
+      " --base-precision int8 --pin recompute_granularity=full")),
+    (f"plan qwen3-4b --use_peft false --gpus 2xrtx-3090 {BATCH}", "plan --help"),
+    (f"plan qwen3-4b --epochs 3 --gpus 2xrtx-3090 {BATCH}", "plan --help"),  # nor is it --csv
+    ("fits qwen3-4b --help-all", "fits --help"),
     ("plan llama-3.1-8b --max-oom-probability x", "plan --help-all"),
     ("memory llama-3.1-8b --num-gpus 9", "memory llama-3.1-8b --num-gpus 8"),
     (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tp=8,pp=4",
@@ -154,6 +173,20 @@ def test_the_tip_is_the_command_that_was_typed_with_the_one_change(
 ) -> None:
     typed = shlex.split(words)
     assert requires_a_tip(typed, printed_of(typed, capsys)) == command
+
+
+@pytest.mark.parametrize("switch", sorted({ours for ours in BY_NAME.values() if "{}" not in ours}))
+def test_every_switch_of_other_tools_is_a_plan_that_is_legal(switch: str) -> None:
+    words = ["--model", "qwen3-4b", "--gpus", "8xh100", *BATCH.split(), *switch.split()]
+    given = commands().commands["plan"].make_context("meshwright plan", words).params
+    parse_problem(
+        read_request(**{name: value for name, value in given.items() if name in OPTIONS and value})
+    )
+
+
+@pytest.mark.parametrize("ours", sorted({ours for ours in BY_NAME.values() if "{}" in ours}))
+def test_every_value_of_other_tools_belongs_to_an_option_of_plan(ours: str) -> None:
+    assert Line.of(["plan"], commands()).option(ours.split(maxsplit=1)[0]) is not None
 
 
 # --------------------------------------------------------------------------------------------------
