@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from benchmarks.tests_of import module_of_its_name
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("profiles", "solver", "shell", "launchers", "service", "workers")
 DIMENSION = "expert_weight_shard_size"  # the parallel size that was added last
@@ -238,12 +240,18 @@ def figures(
         Figure("functions", sum(len(module.functions) for module in product)),
         Figure("private functions that are used once", sum(one.private_used_once for one in product)),
         Figure("private functions with a docstring", documented),
+        Figure("files without a test module of their name", len(_without_own_tests(product))),
         Figure("class names in more than one file", sum(len(of) > 1 for of in files_of_class.values())),
         Figure("longest chain of imports", longest_chain(imports_of(product))),
         *(Figure(f"{name} of one plan", value) for name, value in walk.items()),
         Figure("places that ask for stages on node groups", len(asks), f"in {_files(asks)} files"),
         Figure("files that a parallel dimension opens", len(dimension), f"naming {DIMENSION}"),
     ]
+
+
+def _without_own_tests(product: Sequence[Module]) -> list[Path]:
+    files = [one.path.relative_to(ROOT) for one in product if one.path.name != "__init__.py"]
+    return [file for file in files if not (ROOT / module_of_its_name(file)).exists()]
 
 
 def _files(places: Sequence[str]) -> int:

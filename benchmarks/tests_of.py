@@ -54,7 +54,8 @@ def by_module(contexts: Mapping[int, Sequence[str]], own: str) -> list[Executed]
 
 def module_of_its_name(file: Path) -> str:
     """Return the test module that mirrors a product file, whether or not it exists."""
-    return f"tests/unit/{(file.parent / f'test_{file.stem}.py').as_posix()}"
+    folder = Path("client") if file.parts[0] == "client" else file.parent  # its only package
+    return f"tests/unit/{(folder / f'test_{file.stem}.py').as_posix()}"
 
 
 def _measure(tests: Sequence[str]) -> None:

@@ -17,3 +17,5 @@ def test_the_module_of_a_files_name_comes_first_and_then_who_executes_most_lines
 
 def test_the_mirror_of_a_file_is_a_unit_test_of_its_path() -> None:
     assert module_of_its_name(Path("solver/cost/price.py")) == "tests/unit/solver/cost/test_price.py"
+    of_client = module_of_its_name(Path("client/meshwright_client/nodes.py"))
+    assert of_client == "tests/unit/client/test_nodes.py"

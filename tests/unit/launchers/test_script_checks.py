@@ -74,7 +74,7 @@ def check_each(script: Path, programs: Path, given: Mapping[str, str], hints: Ma
         assert error.count("\n") == 1, f"{name} swallows the lines behind it: {error}"
 
 
-@pytest.mark.parametrize("launcher", sorted({*launcher_names()} - {"flagscale"}))  # see test_flagscale.py
+@pytest.mark.parametrize("launcher", sorted({*launcher_names()} - {"flagscale"}))  # its own: flagscale
 def test_a_script_without_one_of_its_variables_names_it_and_starts_nothing(
     launcher: str, tmp_path: Path, programs: Path
 ) -> None:

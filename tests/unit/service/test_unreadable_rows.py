@@ -16,8 +16,8 @@ from tests.served.answered_jobs import add_answered_job
 from tests.served.api_client import submit
 from tests.served.job_records import add_job
 from tests.served.reports import small_answer
+from tests.unit.service.web.routes.test_stores import CHIP, CLUSTER
 from tests.unit.service.web.test_questions import CONFIG
-from tests.unit.service.web.test_stores import CHIP, CLUSTER
 
 OPENED = "served"  # the answered job
 BAD = ("{", "[]", '"x"', "7", "{}", '{"name": 7, "incumbent_step_time_s": "x", "values": [], "rank": "x"}')

@@ -31,7 +31,7 @@ def format_of(fixture: str) -> str:
 
 
 def test_every_format_has_a_fixture_and_a_name() -> None:
-    folders = {"wandb-run", "mlflow-run"}  # made by test_tracked_runs.py
+    folders = {"wandb-run", "mlflow-run"}  # made by test_tracked_run.py
     assert {format_of(fixture) for fixture in FIXTURES} | folders == set(format_names()) == set(FORMATS)
 
 

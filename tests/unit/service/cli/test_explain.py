@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.served.requests import run_here
-from tests.unit.launchers.reading.test_megatron_lm import SCRIPT
+from tests.unit.launchers.megatron_lm.test_read import SCRIPT
 
 QUESTION = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
             "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none"]  # fmt: skip

@@ -260,7 +260,7 @@ def test_a_cut_that_leaves_a_rest_is_refused(name: str, tp: int, ep: int, messag
 
 # torch is optional: nothing loads it before something is measured.
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

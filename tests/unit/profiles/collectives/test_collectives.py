@@ -176,8 +176,8 @@ def test_a_larger_message_never_reaches_less_of_its_bandwidth_than_half(
 
 # Tables of collectives against measurements that they were not made from.
 
-FILES = Path(__file__).parent / "fixtures" / "importers"
-FOREIGN = Path(__file__).parents[2] / "fixtures" / "foreign"
+FILES = Path(__file__).parents[1] / "fixtures" / "importers"
+FOREIGN = Path(__file__).parents[3] / "fixtures" / "foreign"
 A100 = Lines(island_gpus=8.0, nodes_per_island=1.0, fast_bytes_per_s=300e9, network_bytes_per_s=25e9)
 H100 = Lines(island_gpus=8.0, nodes_per_island=1.0, fast_bytes_per_s=450e9, network_bytes_per_s=50e9)
 

@@ -19,7 +19,7 @@ from tests.builders import a_plan, an_answer
 from tests.launchers.plans import CASES
 from tests.served.api_client import BODY, submit
 from tests.served.job_records import claimed
-from tests.unit.launchers.reading.test_megatron_lm import SCRIPT
+from tests.unit.launchers.megatron_lm.test_read import SCRIPT
 
 CLUSTER = {"cluster": {"name": "dgx-h100"}}
 

@@ -42,7 +42,7 @@ from tests.problems.asked import searched
 from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem, mixed_rows
 from tests.property.test_mixed_clusters import lines, placed, splits
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
 
 

@@ -177,7 +177,7 @@ def test_all_launch_files_come_as_one_zip(browser: TestClient, answered: str) ->
     assert browser.get(f"/plans/{first}/files/none.zip").status_code == 422
 
 
-KUBEFLOW = Path(__file__).parents[3] / "fixtures" / "kubernetes" / "kubeflow.json"
+KUBEFLOW = Path(__file__).parents[4] / "fixtures" / "kubernetes" / "kubeflow.json"
 IMAGE = "registry.example/train:1"
 
 
