@@ -338,7 +338,7 @@ def _cluster_spelt(name: str) -> ClusterSpec | None:
 
 
 def find_model(name: str) -> ModelSpec:
-    """Return the model of that name or Hugging Face hub id, e.g. ``meta-llama/Llama-3.1-8B-Instruct``.
+    """Return the model of that name, title or Hugging Face hub id, e.g. ``meta-llama/Llama-3.1-8B-Instruct``.
 
     The catalog's own name is of 16-bit weights; a hub id states what its weights are quantised to.
 
@@ -348,7 +348,7 @@ def find_model(name: str) -> ModelSpec:
     wanted = name[:MAX_NAME].lower()
     if wanted in model_names():
         return _model(wanted)
-    found = _of_hub_id(wanted) if "/" in wanted else _of_folder(wanted)
+    found = _of_hub_id(wanted) if "/" in wanted else _of_folder(wanted) or _of_title(wanted)
     if found is None:
         raise unknown_model(name[:MAX_NAME])
     return _stored_model(found, wanted)
@@ -423,8 +423,15 @@ def model_of_folder(path: str) -> ModelSpec:
 
 def _of_folder(last: str) -> str | None:
     by_name = _folder_names()
+    last = _SEPARATOR.sub("-", _PART.sub("", last))
     spellings = (last, _STORED.sub("", last), _TUNING.sub("", _STORED.sub("", last)))
     return next((by_name[spelt] for spelt in map(_hyphenated, spellings) if spelt in by_name), None)
+
+
+def _of_title(wanted: str) -> str | None:
+    """Return the model of a title, which answers print: Mistral Large 2 123B."""
+    titles = ((name, _model(name).title.lower()) for name in model_names() if " " in wanted)
+    return next((name for name, title in titles if wanted in (title, title.rpartition(" (")[0])), None)
 
 
 _STATED = (
@@ -475,6 +482,8 @@ _COPIES = re.compile(
 _EDITION = re.compile(r"[-_](?:v[01]\.\d|\d{4})(?=[-_]|$)")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BOUNDARY = re.compile(r"(?<=[a-z])-(?=\d)|(?<=\d)-(?=[a-z])")
+_SEPARATOR = re.compile(r"[ :_]+")
+_PART = re.compile(r" \((?:text|vision)[^)]*\)$")  # of a title: Gemma 3 27B (text)
 
 
 def _spellings(hub_id: str) -> tuple[str, str]:

@@ -41,7 +41,8 @@ def nearest_models(name: str, known: Iterable[str], find: Callable[[str], ModelS
     """Return the nearest known names of the wrong name's kind, the nearest first; empty if none is near."""
     lower, words = name.lower(), kind_words(name)
     alike = sorted(one for one in known if kind_words(one) == words)
-    close = get_close_matches(lower, alike, n=_LOOKED_AT, cutoff=_LIKE)
+    series = [one for one in alike if re.match(rf"{re.escape(lower)}[-.]", one)]  # llama3, mistral
+    close = series or get_close_matches(lower, alike, n=_LOOKED_AT, cutoff=_LIKE)
     close.sort(key=lambda one: -SequenceMatcher(None, lower, one).ratio())
     found = list(_of_kind(lower, words, close, find))
     offered = dict[str, str]()

@@ -578,3 +578,33 @@ def test_a_link_that_there_is_not_is_named_with_the_file_that_asks_for_it_and_th
     gpu = FieldReader({"intra_node": "pcie-9"}, "/gpus/a30-24gb")
     with pytest.raises(ProfileError, match=r'/gpus/a30-24gb/intra_node: no link "pcie-9".*pcie-4, pcie-5'):
         _named_link(gpu, "intra_node")
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_is_found_by_the_title_that_answers_print(name: str) -> None:
+    model = find_model(name)
+    found = find_model(model.title)
+    assert (
+        replace(found, stored_as=model.stored_as) == model
+    )  # a hub id states what its weights are stored in
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("llama3:8b", "llama-3-8b"), ("qwen3:30b-a3b", "qwen3-30b-a3b"), ("gemma 2 9b it", "gemma-2-9b")],
+)
+def test_a_model_is_found_as_ollama_and_people_write_it(typed: str, name: str) -> None:
+    assert find_model(typed) == find_model(name)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("llama3", "llama3-8b or llama3-70b or llama3.1-8b"),  # not llama30b, which is spelled more like it
+        ("mistral", "mistral-7b or mistral-nemo or mistral-large"),
+    ],
+)
+def test_a_series_offers_its_models(typed: str, offered: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        find_model(typed)
+    assert caught.value.errors[0].nearest == offered
