@@ -338,7 +338,7 @@ def _cluster_spelt(name: str) -> ClusterSpec | None:
 
 
 def find_model(name: str) -> ModelSpec:
-    """Return the model of that name, title or Hugging Face hub id, e.g. ``meta-llama/Llama-3.1-8B-Instruct``.
+    """Return the model of that name, title or hub id, e.g. ``meta-llama/Llama-3.1-8B-Instruct``.
 
     The catalog's own name is of 16-bit weights; a hub id states what its weights are quantised to.
 

@@ -586,7 +586,7 @@ def test_a_model_is_found_by_the_title_that_answers_print(name: str) -> None:
     found = find_model(model.title)
     assert (
         replace(found, stored_as=model.stored_as) == model
-    )  # a hub id states what its weights are stored in
+    )  # a hub id may state another storage
 
 
 @pytest.mark.parametrize(
