@@ -584,9 +584,7 @@ def test_a_link_that_there_is_not_is_named_with_the_file_that_asks_for_it_and_th
 def test_a_model_is_found_by_the_title_that_answers_print(name: str) -> None:
     model = find_model(name)
     found = find_model(model.title)
-    assert (
-        replace(found, stored_as=model.stored_as) == model
-    )  # a hub id may state another storage
+    assert replace(found, stored_as=model.stored_as) == model  # a hub id may state another storage
 
 
 @pytest.mark.parametrize(
