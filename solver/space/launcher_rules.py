@@ -147,7 +147,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         )
     options = workload.framework_options
     for option, there in (
-        ("dora", "single" in able.adapters),
+        ("dora", "single" in able.adapters or able.decomposes_fused),
         ("quantizes_experts", able.quantizes_experts),
     ):
         if options.get(option) and not there:
