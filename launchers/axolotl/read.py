@@ -440,16 +440,22 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
         "liger_cross_entropy": "loss_fused",
     }
     on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name)}
-    cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
+    cut = _cuts(fields)
     if "liger" in listed:
         found |= {names[name]: True for name in names if name in on and names[name]}
         found |= {"loss_kernel": "liger"} if _CHUNKED in on else {}
     elif on:
         fields.note("Liger kernels are on but do nothing: plugins doesn't list them")
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
-    if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
+    if cut:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_kernel": "cut"}
     return found
+
+
+def _cuts(fields: Fields) -> bool:
+    """Return whether cut cross entropy is on: its plugin is listed, and not turned off."""
+    listed = "cutcrossentropy" in " ".join(_listed(fields))
+    return fields.flag("cut_cross_entropy", default=listed) and listed
 
 
 # Kernels that replace the model's own without a plugin (axolotl/monkeypatch).
@@ -466,10 +472,14 @@ _PATCHES = {
 _PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin")
 
 
+def _listed(fields: Fields) -> list[str]:
+    said = fields.raw("plugins") or []
+    return [str(one).lower() for one in (said if isinstance(said, list) else [said])]
+
+
 def _plugins(fields: Fields) -> str:
     """Return the contents of ``plugins`` in lower case; runs with others are not priced."""
-    said = fields.raw("plugins") or []
-    listed = [str(one).lower() for one in (said if isinstance(said, list) else [said])]
+    listed = _listed(fields)
     other = next((one for one in listed if not any(name in one for name in _PLUGINS)), None)
     if other is not None:
         fields.fault(
@@ -546,7 +556,7 @@ def _take_replicas(fields: Fields) -> None:
     flags = [fields.flag(name) for name in ("flash_attention", "flex_attention")]
     if fields.word("adapter", "") in _ADAPTERS:
         fields.note("without FSDP every rank holds the whole base, and all adapters")
-    elif named or any(flags):
+    elif named or any(flags) or _cuts(fields):  # its loss needs embedding and head in bf16 (:478)
         fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
     else:
         fields.fault(

@@ -431,3 +431,12 @@ def test_patterns_that_train_other_weights_are_refused(more: str, why: str) -> N
 def test_axolotl_evaluates_where_it_has_data_and_a_rhythm(more: str, size: int | None) -> None:
     options = read(AXOLOTL + CUT + more, Overrides(num_gpus=8), "e.yml").workload.framework_options
     assert options.get("evaluation_batch_size") == size
+
+
+def test_cut_cross_entropy_casts_the_head_so_that_replicas_need_no_flash_attention() -> None:
+    plain = AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch") + "attn_implementation: sdpa\n"
+    with pytest.raises(InvalidProblemError, match="weights are in two precisions"):
+        read(plain, Overrides(num_gpus=1), "full.yml")
+    cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+    found = read(plain + cut, Overrides(num_gpus=1), "full.yml")
+    assert (found.launcher, found.workload.framework_options["loss_kernel"]) == ("trl", "cut")
