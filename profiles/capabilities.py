@@ -92,7 +92,6 @@ class Capabilities:
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
     samples: tuple[str, ...] = ("sequence",)  # of its batches, with a reference: ``sample_word``
     cuts_packed: bool = False  # 4-bit weights under adapters, over the ranks of ZeRO-3
-    quantizes_experts: bool = False  # experts that lie in one tensor too, under adapters
     decomposes_fused: bool = (
         False  # it has DoRA of fused layers; peft's, of single ones, all launchers have
     )
