@@ -71,7 +71,7 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
 
     given: dict[str, Any] = {"seq_length": seq_length, "precision": precision}
     batch = None if global_batch_size is None else str(global_batch_size)
-    of_data = {
+    of_data: dict[str, object] = {
         "sample": sample, "reference": reference, "images_per_sample": images_per_sample,
         "image_tokens": image_tokens,
     }  # fmt: skip
@@ -82,7 +82,8 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     request = request_of(model, given)
     spec = model_from_mapping(request["model"])
     if alone := spec.tower is not None and images_per_sample is None:
-        request["workload"]["images_per_sample"] = of_data["images_per_sample"] = 0
+        of_data["images_per_sample"] = 0.0
+        request = request_of(model, {**given, "images_per_sample": 0.0})
     rows = what_fits(request, launcher=launcher, optimizer=optimizer, lora_rank=lora_rank, typed=of_data)
     able = [row for row in rows if row.fit.verdict != "no"]
     if json_output:

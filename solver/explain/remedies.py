@@ -247,13 +247,17 @@ _Lighter = tuple[str, Problem, dict[str, Any]]  # words, the changed problem, it
 def _loss(problem: Problem) -> _Lighter | None:
     """Make a part of the logits at a time, where the launcher has such a loss."""
     found = under_last_setting(problem, "loss_kernel")
-    return found and ("loss without whole logits", found, {"search.allow": ["loss_kernel"]})
+    if found is None:
+        return None
+    return "loss without whole logits", found, {"search.allow": ["loss_kernel"]}
 
 
 def _experts(problem: Problem) -> _Lighter | None:
     """Quantize experts as well, under QLoRA."""
     found = under_last_setting(problem, "quantizes_experts")
-    return found and ("experts in 4 bits", found, {"search.allow": ["quantizes_experts"]})
+    if found is None:
+        return None
+    return "experts in 4 bits", found, {"search.allow": ["quantizes_experts"]}
 
 
 def _gradients(problem: Problem) -> _Lighter | None:
