@@ -92,7 +92,9 @@ class Capabilities:
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
     samples: tuple[str, ...] = ("sequence",)  # of its batches, with a reference: ``sample_word``
     cuts_packed: bool = False  # 4-bit weights under adapters, over the ranks of ZeRO-3
-    quantizes_experts: bool = False  # experts that lie in one tensor too, under adapters
+    decomposes_fused: bool = (
+        False  # it has DoRA of fused layers; peft's, of single ones, all launchers have
+    )
     sequence_parallel: bool = True  # with tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: Limit = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: Limit = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp

@@ -44,6 +44,7 @@ NEEDS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "shared experts": lambda model: bool(model.moe and model.moe.shared_ffn_hidden_size),
     "latent attention": lambda model: model.mla is not None,
     "no latent attention": lambda model: model.mla is None,
+    "no labels": lambda model: not model.num_labels,
     "no tower": lambda model: model.tower is None,
     "self-attention alone": lambda model: not (model.tower or model.mixer or model.diffusion),
 }
@@ -90,6 +91,8 @@ class Switch:
     meaning: str
     settings: tuple[Setting, ...]
     beside: str = ""  # searched where the request allows this; empty: its own name, or every switch
+    samples: tuple[str, ...] = ()  # kinds of samples for which it is searched; empty: any
+    bases: tuple[str, ...] = ()  # precisions of frozen weights for which it is; empty: any
     stated: tuple[str, ...] = ()  # launchers that take it where a request states it, and are not searched
     lacking: Mapping[str, str] = field(
         default_factory=dict
@@ -147,7 +150,9 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
         meaning=entry["meaning"],
         settings=settings,
         beside=entry.get("beside", ""),
-        stated=tuple(entry.get("stated", ())),
+        stated=launcher_names() if entry.get("stated") == ["any"] else tuple(entry.get("stated", ())),
+        samples=tuple(entry.get("samples", ())),
+        bases=tuple(entry.get("bases", ())),
         lacking=entry.get("lacking", {}),
     )
 

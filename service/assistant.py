@@ -229,7 +229,7 @@ def _fits(arguments: Json) -> Result:
     )  # fmt: skip
     tokens = arguments.get("tokens", 10_000_000)
     lines = [
-        f"{row.method.title} · {row.launcher}: {row.fit.verdict}, {memory_words(row)} GiB, "
+        f"{row.method.title} · {row.launched}: {row.fit.verdict}, {memory_words(row)} GiB, "
         f"micro-batch up to {row.micro_batch}, {row.fit.tokens_per_s:,.0f} tokens/s, "
         f"{time_words(row.seconds_for(tokens))}"
         for row in rows

@@ -8,17 +8,19 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshwright.profiles.units import GIB
 
 if TYPE_CHECKING:  # help loads no solver
     from meshwright.solver.planner.fits import Fit
+    from meshwright.solver.problem import Problem
 
 RANK = 16  # of adapters, where none is asked for
 SEQUENCES = 32  # of a GPU in a step, where no batch is asked for
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
+_VERDICTS = ("yes", "tight", "no")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +70,17 @@ class FitRow:
     fit: Fit
     command: str  # of ``meshwright plan``, which finds the plan and writes its files
     seq_length: int
+    allow: tuple[str, ...]  # switches under which it fits, and without which it doesn't
     largest: int  # sequences of a GPU in a step, which bounds the micro-batch
 
     def seconds_for(self, tokens: float) -> float:
         """Return how long the steps of so many tokens take."""
         return tokens / self.fit.tokens_per_s
+
+    @property
+    def launched(self) -> str:
+        """Return the launcher, and what it must turn on."""
+        return " + ".join((self.launcher, *(_SWITCHES[name] for name in self.allow)))
 
     @property
     def micro_batch(self) -> str:
@@ -89,6 +97,7 @@ class FitRow:
         return {
             "method": self.method.title,
             "launcher": self.launcher,
+            "allow": [*self.allow],
             "fits": fit.verdict,
             "largest_micro_batch": fit.largest_micro_batch,
             "tokens_per_s": fit.tokens_per_s if fits else None,
@@ -108,6 +117,7 @@ def what_fits(
     launcher: str = "any",
     optimizer: str | None = None,
     lora_rank: int = RANK,
+    typed: Mapping[str, object] | None = None,
 ) -> list[FitRow]:
     """Return every method under every launcher that can train so: those that fit first, fastest first.
 
@@ -117,6 +127,7 @@ def what_fits(
         launcher: one of them; any: all.
         optimizer: of full training; None: AdamW, and AdamW in 8 bits.
         lora_rank: of the adapters.
+        typed: options of samples and images as the user typed them, for the commands.
 
     Raises:
         InvalidProblemError: the request is invalid, or no method is possible under the launcher.
@@ -125,7 +136,6 @@ def what_fits(
     from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - the same
     from meshwright.profiles.inline import cluster_from_mapping  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
-    from meshwright.solver.planner.fits import fit_of  # noqa: PLC0415 - the same
     from meshwright.solver.space.launcher_choice import bound, launchers_able  # noqa: PLC0415 - the same
 
     if launcher != "any":
@@ -135,7 +145,7 @@ def what_fits(
     found, refused = list[FitRow](), None
     for method in methods_of(optimizer, lora_rank):
         asked = {
-            **request, "workload": {**work, **method.workload}, "launcher": "any",
+            **request, "workload": {**work, **_of_method(method, work)}, "launcher": "any",
             "search": {**request.get("search", {}), "allow": [*method.allow]},
         }  # fmt: skip
         try:
@@ -146,14 +156,17 @@ def what_fits(
                 refused = fault
             continue
         for name in able if launcher == "any" else [one for one in able if one == launcher]:
-            fit = fit_of(bound(problem, name))
+            fit, allow = _best_fit(bound(problem, name))
             if fit is not None:
-                command = _command(request, work, method, name, fit)
+                own = replace(
+                    method, option=" ".join((method.option, *(f"--allow {one}" for one in allow)))
+                )
+                command = _command(request, {**work, **(typed or {})}, own, name, fit)
                 each = max(work["global_batch_size"] // gpus, 1)
                 found.append(
                     FitRow(
                         method=method, launcher=name, fit=fit, command=command,
-                        seq_length=work["seq_length"], largest=each,
+                        seq_length=work["seq_length"], largest=each, allow=allow,
                     )
                 )  # fmt: skip
     if not found and refused is not None:
@@ -161,14 +174,46 @@ def what_fits(
     return _in_order(found)
 
 
+# Switches that save memory on one card, in the order in which they are tried, and what people call them.
+_SWITCHES = {"quantizes_experts": "4-bit experts", "loss_kernel": "loss in parts"}
+
+
+def _best_fit(problem: Problem) -> tuple[Fit | None, tuple[str, ...]]:
+    """Return what fits, with the fewest switches that it takes; without them where they are no help."""
+    from meshwright.solver.planner.fits import fit_of  # noqa: PLC0415 - help loads no solver
+    from meshwright.solver.problem import under_last_setting  # noqa: PLC0415 - the same
+
+    best, used = fit_of(problem), tuple[str, ...]()
+    for name in _SWITCHES:
+        if best is None or best.verdict == "yes":
+            break
+        other = under_last_setting(problem, name)
+        fit = None if other is None else fit_of(other)
+        if other is not None and fit is not None and _rank(fit) < _rank(best):
+            problem, best, used = other, fit, (*used, name)
+    return best, used
+
+
+def _rank(fit: Fit) -> tuple[int, float]:
+    return _VERDICTS.index(fit.verdict), fit.prediction.out_of_memory_probability
+
+
 def _in_order(rows: Sequence[FitRow]) -> list[FitRow]:
     """Return rows that fit first, of a method and launcher the better one of two."""
-    order = ("yes", "tight", "no")
-    ranked = sorted(rows, key=lambda row: (order.index(row.fit.verdict), -row.fit.tokens_per_s))
+    ranked = sorted(rows, key=lambda row: (_VERDICTS.index(row.fit.verdict), -row.fit.tokens_per_s))
     first = dict[tuple[str, str], FitRow]()
     for row in ranked:
         first.setdefault((row.method.title, row.launcher), row)
     return [*first.values()]
+
+
+_OF_DATA = ("sample", "reference", "images_per_sample", "image_tokens")
+
+
+def _of_method(method: Method, work: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a method's workload: adapters are turned off to be their own reference."""
+    turned_off = work.get("reference") == "frozen" and "lora_rank" in method.workload
+    return {**method.workload, **({"reference": "adapters-off"} if turned_off else {})}
 
 
 def _command(
@@ -177,9 +222,13 @@ def _command(
     """Return the command that plans a row and writes its launch files."""
     model, cluster = (_typed(request.get(part), part) for part in ("model", "cluster"))
     words = ["meshwright", "plan", *model, *cluster]
-    for name in ("global_batch_size", "seq_length", "precision"):
-        if name in work and (name, work[name]) != ("precision", "bf16"):
-            words += [f"--{name.replace('_', '-')}", str(work[name])]
+    stated = {**work, **{name: one for name, one in _of_method(method, work).items() if name in _OF_DATA}}
+    for name in ("global_batch_size", "seq_length", "precision", *_OF_DATA):
+        if stated.get(name) is not None and (name, stated[name]) != ("precision", "bf16"):
+            words += [
+                f"--{name.replace('_', '-')}",
+                f"{stated[name]:g}" if isinstance(stated[name], float) else str(stated[name]),
+            ]
     words += ["--launcher", launcher, *method.option.split()]
     if fit.verdict == "tight":
         risk = math.ceil(fit.prediction.out_of_memory_probability * 100) / 100

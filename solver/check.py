@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import host_of, power_of
+from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import HostMemory, PeakMemory, Plan, Prediction, StagePrediction
 from meshwright.solver.configuration import (
@@ -254,19 +255,28 @@ def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _reading_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check that a node holds the fp32 weights that its ranks read before they train them."""
+    """Check that a node holds the copies that its ranks make as they read the weights.
+
+    Files in bf16 are mapped and take none. A copy is one to fp32, or of experts, which are merged.
+    """
     work = problem.workload
     facts = default_profile(problem.cluster, problem.priced_as).framework
-    if work.optimizer != "adamw" or work.lora_rank or facts.weights_read_by == "nobody":
+    few_bits = work.lora_rank and work.base_precision not in ("bf16", "fp32")
+    if few_bits or facts.weights_read_by == "nobody":
         return
-    if facts.weight_bytes == 4:  # noqa: PLR2004 - bytes of fp32
-        first = {"first": 3, "one-of-a-node": 2}[facts.weights_read_by]
-        for group in problem.cluster.groups:
-            readers = 1 if config.zero_stage >= first else min(config.num_gpus, group.gpus_per_node)
-            needed = readers * 4 * problem.model.num_parameters()
-            room = host_of(group).memory_bytes * group.gpus_per_node
-            if needed > room:
-                yield f"host memory of {room} bytes cannot hold {needed} bytes of weights that ranks read"
+    narrow = (
+        work.base_precision == "bf16" if work.lora_rank else not optimizer_named(work.optimizer).fp32_copy
+    )
+    each = 2 if narrow else int(facts.weight_bytes)
+    if each == 2 and problem.model.moe is None:  # noqa: PLR2004 - bytes of bf16, as stored
+        return
+    first = {"first": 3, "one-of-a-node": 2}[facts.weights_read_by]
+    for group in problem.cluster.groups:
+        readers = 1 if config.zero_stage >= first else min(config.num_gpus, group.gpus_per_node)
+        needed = readers * each * problem.model.num_parameters()
+        room = host_of(group).memory_bytes * group.gpus_per_node
+        if needed > room:
+            yield f"host memory of {room} bytes cannot hold {needed} bytes of weights that ranks read"
 
 
 def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:

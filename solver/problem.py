@@ -20,7 +20,7 @@ from meshwright.profiles.adapters import (
     copied_parameters,
 )
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of, packing_multiple
-from meshwright.profiles.cluster import ClusterSpec, NodeGroup, Reliability
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup, Reliability
 from meshwright.profiles.errors import InternalError
 from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
@@ -28,7 +28,7 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL
 from meshwright.profiles.samples import SAMPLES, Reference, Sample, SampleKind
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
-from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, allowed_switches, switches
+from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, Switch, allowed_switches, switches
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart, ImageLoad, TowerSpec
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike
 
@@ -458,16 +458,37 @@ def gpu_counts(problem: Problem) -> tuple[int, ...]:
 
 def searched_switches(problem: Problem) -> tuple[str, ...]:
     """Return the switches that are searched under a problem's launchers."""
-    gpus, stated = [group.gpu for group in problem.cluster.groups], problem.workload.framework_options
-    every, names = switches(), allowed_switches(problem.options.allow)
-    unstated = [name for name in names if not every[name].options & stated.keys()]
+    names, every = allowed_switches(problem.options.allow), switches()
+    unstated = [name for name in names if _leaves_open(problem, every[name])]
     found = (
         name
         for launcher in launchers_of(problem.launcher)
         for name in unstated
-        if every[name].settings_of(launcher, problem.model, gpus)
+        if every[name].settings_of(launcher, problem.model, _gpus_of(problem))
     )
     return tuple(dict.fromkeys(found))
+
+
+def _gpus_of(problem: Problem) -> list[GpuSpec]:
+    return [group.gpu for group in problem.cluster.groups]
+
+
+def _leaves_open(problem: Problem, switch: Switch) -> bool:
+    """Return whether a request states no option of a switch that is searched for its workload."""
+    work = problem.workload
+    kinds = (work.sample, switch.samples), (work.base_precision, switch.bases)
+    meant = all(own in (named or (own,)) for own, named in kinds)
+    return meant and not switch.options & work.framework_options.keys()
+
+
+def under_last_setting(problem: Problem, name: str) -> Problem | None:
+    """Return the problem under the last setting of a switch; None without a choice, or where it is open."""
+    switch, work = switches()[name], problem.workload
+    settings = switch.settings_of(problem.launcher, problem.model, _gpus_of(problem))
+    if len(settings) <= 1 or name in problem.options.allow or not _leaves_open(problem, switch):
+        return None
+    options = {**work.framework_options, **settings[-1].options}
+    return replace(problem, workload=replace(work, framework_options=options))
 
 
 def on_gpus(problem: Problem, numbers: tuple[int, ...]) -> Problem:

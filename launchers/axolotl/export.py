@@ -21,7 +21,9 @@ from meshwright.profiles.requirements import Requirement, packages
 
 def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
     """Require a kernel for which Axolotl casts embeddings and head back to bf16 (loaders/model.py:462)."""
-    if target.config.zero_stage == 0 and not attention(target).startswith("flash"):
+    if target.config.zero_stage or _cuts_logits(target):  # whose head is cast, too (:478)
+        return
+    if not attention(target).startswith("flash"):
         yield FieldError(
             pointer="/workload/framework_options/attention_kernel",
             message="without FSDP Axolotl keeps embeddings and head in fp32 here: not supported",

@@ -89,7 +89,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
         fields.note(trainer.PADDED.format("sequence_len"))
     packed = "sample_packing" if fields.flag("sample_packing") else ""
-    settings = _image_settings(fields, tuned)
+    settings = _image_settings(fields, known.model(), tuned)
     if fields.has("deepspeed"):
         run = replace(_by_deepspeed(fields, known, precision, tuned), packed=packed)
         return run if settings is None else with_images(run, known, settings)
@@ -106,6 +106,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model()),
             **_of_adapters(fields, tuned),
+            **ranks.evaluation_of(fields),
         },
         **tuned,
     )
@@ -203,6 +204,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     count = _count(fields, micro)
     products = ranks.products_of(fields, "deepspeed")
     options = {**_kernels(fields, known.model()), **products, **_of_adapters(fields, tuned)}
+    options |= ranks.evaluation_of(fields)
     fields.stop()
     optimizer = tuned["optimizer"].removesuffix("-bf16")
     values: dict[str, int | str | bool] = {
@@ -273,14 +275,14 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     return projected | found
 
 
-def _image_settings(fields: Fields, tuned: Mapping[str, Any]) -> ImageSettings | None:
+def _image_settings(fields: Fields, model: ModelSpec, tuned: Mapping[str, Any]) -> ImageSettings | None:
     """Return the parts that a run with images does not train; None for text alone.
 
     Names of adapted layers may be a tower's too, a pattern's path is not (loaders/adapter.py).
     """
-    still = fields.flag("freeze_mm_modules")
+    still = _freezes_tower(fields, model, adapts="lora_rank" in tuned) or fields.flag("freeze_mm_modules")
     if not fields.raw(_PROCESSOR):
-        return None
+        return ImageSettings(frozen=TOWER_PARTS) if still else None
     pattern = is_pattern(str(fields.raw("lora_target_modules") or ""))
     apart = pattern and not fields.flag("lora_target_linear") and bool(tuned.get("lora_rank"))
     frozen = TOWER_PARTS if apart or still else ()
@@ -288,6 +290,41 @@ def _image_settings(fields: Fields, tuned: Mapping[str, Any]) -> ImageSettings |
 
 
 _PROCESSOR = "processor_type"
+_TRAINED = "unfrozen_parameters"
+# How transformers names the weights of a language model: alone, and next to a tower (5 and 4).
+_LANGUAGES = ("model.", "model.language_model.", "language_model.")
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+_PEFTS = "base_model.model"
+
+
+def _freezes_tower(fields: Fields, model: ModelSpec, *, adapts: bool) -> bool:
+    """Return whether the patterns of trained weights leave out a tower alone (utils/freeze.py).
+
+    A pattern matches from the first letter of a name, and its dots are dots: ``.*`` repeats one.
+    """
+    said = fields.raw(_TRAINED)
+    listed = [str(one) for one in (said if isinstance(said, list) else [said] if said else [])]
+    starts = [one.removeprefix("^").removesuffix("$").removesuffix(".*") for one in listed]
+    if not listed:
+        return False
+    if adapts and not any(one.startswith(_PEFTS) or _PEFTS.startswith(one) for one in starts):
+        fields.fault(
+            _TRAINED,
+            f"trains nothing: peft's names begin with {_PEFTS}, and these patterns don't",
+            allowed=f"none (adapters train alone), or --ignore {_TRAINED}",
+        )
+        return False
+    towers = model.tower is not None
+    names = (_LANGUAGES[towers:], *(() if model.tied_embeddings else (_HEADS,)))
+    if adapts or not all(any(name.startswith((*starts,)) for name in either) for either in names):
+        fields.fault(
+            _TRAINED,
+            "trains a part of the language model's weights, which is not supported",
+            allowed=f"patterns that match all of them without an adapter, or --ignore {_TRAINED}",
+        )
+    return towers and not any("model.vision".startswith(one) for one in starts)
+
+
 _EXPERTS = "quantize_moe_experts"
 
 
@@ -403,16 +440,22 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
         "liger_cross_entropy": "loss_fused",
     }
     on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name)}
-    cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
+    cut = _cuts(fields)
     if "liger" in listed:
         found |= {names[name]: True for name in names if name in on and names[name]}
         found |= {"loss_kernel": "liger"} if _CHUNKED in on else {}
     elif on:
         fields.note("Liger kernels are on but do nothing: plugins doesn't list them")
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
-    if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
+    if cut:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_kernel": "cut"}
     return found
+
+
+def _cuts(fields: Fields) -> bool:
+    """Return whether cut cross entropy is on: its plugin is listed, and not turned off."""
+    listed = "cutcrossentropy" in " ".join(_listed(fields))
+    return fields.flag("cut_cross_entropy", default=listed) and listed
 
 
 # Kernels that replace the model's own without a plugin (axolotl/monkeypatch).
@@ -429,10 +472,14 @@ _PATCHES = {
 _PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin")
 
 
+def _listed(fields: Fields) -> list[str]:
+    said = fields.raw("plugins") or []
+    return [str(one).lower() for one in (said if isinstance(said, list) else [said])]
+
+
 def _plugins(fields: Fields) -> str:
     """Return the contents of ``plugins`` in lower case; runs with others are not priced."""
-    said = fields.raw("plugins") or []
-    listed = [str(one).lower() for one in (said if isinstance(said, list) else [said])]
+    listed = _listed(fields)
     other = next((one for one in listed if not any(name in one for name in _PLUGINS)), None)
     if other is not None:
         fields.fault(
@@ -509,7 +556,7 @@ def _take_replicas(fields: Fields) -> None:
     flags = [fields.flag(name) for name in ("flash_attention", "flex_attention")]
     if fields.word("adapter", "") in _ADAPTERS:
         fields.note("without FSDP every rank holds the whole base, and all adapters")
-    elif named or any(flags):
+    elif named or any(flags) or _cuts(fields):  # its loss needs embedding and head in bf16 (:478)
         fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
     else:
         fields.fault(

@@ -39,6 +39,11 @@ def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
         )
 
 
+def _is_ligers(target: Target) -> bool:
+    """Return whether Liger's loss was priced, which comes with its norms and activations."""
+    return target.workload.framework_options.get("loss_kernel") == "liger"
+
+
 class LlamaFactoryFiles(TrainerFiles):
     """LLaMA-Factory's trainer, whose arguments are transformers' with its own."""
 
@@ -69,6 +74,7 @@ class LlamaFactoryFiles(TrainerFiles):
             "packing": packs,
             "neat_packing": workload.lengths is not None and packs,  # documents attend only to themselves
             "pure_bf16": not keeps_fp32(target),  # model/adapter.py, init_adapter
+            **({"enable_liger_kernel": True} if _is_ligers(target) else {}),
             **images.llama_factory_values(target),
         }
 
@@ -116,11 +122,17 @@ class LlamaFactoryFiles(TrainerFiles):
             "double_quantization": base == "nf4-double",
         }
 
+    def stated(self, target: Target) -> tuple[str, ...]:
+        """Return what Liger's switch turns on."""
+        return ("loss_kernel", "norm_fused", "elementwise_fused") if _is_ligers(target) else ()
+
     def packages(self, target: Target) -> Iterator[Requirement]:
         """Yield the packages but peft, which LLaMA-Factory installs, and that of its attention."""
         yield from (one for one in trainer_packages(target) if one != packages()["adapters"])
         if self.attention(target)["flash_attn"] == "fa2":
             yield packages()["FlashAttention"]
+        if _is_ligers(target):
+            yield packages()["Liger"]
 
 
 export = LlamaFactoryFiles().export

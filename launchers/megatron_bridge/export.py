@@ -293,7 +293,7 @@ def _adapters(target: Target) -> Values:
     return {
         "peft.dim": workload.lora_rank,
         "peft.alpha": 2 * workload.lora_rank,
-        "peft.dropout": 0.0,
+        "peft.dropout": 0.05 if workload.framework_options.get("adapter_dropout") else 0.0,
         "peft.target_modules": workload.lora_targets,
     }
 
@@ -446,10 +446,13 @@ def export(target: Target) -> ExportBundle:
     )
 
 
+_WRITTEN = ("offload_modules", "adapter_dropout", "dora")
+
+
 def found_warnings(target: Target) -> Iterator[str]:
     """Yield the recipe's own values, and its differences from the plan."""
     yield from common_warnings(
-        target, written=(*SWITCHES_OF_ALL, "offload_modules", *written_cut(target, bridge_facts(target)))
+        target, written=(*SWITCHES_OF_ALL, *_WRITTEN, *written_cut(target, bridge_facts(target)))
     )
     yield "attention backend, tokenizer, data and learning rate come from the recipe"
     model, activation = target.model, target.model.mlp_activation
@@ -471,7 +474,8 @@ def found_warnings(target: Target) -> Iterator[str]:
         ),
         (
             target.workload.lora_rank,
-            "overrides can't turn adapters on: start a recipe that has them (its name has _peft_)",
+            "overrides can't turn adapters on: start a recipe that has them (its name has _peft_)"
+            + ", with --mode dora" * bool(target.workload.framework_options.get("dora")),
         ),
         *((True, note) for note in overlap_notes(target.problem, target.config)),
         (

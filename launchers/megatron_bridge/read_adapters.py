@@ -1,7 +1,7 @@
 """Adapters of Megatron-Bridge's recipes: their rank and the layers that they adapt.
 
-Names and defaults: Megatron-Bridge 0.7, peft/lora.py ``LoRA``; recipes/utils/dataset_utils.py
-``default_peft_config``. Its layers are Megatron-Core's fused ones. DoRA is not priced on them.
+Names and defaults: Megatron-Bridge 0.7, peft/lora.py ``LoRA`` and peft/dora.py ``DoRA``;
+recipes/utils/dataset_utils.py ``default_peft_config``. Its layers are Megatron-Core's fused ones.
 """
 
 from __future__ import annotations
@@ -55,20 +55,21 @@ def adapted(found: LaunchFile, usual: Mapping[str, Any] | str | None, values: Co
             "--recipe", "it makes its adapters itself", allowed="peft.dim=… and peft.target_modules=[…]"
         )
     stated = usual if isinstance(usual, Mapping) else {}
-    if stated.get("scheme") == "dora":
-        raise _refused("", 0, "DoRA is not supported under Megatron-Bridge", "a recipe or --mode with lora")
     rank = _rank(*own["dim"]) if "dim" in own else int(stated.get("dim", RANK))
     text, line = own.get("target_modules", ("", 0))
     names = [part.strip(" '\"") for part in text.strip("[]").split(",")] if text else None
     targets = _targets(names or stated.get("target_modules", FUSED_TARGETS), line, found.model)
     apart = own.get("share_expert_adapters", ("true", 0))[0].lower() == "false"
-    if found.model.moe and set(targets) - set(ATTENTION_TARGETS) and not apart:
+    decomposes = stated.get("scheme") == "dora"
+    if found.model.moe and set(targets) - set(ATTENTION_TARGETS) and (decomposes or not apart):
         why = "the experts of a rank share an adapter there, which is not priced"
         raise _refused("target_modules", line, why,
                        "[linear_qkv,linear_proj], or peft.share_expert_adapters=false")  # fmt: skip
     options = dict(found.workload.framework_options)
     if own.get("dropout", (str(stated.get("dropout", 0.0)), 0))[0].lower() not in _OFF:
         options["adapter_dropout"] = True
+    if decomposes:
+        options["dora"] = True
     workload = replace(found.workload, lora_rank=rank, lora_targets=targets, framework_options=options)
     return replace(found, workload=workload)
 

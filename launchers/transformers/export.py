@@ -119,8 +119,12 @@ class TrainerFiles(AccelerateFiles):
 
     def warnings(self, target: Target) -> Iterator[str]:
         """Yield the differences of a trainer on accelerate's mesh from the plan."""
-        yield from accelerate_warnings(target, WRITTEN_FACTS)
+        yield from accelerate_warnings(target, (*WRITTEN_FACTS, *self.stated(target)))
         yield model_is_in_the_script(target)
+
+    def stated(self, target: Target) -> tuple[str, ...]:  # noqa: ARG002 - of trainers that state more
+        """Return further options that the trainer's file states."""
+        return ()
 
 
 def keeps_fp32(target: Target) -> bool:

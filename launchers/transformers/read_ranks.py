@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.export import ATTENTION
@@ -560,29 +560,57 @@ def products_of(fields: Fields, launcher: str) -> Options:
     return options
 
 
-_EVALUATES = ("eval_strategy", "evaluation_strategy")
-_EVALUATED = "per_device_eval_batch_size"
-_SWIFTS_DATA = ("val_dataset", "cached_val_dataset", "split_dataset_ratio")
-_NOTHING = ("0", "0.0", "[]")
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """Where a program says when it evaluates, on what, and how many samples at a time."""
+
+    when: tuple[str, ...]  # the first that is set decides
+    usual: str = "no"  # without any
+    data: tuple[str, ...] = ()  # it evaluates only where one of them is set; empty: a script's own data
+    size: str = "per_device_eval_batch_size"
+    usual_size: str = ""  # the argument whose value is the default of ``size``; empty: the table's default
+
+
+_STRATEGIES = ("eval_strategy", "evaluation_strategy")
+_EVALUATIONS = {
+    # 4.6 arguments/sft_args.py _init_eval_strategy: as often as it saves
+    "ms-swift": _Evaluation(
+        (*_STRATEGIES, "save_strategy"),
+        "steps",
+        ("val_dataset", "cached_val_dataset", "split_dataset_ratio"),
+    ),
+    # 0.19 core/builders/base.py _configure_save_and_eval_strategy; utils/config normalize_config
+    "axolotl": _Evaluation(
+        ("eval_steps", "evals_per_epoch", "eval_strategy"),
+        data=("val_set_size", "test_datasets"),
+        size="eval_batch_size",
+        usual_size="micro_batch_size",
+    ),
+}
+_TRAINERS = _Evaluation(_STRATEGIES)
+_NOTHING = ("none", "", "0", "0.0", "[]")
 
 
 def evaluation_of(fields: Fields) -> Options:
     """Return how many samples a rank evaluates together between steps; empty if it evaluates nothing.
 
-    ms-swift evaluates as often as it saves where there is data to, unless told otherwise (4.6
-    ``arguments/sft_args.py _init_eval_strategy``). A number that is not known counts nothing.
+    A number that is not known counts nothing.
     """
-    is_swift = fields.programs[0] == "ms-swift"
-    given = [fields.peek(name) for name in (*_EVALUATES, *["save_strategy"] * is_swift)]
-    strategy = next((str(one).lower() for one in given if one is not None), "steps" if is_swift else "no")
-    has_data = not is_swift or any(str(fields.peek(name) or 0) not in _NOTHING for name in _SWIFTS_DATA)
-    if strategy in ("no", "false", "") or not has_data:
+    its = _EVALUATIONS.get(fields.programs[0], _TRAINERS)
+
+    def said(name: str) -> str:
+        return str(fields.peek(name)).lower()
+
+    strategy = next((said(name) for name in its.when if said(name) not in _NOTHING), its.usual)
+    has_data = not its.data or any(said(name) not in _NOTHING for name in its.data)
+    if strategy in ("no", "false") or not has_data:
         return {}
-    size = fields.peek(_EVALUATED)
+    name = its.size if not its.usual_size or said(its.size) not in _NOTHING else its.usual_size
+    size = fields.peek(name)
     if size is not None and not str(size).isdecimal():
-        fields.note(f"{_EVALUATED} {shown(str(size))} is not known: no evaluation is priced")
+        fields.note(f"{name} {shown(str(size))} is not known: no evaluation is priced")
         return {}
-    number = fields.integer(_EVALUATED)
+    number = fields.integer(name)
     return {"evaluation_batch_size": number} if number else {}
 
 

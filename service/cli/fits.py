@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # help loads no table
 _TOKENS = 10_000_000
 
 
-def fits(
+def fits(  # noqa: PLR0913 - the signature is the list of options
     model: Annotated[
         str,
         typer.Argument(
@@ -44,6 +44,17 @@ def fits(
         str | None, typer.Option(help="Optimizer of full training [default: adamw, and adamw-8bit]")
     ] = None,
     lora_rank: Annotated[int, typer.Option(min=1, help="Rank of the LoRA and QLoRA adapters.")] = RANK,
+    sample: Annotated[
+        str | None, typer.Option(help="Samples: sequence, pair (DPO, rewards) or unpaired (KTO)")
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="frozen: DPO and KTO. Adapters are their own reference, turned off.")
+    ] = None,
+    images_per_sample: Annotated[
+        float | None,
+        typer.Option(min=0, help="Images in a sequence of a vision model [default: 0, text alone]"),
+    ] = None,
+    image_tokens: Annotated[str | None, typer.Option(help="Tokens of an image, e.g. 1024.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of your data set, e.g. 10M.")] = _TOKENS,
     every: Annotated[
         bool, typer.Option("--commands", help="Print the command of every row, which writes its files.")
@@ -60,23 +71,33 @@ def fits(
 
     given: dict[str, Any] = {"seq_length": seq_length, "precision": precision}
     batch = None if global_batch_size is None else str(global_batch_size)
-    stated = {"gpus": gpus, "cluster": cluster, "global_batch_size": batch}
+    of_data: dict[str, object] = {
+        "sample": sample, "reference": reference, "images_per_sample": images_per_sample,
+        "image_tokens": image_tokens,
+    }  # fmt: skip
+    stated = {"gpus": gpus, "cluster": cluster, "global_batch_size": batch, **of_data}
     given |= {name: value for name, value in stated.items() if value is not None}
     if gpus is None and cluster is None:
         given["cluster"] = "here"
     request = request_of(model, given)
-    rows = what_fits(request, launcher=launcher, optimizer=optimizer, lora_rank=lora_rank)
+    spec = model_from_mapping(request["model"])
+    if alone := spec.tower is not None and images_per_sample is None:
+        of_data["images_per_sample"] = 0.0
+        request = request_of(model, {**given, "images_per_sample": 0.0})
+    rows = what_fits(request, launcher=launcher, optimizer=optimizer, lora_rank=lora_rank, typed=of_data)
     able = [row for row in rows if row.fit.verdict != "no"]
     if json_output:
         print_json([row.record(tokens) for row in rows])
         raise typer.Exit(FOUND if able else INFEASIBLE)
     console = screen()
-    names = model_from_mapping(request["model"]).title, cluster_from_mapping(request["cluster"]).title
-    console.print(f"{names[0]} on {names[1]} · {seq_length} tokens · {precision}")
+    place = cluster_from_mapping(request["cluster"]).title
+    console.print(f"{spec.title} on {place} · {seq_length} tokens · {precision}")
     console.print(_answer(able, tokens), soft_wrap=True)
     console.print()
     console.print(_table(rows, tokens))
     console.print()
+    if alone:
+        console.print("note: text alone. With images: --images-per-sample 1 --image-tokens 1024")
     for line in _commands(able, every=every):
         console.print(line, soft_wrap=True)
     raise typer.Exit(FOUND if able else INFEASIBLE)
@@ -88,7 +109,7 @@ def _answer(able: Sequence[FitRow], tokens: int) -> str:
     if not best:
         return "No: nothing fits. Try GPUs with more memory, more GPUs, or a shorter --seq-length"
     words = [
-        f"{title} ({'tight, ' * (row.fit.verdict == 'tight')}{row.launcher}, "
+        f"{title} ({'tight, ' * (row.fit.verdict == 'tight')}{row.launched}, "
         f"{row.fit.tokens_per_s:,.0f} tokens/s, {time_words(row.seconds_for(tokens))})"
         for title, row in best.items()
     ]
@@ -117,7 +138,7 @@ def _table(rows: Sequence[FitRow], tokens: int) -> RenderableType:
         own = [row for row in rows if row.method.title == method]
         for row in (one for one in own if one.fit.verdict != "no"):
             table.add_row(
-                method, row.launcher, row.fit.verdict, memory_words(row), row.micro_batch,
+                method, row.launched, row.fit.verdict, memory_words(row), row.micro_batch,
                 f"{row.fit.tokens_per_s:,.0f}", time_words(row.seconds_for(tokens)),
             )  # fmt: skip
         short = [one for one in own if one.fit.verdict == "no"]
@@ -129,7 +150,7 @@ def _table(rows: Sequence[FitRow], tokens: int) -> RenderableType:
 
 
 def _others(short: Sequence[FitRow]) -> str:
-    return short[0].launcher if len(short) == 1 else f"{len(short)} others"
+    return short[0].launched if len(short) == 1 else f"{len(short)} others"
 
 
 def _commands(able: Sequence[FitRow], *, every: bool) -> Iterator[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.profiles.adapters import (
     ATTENTION_INPUT,
     EMBEDDING,
+    FUSED_TARGETS,
     HEAD,
     MLP_INNER,
     MLP_INPUT,
@@ -434,6 +435,9 @@ def again_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
 # kernel, by the type of the adapters, fp32 or bf16: for each square of inputs the unit matrix (4, a cast 6;
 # 2), for each weight casts of B A and W (6 + 6; 0), the scaled B A (8; 4), the sum (12; 6) and the norm (4;
 # 2); for each output, beyond LoRA's 10 and 4, forward 38 (14) and backward 78 (30): as in peft's own graph.
+# Megatron-Bridge multiplies the factors themselves, adds W (6) and takes the norm (2); it scales the sum of
+# both outputs (4) and adds a correction, which is 0 without dropout (4). Backward scales gradients (4) and
+# reduces their product with that sum (6 + 2), which is kept (0.7, ``peft/dora_layers.py`` DoRALinear).
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decomposed:
     squares: float  # bytes for each square of the inputs, forward
@@ -441,28 +445,41 @@ class _Decomposed:
     forward: float  # for each output
     backward: float
     peak: float  # for each weight, at once: B A, the weight, the scaled one and the sum
+    kept: float = 4.0  # for each output, for the backward pass
 
 
 _DECOMPOSED = {
     "fp32": _Decomposed(squares=10.0, weights=36.0, forward=38.0, backward=78.0, peak=16.0),
     "bf16": _Decomposed(squares=2.0, weights=12.0, forward=14.0, backward=30.0, peak=6.0),
+    "fused": _Decomposed(squares=0.0, weights=8.0, forward=8.0, backward=12.0, peak=4.0, kept=2.0),
 }
+
+
+def _adapts_fused(ctx: Context) -> bool:
+    """Return whether adapters are Megatron-Bridge's, of fused layers, and not peft's."""
+    return not {*FUSED_TARGETS}.isdisjoint(ctx.workload.lora_targets)
 
 
 def _decomposed(ctx: Context, name: str) -> FloatArray:
     """Return one of ``_Decomposed``, by the type that adapters have in a row's products, shape (n,)."""
+    if _adapts_fused(ctx):
+        return np.full_like(ctx.t, getattr(_DECOMPOSED["fused"], name))
     wide, narrow = (getattr(_DECOMPOSED[one], name) for one in ("fp32", "bf16"))
     return np.asarray(np.where(ctx.wide_adapters, wide, narrow))
 
 
 def norm_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """Return the products of DoRA's weights, of forward passes alone."""
-    rank = float(ctx.workload.lora_rank)
+    rank, fused = float(ctx.workload.lora_rank), _adapts_fused(ctx)
     return [
         thin
         for g in _adapted(ctx, kind) * ctx.facts.dora
         for thin in (
-            Gemm(m=np.asarray(g.k + ctx.nothing.forward), n=rank, k=g.k, count=g.count),
+            *(
+                []
+                if fused
+                else [Gemm(m=np.asarray(g.k + ctx.nothing.forward), n=rank, k=g.k, count=g.count)]
+            ),
             Gemm(m=np.asarray(g.k + ctx.nothing.forward), n=g.n, k=rank, count=g.count),
         )
     ]
@@ -470,8 +487,8 @@ def norm_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
 def norm_workspace_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     """Return what the norm of the largest adapted matrix of a layer needs while it is made, shape (n,)."""
-    peak = _decomposed(ctx, "peak")
-    each = [peak * g.n * g.k + 2.0 * g.k * g.k for g in _adapted(ctx, kind) * ctx.facts.dora]
+    peak, unit = _decomposed(ctx, "peak"), 2.0 * (not _adapts_fused(ctx))
+    each = [peak * g.n * g.k + unit * g.k * g.k for g in _adapted(ctx, kind) * ctx.facts.dora]
     return np.asarray(np.maximum.reduce([np.zeros_like(ctx.t), *each]))
 
 
@@ -495,7 +512,11 @@ def adapter_kept_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
         read |= {layer.name}
         kept = kept + rows * g.k * (2.0 * own * (not first) + dropped)
         if ctx.facts.dora:
-            kept = kept + 4.0 * rows * g.n + 2.0 * g.n * g.k * g.count * dropped * ctx.wide_adapters
+            kept = (
+                kept
+                + _decomposed(ctx, "kept") * rows * g.n
+                + 2.0 * g.n * g.k * g.count * dropped * ctx.wide_adapters
+            )
     return kept
 
 

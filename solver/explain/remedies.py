@@ -51,7 +51,14 @@ from meshwright.solver.explain.infeasible import (
     nearest_lack,
 )
 from meshwright.solver.predict import predict_all, profile_of_variant
-from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, usable_gpus, with_batch
+from meshwright.solver.problem import (
+    Problem,
+    SearchOptions,
+    batch_sizes,
+    under_last_setting,
+    usable_gpus,
+    with_batch,
+)
 from meshwright.solver.search.feasible import none_fits
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import have_room, priced_space
@@ -216,9 +223,12 @@ def _switched(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
 def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iterator[ProblemChange]:
     """Try smaller gradients, states, and states on the host: one after the other, then together."""
     together, words = problem, list[str]()
-    ways = (("precision", _gradients), ("optimizer", _states), ("offload", _offloaded))
+    ways = (
+        ("switch", _loss), ("switch", _experts), ("precision", _gradients), ("optimizer", _states),
+        ("offload", _offloaded),
+    )  # fmt: skip
     allowed, every = list[str](), dict[str, Any]()
-    for kind, change in ways[: 3 if offload else 2]:
+    for kind, change in ways if offload else ways[:-1]:
         alone, joined = change(problem), change(together)
         if alone is not None and joined is not None:
             yield ProblemChange(kind, alone[0], alone[1], profile, settings=alone[2])
@@ -232,6 +242,22 @@ def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iter
 
 
 _Lighter = tuple[str, Problem, dict[str, Any]]  # words, the changed problem, its settings
+
+
+def _loss(problem: Problem) -> _Lighter | None:
+    """Make a part of the logits at a time, where the launcher has such a loss."""
+    found = under_last_setting(problem, "loss_kernel")
+    if found is None:
+        return None
+    return "loss without whole logits", found, {"search.allow": ["loss_kernel"]}
+
+
+def _experts(problem: Problem) -> _Lighter | None:
+    """Quantize experts as well, under QLoRA."""
+    found = under_last_setting(problem, "quantizes_experts")
+    if found is None:
+        return None
+    return "experts in 4 bits", found, {"search.allow": ["quantizes_experts"]}
 
 
 def _gradients(problem: Problem) -> _Lighter | None:

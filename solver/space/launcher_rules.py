@@ -145,18 +145,17 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=", ".join(able.base_precisions),
             nearest=able.base_precisions[0],
         )
-    options = workload.framework_options
-    for option, there in (
-        ("dora", "single" in able.adapters),
-        ("quantizes_experts", able.quantizes_experts),
+    if (
+        workload.framework_options.get("dora")
+        and "single" not in able.adapters
+        and not able.decomposes_fused
     ):
-        if options.get(option) and not there:
-            yield FieldError(
-                pointer=f"/workload/framework_options/{option}",
-                message=f"{name} has no such adapters",
-                allowed="false",
-                nearest="false",
-            )
+        yield FieldError(
+            pointer="/workload/framework_options/dora",
+            message=f"{name} has no such adapters",
+            allowed="false",
+            nearest="false",
+        )
 
 
 def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:

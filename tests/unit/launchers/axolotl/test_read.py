@@ -382,3 +382,61 @@ def test_axolotls_mesh_states_its_ranks() -> None:
         "a.yml",
     )
     assert (found.configuration.num_gpus, found.configuration.zero_shard_size) == (16, 16)
+
+
+CUT = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "patterns", "frozen"),
+    [
+        ("Qwen/Qwen3.5-27B", "[model.language_model.*, lm_head.*]", ("vision", "projector")),
+        ("Qwen/Qwen3.5-4B", "^model.language_model.*", ("vision", "projector")),  # its head is tied
+        ("Qwen/Qwen3.5-27B", "[model, lm_head]", ()),
+        ("mistralai/Mistral-7B-v0.1", "['^model.', '^lm_head.weight$']", ()),
+    ],
+)
+def test_patterns_that_train_the_whole_language_model_freeze_the_tower(
+    model: str, patterns: str, frozen: tuple[str, ...]
+) -> None:
+    text = f"{AXOLOTL}{CUT}base_model: {model}\nunfrozen_parameters: {patterns}\n"
+    assert read(text, Overrides(num_gpus=8), "full.yml").workload.frozen == frozen
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("adapter: lora\nunfrozen_parameters: [^model.language_model.*]\n", "trains nothing: peft's names"),
+        ("adapter: lora\nunfrozen_parameters: [base_model.*]\n", "a part of the language model's weights"),
+        ("unfrozen_parameters: ['model.layers.4[4-9]+.mlp']\n", "a part of the language model's weights"),
+        ("unfrozen_parameters: [model]\n", "a part of the language model's weights"),  # and not the head
+    ],
+)
+def test_patterns_that_train_other_weights_are_refused(more: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read(AXOLOTL + CUT + more, Overrides(num_gpus=8), "some.yml")
+
+
+@pytest.mark.parametrize(
+    ("more", "size"),
+    [
+        ("val_set_size: 0.05\nevals_per_epoch: 4\n", 2),  # the micro-batch
+        ("test_datasets: [{path: ours}]\neval_strategy: epoch\neval_batch_size: 8\n", 8),
+        ("val_set_size: 0.05\neval_steps: 20\neval_batch_size:\n", 2),
+        ("val_set_size: 0\nevals_per_epoch: 4\neval_batch_size: 8\n", None),
+        ("val_set_size: 0.05\nevals_per_epoch: 0\neval_steps:\n", None),
+        ("val_set_size: 0.05\n", None),
+    ],
+)
+def test_axolotl_evaluates_where_it_has_data_and_a_rhythm(more: str, size: int | None) -> None:
+    options = read(AXOLOTL + CUT + more, Overrides(num_gpus=8), "e.yml").workload.framework_options
+    assert options.get("evaluation_batch_size") == size
+
+
+def test_cut_cross_entropy_casts_the_head_so_that_replicas_need_no_flash_attention() -> None:
+    plain = AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch") + "attn_implementation: sdpa\n"
+    with pytest.raises(InvalidProblemError, match="weights are in two precisions"):
+        read(plain, Overrides(num_gpus=1), "full.yml")
+    cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+    found = read(plain + cut, Overrides(num_gpus=1), "full.yml")
+    assert (found.launcher, found.workload.framework_options["loss_kernel"]) == ("trl", "cut")

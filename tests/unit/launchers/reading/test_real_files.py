@@ -17,8 +17,11 @@ from meshwright.launchers.reading.vocabulary import counted, named_vocabulary, v
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.library import find_model
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.launch_files import own_of_files
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
 
 FLAGS = (
     "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "
@@ -384,19 +387,19 @@ def test_a_recipe_of_megatron_bridge_is_read_by_its_name_with_overrides() -> Non
     assert (by_model.model.name, by_model.configuration.virtual_pipeline_size) == ("llama-3-70b", 5)
 
 
-def test_a_recipe_that_is_not_known_names_the_nearest_and_dora_is_refused() -> None:
+def test_a_recipe_that_is_not_known_names_the_nearest_and_other_adapters_are_refused() -> None:
     with pytest.raises(
         InvalidProblemError, match="line 1: llama3_8_pretrain_config is not a known recipe"
     ) as refusal:
         read(bridge("--recipe llama3_8_pretrain_config"))
     assert refusal.value.errors[0].nearest == "llama3_8b_pretrain_config"
     for words, why in (
-        ("--recipe llama3_8b_peft_config --peft_scheme dora", "DoRA is not supported"),
         ("--recipe llama3_8b_pretrain_config --mode lora", "llama3_8b_pretrain_config trains all weights"),
         ("--recipe llama3_8b_peft_config peft.dim=x", "peft.dim: line 1: x is not a rank"),
         ("--recipe llama3_8b_peft_config peft.normalize_moe_lora=true", "not priced"),
         ("--recipe llama3_8b_peft_config peft.target_modules=[linear]", "linear is not priced"),
         ("--recipe qwen3_30b_a3b_peft_config peft.target_modules=[linear_fc1]", "share an adapter"),
+        ("--recipe qwen3_30b_a3b_peft_config --mode dora peft.target_modules=[linear_fc1]", "share an"),
     ):
         with pytest.raises(InvalidProblemError, match=why):
             read(bridge(words, nodes=1))
@@ -421,6 +424,29 @@ def test_adapters_of_a_recipe_are_read_with_its_rank_and_layers(
 ) -> None:
     workload = read(bridge(words, nodes=1)).workload
     assert (workload.lora_rank, workload.lora_targets if rank else ()) == (rank, targets)
+    assert "dora" not in workload.framework_options
+
+
+def test_dora_of_megatron_bridge_is_read_priced_and_written() -> None:
+    start = "--recipe llama3_8b_peft_config"
+    plain, found = (
+        read(bridge(f"{start}{mode}", nodes=1)) for mode in ("", " --mode dora peft.dropout=.1")
+    )
+    assert found.workload.framework_options == {
+        **plain.workload.framework_options, "dora": True, "adapter_dropout": True,
+    }  # fmt: skip
+    cluster = find_cluster("dgx-h100")
+    profile = default_profile(cluster, "megatron-bridge")
+    lora, dora = (
+        predict(
+            Problem(model=run.model, cluster=cluster, workload=run.workload, launcher="megatron-bridge"),
+            profile,
+            run.configuration,
+        )
+        for run in (plain, found)
+    )
+    assert 1.0 < dora.step_time_s / lora.step_time_s < 2.5
+    assert dora.peak_memory_bytes > lora.peak_memory_bytes
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,46 @@ def test_the_command_of_a_row_plans_it_and_writes_its_files(
     assert (tmp_path / "trl-lora" / "answer.json").is_file()
 
 
+@pytest.mark.parametrize("launcher", ["axolotl", "llama-factory-accelerate"])
+def test_a_loss_in_parts_is_turned_on_where_whole_logits_do_not_fit(launcher: str) -> None:
+    lora, qlora = (of(method, launcher) for method in ("LoRA", "QLoRA"))
+    assert (lora["fits"], lora["allow"]) == ("yes", ["loss_kernel"])
+    assert "--allow loss_kernel" in lora["command"]
+    assert (qlora["fits"], qlora["allow"]) == ("yes", [])  # it fits as it is
+
+
+def test_experts_have_few_bits_where_they_do_not_fit_otherwise() -> None:
+    found = rows("Qwen/Qwen3-30B-A3B", "--gpus", "1xRTX-5090", "--launcher", "axolotl")
+    (row,) = [one for one in found if one["method"] == "QLoRA"]
+    assert (row["fits"], row["allow"]) == ("yes", ["quantizes_experts"])
+
+
+def test_text_alone_is_asked_of_a_model_with_a_tower_unless_images_are_stated() -> None:
+    asked = (
+        "Qwen/Qwen2.5-VL-7B-Instruct",
+        "--gpus",
+        "1xRTX-5090",
+        "--launcher",
+        "llama-factory-accelerate",
+    )
+    plain = rows(*asked)
+    seen = rows(*asked, "--images-per-sample", "2", "--image-tokens", "1024")
+    assert "--images-per-sample 0" in plain[0]["command"]
+    assert "--images-per-sample 2 --image-tokens 1024" in seen[0]["command"]
+    assert seen[0]["tokens_per_s"] < plain[0]["tokens_per_s"]
+
+
+def test_adapters_are_turned_off_for_the_reference_of_preferences() -> None:
+    found = rows(
+        "Qwen/Qwen3-8B", "--gpus", "1xA100-SXM-80GB", "--launcher", "trl", "--sample", "pair",
+        "--reference", "frozen",
+    )  # fmt: skip
+    by_method = {one["method"]: one for one in found}
+    assert "--reference adapters-off" in by_method["QLoRA"]["command"]
+    assert "--reference frozen" in by_method["full"]["command"]
+    assert (by_method["QLoRA"]["fits"], by_method["full"]["fits"]) == ("yes", "no")
+
+
 def test_nothing_that_fits_is_exit_code_3() -> None:
     run = CliRunner().invoke(app, ["fits", "llama-3.1-405b", "--gpus", "1xRTX-4060", "--launcher", "trl"])
     assert run.exit_code == 3

@@ -79,6 +79,29 @@ def test_the_search_chooses_no_plan_that_its_hosts_cannot_load(host_gib: float, 
     assert bool(seen) == (readers < 8)
 
 
+@pytest.mark.parametrize(
+    ("launcher", "workload", "each"),
+    [
+        ("axolotl", {"model": a_moe_model(), "optimizer": "adamw-8bit-bf16"}, 2),
+        ("trl", {"model": a_moe_model(), "lora_rank": 8}, 2),
+        ("trl", {"lora_rank": 8, "base_precision": "fp32"}, 4),
+        ("trl", {"optimizer": "adamw-8bit"}, 4),
+    ],
+)
+def test_the_check_knows_every_copy_that_the_search_counts(
+    launcher: str, workload: dict[str, Any], each: int
+) -> None:
+    weights = workload.get("model", GPT).num_parameters()
+    room_gib = 8 * each * weights / GIB  # of a node, for eight ranks
+    for share, is_short in ((0.8, True), (1.3, False)):
+        problem = replace(asked(host_gib=share * room_gib, **workload), launcher=launcher)
+        config = a_layout(data_parallel_size=8)
+        rules = [one for one in rules_of(problem) if one.name == "weights that ranks read fit the hosts"]
+        assert any(rule.violated(Columns.of([config])).any() for rule in rules) == is_short
+        faults = violations(problem, a_profile(problem, launcher), config)
+        assert any("weights that ranks read" in one for one in faults) == is_short
+
+
 def test_a_node_with_fewer_gpus_has_fewer_ranks_that_read() -> None:
     problem = replace(asked(host_gib=4.0), launcher="trl")  # .5 GiB a GPU, of which a rank takes .4
     (large,) = problem.cluster.groups
