@@ -35,7 +35,7 @@ from meshwright.solver.post_training.problem import PostTraining
 from meshwright.solver.post_training.roles import placed
 from meshwright.solver.post_training.rollout import rollout_of
 from meshwright.solver.post_training.training import passes_s, training_prices
-from tests.property.post_training_judge import best_step, drawn
+from tests.property.post_training_judge import best_step, drawn, drawn_with_roles
 from tests.property.test_post_training import prices_of
 
 DATA = Path(__file__).parent / "data" / "post_training.yaml"
@@ -87,12 +87,12 @@ def _recipes(folder: Path) -> Iterator[str]:
 
 
 def _judged(draws: int) -> Iterator[str]:
-    wrong = 0
-    for seed in range(draws):
-        question = drawn(seed)
-        found, best = placed(prices_of(question)), best_step(question)
-        wrong += (None if found is None else round(found.step_s * 1e3)) != best
-    yield f"{draws} drawn pools of one or two groups: {draws - wrong} placements are the best of all"
+    for words, draw in {"": drawn, " with a reward model, a critic or both": drawn_with_roles}.items():
+        wrong = 0
+        for question in map(draw, range(draws)):
+            found, best = placed(prices_of(question)), best_step(question)
+            wrong += (None if found is None else round(found.step_s * 1e3)) != best
+        yield f"{draws} drawn pools of 1 or 2 groups{words}: {draws - wrong} placements are the best of all"
 
 
 def _engines(table: Mapping[str, Any]) -> Iterator[str]:

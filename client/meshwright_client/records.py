@@ -678,6 +678,17 @@ class EngineRole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SideRole:
+    """A reward model or a critic: on GPUs of its own, or in turn on those of training."""
+
+    group: str
+    nodes: int
+    gpus: int  # 0: in turn
+    tensor_parallel_size: int = 0  # of a copy of a reward model; 0: a critic, laid out as the policy
+    seconds: float  # of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolePlan:
     """One placement of the roles, with its step."""
 
@@ -695,6 +706,8 @@ class RolePlan:
     num_gpus: int  # in use
     binds: str
     slower: float | None = None  # than the first plan, as a share
+    reward: SideRole | None = None  # None: code scores the answers
+    critic: SideRole | None = None  # None: there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,17 +10,19 @@ from meshwright.launchers.post_training.target import (
     RoleTarget,
     Values,
     head_of,
+    hub_id,
     role_target,
     warnings_of,
     yaml_text,
 )
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import FieldError, RefusedExportError
-from meshwright.solver.post_training.problem import PostTraining, RolePlan
+from meshwright.solver.post_training.problem import PostTraining, RolePlan, SideRole
 
 CONFIG_FILE, START_FILE = "nemo_rl_grpo.yaml", "run.sh"
 PRODUCT = "NeMo-RL 0.7.0"
 BASE = "/opt/nemo-rl/examples/configs/grpo_math_1B.yaml"  # where its container has it
+REWARD_BASE = "/opt/nemo-rl/examples/configs/grpo_rm_1B.yaml"  # over the same, with a reward model
 _START = """\
 #!/usr/bin/env bash
 @HEAD@# Run it in NeMo-RL's checkout, on the head node of a Ray cluster of @NODES@ nodes.
@@ -59,13 +61,17 @@ def _require_equal_nodes(target: RoleTarget) -> None:
     Raises:
         RefusedExportError: cluster.gpus_per_node is one number (nemo_rl/algorithms/grpo.py setup).
     """
-    if target.is_colocated or target.shares_a_node:
+    if target.asked.training.cluster.num_nodes == 1:
         return
-    train, rollout = target.training_nodes[1], target.rollout_nodes[1]
-    if train != rollout:
+    train = target.training_nodes[1]
+    others = {} if target.is_colocated else {"generation": target.rollout_nodes[1]}
+    others |= {} if target.reward is None else {"the reward model": target.reward_nodes[1]}
+    for role, each in others.items():
+        if each == train:
+            continue
         fault = FieldError(
             pointer="/cluster",
-            message=f"training has nodes of {train} GPUs and generation of {rollout}, but "
+            message=f"training has nodes of {train} GPUs and {role} of {each}, but "
             "cluster.gpus_per_node is one number",
             allowed="node groups with equal numbers of GPUs, or launcher: verl",
             nearest="launcher: verl",
@@ -77,7 +83,7 @@ def values_of(target: RoleTarget) -> Values:
     """Return the fields that the plan sets, over NeMo-RL's base file."""
     asked = target.asked
     return {
-        "defaults": BASE,
+        "defaults": BASE if target.reward is None else REWARD_BASE,
         "grpo": {
             "num_prompts_per_step": asked.prompts,
             "num_generations_per_prompt": asked.responses,
@@ -86,8 +92,24 @@ def values_of(target: RoleTarget) -> Values:
         },
         "loss_fn": _loss(target),
         "policy": _policy(target),
-        "data": {"max_input_seq_length": asked.lengths.longest},
+        "data": {
+            "max_input_seq_length": asked.lengths.longest,
+            **({} if target.reward is None else {"default": {"env_name": "reward_model"}}),
+        },
+        **({} if target.reward is None else {"env": {"reward_model": _reward(target, target.reward)}}),
         "cluster": _cluster(target),
+    }
+
+
+def _reward(target: RoleTarget, role: SideRole) -> Values:
+    """Return the reward model with nodes of its own (nemo_rl/environments/reward_model_environment.py)."""
+    nodes, each = target.reward_nodes
+    return {
+        "model_name": hub_id(target.asked.reward_model or target.asked.model),
+        "batch_size": 1,
+        "max_model_len": target.asked.lengths.longest,
+        "resources": {"num_nodes": nodes, "gpus_per_node": each},
+        "dtensor_cfg": {"tensor_parallel_size": role.tensor_parallel_size},
     }
 
 
@@ -191,9 +213,11 @@ def _generation(target: RoleTarget) -> Values:
 
 def _cluster(target: RoleTarget) -> Values:
     """Return nodes and their GPUs: both roles' together."""
-    nodes, each = target.training_nodes
-    if target.shares_a_node:
-        return {"num_nodes": 1, "gpus_per_node": each + target.rollout_nodes[1]}
+    (nodes, each), (reward_nodes, reward_each) = target.training_nodes, target.reward_nodes
+    if target.asked.training.cluster.num_nodes == 1:
+        rollout = target.rollout_nodes[1] if target.shares_a_node else 0
+        return {"num_nodes": 1, "gpus_per_node": each + rollout + reward_each}
     if not target.is_colocated:
         nodes += target.rollout_nodes[0]
+    nodes += reward_nodes
     return {"num_nodes": nodes, "gpus_per_node": each}

@@ -73,7 +73,7 @@ class Recipe:
     nodes: int
     gpus_per_node: int
     longest_tokens: int
-    parts: Mapping[str, Mapping[str, Any]]  # algorithm, rollout, training, asynchrony
+    parts: Mapping[str, Mapping[str, Any]]  # algorithm, rollout, training, asynchrony; reward: of a model
     notes: tuple[str, ...] = field(default=())
 
 
@@ -161,6 +161,7 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
     rollout_nodes = int(_at(generation, "colocated.resources.num_nodes", 0) or 0)
     prompts, responses = (int(_at(values, f"grpo.{name}")) for name in _COUNTS)
     age = int(_at(values, "grpo.async_grpo.max_trajectory_age_steps", 1))
+    reward = _nemo_reward(values)
     return Recipe(
         launcher="nemo-rl", model=_model_of(str(policy.get("model_name")), "/policy/model_name"),
         nodes=nodes, gpus_per_node=each, longest_tokens=int(policy["max_total_sequence_length"]),
@@ -173,10 +174,11 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
             "rollout": _nemo_engine(generation),
             "training": {
                 "trainer": "megatron" if is_megatron else "fsdp",
-                "nodes": nodes if colocated else max(nodes - rollout_nodes, 1),
+                "nodes": max(nodes - rollout_nodes * (not colocated) - reward.get("nodes", 0), 1),
                 "pin": _nemo_sizes(policy, is_megatron=is_megatron),
             },
             "asynchrony": _ways(colocated=colocated, steps=age if runs_ahead else 0),
+            **({"reward": reward} if reward else {}),
         },
         notes=(_DRAWN_AGAIN,) if _at(values, "grpo.use_dynamic_sampling") else (),
     )  # fmt: skip
@@ -196,6 +198,17 @@ def _nemo_engine(generation: Mapping[str, Any]) -> dict[str, Any]:
         "memory_share": float(_at(generation, "vllm_cfg.gpu_memory_utilization")),
         "precision": "fp8" if _at(generation, "vllm_cfg.precision") == "fp8" else "bf16",
     }
+
+
+def _nemo_reward(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reward model with its nodes; empty: another environment scores the answers."""
+    if _at(values, "data.default.env_name") != "reward_model":
+        return {}
+    own = _at(values, "env.reward_model", {})
+    return {
+        "model": str(own.get("model_name", "")), "nodes": int(_at(own, "resources.num_nodes", 1)),
+        "tp": int(_at(own, "dtensor_cfg.tensor_parallel_size", 1)),
+    }  # fmt: skip
 
 
 _COUNTS = ("num_prompts_per_step", "num_generations_per_prompt")
@@ -293,8 +306,10 @@ def _verl(name: str, text: str) -> Recipe:
         updates = max(prompts // mini, 1)
     longest = _whole(values, "data.max_prompt_length") + _whole(values, "data.max_response_length")
     rollout_nodes = _whole({"rollout.nnodes": "1", **values}, "rollout.nnodes") if apart else 0
+    reward = _verl_reward(values)
     return Recipe(
-        launcher="verl", nodes=nodes + rollout_nodes, gpus_per_node=each, longest_tokens=longest,
+        launcher="verl", nodes=nodes + rollout_nodes + reward.get("nodes", 0), gpus_per_node=each,
+        longest_tokens=longest,
         model=_model_of(_path(values, "actor_rollout_ref.model.path"), "/actor_rollout_ref.model.path"),
         parts={
             "algorithm": {
@@ -312,8 +327,21 @@ def _verl(name: str, text: str) -> Recipe:
                 "pin": _verl_sizes(values, is_megatron=is_megatron),
             },
             "asynchrony": _ways(colocated=not apart, steps=int(steps)),
+            **({"reward": reward} if reward else {}),
         },
     )  # fmt: skip
+
+
+def _verl_reward(values: Values) -> dict[str, Any]:
+    """Return the reward model; with nodes, if it has a pool of its own."""
+    if str(values.get("reward_model.enable", "")).lower() != "true":
+        return {}
+    at = "reward_model.rollout.tensor_model_parallel_size"
+    found: dict[str, Any] = {"model": str(values.get("reward_model.model.path", ""))}
+    found["tp"] = _whole({at: "2", **values}, at)
+    if str(values.get("reward_model.enable_resource_pool", "")).lower() == "true":
+        found["nodes"] = _whole(values, "reward_model.nnodes")
+    return found
 
 
 def _overrides(name: str, text: str) -> dict[str, str]:

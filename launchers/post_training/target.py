@@ -10,9 +10,10 @@ import yaml
 
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import FieldError, RefusedExportError
+from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.post_training.engines import MOST_RUNNING
-from meshwright.solver.post_training.problem import EngineRole, PostTraining, RolePlan
+from meshwright.solver.post_training.problem import EngineRole, PostTraining, RolePlan, SideRole
 from meshwright.solver.post_training.splits import is_expressible
 
 Values = dict[str, object]
@@ -39,9 +40,19 @@ class RoleTarget:
     @property
     def model_name(self) -> str:
         """Return the model's id on the Hugging Face hub; its own name if the catalog has none."""
-        ids: Mapping[str, list[str]] = catalog_file(CATALOG / "model_hub_ids.yaml")
-        own = ids.get(self.asked.model.name)
-        return own[0] if own else self.asked.model.name
+        return hub_id(self.asked.model)
+
+    @property
+    def reward(self) -> SideRole | None:
+        """Return the reward model, if it has GPUs of its own."""
+        found = self.plan.reward
+        return found if found is not None and found.gpus else None
+
+    @property
+    def reward_nodes(self) -> tuple[int, int]:
+        """Return the nodes that the reward model has to itself and the GPUs on each; (0, 0): none."""
+        role = self.reward
+        return (0, 0) if role is None else (role.nodes, role.gpus // role.nodes)
 
     @property
     def update_answers(self) -> int:
@@ -78,6 +89,13 @@ class RoleTarget:
     def pass_tokens(self) -> int:
         """Return the tokens of one micro-batch."""
         return self.config.micro_batch_size * self.asked.lengths.longest
+
+
+def hub_id(model: ModelSpec) -> str:
+    """Return a model's id on the Hugging Face hub; its own name if the catalog has none."""
+    ids: Mapping[str, list[str]] = catalog_file(CATALOG / "model_hub_ids.yaml")
+    own = ids.get(model.name)
+    return own[0] if own else model.name
 
 
 def role_target(asked: PostTraining, plan: RolePlan) -> RoleTarget:
@@ -132,6 +150,9 @@ def warnings_of(target: RoleTarget) -> Iterator[str]:
         )
     if target.model_name == target.asked.model.name:
         yield f"{target.asked.model.name} has no known id on the hub: set the model's path"
+    reward = target.asked.reward_model
+    if reward is not None:
+        yield f"the reward model is {hub_id(reward)}: name your checkpoint with a head of one label"
     yield "learning rate, data, rewards and checkpoints are yours: the plan doesn't depend on them"
 
 

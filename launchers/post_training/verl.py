@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from math import ceil
 
-from meshwright.launchers.post_training.target import RoleTarget, Values, head_of, role_target, warnings_of
+from meshwright.launchers.post_training.target import (
+    RoleTarget,
+    Values,
+    head_of,
+    hub_id,
+    role_target,
+    warnings_of,
+)
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import FieldError, RefusedExportError
+from meshwright.profiles.model import ModelSpec
+from meshwright.solver.post_training.engines import COLOCATED_SHARE, MEMORY_SHARES
 from meshwright.solver.post_training.problem import PostTraining, RolePlan
 
 START_FILE = "run.sh"
@@ -38,6 +47,7 @@ def export(asked: PostTraining, plan: RolePlan) -> ExportBundle:
     head = head_of(target, PRODUCT)
     module, config = entry_of(target)
     nodes = target.training_nodes[0] + (0 if target.is_colocated else target.rollout_nodes[0])
+    nodes += target.reward_nodes[0]
     lines = "\n".join(f"    {name}={_shown(value)} \\" for name, value in overrides_of(target).items())
     text = _START.replace("@HEAD@", head).replace("@NODES@", str(nodes)).replace("@MODULE@", module)
     text = text.replace("@CONFIG@", config).replace("@OVERRIDES@", lines)
@@ -109,6 +119,8 @@ def overrides_of(target: RoleTarget) -> Values:
     }
     if asked.has_critic:
         found |= _critic(target, found)
+    if asked.reward_model is not None:
+        found |= _reward(target, asked.reward_model)
     if asked.precision == "fp8":
         found[f"{rollout}.quantization"] = "fp8"
     return found | (_together(target) if target.is_colocated else _apart(target))
@@ -141,6 +153,28 @@ def _critic(target: RoleTarget, actor: Values) -> Values:
                 "critic.model.use_remove_padding": True,
             }
         ),
+    }
+
+
+def _reward(target: RoleTarget, model: ModelSpec) -> Values:
+    """Return the reward model: on a pool of its own, else in turn on the global one.
+
+    Names: trainer/config/reward_model/dp_reward_loop.yaml.
+    """
+    asked, role, prompt = target.asked, target.plan.reward, prompt_tokens(target)
+    own = target.reward is not None
+    nodes, each = target.reward_nodes
+    return {
+        "reward_model.enable": True,
+        "reward_model.model.path": hub_id(model),
+        "reward_model.rollout.name": asked.engine,
+        "reward_model.rollout.tensor_model_parallel_size": 1 if role is None else role.tensor_parallel_size,
+        "reward_model.rollout.gpu_memory_utilization": max(MEMORY_SHARES) if own else COLOCATED_SHARE,
+        "reward_model.rollout.prompt_length": prompt,
+        "reward_model.rollout.response_length": asked.lengths.longest - prompt,
+        "reward_model.rollout.max_model_len": asked.lengths.longest,
+        "reward_model.enable_resource_pool": own,
+        **({"reward_model.nnodes": nodes, "reward_model.n_gpus_per_node": each} if own else {}),
     }
 
 

@@ -101,6 +101,7 @@ RECORDS = (
     Record("FleetFiles", schemas.FleetFilesView),
     Record("TrainingRole", post_training.TrainingRole),
     Record("EngineRole", post_training.EngineRole),
+    Record("SideRole", post_training.SideRole),
     Record("RolePlan", post_training.RolePlan),
     Record("LengthsOutcome", post_training.LengthsOutcome),
     Record("RolesAnswer", post_training.PostTrainingAnswer, optional=("bound_s", "choices", "searches")),

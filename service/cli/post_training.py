@@ -151,7 +151,7 @@ def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: b
     """
     found = read_recipe(recipe.name, read_text(recipe), partial(_beside, recipe.parent))
     with faults_as(partial(_of_recipe, recipe)):
-        yours = _answered({**request, **{part: found.parts[part] for part in _ROLES}})
+        yours = _answered({**request, **_roles_of(request, found)})
     best = _answered(request)
     notes = [*_differences(request, found), *found.notes]
     if json_output:
@@ -163,6 +163,16 @@ def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: b
 
 
 _ROLES = ("rollout", "training", "asynchrony")
+
+
+def _roles_of(request: Mapping[str, object], found: Recipe) -> dict[str, Any]:
+    """Return the roles of a recipe as fields of a question; of a reward model only where it is."""
+    roles: dict[str, Any] = {part: found.parts[part] for part in _ROLES}
+    own = request.get("reward")
+    if isinstance(own, Mapping) and own.get("model") is not None and "reward" in found.parts:
+        placed = {name: value for name, value in found.parts["reward"].items() if name != "model"}
+        roles["reward"] = {**own, **placed}
+    return roles
 
 
 def _answered(request: Mapping[str, object]) -> dict[str, Any]:
@@ -194,9 +204,14 @@ def _of_recipe(recipe: Path, fault: FieldError) -> FieldError:
 
 def _differences(request: Mapping[str, object], found: Recipe) -> list[str]:
     """Return what the recipe states otherwise than the request, whose values count for both."""
-    asked = request.get("algorithm")
+    asked, reward = request.get("algorithm"), request.get("reward")
     own = asked if isinstance(asked, Mapping) else {}
-    return [
+    scores = reward.get("model") is not None if isinstance(reward, Mapping) else False
+    notes = []
+    if scores != ("reward" in found.parts):
+        theirs = "no reward model" if scores else f"the reward model {found.parts['reward']['model']}"
+        notes.append(f"the recipe has {theirs}; the rewards of your question count for both")
+    return notes + [
         f"the recipe has {name} {value}; {own[name]} of your question counts for both"
         for name, value in found.parts["algorithm"].items()
         if name in own and own[name] != value

@@ -29,6 +29,7 @@ def question_words(asked: PostTraining) -> dict[str, Any]:
         "launcher": asked.launcher,
         "trainer": asked.trainer,
         "engine": asked.engine,
+        **({} if asked.reward_model is None else {"reward_model": asked.reward_model.title}),
         "prompts": asked.prompts,
         "responses": asked.responses,
         "updates": asked.updates,

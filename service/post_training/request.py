@@ -13,9 +13,11 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import require_plain
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.profiles.inline import cluster_to_mapping
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.requests.fields import POST_TRAINING
@@ -48,7 +50,15 @@ LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("slime", "trl", "are
 MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
 MAX_ANSWERS = 2**20  # of a step
 MAX_TOKENS, MAX_TIME_LIMIT_S, MAX_CONSTRAINTS, MAX_MEASURED = 2**24, 3600.0, 16, 8
-ROLE_PARTS = ("cluster", "algorithm", "lengths", "rollout", "training", "asynchrony")  # of a measured step
+ROLE_PARTS = (
+    "cluster",
+    "algorithm",
+    "lengths",
+    "rollout",
+    "training",
+    "reward",
+    "asynchrony",
+)  # of a measured step
 DEFAULT_TIME_LIMIT_S = 30.0
 _ASSUMED_MEAN = 1 / 3  # of the way from the prompt to the longest answer
 _PERCENTILE = re.compile(r"p(\d{1,3}(?:\.\d{1,6})?)")
@@ -112,6 +122,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
     rollout = _rollout(_part(reader, "rollout", required=False))
     training = _training(_part(reader, "training", required=False))
+    reward = _reward(_part(reader, "reward", required=False))
     ahead = _asynchrony(_part(reader, "asynchrony", required=False))
     search = _search(_part(reader, "search", required=False))
     stated = reader.children("measured", high=MAX_MEASURED) if reader.has("measured") else []
@@ -127,7 +138,8 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
         training=problem, launcher=launcher, trainer=training["trainer"], lengths=lengths,
         engine=rollout["engine"], precision=rollout["precision"], max_steps_off=ahead["max_steps_off"],
         top_k=search["top_k"], name=name, constraints=search["constraints"],
-        pins=_pins(rollout, training, ahead), **algorithm,
+        pins=_pins(rollout, training, reward, ahead), reward_s=reward["seconds"],
+        reward_model=_reward_model(reward["model"], problem.cluster, parse), **algorithm,
     )  # fmt: skip
     _check(asked)
     asked = replace(asked, measured=tuple(_steps_asked(plain, steps, parse)))
@@ -254,6 +266,44 @@ def _training(reader: FieldReader) -> dict[str, Any]:
     return found
 
 
+def _reward(reader: FieldReader) -> dict[str, Any]:
+    found = {
+        "model": reader.value("model"),
+        "nodes": reader.optional_integer("nodes", high=10**6),
+        "tp": reader.optional_integer("tp", high=1024),
+        "seconds": reader.number("seconds", low=0.0, high=MAX_TIME_LIMIT_S * 24, default=0.0),
+    }
+    for name in ("nodes", "tp"):
+        if found[name] is not None and found["model"] is None:
+            reader.fault(
+                name, "is of a reward model, but code scores the answers", allowed="with reward.model"
+            )
+    reader.refuse_unknown()
+    return found
+
+
+def _reward_model(stated: object, cluster: ClusterSpec, parse: Parse) -> ModelSpec | None:
+    """Return the reward model, with a head of one label; None: code scores the answers.
+
+    Raises:
+        InvalidProblemError: as for a problem's model, with pointers below ``/reward``.
+    """
+    if stated is None:
+        return None
+    raw = {
+        "model": stated, "cluster": cluster_to_mapping(cluster),
+        "workload": {"global_batch_size": 1, "seq_length": 1}, "launcher": "none",
+    }  # fmt: skip
+    with faults_as(_of_reward_model):
+        found = parse(raw).model
+    return found if found.num_labels else replace(found, num_labels=1)
+
+
+def _of_reward_model(fault: FieldError) -> FieldError:
+    below = fault.pointer if fault.pointer.startswith("/model") else "/model"
+    return replace(fault, pointer=f"/reward{below}")
+
+
 def _asynchrony(reader: FieldReader) -> dict[str, Any]:
     most = reader.integer("max_steps_off", low=0, high=MAX_STEPS_OFF, default=1)
     mode = reader.choice("mode", MODES, default="async") if reader.has("mode") else None
@@ -342,7 +392,7 @@ def _of_step(at: int, fault: FieldError) -> FieldError:
 
 
 _PINNED = {"rollout": ("tp", "memory_share", "nodes"), "training": ("nodes", "group", "pin"),
-           "asynchrony": ("mode", "steps_off")}  # fmt: skip
+           "reward": ("nodes", "tp"), "asynchrony": ("mode", "steps_off")}  # fmt: skip
 
 
 def without_roles(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -374,12 +424,18 @@ def require_roles(pins: Pins) -> None:
         raise InvalidProblemError(faults)
 
 
-def _pins(rollout: Mapping[str, Any], training: Mapping[str, Any], ahead: Mapping[str, Any]) -> Pins:
+def _pins(
+    rollout: Mapping[str, Any],
+    training: Mapping[str, Any],
+    reward: Mapping[str, Any],
+    ahead: Mapping[str, Any],
+) -> Pins:
     mode: Mode | None = ahead["mode"]
     return Pins(
         mode=mode, steps_off=ahead["steps_off"], training_nodes=training["nodes"],
         training_group=training["group"], tensor_parallel_size=rollout["tp"],
         memory_share=rollout["memory_share"], rollout_nodes=rollout["nodes"],
+        reward_nodes=reward["nodes"], reward_tensor_parallel_size=reward["tp"],
     )  # fmt: skip
 
 
@@ -450,9 +506,10 @@ def _check(asked: PostTraining) -> None:
     if asked.engine == "sglang" and asked.launcher != "verl":
         text = f"files of {asked.launcher} with sglang are not written yet"
         fault("/rollout/engine", text, "vllm, or launcher: verl", "vllm")
-    if asked.has_critic and asked.launcher != "verl":
+    if asked.has_critic and not asked.places.critic:
         text = f"files of {asked.launcher} with a critic are not written yet"
         fault("/algorithm/name", text, "grpo, or launcher: verl", "grpo")
+    faults += [*_reward_faults(asked), *_mode_faults(asked)]
     obstacle = obstacle_of(model, asked.engine)
     if obstacle is not None:
         fault(f"/model/{obstacle[0]}", obstacle[1])
@@ -468,13 +525,57 @@ def _check(asked: PostTraining) -> None:
         raise InvalidProblemError(faults)
 
 
+def _reward_faults(asked: PostTraining) -> Iterator[FieldError]:
+    """Yield what a reward model cannot be, or where its launcher cannot put it."""
+    model, longest, places = asked.reward_model, asked.lengths.longest, asked.places
+    if model is None:
+        return
+    if not places.reward:
+        yield FieldError(
+            pointer="/reward/model",
+            message=f"files of {asked.launcher} with a reward model are not written yet",
+            allowed="rewards by code, or launcher: verl",
+            nearest="launcher: verl",
+        )  # fmt: skip
+    obstacle = obstacle_of(model, asked.engine)
+    if obstacle is not None:
+        yield FieldError(pointer=f"/reward/model/{obstacle[0]}", message=obstacle[1])
+    most = model.max_position_embeddings
+    if most is not None and longest > most:
+        yield FieldError(
+            pointer="/reward/model",
+            message=f"{model.title} has {most} positions, fewer than the {longest} tokens of lengths.max",
+            allowed=f"a reward model of {longest} positions, or lengths.max up to {most}",
+            nearest=f"lengths: {{max: {most}}}",
+        )  # fmt: skip
+
+
+def _mode_faults(asked: PostTraining) -> Iterator[FieldError]:
+    """Yield a pinned way that its launcher lacks with a reward model or a critic."""
+    places, mode = asked.places, asked.pins.mode
+    able = {
+        "a reward model": places.reward_modes if asked.reward_model is not None else MODES,
+        "a critic": places.critic_modes if asked.has_critic else MODES,
+    }
+    for role, modes in able.items():
+        if mode is not None and mode not in modes:
+            yield FieldError(
+                pointer="/asynchrony/mode",
+                message=f"{mode}: {asked.launcher} runs {role} in other modes alone",
+                allowed=", ".join(modes),
+                nearest=modes[0],
+            )  # fmt: skip
+
+
 def _pin_faults(asked: PostTraining) -> list[FieldError]:
     pins, groups, faults = asked.pins, asked.groups, list[FieldError]()
     if pins.training_group is not None and pins.training_group not in groups:
         names = ", ".join(groups)
         message = f'"{pins.training_group}" is no node group of the cluster'
         faults.append(FieldError(pointer="/training/group", message=message, allowed=names))
-    nodes = {"training": pins.training_nodes, "rollout": pins.rollout_nodes}
+    nodes = {
+        "training": pins.training_nodes, "rollout": pins.rollout_nodes, "reward": pins.reward_nodes
+    }  # fmt: skip
     for role, count in nodes.items():
         most = max(group.num_nodes for group in groups.values())
         most = sum(group.num_nodes for group in groups.values()) if role == "rollout" else most
@@ -485,16 +586,19 @@ def _pin_faults(asked: PostTraining) -> list[FieldError]:
                     allowed=f"1 to {most}", nearest=str(most),
                 )
             )  # fmt: skip
-    heads = asked.model.num_attention_heads
-    if pins.tensor_parallel_size is not None and heads % pins.tensor_parallel_size:
-        near = max(size for size in range(1, pins.tensor_parallel_size) if heads % size == 0)
-        message = f"{pins.tensor_parallel_size} does not divide the {heads} attention heads"
-        faults.append(
-            FieldError(
-                pointer="/rollout/tp", message=message, allowed=f"a divisor of {heads}", nearest=str(near)
-            )
+    sizes = {
+        "/rollout/tp": (pins.tensor_parallel_size, asked.model),
+        "/reward/tp": (pins.reward_tensor_parallel_size, asked.reward_model),
+    }
+    return faults + [
+        FieldError(
+            pointer=pointer, message=f"{size} does not divide the {heads} attention heads",
+            allowed=f"a divisor of {heads}",
+            nearest=str(max(one for one in range(1, size) if heads % one == 0)),
         )
-    return faults
+        for pointer, (size, model) in sizes.items()
+        if size is not None and model is not None and (heads := model.num_attention_heads) % size
+    ]  # fmt: skip
 
 
 def _group_faults(asked: PostTraining) -> Iterator[FieldError]:
@@ -516,4 +620,9 @@ def _canonical(plain: Mapping[str, Any], asked: PostTraining) -> dict[str, Any]:
         "kind": POST_TRAINING,
         "model": model_to_mapping(asked.model),
         "cluster": cluster_to_mapping(asked.training.cluster),
+        **(
+            {}
+            if asked.reward_model is None
+            else {"reward": {**plain["reward"], "model": model_to_mapping(asked.reward_model)}}
+        ),
     }

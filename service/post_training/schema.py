@@ -92,6 +92,16 @@ _TRAINING = _object(
         "pin": {"type": "object", "description": "pins sizes of training, as search.pin of a problem"},
     }
 )
+_REWARD = _object(
+    {
+        "model": {"description": "scores the answers: a name, or a model as in a problem; none: code does"},
+        "nodes": _count(10**6, "pins the nodes that the reward model has to itself"),
+        "tp": _count(1024, "pins the GPUs of one copy of the reward model"),
+        "seconds": {
+            **_number(MAX_TIME_LIMIT_S * 24, "of a step, of rewards by code", least=0.0), "default": 0
+        },
+    }
+)  # fmt: skip
 _ASYNCHRONY = _object(
     {
         "max_steps_off": _count(MAX_STEPS_OFF, "steps that generation may run ahead", least=0, default=1),
@@ -133,6 +143,7 @@ POST_TRAINING_SCHEMA = _object(
         "lengths": _LENGTHS,
         "rollout": _ROLLOUT,
         "training": _TRAINING,
+        "reward": _REWARD,
         "asynchrony": _ASYNCHRONY,
         "launcher": _words(LAUNCHERS, "what the files are for"),
         "search": _SEARCH,

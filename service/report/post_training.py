@@ -14,10 +14,10 @@ from meshwright.service.report.formatting import plain_table, wrapped
 _LABEL, _LEAST_BAR, _MOST_BAR = 9, 24, 100
 _MARKS = {
     "generate": "█", "update": "█", "log_probabilities": "=", "critic": "c", "other": "o",
-    "refit": "r", "swap": "s",
+    "refit": "r", "swap": "s", "reward": "w",
 }  # fmt: skip
 _LEGEND = "█ generates or updates  = log-probabilities  o other  r refit  s swap  · waits"
-_WITH_CRITIC = _LEGEND.replace("  o other", "  c critic  o other")
+_FURTHER = {"critic": "c critic", "reward": "w reward model"}
 _STATUS = {"optimal": "Optimal under our cost model", "feasible": "Best found; not proved"}
 WIDTH = 10_000  # of a chart, whatever its scale
 
@@ -37,8 +37,8 @@ class StepSegment:
 
 def timeline_of(plan: Mapping[str, Any]) -> tuple[StepSegment, ...]:
     """Return who works when in a step of a plan, in order; the rest of the step a role waits."""
-    parts, step_s = plan["parts_s"], plan["step_s"]
-    sequence = list(_sequence(parts, in_turn=plan["mode"] != "async", step_s=step_s))
+    step_s = plan["step_s"]
+    sequence = list(_sequence(plan))
     return tuple(
         StepSegment(
             role=role, part=part, start_s=start_s, end_s=end_s,
@@ -49,19 +49,42 @@ def timeline_of(plan: Mapping[str, Any]) -> tuple[StepSegment, ...]:
     )  # fmt: skip
 
 
-def _sequence(
-    parts: Mapping[str, float], *, in_turn: bool, step_s: float
-) -> Iterator[tuple[str, str, float, float]]:
-    """Yield (role, part, start, end): generation first where roles take turns."""
-    generate_s = parts["generate"]
-    yield "generate", "generate", 0.0, generate_s
-    now = generate_s if in_turn else 0.0
-    for part in ("other", "log_probabilities", "critic", "update", "swap"):
-        if parts.get(part, 0.0) > 0.0:
-            yield "train", part, now, now + parts[part]
-            now += parts[part]
+def _sequence(plan: Mapping[str, Any]) -> Iterator[tuple[str, str, float, float]]:
+    """Yield (role, part, start, end): generation first where roles take turns.
+
+    A reward model and a critic with GPUs of their own are roles; a reward model ends where training begins.
+    """
+    parts, step_s, in_turn = plan["parts_s"], plan["step_s"], plan["mode"] != "async"
+    own = {name for name in _FURTHER if is_apart(plan, name)}
+    training = ["reward", "other", "log_probabilities", "critic", "update", "swap"]
+    training = [part for part in training if part not in own and parts.get(part, 0.0) > 0.0]
+    begin = step_s - parts["refit"] - sum(parts[part] for part in training)
+    if in_turn and "critic" in own:
+        begin -= max(0.0, parts["critic"] - parts["log_probabilities"] - parts["update"])
+    now = max(begin, 0.0) if in_turn else 0.0
+    yield "generate", "generate", 0.0, parts["generate"]
+    if "reward" in own:
+        end = now if in_turn else parts["reward"]
+        yield "reward", "reward", max(end - parts["reward"], 0.0), end
+    if "critic" in own:
+        start = now + parts["other"]
+        yield "critic", "critic", start, min(start + parts["critic"], step_s)
+    for part in training:
+        yield "train", part, now, now + parts[part]
+        now += parts[part]
     for role in ("train", "generate"):
         yield role, "refit", step_s - parts["refit"], step_s
+
+
+def is_apart(plan: Mapping[str, Any], role: str) -> bool:
+    """Return whether a reward model or a critic has GPUs of its own."""
+    found = plan.get(role)
+    return bool(found and found["gpus"])
+
+
+def _roles_of(plan: Mapping[str, Any]) -> list[str]:
+    return ["generate", *(name for name in ("reward",) if is_apart(plan, name)), "train",
+            *(name for name in ("critic",) if is_apart(plan, name))]  # fmt: skip
 
 
 def _part_words(part: str) -> str:
@@ -115,14 +138,28 @@ def role_lines(plan: Mapping[str, Any]) -> list[str]:
         share = f"{role['memory_share'] * 100:.0f} % of memory"
         load = f"{role['answers']} answers each, {role['running']} at once"
         lines.append(f"generate  {number * size} × {role['group']}  {engines}, {share}, {load}")
-    return lines
+    return lines + [line for name in _FURTHER for line in _side_lines(plan, name)]
+
+
+def _side_lines(plan: Mapping[str, Any], name: str) -> list[str]:
+    """Return the line of a reward model or a critic; none if there is none."""
+    role = plan.get(name)
+    if not role:
+        return []
+    size = role["tensor_parallel_size"]
+    took = f"{role['seconds']:.0f} s"
+    if not role["gpus"]:
+        return [f"{name:{_LABEL}} in turn on the GPUs of training, {took}"]
+    nodes = f"{role['nodes']} node{'s' * (role['nodes'] > 1)}"
+    layout = f"{role['gpus'] // size} of tp {size}" if size else "laid out as the policy"
+    return [f"{name:{_LABEL}} {role['gpus']} × {role['group']} ({nodes})  {layout}, {took}"]
 
 
 def picture_lines(plan: Mapping[str, Any], *, width: int) -> list[str]:
     """Return who works when: a line for each role, the time axis and the marks."""
     columns = min(max(width - _LABEL - 4, _LEAST_BAR), _MOST_BAR)
     step_s, lines = plan["step_s"], list[str]()
-    for role in ("generate", "train"):
+    for role in _roles_of(plan):
         cells = ["·"] * columns
         for one in (one for one in timeline_of(plan) if one.role == role):
             first = min(int(one.start_s / step_s * columns), columns - 1)
@@ -130,7 +167,8 @@ def picture_lines(plan: Mapping[str, Any], *, width: int) -> list[str]:
             cells[first:last] = _MARKS[one.part] * (min(last, columns) - first)
         lines.append(f"  {role:{_LABEL}} {''.join(cells)}")
     end = f"{step_s:.0f} s"
-    legend = _WITH_CRITIC if plan["parts_s"].get("critic") else _LEGEND
+    further = "".join(f"  {words}" for part, words in _FURTHER.items() if plan["parts_s"].get(part))
+    legend = _LEGEND.replace("  o other", f"{further}  o other")
     return [*lines, f"  {'':{_LABEL}} 0{end:>{columns - 1}}", f"  {'':{_LABEL}} {legend}"]
 
 
@@ -139,7 +177,8 @@ def reason_lines(document: Mapping[str, Any]) -> list[str]:
     first, *others = document["plans"]
     lines = [f"Binds: {first['binds']}."]
     slower = [
-        f"{way_words(one).lower()} {100 * one['slower']:.0f} % slower ({one['step_s']:.0f} s)"
+        f"{way_words(one).lower()}{_differs(one, first)} {100 * one['slower']:.0f} % slower "
+        f"({one['step_s']:.0f} s)"
         for one in others
     ]
     if slower:
@@ -150,6 +189,16 @@ def reason_lines(document: Mapping[str, Any]) -> list[str]:
         lines.append(f"Corrected by measured steps: {', '.join(shown)}.")
     lines.append(f"Measure next: {document['measure_next']}.")
     return lines
+
+
+def _differs(plan: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """Return where a reward model or a critic is, if it is elsewhere than in the first plan."""
+    words = [
+        f", {_FURTHER[name][2:]} on {plan[name]['gpus'] or 'no'} GPUs of its own"
+        for name in _FURTHER
+        if plan.get(name) and plan[name]["gpus"] != first[name]["gpus"]
+    ]
+    return "".join(words)
 
 
 def lengths_lines(document: Mapping[str, Any]) -> list[str]:
@@ -245,7 +294,7 @@ def roles_page(document: Mapping[str, Any]) -> RolesReport:
         title=title_words(document),
         verdict=verdict_words(document),
         roles=tuple(role_lines(first)),
-        rows=tuple(_role_row(role, segments, step_s) for role in ("generate", "train")),
+        rows=tuple(_role_row(role, segments, step_s) for role in _roles_of(first)),
         marks=("0", f"{step_s / 2:.0f} s", f"{step_s:.0f} s"),
         reasons=tuple(reason_lines(document)),
         notes=tuple(document["notes"]),

@@ -20,7 +20,7 @@ TP = "rollout.tensor_parallel_size"
 ROLES = Vocabulary(
     names=(
         "mode", "steps_off", "training.num_gpus", "training.num_nodes", "rollout.num_gpus",
-        "rollout.num_nodes", "rollout.engines", TP,
+        "rollout.num_nodes", "rollout.engines", "reward.num_gpus", "critic.num_gpus", TP,
     ),
     words={"mode": MODES},
     number_terms=ROLE_TERMS,

@@ -14,6 +14,7 @@ from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.clock import Watch, look
+from meshwright.solver.post_training.beside import critic_prices, reward_engine, reward_prices, with_scoring
 from meshwright.solver.post_training.calibration import (
     OF_TRAINING,
     Correction,
@@ -36,17 +37,23 @@ from meshwright.solver.post_training.problem import (
     PostTraining,
     PostTrainingAnswer,
     RolePlan,
+    SideRole,
     TrainingRole,
     role_plan_id,
 )
-from meshwright.solver.post_training.roles import EnginePrice, Placement, Prices, placed
+from meshwright.solver.post_training.roles import (
+    CriticPrice,
+    EnginePrice,
+    Placement,
+    Prices,
+    RewardPrice,
+    placed,
+)
 from meshwright.solver.post_training.rollout import rollout_of
 from meshwright.solver.post_training.training import (
     TrainingPrice,
     counts_of,
-    critic_s,
     least_nodes,
-    passes_s,
     training_prices,
     without_layout_constraints,
 )
@@ -105,6 +112,7 @@ def plan_post_training(
         engines.extend(engine_prices(asked, asked.lengths))
     if not engines and not is_over():
         raise _no_engine(asked)
+    _require_reward_model(asked)
     corrections = measured_corrections(asked, profile_of, watch)
     for price in training_prices(asked, profile_of, should_stop=is_over, on_search=on_search):
         training.append(price)
@@ -159,14 +167,17 @@ def refit_s_of(asked: PostTraining) -> float:
 
 def ways_of(asked: PostTraining) -> tuple[tuple[Mode, int], ...]:
     """Return the ways that a request leaves open, each with its steps off policy."""
-    most = asked.max_steps_off
+    most, places = asked.max_steps_off, asked.places
     steps = [step for step in range(1, most + 1) if step <= _EVERY_STEP or step == most]
     ways: list[tuple[Mode, int]] = [("colocated", 0), ("apart", 0), *(("async", step) for step in steps)]
     pins = asked.pins
     return tuple(
         (mode, step)
         for mode, step in ways
-        if pins.mode in (None, mode) and (pins.steps_off is None or step == pins.steps_off)
+        if pins.mode in (None, mode)
+        and (pins.steps_off is None or step == pins.steps_off)
+        and (asked.reward_model is None or mode in places.reward_modes)
+        and (not asked.has_critic or mode in places.critic_modes)
     )
 
 
@@ -225,8 +236,10 @@ def loads_of(asked: PostTraining, name: str, size: int) -> list[int]:
     group these are all that matter. Of several groups, loads in between are priced as well.
     """
     group = asked.groups[name]
-    rests = {group.num_gpus, *(nodes * each for nodes, each in counts_of(group))}
-    rests |= {group.num_gpus - trained for trained in rests}
+    counts = {nodes * each for nodes, each in counts_of(group)}
+    rests = {group.num_gpus, *counts}
+    for _ in range(1 + _roles_beside(asked)):
+        rests |= {rest - taken for rest in rests for taken in counts if rest > taken}
     numbers = {rest // size for rest in rests if rest >= size}
     if len(asked.groups) > 1:
         total = sum(one.num_gpus for one in asked.groups.values())
@@ -241,6 +254,12 @@ def loads_of(asked: PostTraining, name: str, size: int) -> list[int]:
     return sorted({min(max(share, 1), asked.samples) for share in shares})
 
 
+def _roles_beside(asked: PostTraining) -> int:
+    """Return how many further roles may have GPUs of their own."""
+    own = asked.reward_model is not None and "own" in asked.places.reward
+    return own + (asked.has_critic and "own" in asked.places.critic)
+
+
 def prices_of(
     asked: PostTraining,
     training: Sequence[TrainingPrice],
@@ -253,15 +272,21 @@ def prices_of(
     most = {} if pinned is None else {
         name: pinned * group.gpus_per_node for name, group in asked.groups.items()
     }  # fmt: skip
+    every = [_corrected(with_scoring(asked, one, asked.lengths), times) for one in training]
     return Prices(
-        training=tuple(_corrected(one, times) for one in training),
+        training=tuple(every),
+        rewards=_rewards(asked, asked.lengths, times["reward"]),
+        critics=tuple(_critic_corrected(one, times["critic"]) for one in critic_prices(asked, [*training])),
+        has_reward_model=asked.reward_model is not None,
+        critic_takes_turns="turn" in asked.places.critic,
+        scores_as_answers_end=asked.places.scores_as_answers_end,
         engines=tuple(_engine_corrected(one, times["generate"]) for one in engines),
         gpus={name: group.num_gpus for name, group in asked.groups.items()},
         samples=asked.samples,
         passes=asked.passes,
         critic=asked.has_critic * times["critic"],
         refit_s=refit_s_of(asked) * times["refit"],
-        other_s=OTHER_S * times["other"],
+        other_s=(OTHER_S + asked.reward_s) * times["other"],
         corrections=corrections,
         ways=ways_of(asked),
         colocated_share=COLOCATED_SHARE if asked.pins.memory_share is None else 1.0,
@@ -276,7 +301,16 @@ def _corrected(price: TrainingPrice, times: Mapping[str, float]) -> TrainingPric
     return replace(
         price, update_s=price.update_s * times["update"], forward_s=price.forward_s * passes,
         reference_s=price.reference_s * passes, swap_s=price.swap_s * times["swap"],
+        scoring_s=None if price.scoring_s is None else price.scoring_s * times["reward"],
     )  # fmt: skip
+
+
+def _rewards(asked: PostTraining, lengths: AnswerLengths, factor: float) -> tuple[RewardPrice, ...]:
+    return tuple(replace(one, seconds=one.seconds * factor) for one in reward_prices(asked, lengths))
+
+
+def _critic_corrected(price: CriticPrice, factor: float) -> CriticPrice:
+    return replace(price, values_s=price.values_s * factor, update_s=price.update_s * factor)
 
 
 def _engine_corrected(price: EnginePrice, factor: float) -> EnginePrice:
@@ -331,6 +365,7 @@ def question_digest(asked: PostTraining) -> str:
             asked.updates,
             asked.reference,
             *([asked.algorithm] if asked.has_critic else []),
+            *([] if asked.reward_model is None else [asked.reward_model.name, asked.reward_s]),
         ],
         "lengths": [
             asked.lengths.prompt,
@@ -348,13 +383,15 @@ def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest:
     """Return a placement with its step, its parts and what binds it; rank 1."""
     price = prices.training[placement.training]
     rows = [(prices.engines[at], count) for at, count in placement.engines]
+    reward, critic = _reward_role(prices, placement), _critic_role(prices, placement)
     parts = {
         "generate": max(row.seconds for row, _ in rows),
+        "reward": 0.0 if reward is None else reward.seconds,
         "refit": prices.refit_s,
         "swap": price.swap_s if placement.mode == "colocated" else 0.0,
-        "log_probabilities": passes_s(prices.passes, price),
+        "log_probabilities": prices.passes_s(price),
         "update": price.update_s,
-        "critic": prices.critic * critic_s(price),
+        "critic": 0.0 if critic is None else critic.seconds,
         "other": prices.other_s,
     }
     training = TrainingRole(
@@ -363,6 +400,7 @@ def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest:
     rollout = tuple(_engine_role(row, count) for row, count in rows)
     engine_gpus = sum(role.gpus for role in rollout)
     gpus = max(price.gpus, engine_gpus) if placement.mode == "colocated" else price.gpus + engine_gpus
+    gpus += sum(role.gpus for role in (reward, critic) if role is not None)
     sigma = _log_sigma(parts, prices, placement)
     band = math.exp(Z_80_PERCENT * sigma)
     pool = sum(prices.gpus.values())
@@ -370,6 +408,11 @@ def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest:
         "mode": placement.mode, "off": placement.steps_off,
         "training": [price.group, price.gpus, price.plan.plan_id],
         "engines": [[*row.layout, row.answers, count] for row, count in rows],
+        **{
+            name: [role.group, role.gpus, role.tensor_parallel_size]
+            for name, role in {"reward": reward, "critic": critic}.items()
+            if role is not None and role.gpus
+        },
     }  # fmt: skip
     return RolePlan(
         plan_id=role_plan_id(digest, named),
@@ -384,8 +427,37 @@ def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest:
         step_high_s=placement.step_s * band,
         tokens_per_s_per_gpu=asked.samples * asked.lengths.mean / placement.step_s / pool,
         num_gpus=gpus,
-        binds=_binds(parts, placement, rows),
+        binds=_binds(parts, prices, placement, rows),
+        reward=reward,
+        critic=critic,
     )
+
+
+def _reward_role(prices: Prices, placement: Placement) -> SideRole | None:
+    if not prices.has_reward_model:
+        return None
+    price = prices.training[placement.training]
+    if placement.reward is None:
+        return SideRole(
+            group=price.group, nodes=price.nodes, gpus=0, seconds=price.scoring_s or 0.0,
+            tensor_parallel_size=price.scoring_tp,
+        )  # fmt: skip
+    own = prices.rewards[placement.reward]
+    return SideRole(
+        group=own.group, nodes=own.nodes, gpus=own.gpus, seconds=own.seconds,
+        tensor_parallel_size=own.tensor_parallel_size,
+    )  # fmt: skip
+
+
+def _critic_role(prices: Prices, placement: Placement) -> SideRole | None:
+    if not prices.critic:
+        return None
+    price = prices.training[placement.training]
+    if placement.critic is None:
+        return SideRole(group=price.group, nodes=price.nodes, gpus=0, seconds=prices.critic_s(price))
+    own = prices.critics[placement.critic]
+    seconds = own.values_s + own.update_s
+    return SideRole(group=own.group, nodes=own.nodes, gpus=own.gpus, seconds=seconds)
 
 
 def _engine_role(row: EnginePrice, count: int) -> EngineRole:
@@ -396,9 +468,11 @@ def _engine_role(row: EnginePrice, count: int) -> EngineRole:
     )  # fmt: skip
 
 
-def side_s_of(parts: Mapping[str, float]) -> float:
-    """Return the seconds of training, of parts of a step."""
-    return parts["log_probabilities"] + parts["update"] + parts["critic"] + parts["other"]
+def side_s_of(prices: Prices, placement: Placement) -> float:
+    """Return the seconds of training in a placement's step."""
+    critic = None if placement.critic is None else prices.critics[placement.critic]
+    in_turn = prices.has_reward_model and placement.reward is None
+    return prices.side_s(prices.training[placement.training], critic, scores_in_turn=in_turn)
 
 
 def _doubts(parts: Mapping[str, float], prices: Prices, placement: Placement) -> dict[str, float]:
@@ -409,22 +483,31 @@ def _doubts(parts: Mapping[str, float], prices: Prices, placement: Placement) ->
     sigmas |= {part: one.sigma for part, one in prices.corrections.items()}
     doubts = {part: sigmas[part] * parts[part] for part in PARTS}
     if placement.mode == "async":
-        hidden = ("generate",) if parts["generate"] < side_s_of(parts) else (
-            *OF_TRAINING, "other"
-        )  # fmt: skip
-        doubts |= dict.fromkeys(hidden, 0.0)
+        ends = {
+            ("generate",): parts["generate"], ("reward",): parts["reward"],
+            (*OF_TRAINING, "other"): side_s_of(prices, placement),
+        }  # fmt: skip
+        longest = max(ends, key=lambda names: ends[names])
+        doubts |= dict.fromkeys((one for names in ends for one in names if names != longest), 0.0)
     return doubts
 
 
 def _log_sigma(parts: Mapping[str, float], prices: Prices, placement: Placement) -> float:
     doubts = _doubts(parts, prices, placement)
     together = sum(doubts[name] for name in OF_TRAINING)  # one model's error, in all
-    others = [doubts[name] for name in ("generate", "refit", "other", "swap")]
+    others = [doubts[name] for name in ("generate", "reward", "refit", "other", "swap")]
     return math.hypot(together, *others) / placement.step_s
 
 
-def _binds(parts: dict[str, float], placement: Placement, rows: Sequence[tuple[EnginePrice, int]]) -> str:
-    side = side_s_of(parts)
+def _binds(
+    parts: dict[str, float],
+    prices: Prices,
+    placement: Placement,
+    rows: Sequence[tuple[EnginePrice, int]],
+) -> str:
+    side = side_s_of(prices, placement)
+    if placement.reward is not None and parts["reward"] > max(parts["generate"], side):
+        return "the reward model: generation and training wait for it"
     if placement.mode == "async" and side >= parts["generate"]:
         return "training: generation waits for it"
     busiest = max((row for row, _ in rows), key=lambda row: row.seconds)
@@ -474,13 +557,21 @@ def _outcomes(
 def _repriced(asked: PostTraining, prices: Prices, lengths: AnswerLengths) -> Prices:
     ratio = lengths.mean / asked.lengths.mean
     training = tuple(
-        replace(one, update_s=one.update_s * ratio, forward_s=one.forward_s * ratio)
+        with_scoring(
+            asked, replace(one, update_s=one.update_s * ratio, forward_s=one.forward_s * ratio), lengths
+        )
         for one in prices.training
     )
-    generate = prices.corrections.get("generate")
-    factor = 1.0 if generate is None else generate.factor
+    scored = _factor(prices, "reward")
+    factor = _factor(prices, "generate")
     engines = tuple(_engine_corrected(one, factor) for one in engine_prices(asked, lengths))
-    return replace(prices, training=training, engines=engines)
+    rewards = _rewards(asked, lengths, scored)
+    critics = tuple(_critic_corrected(one, ratio) for one in prices.critics)
+    return replace(prices, training=training, engines=engines, rewards=rewards, critics=critics)
+
+
+def _factor(prices: Prices, part: str) -> float:
+    return prices.corrections[part].factor if part in prices.corrections else 1.0
 
 
 def _outcome(
@@ -501,7 +592,11 @@ def choice_of(prices: Prices, placement: Placement) -> tuple[object, ...]:
     """Return what a team decides: the mode, who trains on how many GPUs, and the engines' sizes."""
     price = prices.training[placement.training]
     sizes = sorted({prices.engines[at].layout[:2] for at, _ in placement.engines})
-    return placement.mode, price.group, price.gpus, tuple(sizes)
+    beside = [
+        None if at is None else rows[at].gpus
+        for rows, at in ((prices.rewards, placement.reward), (prices.critics, placement.critic))
+    ]
+    return placement.mode, price.group, price.gpus, tuple(sizes), *beside
 
 
 def roles_words(prices: Prices, placement: Placement) -> str:
@@ -512,7 +607,11 @@ def roles_words(prices: Prices, placement: Placement) -> str:
         for at, count in placement.engines
     )
     way = placement.mode if placement.mode != "async" else f"{placement.steps_off} steps off"
-    return f"{way}: {price.gpus} GPUs train, {engines}"
+    scores = "" if placement.reward is None else f", {prices.rewards[placement.reward].gpus} GPUs score"
+    critic = (
+        "" if placement.critic is None else f", {prices.critics[placement.critic].gpus} have the critic"
+    )
+    return f"{way}: {price.gpus} GPUs train, {engines}{scores}{critic}"
 
 
 def _deciding(outcomes: Sequence[LengthsOutcome]) -> str:
@@ -591,10 +690,46 @@ def _no_engine(asked: PostTraining) -> InvalidProblemError:
     )
 
 
+def _require_reward_model(asked: PostTraining) -> None:
+    """Refuse a reward model that no copy in the pool holds.
+
+    Raises:
+        InvalidProblemError: the field, its value, and the sizes that hold it.
+    """
+    model, pins, longest = asked.reward_model, asked.pins, asked.lengths.longest
+    if model is None:
+        return
+    share = max(MEMORY_SHARES) if "own" in asked.places.reward else COLOCATED_SHARE
+    able = sorted({
+        size
+        for group in asked.groups.values()
+        for size in sizes_of(model, group)
+        if reward_engine(asked, model, group, size, share).cache_tokens >= longest
+    })  # fmt: skip
+    pinned = pins.reward_tensor_parallel_size
+    if not able:
+        raise InvalidProblemError.of(
+            "/reward/model",
+            f"no copy of {model.title} with one answer of {longest} tokens fits in the pool's GPUs",
+            allowed="a smaller reward model, or more GPUs",
+        )
+    if pinned is not None and pinned not in able:
+        raise InvalidProblemError.of(
+            "/reward/tp", f"{pinned} GPUs do not hold {model.title} and one answer of {longest} tokens",
+            allowed=", ".join(map(str, able)), nearest=str(min(able, key=lambda size: abs(size - pinned))),
+        )  # fmt: skip
+
+
 def _no_placement(asked: PostTraining, prices: Prices) -> InvalidProblemError:
     modes = {mode for mode, _ in ways_of(asked)}
     if prices.constraints and placed(replace(prices, constraints=())) is not None:
         return InvalidProblemError(list(_constraint_faults(asked, prices)))
+    for name, own in {"reward": prices.rewards, "critic": prices.critics}.items():
+        if own and placed(replace(prices, rewards=(), critics=(), has_reward_model=False, critic=0.0)):
+            return InvalidProblemError.of(
+                "/cluster", f"{asked.training.cluster.title} has no GPUs left for the {name}'s model",
+                allowed="more nodes" if name == "critic" else "more nodes, or rewards by code",
+            )  # fmt: skip
     if "colocated" not in modes:
         return InvalidProblemError.of(
             "/cluster",

@@ -3,13 +3,17 @@
 A step of GRPO (Shao et al. 2024, arXiv:2402.03300) draws ``responses`` answers to each of ``prompts``
 prompts from an inference engine, scores them, takes the log-probabilities of the policy and of a reference
 model in one forward pass each, and updates the policy in ``updates`` mini-batches. Then the engine gets the
-new weights. PPO also trains a critic of the policy's size, in turn on the same GPUs: its values, its
-update, and both models' states to the host and back.
+new weights. PPO also trains a critic of the policy's size: its values, and its update. It takes turns with
+the policy on the same GPUs, with both models' states to the host and back, or has GPUs of its own. A reward
+model reads all answers once, on GPUs of its own or in turn on those of training.
 
-    side                passes x forward + update + critic + other
-    colocated           generate + side + refit + swap
-    apart, in turn      generate + side + refit
-    k steps off policy  max(generate with k batches in flight / k, side) + refit
+    side                max(passes x forward, values) + max(update, critic's update) + in turn + other
+    in turn             both models' states, critic's values and update; the reward model's reading
+    colocated           generate + reward + side + refit + swap
+    apart, in turn      generate + reward + side + refit
+    k steps off policy  max(generate with k batches in flight / k, reward, side) + refit
+
+A launcher that scores answers as they end has max(generate, reward) for their sum.
 """
 
 from __future__ import annotations
@@ -34,8 +38,31 @@ MODE_WORDS: Mapping[str, str] = {
     "apart": "on GPUs of their own, in turn",
     "async": "on GPUs of their own, at the same time",
 }
-PARTS = ("generate", "refit", "swap", "log_probabilities", "update", "critic", "other")
+PARTS = ("generate", "reward", "refit", "swap", "log_probabilities", "update", "critic", "other")
 ALGORITHMS = ("grpo", "ppo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a launcher can put a critic and a reward model."""
+
+    critic: tuple[str, ...] = ()  # own, turn; empty: it has none
+    reward: tuple[str, ...] = ()
+    reward_modes: tuple[Mode, ...] = MODES  # with a reward model
+    critic_modes: tuple[Mode, ...] = MODES
+    scores_as_answers_end: bool = False  # with a reward model on GPUs of its own
+
+
+PLACES: Mapping[str, Places] = {
+    # NeMo-RL 0.7.0: env.reward_model.resources (nemo_rl/algorithms/grpo.py:526) are nodes of their own; a
+    # batch of answers is scored when all have ended (experience/rollouts.py run_multi_turn_rollout)
+    "nemo-rl": Places(reward=("own",)),
+    # verl 0.7.0: reward_model.enable_resource_pool (trainer/main_ppo.py:202), else the global pool; the
+    # critic is in the global pool (:192). fully_async_main.py:117 has the reward model's older worker alone
+    "verl": Places(
+        critic=("turn",), reward=("own", "turn"), reward_modes=("colocated",), scores_as_answers_end=True
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +76,8 @@ class Pins:
     tensor_parallel_size: int | None = None  # of an engine
     memory_share: float | None = None  # of a GPU's memory that an engine takes
     rollout_nodes: int | None = None
+    reward_nodes: int | None = None
+    reward_tensor_parallel_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +93,7 @@ class PostTraining:
     """The question: one step of GRPO on a pool of GPUs."""
 
     training: Problem  # model, the whole pool, and the policy update's workload
-    launcher: str  # nemo-rl, verl
+    launcher: str  # of PLACES
     trainer: str  # megatron, fsdp: back end of the policy
     prompts: int
     responses: int  # to each prompt
@@ -72,6 +101,8 @@ class PostTraining:
     reference: bool  # whether a reference model scores the answers
     lengths: AnswerLengths
     algorithm: str = "grpo"  # of ALGORITHMS; ppo trains a critic as well
+    reward_model: ModelSpec | None = None  # that scores the answers; None: code does
+    reward_s: float = 0.0  # of a step, by code, beyond what other counts
     engine: str = "vllm"
     precision: str = "bf16"  # of the engine's weights
     max_steps_off: int = 1
@@ -100,6 +131,11 @@ class PostTraining:
     def has_critic(self) -> bool:
         """Return whether a critic is trained."""
         return self.algorithm == "ppo"
+
+    @property
+    def places(self) -> Places:
+        """Return where its launcher puts a critic and a reward model."""
+        return PLACES[self.launcher]
 
     @cached_property
     def groups(self) -> Mapping[str, NodeGroup]:
@@ -139,6 +175,17 @@ class EngineRole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SideRole:
+    """A reward model or a critic: on GPUs of its own, or in turn on those of training."""
+
+    group: str
+    nodes: int
+    gpus: int  # 0: in turn
+    tensor_parallel_size: int = 0  # of a copy of a reward model; 0: a critic, laid out as the policy
+    seconds: float  # of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolePlan:
     """One placement of the roles, with its step."""
 
@@ -156,6 +203,8 @@ class RolePlan:
     num_gpus: int  # in use
     binds: str
     slower: float | None = None  # than the first plan, as a share
+    reward: SideRole | None = None  # None: code scores the answers
+    critic: SideRole | None = None  # None: there is none
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""

@@ -6,8 +6,10 @@ Constraints
   (1) one way; one training layout; at most one layout of engines on a group
   (2) the engines' answers cover the step's
   (3) ``generate`` is one of the priced values and bounds every engine in use
-  (4) GPUs of a group: engines and training apart, or engines within training's GPUs if colocated
-  (5) ``step >= generate + refit`` and ``step >= side + refit`` in every way; in turn, the sum
+  (4) GPUs of a group: engines and training apart, or engines within training's GPUs if colocated; a reward
+      model and a critic each in turn with training or on GPUs of their own, which nothing else has
+  (5) ``step >= generate + refit`` and ``step >= side + refit`` in every way; in turn, the sum; and so with
+      the reward model's reading, which ends with generation where answers are scored as they end
   (6) the request's constraints on roles, as ``limits`` writes them
 Without (5) in every way the bound stays 0 for minutes. The objective is the step in milliseconds; of equal
 steps the one with the fewest steps off, the fewest kinds of engines and the fewest GPUs is kept.
@@ -15,7 +17,7 @@ steps the one with the fewest steps off, the fewest kinds of engines and the few
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,11 +57,38 @@ class EnginePrice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPrice:
+    """A reward model on so many GPUs of its own."""
+
+    group: str
+    nodes: int
+    gpus: int
+    tensor_parallel_size: int  # of each copy
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticPrice:
+    """A critic on so many GPUs of its own."""
+
+    group: str
+    nodes: int
+    gpus: int
+    values_s: float
+    update_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """Prices of each role alone."""
 
     training: Sequence[TrainingPrice]
     engines: Sequence[EnginePrice]
+    rewards: Sequence[RewardPrice] = ()  # on GPUs of its own
+    critics: Sequence[CriticPrice] = ()  # the same
+    has_reward_model: bool = False
+    critic_takes_turns: bool = True  # it may
+    scores_as_answers_end: bool = False
     gpus: Mapping[str, int]  # of each group
     samples: int
     passes: int
@@ -73,10 +102,26 @@ class Prices:
     constraints: tuple[str, ...] = ()  # on roles
     corrections: Mapping[str, Correction] = field(default_factory=dict)  # that are in the prices
 
-    def side_s(self, price: TrainingPrice) -> float:
-        """Return the seconds of a step besides generation, refit and swap."""
-        critic = self.critic * critic_s(price) if self.critic else 0.0
-        return passes_s(self.passes, price) + price.update_s + critic + self.other_s
+    def side_s(
+        self, price: TrainingPrice, critic: CriticPrice | None = None, *, scores_in_turn: bool = False
+    ) -> float:
+        """Return the seconds of a step besides generation, refit, swap and a reward model on its own GPUs.
+
+        ``critic``: on GPUs of its own; None: in turn, if there is one.
+        """
+        passes, update, turns = self.passes_s(price), price.update_s, self.critic_s(price)
+        if critic is not None:
+            passes, update, turns = max(passes, critic.values_s), max(update, critic.update_s), 0.0
+        scoring = (price.scoring_s or 0.0) if scores_in_turn else 0.0
+        return passes + update + turns + scoring + self.other_s
+
+    def passes_s(self, price: TrainingPrice) -> float:
+        """Return the seconds of the log-probabilities of a step."""
+        return passes_s(self.passes, price)
+
+    def critic_s(self, price: TrainingPrice) -> float:
+        """Return the seconds of a critic in turn with the policy; 0: there is none."""
+        return self.critic * critic_s(price) if self.critic else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +132,8 @@ class Placement:
     steps_off: int
     training: int  # index of the prices
     engines: tuple[tuple[int, int], ...]  # (index of the prices, number of engines)
+    reward: int | None = None  # index of the prices; None: in turn, or none
+    critic: int | None = None  # the same
     step_s: float
     bound_s: float
     proved: bool
@@ -94,7 +141,7 @@ class Placement:
     def signature(self, prices: Prices) -> tuple[object, ...]:
         """Return what keeps two placements apart: way, training, layouts of engines."""
         layouts = sorted({prices.engines[at].layout for at, _ in self.engines})
-        return self.mode, self.steps_off, self.training, tuple(layouts)
+        return self.mode, self.steps_off, self.training, self.reward, self.critic, tuple(layouts)
 
 
 def placed(
@@ -134,11 +181,23 @@ class _Model:
         self.of.add_exactly_one(self.way.values())
         self.trains = [self.of.new_bool_var(f"t{at}") for at in range(len(prices.training))]
         self.of.add_exactly_one(self.trains)
+        self.rewards, self.critics = self._places(len(prices.rewards)), self._places(len(prices.critics))
+        if prices.critic and not prices.critic_takes_turns:
+            self.of.add_bool_or(self.critics)
+        for training, price in zip(self.trains, prices.training, strict=True):
+            if prices.has_reward_model and price.scoring_s is None:
+                self.of.add_bool_or([*self.rewards, ~training])
         self._engines()
         self._gpus()
         self._step()
         if prices.constraints:
             add_limits(self.cp, self.of, prices.constraints, self._names(), self._sizes())
+
+    def _places(self, number: int) -> list[Any]:
+        """Return a literal for each number of GPUs of its own; none of them: in turn with training."""
+        found = [self.of.new_bool_var("") for _ in range(number)]
+        self.of.add_at_most_one(found)
+        return found
 
     def _engines(self) -> None:
         of, prices = self.of, self.prices
@@ -182,18 +241,27 @@ class _Model:
         colocated = self.way.get(("colocated", 0))
         for group, gpus in prices.gpus.items():
             used = self._used(group)
-            trained = self._trained(group)
+            trained, beside = self._trained(group), self._beside(group)
             if group in prices.most_rollout_gpus:
                 of.add(used <= prices.most_rollout_gpus[group])
             if colocated is None:
-                of.add(used + trained <= gpus)
+                of.add(used + trained + beside <= gpus)
                 continue
-            of.add(used + trained <= gpus).only_enforce_if(~colocated)
+            of.add(used + trained + beside <= gpus).only_enforce_if(~colocated)
             of.add(used <= trained).only_enforce_if(colocated)
+            of.add(trained + beside <= gpus)
 
     def _trained(self, group: str) -> Any:  # noqa: ANN401 - OR-Tools
         pairs = zip(self.prices.training, self.trains, strict=True)
         return sum(price.gpus * literal for price, literal in pairs if price.group == group)
+
+    def _beside(self, group: str) -> Any:  # noqa: ANN401 - OR-Tools
+        """Return the GPUs of a group that a reward model and a critic have to themselves."""
+        prices = self.prices
+        rows = [
+            *zip(prices.rewards, self.rewards, strict=True), *zip(prices.critics, self.critics, strict=True)
+        ]  # fmt: skip
+        return sum(price.gpus * literal for price, literal in rows if price.group == group)
 
     def _names(self) -> dict[str, Number]:
         """Return what the names of constraints on roles are."""
@@ -214,6 +282,8 @@ class _Model:
             "rollout.num_gpus": sum(map(self._used, prices.gpus)),
             "rollout.num_nodes": sum(nodes),
             "rollout.engines": sum(self.count),
+            "reward.num_gpus": _gpus(prices.rewards, self.rewards),
+            "critic.num_gpus": _gpus(prices.critics, self.critics),
             **{written_term("training.gpus", group): self._trained(group) for group in prices.gpus},
             **{written_term("rollout.gpus", group): self._used(group) for group in prices.gpus},
         }
@@ -229,24 +299,60 @@ class _Model:
 
     def _step(self) -> None:
         of, prices = self.of, self.prices
-        trains, training = self.trains, prices.training
-        side = sum(_ms(prices.side_s(one)) * lit for one, lit in zip(training, trains, strict=True))
-        swap = sum(_ms(one.swap_s) * lit for one, lit in zip(training, trains, strict=True))
+        side = self._side()
+        swap = sum(_ms(one.swap_s) * lit for one, lit in zip(prices.training, self.trains, strict=True))
         refit = _ms(prices.refit_s)
         self.step = of.new_int_var(0, _HORIZON, "step")
-        of.add(self.step >= self.generate + refit)
-        of.add(self.step >= side + refit)
+        scored = sum(_ms(one.seconds) * lit for one, lit in zip(prices.rewards, self.rewards, strict=True))
+        ends = [self.generate, scored] if prices.scores_as_answers_end else [self.generate + scored]
+        for end in (self.generate, scored, side):
+            of.add(self.step >= end + refit)
         for (mode, _), literal in self.way.items():
-            if mode == "colocated":
-                of.add(self.step >= self.generate + side + swap + refit).only_enforce_if(literal)
-            elif mode == "apart":
-                of.add(self.step >= self.generate + side + refit).only_enforce_if(literal)
+            for end in ends if mode != "async" else ():
+                whole = end + side + refit + (swap if mode == "colocated" else 0)
+                of.add(self.step >= whole).only_enforce_if(literal)
+
+    def _side(self) -> Any:  # noqa: ANN401 - OR-Tools
+        """Return the milliseconds of ``Prices.side_s``."""
+        prices = self.prices
+        if not (self.critics or prices.has_reward_model):
+            return self._of_training(prices.side_s)
+        before, after = self._of_training(prices.passes_s), self._of_training(lambda one: one.update_s)
+        if self.critics:
+            rows = [*zip(prices.critics, self.critics, strict=True)]
+            before = self._at_least(before, sum(_ms(one.values_s) * lit for one, lit in rows))
+            after = self._at_least(after, sum(_ms(one.update_s) * lit for one, lit in rows))
+        turns = [
+            self._unless(self.critics, self._of_training(prices.critic_s)),
+            self._unless(self.rewards, self._of_training(lambda one: one.scoring_s or 0.0)),
+        ]
+        return before + after + sum(turns) + _ms(prices.other_s)
+
+    def _of_training(self, seconds: Callable[[TrainingPrice], float]) -> Any:  # noqa: ANN401 - OR-Tools
+        rows = zip(self.prices.training, self.trains, strict=True)
+        return sum(_ms(seconds(one)) * literal for one, literal in rows)
+
+    def _at_least(self, *values: Any) -> Any:  # noqa: ANN401 - OR-Tools
+        found = self.of.new_int_var(0, _HORIZON, "")
+        for value in values:
+            self.of.add(found >= value)
+        return found
+
+    def _unless(self, literals: Sequence[Any], value: Any) -> Any:  # noqa: ANN401 - OR-Tools
+        """Return a value that counts where none of the literals is true."""
+        if not literals:
+            return value
+        found = self.of.new_int_var(0, _HORIZON, "")
+        self.of.add(found >= value).only_enforce_if([~one for one in literals])
+        return found
 
     def forbid(self, found: Placement) -> None:
         """Rule out a placement's way, training and layouts together."""
         used = {self.prices.engines[at].layout for at, _ in found.engines}
         literals = [~self.way[found.mode, found.steps_off], ~self.trains[found.training]]
         literals += [~lit if layout in used else lit for layout, lit in self.layout.items()]
+        for own, at in ((self.rewards, found.reward), (self.critics, found.critic)):
+            literals += own if at is None else [~own[at]]
         self.of.add_bool_or(literals)
 
     def solved(self, effort: float) -> Placement | None:
@@ -261,7 +367,8 @@ class _Model:
         self.of.add(self.step <= step)
         sizes = [row.tensor_parallel_size for row in self.prices.engines]
         stale = sum(steps * literal for (_, steps), literal in self.way.items())
-        kinds = self.cp.LinearExpr.weighted_sum(self.count, sizes)
+        beside = sum(map(self._beside, self.prices.gpus))
+        kinds = self.cp.LinearExpr.weighted_sum(self.count, sizes) + beside
         self.of.minimize(_KINDS * stale + _GPUS * sum(self.on) + kinds)
         tidy = solver_within(self.cp, effort / 4.0)
         if solved_until(tidy, self.of, running()) in (self.cp.OPTIMAL, self.cp.FEASIBLE):
@@ -276,10 +383,16 @@ class _Model:
             for at, count in enumerate(self.count)
             if solver.value(count)
         )  # fmt: skip
-        step_s = step_of(self.prices, mode, training, [at for at, _ in engines])
+        reward, critic = (
+            next((at for at, lit in enumerate(own) if solver.value(lit)), None)
+            for own in (self.rewards, self.critics)
+        )
+        step_s = step_of(
+            self.prices, mode, training, [at for at, _ in engines], reward=reward, critic=critic
+        )
         return Placement(
-            mode=mode, steps_off=steps_off, training=training, engines=engines, step_s=step_s,
-            bound_s=min(bound_s, step_s), proved=proved,
+            mode=mode, steps_off=steps_off, training=training, engines=engines, reward=reward,
+            critic=critic, step_s=step_s, bound_s=min(bound_s, step_s), proved=proved,
         )  # fmt: skip
 
 
@@ -291,14 +404,32 @@ def fits(row: EnginePrice, way: tuple[Mode, int], colocated_share: float) -> boo
     return row.batches == max(steps_off, 1)
 
 
-def step_of(prices: Prices, mode: Mode, training: int, engines: Collection[int]) -> float:
+def step_of(
+    prices: Prices,
+    mode: Mode,
+    training: int,
+    engines: Collection[int],
+    *,
+    reward: int | None = None,
+    critic: int | None = None,
+) -> float:
     """Return the seconds of a step of priced roles."""
     price = prices.training[training]
-    generate, side = max(prices.engines[at].seconds for at in engines), prices.side_s(price)
+    generate = max(prices.engines[at].seconds for at in engines)
+    scored = 0.0 if reward is None else prices.rewards[reward].seconds
+    side = prices.side_s(
+        price, None if critic is None else prices.critics[critic],
+        scores_in_turn=prices.has_reward_model and reward is None,
+    )  # fmt: skip
     if mode == "async":
-        return max(generate, side) + prices.refit_s
+        return max(generate, scored, side) + prices.refit_s
     swap = price.swap_s if mode == "colocated" else 0.0
-    return generate + side + prices.refit_s + swap
+    answered = max(generate, scored) if prices.scores_as_answers_end else generate + scored
+    return answered + side + prices.refit_s + swap
+
+
+def _gpus(rows: Sequence[RewardPrice] | Sequence[CriticPrice], literals: Sequence[Any]) -> Any:  # noqa: ANN401 - OR-Tools
+    return sum(one.gpus * literal for one, literal in zip(rows, literals, strict=True))
 
 
 def _ms(seconds: float) -> int:

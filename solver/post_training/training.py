@@ -47,6 +47,8 @@ class TrainingPrice:
     forward_s: float  # one pass over all answers of a step
     reference_s: float = 0.0  # the reference model's weights in and the policy's back
     swap_s: float  # optimizer to the host and back
+    scoring_s: float | None = None  # of a reward model in turn on its GPUs; None: it has no room there
+    scoring_tp: int = 0  # GPUs of one copy of it
     log_sigma: float
     plan: Plan
     sequences: int  # packed, of one update

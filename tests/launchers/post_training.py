@@ -20,7 +20,14 @@ from meshwright.service.post_training.request import read_post_training
 from meshwright.service.requests.configuration import completed
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.post_training.problem import EngineRole, Mode, PostTraining, RolePlan, TrainingRole
+from meshwright.solver.post_training.problem import (
+    EngineRole,
+    Mode,
+    PostTraining,
+    RolePlan,
+    SideRole,
+    TrainingRole,
+)
 from meshwright.solver.post_training.training import training_problem
 
 _H100 = "h100-sxm-80gb"
@@ -52,6 +59,19 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "qwen3-8b", "nodes": 1, "training": 1, "layout": {"zero": 3, "cp": 2},
         "algorithm": "ppo", "engine": "sglang",
     },
+    "nemo-rl+reward-megatron-async": {
+        "model": "qwen3-8b", "nodes": 4, "training": 1, "off": 1, "layout": {"tp": 2}, "reward": 8,
+    },
+    "nemo-rl+reward-fsdp-colocated": {
+        "model": "qwen3-8b", "nodes": 1, "training": 1, "gpus": 4, "layout": {"zero": 3}, "reward": 4,
+    },
+    "verl+reward-megatron-colocated": {
+        "model": "qwen3-8b", "nodes": 2, "training": 1, "layout": {"tp": 2}, "algorithm": "ppo",
+        "reward": 8,
+    },
+    "verl+reward-fsdp-colocated": {
+        "model": "qwen3-8b", "nodes": 1, "training": 1, "layout": {"zero": 3}, "reward": 0,
+    },
 }  # fmt: skip
 
 
@@ -69,6 +89,7 @@ def placed_roles(
             "rollout": {"engine": case.get("engine", "vllm")},
             "lengths": {"prompt": 200, "mean": 2500, "max": 8192},
             "training": {"trainer": trainer},
+            **({"reward": {"model": "qwen3-8b"}} if "reward" in case else {}),
             "asynchrony": {"max_steps_off": 2},
         }
     ).asked  # fmt: skip
@@ -89,7 +110,8 @@ def launcher_of(name: str) -> str:
 
 def _plan(mode: Mode, case: dict[str, Any], config: Configuration, each: int) -> RolePlan:
     training = case["training"] * each
-    engine_gpus = training if mode == "colocated" else 8 * case["nodes"] - training
+    scoring = case.get("reward", 0)
+    engine_gpus = training if mode == "colocated" else 8 * case["nodes"] - training - scoring
     engine = EngineRole(
         group=_H100, engines=engine_gpus // 2, tensor_parallel_size=2, memory_share=0.6, answers=256,
         running=256, cache_tokens=10**6, generate_s=60.0, tail_s=10.0,
@@ -104,6 +126,9 @@ def _plan(mode: Mode, case: dict[str, Any], config: Configuration, each: int) ->
         ),
         rollout=(engine,), parts_s={}, step_s=100.0, step_low_s=80.0, step_high_s=125.0,
         tokens_per_s_per_gpu=1000.0, num_gpus=training + engine_gpus, binds="",
+        reward=SideRole(group=_H100, nodes=1, gpus=scoring, tensor_parallel_size=1, seconds=10.0)
+        if "reward" in case
+        else None,
     )  # fmt: skip
 
 

@@ -3,7 +3,10 @@
 Written from the meaning of a step, in plain values; it shares no code with what it judges. Times are whole
 milliseconds. A question is a mapping: ``training`` (group, GPUs, side, swap), ``engines`` (group, GPUs of
 an engine, memory share, answers, batches in flight, time), ``gpus`` by group, ``samples``, ``refit``,
-``ways`` (mode, steps off) and ``share``, the memory that an engine may have next to a trainer.
+``ways`` (mode, steps off) and ``share``, the memory that an engine may have next to a trainer. With further
+roles: ``rewards`` (group, GPUs, time) on GPUs of its own, ``scoring``, the time in turn with each training
+(None: no room), ``critics`` (group, GPUs, values, update), ``turn``, the time of a critic in turn with each
+training, ``critic_turns``, whether it may, and ``as_they_end``: answers are scored while others run.
 """
 
 from __future__ import annotations
@@ -43,17 +46,50 @@ def drawn(seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def drawn_with_roles(seed: int) -> dict[str, Any]:
+    """Return a small question with a reward model, a critic or both."""
+    draw, question = random.Random(-1 - seed), drawn(seed)
+    kind = draw.choice(["reward", "critic", "both"])
+    sizes = [one for one in product(question["gpus"], (1, 2, 4)) if one[1] < question["gpus"][one[0]]]
+    trained = len(question["training"])
+    if kind != "critic":
+        question["rewards"] = [
+            (group, count, draw.randint(40, 300) * 4 // count)
+            for group, count in sizes
+            if draw.random() < 0.7
+        ]
+        question["scoring"] = [draw.choice([None, draw.randint(20, 300)]) for _ in range(trained)]
+        question["as_they_end"] = draw.random() < 0.5
+    if kind != "reward":
+        question["critics"] = [
+            (group, count, draw.randint(10, 300) * 2 // count, draw.randint(50, 900) * 2 // count)
+            for group, count in sizes
+            if draw.random() < 0.7
+        ]
+        question["turn"] = [side + 2 * swap for _, _, side, swap in question["training"]]
+        question["critic_turns"] = draw.random() < 0.6
+        question["passes"] = [min(draw.randint(0, 200), row[2]) for row in question["training"]]
+    return question
+
+
 def best_step(question: Question) -> int | None:
     """Return the shortest step of all placements; None: there is none."""
     return min(_steps(question), default=None)
 
 
 def _steps(question: Question) -> Iterator[int]:
-    for (mode, off), (home, trained, side, swap) in product(question["ways"], question["training"]):
+    for (mode, off), (at, (home, trained, alone, swap)), reward, critic in product(
+        question["ways"], enumerate(question["training"]), _rewards(question), _critics(question)
+    ):
+        side = _side(question, at, alone, reward, critic)
+        taken = {group: trained * (group == home) for group in question["gpus"]}
+        for row in (reward, critic):
+            if isinstance(row, tuple):
+                taken[row[0]] += row[1]
+        if side is None or any(taken[group] > gpus for group, gpus in question["gpus"].items()):
+            continue
         free = {
-            group: (trained if group == home else 0)
-            if mode == "colocated"
-            else gpus - trained * (group == home)
+            group: (trained if group == home else 0) if mode == "colocated" else gpus - taken[group]
             for group, gpus in question["gpus"].items()
         }
         rows = [
@@ -63,11 +99,36 @@ def _steps(question: Question) -> Iterator[int]:
         generate = _shortest_generation(rows, free, question["samples"])
         if generate is None:
             continue
-        refit = question["refit"]
+        refit, scored = question["refit"], reward[2] if isinstance(reward, tuple) else 0
         if mode == "async":
-            yield max(generate, side) + refit
-        else:
-            yield generate + side + refit + (swap if mode == "colocated" else 0)
+            yield max(generate, scored, side) + refit
+            continue
+        answered = max(generate, scored) if question.get("as_they_end") else generate + scored
+        yield answered + side + refit + (swap if mode == "colocated" else 0)
+
+
+def _rewards(question: Question) -> list[Any]:
+    return [*question["rewards"], "turn"] if "rewards" in question else [None]
+
+
+def _critics(question: Question) -> list[Any]:
+    if "critics" not in question:
+        return [None]
+    return [*question["critics"], *(["turn"] if question["critic_turns"] else [])]
+
+
+def _side(question: Question, at: int, alone: int, reward: Any, critic: Any) -> int | None:  # noqa: ANN401 - a row, or a word
+    """Return training's time with a critic and a reward model; None: a role has no room."""
+    found = alone
+    if isinstance(critic, tuple):
+        passes = question["passes"][at]
+        found = max(passes, critic[2]) + max(alone - passes, critic[3])
+    elif critic == "turn":
+        found += question["turn"][at]
+    if reward == "turn":
+        scoring = question["scoring"][at]
+        return None if scoring is None else found + scoring
+    return found
 
 
 def _shortest_generation(rows: list[tuple[Any, ...]], free: Mapping[str, int], samples: int) -> int | None:

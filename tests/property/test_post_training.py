@@ -8,20 +8,32 @@ from typing import Any, cast
 
 import pytest
 
-from meshwright.solver.post_training.roles import EnginePrice, Placement, Prices, placed
+from meshwright.solver.post_training.roles import (
+    CriticPrice,
+    EnginePrice,
+    Placement,
+    Prices,
+    RewardPrice,
+    placed,
+)
 from meshwright.solver.post_training.training import TrainingPrice
-from tests.property.post_training_judge import Question, best_step, drawn
+from tests.property.post_training_judge import Question, best_step, drawn, drawn_with_roles
 
 S = 1e-3  # of a millisecond
 
 
 def prices_of(question: Question) -> Prices:
+    rows, number = question["training"], len(question["training"])
+    scoring = question.get("scoring", [None] * number)
     training = [
         TrainingPrice(
-            group=group, nodes=1, gpus=gpus, update_s=side * S, forward_s=0.0, swap_s=swap * S,
-            log_sigma=0.1, plan=cast("Any", None), sequences=1,
+            group=group, nodes=1, gpus=gpus, update_s=(side - passes) * S, forward_s=passes * S,
+            swap_s=swap * S, log_sigma=0.1, plan=cast("Any", None), sequences=1,
+            scoring_s=None if scores is None else scores * S,
         )
-        for group, gpus, side, swap in question["training"]
+        for (group, gpus, side, swap), passes, scores in zip(
+            rows, question.get("passes", [0] * number), scoring, strict=True
+        )
     ]  # fmt: skip
     engines = [
         EnginePrice(
@@ -34,12 +46,22 @@ def prices_of(question: Question) -> Prices:
         training=training, engines=engines, gpus=question["gpus"], samples=question["samples"], passes=1,
         refit_s=question["refit"] * S, other_s=0.0, ways=question["ways"],
         colocated_share=question["share"],
+        rewards=[
+            RewardPrice(group=group, nodes=1, gpus=gpus, tensor_parallel_size=1, seconds=time * S)
+            for group, gpus, time in question.get("rewards", [])
+        ],
+        critics=[
+            CriticPrice(group=group, nodes=1, gpus=gpus, values_s=values * S, update_s=update * S)
+            for group, gpus, values, update in question.get("critics", [])
+        ],
+        has_reward_model="rewards" in question, critic=float("critics" in question),
+        critic_takes_turns=question.get("critic_turns", True),
+        scores_as_answers_end=question.get("as_they_end", False),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_no_placement_of_a_small_pool_has_a_shorter_step(seed: int) -> None:
-    question = drawn(seed)
+@pytest.mark.parametrize("question", [*map(drawn, range(10)), *map(drawn_with_roles, range(10))])
+def test_no_placement_of_a_small_pool_has_a_shorter_step(question: Question) -> None:
     found, best = placed(prices_of(question)), best_step(question)
     assert (None if found is None else round(found.step_s / S)) == best
     assert found is None or found.proved

@@ -109,18 +109,26 @@ def judge_nemo_rl(checkout, folder):
     local = folder / "local.yaml"
     local.write_text(text.replace("/opt/nemo-rl", str(checkout)))
     config = MasterConfig(**omegaconf.OmegaConf.to_container(load_config(str(local)), resolve=True))
-    known = {*keys_of(yaml.safe_load(base_file.read_text()))}
+    known = {*keys_of(omegaconf.OmegaConf.to_container(load_config(str(base_file)), resolve=False))}
     unknown = [key for key in keys_of(own) if key not in known and key.rpartition(".")[2] not in DECLARED]
     assert not [key for key in unknown if not any(one.startswith(f"{key}.") for one in known)], unknown
     resources = config.policy["generation"]["colocated"]
+    reward = {"num_nodes": 0, "gpus_per_node": 0}
+    if config.data["default"]["env_name"] == "reward_model":
+        reward = config.env["reward_model"]["resources"]
+    total = config.cluster["num_nodes"]
+    left = total if total == 1 else total - reward["num_nodes"]
+    free = config.cluster["gpus_per_node"] - (reward["gpus_per_node"] if total == 1 else 0)
+    assert left > 0
+    assert free > 0
     if not resources["enabled"]:
         nodes, each = resources["resources"]["num_nodes"], resources["resources"]["gpus_per_node"]
-        if config.cluster["num_nodes"] == 1:
+        if left == 1:
             assert nodes in {None, 1}
-            assert 0 < each < config.cluster["gpus_per_node"]
+            assert 0 < each < free
         else:
             assert each == config.cluster["gpus_per_node"]
-            assert 0 < nodes < config.cluster["num_nodes"]
+            assert 0 < nodes < left
     if config.grpo["async_grpo"]["enabled"]:
         assert config.policy["generation"]["vllm_cfg"]["async_engine"]
         assert config.loss_fn.use_importance_sampling_correction

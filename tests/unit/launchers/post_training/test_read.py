@@ -50,6 +50,11 @@ def test_our_own_files_read_as_the_roles_that_were_placed(name: str) -> None:
     assert found.parts["training"]["pin"]["cp"] == config.context_parallel_size
     assert found.parts["asynchrony"]["mode"] == plan.mode
     assert found.parts["asynchrony"]["steps_off"] == plan.steps_off
+    role, reward = plan.reward, found.parts.get("reward")
+    assert (reward is None) == (role is None)
+    if role is not None and reward is not None:
+        assert (reward["tp"], reward.get("nodes", 0)) == (role.tensor_parallel_size, bool(role.gpus))
+    assert found.parts["training"]["nodes"] == plan.training.nodes
 
 
 def test_a_recipe_counts_its_base_and_the_shells_values() -> None:

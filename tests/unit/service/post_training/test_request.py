@@ -11,6 +11,7 @@ from meshwright.service.post_training.request import read_post_training
 from meshwright.service.post_training.schema import POST_TRAINING_SCHEMA
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.post_training.plan import plan_post_training
+from meshwright.solver.post_training.problem import MODES
 
 REQUEST: dict[str, Any] = {
     "kind": "post_training",
@@ -34,6 +35,16 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"launcher": "slime"}, "/launcher", "nemo-rl"),
     ({"rollout": {"tp": 3}}, "/rollout/tp", "2"),
     ({"rollout": {"nodes": 3}}, "/rollout/nodes", "2"),
+    ({"reward": {"nodes": 1}}, "/reward/nodes", None),  # code scores
+    ({"reward": {"model": "qwen3-8b", "nodes": 3}}, "/reward/nodes", "2"),
+    ({"reward": {"model": "qwen3-8b", "tp": 3}}, "/reward/tp", "2"),
+    ({"reward": {"model": "qwen3-9b"}}, "/reward/model/name", "qwen3-8b or qwen3-4b or qwen3-32b"),
+    ({"reward": {"model": "olmo-2-7b"}}, "/reward/model", "lengths: {max: 4096}"),
+    (
+        {"launcher": "verl", "reward": {"model": "qwen3-8b"}, "asynchrony": {"mode": "async"}},
+        "/asynchrony/mode",
+        "colocated",
+    ),
     ({"asynchrony": {"max_steps_off": 0, "mode": "async"}}, "/asynchrony/mode", "apart"),
     ({"asynchrony": {"max_steps_off": 1, "steps_off": 2}}, "/asynchrony/steps_off", "1"),
     ({"training": {"group": "b200"}}, "/training/group", None),
@@ -56,6 +67,9 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str | None]] = [
     ({**SMALL, "search": {"constraints": ["rollout.engines > 99"]}}, "/search/constraints/0", None),
     ({**SMALL, "search": {"constraints": ["training.dp == 7"]}}, "/search/constraints/0", None),
     ({"model": "llama-3.2-1b", "asynchrony": {"mode": "apart"}, **ONE_GPU}, "/cluster", None),
+    ({**SMALL, "reward": {"model": "llama-3.1-405b"}}, "/reward/model", None),
+    ({"model": "llama-3.2-1b", "reward": {"model": "qwen3-8b"}, **ONE_GPU}, "/cluster", None),
+    ({**SMALL, "reward": {"model": "llama-3.1-70b", "tp": 1}}, "/reward/tp", "4"),
     (
         {"model": "llama-3.1-70b", "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1}]}},
         "/cluster",
@@ -110,8 +124,30 @@ def test_a_critic_trains_in_turn_with_the_policy() -> None:
     assert ppo.step_s == pytest.approx(sum(ppo.parts_s.values()))
 
 
+@pytest.mark.parametrize("launcher", ["nemo-rl", "verl"])
+def test_a_reward_model_has_gpus_of_its_own_or_takes_turns(launcher: str) -> None:
+    """NeMo-RL's has its own; verl's either. Both score what code leaves, and a step waits for both."""
+    of_reward = {"model": "qwen3-8b", "seconds": 9.0}
+    asked = read_post_training({**REQUEST, **SMALL, "launcher": launcher, "reward": of_reward}).asked
+    plans = plan_post_training(asked).plans
+    assert {plan.mode for plan in plans} == ({"colocated"} if launcher == "verl" else set(MODES))
+    for plan in plans:
+        role, parts = plan.reward, plan.parts_s
+        assert role is not None
+        assert parts["other"] == 4.0 + 9.0
+        assert launcher == "verl" or role.gpus
+        assert plan.num_gpus <= 8
+        side = parts["log_probabilities"] + parts["update"] + parts["other"] + parts["swap"]
+        scored = role.gpus > 0 and (launcher == "verl" or plan.mode == "async")
+        answered = (
+            max(parts["generate"], parts["reward"]) if scored else parts["generate"] + parts["reward"]
+        )
+        step = max(answered, side) if plan.mode == "async" else answered + side
+        assert plan.step_s == pytest.approx(step + parts["refit"])
+
+
 def test_the_stored_question_reads_as_itself() -> None:
-    first = read_post_training(REQUEST)
+    first = read_post_training({**REQUEST, "reward": {"model": "qwen3-8b"}})
     again = read_post_training(first.canonical)
     assert (again.asked, again.canonical) == (first.asked, first.canonical)
 
@@ -123,7 +159,7 @@ def test_commands_for_training_name_the_kind() -> None:
 
 def test_the_schema_lists_the_fields_that_are_read() -> None:
     """Each field of the schema is known to the reader, whatever its value."""
-    for part in ("algorithm", "lengths", "rollout", "training", "asynchrony", "search"):
+    for part in ("algorithm", "lengths", "rollout", "training", "reward", "asynchrony", "search"):
         for name in POST_TRAINING_SCHEMA["properties"][part]["properties"]:
             with pytest.raises(InvalidProblemError) as caught:
                 read_post_training({**REQUEST, part: {name: {"x": [1]}}})
