@@ -571,11 +571,11 @@ class _Evaluation:
     usual_size: str = ""  # the argument whose value is the default of ``size``; empty: the table's default
 
 
-_STRATEGIES = ("eval_strategy", "evaluation_strategy")
+_EVALUATES = ("eval_strategy", "evaluation_strategy")
 _EVALUATIONS = {
     # 4.6 arguments/sft_args.py _init_eval_strategy: as often as it saves
     "ms-swift": _Evaluation(
-        (*_STRATEGIES, "save_strategy"),
+        (*_EVALUATES, "save_strategy"),
         "steps",
         ("val_dataset", "cached_val_dataset", "split_dataset_ratio"),
     ),
@@ -587,7 +587,7 @@ _EVALUATIONS = {
         usual_size="micro_batch_size",
     ),
 }
-_TRAINERS = _Evaluation(_STRATEGIES)
+_TRAINERS = _Evaluation(_EVALUATES)
 _NOTHING = ("none", "", "0", "0.0", "[]")
 
 

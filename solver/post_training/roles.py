@@ -257,10 +257,8 @@ class _Model:
 
     def _beside(self, group: str) -> Any:  # noqa: ANN401 - OR-Tools
         """Return the GPUs of a group that a reward model and a critic have to themselves."""
-        prices = self.prices
-        rows = [
-            *zip(prices.rewards, self.rewards, strict=True), *zip(prices.critics, self.critics, strict=True)
-        ]  # fmt: skip
+        priced: list[RewardPrice | CriticPrice] = [*self.prices.rewards, *self.prices.critics]
+        rows = zip(priced, [*self.rewards, *self.critics], strict=True)
         return sum(price.gpus * literal for price, literal in rows if price.group == group)
 
     def _names(self) -> dict[str, Number]:
@@ -428,7 +426,7 @@ def step_of(
     return answered + side + prices.refit_s + swap
 
 
-def _gpus(rows: Sequence[RewardPrice] | Sequence[CriticPrice], literals: Sequence[Any]) -> Any:  # noqa: ANN401 - OR-Tools
+def _gpus(rows: Sequence[RewardPrice | CriticPrice], literals: Sequence[Any]) -> Any:  # noqa: ANN401 - OR-Tools
     return sum(one.gpus * literal for one, literal in zip(rows, literals, strict=True))
 
 
