@@ -389,15 +389,6 @@ def test_a_command_in_llama_factorys_names_has_its_defaults() -> None:
     assert (found.workload.seq_length, found.configuration.recompute_granularity) == (2048, "full")
 
 
-def test_megatron_llamas_flags_are_todays() -> None:
-    found = read(
-        f"torchrun --nproc_per_node 8 pretrain_llama.py {SIZES} --vocab-size 512 --global-batch-size 8 "
-        "--swiglu --RMSNorm --layernorm-epsilon 1e-6 --causal-lm --overlapped-distributed-optimizer\n"
-    )
-    assert (found.model.normalization, found.configuration.zero_stage) == ("rmsnorm", 1)
-    assert found.unread == ()
-
-
 def test_a_command_behind_the_two_dashes_of_one_that_submits_it_is_what_runs() -> None:
     start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
     inner = "accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 t.py"
@@ -656,3 +647,31 @@ def test_a_missing_hidden_size_is_named_and_not_the_width_that_follows_from_it()
 def test_an_argument_that_flagscale_has_and_no_price_counts_is_refused_in_any_section(own: str) -> None:
     with pytest.raises(InvalidProblemError, match=r"line 2: .*(is not a width|cannot be read)"):
         read(FLAGSCALE % own, Overrides(num_gpus=8), "7b.yaml")
+
+
+SCRIPT = (
+    "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True "
+    "--gradient_checkpointing True --model_max_length 2048"
+)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "batch_size_training", "bsz", "micro_bs"])
+def test_a_batch_in_a_name_that_is_not_known_is_no_default(name: str) -> None:
+    with pytest.raises(InvalidProblemError, match=rf"{name}: .*affects how many sequences a step takes"):
+        read(f"{SCRIPT} --gradient_accumulation_steps 2 --{name} 4")
+
+
+def test_a_batch_that_another_program_divides_is_refused_not_the_trainers_default() -> None:
+    with pytest.raises(InvalidProblemError, match=r"global_batch_size: .*no per_device_train_batch_size"):
+        read(f"{SCRIPT} --global_batch_size 64")
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [
+        ("--gradient_accumulation_steps 2 --eval_batch_size 4", 8 * 8 * 2),  # ranks × 8 by default × 2
+        ("--global_batch_size 64 --per_device_train_batch_size 2", 8 * 2),
+    ],
+)
+def test_the_trainers_batch_is_its_own_arguments(words: str, batch: int) -> None:
+    assert read(f"{SCRIPT} {words}").workload.global_batch_size == batch
