@@ -10,7 +10,7 @@ from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.shell.script import read_script
-from meshwright.shell.values import UNKNOWN
+from meshwright.shell.values import UNKNOWN, unknown_value
 
 
 def commands(text: str, **variables: str) -> list[str]:
@@ -305,3 +305,42 @@ def test_what_nobody_reads_is_said_by_the_program_that_starts_or_the_file_that_i
     ):
         with pytest.raises(InvalidProblemError, match=says):
             read_launch_files(Source(name="a.sh", text=text), Overrides())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('read TP PP <<< "4 8"\necho $TP $PP', ["4", "8"]),
+        ("IFS=',' read -ra L <<< \"a,b,c\"\necho ${L[2]}", ["c"]),
+        ('read FIRST REST <<< "a b c"\necho "$REST"', ["b c"]),
+        ('read -r -d "" A <<< "one line"\necho "$A"', ["one line"]),
+        # of an unset variable it would be one word, and one GPU
+        ("IFS=',' read -ra L <<< \"$CUDA_VISIBLE_DEVICES\"\necho ${#L[@]}", [unknown_value("${#L[@]}")]),
+        ("V=abcdef\necho ${V:1:3} ${V:4}", ["bcd", "ef"]),
+        ("if [ ${BASH_VERSION:0:1} -lt 4 ]; then exit 1; fi\necho on", ["on"]),
+    ],
+)
+def test_words_of_a_text_are_read_into_variables_and_cut(text: str, words: list[str]) -> None:
+    assert [word.text for word in read_script(text).commands[-1]] == ["echo", *words]
+
+
+def test_words_of_an_output_are_not_known() -> None:
+    script = read_script('read A B <<< "$(head -n 1 hosts)"\necho "$A" "$B"')
+    _, first, second = (word.text for word in script.commands[-1])
+    assert first == unknown_value("$(head -n 1 hosts)")
+    assert second in ("", first)
+
+
+def test_told_arguments_of_a_script_are_counted() -> None:
+    script = 'if [ "$#" -ne 2 ]; then exit 1; fi\necho $2 $@'
+    assert [word.text for word in read_script(script, {"1": "a", "2": "b"}).commands[-1]] == [
+        "echo", "b", "a", "b",
+    ]  # fmt: skip
+    assert read_script(script).stopped == 1
+
+
+@pytest.mark.parametrize("use", ['"${A[@]}"', "$A"])
+def test_a_list_that_an_unknown_condition_sets_may_be_either(use: str) -> None:
+    script = read_script(f"A=(--a)\nif nvidia-smi | grep -q H100; then A=(--b); fi\necho {use}")
+    either = [word.text.partition("=")[0] for word in script.commands[-1][1:]]
+    assert either == ["--a", "--b"]

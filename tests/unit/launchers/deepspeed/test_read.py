@@ -6,6 +6,7 @@ import pytest
 
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from tests.launchers.cases import LLAMA_70B
 
@@ -230,3 +231,29 @@ def test_groups_of_an_update_are_priced_where_they_are_not_the_usual_ones() -> N
     assert group(sub_group_size=1e9) is group(sub_group_size="auto") is group() is None
     assert group(2, sub_group_size=100_000_000) is None  # stage 3 alone has groups
     assert group(sub_group_size=100_000_000, offload_optimizer=CPU) is None
+
+
+SIZES = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "
+    "--max-position-embeddings 128 --bf16"
+)
+TEMPLATE = (
+    "sed 's/CONFIG_MBSIZE/4/' ds_TEMPLATE.json | sed 's/ZERO_STAGE/1/' > ds_config_7B.json\n"
+    f"deepspeed pretrain_gpt.py {SIZES} --vocab-size 512 --tensor-model-parallel-size 1 "
+    "--micro-batch-size 4 --global-batch-size 32 --deepspeed --deepspeed_config ds_config_7B.json\n"
+)
+
+
+def test_the_stage_that_a_script_fills_into_deepspeeds_template_is_read() -> None:
+    overrides = Overrides(num_gpus=8)
+    alone = read_launch_files(Source(name="a.sh", text=TEMPLATE), overrides)
+    assert alone.configuration.zero_stage == 1  # the template is not there, its place is filled
+    away = '{"zero_optimization": {"stage": ZERO_STAGE, "offload_optimizer": {"device": "cpu"}}}'
+    files = {"ds_TEMPLATE.json": away, "a.sh": TEMPLATE}
+    found = read_launch_files(Source(name="a.sh", text=TEMPLATE, files=files), overrides)
+    assert (found.configuration.zero_stage, found.configuration.offload) == (1, "optimizer")
+    files["ds_TEMPLATE.json"] = '{"fp16": {"enabled": true}, "zero_optimization": {"stage": ZERO_STAGE}}'
+    with pytest.raises(InvalidProblemError, match="but --bf16 on line 2 of the script"):
+        read_launch_files(Source(name="a.sh", text=TEMPLATE, files=files), overrides)
+    with pytest.raises(InvalidProblemError, match=r"ds_config_7B.json is not next to the file, and --z"):
+        read_launch_files(Source(name="a.sh", text=TEMPLATE.partition("\n")[2]), overrides)

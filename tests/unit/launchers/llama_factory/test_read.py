@@ -167,3 +167,100 @@ def test_a_substitution_in_a_command_is_named_and_not_quoted_as_a_value() -> Non
             "run. Allowed: run it with stand-ins: meshwright capture -- bash …"
         )
     ]
+
+
+# LLaMA-Factory's own trainer, without Megatron-Core.
+TRAINER = (
+    "model_name_or_path: meta-llama/Llama-2-7b-hf\nstage: sft\ndo_train: true\n"
+    "finetuning_type: full\ncutoff_len: 2048\n"
+    "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\n"
+)
+LAUNCH = "accelerate launch --config_file conf/a.yaml src/train.py conf/own.yaml\n"
+MESH = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+JSON = (
+    '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}, "train_batch_size": "auto",'
+    ' "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}'
+)
+PLUGIN = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: z.json\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "config", "expected"),
+    [
+        ("", MESH, ("llama-factory-accelerate", 3, "adamw")),
+        # FSDP2 casts up what is trained, and DeepSpeed keeps a copy in fp32; plain replicas do neither
+        ("pure_bf16: true\n", MESH, ("llama-factory-accelerate", 3, "adamw")),
+        ("pure_bf16: true\n", PLUGIN, ("deepspeed", 1, "adamw")),
+        ("pure_bf16: true\n", "distributed_type: MULTI_GPU\n",
+         ("llama-factory-accelerate", 0, "adamw-pure-bf16")),
+    ],
+)  # fmt: skip
+def test_llama_factory_reads_accelerates_file_as_every_trainer_does(
+    more: str, config: str, expected: tuple[str, int, str]
+) -> None:
+    shared = f"num_machines: 1\nnum_processes: 8\ncompute_environment: LOCAL_MACHINE\n{config}"
+    files = {"a.yaml": shared, "own.yaml": TRAINER + more, "run.sh": LAUNCH, "z.json": JSON}
+    found = read_launch_files(Source(name="run.sh", text=LAUNCH, files=files))
+    assert (found.launcher, found.configuration.zero_stage, found.workload.optimizer) == expected
+    # 8 processes × 2 × 4
+    assert (found.workload.global_batch_size, found.num_nodes, found.gpus_per_node) == (64, 1, 8)
+    del files["a.yaml"]
+    with pytest.raises(InvalidProblemError, match=r"line 1 of run.sh: conf/a.yaml is not next to it"):
+        read_launch_files(Source(name="run.sh", text=LAUNCH, files=files))
+
+
+@pytest.mark.parametrize(
+    ("more", "optimizer"),
+    [("", "adamw-pure-bf16"), ("deepspeed: ds_z0_config.json\n", "adamw")],  # whose copy is in fp32
+)
+def test_pure_bf16_keeps_no_copy_on_plain_replicas_alone(more: str, optimizer: str) -> None:
+    found = read(f"{TRAINER}pure_bf16: true\n{more}", Overrides(num_gpus=8), "full.yaml")
+    assert (found.configuration.zero_stage, found.workload.optimizer) == (0, optimizer)
+
+
+def test_what_follows_llama_factorys_file_counts_before_it() -> None:
+    run = "llamafactory-cli train conf/own.yaml per_device_train_batch_size=1 deepspeed=ds_z3_config.json\n"
+    source = Source(name="run.sh", text=run, files={"own.yaml": TRAINER, "run.sh": run})
+    found = read_launch_files(source, Overrides(num_gpus=8))
+    assert (found.launcher, found.configuration.zero_stage) == ("deepspeed", 3)
+    assert found.workload.global_batch_size == 8 * 1 * 4
+    assert "line 1 of the command: per_device_train_batch_size is 1, not the file's" in found.notes
+
+
+def test_a_command_in_llama_factorys_names_has_its_defaults() -> None:
+    lines = [line for line in TRAINER.splitlines() if "cutoff" not in line]
+    words = " ".join(f"--{line.replace(': ', ' ')}" for line in lines)
+    run = f"torchrun --nproc_per_node 8 src/train.py {words}"
+    found = read(f"{run}\n", Overrides(), "a.sh")
+    assert (found.workload.seq_length, found.configuration.recompute_granularity) == (2048, "full")
+    adapted = read(f"{run.replace('full', 'lora')} --lora_r 8\n", Overrides(), "a.sh")
+    assert "down_proj" in adapted.workload.lora_targets  # its default is all of them
+
+
+def test_a_command_that_hands_llama_factory_to_megatron_core_is_its_meshs() -> None:
+    # read as 8 replicas of LLaMA-Factory's own trainer, and the mesh was lost
+    command = (
+        "torchrun --nproc_per_node=8 run_train.py --stage=sft --do_train "
+        "--finetuning_type=full --cutoff_len=8192 "
+        "--model_name_or_path=Qwen/Qwen3-8B --per_device_train_batch_size=1 --bf16 "
+        "--gradient_accumulation_steps=4 --tensor_model_parallel_size 2 --sequence_parallel"
+    )
+    found = read(f"{command} --use_mca", Overrides(), "a.sh")
+    mesh = found.configuration
+    assert (found.launcher, found.model.name) == ("llama-factory", "qwen3-8b")
+    assert (mesh.tensor_parallel_size, mesh.sequence_parallel, mesh.data_parallel_size) == (2, True, 4)
+    assert found.workload.global_batch_size == 1 * 4 * 4  # of 4 replicas
+    with pytest.raises(InvalidProblemError, match="tensor_model_parallel_size: line 1: unknown option"):
+        read(f"{command} --use_mca=False", Overrides(), "a.sh")
+
+
+def test_rays_workers_are_the_ranks_of_llama_factory() -> None:
+    text = (
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\ndo_train: true\n"
+        "finetuning_type: lora\n"
+        "cutoff_len: 2048\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n"
+    )
+    with pytest.raises(InvalidProblemError, match="num_gpus"):
+        read(text, Overrides(), "a.yaml")
+    found = read(f"{text}ray_num_workers: 4\n", Overrides(), "a.yaml")
+    assert (found.configuration.data_parallel_size, found.workload.global_batch_size) == (4, 4 * 1 * 8)

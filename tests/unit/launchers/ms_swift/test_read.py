@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.launchers.flags import flags_of
+from meshwright.profiles.errors import InvalidProblemError
 from tests.unit.launchers.reading.test_unknown_values import answer, read
 from tests.unit.launchers.reading.written_scripts import SCRIPTS
 
@@ -45,3 +46,22 @@ def test_weights_in_4_bits_are_priced_on_the_trainer() -> None:
     assert read(script, **files).workload.base_precision == "bf16"
     script = script.replace(" --lora_rank", " --quantization_bit 4 --lora_rank")
     assert read(script, **files).workload.base_precision.startswith("nf4")
+
+
+@pytest.mark.parametrize(("count", "processes"), [("", 1), ("NPROC_PER_NODE=2 ", 2)])
+def test_processes_of_ms_swift_on_several_gpus_each_are_refused(count: str, processes: int) -> None:
+    text = f"CUDA_VISIBLE_DEVICES=0,1,2,3 {count}swift sft --model Qwen/Qwen3-8B --max_length 2048 "
+    text += "--torch_dtype bfloat16 --per_device_train_batch_size 1"
+    with pytest.raises(InvalidProblemError, match=r"NPROC_PER_NODE: \d on 4 visible GPUs"):
+        read(f"{text}\n")
+    assert read(f"{text} --deepspeed zero3\n").configuration.data_parallel_size == processes
+
+
+def test_names_of_ms_swift_2_are_read() -> None:
+    text = (
+        "NPROC_PER_NODE=4 swift sft --model_id_or_path Qwen/Qwen2-7B-Instruct --sft_type full --dtype AUTO "
+    )
+    found = read(f"{text}--batch_size 4 --gradient_accumulation_steps 8 --deepspeed default-zero3\n")
+    assert (found.configuration.zero_stage, found.configuration.micro_batch_size) == (3, 4)
+    assert (found.workload.global_batch_size, found.workload.seq_length) == (4 * 4 * 8, 2048)
+    assert found.workload.lora_rank == 0

@@ -91,3 +91,11 @@ def test_more_stages_than_nanotron_fills_are_refused_with_the_most_that_it_does(
     text = text.replace("  pp: 1", f"  pp: {stages}")
     with pytest.raises(InvalidProblemError, match=rf"{stages} stages for {layers} .*Nearest: {nearest}$"):
         read_launch_files(Source(name="nanotron.yaml", text=text))
+
+
+def test_a_section_that_nanotron_refuses_is_not_passed_over() -> None:
+    text = f"{YAML}infini_attention:\n  length: 8\n"
+    source = Source(name="nanotron.yaml", text=text)
+    with pytest.raises(InvalidProblemError, match="infini_attention: is not a section of nanotron"):
+        read_launch_files(source)
+    assert read_launch_files(source, Overrides(ignored=("infini_attention",))).model.num_layers == 80

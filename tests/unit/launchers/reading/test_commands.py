@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.commands import Command, best, chosen, chosen_by, commands_of
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
@@ -81,3 +81,116 @@ def test_torchrun_in_a_job_of_two_nodes_without_nnodes_starts_one_node() -> None
 def test_a_blank_behind_the_last_backslash_is_refused() -> None:
     with pytest.raises(InvalidProblemError, match="the backslash is before a blank"):
         chosen_by("run.yaml", commands("torchrun a.py run.yaml \\ \n"), is_option)
+
+
+GPT = (
+    "pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "
+    "--max-position-embeddings 128 --bf16 --vocab-size 512"
+)
+
+
+def read(text: str, overrides: Overrides | None = None) -> LaunchFile:
+    return read_launch_files(Source(name="a.sh", text=text), overrides or Overrides())
+
+
+SIZED = f"#!/bin/bash\n# of my own\n{{}}\nsrun python {GPT} --global-batch-size 64 --micro-batch-size 1"
+GPUS = {
+    # what starts a process for each rank counts around a shell's text
+    "srun": (f"srun -N 2 --ntasks-per-node 8 bash -c 'cd src && python {GPT}'", 2 * 8),  # was one GPU
+    "mpirun": (f"mpirun -np 16 /usr/bin/bash -c 'python {GPT}'", 16),
+    "deepspeed": (
+        f"deepspeed --num_nodes 2 --num_gpus 8 --no_python /usr/bin/bash -c 'cd src && python {GPT}'",
+        2 * 8,
+    ),
+    # two runs: torchrun's own --nnodes is 1
+    "srun around torchrun": (f"srun -N 2 torchrun --nproc-per-node 8 {GPT}", 8),
+    "bcprun": (f"bcprun -p 8 -c 'python {GPT}'", None),
+    "srun of no size": (f"srun --container-image x bash -c 'python {GPT}'", None),
+    # `wc -l` and `head -n 1` hold blanks, and 1 is no number of processes
+    "a product of an output": (
+        f"G=`nvidia-smi -L | wc -l`\nmpirun -np $((4 * ${{G}})) -x ADDR=$(head -n 1 $HOSTS) python {GPT}",
+        None,
+    ),
+    "python alone": (f"python {GPT}", 1),
+    "python where something speaks of nodes": (f"#SBATCH --nodes=2\npython {GPT}", None),
+    # headers, as sbatch reads them
+    "a comment": (SIZED.format("#SBATCH -N 4 --gpus-per-node=8  # all of them"), 4 * 8),
+    "a drive": (SIZED.format("#SBATCH -N4\n#SBATCH --gres=gpu:a100:4,nvme:1"), 4 * 4),  # was its number
+    "quotes and sockets": (
+        SIZED.format("#SBATCH -J 'my run' --nodes 2\n#SBATCH --gres=gpu:8(S:0-1)"),
+        2 * 8,
+    ),
+    # sbatch stops at a command
+    "behind a command": (SIZED.format("#SBATCH --nodes=2 --gres=gpu:8\nset -e\n#SBATCH --nodes=4"), 2 * 8),
+    "the last": (SIZED.format("#SBATCH --nodes=4 --gres=gpu:8 --gres=gpu:4\n#SBATCH -N 2"), 2 * 4),
+    "GPUs of the job": (SIZED.format("#SBATCH -N2 -G a100:16"), 16),
+    "a process a task": (SIZED.format("#SBATCH -N2 --tasks-per-node=4 --gpus-per-task=2"), 2 * 4),
+}
+
+
+@pytest.mark.parametrize(("text", "gpus"), GPUS.values(), ids=GPUS)
+def test_as_many_gpus_are_read_as_processes_start_or_the_number_is_asked_for(
+    text: str, gpus: int | None
+) -> None:
+    if gpus is None:
+        with pytest.raises(InvalidProblemError, match="num_gpus: the number of GPUs is missing"):
+            read(text)
+        assert read(text, Overrides(num_gpus=8)).configuration.num_gpus == 8
+    else:
+        assert read(text).configuration.num_gpus == gpus
+
+
+def test_one_process_of_python_alone_is_noted() -> None:
+    assert any("one process is assumed" in note for note in read(f"python {GPT}").notes)
+
+
+RUN = f"torchrun --nproc-per-node 8 {GPT}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            f"#SBATCH -N1 --gres=gpu:8\n#SBATCH hetjob\n#SBATCH -N2 --gres=gpu:8\nsrun {RUN}",
+            "asks for several kinds of nodes",
+        ),
+        (f"#SBATCH -N2 --gres=gpu:h100:4,gpu:a100:4\nsrun {RUN}", "asks for several kinds of nodes"),
+        (f"#SBATCH -N2 --gpus=h100:8,a100:8\nsrun {RUN}", "asks for several kinds of nodes"),
+        # bash hands the blank over as a word of its own, and starts the next line as a command
+        (f"{RUN} \\ \n --global-batch-size 8\n", r"line 1 of a\.sh: the backslash is before a blank"),
+        (f'E="A=1 B=2"\n$E {RUN}\n', r"line 1 of a.sh: A=1 comes from a variable"),
+        (
+            f"torchrun --nproc_per_node 4 {GPT}\n{RUN}\n",
+            r"1 \(line 1\): --nproc-per-node 4; 2 \(line 2\)",
+        ),
+    ],
+    ids=["kinds by parts", "kinds of a resource", "kinds of GPUs", "a blank", "an assignment", "two runs"],
+)
+def test_a_command_that_is_not_what_it_looks_like_is_refused_by_its_line(text: str, says: str) -> None:
+    with pytest.raises(InvalidProblemError, match=says):
+        read(text)
+
+
+def test_a_command_that_is_what_it_looks_like_is_read() -> None:
+    assert read(f"{RUN} --separator ' ' --global-batch-size 8\n").workload.global_batch_size == 8
+    assert read(f'E="A=1 B=2"\nenv $E {RUN}\n').configuration.num_gpus == 8
+    two = f"torchrun --nproc_per_node 4 {GPT}\n{RUN}\n"
+    assert read(two, Overrides(run=2)).configuration.num_gpus == 8
+
+
+def test_slurms_variables_are_those_of_the_header_or_of_the_told_nodes() -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gpus-per-node=mi250:8\n#SBATCH --ntasks-per-node=8\n"
+        f"GBS=$((SLURM_JOB_NUM_NODES * 8))\nsrun python {GPT} --global-batch-size $GBS\n"
+    )
+    assert read(text).workload.global_batch_size == 4 * 8
+    assert read(text, Overrides(num_gpus=16)).workload.global_batch_size == 2 * 8
+
+
+def test_of_commands_that_train_with_a_file_the_one_that_starts_ranks_is_read() -> None:
+    script = read_script(
+        "python prepare.py run.yaml --seed 1\naccelerate launch train.py run.yaml --seed 1\n"
+    )
+    found = chosen_by("conf/run.yaml", commands_of(script), lambda name: name == "--seed")
+    assert found is not None
+    assert found.program.endswith("train.py")

@@ -410,3 +410,16 @@ def test_qwen_3_5_is_read_by_its_names_as_its_class_builds_it(
     # as many as torchtitan 0.3.0's Qwen35Model has on meta tensors, which predicts no further tokens
     assert (found.model.num_parameters(), found.model.num_mtp_layers) == (parameters, 0)
     assert (found.configuration.tensor_parallel_size, found.images_stated) == (tp, False)
+
+
+def test_older_names_of_torchtitan_are_read() -> None:
+    text = (
+        '[model]\nname = "llama2"\nflavor = "13B"\n[optimizer]\nname = "AdamW"\n[training]\n'
+        "batch_size = 2\nseq_len = 2048\ndata_parallel_degree = -1\ntensor_parallel_degree = 2\n"
+        '[experimental]\npipeline_parallel_degree = 1\n[activation_checkpoint]\nmode = "full"\n'
+    )
+    found = read_launch_files(Source(name="a.toml", text=text), Overrides(num_gpus=16))
+    mesh = found.configuration
+    assert (mesh.tensor_parallel_size, mesh.data_parallel_size, mesh.zero_stage) == (2, 8, 3)
+    assert found.workload.global_batch_size == 2 * 8
+    assert found.model.num_parameters() == 13_015_864_320  # Llama 2 13B's

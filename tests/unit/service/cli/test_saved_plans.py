@@ -36,8 +36,9 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> 
 
 
 def test_the_folder_of_the_same_plan_is_written_again(tmp_path: Path) -> None:
-    for _ in range(2):
-        save_folder(tmp_path / "run", FILES, plan_id="7f3a", force=False)
+    for script in ("set -e\n", "set -eu\n"):
+        save_folder(tmp_path / "run", {**FILES, "launch.sh": script}, plan_id="7f3a", force=False)
+        assert (tmp_path / "run" / "launch.sh").read_text() == script
 
 
 def test_the_folder_of_another_plan_or_of_anything_else_is_refused_unless_forced(tmp_path: Path) -> None:
