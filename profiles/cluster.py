@@ -267,6 +267,11 @@ class ClusterSpec:
         """Return the number of nodes in all groups."""
         return sum(group.num_nodes for group in self.groups)
 
+    @property
+    def usual_precision(self) -> str:
+        """Return bf16, or fp16 where a GPU does not multiply in bf16: V100, T4, RTX 2080 Ti."""
+        return "bf16" if all("bf16" in group.gpu.peak_flops for group in self.groups) else "fp16"
+
     @cached_property
     def distinct_groups(self) -> tuple[NodeGroup, ...]:
         """Return the node groups, those that are alike and not kept apart by a link of their own as one."""

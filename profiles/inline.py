@@ -119,10 +119,12 @@ _CLUSTER_FORMS = (
 )
 _COUNTED = re.compile(r"([0-9]{1,9}) ?[x×*] ?(\S.*)", re.IGNORECASE)  # 64xH100, 2 x dgx-h100
 _AFTER = re.compile(r"(\S.*):([0-9]{1,9})")  # h100:8, as Slurm writes it
+_LAST = re.compile(r"(\S.*?) ?[x×*] ?([0-9]{1,9})", re.IGNORECASE)  # H100x8, if the name is known
+_BARE = re.compile(r"([0-9]{1,9}) (\S.*)")  # 8 H100, if the name is known
 
 
 def is_counted(text: str) -> bool:
-    """Return whether a text counts GPUs or nodes: ``64xH100``, ``2xdgx-h100,4xdgx-a100``, ``h100:8``."""
+    """Return whether a text counts GPUs or nodes: ``64xH100``, ``H100x8``, ``2xdgx-h100,h100:8``."""
     return any(_counted(part) is not None for part in text.split(","))
 
 
@@ -153,10 +155,19 @@ def cluster_of_words(text: str, *, count: str = "", pointer: str = "/cluster/nam
 
 def _counted(part: str) -> tuple[int, str] | None:
     text = part.strip()
+    last, bare = _LAST.fullmatch(text), _BARE.fullmatch(text)
+    if last is not None and _is_known(last[1]):
+        return int(last[2]), last[1].strip()
     if (before := _COUNTED.fullmatch(text)) is not None:
         return int(before[1]), before[2].strip()
+    if bare is not None and _is_known(bare[2]):
+        return int(bare[1]), bare[2].strip()
     after = _AFTER.fullmatch(text)
     return (int(after[2]), after[1].strip()) if after else None
+
+
+def _is_known(name: str) -> bool:
+    return _is_node(name) or is_gpu_name(name)
 
 
 def _part_of(number: int | None, name: str, count: str, pointer: str) -> dict[str, Json]:

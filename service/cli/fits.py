@@ -39,7 +39,9 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per step [default: 32 for each GPU]")
     ] = None,
-    precision: Annotated[str, typer.Option(help="bf16, fp16, fp8, …")] = "bf16",
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp16, fp8, … [default: bf16, or fp16 where a GPU lacks it]")
+    ] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="Optimizer of full training [default: adamw, and adamw-8bit]")
     ] = None,
@@ -69,13 +71,14 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import FOUND, INFEASIBLE, print_json, screen  # noqa: PLC0415 - the same
 
-    given: dict[str, Any] = {"seq_length": seq_length, "precision": precision}
+    given: dict[str, Any] = {"seq_length": seq_length}
     batch = None if global_batch_size is None else str(global_batch_size)
     of_data: dict[str, object] = {
         "sample": sample, "reference": reference, "images_per_sample": images_per_sample,
         "image_tokens": image_tokens,
     }  # fmt: skip
-    stated = {"gpus": gpus, "cluster": cluster, "global_batch_size": batch, **of_data}
+    of_run = {"gpus": gpus, "cluster": cluster, "global_batch_size": batch, "precision": precision}
+    stated = {**of_run, **of_data}
     given |= {name: value for name, value in stated.items() if value is not None}
     if gpus is None and cluster is None:
         given["cluster"] = "here"
@@ -90,8 +93,9 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
         print_json([row.record(tokens) for row in rows])
         raise typer.Exit(FOUND if able else INFEASIBLE)
     console = screen()
-    place = cluster_from_mapping(request["cluster"]).title
-    console.print(f"{spec.title} on {place} · {seq_length} tokens · {precision}")
+    place = cluster_from_mapping(request["cluster"])
+    half = precision or place.usual_precision
+    console.print(f"{spec.title} on {place.title} · {seq_length} tokens · {half}")
     console.print(_answer(able, tokens), soft_wrap=True)
     console.print()
     console.print(_table(rows, tokens))

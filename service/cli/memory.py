@@ -43,7 +43,9 @@ def memory(
         str, typer.Option(help="Launcher, or any to try all.", autocompletion=completion_of("launcher"))
     ] = "any",
     seq_length: Annotated[int, typer.Option(help="Tokens per sequence, with one sequence per GPU.")] = 4096,
-    precision: Annotated[str, typer.Option(help="bf16, fp16, fp8, …")] = "bf16",
+    precision: Annotated[
+        str | None, typer.Option(help="bf16, fp16, fp8, … [default: bf16, or fp16 where the GPU lacks it]")
+    ] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="Optimizer of full training [default: adamw, and adamw-8bit]")
     ] = None,
@@ -63,7 +65,7 @@ def memory(
     images = {"images_per_sample": 0} if text else {}
     asked = Asked(
         model=part, gpu=gpu_part(gpu),
-        work={"seq_length": seq_length, "precision": precision, **images},
+        work={"seq_length": seq_length, **({"precision": precision} if precision else {}), **images},
     )  # fmt: skip
     counts = _counts(num_gpus)
     first = dict[tuple[str, str], Row]()  # of a launcher with both of two ways to do the same
@@ -76,7 +78,7 @@ def memory(
         return
     console = screen()
     console.print(
-        f"{asked.title} · {seq_length} tokens, one sequence a GPU{', no images' * text} · {precision}"
+        f"{asked.title} · {seq_length} tokens, one sequence a GPU{', no images' * text} · {asked.precision}"
     )
     fewest = "Fewest GPUs" if num_gpus is None else "GPUs"
     console.print(f"{fewest} × the least memory in GiB per GPU, by method:\n")
@@ -99,8 +101,17 @@ class Asked:
     @property
     def title(self) -> str:
         """Return model and GPU as a headline names them."""
-        problem = self.on(1, Method(title="", option="", workload={}))
+        problem = self._alone
         return f"{problem.model.title} · {problem.cluster.groups[0].gpu.display_name}"
+
+    @property
+    def precision(self) -> str:
+        """Return the precision that is stated, or that the GPU has."""
+        return self._alone.workload.precision
+
+    @property
+    def _alone(self) -> Problem:
+        return self.on(1, Method(title="", option="", workload={}))
 
     def on(self, gpus: int, method: Method) -> Problem:
         """Return the question on so many GPUs, of a node or whole nodes, under any launcher."""
@@ -238,7 +249,7 @@ def _command(row: Row, given: Mapping[str, object]) -> str:
         "gpus": f"{need.num_gpus}x{given['gpu']}", "global-batch-size": need.num_gpus,
         "seq-length": given["seq-length"], "launcher": row.launcher,
     }  # fmt: skip
-    if given["precision"] != "bf16":
+    if given["precision"]:
         words["precision"] = given["precision"]
     said = " ".join(f"--{name} {value}" for name, value in words.items())
     return f"meshwright plan {given['model']} {said} {row.method.option}".rstrip()

@@ -16,7 +16,14 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_a
 from meshwright.profiles.gpus import NAME
 from meshwright.profiles.importers.text_encoders import ENCODERS
 from meshwright.profiles.inline import cluster_of_words, is_counted
-from meshwright.profiles.library import find_model, is_cluster, is_gpu_name, model_names
+from meshwright.profiles.library import (
+    cloud_instance,
+    find_gpu,
+    find_model,
+    is_cluster,
+    is_gpu_name,
+    model_names,
+)
 from meshwright.service.cli.defaults import Defaults
 from meshwright.service.requests.assignments import (
     MAX_DIGITS,
@@ -229,7 +236,7 @@ def _stated(name: str, text: str) -> dict[str, Any]:
             "--gpus",
             f'"{shown(text)}" has no number of GPUs',
             allowed="64xH100, 16xH100,32xA100, all or fewest",
-            nearest=f"8x{text}" if is_gpu_name(text) else None,
+            nearest=_counted_as(text),
         )
     if "," in text:
         each = ",".join(f"1x{one.strip()}" for one in text.split(","))
@@ -237,6 +244,13 @@ def _stated(name: str, text: str) -> dict[str, Any]:
             "--gpu", f"{shown(text)} are several GPU types", nearest=f"--nodes {each}"
         )
     return {"gpu": text}
+
+
+def _counted_as(text: str) -> str | None:
+    """Return what a name without a number means for --gpus: a card, a server's node, or --cluster."""
+    if not is_gpu_name(text):
+        return f"--cluster {text}" if is_cluster(text) or cloud_instance(text) is not None else None
+    return f"{1 if find_gpu(text).intra_node.kind.startswith('pcie') else 8}x{text}"
 
 
 def _cluster_of(_option: str, given: str) -> object:

@@ -30,7 +30,9 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     trained = ""
     if workload.lora_rank:
         parts = " and ".join(("LoRA", *workload.trained_modules))
-        trained = f" frozen in {workload.base_precision}, {number} of {parts} trained"
+        base = workload.base_precision  # bf16 says that it has 16 bits
+        stored = "fp16" if (base, workload.precision) == ("bf16", "fp16") else base
+        trained = f" frozen in {stored}, {number} of {parts} trained"
     elif workload.frozen:
         trained = f", {number} trained: frozen {' and '.join(workload.frozen)}"
     made, scored = samples_words(workload)
@@ -87,11 +89,16 @@ def sweep_title(problem: Problem, axes: Collection[str], num_points: int) -> str
     return f"{about}, a sweep of {num_points} points"
 
 
+def adapters_word(workload: Workload) -> str:
+    """Return QLoRA where the frozen weights have 8 or 4 bits, else LoRA."""
+    return "QLoRA" if workload.base_precision.startswith(("int8", "nf4")) else "LoRA"
+
+
 def _subject(problem: Problem) -> str:
     """Return the model, and what of it is trained if that is not all."""
     model, workload = clean(problem.model.title), problem.workload
     if workload.lora_rank:
-        return f"{model} {'QLoRA' if workload.base_precision.startswith('nf4') else 'LoRA'}"
+        return f"{model} {adapters_word(workload)}"
     return f"{model} with frozen {' and '.join(workload.frozen)}" if workload.frozen else model
 
 

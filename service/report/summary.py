@@ -16,7 +16,7 @@ from meshwright.profiles.library import short_gpu_name
 from meshwright.profiles.units import GIB
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import baseline_words, run_words
-from meshwright.service.report.question import clean, samples_words
+from meshwright.service.report.question import adapters_word, clean, samples_words
 from meshwright.service.report.ranking import changes_of, equal_to_first, switch_words
 from meshwright.service.report.sentences import HOPELESS, option_words
 from meshwright.solver.answer import (
@@ -173,8 +173,7 @@ def gpus_words(problem: Problem) -> str:
 def _trained(problem: Problem) -> str:
     workload = problem.workload
     if workload.lora_rank:
-        quantised = workload.base_precision not in ("", workload.precision)
-        return f" {'QLoRA' if quantised else 'LoRA'} rank {workload.lora_rank}"
+        return f" {adapters_word(workload)} rank {workload.lora_rank}"
     return f" with frozen {' and '.join(workload.frozen)}" if workload.frozen else ""
 
 

@@ -82,6 +82,7 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
     if request.launcher is not None:
         check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request.model, request.cluster)
+    request, cluster = _with_usual_precision(request, cluster)
     if request.stack is not None and request.stack not in framework_names():
         raise UnknownNameError.among("/stack", request.stack, framework_names())
     under = partial(_under, request, model, cluster)
@@ -111,6 +112,21 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         options=replace(
             problem.options, baseline=completed(request.search.baseline, problem, at=("search", "baseline"))
         ),
+    )
+
+
+def _with_usual_precision(request: Any, cluster: ClusterSpec) -> tuple[Any, ClusterSpec]:  # noqa: ANN401 - a ProblemRequest
+    """Return a request that states no precision with the one that all of its GPUs have, and say so."""
+    usual = cluster.usual_precision
+    if "precision" in request.workload.model_fields_set or usual == request.workload.precision:
+        return request, cluster
+    wanted = request.workload.precision
+    lacking = next(group.gpu for group in cluster.groups if wanted not in group.gpu.peak_flops)
+    said = f"workload.precision: {usual}, for {lacking.display_name} has no {wanted}"
+    workload = request.workload.model_copy(update={"precision": usual})
+    return (
+        request.model_copy(update={"workload": workload}),
+        replace(cluster, warnings=(*cluster.warnings, said)),
     )
 
 

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
-from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
+from meshwright.profiles.inline import (
+    cluster_from_mapping,
+    cluster_of_words,
+    cluster_to_mapping,
+    is_counted,
+    model_from_mapping,
+)
 from meshwright.profiles.library import (
     cluster_names,
     find_cluster,
@@ -440,3 +446,22 @@ def test_any_model_survives_the_round_trip(model: ModelSpec) -> None:
 @given(clusters())
 def test_any_cluster_survives_the_round_trip(cluster: ClusterSpec) -> None:
     assert cluster_from_mapping(_through_json(cluster_to_mapping(cluster))) == cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("8xH100", 8), ("8 x H100", 8), ("H100x8", 8), ("h100:8", 8), ("8 H100", 8), ("MI300Xx8", 8),
+        ("4090x2", 2), ("2 3090", 2), ("2xH100,1xA100", 3),
+    ],
+)  # fmt: skip
+def test_gpus_are_counted_as_people_write_them(text: str, gpus: int) -> None:
+    cluster = cluster_from_mapping(cluster_of_words(text, count="gpus"))
+    assert cluster.num_gpus == gpus
+
+
+@pytest.mark.parametrize(
+    "name", ["rtx4090", "RTX 4090", "4090", "tpu7x", "4090 laptop", "2080 Ti", "6000 Ada"]
+)
+def test_a_number_in_a_gpus_name_counts_nothing(name: str) -> None:
+    assert not is_counted(name)

@@ -488,6 +488,21 @@ def test_a_precision_that_a_gpu_lacks_is_refused(gpu: str, precision: str, words
     assert refusal(cluster=cluster, workload=workload) == f"workload.precision: {words}"
 
 
+@pytest.mark.parametrize(
+    ("gpu", "usual"), [("t4", "fp16"), ("v100-sxm-32gb", "fp16"), ("a100-sxm-80gb", "bf16")]
+)
+def test_a_precision_that_nobody_states_is_one_that_the_gpus_have(gpu: str, usual: str) -> None:
+    problem = parse_problem(
+        {
+            "model": {"name": "llama-3.2-1b"},
+            "cluster": {"gpu": gpu, "num_gpus": 1},
+            "workload": {"global_batch_size": 4, "seq_length": 1024, "lora_rank": 8},
+        }
+    )
+    said = [one for one in problem.cluster.warnings if one.startswith("workload.precision")]
+    assert (problem.workload.precision, len(said)) == (usual, int(usual != "bf16"))
+
+
 def test_a_precision_recipe_that_a_gpu_lacks_is_refused_before_a_search() -> None:
     options = {"precision_recipe": "nvfp4"}
     workload = {"global_batch_size": 64, "seq_length": 2048, "framework_options": options}
