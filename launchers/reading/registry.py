@@ -165,8 +165,11 @@ def launcher_of(source: Source, only: str | None = None) -> str | None:
 def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     """Return the file to read, possibly one that the given script names, and its reader."""
     reached: list[Source] = []
-    for candidate in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
-        if (name := launcher_of(candidate, launcher)) is not None:
+    for first in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
+        if (known := launcher_of(first, launcher)) is not None:
+            candidate, name = first, known
+            if known in _SHARING and source.is_script and launcher is None:
+                candidate, name = _arguments_of(source) or (first, known)
             if source.is_script and candidate.name != source.name:
                 if candidate.name not in [one.name for one in reached]:
                     _require_known_files(source)
@@ -185,6 +188,16 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     own, allowed = _of_its_own(source)
     message = f"{shown(source.name)}: no {names} found{own}"
     raise InvalidProblemError(missing or [FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)])
+
+
+_SHARING = ("accelerate", "deepspeed")  # their files state how ranks share a model, and no model
+_TRAINERS = "transformers"
+
+
+def _arguments_of(script: Source) -> tuple[Source, str] | None:
+    """Return the file of a Trainer's arguments that a script names; None without one."""
+    found = next((one for one in _reached(script) if launcher_of(one) == _TRAINERS), None)
+    return None if found is None else (found, _TRAINERS)
 
 
 def _of_its_own(source: Source) -> tuple[str, str]:
