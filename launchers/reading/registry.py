@@ -174,6 +174,8 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
                 if candidate.name not in [one.name for one in reached]:
                     _require_known_files(source)
                 require_start(list(_scripts(source)), candidate)
+            if source.is_script and launcher is None:
+                _require_one_launcher(source)
             others = list(foreign(candidate)) if candidate.suffix in DOCUMENTS else []
             if others:
                 raise InvalidProblemError(others)
@@ -188,6 +190,26 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     own, allowed = _of_its_own(source)
     message = f"{shown(source.name)}: no {names} found{own}"
     raise InvalidProblemError(missing or [FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)])
+
+
+def _require_one_launcher(source: Source) -> None:
+    """Refuse a script with trainings of several launchers, of which one would be read in silence."""
+    starts = [one for one in commands_of(readable_script(source)) if one.program and not other_use(one)]
+    if len(starts) < 2:  # noqa: PLR2004
+        return
+    found = dict[str, int]()
+    for one in starts:
+        words = [*one.before, Word(one.program, one.words[0].line if one.words else 0), *one.words]
+        text = shlex.join(word.text for word in words)
+        name = launcher_of(replace(source, name="command.sh", text=text, files={}, environment={}))
+        if name is not None:
+            found.setdefault(name, one.words[0].line if one.words else 0)
+    if len(found) > 1:
+        listed = ", ".join(f"{name} (line {line})" for name, line in found.items())
+        raise refused(
+            f"{shown(source.name)} starts trainings of {len(found)} launchers: {listed}",
+            allowed=f"--launcher {' or '.join(found)}, or a script with one of them",
+        )
 
 
 _SHARING = ("accelerate", "deepspeed")  # their files state how ranks share a model, and no model
@@ -388,7 +410,7 @@ def _require_readable(source: Source) -> None:
             text = source.other(word.text)
             one = Source(name=word.text, text=text or "")
             if text is not None and one.suffix in DOCUMENTS and not text.lstrip().startswith("["):
-                document_of(one)
+                document_of(one, by_deepspeed=True)  # the readers of others refuse comments
 
 
 def _require_bounded(source: Source) -> None:
