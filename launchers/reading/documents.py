@@ -178,7 +178,7 @@ def looks_like_document(source: Source) -> dict[str, LocatedValue]:
 
 
 def names_held(source: Source, names: Iterable[str], suffixes: Sequence[str] = (".yaml", ".yml")) -> int:
-    """Return how many of some names a document with one of these extensions holds, with comments in JSON."""
+    """Return how many of some names a document of these extensions holds; JSON may be commented."""
     source = replace(source, text=_text_of(source, by_deepspeed=True))
     held = looks_like_document(source) if source.suffix in suffixes else {}
     return sum(name in held for name in names)

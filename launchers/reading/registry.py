@@ -57,6 +57,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.shell.values import Script, Word, unknown_fault, unknown_in, unknown_value, why_unknown
 
+_MAKEFILES = ("makefile", "gnumakefile")
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
@@ -95,6 +96,11 @@ def read_launch_files(
     if is_capture(source.text):
         source = source_of_capture(source)
     _require_bounded(source)
+    if source.name.lower() in _MAKEFILES or source.suffix == ".mk":
+        raise refused(
+            f"{shown(source.name)} is a Makefile. Meshwright can't read it",
+            allowed="what it runs, saved as a script: make -n TARGET > train.sh",
+        )
     source = _from_its_script(_with_written(replace(source, variables=overrides.variables), overrides))
     _require_readable(source)
     found, reader = _recognised(source, launcher)
