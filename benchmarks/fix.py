@@ -5,8 +5,8 @@ among the fixtures (``benchmarks.corpus``). A file counts as right where the edi
 folder and read anew, give the configuration that was priced, and where nothing but the named arguments is
 changed: every other line, every comment and every other argument has its bytes.
 
-Each file has the same CPU seconds for its edits. A line of ``--results`` (JSON) is written as each ends, and a
-stopped run goes on behind the last.
+Each file has the same CPU seconds for its edits. A line of ``--results`` (JSON) is written as each ends,
+and a run that was stopped goes on behind the last.
 """
 
 from __future__ import annotations
@@ -231,9 +231,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--only", default="", help="files whose name has this in it")
     parser.add_argument("--most", type=int, default=3, help="edits of a set")
     parser.add_argument("--every", type=int, default=1, help="one of so many files")
-    parser.add_argument(
-        "--budget", type=float, default=math.inf, help="CPU seconds for a file's edits"
-    )
+    parser.add_argument("--budget", type=float, default=math.inf, help="CPU seconds for a file's edits")
     parser.add_argument("--results", type=Path, help="where rows go, and which files are done")
     parser.add_argument("--walks", action="store_true", help="time the walks of docs/howto/fix.md instead")
     asked = parser.parse_args(words)
