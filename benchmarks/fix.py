@@ -4,11 +4,16 @@ Stored are the plans of ``tests/golden`` as our exporters write them, and the fi
 among the fixtures (``benchmarks.corpus``). A file counts as right where the edited texts, written to a
 folder and read anew, give the configuration that was priced, and where nothing but the named arguments is
 changed: every other line, every comment and every other argument has its bytes.
+
+Each file has the same CPU seconds for its edits. A line of ``--results`` (JSON) is written as each ends,
+and a run that was stopped goes on behind the last.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import subprocess
 import sys
 import time
@@ -95,10 +100,18 @@ def _gpus_of(source: Source, given: Overrides) -> tuple[int, int]:
     return gpus, found.gpus_per_node or (8 if gpus % 8 == 0 else gpus)
 
 
-def outcome(one: StoredFile, *, most: int = 3) -> Outcome:
-    """Return what ``fix`` makes of launch files, held against the files themselves."""
+def outcome(one: StoredFile, *, most: int = 3, cpu_s: float = math.inf) -> Outcome:
+    """Return what ``fix`` makes of launch files in so many seconds, held against the files themselves."""
+    end_s = time.process_time() + cpu_s
     try:
-        found = fixes_of(one.source, one.request, **one.stated, searched=False, most=most)
+        found = fixes_of(
+            one.source,
+            one.request,
+            **one.stated,
+            searched=False,
+            most=most,
+            should_stop=lambda: time.process_time() > end_s,
+        )
     except PlannerError as fault:
         return Outcome(kind="not read", why=" ".join(str(fault).split())[:200])
     for chosen in found.sets:
@@ -180,26 +193,64 @@ def _walks() -> int:
     return 0
 
 
+def _spread(files: Sequence[StoredFile]) -> list[StoredFile]:
+    """Return files of all launchers and repositories by turns, so that a part of them shows each kind."""
+    turns = Counter[str]()
+    placed = list[tuple[int, StoredFile]]()
+    for one in files:
+        kind = one.name.partition("/")[0]
+        turns[kind] += 1
+        placed.append((turns[kind], one))
+    return [one for _, one in sorted(placed, key=lambda pair: pair[0])]
+
+
+def _row(one: StoredFile, *, most: int, cpu_s: float) -> dict[str, Any]:
+    start_s = time.process_time()
+    seen = outcome(one, most=most, cpu_s=cpu_s)
+    best = seen.found.recommended if seen.found else None
+    return {
+        "name": one.name,
+        "kind": seen.kind,
+        "sets": len(seen.found.sets) if seen.found else 0,
+        "edits": best.number if best else 0,
+        "gain": best.gain if best else 0.0,
+        "cpu_s": round(time.process_time() - start_s, 1),
+        "why": seen.why,
+    }
+
+
+def _said(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Return the rows of an earlier run by their names."""
+    lines = path.read_text("utf-8").splitlines() if path is not None and path.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
 def main(words: Sequence[str]) -> int:
     """Print a line for each file and the counts; 1 where one is wrong."""
     parser = argparse.ArgumentParser(prog="make bench ARGS=fix", description=__doc__)
     parser.add_argument("--only", default="", help="files whose name has this in it")
     parser.add_argument("--most", type=int, default=3, help="edits of a set")
     parser.add_argument("--every", type=int, default=1, help="one of so many files")
+    parser.add_argument("--budget", type=float, default=math.inf, help="CPU seconds for a file's edits")
+    parser.add_argument("--results", type=Path, help="where rows go, and which files are done")
     parser.add_argument("--walks", action="store_true", help="time the walks of docs/howto/fix.md instead")
     asked = parser.parse_args(words)
     if asked.walks:
         return _walks()
-    counts = Counter[str]()
-    for one in [one for one in stored() if asked.only in one.name][:: asked.every]:
-        start = time.perf_counter()
-        seen = outcome(one, most=asked.most)
-        counts[seen.kind] += 1
-        best = seen.found.recommended if seen.found else None
-        gain = f"{best.number} edits, {-best.gain:+.0%}" if best else ""
-        took_s = time.perf_counter() - start
-        print(f"{one.name[-58:]:58}  {seen.kind:8} {gain:16} {took_s:5.1f} s  {seen.why}", flush=True)
-    print(", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
+    rows = _said(asked.results)
+    files = [one for one in _spread(list(stored())) if asked.only in one.name][:: asked.every]
+    for one in files:
+        row = rows.get(one.name)
+        if row is None:
+            row = rows[one.name] = _row(one, most=asked.most, cpu_s=asked.budget)
+            if asked.results is not None:
+                with asked.results.open("a", encoding="utf-8") as file:
+                    file.write(f"{json.dumps(row)}\n")
+        gain = f"{row['edits']} edits, {-row['gain']:+.0%}" if row["edits"] else ""
+        shown = f"{one.name[-58:]:58}  {row['kind']:8} {gain:16} {row['cpu_s']:6.1f} CPU-s  {row['why']}"
+        print(shown.rstrip(), flush=True)
+    counts = Counter(rows[one.name]["kind"] for one in files)
+    print(f"{len(files)} files:", ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())))
     return int(counts["wrong"] > 0)
 
 

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TypeVar
 
 from meshwright.shell.expansion import formatted, printed
@@ -181,7 +182,7 @@ class Commands(Variables, ABC):
 
     def _start(self, words: Sequence[Word]) -> None:
         """Record a program's words, with the variables at that point."""
-        script = self._script
+        script, words = self._script, _without_runner(words)
         script.commands.append((*(self._around if self._starters.keeps(words) else ()), *words))
         last = script.environments[-1] if script.environments else None
         if last is None or last != script.variables:
@@ -305,6 +306,8 @@ class Commands(Variables, ABC):
         if options := self._starters.texts.get(names[0]):
             at = next((at for at, text in enumerate(texts[:-1]) if text in options), len(texts))
             inside = texts[at + 1] if at < len(texts) else None
+        elif inside is None:
+            inside = _handed_on(texts)
         if inside is not None:
             before, outer = dict(self._script.words), self._around
             start = next(
@@ -451,6 +454,65 @@ def _run_sed(script: Script, words: Sequence[Word], written_to: str, include: In
         script.filled[base] = script.piped
         if text is not None:
             script.files[base] = text
+
+
+# Programs that start the rest of their words in an environment, with their options that take a word.
+_RUNNERS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("uv", "run"): (
+        "--with", "-w", "--with-editable", "--with-requirements", "--extra", "--no-extra", "--group",
+        "--no-group", "--only-group", "--package", "--python", "-p", "--env-file", "--project",
+        "--directory", "--index", "--default-index", "--index-url", "-i", "--extra-index-url",
+        "--find-links", "-f", "--cache-dir", "--config-file", "--link-mode", "--python-platform",
+        "--upgrade-package", "-P", "--prerelease", "--resolution", "--exclude-newer", "--color",
+    ),
+    **dict.fromkeys(
+        (("conda", "run"), ("mamba", "run"), ("micromamba", "run")),
+        ("-n", "--name", "-p", "--prefix", "--cwd"),
+    ),
+    **dict.fromkeys((("poetry", "run"), ("pipenv", "run"), ("pdm", "run"), ("rye", "run")), ()),
+    ("pixi", "run"): ("-e", "--environment", "--manifest-path"),
+}  # fmt: skip
+
+
+def _without_runner(words: Sequence[Word]) -> Sequence[Word]:
+    """Return the command that ``uv run --with deepspeed torchrun …`` starts; Python runs a Python file."""
+    options = _RUNNERS.get((words[0].text.rsplit("/", 1)[-1], words[1].text)) if len(words) > 1 else None
+    if options is None:
+        return words
+    at = _behind_options([word.text for word in words], 2, options)
+    rest = words[at:]
+    if not rest or words[at - 1].text in ("-m", "--module"):
+        return words
+    return (Word("python", rest[0].line), *rest) if rest[0].text.endswith(".py") else rest
+
+
+def _behind_options(texts: Sequence[str], at: int, options: Sequence[str]) -> int:
+    """Return the index of the first word that is neither an option nor the word that one takes."""
+    while at < len(texts) and texts[at][:1] == "-":
+        if texts[at] == "--":
+            return at + 1
+        at += 1 + (texts[at] in options)
+    return at
+
+
+# Programs that run their last words on other hosts, with their options that take a word.
+_REMOTE: Mapping[str, tuple[str, ...]] = {
+    "ssh": tuple(f"-{letter}" for letter in "BbcDEeFIiJLlmOoPpQRSWw"),
+    "pdsh": ("-w", "-x", "-R", "-l", "-t", "-u", "-f", "-g", "-X"),
+    "clush": ("-w", "-x", "-g", "-X", "-l", "-t", "-u", "-f", "-o"),
+}
+
+
+def _handed_on(texts: Sequence[str]) -> str | None:
+    """Return the text that a program runs elsewhere: ``ssh HOST 'cd /work && torchrun …'``; else None."""
+    name = texts[0].rsplit("/", 1)[-1]
+    if name in _REMOTE:
+        at = _behind_options(texts, 1, _REMOTE[name]) + (name == "ssh")  # the host
+        return " ".join(texts[at:]) or None
+    if name == "sbatch":
+        pairs = [*(text.partition("=")[::2] for text in texts), *pairwise(texts)]
+        return next((text for option, text in pairs if option == "--wrap" and text), None)
+    return "\n".join(text for text in texts if " " in text) or None if name == "tmux" else None
 
 
 def is_python(word: Word) -> bool:

@@ -99,7 +99,7 @@ class Shares:
             f"line {one.line} of the command: {name} is {shown(str(one.value))}, "
             + (why if name in idle else "not the file's")
             for name, one in options.items()
-            if one.line and (name in idle or name in own)
+            if one.line and (name in idle or (name in own and str(own[name].value) != str(one.value)))
         ]
         return cls(source, values, Fields(source.name, values, programs=("accelerate",)), notes)
 

@@ -57,7 +57,8 @@ class _Code:
 
 
 def _read(source: Source, overrides: Overrides) -> LaunchFile:
-    fields = Fields(source.name, document_of(source), overrides, ("deepspeed",))
+    document = document_of(source, by_deepspeed=True)
+    fields = Fields(source.name, document, overrides, ("deepspeed",))
     known = known_of(source, overrides)
     fields.refuse_unpriced()
     section = fields.raw("zero_optimization")

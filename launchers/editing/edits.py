@@ -178,7 +178,8 @@ def _without_blank_line(kept: str, text: str, at: int) -> tuple[str, int]:
     closes = text[at : at + 1] in ('"', "'") and kept.rstrip(" \t\r\n").endswith("\\")
     if closes or text[at : at + 1] in ("", "\r", "\n"):
         return re.sub(r"[ \t]*\\?\r?\n[ \t]*$", "", kept), at
-    return kept, at
+    behind = re.compile(r"[ \t]*").match(text, at)  # what follows is first in its line now
+    return kept, behind.end() if behind else at
 
 
 _CONTINUED = re.compile(r"[ \t]*\\\r?\n")

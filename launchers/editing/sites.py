@@ -15,6 +15,7 @@ from typing import Literal
 import yaml
 
 from meshwright.launchers.flags import plain_name
+from meshwright.launchers.reading.documents import without_comments
 from meshwright.launchers.reading.python_values import RECOMPUTE, mode_of
 
 Form = Literal["flag", "assignment", "json", "yaml", "toml", "python"]
@@ -122,8 +123,9 @@ def _shell_site(text: str, form: Form, found: re.Match[str], name: int, group: i
 
 
 def _document(text: str) -> Iterator[Site]:
-    blank = text.replace("\t", " ")  # PyYAML takes no tabs between the parts of JSON
-    form: Form = "json" if text.lstrip()[:1] == "{" else "yaml"
+    form: Form = "json" if _OPENS.match(text) else "yaml"
+    plain = without_comments(text) if form == "json" else text
+    blank = plain.replace("\t", " ")  # PyYAML takes no tabs between the parts of JSON
     node = yaml.compose(blank, Loader=yaml.SafeLoader)
     if node is not None:
         yield from _nodes(text, node, "", form)
@@ -152,6 +154,7 @@ def _nodes(text: str, node: yaml.Node, before: str, form: Form) -> Iterator[Site
             yield from _nodes(text, value, f"{name}.", form)
 
 
+_OPENS = re.compile(r"\s*(?:(?://|#)[^\n]*\s+|/\*.*?\*/\s*)*\{", re.DOTALL)
 _ALIAS = re.compile(r"\s*:\s+(\*[^\s,\[\]{}]+)")
 _PROPERTIES = re.compile(r"(?:(&[^\s,\[\]{}]+)\s+|![^\s,\[\]{}]*\s+)*")
 

@@ -94,7 +94,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     named = fields.word("model_name_or_path", "")
     fields.stop()
     given.stop()
-    if fields.integer("expert_model_parallel_size") == 1 and not _packs(fields):
+    if fields.integer("expert_model_parallel_size") == 1 and not trainer.packs(fields):
         given.note(trainer.PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
     adapters = _adapters(fields)
     settings = settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
@@ -108,7 +108,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         named=word,
         dispatcher=_OVER[core.DISPATCHER],
     )
-    return replace(with_images(run, known, settings), packed=_packs_apart(fields))
+    return replace(with_images(run, known, settings), packed=trainer.packs_apart(fields))
 
 
 LLAMA_FACTORY_READER = Reader(name="llama-factory", recognises=_recognises, read=_read)
@@ -190,9 +190,6 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     fields.note_commands(over)
     for name in (accelerate.MICRO_BATCH, accelerate.ACCUMULATION, "cutoff_len", "finetuning_type"):
         fields.slip_for(name)
-    if not _packs(fields):
-        fields.note(trainer.PADDED.format("cutoff_len"))
-    packed = _packs_apart(fields)
     known = known_of(own, overrides)
     workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
     commands_of_files = ((script, words[:at]) for script, words, at in _starts(source, overrides))
@@ -200,7 +197,6 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     start = trainer.start_of(own, overrides)  # refuses commands that differ, too
     started = None if start is None else _started(fields, *start, shares)
     run = trainer.trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
-    run = replace(run, packed=packed)
     if run.launcher != "llama-factory-accelerate":
         return run
     kernel = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
@@ -211,23 +207,6 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
 LLAMA_FACTORY_TRAINER_READER = Reader(
     name="llama-factory-accelerate", recognises=_recognises_trainers, read=_read_trainers
 )
-
-
-def _packs(fields: Fields) -> bool:
-    """Return whether sequences are full; the default is on in pretraining (hparams/parser.py)."""
-    usual = fields.word("stage", "sft") == "pt"
-    return fields.flag("neat_packing") or fields.flag("packing", default=usual)
-
-
-def _packs_apart(fields: Fields) -> str:
-    """Return the option that packs documents which attend to themselves alone; plain packing joins them."""
-    if fields.flag("neat_packing"):
-        return "neat_packing"
-    if fields.flag("packing"):
-        fields.note(
-            "packing without neat_packing: documents attend to each other, and the prediction includes that"
-        )
-    return ""
 
 
 def _starts(

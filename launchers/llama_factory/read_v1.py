@@ -77,7 +77,7 @@ def read_v1(source: Source, overrides: Overrides, known: Known) -> LaunchFile:
     liger = fields.word("kernel_config.name", "") == "liger_kernel"
     values["enable_liger_kernel"] = _said(liger and fields.word("kernel_config.include_kernels", "") != "")
     values_of_run = Fields(source.name, values, overrides, LLAMA_FACTORY.programs)
-    found = trainer.trainer_run(values_of_run, known, LLAMA_FACTORY, shares=shares)
+    found = trainer.trainer_run(values_of_run, known, LLAMA_FACTORY, shares=shares, packed="")
     options = dict(found.workload.framework_options)
     if options.get("loss_kernel") == "liger":  # "SFT stage needs logits for loss_weights" (model_engine.py)
         del options["loss_kernel"]

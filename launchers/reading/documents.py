@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from meshwright.launchers.reading.base import Source, refused
@@ -38,22 +38,55 @@ class LocatedValue:
 Values = Mapping[str, LocatedValue]
 
 
-def document_of(source: Source, *, by_omegaconf: bool = False) -> dict[str, LocatedValue]:
+def document_of(
+    source: Source, *, by_omegaconf: bool = False, by_deepspeed: bool = False
+) -> dict[str, LocatedValue]:
     """Return a file's values by dotted name (``parallelism.tp``), in the form of its extension.
 
     Raises:
         InvalidProblemError: the file is too long or malformed, with the line; or a key is repeated
-            and OmegaConf loads the file (its _utils.py, get_yaml_loader).
+            and OmegaConf loads the file (its _utils.py, get_yaml_loader). DeepSpeed alone loads JSON with
+            comments (its runtime/config.py reads hjson; transformers and accelerate read json).
     """
     if len(source.text) > MAX_DOCUMENT:
         raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_DOCUMENT} characters")
-    found = _parsed(source.suffix, source.text)
+    found = _parsed(source.suffix, _text_of(source, by_deepspeed=by_deepspeed))
     if isinstance(found, str):
-        raise refused(f"{source.name[:64]}: {found}")
+        raise refused(f"{source.name[:64]}: {_commented(source) or found}")
     values, repeated = found
     if by_omegaconf and repeated:
         raise refused(f"{repeated[0]}, which OmegaConf refuses", allowed="each key once")
     return dict(values)
+
+
+def _text_of(source: Source, *, by_deepspeed: bool) -> str:
+    return without_comments(source.text) if by_deepspeed and source.suffix == ".json" else source.text
+
+
+def _commented(source: Source) -> str:
+    """Return what to say of JSON that only comments make malformed; empty of others."""
+    plain = _text_of(source, by_deepspeed=True)
+    if plain == source.text or isinstance(_parsed(source.suffix, plain), str):
+        return ""
+    place = next(at for at, (one, other) in enumerate(zip(plain, source.text, strict=True)) if one != other)
+    where = f"line {source.text.count(chr(10), 0, place) + 1}"
+    return f"{where}: a comment, or a comma before a bracket, at which transformers and accelerate stop"
+
+
+def without_comments(text: str) -> str:
+    """Return JSON with blanks in place of comments and of commas before a closing bracket."""
+    for pattern in (_COMMENTS, _LAST_COMMA):
+        text = pattern.sub(_blanked, text)
+    return text
+
+
+def _blanked(found: re.Match[str]) -> str:
+    return found[0] if found[0][:1] == '"' else re.sub(r"[^\n]", " ", found[0])
+
+
+_STRING = r'"(?:[^"\\\n]|\\.)*"'
+_COMMENTS = re.compile(rf"{_STRING}|(?://|#)[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])")
 
 
 def repeated_keys(source: Source) -> tuple[str, ...]:
@@ -145,7 +178,8 @@ def looks_like_document(source: Source) -> dict[str, LocatedValue]:
 
 
 def names_held(source: Source, names: Iterable[str], suffixes: Sequence[str] = (".yaml", ".yml")) -> int:
-    """Return how many of some names a document with one of these extensions holds."""
+    """Return how many of some names a document of these extensions holds; JSON may be commented."""
+    source = replace(source, text=_text_of(source, by_deepspeed=True))
     held = looks_like_document(source) if source.suffix in suffixes else {}
     return sum(name in held for name in names)
 

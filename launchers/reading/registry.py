@@ -57,6 +57,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.shell.values import Script, Word, unknown_fault, unknown_in, unknown_value, why_unknown
 
+_MAKEFILES = ("makefile", "gnumakefile")
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
@@ -95,6 +96,11 @@ def read_launch_files(
     if is_capture(source.text):
         source = source_of_capture(source)
     _require_bounded(source)
+    if source.name.lower() in _MAKEFILES or source.suffix == ".mk":
+        raise refused(
+            f"{shown(source.name)} is a Makefile. Meshwright can't read it",
+            allowed="what it runs, saved as a script: make -n TARGET > train.sh",
+        )
     source = _from_its_script(_with_written(replace(source, variables=overrides.variables), overrides))
     _require_readable(source)
     found, reader = _recognised(source, launcher)
@@ -165,12 +171,17 @@ def launcher_of(source: Source, only: str | None = None) -> str | None:
 def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     """Return the file to read, possibly one that the given script names, and its reader."""
     reached: list[Source] = []
-    for candidate in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
-        if (name := launcher_of(candidate, launcher)) is not None:
+    for first in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
+        if (known := launcher_of(first, launcher)) is not None:
+            candidate, name = first, known
+            if known in _SHARING and source.is_script and launcher is None:
+                candidate, name = _arguments_of(source) or (first, known)
             if source.is_script and candidate.name != source.name:
                 if candidate.name not in [one.name for one in reached]:
                     _require_known_files(source)
                 require_start(list(_scripts(source)), candidate)
+            if source.is_script and launcher is None:
+                _require_one_launcher(source)
             others = list(foreign(candidate)) if candidate.suffix in DOCUMENTS else []
             if others:
                 raise InvalidProblemError(others)
@@ -185,6 +196,36 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     own, allowed = _of_its_own(source)
     message = f"{shown(source.name)}: no {names} found{own}"
     raise InvalidProblemError(missing or [FieldError(pointer=WHOLE_FILE, message=message, allowed=allowed)])
+
+
+def _require_one_launcher(source: Source) -> None:
+    """Refuse a script with trainings of several launchers, of which one would be read in silence."""
+    starts = [one for one in commands_of(readable_script(source)) if one.program and not other_use(one)]
+    if len(starts) < 2:  # noqa: PLR2004
+        return
+    found = dict[str, int]()
+    for one in starts:
+        words = [*one.before, Word(one.program, one.words[0].line if one.words else 0), *one.words]
+        text = shlex.join(word.text for word in words)
+        name = launcher_of(replace(source, name="command.sh", text=text, files={}, environment={}))
+        if name is not None:
+            found.setdefault(name, one.words[0].line if one.words else 0)
+    if len(found) > 1:
+        listed = ", ".join(f"{name} (line {line})" for name, line in found.items())
+        raise refused(
+            f"{shown(source.name)} starts trainings of {len(found)} launchers: {listed}",
+            allowed=f"--launcher {' or '.join(found)}, or a script with one of them",
+        )
+
+
+_SHARING = ("accelerate", "deepspeed")  # their files state how ranks share a model, and no model
+_TRAINERS = "transformers"
+
+
+def _arguments_of(script: Source) -> tuple[Source, str] | None:
+    """Return the file of a Trainer's arguments that a script names; None without one."""
+    found = next((one for one in _reached(script) if launcher_of(one) == _TRAINERS), None)
+    return None if found is None else (found, _TRAINERS)
 
 
 def _of_its_own(source: Source) -> tuple[str, str]:
@@ -375,7 +416,7 @@ def _require_readable(source: Source) -> None:
             text = source.other(word.text)
             one = Source(name=word.text, text=text or "")
             if text is not None and one.suffix in DOCUMENTS and not text.lstrip().startswith("["):
-                document_of(one)
+                document_of(one, by_deepspeed=True)  # the readers of others refuse comments
 
 
 def _require_bounded(source: Source) -> None:

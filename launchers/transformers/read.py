@@ -101,6 +101,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     beside = _arguments_beside(source, command)
     values = ranks.on_its_engine(command, beside | values_of(command.words, overrides))
     values |= ranks.of_environment(commands.environment_of(script, command), values)
+    passed_on = of_accelerate(command)
+    values = {name: one for name, one in values.items() if name not in passed_on}
     fields = Fields(source.name, values, overrides)
     fields.take("config")
     fields.note(*script.notes)
@@ -133,7 +135,19 @@ def _require_one_run(script: Script, command: commands.Command, overrides: Overr
 
 def _of_start(command: commands.Command) -> Sequence[Word]:
     """Return the words that set the sharding; TRL's command takes accelerate's among its own."""
-    return (*command.before, *command.words) if command.program == "trl sft" else command.before
+    return (*command.before, *command.words) if command.program.startswith(_TRLS) else command.before
+
+
+_TRLS = "trl "  # its command, with a kind of training
+
+
+def of_accelerate(
+    command: commands.Command, program: str = "trl", tables: Sequence[str] = ("trl", "transformers")
+) -> set[str]:
+    """Return the arguments that TRL's command passes on to ``accelerate launch`` (trl/cli.py)."""
+    if command.program.partition(" ")[0] != program:
+        return set()
+    return {"accelerate_config", *flags_of("accelerate")} - {*flag_names(*tables)}
 
 
 def start_of(source: Source, overrides: Overrides) -> tuple[Script, commands.Command] | None:
@@ -205,6 +219,7 @@ def trainer_run(
     started: int | None = None,
     shares: Shares | None = None,
     program: str = "",
+    packed: str | None = None,
 ) -> LaunchFile:
     """Return the run of arguments from a command or a file.
 
@@ -215,6 +230,7 @@ def trainer_run(
         started: number of processes, if no launcher sets it.
         shares: accelerate's file and options, which set the sharding.
         program: started program; empty if only a file of arguments is read.
+        packed: the argument that packs documents apart; None: in the tool's names.
 
     Raises:
         InvalidProblemError: a value cannot be read, is not priced, or is missing.
@@ -225,6 +241,7 @@ def trainer_run(
         require_do_train(fields)
         fields.stop()
     kind = chat.kind_of(fields, known.source.folder) if tool is tools.CHAT else kind_named(fields, program)
+    packed = _packed(fields, tool, compares=kind is not None) if packed is None else packed
     model = labelled(fields, _model(fields, known, tool), kind)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
@@ -279,7 +296,7 @@ def trainer_run(
     fields.stop()
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
     workload = replace(found.workload, **tuned, framework_options=options)
-    ranks.note_attention(fields, model, workload, found.launcher)
+    ranks.note_attention(fields, model, workload, found.launcher, packed=bool(packed))
     whole = known.world.num_gpus == world and known.world.gpus_per_node
     nodes = known.world if whole else commands.World(found.num_nodes, found.gpus_per_node)
     run = replace(
@@ -289,6 +306,7 @@ def trainer_run(
         gpus_per_node=nodes.gpus_per_node,
         notes=(*fields.notes, *known.notes, *found.notes),
         unread=(*fields.unread(), *found.unread),
+        packed=packed,
     )
     return run if settings is None else with_images(run, known, settings)
 
@@ -495,6 +513,47 @@ def optimizer_under(found: LaunchFile, said: str) -> str:
 def _is_trls(fields: Fields, tool: Tool) -> bool:
     """Return whether TRL trains: its own script, or a person's with arguments of its SFTConfig."""
     return tool.makes_chunks or (tool.is_script and any(fields.has(name) for name in tools.OF_SFT))
+
+
+def _packed(fields: Fields, tool: Tool, *, compares: bool) -> str:
+    """Return the argument that packs documents which attend to themselves alone; note padded ones."""
+    if tool.packing == "neat":
+        if not packs(fields):
+            fields.note(PADDED.format(tool.limit))
+        return packs_apart(fields)
+    if compares:
+        return ""
+    if tool.packing == "free":
+        if not (fields.flag("packing") or fields.flag("padding_free", default=False)):
+            fields.note(PADDED.format("max_length"))
+        return "packing" if fields.flag("packing") else ""
+    return packed_by_trl(fields) if _is_trls(fields, tool) else ""
+
+
+def packs(fields: Fields) -> bool:
+    """Return whether LLaMA-Factory fills sequences; pretraining does by default (hparams/parser.py)."""
+    usual = fields.word("stage", "sft") == "pt"
+    return fields.flag("neat_packing") or fields.flag("packing", default=usual)
+
+
+def packs_apart(fields: Fields) -> str:
+    """Return LLaMA-Factory's option that keeps packed documents apart; plain packing joins them."""
+    if fields.flag("neat_packing"):
+        return "neat_packing"
+    if fields.flag("packing"):
+        fields.note(
+            "packing without neat_packing: documents attend to each other, and the prediction includes that"
+        )
+    return ""
+
+
+def packed_by_trl(fields: Fields) -> str:
+    """Return TRL's argument that packs documents which attend to themselves alone; note padded ones."""
+    if not (fields.flag("packing") or fields.has("pad_to_multiple_of")):
+        fields.note(PADDED.format("max_length"))
+    # wrapped: documents attend to one another (data_utils.py pack_dataset), as one of the whole length does
+    apart = fields.flag("packing") and str(fields.raw("packing_strategy") or "bfd") != "wrapped"
+    return "packing" if apart else ""
 
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:

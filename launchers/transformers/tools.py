@@ -18,6 +18,8 @@ from meshwright.profiles.towers import FrozenPart
 # Weights as loaded: fp32 unless bf16 is named; in their own type unless another is; bf16 always; or cast up
 # to fp32 where they are trained, unless ``pure_bf16`` is on.
 Loaded = Literal["fp32", "own", "bf16", "cast up"]
+# What keeps packed documents apart: ``neat_packing``, or ``padding_free``, which goes with packing.
+Packing = Literal["", "neat", "free"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Tool:
     length: int | None = None
     limit: str = "max_length"  # the argument of the length
     no_limit: str = "max_seq_length of the training script"  # which the user has to supply
+    packing: Packing = ""
     recomputes: bool = False
     keeps: str = ""  # a switch of its own that turns recomputation off
     loads: Loaded = "fp32"
@@ -63,6 +66,7 @@ LLAMA_FACTORY = Tool(
     needs_do_train=True,
     length=2048,
     limit="cutoff_len",
+    packing="neat",
     recomputes=True,
     keeps="disable_gradient_checkpointing",
     loads="cast up",
@@ -80,6 +84,7 @@ FORK = replace(
     needs_do_train=False,
     length=None,
     limit="max_length",
+    packing="",
 )
 MS_SWIFT = Tool(
     name="ms-swift",
@@ -90,6 +95,7 @@ MS_SWIFT = Tool(
     older_micro="batch_size",
     batch=16,
     no_limit="max_length, without which no sequence is cut",
+    packing="free",  # arguments/base_args.py
     recomputes=True,
     loads="own",
     types={"AUTO": "", "bf16": "bfloat16", "fp16": "float16"},

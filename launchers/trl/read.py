@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import ENGINE, Shares, is_accelerates, shares_beside
 from meshwright.launchers.export import bucket_option
-from meshwright.launchers.flags import flag_names, flags_of
+from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
@@ -103,8 +103,7 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     fields = Fields((sft or source).name, values, overrides, dialect.tables)
     fields.note_commands(over)
     precision = _precision(fields)
-    if not (fields.flag("packing") or fields.has("pad_to_multiple_of")):
-        fields.note(trainer.PADDED.format(_LENGTH))
+    packed = trainer.packed_by_trl(fields)
     if fields.has("model_name") and not fields.has(_MODEL):
         fields.fault(
             "model_name",
@@ -167,14 +166,11 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
         run.workload, framework_options=options, optimizer=optimizer, **adapters, **projected
     )
     run = replace(run, workload=workload)
-    # wrapped: documents attend to one another (data_utils.py pack_dataset), as one of the whole length does
-    apart = fields.flag("packing") and str(fields.raw("packing_strategy") or "bfd") != "wrapped"
-    note_attention(fields, run.model, workload, run.launcher, packed=apart)
+    note_attention(fields, run.model, workload, run.launcher, packed=bool(packed))
     if shares is None:  # no file sets their place on nodes
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:
             fields.note(trainer.REPLICAS)
-    packed = "packing" if apart else ""
     return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread), packed=packed)
 
 
@@ -219,12 +215,7 @@ def _of_sft_command(dialect: Dialect, sft: Source, overrides: Overrides) -> dict
     start = trainer.start_of(sft, overrides)
     overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)
     over = {} if start is None else trainer.values_of(start[1].words, overrides)
-    own = (
-        set()
-        if start is None or start[1].program.split(" ")[0] != dialect.command
-        else {"accelerate_config"}
-    )
-    own |= flags_of("accelerate").keys() - set(flag_names(*dialect.tables)) if own else set()
+    own = set() if start is None else trainer.of_accelerate(start[1], dialect.command, dialect.tables)
     return {name: found for name, found in over.items() if name != "config" and name not in own}
 
 

@@ -155,7 +155,7 @@ def fixes_of(
         most: the largest number of edits.
         searched: whether a search finds out what is possible; else it is the best set.
         on_progress: called while that search runs.
-        should_stop: whether to end it early.
+        should_stop: whether to end early, with the sets so far.
 
     Raises:
         InvalidProblemError: the files cannot be read; it names the line.
@@ -173,7 +173,10 @@ def fixes_of(
     bench = Bench(source, texts, own=own, read=reading, profile=profile, overrides=overrides)
     answer = _searched(own, profile, on_progress, should_stop) if searched else None
     (start,) = evaluate(own.problem, profile, [own.configuration])
-    levels = search(bench, start.objective_s, _wanted(own, answer), most=most, worth=WORTH)
+    stop = should_stop or (lambda: False)
+    levels = search(
+        bench, start.objective_s, _wanted(own, answer), most=most, worth=WORTH, should_stop=stop
+    )
     return _fixes(bench, profile, levels, answer)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import product
+from itertools import product, takewhile
 
 from meshwright.launchers.editing.edits import TextEdit, Texts
 from meshwright.launchers.reading.base import Overrides, Source
@@ -22,7 +22,7 @@ from meshwright.service.requests.launch_files import Own
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain.alternatives import RuleJudge
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, ShouldStop
 
 Read = Callable[[Source], Own]
 _FASTEST, _SMALLEST = 8, 4  # sets of a level that the next one starts from: by time, and by memory
@@ -202,7 +202,13 @@ class Levels:
 
 
 def search(
-    bench: Bench, start_s: float, wanted: Mapping[str, Sequence[str]], *, most: int, worth: float
+    bench: Bench,
+    start_s: float,
+    wanted: Mapping[str, Sequence[str]],
+    *,
+    most: int,
+    worth: float,
+    should_stop: ShouldStop,
 ) -> Levels:
     """Return the fastest sets of edits by their number.
 
@@ -212,15 +218,16 @@ def search(
         wanted: further values by argument.
         most: the largest number of edits.
         worth: the share of the step that another edit must save; two levels below it end the search.
+        should_stop: whether to end early with the sets so far.
     """
     found = Levels()
-    singles = _distinct(bench.priced(list(_singles(bench, wanted))))
+    singles = _distinct(bench.priced(list(_until(should_stop, _singles(bench, wanted)))))
     found.moves = _promising(singles)
     found.best[1] = _feasible(singles)
     level, before_s, idle = _kept(singles), min(_best_s(found, 1), start_s), 0
     known = {state_of(bench.own)} | {state_of(one.own) for one in singles}
     for number in range(2, most + 1):
-        tried = list(_joined(bench, level, found.moves, known))
+        tried = list(_until(should_stop, _joined(bench, level, found.moves, known)))
         priced = _distinct(bench.priced(tried))
         found.best[number] = _feasible(priced)
         if not priced:
@@ -233,7 +240,12 @@ def search(
     return found
 
 
-def _singles(bench: Bench, wanted: Mapping[str, Sequence[str]]) -> Iterator[Trial]:
+def _until(should_stop: ShouldStop, trials: Iterator[Trial | None]) -> Iterator[Trial]:
+    """Yield the trials that read as the same training until it is time to stop."""
+    yield from (one for one in takewhile(lambda _: not should_stop(), trials) if one is not None)
+
+
+def _singles(bench: Bench, wanted: Mapping[str, Sequence[str]]) -> Iterator[Trial | None]:
     start, seen = state_of(bench.own), set[frozenset[TextEdit]]()
     for setting in bench.arguments.settings(wanted):
         for move in bench.arguments.moves(setting):
@@ -244,11 +256,12 @@ def _singles(bench: Bench, wanted: Mapping[str, Sequence[str]]) -> Iterator[Tria
             if trial is not None and state_of(trial.own) != start:
                 yield trial
                 break
+            yield None
 
 
 def _joined(
     bench: Bench, level: Iterable[Trial], moves: Iterable[Trial], known: set[State]
-) -> Iterator[Trial]:
+) -> Iterator[Trial | None]:
     tried = set[frozenset[Move]]()
     for base in level:
         for one in moves:
@@ -258,9 +271,10 @@ def _joined(
                 continue
             tried.add(key)
             trial = bench.attempt([*base.moves, move])
-            if trial is not None and (state := state_of(trial.own)) not in known:
-                known.add(state)
-                yield trial
+            is_new = trial is not None and state_of(trial.own) not in known
+            if trial is not None and is_new:
+                known.add(state_of(trial.own))
+            yield trial if is_new else None
 
 
 def _distinct(trials: Iterable[Trial]) -> list[Trial]:

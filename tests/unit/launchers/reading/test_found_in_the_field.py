@@ -11,6 +11,7 @@ import pytest
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
 from meshwright.service.cli.launch_files import source_of
 
 SIZES = (
@@ -180,3 +181,56 @@ def test_arguments_in_a_variable_that_nothing_sets_are_named() -> None:
         read("python pretrain_gpt.py ${PARAMS}")
     with pytest.raises(InvalidProblemError, match="line 2: GLOBAL_BATCH is a placeholder"):
         read('{"zero_optimization": {"stage": 1},\n"train_batch_size": GLOBAL_BATCH}', name="ds.json")
+
+
+SIZED = f"{SIZES}--vocab-size 1000 --micro-batch-size 1 --global-batch-size 8"
+STARTED = f"torchrun --nproc_per_node 2 pretrain_gpt.py {SIZED}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f'ssh -p 22 -o StrictHostKeyChecking=no user@node1 "cd /work && {STARTED}"',
+        f"for at in 0 1; do ssh node$at '{STARTED}' & done; wait",
+        f'pdsh -w node[1-2] "{STARTED}"',
+        f"uv run --with deepspeed -p 3.11 {STARTED}",
+        f"conda run -n deepspeed --no-capture-output {STARTED}",
+        f'sbatch -N 1 --gpus-per-node=2 --wrap="{STARTED}"',
+        f'tmux new-session -d -s train "{STARTED}"',
+    ],
+)
+def test_a_command_behind_another_program_is_read(command: str) -> None:
+    found = read(f"{command}\n")
+    assert (found.configuration.num_gpus, found.workload.global_batch_size) == (2, 8)
+    assert found.unread == ()
+
+
+def test_a_script_with_trainings_of_two_launchers_is_not_read_as_one_of_them() -> None:
+    tuned = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 3 --max_length 512 --bf16"
+    text = f"{STARTED}\npython tools/convert.py\ntorchrun --nproc_per_node 2 sft.py {tuned} --packing\n"
+    with pytest.raises(
+        InvalidProblemError, match=r"2 launchers: megatron-lm \(line 1\), transformers \(line 3"
+    ):
+        read(text)
+    for launcher, batch in (("megatron-lm", 8), ("transformers", 2 * 3)):
+        found = read_launch_files(Source(name="a.sh", text=text), launcher=launcher)
+        assert found.workload.global_batch_size == batch
+
+
+def test_deepspeed_alone_reads_comments_in_json() -> None:
+    text = '{ // ours\n "train_batch_size": 8, # all\n "train_micro_batch_size_per_gpu": 1,\n}\n'
+    files = {"a.sh": "deepspeed --num_gpus 4 train.py --deepspeed_config ds.json\n", "ds.json": text}
+    given = Overrides(model=find_model("llama-3.1-8b"), values={"seq_length": 512})
+    found = read_launch_files(Source(name="a.sh", text=files["a.sh"], files=files), given)
+    assert (found.workload.global_batch_size, found.configuration.num_gpus) == (8, 4)
+    words = "--per_device_train_batch_size 1 --max_length 512 --bf16 --deepspeed ds.json"
+    files["a.sh"] = f"deepspeed --num_gpus 4 sft.py --model_name_or_path Qwen/Qwen2.5-7B {words}\n"
+    with pytest.raises(
+        InvalidProblemError, match=r"ds.json: line 1: a comment.*transformers and accelerate"
+    ):
+        read_launch_files(Source(name="a.sh", text=files["a.sh"], files=files), given)
+
+
+def test_a_makefile_is_named_with_the_command_that_prints_what_it_runs() -> None:
+    with pytest.raises(InvalidProblemError, match=r"is a Makefile.*make -n TARGET > train\.sh"):
+        read(f"TP ?= 2\ntrain:\n\t{STARTED} --tensor-model-parallel-size $(TP)\n", name="Makefile")

@@ -726,3 +726,42 @@ def test_accelerates_options_in_trls_command_are_read_next_to_trls_file() -> Non
     config = read_launch_files(source).configuration
     # they were refused as names that TRL's parser lacks; the accumulation is the trainer's
     assert (config.zero_shard_size, config.num_microbatches) == (4, 2)
+
+
+PACKED = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --bf16 true"
+OF_FACTORY = (
+    f"llamafactory-cli train --stage sft --do_train --finetuning_type full {PACKED} --cutoff_len 2048"
+)
+OF_SWIFT = f"swift sft --tuner_type full {PACKED.replace('_name_or_path', '')} --max_length 2048"
+
+
+@pytest.mark.parametrize(
+    ("command", "packed"),
+    [
+        (f"trl sft {PACKED} --packing --num_processes 4 --accelerate_config zero2", "packing"),
+        (f"trl sft {PACKED} --packing true --packing_strategy wrapped --num_processes 4 --multi_gpu", ""),
+        (f"accelerate launch --num_processes 4 trl/scripts/sft.py {PACKED} --packing", "packing"),
+        (f"trl dpo {PACKED} --num_processes=4 --accelerate_config=fsdp2", ""),
+        (f"FORCE_TORCHRUN=1 NPROC_PER_NODE=4 {OF_FACTORY} --neat_packing true", "neat_packing"),
+        (f"FORCE_TORCHRUN=1 NPROC_PER_NODE=4 {OF_FACTORY} --packing true", ""),
+        (f"NPROC_PER_NODE=4 {OF_SWIFT} --packing true", "packing"),
+    ],
+)
+def test_commands_are_read_as_files_are(command: str, packed: str) -> None:
+    found = read(f"{command}\n")
+    assert (found.packed, found.unread, found.configuration.num_gpus) == (packed, (), 4)
+    assert not any("packing is off" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("command", [f"trl sft {PACKED} --num_processes 4", OF_FACTORY, OF_SWIFT])
+def test_commands_that_pad_say_so(command: str) -> None:
+    assert any("packing is off" in note for note in read(f"NPROC_PER_NODE=4 {command}\n").notes)
+
+
+def test_a_trainers_file_counts_before_the_engines() -> None:
+    run = "accelerate launch --config_file acc.yaml --num_processes 4 sft.py --config a.yaml\n"
+    own = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_seq_length: 2048\nper_device_train_batch_size: 2\n"
+    engine = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8\n"
+    files = {"a.sh": run, "acc.yaml": engine, "a.yaml": f"{own}bf16: true\n"}
+    found = read_launch_files(Source(name="a.sh", text=run, files=files))
+    assert (found.configuration.zero_stage, found.workload.global_batch_size) == (3, 2 * 4)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,32 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft7Validator
 
 from meshwright.service.fixing.changes import MARK, ComparedFile, Side, markdown
 
-CI = Path(__file__).parents[4] / "deploy" / "ci"
+ROOT = Path(__file__).parents[4]
+CI = ROOT / "deploy" / "ci"
+_EXAMPLE = re.compile(r"## GitLab.*?```yaml\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ("github-action", (CI / "github/action.yml").read_text()),
+        ("gitlab-ci", (CI / "gitlab/meshwright-fix.yml").read_text()),
+        ("gitlab-ci", "".join(_EXAMPLE.findall((CI / "README.md").read_text()))),
+    ],
+    ids=["action", "template", "guide"],
+)
+def test_pipelines_keep_to_their_schemas(schema: str, text: str) -> None:
+    judge = Draft7Validator(json.loads((ROOT / f"tests/fixtures/ci/{schema}.json").read_text()))
+    document = yaml.safe_load(text)
+    assert document
+    assert [error.message for error in judge.iter_errors(document)] == []
+    job = document.get("runs", document.get("meshwright-fix", document))
+    job["variables" if "include" in job else "steps"] = 5
+    assert not judge.is_valid(document)
 
 
 @pytest.fixture
