@@ -54,7 +54,9 @@ MAX_PROBLEMS = 6  # larger ones at a time, from their first byte to the answer: 
 PROBLEMS_SHARE = 4  # of them, one tenant's
 MAX_DOCUMENTS = 3  # the same of what may hold tables: up to 60 MiB each
 DOCUMENTS_SHARE = 2
-MAX_COMPUTING = 3  # re-plans, reports and calibrations at a time: more would only wait for the processor
+MAX_COMPUTING = (
+    3  # predictions, re-plans, reports and calibrations at a time: more only wait for the processor
+)
 COMPUTING_SHARE = 2
 MAX_WAIT_FOR_TURN_S = 10.0
 MAX_UPLOAD_S = 30.0  # 8 MiB at 2.3 Mbit/s; a body that trickles in holds up others
@@ -71,7 +73,9 @@ def turns_of_process() -> dict[str, Turns]:
     return {
         "problems": _turns("large bodies", MAX_PROBLEMS, PROBLEMS_SHARE),
         "documents": _turns("large bodies", MAX_DOCUMENTS, DOCUMENTS_SHARE),
-        "computing": _turns("re-plans, reports and calibrations", MAX_COMPUTING, COMPUTING_SHARE),
+        "computing": _turns(
+            "predictions, re-plans, reports and calibrations", MAX_COMPUTING, COMPUTING_SHARE
+        ),
     }
 
 
