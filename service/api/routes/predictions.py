@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
 
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError, faults_as
@@ -60,6 +61,8 @@ async def create_prediction(
     put it into ``problem``, but not both. A plan is priced under its own switches, precision, optimizer
     and launcher. Answers at once, stores nothing.
     """
+    if isinstance(plan := body.get("plan"), str):
+        await run_in_threadpool(service.jobs.plan, tenant, plan)  # an unknown one waits for no turn
     return await computed(request, lambda: prediction_of(body, tenant, service))
 
 
