@@ -139,7 +139,12 @@ def test_a_running_job_and_every_request_that_computes_cost_their_key(
     database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns, release = list[str](), Turns._release
-    monkeypatch.setattr(Turns, "_release", lambda own, of: (turns.append(of), release(own, of)))
+
+    def noted(own: Turns, tenant: str) -> None:
+        turns.append(tenant)
+        release(own, tenant)
+
+    monkeypatch.setattr(Turns, "_release", noted)
     settings = Settings(database_url=str(database.url), max_cpu_s_per_day=50.0)
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         service = client.app.state.service  # type: ignore[attr-defined]
