@@ -1,28 +1,34 @@
 """The planner as tools of an assistant: what each takes, and what it answers.
 
 The schemas come from the request table. Each call runs in a process of its own
-(``python -m meshwright.service.assistant``), whose CPU time is limited: a question that is too large ends
-that process alone. ``meshwright mcp`` serves these tools over the Model Context Protocol.
+(``python -m meshwright.service.assistant``), whose CPU time and memory are limited: a question that is too
+large ends that process alone. ``meshwright mcp`` serves these tools over the Model Context Protocol.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
+from meshwright.profiles.reading import shown
+
+if TYPE_CHECKING:  # one call alone loads the solver
+    from meshwright.solver.clock import Watch
 
 Json = dict[str, Any]
 Result = tuple[str, Json]  # the text for people, and the document
 
-CPU_SECONDS = 120  # of one call, where no other limit is asked for
+OUT_OF_MEMORY = 3  # exit code of a call that needed more
 SERVER = "MESHWRIGHT_URL"  # the service that `plan` and `job` ask, set by `meshwright mcp --server`
 _WAIT_S = 45.0  # for a job of a service; clients of the protocol give up after a minute
 MOST_BYTES = 2**20  # of a call
@@ -147,10 +153,24 @@ def _asked(arguments: Json) -> Json:
 def _plan(arguments: Json) -> Result:
     if url := os.environ.get(SERVER):
         return _plan_by_service(url, _asked(arguments))
-    from meshwright.service.library import plan  # noqa: PLC0415 - one call alone loads it
+    from meshwright.service.library import plan, problem_of  # noqa: PLC0415 - one call alone loads it
 
-    found = plan(_asked(arguments))
+    problem = problem_of(_asked(arguments))
+    found = plan(problem, should_stop=_time(problem.options.time_limit_s).interrupted)
     return str(found), found.to_json()
+
+
+_ANSWERING = 0.2  # of a call's CPU seconds: for its answer from what was found
+
+
+def _time(limit_s: float = math.inf) -> Watch:
+    """Return the clock of a whole call: its time limit, and what the limit of CPU seconds leaves of it."""
+    from meshwright.solver.clock import Watch  # noqa: PLC0415 - one call alone loads it
+
+    most_s, _ = resource.getrlimit(resource.RLIMIT_CPU)
+    if most_s != resource.RLIM_INFINITY:
+        limit_s = min(limit_s, max((1.0 - _ANSWERING) * most_s - time.process_time(), 0.0))
+    return Watch(time_limit_s=limit_s)
 
 
 def _predict(arguments: Json) -> Result:
@@ -161,18 +181,28 @@ def _predict(arguments: Json) -> Result:
 
 
 def _explain(arguments: Json) -> Result:
-    from meshwright.service.library import compared_with_best, explain, plan, recommended  # noqa: PLC0415 - the same
+    from meshwright.service.library import (  # noqa: PLC0415 - the same
+        compared_with_best,
+        explain,
+        plan,
+        problem_of,
+        recommended,
+    )
 
     file = arguments.pop("launch_file", None)
     if file is None:
         if not {"model", "configuration"} <= arguments.keys():
             raise InvalidProblemError.of("/", "model and configuration, or launch_file, are required")
-        found = explain(_asked(arguments), arguments["configuration"])
+        problem = problem_of(_asked(arguments))
+        found = explain(
+            problem, arguments["configuration"], should_stop=_time(problem.options.time_limit_s).interrupted
+        )
         return str(found), found.to_json()
     from meshwright.service.cli.launch_files import ConfigurationOptions, own_of  # noqa: PLC0415 - the same
 
     own = own_of(_asked(arguments), ConfigurationOptions(from_args=[Path(file)]))
-    found = compared_with_best(plan(recommended(own.problem)), own.problem, own.configuration)
+    best = plan(recommended(own.problem), should_stop=_time(own.problem.options.time_limit_s).interrupted)
+    found = compared_with_best(best, own.problem, own.configuration)
     notes = [*own.notes, *(f"not read: {one}" for one in own.unread)]
     return "\n".join([str(found), *notes]), {**found.to_json(), "notes": list(own.notes)}
 
@@ -186,7 +216,7 @@ def _fix(arguments: Json) -> Result:
     file, number = arguments.pop("launch_file"), arguments.pop("edits", None)
     found = fixes_of(
         source_of([Path(file)]), _asked(arguments), variables=variables_of(()), values={},
-        costs=lambda problem: costs_of(problem, None)[0],
+        costs=lambda problem: costs_of(problem, None)[0], should_stop=_time().interrupted,
     )  # fmt: skip
     chosen = found.recommended if number is None else found.of_number(number)
     diff = "" if chosen is None else found.diff(chosen, {})
@@ -386,7 +416,7 @@ def _checked(tool: Tool, arguments: object) -> Json:
     """Return the arguments of a call, whose names are the schema's."""
     schema = tool.schema()
     if not isinstance(arguments, Mapping):
-        raise InvalidProblemError.of("/", "arguments must be an object")
+        raise InvalidProblemError.of("/", f"{shown(arguments)} is not an object")
     known = schema["properties"]
     for name in arguments.keys() - known.keys():
         raise InvalidProblemError.of(f"/{name}", "is no argument", allowed=", ".join(sorted(known)))
@@ -395,9 +425,11 @@ def _checked(tool: Tool, arguments: object) -> Json:
             raise InvalidProblemError.of(f"/{name}", "is required")
     for name, value in arguments.items():
         words = known[name].get("enum")
-        if words and value not in words:
-            raise InvalidProblemError.of(f"/{name}", f"{value!r} is not known", allowed=", ".join(words))
         _require_type(name, value, known[name])
+        if words and value not in words:
+            raise InvalidProblemError.of(
+                f"/{name}", f"{shown(value)} is not known", allowed=", ".join(words)
+            )
     return dict(arguments)
 
 
@@ -411,7 +443,7 @@ def _require_type(name: str, value: object, schema: Json) -> None:
     kind, words = _TYPES.get(str(schema.get("type")), (object, ""))
     least = schema.get("minimum")
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InvalidProblemError.of(f"/{name}", f"must be {words}")
+        raise InvalidProblemError.of(f"/{name}", f"{shown(value)} is not {words}")
     if isinstance(value, int) and least is not None and value < least:
         raise InvalidProblemError.of(f"/{name}", f"{value} is too small", allowed=f"{least} or more")
 
@@ -424,11 +456,16 @@ def _fault_words(fault: FieldError) -> str:
 
 
 def main() -> None:
-    """Read a call from stdin and write its answer to stdout, within so many CPU seconds."""
-    seconds = int(sys.argv[1])
+    """Read a call from stdin and write its answer to stdout, within so many CPU seconds and bytes."""
+    seconds, num_bytes = map(int, sys.argv[1:])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
     call = json.loads(sys.stdin.read(MOST_BYTES))
-    sys.stdout.write(json.dumps(answered(call["name"], call["arguments"])))
+    try:
+        answer = answered(call["name"], call["arguments"])
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
+    sys.stdout.write(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -86,8 +86,11 @@ class Watch:
     @property
     def ended_by(self) -> str:
         """Return what ended the search, in words."""
-        cancelled = isinstance(self.should_stop, _Stop) and self.should_stop.heard_s < math.inf
-        return "the search was cancelled" if cancelled else "the time limit came first"
+        stop = self.should_stop
+        if not isinstance(stop, _Stop) or stop.heard_s == math.inf:
+            return "the time limit came first"
+        caller = getattr(stop.asked, "__self__", None)  # another clock, by its ``interrupted``
+        return caller.ended_by if isinstance(caller, Watch) else "the search was cancelled"
 
     def at_least(self, seconds: float) -> Watch:
         """Return the same clock, ignoring limit and stop for so long, for necessary work."""

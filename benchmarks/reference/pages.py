@@ -240,7 +240,9 @@ If you send more bytes, you get a 413. For more values, more keys or more than {
 get a 422. Both state what to do. A body of more than {small} KiB waits its turn: {problems} problems and
 {documents} documents are in work at a time. After {wait:g} s you get a 503 with `Retry-After`. If your body
 comes slower than {slow} KiB a second, or not within {upload:g} s, you get a 408. Tenants take turns, and
-one holds at most two thirds of them.
+one holds at most two thirds of them. The same counts for {computing} predictions, re-plans, reports and
+calibrations at a time, and for {following} requests that follow a job (`wait`, `/events`), which get a 503
+at once.
 """
 _LIMITS = {
     "problems, and every other body": PROBLEM,
@@ -284,6 +286,8 @@ def _head() -> str:
         small=deps.SMALL_BYTES // 2**10,
         problems=deps.MAX_PROBLEMS,
         documents=deps.MAX_DOCUMENTS,
+        computing=deps.MAX_COMPUTING,
+        following=f"{deps.MAX_FOLLOWING:,}",
         wait=deps.MAX_WAIT_FOR_TURN_S,
         upload=deps.MAX_UPLOAD_S,
         slow=deps.MIN_BYTES_PER_S // 2**10,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -54,24 +55,34 @@ MAX_PROBLEMS = 6  # larger ones at a time, from their first byte to the answer: 
 PROBLEMS_SHARE = 4  # of them, one tenant's
 MAX_DOCUMENTS = 3  # the same of what may hold tables: up to 60 MiB each
 DOCUMENTS_SHARE = 2
-MAX_COMPUTING = 3  # re-plans, reports and calibrations at a time: more would only wait for the processor
+MAX_COMPUTING = (
+    3  # predictions, re-plans, reports and calibrations at a time: more only wait for the processor
+)
 COMPUTING_SHARE = 2
 MAX_WAIT_FOR_TURN_S = 10.0
+MAX_FOLLOWING = 3000  # event streams and long polls of a process: up to 55 KiB and an open file each
+FOLLOWING_FILES = 0.75  # of the files that a process may open
 MAX_UPLOAD_S = 30.0  # 8 MiB at 2.3 Mbit/s; a body that trickles in holds up others
 SLOW_START_S = 5.0  # then a body has to have come at this rate
 MIN_BYTES_PER_S = 2**15
 
 
-def _turns(what: str, size: int, share: int) -> Turns:
-    return Turns(what, size=size, share=share, max_wait_s=MAX_WAIT_FOR_TURN_S)
+def _turns(what: str, size: int, share: int, *, max_wait_s: float = MAX_WAIT_FOR_TURN_S) -> Turns:
+    return Turns(what, size=size, share=share, max_wait_s=max_wait_s)
 
 
 def turns_of_process() -> dict[str, Turns]:
     """Return the turns that tenants take, by their field of ``Service``."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = files != resource.RLIM_INFINITY and FOLLOWING_FILES * files < MAX_FOLLOWING
+    following = int(FOLLOWING_FILES * files) if few else MAX_FOLLOWING
     return {
         "problems": _turns("large bodies", MAX_PROBLEMS, PROBLEMS_SHARE),
         "documents": _turns("large bodies", MAX_DOCUMENTS, DOCUMENTS_SHARE),
-        "computing": _turns("re-plans, reports and calibrations", MAX_COMPUTING, COMPUTING_SHARE),
+        "computing": _turns(
+            "predictions, re-plans, reports and calibrations", MAX_COMPUTING, COMPUTING_SHARE
+        ),
+        "following": _turns("requests that follow a job", following, following * 2 // 3, max_wait_s=0.0),
     }
 
 
@@ -96,6 +107,7 @@ class Service:
     problems: Turns
     documents: Turns
     computing: Turns
+    following: Turns
 
 
 def service_of(request: Request) -> Service:
@@ -254,6 +266,16 @@ async def arriving(request: Request, limits: InputLimits) -> AsyncIterator[Async
         yield _pieces(request, limits)
 
 
+async def following(request: Request) -> AsyncIterator[None]:
+    """Hold one of the turns of those who follow a job, until the last byte is sent.
+
+    Raises:
+        BusyError: this tenant, or all together, hold as many as they may.
+    """
+    async with service_of(request).following.turn(_party_of(request)):
+        yield
+
+
 async def computed(request: Request, work: Callable[[], Made], *, of: Spender | None = None) -> Made:
     """Return the result of work that computes for seconds, in a thread, once it is its turn.
 
@@ -339,6 +361,7 @@ def origin_of(request: Request) -> Origin:
 
 
 NO_FIELDS = Depends(no_fields)
+FOLLOWS = Depends(following)
 ServiceDep = Annotated[Service, Depends(_given_service)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
 KeyDep = Annotated[str | None, Depends(idempotency_key_of)]

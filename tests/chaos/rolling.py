@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 
@@ -30,38 +30,71 @@ OPEN_JOBS = 4
 PAUSE_S = 0.1  # between two requests of a thread
 NUM_SERVERS = NUM_WORKERS = 2
 READ = (
-    "/readyz",
-    "/v1/jobs",
-    "/v1/jobs?state=succeeded",
-    "/v1/plans?sort=step_time_s",
-    "/v1/profiles",
-    "/v1/models?page_size=5",
-    "/v1/usage",
-    "/v1/workers",
-    "/v1/keys",
-    "/v1/audit",
-    "/metrics",
-    "/jobs",
-    "{job}",
-)
+    "/livez", "/readyz", "/v1/jobs", "/v1/jobs?state=succeeded", "/v1/jobs/{job}",
+    "/v1/plans?sort=step_time_s", "/v1/profiles",
+    "/v1/models?page_size=5", "/v1/clusters", "/v1/gpus", "/v1/fleets", "/v1/share-links", "/v1/usage",
+    "/v1/workers", "/v1/keys", "/v1/audit", "/metrics", "/jobs", "/fleets", "/models", "/links",
+)  # fmt: skip
 CHIP = {"memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}}
-# Of an answered job; the second of two goes to the next server, of the other release at times.
-WORK: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
-    ("GET", "/v1/jobs/{job}/plans", None),
-    ("GET", "/v1/jobs/{job}/report", None),
-    ("GET", "/v1/jobs/{job}/replans", None),
-    ("GET", "/v1/plans/{plan}/export", None),
-    ("GET", "/jobs/{job}", None),
-    ("POST", "/v1/jobs/{job}:replan", {"num_nodes": 2, "steps_done": 100, "steps_total": 200}),
-    ("POST", "/v1/jobs/{job}/share-links", {"expires_in_days": 1}),
-    ("POST", "/v1/plans/{plan}/measurements", {"peak_memory_bytes": 8 * 2**30}),
-    ("POST", "/v1/predictions", {"plan": "{plan}"}),
-    (
-        "PUT",
-        "/v1/gpus/of-a-rollout",
-        {"memory_gib": 96, "hbm_gb_per_s": 3300, "peak_tflops": {"bf16": 900}},
+CLUSTER = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]}
+CONFIG = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+class Work(NamedTuple):
+    """One kind of request about an answered job, what it carries, and the name that its id gets."""
+
+    method: str
+    path: str
+    body: dict[str, Any] | None = None
+    keeps: str | None = None
+
+
+# Each but a deletion twice; the second goes to the next server, of the other release at times.
+WORK = (
+    Work("GET", "/v1/jobs/{job}/plans"),
+    Work("GET", "/v1/jobs/{job}/events"),
+    Work("GET", "/v1/jobs/{job}/children"),
+    Work("GET", "/v1/jobs/{job}/report"),
+    Work("GET", "/jobs/{job}"),
+    Work("POST", "/v1/jobs/{job}:cancel"),
+    Work(
+        "POST", "/v1/jobs/{job}:replan", {"num_nodes": 2, "steps_done": 100, "steps_total": 200}, "replan"
     ),
+    Work("GET", "/v1/jobs/{job}/replans"),
+    Work("GET", "/v1/jobs/{job}/replans/{replan}"),
+    Work("POST", "/v1/jobs/{job}/share-links", {"expires_in_days": 1}, "link"),
+    Work("GET", "/v1/jobs/{job}/share-links"),
+    Work("DELETE", "/v1/jobs/{job}/share-links/{link}"),
+    Work("GET", "/v1/plans/{plan}"),
+    Work("GET", "/v1/plans/{plan}/report"),
+    Work("GET", "/v1/plans/{plan}/timeline"),
+    Work("GET", "/v1/plans/{plan}/export"),
+    Work("POST", "/v1/plans/{plan}/measurements", {"peak_memory_bytes": 8 * 2**30}),
+    Work("POST", "/v1/predictions", {"plan": "{plan}"}),
+    Work("PUT", "/v1/gpus/of-a-rollout", CHIP),
+    Work("GET", "/v1/gpus/of-a-rollout"),
+    Work("DELETE", "/v1/gpus/of-a-rollout"),
+    Work("PUT", "/v1/models/of-a-rollout", CONFIG),
+    Work("GET", "/v1/models/of-a-rollout"),
+    Work("DELETE", "/v1/models/of-a-rollout"),
+    Work("PUT", "/v1/clusters/of-a-rollout", CLUSTER),
+    Work("GET", "/v1/clusters/of-a-rollout"),
+    Work("DELETE", "/v1/clusters/of-a-rollout"),
 )
+# What storms and tests of a server ask: a rollout would lose its jobs, or need keys or a launcher.
+ELSEWHERE = {
+    "DELETE /v1/jobs/{}", "GET /v1/plans/{}/export/{}",
+    "POST /v1/plans/{}:verify", "GET /v1/plans/{}/verification",
+    "POST /v1/keys", "DELETE /v1/keys/{}", "DELETE /v1/tenants/{}",
+    "POST /v1/profiles", "GET /v1/profiles/{}", "DELETE /v1/profiles/{}",
+    "POST /v1/fleets", "GET /v1/fleets/{}", "DELETE /v1/fleets/{}", "GET /v1/fleets/{}/report",
+    "GET /v1/fleets/{}/export", "GET /v1/fleets/{}/export.zip", "POST /v1/fleets/{}:cancel",
+    "POST /v1/fleets/{}:replan",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +219,11 @@ def _is_ready(url: str) -> bool:
         return False
 
 
+def id_of(answer: Any) -> str:  # noqa: ANN401 - of any client
+    """Return the id of what a request stored, which its address or its body states."""
+    return str(answer.headers.get("location", "").rpartition("/")[2] or answer.json().get("id"))
+
+
 class Load:
     """Threads that submit jobs, each of them twice under one idempotency key, and read lists and jobs."""
 
@@ -232,7 +270,7 @@ class Load:
         newest = next(reversed(tuple(self.acknowledged.values())), None)
         path = READ[next(self._reads) % len(READ)]
         if newest is not None or "{job}" not in path:
-            self._balancer.ask("GET", path.format(job=f"/v1/jobs/{newest}"))
+            self._balancer.ask("GET", path.format(job=newest))
 
     def _work(self) -> None:
         """Ask one kind of request about an answered job; twice, under one idempotency key."""
@@ -240,15 +278,18 @@ class Load:
         if names is None:
             return
         number = next(self._works)
-        method, path, body = WORK[number % len(WORK)]
+        method, path, body, keeps = WORK[number % len(WORK)]
         key = {"Idempotency-Key": f"work-{number}"} if method == "POST" else {}
         named = body and {
             name: one.format(**names) if isinstance(one, str) else one for name, one in body.items()
         }
         answers = [
-            self._balancer.ask(method, path.format(**names), json=named, headers=key) for _ in range(2)
+            self._balancer.ask(method, path.format(**names), json=named, headers=key)
+            for _ in range(1 if method == "DELETE" else 2)
         ]
-        made = {answer.json().get("id") for answer in answers if answer is not None and method == "POST"}
+        made = {id_of(answer) for answer in answers if answer is not None and method == "POST"}
+        if keeps is not None:
+            names[keeps] = next(iter(made), "none")
         if len(made) > 1:
             self._balancer.faults.append(f"{method} {path}: stored twice under one key")
 

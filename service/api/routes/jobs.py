@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from meshwright.service.api.deps import (
+    FOLLOWS,
     NO_FIELDS,
     READS,
     SUBMITS,
@@ -240,25 +242,27 @@ async def looked_at(
 
     Raises:
         NotFoundError: this tenant has no such job.
+        BusyError: this tenant follows as many jobs as it may.
     """
     tenant = request.state.caller.tenant
     until = time.monotonic() + min(wait, service.settings.max_wait_s)
-    while True:
-        job, seen = await run_in_threadpool(service.jobs.look, tenant, job_id)
-        response = shown(job)
-        unchanged = tag is not None and names(tag, response.headers["ETag"])
-        news = not unchanged if tag is not None else job.state in TERMINAL_STATES
-        left_s = until - time.monotonic()
-        over = left_s <= 0 or service.watch.is_stopping() or await request.is_disconnected()
-        if news or over or (unchanged and job.state in TERMINAL_STATES):
-            break
-        await service.watch.events(tenant, job_id, after=seen, timeout_s=min(left_s, LOOK_S))
+    async with service.following.turn(tenant) if wait > 0 else nullcontext():
+        while True:
+            job, seen = await run_in_threadpool(service.jobs.look, tenant, job_id)
+            response = shown(job)
+            unchanged = tag is not None and names(tag, response.headers["ETag"])
+            news = not unchanged if tag is not None else job.state in TERMINAL_STATES
+            left_s = until - time.monotonic()
+            over = left_s <= 0 or service.watch.is_stopping() or await request.is_disconnected()
+            if news or over or (unchanged and job.state in TERMINAL_STATES):
+                break
+            await service.watch.events(tenant, job_id, after=seen, timeout_s=min(left_s, LOOK_S))
     return unchanged_since(response.headers["ETag"]) if unchanged else response
 
 
 @router.get(
     "/{job_id}/events",
-    dependencies=[READS],
+    dependencies=[READS, FOLLOWS],
     response_class=StreamingResponse,
     responses={**EVENTS, **declared(404)},
     summary="Follow a job",

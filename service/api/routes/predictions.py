@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
 
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError, faults_as
 from meshwright.profiles.profile import Profile
-from meshwright.service.api.deps import SUBMITS, BodyDep, CallerDep, Service, ServiceDep, spender_of
+from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep, computed
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import ModelFigures, PredictionView
@@ -51,17 +52,22 @@ router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=dec
     openapi_extra=PREDICTION_BODY,
     summary="Price a configuration",
 )
-def create_prediction(body: BodyDep, caller: CallerDep, service: ServiceDep) -> PredictionView:
+async def create_prediction(
+    request: Request, body: BodyDep, service: ServiceDep, tenant: TenantDep
+) -> PredictionView:
     """Predict step time and memory of a configuration, of the launch file that runs it, or of a plan.
 
     Write the question as for ``POST /v1/jobs``, next to ``configuration``, ``launch_file`` or ``plan``; or
     put it into ``problem``, but not both. A plan is priced under its own switches, precision, optimizer
     and launcher. Answers at once, stores nothing.
     """
-    return service.spending.metered(spender_of(caller), lambda: _prediction(body, caller.tenant, service))
+    if isinstance(plan := body.get("plan"), str):
+        await run_in_threadpool(service.jobs.plan, tenant, plan)  # an unknown one waits for no turn
+    return await computed(request, lambda: prediction_of(body, tenant, service))
 
 
-def _prediction(body: Mapping[str, object], tenant: str, service: Service) -> PredictionView:
+def prediction_of(body: Mapping[str, object], tenant: str, service: Service) -> PredictionView:
+    """Return the prediction of a body; errors as ``own_of_body``."""
     own = own_of_body(service, tenant, body)
     problem, configuration = service.profiles.resolved(tenant, own.problem), own.configuration
 

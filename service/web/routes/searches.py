@@ -6,15 +6,25 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse, Response
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.figures import percent
-from meshwright.service.api.deps import READS, CallerDep, JobsDep, Service, ServiceDep, TenantDep, origin_of
+from meshwright.service.api.deps import (
+    READS,
+    JobsDep,
+    Service,
+    ServiceDep,
+    TenantDep,
+    computed,
+    origin_of,
+)
 from meshwright.service.api.routes.jobs import submission_of
-from meshwright.service.api.routes.predictions import create_prediction, own_of_body
+from meshwright.service.api.routes.predictions import own_of_body, prediction_of
 from meshwright.service.db.records import JobRecord
 from meshwright.service.report.charts.bars import memory_bars, waterfall_bars
 from meshwright.service.report.formatting import LONG_NAMES, configuration_words, gib, risk, step_time
@@ -69,16 +79,20 @@ def own_page(request: Request, service: ServiceDep, tenant: TenantDep) -> Respon
 
 
 @router.post("/own", dependencies=[SUBMITS])
-def price_own(request: Request, values: FormDep, service: ServiceDep, caller: CallerDep) -> Response:
+async def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
     """Price a launch file at once, or search for something better than it."""
-    tenant = caller.tenant
+    made = partial(_priced_or_searched, request, values, service, tenant)
+    return await (run_in_threadpool(made) if "search" in values else computed(request, made))
+
+
+def _priced_or_searched(request: Request, values: Values, service: Service, tenant: str) -> Response:
     try:
         whole = request_of(questions.OWN, values)
         body = {"launch_file": whole.pop("launch_file", {}), "problem": whole}
         if "search" in values:
             job = _submitted(request, service, tenant, _with_own(service, tenant, body), values)
             return seen_at(request, f"/jobs/{job.id}")
-        priced = create_prediction(body, caller, service)
+        priced = prediction_of(body, tenant, service)
     except InvalidProblemError as fault:
         placed = InvalidProblemError(dict.fromkeys(_in_form(one, values) for one in fault.errors))
         return _form_page(

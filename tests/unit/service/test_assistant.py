@@ -6,8 +6,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +20,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from meshwright.service import assistant
 from meshwright.service.assistant import TOOLS, answered
 from meshwright.service.cli import mcp
-from meshwright.service.cli.mcp import server_of
+from meshwright.service.cli.mcp import Limits, server_of
 
 QUESTION = {
     "model": "smollm-135m", "gpus": "1xH100", "launcher": "trl",
@@ -33,6 +35,8 @@ TRAIN = """torchrun --nproc-per-node 8 pretrain_gpt.py \\
     --tensor-model-parallel-size 8
 """
 OWN = {"micro_batch_size": 1}
+LARGE = {**QUESTION, "model": "llama-3.1-405b", "gpus": "4096xH100", "launcher": "megatron-lm"}
+LIMITS = Limits(cpu_seconds=60, memory_gib=4.0)
 CALLS: dict[str, dict[str, Any]] = {
     "fits": {"model": "smollm-135m", "gpus": "1xRTX-4090", "launcher": "trl"},
     "plan": QUESTION,
@@ -62,14 +66,17 @@ def test_every_tool_answers_in_words_and_as_a_document(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
-        ("plan", [], "must be an object"),
+        ("plan", [], "/: list is not an object"),
+        ("plan", {**QUESTION, "gpus": ["1xH100"]}, "/gpus: list is not text"),
+        ("fits", {**CALLS["fits"], "model": 7}, "/model: 7 is not text"),
+        ("catalog", {"of": 7}, "/of: 7 is not text"),
         ("plan", {"gpus": "1xH100"}, "/model: is required"),
         ("plan", {**QUESTION, "colour": 1}, "/colour: is no argument. Allowed: cluster, gpus"),
         ("plan", {**QUESTION, "gpus": "1xH1000"}, "H100"),
         ("plan", {**QUESTION, "workload": {"seq_length": "x"}}, "seq_length"),
-        ("fits", {**CALLS["fits"], "lora_rank": "x"}, "/lora_rank: must be a whole number"),
+        ("fits", {**CALLS["fits"], "lora_rank": "x"}, "/lora_rank: 'x' is not a whole number"),
         ("fits", {**CALLS["fits"], "tokens": -3}, "/tokens: -3 is too small. Allowed: 1 or more"),
-        ("predict", {**QUESTION, "configuration": [1]}, "/configuration: must be an object"),
+        ("predict", {**QUESTION, "configuration": [1]}, "/configuration: list is not an object"),
         ("catalog", {"of": "colours"}, "Allowed: clusters, gpus, launchers, models"),
         ("explain", {"gpus": "1xH100"}, "launch_file"),
         ("explain", {"gpus": "1xH100", "launch_file": "/no/such/train.sh"}, "train.sh"),
@@ -95,25 +102,42 @@ def test_schemas_are_the_request_table_s() -> None:
     async def talk(client: Client) -> Any:  # noqa: ANN401 - of the SDK
         return {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
 
-    schemas = asked(server_of(60), talk)
+    schemas = asked(server_of(LIMITS), talk)
     assert set(schemas) == {*CALLS, "fix"}  # no job without a service
     assert {"model", "cluster", "workload", "search", "launcher", "gpus"} <= schemas["plan"][
         "properties"
     ].keys()
     assert "seq_length" in schemas["plan"]["$defs"]["WorkloadRequest"]["properties"]
-    assert "job" in asked(server_of(60, "http://127.0.0.1:1"), talk)
+    assert "job" in asked(server_of(LIMITS, "http://127.0.0.1:1"), talk)
 
 
 def test_a_question_that_is_too_large_ends_its_own_process_alone() -> None:
     async def talk(client: Client) -> Any:  # noqa: ANN401 - of the SDK
-        many = {**QUESTION, "model": "llama-3.1-405b", "gpus": "4096xH100", "launcher": "megatron-lm"}
-        stopped = await client.call_tool("plan", many)
+        stopped = await client.call_tool("plan", LARGE)
         return stopped, await client.call_tool("catalog", CALLS["catalog"])
 
-    stopped, after = asked(server_of(1), talk)
+    stopped, after = asked(server_of(replace(LIMITS, cpu_seconds=1)), talk)
     assert stopped.is_error
     assert "stopped after 1 CPU seconds" in stopped.content[0].text
     assert not after.is_error
+
+
+def test_a_call_that_needs_more_memory_ends_and_says_so() -> None:
+    found = asked(
+        server_of(replace(LIMITS, memory_gib=1 / 16)), lambda client: client.call_tool("plan", QUESTION)
+    )
+    assert found.is_error
+    assert "stopped at 0.0625 GiB of memory" in found.content[0].text
+
+
+def test_a_time_limit_is_of_the_whole_call_and_leaves_time_for_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used_s = time.process_time()
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (1.25 * (used_s + 5.0), 0))
+    assert assistant._time().left_s == pytest.approx(5.0, abs=0.5)
+    found = answered("plan", {**QUESTION, "search": {"time_limit_s": 0.01}})
+    assert "The time limit came first: " in found["text"]
 
 
 def test_the_command_serves_the_sdk_s_client_over_stdio() -> None:
@@ -240,7 +264,7 @@ def test_a_call_ends_though_its_service_is_silent_and_the_next_is_answered(
         return silent, large, await client.call_tool("catalog", CALLS["catalog"])
 
     with answering(None) as url:
-        silent, large, after = asked(server_of(60, url), talk)
+        silent, large, after = asked(server_of(LIMITS, url), talk)
     assert "job did not end within 5 s" in silent.content[0].text
     assert "Allowed: up to 1,048,576" in large.content[0].text
     assert not after.is_error

@@ -225,6 +225,7 @@ COMPUTED = {  # what computes for seconds: its body, where it has one
     "/v1/jobs/{}/report": None,
     "/v1/plans/{}/report": None,
     "/v1/plans/{}/timeline": None,
+    "/v1/predictions": {"plan": "{}"},
 }
 
 
@@ -232,16 +233,32 @@ COMPUTED = {  # what computes for seconds: its body, where it has one
 def test_an_unknown_id_is_not_found_while_all_turns_to_compute_are_taken(
     client: TestClient, engine: JobEngine, path: str
 ) -> None:
-    known = {"jobs": submit(client), "plans": "aaa"}[path.split("/")[2]]
+    known = {"jobs": submit(client)}.get(path.split("/")[2], "aaa")
     answer_next(engine)
     take_all(client.app.state.service.computing)  # type: ignore[attr-defined]
     body = COMPUTED[path]
 
     def asked(name: str) -> int:
         method = "GET" if body is None else "POST"
-        return client.request(method, path.format(name), json=body).status_code
+        filled = {"plan": name} if body == {"plan": "{}"} else body
+        return client.request(method, path.format(name), json=filled).status_code
 
     assert (asked("unknown"), asked(known)) == (404, 503)
+
+
+def test_those_who_follow_jobs_are_so_many_at_most_and_keep_nobody_else_out(client: TestClient) -> None:
+    turns, job = client.app.state.service.following, submit(client)  # type: ignore[attr-defined]
+    assert 0 < turns._share < turns._size <= deps.MAX_FOLLOWING
+    take_all(turns)
+    for path in (f"/v1/jobs/{job}/events", f"/v1/jobs/{job}?wait=1"):
+        busy = client.get(path)
+        assert (busy.status_code, busy.json()["type"]) == (503, "urn:meshwright:problem:busy")
+        assert int(busy.headers["retry-after"]) >= 1
+    assert client.get(f"/v1/jobs/{job}").status_code == 200
+    turns._size = 1
+    assert client.get(f"/v1/jobs/{job}?wait=0.01").status_code == 200
+    client.delete(f"/v1/jobs/{job}")
+    assert not turns._held
 
 
 def test_text_that_a_foreign_page_could_post_is_refused(client: TestClient) -> None:

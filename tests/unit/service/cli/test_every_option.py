@@ -362,7 +362,7 @@ COMMANDS = {
         "--commands": Case(base="smollm-135m --gpus 1xH100"),
         "--json": Case(base="smollm-135m --gpus 1xH100 --launcher trl"),
     }),
-    "mcp": Command("", {"--server": "http://127.0.0.1:1", "--cpu-seconds": "7"}),
+    "mcp": Command("", {"--server": "http://127.0.0.1:1", "--cpu-seconds": "7", "--memory-gib": "2"}),
     "here": Command("--json", {  # two machines are alike, but for what the options state
         "--out": Case("here.yaml", base=""),
         "--hostfile": "hosts",

@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
 from meshwright.service.api.app import create_app
+from meshwright.service.api.turns import Turns
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db import usage_records
 from meshwright.service.db.clock import now_s
@@ -135,8 +136,15 @@ def cpu_s_of(client: TestClient) -> float:
 
 
 def test_a_running_job_and_every_request_that_computes_cost_their_key(
-    database: Database, engine: JobEngine
+    database: Database, engine: JobEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    turns, release = list[str](), Turns._release
+
+    def noted(own: Turns, tenant: str) -> None:
+        turns.append(tenant)
+        release(own, tenant)
+
+    monkeypatch.setattr(Turns, "_release", noted)
     settings = Settings(database_url=str(database.url), max_cpu_s_per_day=50.0)
     with TestClient(create_app(settings), base_url="http://localhost") as client:
         service = client.app.state.service  # type: ignore[attr-defined]
@@ -154,10 +162,11 @@ def test_a_running_job_and_every_request_that_computes_cost_their_key(
             lambda: client.post("/v1/jobs/of-reports:replan", json=REPLAN),
             lambda: client.post(f"/v1/plans/{plan}/measurements", json={"peak_memory_bytes": 60 * 2**30}),
         ]
-        for ask in asks:
+        for number, ask in enumerate(asks, 1):
             before = cpu_s_of(client)
             answered = ask()
             assert answered.is_success, answered.text
+            assert turns == [TENANT] * number
             service.spending.write()
             assert cpu_s_of(client) > before
         service.spending.add(Spender(tenant=TENANT, key_id=None), 60.0)
