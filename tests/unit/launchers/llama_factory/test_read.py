@@ -10,8 +10,8 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
 
 
-def read(text: str, overrides: Overrides, name: str) -> LaunchFile:
-    return read_launch_files(Source(name=name, text=text), overrides)
+def read(text: str, overrides: Overrides | None = None, name: str = "a.sh") -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), overrides or Overrides())
 
 
 CORE = (
@@ -147,8 +147,8 @@ def test_refused_arguments_of_megatron_are_refused_under_launchers_over_it(name:
         f"--global_batch_size 8 --max_length 4096 --{name}"
     )
     with pytest.raises(InvalidProblemError, match=f"--{name}: line 1: cannot be read: "):
-        read(f"{swift} true\n", Overrides(), "a.sh")
-    assert read(f"{swift} false\n", Overrides(), "a.sh").configuration.num_gpus == 8
+        read(f"{swift} true\n")
+    assert read(f"{swift} false\n").configuration.num_gpus == 8
     with pytest.raises(InvalidProblemError, match=rf"{name}: line \d+: cannot be read: "):
         core(f"additional_configs:\n  {name}: true\n")
 
@@ -231,9 +231,9 @@ def test_a_command_in_llama_factorys_names_has_its_defaults() -> None:
     lines = [line for line in TRAINER.splitlines() if "cutoff" not in line]
     words = " ".join(f"--{line.replace(': ', ' ')}" for line in lines)
     run = f"torchrun --nproc_per_node 8 src/train.py {words}"
-    found = read(f"{run}\n", Overrides(), "a.sh")
+    found = read(f"{run}\n")
     assert (found.workload.seq_length, found.configuration.recompute_granularity) == (2048, "full")
-    adapted = read(f"{run.replace('full', 'lora')} --lora_r 8\n", Overrides(), "a.sh")
+    adapted = read(f"{run.replace('full', 'lora')} --lora_r 8\n")
     assert "down_proj" in adapted.workload.lora_targets  # its default is all of them
 
 
@@ -245,13 +245,13 @@ def test_a_command_that_hands_llama_factory_to_megatron_core_is_its_meshs() -> N
         "--model_name_or_path=Qwen/Qwen3-8B --per_device_train_batch_size=1 --bf16 "
         "--gradient_accumulation_steps=4 --tensor_model_parallel_size 2 --sequence_parallel"
     )
-    found = read(f"{command} --use_mca", Overrides(), "a.sh")
+    found = read(f"{command} --use_mca")
     mesh = found.configuration
     assert (found.launcher, found.model.name) == ("llama-factory", "qwen3-8b")
     assert (mesh.tensor_parallel_size, mesh.sequence_parallel, mesh.data_parallel_size) == (2, True, 4)
     assert found.workload.global_batch_size == 1 * 4 * 4  # of 4 replicas
     with pytest.raises(InvalidProblemError, match="tensor_model_parallel_size: line 1: unknown option"):
-        read(f"{command} --use_mca=False", Overrides(), "a.sh")
+        read(f"{command} --use_mca=False")
 
 
 def test_rays_workers_are_the_ranks_of_llama_factory() -> None:
@@ -264,3 +264,105 @@ def test_rays_workers_are_the_ranks_of_llama_factory() -> None:
         read(text, Overrides(), "a.yaml")
     found = read(f"{text}ray_num_workers: 4\n", Overrides(), "a.yaml")
     assert (found.configuration.data_parallel_size, found.workload.global_batch_size) == (4, 4 * 1 * 8)
+
+
+def test_deepspeeds_file_may_stand_inside_the_trainers() -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+        "cutoff_len: 2048\nper_device_train_batch_size: 1\nbf16: true\n"
+        "deepspeed:\n  train_micro_batch_size_per_gpu: 1\n  zero_optimization:\n    stage: 3\n"
+        "  bf16:\n    enabled: auto\n"
+    )
+    found = read(text, Overrides(num_gpus=8), "a.yaml")
+    assert (found.launcher, found.configuration.zero_stage) == ("deepspeed", 3)
+    with pytest.raises(InvalidProblemError, match="1 by the trainer's arguments"):
+        read(text.replace("per_gpu: 1", "per_gpu: 2"), Overrides(num_gpus=8), "a.yaml")
+
+
+def test_defaults_of_llama_factory_are_not_taken_for_a_script_in_its_names() -> None:
+    names = (
+        "--stage sft --do_train --finetuning_type lora --lora_rank 8 --model_name_or_path Qwen/Qwen2.5-7B"
+    )
+    words = f"{names} --per_device_train_batch_size 1 --bf16"
+    assert read(f"CUDA_VISIBLE_DEVICES=0 python src/train_bash.py {words}\n").workload.seq_length == 2048
+    run = "CUDA_VISIBLE_DEVICES=0 python sft_train.py"
+    with pytest.raises(InvalidProblemError, match="seq_length: the files don't have it"):
+        read(f"{run} {words}\n")
+    found = read(f"{run} {words} --cutoff_len 512 --gradient_checkpointing False\n")
+    assert found.configuration.recompute_granularity == "none"
+
+
+def test_whole_weights_of_llama_factory_without_a_precision_are_trained_in_fp32() -> None:
+    words = "--stage sft --do_train --finetuning_type full --model_name_or_path Qwen/Qwen2.5-7B"
+    run = f"CUDA_VISIBLE_DEVICES=0 llamafactory-cli train {words} --per_device_train_batch_size 1"
+    assert read(f"{run}\n").workload.precision == "fp32"
+    assert read(f"{run} --pure_bf16\n").workload.precision == "bf16"
+
+
+GALORE = (
+    "llamafactory-cli train --stage sft --do_train --finetuning_type full --model_name_or_path "
+    "Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --use_galore --galore_rank 64"
+)
+
+
+def test_galore_of_llama_factory_is_read_with_its_rank_and_interval() -> None:
+    run = f"CUDA_VISIBLE_DEVICES=0 {GALORE} --galore_update_interval 500 --optim adamw_bnb_8bit"
+    work = read(f"{run} --bf16\n").workload
+    assert (work.optimizer, work.optimizer_rank, work.optimizer_interval) == ("galore-8bit", 64, 500)
+    layerwise = read(f"{run} --pure_bf16 --galore_layerwise\n").workload
+    assert layerwise.optimizer == "galore-8bit-bf16-layerwise"
+
+
+@pytest.mark.parametrize(
+    ("start", "words", "name", "why"),
+    [
+        (
+            "CUDA_VISIBLE_DEVICES=0",
+            "--bf16 --galore_layerwise",
+            "galore_layerwise",
+            "fp32.* Nearest: false",
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES=0,1",
+            "--pure_bf16 --galore_layerwise",
+            "galore_layerwise",
+            "several GPUs.*: false",
+        ),
+        (
+            "CUDA_VISIBLE_DEVICES=0",
+            "--bf16 --galore_target q_proj",
+            "galore_target",
+            "q_proj is not supported",
+        ),
+        ("CUDA_VISIBLE_DEVICES=0", "--bf16 --optim adafactor", "optim", "not supported with use_galore"),
+    ],
+)
+def test_galore_that_is_not_priced_or_not_run_is_refused(
+    start: str, words: str, name: str, why: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{why}"):
+        read(f"{start} {GALORE} {words}\n")
+
+
+def test_python_starts_one_process_of_llama_factory() -> None:
+    yaml = (
+        "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ndo_train: true\nfinetuning_type: lora\n"
+        "cutoff_len: 2048\nper_device_train_batch_size: 3\nbf16: true\n"
+    )
+
+    def started(start: str) -> LaunchFile:
+        run = f"{start} src/train.py x.yaml\n"
+        return read_launch_files(Source(name="a.sh", text=run, files={"a.sh": run, "x.yaml": yaml}))
+
+    assert started("CUDA_VISIBLE_DEVICES=0 python").workload.global_batch_size == 3
+    assert started("torchrun --nproc_per_node 4").workload.global_batch_size == 4 * 3
+    with pytest.raises(InvalidProblemError, match="python starts one process on 2 visible GPUs"):
+        started("CUDA_VISIBLE_DEVICES=0,1 python")
+
+
+def test_a_resized_vocabulary_is_trained_whole_beside_adapters() -> None:
+    words = (
+        "--stage sft --do_train --finetuning_type lora --resize_vocab --model_name_or_path Qwen/Qwen2.5-7B"
+    )
+    found = read(f"llamafactory-cli train {words} --per_device_train_batch_size 1\n", Overrides(num_gpus=8))
+    assert found.workload.trained_modules == ("embed_tokens", "lm_head")  # model/adapter.py

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshwright.launchers.flags import flags_of
+from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from tests.unit.launchers.reading.test_unknown_values import answer, read
 from tests.unit.launchers.reading.written_scripts import SCRIPTS
@@ -65,3 +67,38 @@ def test_names_of_ms_swift_2_are_read() -> None:
     assert (found.configuration.zero_stage, found.configuration.micro_batch_size) == (3, 4)
     assert (found.workload.global_batch_size, found.workload.seq_length) == (4 * 4 * 8, 2048)
     assert found.workload.lora_rank == 0
+
+
+WORDS = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 --bf16 true"
+
+
+def test_what_is_no_language_model_is_refused_by_its_task() -> None:
+    with pytest.raises(InvalidProblemError, match="task_type: line 1: cannot be read"):
+        read(f"swift sft {WORDS} --task_type reranker\n")
+
+
+def test_a_file_in_ms_swifts_names_has_its_defaults() -> None:
+    text = "model: Qwen/Qwen2.5-7B\ntuner_type: lora\nmax_length: 2048\nper_device_train_batch_size: 1\n"
+    text += "lora_rank: 8\ntarget_modules: all-linear\ntorch_dtype: bfloat16\n"
+    found = read_launch_files(Source(name="a.yaml", text=text), Overrides(num_gpus=2))
+    # a batch of 16 is filled: 8 micro-batches of 2 ranks; layers recompute
+    assert (found.workload.global_batch_size, found.workload.lora_rank) == (16, 8)
+    assert found.configuration.recompute_granularity == "full"
+
+
+@pytest.mark.parametrize(
+    ("more", "evaluates"),
+    [
+        ("--val_dataset ours", True),
+        ("--split_dataset_ratio 0.01", True),
+        ("--split_dataset_ratio 0", False),
+        ("", False),
+        ("--val_dataset ours --eval_strategy no", False),
+        ("--val_dataset ours --save_strategy no", False),
+        ("--val_dataset ours --save_strategy no --eval_strategy steps", True),
+        ("--eval_strategy steps", False),
+    ],
+)
+def test_ms_swift_evaluates_data_that_it_has_as_often_as_it_saves(more: str, evaluates: bool) -> None:
+    options = read(f"swift sft {WORDS} {more}\n").workload.framework_options
+    assert ("evaluation_batch_size" in options) == evaluates

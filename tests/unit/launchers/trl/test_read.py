@@ -7,6 +7,7 @@ import pytest
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
 
 OWN = (
     "model_name_or_path: meta-llama/Llama-2-7b-hf\nmax_length: 2048\npacking: true\ndtype: bfloat16\n"
@@ -76,3 +77,93 @@ def test_trls_own_program_recomputes_unless_it_is_an_older_one() -> None:
     assert older.configuration.recompute_granularity == "none"
     assert alone.workload.seq_length == 1024
     assert "max_length is not given: 1024 is TRL's default" in alone.notes
+
+
+WORDS = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 --bf16 true"
+SFT_YAML = "max_length: 8192\npacking: true\ngradient_checkpointing: true\nuse_liger_kernel: true\n"
+
+
+def read(text: str, overrides: Overrides | None = None, name: str = "a.sh") -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text, files={name: text}), overrides)
+
+
+def test_trls_command_counts_before_its_file_and_no_other_file_counts() -> None:
+    run = "python check.py old.yaml\ntrl sft --config sft.yaml --per_device_train_batch_size 5\n"
+    text = (
+        f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 1\ndtype: bfloat16\n"
+    )
+    files = {"a.sh": run, "sft.yaml": text, "old.yaml": text.replace("bfloat16", "float32")}
+    found = read_launch_files(Source(name="a.sh", text=run, files=files), Overrides(num_gpus=2))
+    assert (found.workload.global_batch_size, found.workload.optimizer) == (2 * 5, "adamw-pure-bf16")
+
+
+def test_a_rank_beside_peft_that_is_off_trains_no_adapters() -> None:
+    rank = f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nlora_r: 64\nlora_target_modules: all-linear\n"
+    found = read(f"{rank}use_peft: false\n", Overrides(num_gpus=2), "sft.yaml")
+    assert (found.launcher, found.workload.lora_rank) == ("trl", 0)
+    with pytest.raises(InvalidProblemError, match="lora_r"):
+        read(rank, Overrides(num_gpus=2), "sft.yaml")
+
+
+def test_trl_without_a_file_has_its_own_defaults_and_accelerates_built_in_shares() -> None:
+    adapters = "--use_peft --lora_r 8 --lora_target_modules all-linear --load_in_8bit"
+    found = read(f"trl sft {WORDS} {adapters} --accelerate_config zero2 --num_processes 4\n")
+    assert (found.configuration.zero_stage, found.workload.base_precision) == (2, "int8")
+    assert (found.workload.global_batch_size, found.configuration.recompute_granularity) == (4, "full")
+    with pytest.raises(InvalidProblemError, match="generates answers"):
+        read(f"trl grpo {WORDS}\n", Overrides(num_gpus=4))
+
+
+TRLS = (
+    "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 2048\npacking: true\nbf16: true\n"
+    "per_device_train_batch_size: 1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (TRLS.replace("Qwen2.5-7B", "Qwen3-8B-FP8"), "model_name_or_path: .* is stored quantised"),
+        (TRLS.replace("Qwen/Qwen2.5-7B", "unsloth/Meta-Llama-3.1-8B-bnb-4bit"), "is stored quantised"),
+        (TRLS.replace("2048", "null"), "max_length: .*nothing states the sequence length"),
+        (TRLS + "dtype: bf16\n", "dtype: .*Allowed: auto, bfloat16"),
+        (TRLS.replace("bf16", "fp16") + "dtype: float16\n", "dtype: .*gradients cannot be unscaled"),
+    ],
+)
+def test_what_trl_would_train_otherwise_than_its_file_reads_is_refused(text: str, why: str) -> None:
+    # copies' names were taken for whole weights, null for TRL's default of 1024
+    with pytest.raises(InvalidProblemError, match=why):
+        read(text, Overrides(num_gpus=2), "sft.yaml")
+
+
+def test_frozen_weights_that_trl_loads_in_fp32_are_told() -> None:
+    lora = f"{TRLS}use_peft: true\nlora_target_modules: all-linear\n"
+    assert any("take 4 bytes each" in note for note in read(lora, Overrides(num_gpus=2), "sft.yaml").notes)
+    found = read(f"{lora}dtype: bfloat16\n", Overrides(num_gpus=2), "sft.yaml")
+    assert not any("take 4 bytes each" in note for note in found.notes)
+
+
+def test_a_trls_file_without_a_model_takes_the_told_one() -> None:
+    text = "use_peft: true\nlora_r: 16\nlora_target_modules: ALL\nmax_seq_length: 4096\nbf16: true\n"
+    text += "per_device_train_batch_size: 2\ntorch_dtype: bfloat16\n"
+    with pytest.raises(InvalidProblemError, match="the files name no model"):
+        read(text, Overrides(num_gpus=2), "sft.yaml")
+    found = read(text, Overrides(num_gpus=2, model=find_model("qwen2.5-7b")), "sft.yaml").workload
+    assert (found.seq_length, found.lora_rank, len(found.lora_targets)) == (4096, 16, 12)
+
+
+def test_a_file_that_names_its_model_otherwise_than_trl_is_another_programs() -> None:
+    text = "model_name: Qwen/Qwen3-VL-8B-Instruct\nmax_length: 16384\nper_device_train_batch_size: 1\n"
+    with pytest.raises(
+        InvalidProblemError, match="not one of TRL's names"
+    ):  # read as the supplied model's run
+        read(text, Overrides(num_gpus=8, model=find_model("qwen3-8b")), "full.yaml")
+
+
+def test_accelerates_options_in_trls_command_are_read_next_to_trls_file() -> None:
+    text = "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 2048\npacking: true\ndataset_name: x\n"
+    script = "trl sft --config a.yaml --num_processes 4 --use_fsdp --gradient_accumulation_steps 2\n"
+    source = Source(name="a.yaml", text=text, files={"a.yaml": text, "run.sh": script})
+    config = read_launch_files(source).configuration
+    # they were refused as names that TRL's parser lacks; the accumulation is the trainer's
+    assert (config.zero_shard_size, config.num_microbatches) == (4, 2)
