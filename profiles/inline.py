@@ -124,7 +124,7 @@ _BARE = re.compile(r"([0-9]{1,9}) (\S.*)")  # 8 H100, if the name is known
 
 
 def is_counted(text: str) -> bool:
-    """Return whether a text counts GPUs or nodes: ``64xH100``, ``H100x8``, ``2xdgx-h100,h100:8``."""
+    """Return whether a text counts GPUs or nodes: ``64xH100``, ``2xdgx-h100,h100:8``."""
     return any(_counted(part) is not None for part in text.split(","))
 
 

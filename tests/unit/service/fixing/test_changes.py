@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft7Validator
+from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 
 from meshwright.service.fixing.changes import MARK, ComparedFile, Side, markdown
 
