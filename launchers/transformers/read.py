@@ -17,7 +17,7 @@ from meshwright.launchers.accelerate.read_command import Shares, shares_of, shar
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.reading import adapters, commands
-from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
+from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
@@ -279,16 +279,8 @@ def trainer_run(
     found = ranks.ranks_run(tool.launcher, fields, known, overrides, shares)
     if not program and shares is None and found.launcher != "deepspeed" and (world or 1) > 1:
         fields.note(REPLICAS)
-    options = {
-        **found.workload.framework_options,
-        **ranks.kernel_of(fields, found.launcher, found.configuration),
-        **ranks.products_of(fields, found.launcher),
-        **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
-        **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=_is_trls(fields, tool)),
-        **(adapters.options_of(fields, usual=tool.dropout) if tuned["lora_rank"] else {}),
-        **ranks.evaluation_of(fields),
-        **update_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
-    }
+    dropout = tool.dropout if tuned["lora_rank"] else None
+    options = options_of(fields, found, by_trl=_is_trls(fields, tool), dropout=dropout)
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= samples_of(fields, kind, adapts=tuned["lora_rank"] > 0)
     in_bf16 = tool.loads == "cast up" or _loads_in_bf16(fields, tool)  # only what trains is cast up
@@ -309,6 +301,27 @@ def trainer_run(
         packed=packed,
     )
     return run if settings is None else with_images(run, known, settings)
+
+
+def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: float | None) -> Options:
+    """Return the options of a run with those of the trainer's kernels, buckets, evaluation and adapters.
+
+    Args:
+        fields: the trainer's arguments.
+        found: the run under its engine.
+        by_trl: TRL trains, which makes logits in chunks.
+        dropout: default of adapters' inputs; None: no adapters.
+    """
+    return {
+        **found.workload.framework_options,
+        **ranks.kernel_of(fields, found.launcher, found.configuration),
+        **ranks.products_of(fields, found.launcher),
+        **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
+        **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=by_trl),
+        **({} if dropout is None else adapters.options_of(fields, usual=dropout)),
+        **ranks.evaluation_of(fields),
+        **update_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
+    }
 
 
 def _image_settings(fields: Fields, tool: Tool) -> ImageSettings | None:

@@ -13,13 +13,11 @@ from typing import Any
 
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import ENGINE, Shares, is_accelerates, shares_beside
-from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
-    options_of,
     refuse_stored,
     refuse_uncounted,
     require_whole_weights,
@@ -38,14 +36,10 @@ from meshwright.launchers.reading.known import Known, header_of, known_of
 from meshwright.launchers.reading.preferences import KINDS, Kind, samples_of, trls_kind
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers.read_ranks import (
-    evaluation_of,
-    kernel_of,
-    kernels_of,
     note_attention,
-    products_of,
     ranks_run,
-    uses_liger,
 )
+from meshwright.launchers.transformers.tools import TRL
 from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.shell.values import Word
 
@@ -72,9 +66,6 @@ class Dialect:
     title: str = "TRL"
     tables: tuple[str, ...] = ("trl", "transformers")  # of its arguments, its own first
     command: str = "trl"  # which takes options of accelerate among its own; empty: it has none
-    modules: tuple[str, ...] = tuple(
-        f"trl.scripts.{kind}" for kind in _KINDS
-    )  # behind accelerate's options
     programs: tuple[str, ...] = tuple(  # as commands name them
         name for kind in _KINDS for name in (f"trl {kind}", f"trl/scripts/{kind}.py")
     )
@@ -120,10 +111,7 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     optimizer = projected.pop("optimizer", "") or trainer.optimizer_of(fields, default="adamw_torch_fused")
     dtype = _dtype(fields, precision, frozen=bool(adapters))
     fields.word("attn_implementation", "")
-    size = fields.optional(accelerate.DDP_BUCKET)
-    liger, kinds = uses_liger(fields), options_of(fields, usual=0.05) if adapters else {}
     fields.stop()
-    unread = fields.unread()
     plain = {
         ENGINE: LocatedValue("MULTI_GPU", 0),
         "num_processes": LocatedValue(known.num_gpus(), 0),
@@ -140,16 +128,9 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
         adapters["base_precision"] = base
     rest.choice("mixed_precision")
     rest.stop()
-    options = {
-        **run.workload.framework_options,
-        **kernel_of(fields, run.launcher, run.configuration),
-        **products_of(fields, run.launcher),
-        **bucket_option(size, run.launcher, run.configuration),
-        **kernels_of(run.launcher, liger=liger, by_trl=True),
-        **kinds,
-        **evaluation_of(fields),
-        **accelerate.update_of(fields),
-    }
+    options = trainer.options_of(fields, run, by_trl=True, dropout=TRL.dropout if adapters else None)
+    fields.stop()
+    unread = fields.unread()
     optimizer = trainer.optimizer_under(run, optimizer)
     adapters |= samples
     adapters |= trainer.reference_precision(fields, run, adapters, in_bf16=dtype in ("bfloat16", "auto"))
@@ -320,14 +301,16 @@ def _shares(
 
     Other programs start such trainings with the YAML, too: open-r1's src/open_r1/sft.py.
     """
-    starts, starts_it = list[tuple[Source, Sequence[Word]]](), (dialect.command, *dialect.modules)
+    starts = list[tuple[Source, Sequence[Word]]]()
     for script, words in commands.commands_beside(source, overrides):
         command = commands.program_of(words)
-        if _starts(dialect, words):
-            at = next((at for at, word in enumerate(words) if word.text in starts_it), 0)
-            own = words[at].text == dialect.command
-            starts.append((script, words[: None if own else at]))
-        elif command and sft and any(commands.holds_file(one, sft.name) for one in command.words):
+        if command is None:
+            continue
+        if dialect.command and command.program.startswith(f"{dialect.command} "):
+            starts.append((script, words))
+        elif command.program in dialect.programs or (
+            sft and any(commands.holds_file(one, sft.name) for one in command.words)
+        ):
             starts.append((script, command.before))
     return shares_beside(starts, files)
 
