@@ -69,7 +69,12 @@ class Dialect:
     programs: tuple[str, ...] = tuple(  # as commands name them
         name for kind in _KINDS for name in (f"trl {kind}", f"trl/scripts/{kind}.py")
     )
-    names: tuple[str, ...] = ()  # arguments that only a relative has: its YAML has one of them
+    # Arguments that only a relative has. Its YAML has one, or a command starts the relative with it.
+    names: tuple[str, ...] = ()
+
+    def is_started_by(self, command: commands.Command) -> bool:
+        """Return whether a command starts the program, by its path or a part of it."""
+        return any(f"/{command.program}".endswith(f"/{one}") for one in self.programs)
 
     def recognises(self, source: Source) -> bool:
         """Return whether a file is the program's YAML, or accelerate's with a command that starts it."""
@@ -77,7 +82,9 @@ class Dialect:
 
     def owns(self, source: Source) -> bool:
         """Return whether a YAML is the program's own."""
-        return _is_sft(source) and (not self.names or names_held(source, self.names) > 0)
+        own = not self.names or names_held(source, self.names) > 0
+        started = (word for _, word in _named_files(self, source))
+        return _is_sft(source) and (own or any(commands.holds_file(word, source.name) for word in started))
 
 
 _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
@@ -291,7 +298,7 @@ def _starts_trl(dialect: Dialect, source: Source) -> bool:
 
 def _starts(dialect: Dialect, words: Sequence[Word]) -> bool:
     command = commands.program_of(words)
-    return command is not None and command.program in dialect.programs
+    return command is not None and dialect.is_started_by(command)
 
 
 def _shares(
@@ -308,7 +315,7 @@ def _shares(
             continue
         if dialect.command and command.program.startswith(f"{dialect.command} "):
             starts.append((script, words))
-        elif command.program in dialect.programs or (
+        elif dialect.is_started_by(command) or (
             sft and any(commands.holds_file(one, sft.name) for one in command.words)
         ):
             starts.append((script, command.before))

@@ -86,13 +86,15 @@ def test_a_relative_of_trl_writes_its_arguments_and_starts_its_own_program() -> 
     assert "trl" not in ours["launch.sh"].lower()
 
 
-def test_a_relative_of_trl_reads_files_that_trl_leaves_to_it() -> None:
+def test_a_relative_of_trl_reads_files_with_its_names_or_started_by_its_program() -> None:
     files = OpenR1Files().export(CASES["trl"]["llama-3.1-70b-fsdp"]).files
     source = Source(name="recipe.yaml", text=files["recipe.yaml"], files=files)
     reader = reader_of(OPEN_R1)
-    assert reader.recognises(source)
     found, plain = (one.read(source, Overrides()) for one in (reader, TRL_READER))
     assert found.configuration == CASES["trl"]["llama-3.1-70b-fsdp"].config == plain.configuration
-    own = replace(source, text=source.text.replace("benchmarks: []", ""))
-    assert TRL_READER.recognises(own)
-    assert not reader.recognises(own)
+    unnamed = replace(source, text=source.text.replace("benchmarks: []", ""))
+    assert reader.recognises(source)
+    assert reader.recognises(unnamed)  # by launch.sh
+    assert reader.recognises(replace(source, files={}))
+    assert not reader.recognises(replace(unnamed, files={}))
+    assert TRL_READER.recognises(replace(unnamed, files={}))
