@@ -167,3 +167,21 @@ def test_accelerates_options_in_trls_command_are_read_next_to_trls_file() -> Non
     config = read_launch_files(source).configuration
     # they were refused as names that TRL's parser lacks; the accumulation is the trainer's
     assert (config.zero_shard_size, config.num_microbatches) == (4, 2)
+
+
+SHARDS = "--use_fsdp --fsdp_version 2 --num_processes 8"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"accelerate launch {SHARDS} -m trl.scripts.sft --config own.yaml",
+        f"accelerate launch {SHARDS} trl/scripts/sft.py --config own.yaml",
+        f"accelerate launch {SHARDS} /opt/trl/scripts/sft.py --config own.yaml",
+        f"trl sft --config own.yaml {SHARDS}",
+    ],
+)
+def test_options_of_accelerate_launch_shard_however_trl_is_named(command: str) -> None:
+    files = {"own.yaml": OWN, "run.sh": f"{command}\n"}
+    found = read_launch_files(Source(name="own.yaml", text=OWN, files=files))
+    assert (found.launcher, found.configuration.zero_stage, found.configuration.num_gpus) == ("trl", 3, 8)
