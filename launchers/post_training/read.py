@@ -1,8 +1,8 @@
-"""Reads recipes of NeMo-RL and verl: the roles that they fix, as a part of a question on post-training.
+"""Reads recipes of NeMo-RL, verl and slime: the roles that they fix, as a part of a question.
 
 A NeMo-RL recipe is a YAML whose ``defaults`` names another; of one that is missing its base's own values
 count (``BASE``, NeMo-RL 0.7.0 examples/configs/grpo_math_1B.yaml). A verl recipe is a script with Hydra
-overrides over verl 0.7.0's trainer/config.
+overrides over verl 0.7.0's trainer/config, one of slime a script with arguments (slime/utils/arguments.py).
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def read_recipe(name: str, text: str, other: Other = lambda _name: None) -> Reci
     """
     if name.endswith((".yaml", ".yml")):
         return _nemo_rl(_merged(text, other))
-    return _verl(name, text)
+    slime = _slime_arguments(name, text)
+    return _verl(name, text) if slime is None else _slime(slime)
 
 
 def _refused(where: str, message: str, allowed: str | None = None) -> InvalidProblemError:
@@ -360,7 +361,7 @@ def _overrides(name: str, text: str) -> dict[str, str]:
             continue
         pairs = (word.lstrip("+~").partition("=") for word in words if "=" in word)
         return {"program": program, **{key.strip(): value for key, _, value in pairs}}
-    raise _refused("", "no command starts verl.trainer.main_ppo or its fully_async_main")
+    raise _refused("", "no command starts verl.trainer.main_ppo, its fully_async_main, or slime's train.py")
 
 
 def _require_priced(values: Values) -> None:
@@ -389,6 +390,94 @@ def _verl_sizes(values: Values, *, is_megatron: bool) -> dict[str, Any]:
         at = f"{actor}.megatron.{name}_parallel_size"
         found[short] = _whole({at: "1", **values}, at)
     return found
+
+
+# --------------------------------------------------------------------------------------------------
+# slime.
+
+_SLIME = ("train.py", "train_async.py")
+# Arguments that slime has where a script states none (0.3.1 utils/arguments.py; sglang's share is its own).
+_OF_SLIME: Values = {
+    "--actor-num-nodes": "1", "--actor-num-gpus-per-node": "8", "--rollout-num-gpus-per-engine": "1",
+    "--n-samples-per-prompt": "1", "--advantage-estimator": "grpo", "--sglang-mem-fraction-static": "0.85",
+    "--rollout-max-prompt-len": "1024",
+}  # fmt: skip
+
+
+def _slime_arguments(name: str, text: str) -> dict[str, str] | None:
+    """Return the arguments of the command that starts slime, and ``program``; None: there is none."""
+    for command in commands_of(script_of(Source(name=name, text=text), Overrides())):
+        words = [word.text for word in (*command.before, *command.words)]
+        program = next((one for one in [command.program, *words] if one.endswith(_SLIME)), None)
+        if program is None or "--rollout-batch-size" not in words:
+            continue
+        found = {"program": program.rpartition("/")[2]}
+        for at, word in enumerate(words):
+            if word.startswith("--"):
+                following = words[at + 1] if at + 1 < len(words) else "--"
+                found[word] = "true" if following.startswith("--") else following
+        return found
+    return None
+
+
+_SLIME_NOT_PRICED = {
+    "--loss-type": "is another algorithm than GRPO and PPO, which are priced",
+    "--debug-train-only": "nothing is generated",
+    "--use-opd": "teacher models are not priced yet",
+    "--fp8-format": "an update in 8 bits is not priced yet",
+    "--custom-generate-function-path": "time of agents and tools is not priced: it is yours",
+    "--sglang-speculative-algorithm": "speculative decoding is not priced yet",
+    "--sglang-enable-dp-attention": "only tensor parallelism is priced in an engine",
+    "--sglang-ep-size": "only tensor parallelism is priced in an engine",
+}
+_POLICY_LOSS = "policy_loss"  # of --loss-type
+
+
+def _slime(given: Values) -> Recipe:
+    values = {**_OF_SLIME, **given}
+    for argument, reason in _SLIME_NOT_PRICED.items():
+        if given.get(argument, _POLICY_LOSS) not in (_POLICY_LOSS, "1"):
+            raise _refused(f"/{argument}", f"{given[argument]}: {reason}")
+    estimator = _text(values, "--advantage-estimator")
+    if estimator not in ("grpo", "ppo"):
+        raise _refused("/--advantage-estimator", f"{estimator} is not priced yet", "grpo, ppo")
+    nodes, each = _whole(values, "--actor-num-nodes"), _whole(values, "--actor-num-gpus-per-node")
+    prompts, responses = _whole(values, "--rollout-batch-size"), _whole(values, "--n-samples-per-prompt")
+    answers, runs_ahead = prompts * responses, values["program"] == "train_async.py"
+    updates = answers // _whole({"--global-batch-size": str(answers), **values}, "--global-batch-size")
+    if "--num-steps-per-rollout" in given:
+        updates = _whole(values, "--num-steps-per-rollout")
+    colocated = "--colocate" in given
+    own = 0 if colocated else -(-_whole(values, "--rollout-num-gpus") // each)
+    critic = _whole({"--critic-num-nodes": "0", **values}, "--critic-num-nodes")
+    longest = values.get("--rollout-max-context-len") or str(
+        _whole(values, "--rollout-max-prompt-len") + _whole(values, "--rollout-max-response-len")
+    )
+    sizes = {"tp": "tensor-model", "pp": "pipeline-model", "cp": "context", "ep": "expert-model"}
+    return Recipe(
+        launcher="slime", nodes=nodes + own + critic, gpus_per_node=each,
+        longest_tokens=_whole({"longest": longest}, "longest"),
+        model=_model_of(_path(values, "--hf-checkpoint"), "/--hf-checkpoint"),
+        parts={
+            "algorithm": {
+                **({"name": "ppo"} if estimator == "ppo" else {}),
+                "prompts": prompts, "responses": responses, "updates": max(updates, 1),
+                "reference": "--use-kl-loss" in given or "--kl-coef" in given,
+            },
+            "rollout": {
+                "engine": "sglang", "tp": _whole(values, "--rollout-num-gpus-per-engine"),
+                "memory_share": _number(values, "--sglang-mem-fraction-static"),
+            },
+            "training": {
+                "trainer": "megatron", "nodes": nodes,
+                "pin": {
+                    short: _whole({name: "1", **values}, name)
+                    for short, name in ((one, f"--{two}-parallel-size") for one, two in sizes.items())
+                },
+            },
+            "asynchrony": _ways(colocated=colocated, steps=int(runs_ahead)),
+        },
+    )  # fmt: skip
 
 
 def _text(values: Values, name: str) -> str:

@@ -9,7 +9,7 @@ from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import UnknownNameError
 from meshwright.solver.post_training.problem import PostTraining, RolePlan
 
-_MODULES = {"nemo-rl": "nemo_rl", "verl": "verl"}
+_MODULES = {"nemo-rl": "nemo_rl", "verl": "verl", "slime": "slime"}
 
 
 def launcher_names() -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from meshwright.solver.post_training.problem import (
     ALGORITHMS,
     MODES,
     PARTS,
+    PLACES,
     MeasuredStep,
     Mode,
     Pins,
@@ -44,9 +45,9 @@ from meshwright.solver.space.expressions import (
     written_term,
 )
 
-LAUNCHERS = ("nemo-rl", "verl")
+LAUNCHERS = tuple(PLACES)
 TRAINERS = ("megatron", "fsdp")
-LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("slime", "trl", "areal")}
+LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("trl", "areal")}
 MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
 MAX_ANSWERS = 2**20  # of a step
 MAX_TOKENS, MAX_TIME_LIMIT_S, MAX_CONSTRAINTS, MAX_MEASURED = 2**24, 3600.0, 16, 8
@@ -78,6 +79,8 @@ _LIMITS: Mapping[tuple[str, str], tuple[str, ...]] = {
         "dp > 1 => zero_stage == 3", "ep == 1", "recompute_granularity != 'selective'", _WHOLE
     ),
     # verl workers/config/engine.py FSDPEngineConfig: ulysses_sequence_parallel_size, no tensor size
+    # slime backends/megatron_utils/arguments.py: use_distributed_optimizer = True
+    ("slime", "megatron"): ("dp > 1 => zero_stage == 1", "vpp == 1"),
     ("verl", "fsdp"): (
         "dp > 1 => zero_stage == 3", "tp == 1", "ep == 1", "recompute_granularity != 'selective'", _WHOLE
     ),
@@ -120,7 +123,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     launcher = _of_now(reader, "launcher", LAUNCHERS)
     algorithm = _algorithm(_part(reader, "algorithm"))
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
-    rollout = _rollout(_part(reader, "rollout", required=False))
+    rollout = _rollout(_part(reader, "rollout", required=False), PLACES[launcher].engines)
     training = _training(_part(reader, "training", required=False))
     reward = _reward(_part(reader, "reward", required=False))
     ahead = _asynchrony(_part(reader, "asynchrony", required=False))
@@ -241,10 +244,10 @@ def _lengths(stated: Mapping[str, Any]) -> tuple[AnswerLengths, bool]:
     return AnswerLengths(prompt=prompt, mean=mean, longest=longest), assumed
 
 
-def _rollout(reader: FieldReader) -> dict[str, Any]:
+def _rollout(reader: FieldReader, engines: tuple[str, ...]) -> dict[str, Any]:
     share = reader.number("memory_share", low=0.1, high=0.98) if reader.has("memory_share") else None
     found = {
-        "engine": _of_now(reader, "engine", ENGINES),
+        "engine": _of_now(reader, "engine", ENGINES) if reader.has("engine") else engines[0],
         "precision": reader.choice("precision", ("bf16", "fp8"), default="bf16"),
         "tp": reader.optional_integer("tp", high=1024),
         "nodes": reader.optional_integer("nodes", high=10**6),
@@ -467,7 +470,8 @@ def _training_problem(
 
 def _limited(problem: Problem, launcher: str, trainer: str, constraints: tuple[str, ...]) -> Problem:
     """Return the training problem with what its trainer can express of a layout, and its constraints."""
-    limits = [one.format(layers=problem.model.num_layers) for one in _LIMITS[launcher, trainer]]
+    stated = _LIMITS.get((launcher, trainer), ())  # none: refused as a trainer below
+    limits = [one.format(layers=problem.model.num_layers) for one in stated]
     limits += [text for text in map(layout_text, constraints) if text is not None]
     return replace(problem, options=replace(problem.options, constraints=tuple(limits)))
 
@@ -503,13 +507,7 @@ def _check(asked: PostTraining) -> None:
         where = "max" if asked.lengths.is_assumed else "percentiles/p100"
         text = f"{asked.lengths.longest} tokens are beyond the {most} positions of {model.title}"
         fault(f"/lengths/{where}", text, f"up to {most}", str(most))
-    if asked.engine == "sglang" and asked.launcher != "verl":
-        text = f"files of {asked.launcher} with sglang are not written yet"
-        fault("/rollout/engine", text, "vllm, or launcher: verl", "vllm")
-    if asked.has_critic and not asked.places.critic:
-        text = f"files of {asked.launcher} with a critic are not written yet"
-        fault("/algorithm/name", text, "grpo, or launcher: verl", "grpo")
-    faults += [*_reward_faults(asked), *_mode_faults(asked)]
+    faults += [*_launcher_faults(asked), *_reward_faults(asked), *_mode_faults(asked)]
     obstacle = obstacle_of(model, asked.engine)
     if obstacle is not None:
         fault(f"/model/{obstacle[0]}", obstacle[1])
@@ -523,6 +521,38 @@ def _check(asked: PostTraining) -> None:
     faults += [*_pin_faults(asked), *_group_faults(asked)]
     if faults:
         raise InvalidProblemError(faults)
+
+
+def _launchers_with(what: str, value: str) -> str:
+    """Return the launchers that have an engine or a trainer."""
+    return ", ".join(name for name, places in PLACES.items() if value in getattr(places, what))
+
+
+def _launcher_faults(asked: PostTraining) -> Iterator[FieldError]:
+    """Yield an engine, a trainer, an algorithm or steps off policy that its launcher lacks."""
+    places, by = asked.places, f"files of {asked.launcher} with"
+    for pointer, value, what in (
+        ("/rollout/engine", asked.engine, "engines"), ("/training/trainer", asked.trainer, "trainers")
+    ):  # fmt: skip
+        able: tuple[str, ...] = getattr(places, what)
+        if value not in able:
+            yield FieldError(
+                pointer=pointer, message=f"{by} {value} are not written yet",
+                allowed=f"{', '.join(able)}, or launcher: {_launchers_with(what, value)}", nearest=able[0],
+            )  # fmt: skip
+    if asked.has_critic and not places.critic:
+        able = tuple(name for name, one in PLACES.items() if one.critic)
+        yield FieldError(
+            pointer="/algorithm/name", message=f"{by} a critic are not written yet",
+            allowed=f"grpo, or launcher: {', '.join(able)}", nearest="grpo",
+        )  # fmt: skip
+    steps, ahead = asked.pins.steps_off or 0, places.most_steps_off
+    if ahead is not None and steps > ahead:
+        yield FieldError(
+            pointer="/asynchrony/steps_off",
+            message=f"{steps}: {asked.launcher} generates {ahead} step ahead",
+            allowed=f"up to {ahead}", nearest=str(ahead),
+        )  # fmt: skip
 
 
 def _reward_faults(asked: PostTraining) -> Iterator[FieldError]:

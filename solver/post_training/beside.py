@@ -50,12 +50,12 @@ def with_scoring(asked: PostTraining, price: TrainingPrice, lengths: AnswerLengt
 
 
 def critic_prices(asked: PostTraining, training: list[TrainingPrice]) -> Iterator[CriticPrice]:
-    """Yield a critic of the policy's size on GPUs of its own, laid out as the policy would be there."""
+    """Yield a critic of the policy's size on as many GPUs of its own, with the policy's layout."""
     if asked.has_critic and "own" in asked.places.critic:
-        for one in training:
+        for at, one in enumerate(training):
             yield CriticPrice(
                 group=one.group, nodes=one.nodes, gpus=one.gpus, values_s=one.forward_s,
-                update_s=one.update_s,
+                update_s=one.update_s, of=at,
             )  # fmt: skip
 
 

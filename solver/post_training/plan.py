@@ -167,7 +167,8 @@ def refit_s_of(asked: PostTraining) -> float:
 
 def ways_of(asked: PostTraining) -> tuple[tuple[Mode, int], ...]:
     """Return the ways that a request leaves open, each with its steps off policy."""
-    most, places = asked.max_steps_off, asked.places
+    places = asked.places
+    most = min(asked.max_steps_off, places.most_steps_off or asked.max_steps_off)
     steps = [step for step in range(1, most + 1) if step <= _EVERY_STEP or step == most]
     ways: list[tuple[Mode, int]] = [("colocated", 0), ("apart", 0), *(("async", step) for step in steps)]
     pins = asked.pins
@@ -481,7 +482,8 @@ def _doubts(parts: Mapping[str, float], prices: Prices, placement: Placement) ->
     own = prices.training[placement.training].log_sigma
     sigmas |= {part: max(sigmas[part], own) for part in OF_TRAINING}
     sigmas |= {part: one.sigma for part, one in prices.corrections.items()}
-    doubts = {part: sigmas[part] * parts[part] for part in PARTS}
+    waited = {**parts, **_beside_critic(parts, prices, placement)}
+    doubts = {part: sigmas[part] * waited[part] for part in PARTS}
     if placement.mode == "async":
         ends = {
             ("generate",): parts["generate"], ("reward",): parts["reward"],
@@ -490,6 +492,20 @@ def _doubts(parts: Mapping[str, float], prices: Prices, placement: Placement) ->
         longest = max(ends, key=lambda names: ends[names])
         doubts |= dict.fromkeys((one for names in ends for one in names if names != longest), 0.0)
     return doubts
+
+
+def _beside_critic(parts: Mapping[str, float], prices: Prices, placement: Placement) -> Mapping[str, float]:
+    """Return the seconds of training's parts that a step waits for, next to a critic on GPUs of its own."""
+    if placement.critic is None:
+        return {}
+    critic = prices.critics[placement.critic]
+    passes, update = parts["log_probabilities"], parts["update"]
+    return {
+        "log_probabilities": passes if passes >= critic.values_s else 0.0,
+        "update": update if update >= critic.update_s else 0.0,
+        "critic": critic.values_s * (critic.values_s > passes)
+        + critic.update_s * (critic.update_s > update),
+    }
 
 
 def _log_sigma(parts: Mapping[str, float], prices: Prices, placement: Placement) -> float:

@@ -51,6 +51,9 @@ class Places:
     reward_modes: tuple[Mode, ...] = MODES  # with a reward model
     critic_modes: tuple[Mode, ...] = MODES
     scores_as_answers_end: bool = False  # with a reward model on GPUs of its own
+    engines: tuple[str, ...] = ("vllm",)  # the first is the default
+    trainers: tuple[str, ...] = ("megatron", "fsdp")
+    most_steps_off: int | None = None
 
 
 PLACES: Mapping[str, Places] = {
@@ -60,7 +63,20 @@ PLACES: Mapping[str, Places] = {
     # verl 0.7.0: reward_model.enable_resource_pool (trainer/main_ppo.py:202), else the global pool; the
     # critic is in the global pool (:192). fully_async_main.py:117 has the reward model's older worker alone
     "verl": Places(
-        critic=("turn",), reward=("own", "turn"), reward_modes=("colocated",), scores_as_answers_end=True
+        critic=("turn",),
+        reward=("own", "turn"),
+        reward_modes=("colocated",),
+        scores_as_answers_end=True,
+        engines=("vllm", "sglang"),
+    ),
+    # slime: SGLang and Megatron alone. train_async.py draws one step ahead. slime 0.2.4's critic has GPUs
+    # of its own (slime/ray/placement_group.py:101); colocated, its engines take the critic's too
+    "slime": Places(
+        critic=("own",),
+        critic_modes=("apart", "async"),
+        engines=("sglang",),
+        trainers=("megatron",),
+        most_steps_off=1,
     ),
 }
 

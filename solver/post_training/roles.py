@@ -76,6 +76,7 @@ class CriticPrice:
     gpus: int
     values_s: float
     update_s: float
+    of: int | None = None  # the only training choice that it goes with, by its index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +185,9 @@ class _Model:
         self.rewards, self.critics = self._places(len(prices.rewards)), self._places(len(prices.critics))
         if prices.critic and not prices.critic_takes_turns:
             self.of.add_bool_or(self.critics)
+        for literal, one in zip(self.critics, prices.critics, strict=True):
+            if one.of is not None:
+                self.of.add_implication(literal, self.trains[one.of])
         for training, price in zip(self.trains, prices.training, strict=True):
             if prices.has_reward_model and price.scoring_s is None:
                 self.of.add_bool_or([*self.rewards, ~training])

@@ -1,8 +1,9 @@
 """Placed roles for the launch files of post-training, and the launchers' own verdict on them.
 
-``make launchers ARGS="post-training --nemo-rl FOLDER --verl FOLDER --python PYTHON"`` writes the files of
-``CASES`` and lets checkouts of NeMo-RL 0.7.0 (81aa43d) and verl 0.7.0 (f9c855f) load them on a CPU:
-``judges/post_training.py``. PYTHON has torch, hydra-core, omegaconf, pydantic and packaging.
+``make launchers ARGS="post-training --nemo-rl FOLDER --verl FOLDER --slime FOLDER --python PYTHON"`` writes
+the files of ``CASES`` and lets checkouts of NeMo-RL 0.7.0 (81aa43d), verl 0.7.0 (f9c855f) and slime 0.3.1
+(a6272da; of a critic, ``--slime-ppo`` with 0.2.4, bd217a6) load them on a CPU: ``judges/post_training.py``.
+PYTHON has torch, hydra-core, omegaconf, pydantic and packaging.
 """
 
 from __future__ import annotations
@@ -59,6 +60,18 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "qwen3-8b", "nodes": 1, "training": 1, "layout": {"zero": 3, "cp": 2},
         "algorithm": "ppo", "engine": "sglang",
     },
+    "slime-megatron-colocated": {
+        "model": "qwen3-30b-a3b", "nodes": 2, "training": 2,
+        "layout": {"tp": 2, "ep": 8, "cp": 2, "recompute_granularity": "full"}, "engine": "sglang",
+    },
+    "slime-megatron-async": {
+        "model": "qwen3-8b", "nodes": 4, "training": 2, "off": 1, "layout": {"tp": 2, "pp": 4},
+        "engine": "sglang",
+    },
+    "slime+ppo-megatron-apart": {
+        "model": "moonlight-16b-a3b", "nodes": 4, "training": 1, "layout": {"ep": 8}, "algorithm": "ppo",
+        "engine": "sglang", "critic": 8,
+    },
     "nemo-rl+reward-megatron-async": {
         "model": "qwen3-8b", "nodes": 4, "training": 1, "off": 1, "layout": {"tp": 2}, "reward": 8,
     },
@@ -110,7 +123,7 @@ def launcher_of(name: str) -> str:
 
 def _plan(mode: Mode, case: dict[str, Any], config: Configuration, each: int) -> RolePlan:
     training = case["training"] * each
-    scoring = case.get("reward", 0)
+    scoring = case.get("reward", 0) + case.get("critic", 0)
     engine_gpus = training if mode == "colocated" else 8 * case["nodes"] - training - scoring
     engine = EngineRole(
         group=_H100, engines=engine_gpus // 2, tensor_parallel_size=2, memory_share=0.6, answers=256,
@@ -129,25 +142,35 @@ def _plan(mode: Mode, case: dict[str, Any], config: Configuration, each: int) ->
         reward=SideRole(group=_H100, nodes=1, gpus=scoring, tensor_parallel_size=1, seconds=10.0)
         if "reward" in case
         else None,
+        critic=SideRole(group=_H100, nodes=1, gpus=8, seconds=10.0) if "critic" in case else None,
     )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print each file's verdict; 1 if one is refused."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nemo-rl", type=Path, required=True)
-    parser.add_argument("--verl", type=Path, required=True)
+    for name in ("nemo-rl", "verl", "slime", "slime-ppo"):
+        parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--python", default="python3")
     asked = parser.parse_args(arguments)
-    checkouts = {"nemo-rl": asked.nemo_rl, "verl": asked.verl}
+    checkouts = {
+        "nemo-rl": asked.nemo_rl,
+        "verl": asked.verl,
+        "slime": asked.slime,
+        "slime+ppo": asked.slime_ppo,
+    }
     judge = Path(__file__).parent / "judges" / "post_training.py"
     refused = 0
     with tempfile.TemporaryDirectory() as folder:
         for name in CASES:
-            launcher = launcher_of(name)
+            launcher, own = launcher_of(name), name.rsplit("-", 2)[0]
+            checkout = checkouts.get(own, checkouts[launcher])
+            if checkout is None:
+                print(name, "not judged: no checkout")
+                continue
             for file, text in export(*placed_roles(name)).files.items():
                 (Path(folder) / file).write_text(text)
-            command = [asked.python, str(judge), launcher, str(checkouts[launcher].resolve()), folder]
+            command = [asked.python, str(judge), launcher, str(checkout.resolve()), folder]
             run = subprocess.run(command, capture_output=True, text=True, check=False)
             refused += run.returncode
             print(name, "taken" if run.returncode == 0 else f"refused: {run.stderr[-300:]}")

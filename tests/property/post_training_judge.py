@@ -5,8 +5,9 @@ milliseconds. A question is a mapping: ``training`` (group, GPUs, side, swap), `
 an engine, memory share, answers, batches in flight, time), ``gpus`` by group, ``samples``, ``refit``,
 ``ways`` (mode, steps off) and ``share``, the memory that an engine may have next to a trainer. With further
 roles: ``rewards`` (group, GPUs, time) on GPUs of its own, ``scoring``, the time in turn with each training
-(None: no room), ``critics`` (group, GPUs, values, update), ``turn``, the time of a critic in turn with each
-training, ``critic_turns``, whether it may, and ``as_they_end``: answers are scored while others run.
+(None: no room), ``critics`` (group, GPUs, values, update, the only training or None), ``turn``, the time of
+a critic in turn with each training, ``critic_turns``, whether it may, and ``as_they_end``: answers are
+scored while others run.
 """
 
 from __future__ import annotations
@@ -62,7 +63,13 @@ def drawn_with_roles(seed: int) -> dict[str, Any]:
         question["as_they_end"] = draw.random() < 0.5
     if kind != "reward":
         question["critics"] = [
-            (group, count, draw.randint(10, 300) * 2 // count, draw.randint(50, 900) * 2 // count)
+            (
+                group,
+                count,
+                draw.randint(10, 300) * 2 // count,
+                draw.randint(50, 900) * 2 // count,
+                draw.choice([None, draw.randrange(trained)]),
+            )
             for group, count in sizes
             if draw.random() < 0.7
         ]
@@ -121,6 +128,8 @@ def _side(question: Question, at: int, alone: int, reward: Any, critic: Any) -> 
     """Return training's time with a critic and a reward model; None: a role has no room."""
     found = alone
     if isinstance(critic, tuple):
+        if critic[4] not in (None, at):
+            return None
         passes = question["passes"][at]
         found = max(passes, critic[2]) + max(alone - passes, critic[3])
     elif critic == "turn":

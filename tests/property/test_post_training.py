@@ -51,8 +51,8 @@ def prices_of(question: Question) -> Prices:
             for group, gpus, time in question.get("rewards", [])
         ],
         critics=[
-            CriticPrice(group=group, nodes=1, gpus=gpus, values_s=values * S, update_s=update * S)
-            for group, gpus, values, update in question.get("critics", [])
+            CriticPrice(group=group, nodes=1, gpus=gpus, values_s=values * S, update_s=update * S, of=at)
+            for group, gpus, values, update, at in question.get("critics", [])
         ],
         has_reward_model="rewards" in question, critic=float("critics" in question),
         critic_takes_turns=question.get("critic_turns", True),

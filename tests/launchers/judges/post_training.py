@@ -1,11 +1,13 @@
 """Loads a launch file of post-training with the launcher's own configuration classes, on a CPU.
 
-``python post_training.py nemo-rl|verl CHECKOUT FOLDER``. Whatever the launcher imports beyond what its
-configuration needs is a stand-in: Ray, vLLM, transformers, Megatron.
+``python post_training.py nemo-rl|verl|slime CHECKOUT FOLDER``. Whatever the launcher imports beyond what
+its configuration needs is a stand-in: Ray, vLLM, transformers, Megatron.
 
 NeMo-RL: ``load_config`` follows the file's base, ``MasterConfig`` takes the result, and resources are as
 ``setup`` of nemo_rl/algorithms/grpo.py asks. Every key of ours is the base's, or one of a declared class.
 verl: Hydra composes the overrides, which refuses unknown names, and ``validate_config`` takes the result.
+slime: its own parser takes its arguments, with Megatron-LM's by the table next to that launcher, and
+``slime_validate_args`` the result. SGLang's arguments are those of a stand-in.
 """
 
 # ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202, ANN204, PLC0415 - stand-ins have no types
@@ -28,7 +30,18 @@ import omegaconf
 import typing_extensions
 import yaml
 
-KEPT = {"nemo_rl", "verl", "recipe", "torch_npu", "vllm", "sglang", "tensorrt_llm", "sitecustomize"}
+MEGATRON = Path(__file__).resolve().parents[3] / "launchers" / "megatron_lm"
+KEPT = {
+    "nemo_rl",
+    "verl",
+    "slime",
+    "recipe",
+    "torch_npu",
+    "vllm",
+    "sglang",
+    "tensorrt_llm",
+    "sitecustomize",
+}
 # keys that NeMo-RL declares, and its base file leaves out
 DECLARED = {"skip_reference_policy_logprobs_calculation", "recompute_granularity", "max_num_seqs"}
 
@@ -154,6 +167,47 @@ def judge_verl(checkout, folder):
     assert config.critic.strategy == config.actor_rollout_ref.actor.strategy
 
 
+SGLANG = {"--sglang-mem-fraction-static": float, "--sglang-max-running-requests": int}
+
+
+def judge_slime(checkout, folder):  # noqa: ARG001 - as the others
+    """Parse the script's arguments as slime/utils/arguments.py parse_args does."""
+    import argparse
+
+    KEPT.discard("sglang")  # whose arguments slime adds to its own
+    from slime.utils.arguments import _pre_parse_mode, get_slime_extra_args_provider, slime_validate_args
+
+    reference = folder / "ref"
+    reference.mkdir(exist_ok=True)
+    for name in ("HF_CHECKPOINT", "REF_LOAD", "PROMPT_DATA"):
+        os.environ[name] = str(reference)
+    os.environ["NUM_ROLLOUT"] = "10"
+    text = (folder / "run.sh").read_text()
+    command = text[text.index("exec python3") :].replace("\\\n", " ").replace('"$@"', "")
+    words = shlex.split(os.path.expandvars(command))
+    program, given = words[2], words[3:]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    table = yaml.safe_load((MEGATRON / "flags.yaml").read_text())
+    own = get_slime_extra_args_provider()(argparse.ArgumentParser(allow_abbrev=False))
+    known = {name for action in own._actions for name in action.option_strings}
+    for name, kind in SGLANG.items():
+        parser.add_argument(name, type=kind)
+    for row, facts in table.items():
+        name = "--" + row.replace("_", "-")
+        if name not in known:
+            switch = {"action": "store_true"} if facts["type"] == "bool" else {"nargs": 1}
+            parser.add_argument(name, dest=f"megatron_{row}", **switch)
+    parser = get_slime_extra_args_provider()(parser)
+    args = parser.parse_args(given)
+    sys.argv = [program, *given]
+    vars(args).update(vars(_pre_parse_mode()))
+    slime_validate_args(args)
+    assert args.global_batch_size
+    assert args.use_critic == ("--critic-num-nodes" in given)
+    assert not (args.colocate and program == "train_async.py")
+    assert args.rollout_num_gpus % args.rollout_num_gpus_per_engine == 0
+
+
 BEFORE = (
     "torch.distributed.tensor",
     "hydra._internal.config_loader_impl",
@@ -170,4 +224,5 @@ if __name__ == "__main__":
     sys.meta_path.append(_Missing())
     sys.path.insert(0, str(checkout))
     os.chdir(checkout)
-    {"nemo-rl": judge_nemo_rl, "verl": judge_verl}[launcher](checkout, folder)
+    judges = {"nemo-rl": judge_nemo_rl, "verl": judge_verl, "slime": judge_slime}
+    judges[launcher](checkout, folder)

@@ -22,6 +22,7 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_s
 NEMO = (
     "policy: {model_name: Qwen/Qwen3-8B, train_global_batch_size: 128, max_total_sequence_length: 4096}\n"
 )
+SLIME = "ray job submit -- python3 train.py --rollout-batch-size 32 --hf-checkpoint /root/Qwen3-8B"
 ENGINE = "actor_rollout_ref.rollout.name"
 REFUSED = [
     ("a.yaml", "dpo: {}\n", "/dpo"),
@@ -31,14 +32,22 @@ REFUSED = [
     ("a.sh", VERL.replace("ENGINE", f"{ENGINE}=trtllm"), f"/{ENGINE}"),
     ("a.sh", VERL.replace("=grpo", "=rloo"), "/algorithm.adv_estimator"),
     ("a.sh", "python3 train.py\n", ""),
+    ("a.sh", SLIME + " --loss-type sft_loss\n", "/--loss-type"),
+    ("a.sh", SLIME + " --sglang-ep-size 8\n", "/--sglang-ep-size"),
+    ("a.sh", SLIME + " --advantage-estimator gspo\n", "/--advantage-estimator"),
+    ("a.sh", SLIME + " --colocate\n", "/--rollout-max-response-len"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_our_own_files_read_as_the_roles_that_were_placed(name: str) -> None:
     asked, plan = placed_roles(name)
-    (file,) = (one for one in (GOLDEN / name).iterdir() if one.name != "run.sh" or name.startswith("verl"))
-    found = read_recipe(file.name, file.read_text())
+    (file,) = (
+        one for one in (GOLDEN / name).iterdir() if one.name != "run.sh" or not name.startswith("nemo")
+    )
+    found = read_recipe(
+        file.name, file.read_text().replace("${HF_CHECKPOINT}", f"/models/{asked.model.name}")
+    )
     config = plan.training.plan.config
     assert (found.launcher, found.model, found.longest_tokens) == (asked.launcher, asked.model.name, 8192)
     assert {"name": "grpo", **found.parts["algorithm"]} == {

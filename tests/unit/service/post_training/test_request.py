@@ -32,7 +32,24 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"algorithm": {"prompts": 3, "responses": 5, "updates": 2}}, "/algorithm/updates", "1"),
     ({"rollout": {"engine": "sglang"}}, "/rollout/engine", "vllm"),  # for verl alone
     ({"rollout": {"engine": "trtllm"}}, "/rollout/engine", "vllm"),
-    ({"launcher": "slime"}, "/launcher", "nemo-rl"),
+    ({"launcher": "trl"}, "/launcher", "nemo-rl"),
+    ({"launcher": "slime", "rollout": {"engine": "vllm"}}, "/rollout/engine", "sglang"),
+    ({"launcher": "slime", "training": {"trainer": "fsdp"}}, "/training/trainer", "megatron"),
+    ({"launcher": "slime", "reward": {"model": "qwen3-8b"}}, "/reward/model", "launcher: verl"),
+    (
+        {"launcher": "slime", "asynchrony": {"max_steps_off": 3, "steps_off": 2}},
+        "/asynchrony/steps_off",
+        "1",
+    ),
+    (
+        {
+            "launcher": "slime",
+            "algorithm": {"name": "ppo", "prompts": 8, "responses": 8},
+            "asynchrony": {"mode": "colocated"},
+        },
+        "/asynchrony/mode",
+        "apart",
+    ),
     ({"rollout": {"tp": 3}}, "/rollout/tp", "2"),
     ({"rollout": {"nodes": 3}}, "/rollout/nodes", "2"),
     ({"reward": {"nodes": 1}}, "/reward/nodes", None),  # code scores
@@ -122,6 +139,22 @@ def test_a_critic_trains_in_turn_with_the_policy() -> None:
     assert grpo.parts_s["critic"] == 0.0
     assert ppo.parts_s["critic"] > ppo.parts_s["update"]
     assert ppo.step_s == pytest.approx(sum(ppo.parts_s.values()))
+
+
+def test_a_critic_of_slime_has_as_many_gpus_of_its_own_as_the_policy() -> None:
+    of_slime = {**REQUEST, **SMALL, "launcher": "slime"}
+    ppo = {**REQUEST["algorithm"], "name": "ppo"}
+    for plan in plan_post_training(read_post_training({**of_slime, "algorithm": ppo}).asked).plans:
+        role, parts = plan.critic, plan.parts_s
+        assert role is not None
+        assert role.gpus == plan.training.gpus
+        assert plan.num_gpus <= 8
+        passes, update = parts["log_probabilities"], parts["update"]
+        values = role.seconds - update  # its update takes what the policy's does
+        side = max(passes, values) + update + parts["other"]
+        answered = parts["generate"]
+        step = max(answered, side) if plan.mode == "async" else answered + side
+        assert plan.step_s == pytest.approx(step + parts["refit"])
 
 
 @pytest.mark.parametrize("launcher", ["nemo-rl", "verl"])
