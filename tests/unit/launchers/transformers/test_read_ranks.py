@@ -436,13 +436,23 @@ def test_galore_of_the_trainer_that_is_not_priced_is_refused(
         read(f"CUDA_VISIBLE_DEVICES={start} {TRAINERS} {words}\n")
 
 
-def test_layer_by_layer_the_trainer_takes_one_gpu_and_weights_in_bf16() -> None:
-    several = f"torchrun --nproc_per_node 2 {TRAINERS.removeprefix('python ')}"
-    with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*refuses several GPUs"):
-        read(f"{several} --optim galore_adamw_layerwise\n")
-    in_fp32 = TRAINERS.replace("--torch_dtype bfloat16", "--torch_dtype float32")
-    with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*not supported with weights in fp32"):
-        read(f"CUDA_VISIBLE_DEVICES=0 {in_fp32} --optim galore_adamw_layerwise\n")
+ON_ONE = f"CUDA_VISIBLE_DEVICES=0 {TRAINERS}"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (f"torchrun --nproc_per_node 2 {TRAINERS.removeprefix('python ')}", "refuses several GPUs"),
+        (f"{ON_ONE} --gradient_accumulation_steps 2", "refuses several GPUs and gradient accumulation"),
+        (ON_ONE.replace("dtype bfloat16", "dtype float32"), "not supported with weights in fp32"),
+    ],
+    ids=["several GPUs", "accumulation", "fp32"],
+)
+def test_layer_by_layer_the_trainer_takes_one_gpu_one_micro_batch_and_weights_in_bf16(
+    command: str, says: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=rf"optim: line 1: .*{says}"):
+        read(f"{command} --optim galore_adamw_layerwise\n")
 
 
 def test_modules_that_galore_leaves_out_are_not_priced() -> None:
