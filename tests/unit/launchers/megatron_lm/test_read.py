@@ -387,8 +387,6 @@ def test_offloaded_states_are_read_and_so_is_their_share() -> None:
     assert found.workload.framework_options["optimizer_offload_fraction"] == 0.5
     with pytest.raises(InvalidProblemError, match=r"0\.01 to 1"):
         read_launch_file(SCRIPT.replace("--bf16", some.replace("0.5", "0")))
-    with pytest.raises(InvalidProblemError, match="needs --use-precision-aware-optimizer"):
-        read_launch_file(SCRIPT.replace("--bf16", "--bf16 --optimizer-cpu-offload"))
 
 
 def test_products_in_4_bits_are_fp8_with_their_recipe() -> None:

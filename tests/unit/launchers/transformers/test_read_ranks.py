@@ -436,13 +436,23 @@ def test_galore_of_the_trainer_that_is_not_priced_is_refused(
         read(f"CUDA_VISIBLE_DEVICES={start} {TRAINERS} {words}\n")
 
 
-def test_layer_by_layer_the_trainer_takes_one_gpu_and_weights_in_bf16() -> None:
-    several = f"torchrun --nproc_per_node 2 {TRAINERS.removeprefix('python ')}"
-    with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*refuses several GPUs"):
-        read(f"{several} --optim galore_adamw_layerwise\n")
-    in_fp32 = TRAINERS.replace("--torch_dtype bfloat16", "--torch_dtype float32")
-    with pytest.raises(InvalidProblemError, match=r"optim: line 1: .*not supported with weights in fp32"):
-        read(f"CUDA_VISIBLE_DEVICES=0 {in_fp32} --optim galore_adamw_layerwise\n")
+ON_ONE = f"CUDA_VISIBLE_DEVICES=0 {TRAINERS}"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (f"torchrun --nproc_per_node 2 {TRAINERS.removeprefix('python ')}", "refuses several GPUs"),
+        (f"{ON_ONE} --gradient_accumulation_steps 2", "refuses several GPUs and gradient accumulation"),
+        (ON_ONE.replace("dtype bfloat16", "dtype float32"), "not supported with weights in fp32"),
+    ],
+    ids=["several GPUs", "accumulation", "fp32"],
+)
+def test_layer_by_layer_the_trainer_takes_one_gpu_one_micro_batch_and_weights_in_bf16(
+    command: str, says: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=rf"optim: line 1: .*{says}"):
+        read(f"{command} --optim galore_adamw_layerwise\n")
 
 
 def test_modules_that_galore_leaves_out_are_not_priced() -> None:
@@ -491,13 +501,8 @@ def test_what_is_taken_where_no_argument_says_it_is_said() -> None:
     notes = " ".join(read(f"python train.py {ARGUMENTS}").notes)
     for assumed in ("loaded in: float32", "gradient_checkpointing is off", "python starts one process"):
         assert assumed in notes
-    auto = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}--torch_dtype auto")
-    assert auto.workload.optimizer == "adamw-pure-bf16"
-    assert any("torch_dtype auto: the weights' own type" in note for note in auto.notes)
-    eager = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}--attn_implementation eager")
-    assert eager.workload.framework_options["attention_kernel"] == "torch"
-    flex = read(f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}--attn_implementation flex_attention")
-    assert flex.workload.framework_options["attention_kernel"] == "flex"
+    told = "torch_dtype auto: the weights' own type"
+    assert any(told in note for note in read(f"{EIGHT}--torch_dtype auto").notes)
 
 
 def test_a_supplied_micro_batch_replaces_the_scripts_and_is_noted_where_it_differs() -> None:
@@ -511,21 +516,13 @@ def test_a_supplied_micro_batch_replaces_the_scripts_and_is_noted_where_it_diffe
     assert not any("is replaced by" in note for note in found.notes)
 
 
-def test_one_process_beside_more_told_gpus_is_noted_whatever_shares_them() -> None:
-    files = {"z2.json": '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}'}
-    for start in (
-        "python train.py",
-        "CUDA_VISIBLE_DEVICES=0 python train.py",
-        "python train.py --deepspeed z2.json",
-    ):
-        text = f"{start} {ARGUMENTS}"
-        found = read_launch_files(Source(name="a.sh", text=text, files=files), Overrides(num_gpus=8))
-        assert (
-            "the script starts one process; 8 GPUs are given and counted, with a process each"
-            in found.notes
-        )
-    with pytest.raises(InvalidProblemError, match="num_gpus: the files don't have it"):
-        read(f"srun python train.py {ARGUMENTS}")  # was one GPU
+@pytest.mark.parametrize(
+    "start",
+    ["python train.py", "CUDA_VISIBLE_DEVICES=0 python train.py", "python train.py --deepspeed z2.json"],
+)
+def test_one_process_beside_more_told_gpus_is_noted_whatever_shares_them(start: str) -> None:
+    told = "the script starts one process; 8 GPUs are given and counted, with a process each"
+    assert told in read(f"{start} {ARGUMENTS}", Overrides(num_gpus=8), files={"z2.json": Z2}).notes
 
 
 PACKED = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --bf16 true"
