@@ -22,7 +22,7 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_s
 NEMO = (
     "policy: {model_name: Qwen/Qwen3-8B, train_global_batch_size: 128, max_total_sequence_length: 4096}\n"
 )
-SLIME = "ray job submit -- python3 train.py --rollout-batch-size 32 --hf-checkpoint /root/Qwen3-8B"
+SLIME = "ray job submit -- python3 train.py --rollout-batch-size 32 --hf-checkpoint /models/Qwen3-8B"
 ENGINE = "actor_rollout_ref.rollout.name"
 REFUSED = [
     ("a.yaml", "dpo: {}\n", "/dpo"),
