@@ -276,10 +276,12 @@ class Frontier:
         free = self.rows.is_uniform | (self.rows.columns.take(index).virtual_pipeline_size == 1)
         return np.asarray(free & ~are_listed(self.rows.take(index)))
 
-    def adopt(self, row: int) -> None:
-        """Rank a row, if it has a split that fits."""
-        if self.solve([row]):
-            self.simulate(row)
+    def adopt(self, index: list[int]) -> None:
+        """Rank rows that have a split that fits and are not beyond the cutoff."""
+        for one in sorted(self.solve(index), key=lambda one: (one.bound_s, one.row)):
+            if one.bound_s > self.cutoff_s:
+                break
+            self.simulate(one.row)
 
     def run(self, interrupted: Interrupt) -> None:
         """Search until the best K are proved, ``interrupted`` returns true or the clock is over.
@@ -353,7 +355,10 @@ class Frontier:
                 known = sum(bool(self.bound_s[row] <= self.bound_s[index[0]]) for row in best.values())
                 if known >= most or self.bound_s[index[0]] > limit_s or interrupted(self):
                     break
-                self._raise_mixed(index)
+                if limit_s < np.inf:  # most are refuted at one look, which is cheaper than a bound
+                    index = self._left_of(index, np.full(len(index), limit_s))
+                if len(index):
+                    self._raise_mixed(index)
                 bounds = self.bound_s[index]
                 rows = [*best.values(), *index[np.isfinite(bounds) & (bounds <= limit_s)].tolist()]
                 rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # a layout keeps its last
@@ -473,16 +478,19 @@ class Frontier:
         index = self._order[self._next : self._next + size]
         self._glanced += len(index)
         limit = self.limits_s(index)
-        able = self._able(index, limit)
-        lost = index[~able]
-        self._raise(lost, np.nextafter(limit[~able], np.inf))
-        left = index[able]
+        left = self._left_of(index, limit)
         # against a known score the few that are left are solved sooner than their bounds are raised
         if self.cutoff_s == np.inf and not (self.rows.is_uniform or self.rows.only_split):
-            self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left], limit[able])
+            self.bound_s[left] = tightened_s(self.rows.take(left), self.bound_s[left], self.limits_s(left))
         self._next += len(index)
         for bound, row in zip(self.bound_s[left].tolist(), left.tolist(), strict=True):
             heapq.heappush(self._heap, (bound, row))
+
+    def _left_of(self, index: IntArray, limit_s: FloatArray) -> IntArray:
+        """Return the rows that may have a score within their limits, (n,); others are refuted."""
+        able = self._able(index, limit_s)
+        self._raise(index[~able], np.nextafter(limit_s[~able], np.inf))
+        return index[able]
 
     def _raise(self, index: IntArray, bounds_s: FloatArray) -> None:
         before = self.bound_s[index]

@@ -435,6 +435,7 @@ class Unopened:
     near: Bounded  # kinds that memory refutes at sight are none of their members
     far: list[Bounded]  # beyond the limit; whether they fit was not asked of all
     at_once: int  # rows opened together
+    limit_s: float = np.inf
     order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
     bound_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # of the kinds in that order
     objective_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # bounds on their closed forms
@@ -450,7 +451,7 @@ class Unopened:
             near, left_out = Bounded.of(rows, by, by.fitting(closer.families)), [far, beyond]
         else:
             near, left_out = Bounded.of(rows, by, by.families), []
-        found = cls(rows=rows, by=by, near=near, far=left_out, at_once=at_once or AT_ONCE)
+        found = cls(rows=rows, by=by, near=near, far=left_out, at_once=at_once or AT_ONCE, limit_s=limit_s)
         found._settle()
         return found
 
@@ -493,7 +494,8 @@ class Unopened:
                 return
             number, begin = self.near.within(sure), self.near.families.begin
             most = int(np.searchsorted(begin, _MANY, side="right")) - 1
-            few = int(np.searchsorted(begin, _APART))
+            # within a limit most are taken apart in any case: in one call, as each has one for every part
+            few = int(np.searchsorted(begin, max(_APART, taken) if self.limit_s == np.inf else _MANY))
             number = max(min(max(number, few), most, len(self.near)), 1)
             taken += int(begin[number])
             self._take_apart(np.arange(number))

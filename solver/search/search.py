@@ -536,9 +536,7 @@ def _of_whole(
             adopted = rows_of(joined.rows, _configurations(found.frontier))
         frontier = _frontier(found, joined, rows, watch)
         adopted += before
-        frontier.rows.take(adopted)  # prices all of them together
-        for row in adopted:
-            frontier.adopt(row)
+        frontier.adopt(adopted)
         return replace(found, space=joined, frontier=frontier)
     return found
 
@@ -599,7 +597,7 @@ def _of_sample(found: AnswerInputs, watch: Watch, *, wide: bool) -> AnswerInputs
         frontier = Frontier.of(rows, problem.options.top_k, apart=_apart(problem))
         frontier.covers_all = False
         if opening is not None:
-            frontier.adopt(opening.row)
+            frontier.adopt([opening.row])
         found = replace(found, space=space, frontier=frontier)
         frontier.run(lambda state: _interrupt(problem, watch, space, state) or watch.elapsed_s > until_s)
         frontier.finished = False

@@ -52,6 +52,20 @@ def test_where_states_leave_no_room_smaller_ones_are_named(slow: tuple[Problem, 
     )
 
 
+def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_plan() -> None:
+    """It has ZeRO stage 2, which Megatron-LM refuses with Adam's moments in 16 bits."""
+    problem = parse_problem(
+        {
+            "model": {"name": "llama-3.1-8b"},
+            "cluster": {"name": "dgx-h100", "num_nodes": 4},
+            "workload": {"global_batch_size": 256, "seq_length": 4096},
+            "search": {"top_k": 1, "certify": "none"},
+        }
+    )
+    (lever,) = (one for one in compared(problem).levers if one.kind == "gradients")
+    assert lever.config.zero_stage == 2
+
+
 def test_a_lever_does_not_depend_on_how_many_plans_are_listed(slow: tuple[Problem, Answer]) -> None:
     problem, answer = slow
     more = replace(problem, options=replace(problem.options, top_k=4))
