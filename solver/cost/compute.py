@@ -245,7 +245,16 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bo
     if len(ctx.t) <= _MANY or not values:
         return _gemm_seconds(ctx, gemms, precision, len(ctx.t), trained=trained)
     first, of_row = distinct([side.view(np.int64) for side in values.values()])
-    few = [replace(g, **{name: _at(getattr(g, name), first) for name in _SIDES}) for g in gemms]
+    few = [
+        replace(
+            g,
+            m=np.asarray(_at(g.m, first)),
+            n=_at(g.n, first),
+            k=_at(g.k, first),
+            count=_at(g.count, first),
+        )
+        for g in gemms
+    ]
     found = _gemm_seconds(ctx, few, precision, len(first), trained=trained)
     return PassSeconds(forward=found.forward.take(of_row), backward=found.backward.take(of_row))
 
