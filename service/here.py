@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.profiles.cluster import MAX_NODES
+from meshwright.profiles.documents import MAX_SHOWN, shown
 from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.machine import (
@@ -69,6 +70,7 @@ class Machine:
     list_folder: Callable[[str], Sequence[str]]
     environment: Mapping[str, str]
     release: Callable[[str], str | None]
+    complaint: Callable[[str], str] = lambda _: ""  # of a program that fails without arguments
 
 
 @dataclass(kw_only=True)
@@ -83,7 +85,10 @@ class Found:
 
 def this_machine() -> Machine:
     """Return the machine that runs this."""
-    return Machine(run=_run, read=_read, list_folder=_list, environment=os.environ, release=_release)
+    return Machine(
+        run=_run, read=_read, list_folder=_list, environment=os.environ, release=_release,
+        complaint=_complaint,
+    )  # fmt: skip
 
 
 def look(machine: Machine, *, hostfile: Path | None = None, num_nodes: int | None = None) -> Found | None:
@@ -99,7 +104,7 @@ def look(machine: Machine, *, hostfile: Path | None = None, num_nodes: int | Non
     if gpus:
         group = _own_group(machine, gpus, source, found)
         group["num_nodes"] = num_nodes or _num_nodes(
-            _stated_nodes(machine, hostfile), nodes, scheduler, group, found
+            _stated_nodes(machine, hostfile, found, len(gpus)), nodes, scheduler, group, found
         )
         if "inter_node" not in group and group["num_nodes"] != 1:
             usual = find_gpu(str(group["gpu"])).display_name
@@ -134,6 +139,9 @@ def why_none(machine: Machine) -> str:
             "no GPU here: CUDA_VISIBLE_DEVICES hides all (try unset CUDA_VISIBLE_DEVICES), "
             "and Slurm and Kubernetes list none"
         )
+    for name in ("nvidia-smi", "rocm-smi"):
+        if said := machine.complaint(name):
+            return f"no GPU here: {name}: {said}"
     return "no GPU here: nvidia-smi, rocm-smi and torch find none, and Slurm and Kubernetes list none"
 
 
@@ -333,16 +341,25 @@ def _note_gone(nodes: Sequence[SeenNode], scheduler: str, found: Found) -> None:
         found.notes.append(f"{gone} nodes are down or drained in {scheduler}: not counted")
 
 
-def _stated_nodes(machine: Machine, hostfile: Path | None) -> tuple[int, str] | None:
+def _stated_nodes(
+    machine: Machine, hostfile: Path | None, found: Found, gpus: int
+) -> tuple[int, str] | None:
     """Return the number of nodes of a hostfile, of the Slurm job, or of torchrun."""
     environment = machine.environment
     if hostfile is not None:
         text = machine.read(str(hostfile))
-        hosts = hostfile_nodes(text) if text is not None else []
+        if text is None:
+            raise InvalidProblemError.of("--hostfile", f"{hostfile} cannot be read", allowed="a text file")
+        hosts = hostfile_nodes(text)
         if not hosts:
             raise InvalidProblemError.of(
                 "--hostfile", f"{hostfile} names no host", allowed="lines of HOST slots=N"
             )
+        other = next(((host, slots) for host, slots in hosts if slots not in (None, gpus)), None)
+        if other is not None:
+            host, slots = other
+            taken = f"all are taken for nodes of {gpus} GPUs, as this one is"
+            found.notes.append(f"{shown(host)} has {slots} slots in {shown(hostfile.name)}: {taken}")
         return len({host for host, _ in hosts}), str(hostfile)
     if job := environment.get("SLURM_JOB_NODELIST"):
         try:
@@ -391,6 +408,23 @@ def _run(command: Sequence[str]) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 or done.stdout.startswith("CA '") else None
+
+
+def _complaint(name: str) -> str:
+    """Return the first line of a program that fails, or that it does not answer; else empty text."""
+    program = shutil.which(name)
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(  # noqa: S603 - as above
+            [program], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, errors="replace"
+        )
+    except OSError as fault:
+        return fault.strerror or "cannot be run"
+    except subprocess.TimeoutExpired:
+        return f"did not answer in {_TIMEOUT_S:g} s"
+    lines = f"{done.stdout}{done.stderr}".strip().splitlines() if done.returncode else []
+    return f"{shown(lines[0][:MAX_SHOWN])}{shown(lines[0][MAX_SHOWN : 2 * MAX_SHOWN])}" if lines else ""
 
 
 def _read(path: str) -> str | None:

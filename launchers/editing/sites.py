@@ -85,14 +85,13 @@ _FLAG = re.compile(
 )
 _ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;(\"']))([+~]*[A-Za-z_][\w.]*)=({_TEXT})")
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=]((?:\$\w+|\$\{\w+\}|[^}$\n])+)\}")
+_LINE = re.compile(rf"(?m)^[ \t]*([A-Za-z_][\w.]*)(:[ \t]+|[ \t]+=[ \t]+)({_TEXT})[ \t]*$")
 _PAIR = re.compile(r"\"([A-Za-z_][\w.]*)\"\s*:\s*(\"(?:[^\"\\\n]|\\.)*\"|[^\s,{}\[\]\"]+)")
 
 
 def _script(text: str) -> Iterator[Site]:
     bare = _COMMENT.sub(lambda found: " " * len(found.group()), text)
-    for found in _FLAG.finditer(bare):
-        group = 3 if found[2] else 5
-        yield _shell_site(text, "flag", found, 1, group if found[group] is not None else None)
+    yield from _flags(text, bare, 0, len(bare))
     for found in _ASSIGNED.finditer(bare):
         yield _shell_site(text, "assignment", found, 1, 2)
     for found in _DEFAULT.finditer(bare):  # : ${TP:=8}
@@ -100,6 +99,18 @@ def _script(text: str) -> Iterator[Site]:
             yield _shell_site(text, "assignment", found, 1, 2)
     for found in _PAIR.finditer(bare):  # of a JSON that the script writes
         yield _shell_site(text, "json", found, 1, 2)
+    for found in _LINE.finditer(bare):  # of a YAML or TOML
+        yield _shell_site(text, "yaml" if ":" in found[2] else "toml", found, 1, 3)
+
+
+def _flags(text: str, bare: str, start: int, end: int) -> Iterator[Site]:
+    """Yield the flags of commands, and of a command that is a flag's value: ``sbatch --wrap="…"``."""
+    for found in _FLAG.finditer(bare, start, end):
+        group = 3 if found[2] else 5
+        if found[group] is not None and " --" in found[group] and found[group][0] in "\"'":
+            yield from _flags(text, bare, found.start(group) + 1, found.end(group) - 1)
+        else:
+            yield _shell_site(text, "flag", found, 1, group if found[group] is not None else None)
 
 
 def _shell_site(text: str, form: Form, found: re.Match[str], name: int, group: int | None) -> Site:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.slurm_topology import expand_hostlist
 from meshwright.profiles.library import find_gpu, gpu_of_device, is_gpu_name
@@ -237,14 +239,23 @@ def _quantity(text: str) -> int | None:
 
 
 def hostfile_nodes(text: str) -> list[tuple[str, int | None]]:
-    """Read a hostfile of DeepSpeed or MPI: host names, each with its slots where they are stated."""
+    """Read a hostfile of DeepSpeed or MPI: host names, each with its slots where they are stated.
+
+    Raises:
+        InvalidProblemError: slots are no number above 0, with the line.
+    """
     found = list[tuple[str, int | None]]()
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
-        if words:
-            host, _, colon = words[0].partition(":")
-            slots = next((word.partition("=")[2] for word in words if word.startswith("slots=")), colon)
-            found.append((host, int(slots) if slots.isdecimal() else None))
+        if not words:
+            continue
+        host, _, colon = words[0].partition(":") if words[0].count(":") == 1 else (words[0], "", "")
+        slots = next((word.partition("=")[2] for word in words if word.startswith("slots=")), colon)
+        if slots and not (slots.isdecimal() and int(slots)):
+            raise InvalidProblemError.of(
+                "--hostfile", f"line {number}: {shown(slots)} is no number of slots", allowed="HOST slots=8"
+            )
+        found.append((host, int(slots) if slots else None))
     return found
 
 

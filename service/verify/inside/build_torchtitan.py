@@ -14,7 +14,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -193,7 +193,7 @@ def step_of(config: Any, parts: list[Any], schedule: Any, case: Case) -> Built:
     """Return the bytes of states, and a step of the trainer."""
     training = config.training
     count = case["trace"]
-    loss_of = config.loss.build(compile_config=config.compile)
+    loss_of = with_head(config.loss.build(compile_config=config.compile), parts)
     tokens = torch.zeros(training.local_batch_size, training.seq_len, dtype=torch.int64)
     total = torch.ones(())
     options = {"positions": torch.zeros_like(tokens)}
@@ -318,11 +318,22 @@ def parallelized(config: Any, dims: Any) -> tuple[list[Any], Any]:
     }  # fmt: skip
     if dims.pp == 1:
         return [spec.parallelize_fn(model, **given)], None
-    schedule, parts, _first, _last = spec.pipelining_fn(
+    loss = config.loss.build(compile_config=config.compile)
+    schedule, parts, _first, last = spec.pipelining_fn(
         model, **given, device=torch.device("cpu"), model_config=spec.model,
-        parallelize_fn=spec.parallelize_fn, loss_fn=config.loss.build(compile_config=config.compile),
+        parallelize_fn=spec.parallelize_fn, loss_fn=loss,
     )  # fmt: skip
+    if last:
+        with_head(loss, parts)
     return list(parts), schedule
+
+
+def with_head(loss: Any, parts: Sequence[Any]) -> Any:
+    """Return a loss with the head that it multiplies chunks by, where it has one (``Trainer.__init__``)."""
+    if hasattr(loss, "set_lm_head") and getattr(parts[-1], "lm_head", None) is not None:
+        loss.set_lm_head(parts[-1].lm_head)
+        parts[-1]._skip_lm_head = True
+    return loss
 
 
 if __name__ == "__main__":

@@ -113,8 +113,28 @@ def test_a_hostfile_counts_the_nodes(tmp_path: Path) -> None:
     found = here.look(machine_of(recorded), hostfile=hosts)
     assert found is not None
     assert "3 nodes, by" in " ".join(found.seen)
-    with pytest.raises(InvalidProblemError, match="names no host"):
+    recorded["read"] = {str(hosts): "one slots=1\ntwo slots=4\n"}
+    found = here.look(machine_of(recorded), hostfile=hosts)
+    assert found is not None
+    assert "two has 4 slots in hosts: all are taken for nodes of 1 GPUs, as this one is" in found.notes
+    for text, why in (
+        ("# none\n", "names no host"),
+        ("one\ntwo slots=eight\n", "line 2: eight is no number"),
+    ):
+        recorded["read"] = {str(hosts): text}
+        with pytest.raises(InvalidProblemError, match=why):
+            here.look(machine_of(recorded), hostfile=hosts)
+    with pytest.raises(InvalidProblemError, match="cannot be read"):
         here.look(machine_of(recorded), hostfile=tmp_path / "none")
+
+
+def test_a_driver_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho NVIDIA-SMI has failed: no driver\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert here.why_none(here.this_machine()) == "no GPU here: nvidia-smi: NVIDIA-SMI has failed: no driver"
 
 
 def test_here_writes_a_file_and_plan_takes_the_machine(

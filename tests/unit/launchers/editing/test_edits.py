@@ -21,6 +21,9 @@ torchrun pretrain_gpt.py "${ARGS[@]}" $OTHER \\
     --lr 3e-4 \\
     --bf16
 """
+WRAPPED = 'sbatch -N 1 --wrap="torchrun pretrain_gpt.py --micro-batch-size 1 --bf16"\n'
+WRITTEN = "cat >a.yaml <<EOF\ntp: 8 # ranks\nEOF\ncat >a.toml <<EOF\ntensor = 8\nEOF\n"
+COMMENTED = '// ours\n{\n "zero": {"stage": 3}, # all {\n "device": "a//b", /* "stage": 1 */\n}\n'
 YAML = """\
 # our run
 tp: 8 # ranks
@@ -43,6 +46,11 @@ PYTHON = (
         ("a.sh", SCRIPT, "pipeline_model_parallel_size", "4", 'PP="${PP:-2}"', 'PP="${PP:-4}"'),
         ("a.sh", SCRIPT, "context_parallel_size", "2", ": ${CP:=1}", ": ${CP:=2}"),
         ("a.sh", SCRIPT, "micro_batch_size", "16", "size 1 --r", "size 16 --r"),
+        ("a.sh", WRAPPED, "micro_batch_size", "2", "size 1 --b", "size 2 --b"),
+        ("a.sh", WRITTEN, "tp", "2", "tp: 8 # ranks", "tp: 2 # ranks"),
+        ("a.sh", WRITTEN, "tensor", "2", "tensor = 8", "tensor = 2"),
+        ("a.json", COMMENTED, "zero.stage", "2", '"stage": 3', '"stage": 2'),
+        ("a.json", COMMENTED, "device", "b", "a//b", "b"),
         ("a.yaml", YAML, "tp", "2", "tp: 8 # ranks", "tp: 2 # ranks"),
         ("a.yaml", YAML, "model.name", "b", 'name: "a"   #', 'name: "b"   #'),
         ("a.yaml", YAML, "fsdp.stage", "2", "{stage: 3, o", "{stage: 2, o"),
@@ -123,6 +131,7 @@ def test_a_file_that_cannot_be_parsed_has_no_values(name: str) -> None:
         ("run --d \\\n    --a full --b 1\nls\n", "run --d\nls\n"),
         ("run --d \\\n    --a full --b 1 \\\n  --e\n", "run --d \\\n  --e\n"),
         ("X=(\n    --a full --b 1\n)\n", "X=(\n)\n"),
+        ("X=(\n    --a full --b 1 --c\n)\n", "X=(\n    --c\n)\n"),
         ("run --a full --b 1 --c\n", "run --c\n"),
     ],
 )

@@ -71,6 +71,15 @@ def test_sets_of_edits_grow_and_each_is_faster_than_the_one_before(found: Fixes)
     assert all(one.prediction.step_time_s > least for one in smaller)
 
 
+def test_a_search_that_is_stopped_has_the_sets_so_far(found: Fixes) -> None:
+    asked = iter([False] * 12)
+    stopped = fixes_of(
+        found.source, {"cluster": CLUSTER}, searched=False, should_stop=lambda: next(asked, True)
+    )
+    assert {one.number for one in stopped.sets} == {1}
+    assert len(stopped.sets) < len(found.sets)
+
+
 def test_every_set_reads_back_as_it_was_priced_and_keeps_the_rest(found: Fixes, tmp_path: Path) -> None:
     for one in found.sets:
         path = tmp_path / "train.sh"
