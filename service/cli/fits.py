@@ -96,6 +96,9 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     place = cluster_from_mapping(request["cluster"])
     half = precision or place.usual_precision
     console.print(f"{spec.title} on {place.title} · {seq_length} tokens · {half}")
+    if not rows:
+        console.print(f"No: {launcher} can't train it so. Try --launcher any", soft_wrap=True)
+        raise typer.Exit(INFEASIBLE)
     console.print(_answer(able, tokens), soft_wrap=True)
     console.print()
     console.print(_table(rows, tokens))

@@ -222,7 +222,7 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
 
 def _stated(name: str, text: str) -> dict[str, Any]:
     """Return what a word of ``--gpus``, ``--gpu`` or ``--nodes`` states, as other options."""
-    if name == "gpus" and text.isdecimal() and len(text) <= MAX_DIGITS:
+    if name == "gpus" and text.isdecimal() and len(text) <= MAX_DIGITS and not is_gpu_name(text):  # 4090
         return {"num_gpus": int(text)}
     if name == "nodes" and _COUNTS.fullmatch(text):
         return {"num_nodes": text}

@@ -172,9 +172,14 @@ def _takes(problem: Problem, switch: Mapping[str, Any], setting: Mapping[str, An
         "shared experts": moe is not None and moe.shared_ffn_hidden_size > 0,
         "latent attention": problem.model.mla is not None,
         "no latent attention": problem.model.mla is None,
+        "no labels": problem.model.num_labels == 0,
         "no tower": problem.model.tower is None,
     }
-    gpus = setting.get("gpus")
+    gpus, work = setting.get("gpus"), problem.workload
+    if work.sample not in switch.get("samples", [work.sample]):
+        return False
+    if work.base_precision not in switch.get("bases", [work.base_precision]):
+        return False
     able = [not gpus or {one.gpu.slug, one.gpu.architecture} & {*gpus} for one in problem.cluster.groups]
     limit_w = setting["set"].get("power_limit_w", 0.0)  # from half of a GPU's own (docs/requests.md)
     owns_w = [one.gpu.power_watts or 0.0 for one in problem.cluster.groups]

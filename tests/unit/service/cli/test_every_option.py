@@ -236,6 +236,7 @@ LORA = "--model llama-3.1-8b --gpus 1xh100 --lora-rank 16 --global-batch-size 16
 
 FIXED, UNPLACED = "--gpus 2xh100 --no-search --json", "train.sh --no-search --json"
 
+_SEEING = "--gpus 1xH100 --launcher llama-factory-accelerate --json"
 COMMANDS = {
     "plan": Command("problem.json --json", {
         **OF_A_PROBLEM, **OF_A_SEARCH, **OF_A_RANKING,
@@ -358,6 +359,10 @@ COMMANDS = {
         "--precision": "fp16",
         "--optimizer": "adamw-bf16",
         "--lora-rank": "64",
+        "--sample": "pair",
+        "--reference": Case("frozen", base="smollm-135m --gpus 1xH100 --launcher trl --json --sample pair"),
+        "--images-per-sample": Case("1", base=f"internvl3.5-1b {_SEEING}"),
+        "--image-tokens": Case("512", base=f"internvl3.5-1b {_SEEING} --images-per-sample 1"),
         "--tokens": "20M",
         "--commands": Case(base="smollm-135m --gpus 1xH100"),
         "--json": Case(base="smollm-135m --gpus 1xH100 --launcher trl"),
