@@ -25,7 +25,7 @@ def slowly(owner, name):
 
 for owner, name in (
     (reports, "page_of_job"), (Jobs, "submit"), (Jobs, "page"), (Definitions, "put"), (Measurements, "add"),
-    (ProfileStore, "add"), (Replans, "keep"), (ShareLinks, "create"), (predictions, "_prediction"),
+    (ProfileStore, "add"), (Replans, "keep"), (ShareLinks, "create"), (predictions, "prediction_of"),
 ):
     slowly(owner, name)
 serve(Settings(), on_ready=partial(print, flush=True))

@@ -27,8 +27,8 @@ DOCUMENTS = [
 LISTS = (
     "/v1/jobs", "/v1/jobs?labels=team=a,run=1", "/v1/fleets", "/v1/plans", "/v1/models", "/v1/clusters",
     "/v1/gpus", "/v1/profiles", "/v1/keys", "/v1/audit", "/v1/usage", "/v1/workers", "/metrics",
-    f"/v1/jobs/{OPENED}/replans", f"/v1/jobs/{OPENED}/share-links",
-    "/", "/jobs", "/fleets", "/models", "/clusters", "/gpus", "/profiles", "/keys",
+    f"/v1/jobs/{OPENED}/replans", f"/v1/jobs/{OPENED}/share-links", "/v1/share-links",
+    "/", "/jobs", "/fleets", "/models", "/clusters", "/gpus", "/profiles", "/keys", "/links",
 )  # fmt: skip
 ROWS = (
     "/v1/models/a-own",
