@@ -51,7 +51,7 @@ from meshwright.launchers.reading.documents import (
 )
 from meshwright.launchers.reading.foreign import foreign, require_start
 from meshwright.launchers.reading.python_values import looks_like_module, module_values
-from meshwright.launchers.registry import READERS, named
+from meshwright.launchers.registry import READERS, launcher_names, named
 from meshwright.launchers.rules import near_divisors, near_multiples
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -212,9 +212,10 @@ def _require_one_launcher(source: Source) -> None:
             found.setdefault(name, one.words[0].line if one.words else 0)
     if len(found) > 1:
         listed = ", ".join(f"{name} (line {line})" for name, line in found.items())
+        choices = [f"--launcher {name}" for name in found if name in launcher_names()]
         raise refused(
             f"{shown(source.name)} starts trainings of {len(found)} launchers: {listed}",
-            allowed=f"--launcher {' or '.join(found)}, or a script with one of them",
+            allowed=" or ".join([*choices, "a script with one of them"]),
         )
 
 
