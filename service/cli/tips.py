@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
+from pathlib import Path
 from typing import Any, Self
 
 from typer.exceptions import Exit, TyperException
@@ -56,6 +57,8 @@ _HOW_MANY = ("all", "fewest")  # of --gpus, instead of a type
 _ARGUMENT = ""  # the name of a word without an option
 _ARGUED = ("--model", "--rank")  # options whose value an argument may state
 _MAX_TIPS = 3
+_DOCUMENTS = (".yaml", ".yml", ".json")
+_KIND = re.compile(r'^\s*"?kind"?:\s*"?post_training\b', re.MULTILINE)
 _ALIKE = 0.75  # of difflib, at which an option's name is a slip of another: --modle, --prot
 _ASSIGNED = re.compile(r"[\w-]+=[^,=]+(,[\w-]+=[^,=]+)+")  # tp=8,pp=4: assignments in one word
 
@@ -327,6 +330,8 @@ def _is_on_a_node(line: Line) -> bool:
 def _with_nearest(fault: FieldError, line: Line) -> Line | None:
     """Return the line with the nearest legal value, where it was typed or as an option more."""
     name, key = option_of(fault.pointer)
+    if _states_itself(line):
+        return None
     right = re.split(r", | or | \(", _as_typed(fault.nearest or "", name))[0].strip()
     if not right or right[0] in '[{"':
         return None
@@ -339,6 +344,16 @@ def _with_nearest(fault: FieldError, line: Line) -> Line | None:
     if replaced is not None or not name or _is_unplaced(fault, name, key, line):
         return replaced
     return line.with_option(name, f"{key}={right}" if key else right)
+
+
+def _states_itself(line: Line) -> bool:
+    """Return whether a line names a file of another kind, which no option changes."""
+    for word in line.words:
+        with suppress(OSError, UnicodeDecodeError):
+            path = Path(word.value or "")
+            if not word.name and path.suffix in _DOCUMENTS and _KIND.search(path.read_text("utf-8")):
+                return True
+    return False
 
 
 def _is_unplaced(fault: FieldError, name: str, key: str, line: Line) -> bool:
@@ -401,7 +416,7 @@ def _looked_up(fault: FieldError, line: Line) -> str:
         return _of_other_command(fault.nearest or "", fault.wrong, line)
     if remedy := remedy_of(fault):
         return remedy
-    name, key = option_of(fault.pointer)
+    name, key = ("", "") if _states_itself(line) else option_of(fault.pointer)
     if fault.pointer.startswith("/workload/framework_options"):
         name, key = "--framework-options", ""
     if name in _LISTS:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from meshwright.solver.post_training.engines import (
     COLOCATED_SHARE,
     MEMORY_SHARES,
     Engine,
+    has_precision,
     sizes_of,
 )
 from meshwright.solver.post_training.lengths import RUNAWAY, SIGMAS, AnswerLengths
@@ -71,6 +73,7 @@ _EVERY_STEP = 4  # steps off that are all tried; of more, the largest
 _LONG_TAIL = 0.25  # share of generation above which the tail binds
 _PRICING = 0.75  # of the time; the rest is for placements
 _CLOSING_S = 1.0  # for placements after the time limit or a stop; a worker waits twice as long
+_DOUBLINGS = 6  # of a pool that holds no engine
 _MANY = 1 << 14  # answers of an engine that are simulated one by one; of more, a sample
 _STOPPED = "stopped before the roles were placed"
 
@@ -619,10 +622,11 @@ def roles_words(prices: Prices, placement: Placement) -> str:
     """Return a placement in a few words."""
     price = prices.training[placement.training]
     engines = " + ".join(
-        f"{count} engines of tp {prices.engines[at].tensor_parallel_size}"
+        f"{count} engine{'s' * (count > 1)} of tp {prices.engines[at].tensor_parallel_size}"
         for at, count in placement.engines
     )
-    way = placement.mode if placement.mode != "async" else f"{placement.steps_off} steps off"
+    steps = placement.steps_off
+    way = placement.mode if placement.mode != "async" else f"{steps} step{'s' * (steps > 1)} off"
     scores = "" if placement.reward is None else f", {prices.rewards[placement.reward].gpus} GPUs score"
     critic = (
         "" if placement.critic is None else f", {prices.critics[placement.critic].gpus} have the critic"
@@ -695,8 +699,8 @@ def _no_engine(asked: PostTraining) -> InvalidProblemError:
             "/rollout/engine",
             f"{asked.engine} can't hold {asked.model.title} in {asked.precision} at any size "
             f"of this pool (up to {largest} GPUs, {share:g} of their memory)",
-            allowed="more GPUs, or precision: fp8" if asked.precision == "bf16" else "more GPUs",
-            nearest="precision: fp8" if asked.precision == "bf16" else None,
+            allowed="more GPUs, or fewer bits" if asked.precision == "bf16" else "more GPUs",
+            nearest=_holding(asked, share),
         )
     return InvalidProblemError.of(
         "/lengths/max",
@@ -704,6 +708,23 @@ def _no_engine(asked: PostTraining) -> InvalidProblemError:
         allowed=f"up to {best:.0f} tokens, or more GPUs",
         nearest=f"{best:.0f}",
     )
+
+
+def _holding(asked: PostTraining, share: float) -> str | None:
+    """Return the nearest change with which an engine holds the model: fewer bits, or more nodes."""
+    longest, doublings = asked.lengths.longest, range(_DOUBLINGS + 1)
+    for precision, doubling in sorted(product({asked.precision, "fp8"}, doublings), key=lambda one: one[1]):
+        for group in asked.groups.values():
+            more = replace(group, num_nodes=group.num_nodes << doubling)
+            question = replace(asked, precision=precision)
+            if has_precision(group, precision) and any(
+                engine_of(question, more, size, share).cache_tokens >= longest
+                for size in sizes_of(asked.model, more)
+            ):
+                bits = "" if precision == asked.precision else f"precision: {precision}"
+                nodes = f"{more.num_nodes} nodes" if doubling else ""
+                return " and ".join(filter(None, (bits, nodes)))
+    return None
 
 
 def _require_reward_model(asked: PostTraining) -> None:

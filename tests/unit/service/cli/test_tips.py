@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -291,3 +292,14 @@ def test_the_patch_of_a_tip_gives_the_request_an_answer() -> None:
 def test_a_command_without_the_option_of_a_tip_gets_its_help() -> None:
     fault = FieldError(pointer="/plan", message="x", tip="--launcher trl")
     assert tips_of([fault], Line.of(["compare", "1", "2"], commands())) == ["meshwright compare --help"]
+
+
+def test_a_file_of_another_kind_gets_no_option_that_it_refuses(tmp_path: Path) -> None:
+    fault = FieldError(pointer="/launcher", message="trl is not priced yet", nearest="nemo-rl")
+    for text, tip in {
+        "kind: post_training\n": "meshwright plan --help",
+        "model: a\n": "meshwright plan a.yaml --launcher nemo-rl",
+    }.items():
+        (tmp_path / "a.yaml").write_text(text)
+        (found,) = tips_of([fault], Line.of(["plan", str(tmp_path / "a.yaml")], commands()))
+        assert found.replace(f"{tmp_path}/", "") == tip

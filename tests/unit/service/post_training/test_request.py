@@ -84,6 +84,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str | None]] = [
     ({**SMALL, "search": {"constraints": ["rollout.engines > 99"]}}, "/search/constraints/0", None),
     ({**SMALL, "search": {"constraints": ["training.dp == 7"]}}, "/search/constraints/0", None),
     ({"model": "llama-3.2-1b", "asynchrony": {"mode": "apart"}, **ONE_GPU}, "/cluster", None),
+    ({**SMALL, "model": "deepseek-v3"}, "/rollout/engine", "precision: fp8 and 2 nodes"),
     ({**SMALL, "reward": {"model": "llama-3.1-405b"}}, "/reward/model", None),
     ({"model": "llama-3.2-1b", "reward": {"model": "qwen3-8b"}, **ONE_GPU}, "/cluster", None),
     ({**SMALL, "reward": {"model": "llama-3.1-70b", "tp": 1}}, "/reward/tp", "4"),
