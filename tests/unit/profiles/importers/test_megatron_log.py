@@ -1,18 +1,13 @@
-"""Training logs: median after warm-up, restarts, interleaved ranks, colours, memory."""
+"""Megatron-LM's logs: median after warm-up, restarts, batches that grow, memory of the worst rank."""
 
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from meshwright.profiles.errors import ProfileError
-from meshwright.profiles.importers.deepspeed_log import DEEPSPEED_LOG
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.megatron_log import MEGATRON_LOG
-from meshwright.profiles.importers.nanotron_log import NANOTRON_LOG
-from meshwright.profiles.importers.run_logs import RunLog
-from meshwright.profiles.importers.torchtitan_log import TORCHTITAN_LOG
-from meshwright.profiles.units import GIB, MIB
+from meshwright.profiles.units import MIB
 
 LOGS = Path(__file__).parents[1] / "fixtures" / "importers" / "logs"
 
@@ -94,14 +89,6 @@ def test_a_log_is_megatron_s_by_its_steps_or_by_its_arguments_and_the_end_of_its
     assert not recognised(end)
 
 
-def test_two_steps_with_one_timestamp_have_no_step_time() -> None:
-    file, noon = ForeignFile(name="run.log", text="x"), datetime(2026, 1, 1, 12, tzinfo=UTC)
-    log = RunLog(file=file, framework="megatron-lm")
-    assert log.seconds_since(1, noon) is None
-    assert log.seconds_since(5, noon + timedelta(seconds=8)) == 2.0  # four steps
-    assert log.seconds_since(9, noon + timedelta(seconds=8)) is None
-
-
 def test_steps_of_a_smaller_batch_before_the_last_one_are_left_out(tmp_path: Path) -> None:
     ramp = "".join(iteration(n, 100.0, batch=4) for n in range(1, 9))
     full = "".join(iteration(n, 200.0, batch=8) for n in range(9, 13))
@@ -165,80 +152,3 @@ def test_megatron_memory_needs_a_peak_in_a_known_unit(tmp_path: Path, memory: st
     line = f"[Rank 0] (after 1 iterations) memory {memory} reserved: 62000.5\n"
     with pytest.raises(ProfileError, match=r'line 6: expected "max allocated: …" in MB or GB'):
         MEGATRON_LOG.read(written(tmp_path, steps + line))
-
-
-def test_torchtitan_in_colour_from_two_ranks_counts_each_step_once() -> None:
-    run = TORCHTITAN_LOG.read(LOGS / "torchtitan.log")
-    # rank 1 logs first: 16 · 8192 tokens / (4095 tokens/s · 16 GPUs) = 2.0005 s
-    assert run.step_time_s == pytest.approx(2.0, rel=1e-3)
-    assert run.num_steps == 90  # 11 lines, 10 steps apart, less the first two
-    assert run.tokens_per_s_per_gpu == pytest.approx(4096, abs=1)
-
-
-def test_torchtitan_memory_is_what_the_worst_rank_reserved_in_training() -> None:
-    run = TORCHTITAN_LOG.read(LOGS / "torchtitan.log")
-    assert run.peak_reserved_bytes == round(62.25 * GIB)
-    assert (run.peak_allocated_bytes, run.num_memory_ranks) == (None, 2)
-
-
-def test_torchtitan_mesh_and_batch_become_the_configuration() -> None:
-    run = TORCHTITAN_LOG.read(LOGS / "torchtitan.log")
-    assert dict(run.configuration) == {
-        "tensor_parallel_size": 2,
-        "data_parallel_size": 8,
-        "num_gpus": 16,
-        "global_batch_size": 16,
-        "seq_length": 8192,
-    }
-
-
-def test_torchtitan_newer_mesh_line_is_read_too(tmp_path: Path) -> None:
-    text = (LOGS / "torchtitan.log").read_text()
-    new = "Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=4, cp=1, tp=2, ep=4, etp=1"
-    text = text.replace("Building 2-D device mesh with ['dp_shard', 'tp'], [8, 2]", new)
-    run = TORCHTITAN_LOG.read(written(tmp_path, text))
-    assert (run.configuration["num_gpus"], run.configuration["data_parallel_size"]) == (16, 8)
-    assert run.configuration["expert_parallel_size"] == 4
-
-
-def test_torchtitan_without_sizes_takes_the_times_of_the_lines() -> None:
-    run = TORCHTITAN_LOG.read(LOGS / "torchtitan_no_sizes.log")
-    assert run.step_time_s == pytest.approx(3.0)
-
-
-def test_a_torchtitan_step_without_throughput_is_refused(tmp_path: Path) -> None:
-    text = (LOGS / "torchtitan_no_sizes.log").read_text().replace("tps: 7,282", "tps: ")
-    with pytest.raises(ProfileError, match=r'line 2: expected "memory: …GiB" and "tps: …"'):
-        TORCHTITAN_LOG.read(written(tmp_path, text))
-
-
-def test_a_nanotron_step_with_a_broken_time_is_refused_with_its_name(tmp_path: Path) -> None:
-    text = (LOGS / "nanotron.log").read_text().replace("iteration_ms: 6.9K", "iteration_ms: 6.9s", 1)
-    with pytest.raises(ProfileError, match=r"line 11, time_per_iteration_ms: 6\.9s: expected a number"):
-        NANOTRON_LOG.read(written(tmp_path, text))
-
-
-def test_deepspeed_step_time_is_batch_over_samples_a_second() -> None:
-    run = DEEPSPEED_LOG.read(LOGS / "deepspeed.log")
-    # 256 sequences at 32 a second; the two lines of warm-up ran at 12
-    assert run.step_time_s == pytest.approx(8.0)
-    assert run.peak_allocated_bytes == round(58.5 * GIB)
-    assert run.configuration["zero_stage"] == 3
-    assert run.configuration["num_microbatches"] == 4
-
-
-def test_what_was_reserved_before_the_peak_is_no_peak() -> None:
-    # see_memory_usage printed Max_CA 44 GB before training, which then allocated 58.5 GB
-    assert DEEPSPEED_LOG.read(LOGS / "deepspeed.log").peak_reserved_bytes is None
-
-
-def test_old_deepspeed_logs_a_running_mean_so_the_times_of_the_lines_count() -> None:
-    run = DEEPSPEED_LOG.read(LOGS / "deepspeed_old.log")
-    assert run.step_time_s == pytest.approx(1.0)  # ten steps each ten seconds
-    assert run.peak_allocated_bytes == round(9.02 * GIB)
-
-
-def test_a_deepspeed_step_with_a_broken_figure_is_refused(tmp_path: Path) -> None:
-    text = (LOGS / "deepspeed.log").read_text().replace("MaxMemAllocated=58.5GB", "MaxMemAllocated=58.5MB")
-    with pytest.raises(ProfileError, match=r'expected "MaxMemAllocated=…GB"'):
-        DEEPSPEED_LOG.read(written(tmp_path, text))
