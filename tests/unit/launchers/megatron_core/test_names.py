@@ -24,7 +24,7 @@ from tests.launchers.plans import CASES as OTHERS
 MIXTRAL = CASES["mixtral-8x7b-overlapped"]
 DEEPSEEK = CASES["deepseek-v3-experts"]
 LLAMA = CASES["llama-3.1-70b-interleaved"]
-TRAINERS = {name: OTHERS[name] for name in ("axolotl", "llama-factory-accelerate") if name in OTHERS}
+TRAINERS = ("axolotl", "llama-factory-accelerate")
 Options = dict[str, str | int | float | bool]
 OPTIONS: dict[str, tuple[Target, Options]] = {
     "flash attention": (LLAMA, {"attention_kernel": "flash2"}),
@@ -149,7 +149,7 @@ SETTINGS = [
 def test_every_setting_that_a_search_may_choose_is_read_as_it_was_priced(
     launcher: str, setting: Setting
 ) -> None:
-    own = (*TRAINERS.get(launcher, {}).values(),) or (LLAMA, DEEPSEEK, MIXTRAL)
+    own = OTHERS[launcher].values() if launcher in TRAINERS else (LLAMA, DEEPSEEK, MIXTRAL)
     case = next(case for case in own if not setting.fault(case.model, case.gpu))
     if setting.options.get("overlap_experts"):
         case = MIXTRAL  # whose plan has chunks
