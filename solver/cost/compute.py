@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -230,29 +231,23 @@ def layer_gemms(ctx: Context, kind: LayerKind, *blocks: Block) -> list[Gemm]:
     return products(ctx, layer.of(*blocks) if blocks else layer.operators)
 
 
-_SIDES = ("m", "n", "k", "count")
 _MANY = 256  # rows of which those with equal products are priced once
+Side = TypeVar("Side", FloatArray, FloatArray | float)
 
 
-def _at(side: FloatArray | float, index: IndexArray) -> FloatArray | float:
-    return side.take(index) if isinstance(side, np.ndarray) and side.ndim else side
+def _at(side: Side, index: IndexArray) -> Side:
+    return np.asarray(side)[index] if np.ndim(side) else side
 
 
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
     """Price all products of a layer, forward and backward; frozen matrices have no weight gradient."""
-    sides = [getattr(g, name) for g in gemms for name in _SIDES]
+    sides = [side for g in gemms for side in (g.m, g.n, g.k, g.count)]
     values = {id(side): side for side in sides if isinstance(side, np.ndarray) and side.ndim}
-    if len(ctx.t) <= _MANY or not values:
+    if len(ctx.t) <= _MANY or not values or any(side.shape != ctx.t.shape for side in values.values()):
         return _gemm_seconds(ctx, gemms, precision, len(ctx.t), trained=trained)
     first, of_row = distinct([side.view(np.int64) for side in values.values()])
     few = [
-        replace(
-            g,
-            m=np.asarray(_at(g.m, first)),
-            n=_at(g.n, first),
-            k=_at(g.k, first),
-            count=_at(g.count, first),
-        )
+        replace(g, m=_at(g.m, first), n=_at(g.n, first), k=_at(g.k, first), count=_at(g.count, first))
         for g in gemms
     ]
     found = _gemm_seconds(ctx, few, precision, len(first), trained=trained)

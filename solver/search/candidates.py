@@ -281,12 +281,30 @@ def fastest(
             if not len(chosen):
                 return np.inf, ()
     stages = stages.take(chosen)
+    if makes_order:
+        score_s, at = _fastest_made(row, stages, limit_s)
+        return score_s, splits[chosen[at]]
     finish_s = _whole_finish_s(row, stages)
-    if 2 * chunks * m <= MAX_PASSES and not makes_order:  # a longer one is no whole simulation
+    if 2 * chunks * m <= MAX_PASSES:  # a longer one is no whole simulation
         ends.learn(_passes_s(stages), finish_s, _shape(row))
     steps_s = row.step_s(finish_s, stages)
     best = int(steps_s.argmin())
     return float(steps_s[best]), splits[chosen[best]]
+
+
+def _fastest_made(row: Rows, stages: Stages, limit_s: float) -> tuple[float, int]:
+    """Return the shortest step of orders made for the times, and its split; +inf beyond the limit.
+
+    Their simulation takes longest. It comes near the bound, so that most other splits are not simulated.
+    """
+    bounds = split_s(row.take([0] * len(stages.rank_time_s)), stages)
+    best = (np.inf, 0)
+    for at in np.argsort(bounds, kind="stable").tolist():
+        if bounds[at] * SAFETY > min(best[0], limit_s):
+            break
+        own = stages.take(np.array([at]))
+        best = min(best, (float(row.step_s(_whole_finish_s(row, own), own)[0]), at))
+    return best
 
 
 def _whole_finish_s(row: Rows, stages: Stages) -> FloatArray:
