@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from meshwright.service.db import migrations
@@ -70,8 +70,11 @@ def cpu_ms_exactly(pids: Collection[int]) -> float:
 
     They are exact to the nanosecond, while ``cpu_s`` counts ticks of 10 ms. Ended threads are not counted.
     """
-    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e6
+    used_ns = 0
+    for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
+            used_ns += int((task / "schedstat").read_text().split()[0])
+    return used_ns / 1e6
 
 
 def num_threads(pid: int) -> int:

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from tests.served.many_jobs import fill
 SIZES = (1_000, 1_000_000)
 REQUESTS = 200
 SECONDS = 20.0  # for them, at most
+KEPT = Path("out/service_size.json")  # after each column
 FIRST = 10  # requests that open connections and read the first pages of the file
 
 ASKED = (
@@ -145,10 +147,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=KINDS, help="one database; writes nothing")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="other sizes; writes nothing")
+    parser.add_argument("--resume", action="store_true", help="measure only what a stopped run lacks")
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     asked = parser.parse_args()
     kinds = [asked.only] if asked.only else KINDS
-    made = table({f"{kind}, {size:,} jobs": measure(kind, size) for kind in kinds for size in asked.sizes})
+    found: dict[str, Figures] = json.loads(KEPT.read_text()) if asked.resume and KEPT.exists() else {}
+    wanted = {f"{kind}, {size:,} jobs": (kind, size) for kind in kinds for size in asked.sizes}
+    for name in (name for name in wanted if name not in found):
+        found[name] = measure(*wanted[name])
+        KEPT.parent.mkdir(exist_ok=True)
+        KEPT.write_text(json.dumps(found, indent=1) + "\n")
+    made = table({name: found[name] for name in wanted})
     print(made)
     if asked.write and not asked.only and tuple(asked.sizes) == SIZES:
         write(f"\n{made}\n", mark="bench-size")
