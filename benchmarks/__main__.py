@@ -117,6 +117,9 @@ BENCHMARKS = {
         "benchmarks.service_size",
     ),
     "soak": Benchmark("the memory of a server under requests, the same", "benchmarks.service_soak"),
+    "sign-ins": Benchmark(
+        "how long other addresses take while a sign-in provider hangs", "benchmarks.service_sign_ins"
+    ),
     "cancels": Benchmark("how soon a running job is cancelled, the same", "benchmarks.service_cancels"),
     "scaling": Benchmark("jobs a minute by 1 and 2 workers, docs/scaling.md", "benchmarks.scaling"),
     "replan": Benchmark(

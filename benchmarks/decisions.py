@@ -1,4 +1,4 @@
-"""CP-SAT on equal nodes: ``python -m benchmarks.decisions [--write] [--draws N] [PROBLEM.json …]``.
+"""CP-SAT on equal nodes: ``python -m benchmarks.decisions [--write] [--draws N --first SEED] [PROBLEM.json …]``.
 
 A line for each problem of ``benchmarks/problems``: the rows that bounds leave, the variables and limits of
 the model, how often CP-SAT decided, its CPU seconds without loading OR-Tools, and whether it chose the plan
@@ -52,16 +52,21 @@ def line(path: Path) -> tuple[str, ...]:
     return (path.stem, *map(str, sizes), f"{cpu_s:.2f}", same)
 
 
-def drawn(count: int) -> Counter[str]:
-    """Hold drawn requests against everything that they mean; return how many had which outcome."""
+def drawn(first: int, count: int) -> Counter[str]:
+    """Hold drawn requests against everything that they mean; return how many had which outcome.
+
+    Those that break something are told at once; ``first`` is the seed to begin with.
+    """
     found = Counter[str]()
     with kept_child():
-        for seed in range(count):
+        for seed in range(first, first + count):
             problem = a_drawn_request(Random(seed))  # noqa: S311 - no secret
             problem = replace(problem, options=replace(problem.options, certify="cp-sat"))
             answer = ask(problem, profile_of(problem))
             outcome = outcome_of(problem, answer)
-            found[outcome if outcome in EXPECTED else f"seed {seed}: {outcome}"] += 1
+            if outcome not in EXPECTED:
+                print(f"seed {seed}: {outcome}", flush=True)
+            found[outcome] += 1
     return found
 
 
@@ -89,10 +94,11 @@ def main() -> None:
     parser.add_argument("problems", nargs="*", type=Path)
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     parser.add_argument("--draws", type=int, default=0, help="drawn requests instead")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first of them")
     given = parser.parse_args()
     if given.draws:
         began_s = time.process_time()
-        found = drawn(given.draws)
+        found = drawn(given.first, given.draws)
         print(json.dumps(found, indent=1), f"{time.process_time() - began_s:.0f} CPU-s")
         sys.exit(any(outcome not in EXPECTED for outcome in found))
     lines = [line(path) for path in given.problems or sorted(PROBLEMS.glob("*.json"))]
