@@ -1,4 +1,4 @@
-"""CP-SAT on equal nodes: ``python -m benchmarks.decisions [--write] [--draws N --first SEED] [PROBLEM.json …]``.
+"""CP-SAT on equal nodes: ``python -m benchmarks.decisions [--write] [--draws N --first N] [FILE …]``.
 
 A line for each problem of ``benchmarks/problems``: the rows that bounds leave, the variables and limits of
 the model, how often CP-SAT decided, its CPU seconds without loading OR-Tools, and whether it chose the plan

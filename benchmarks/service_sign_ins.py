@@ -1,8 +1,8 @@
-"""How long other addresses take while people sign in and their provider hangs: ``make bench ARGS=sign-ins``.
+"""How long other addresses take while people sign in and their provider hangs.
 
 A server of this checkout has a provider that takes connections and never says a word. Readers ask three
-addresses in turn, alone and then beside 60 people who sign in, and again when they are told to. What is printed is the median and the 95th
-percentile of each, in ms, and what the sign-ins were answered.
+addresses in turn, alone and then beside 60 people who sign in, and again when they are told to. What is
+printed is the median and the 95th percentile of each, in ms, and what the sign-ins were answered.
 """
 
 from __future__ import annotations
