@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
-from meshwright.solver.configuration import FloatArray, distinct
+from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import ROW_CASTS, Context, PassSeconds
 from meshwright.solver.cost.scan import scan
 from meshwright.solver.cost.scores import eager_scores
@@ -231,37 +230,13 @@ def layer_gemms(ctx: Context, kind: LayerKind, *blocks: Block) -> list[Gemm]:
     return products(ctx, layer.of(*blocks) if blocks else layer.operators)
 
 
-_MANY = 256  # rows of which those with equal products are priced once
-Side = TypeVar("Side", FloatArray, FloatArray | float)
-
-
-def _at(side: Side, index: IndexArray) -> Side:
-    return np.asarray(side)[index] if np.ndim(side) else side
-
-
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
     """Price all products of a layer, forward and backward; frozen matrices have no weight gradient."""
-    sides = [side for g in gemms for side in (g.m, g.n, g.k, g.count)]
-    values = {id(side): side for side in sides if isinstance(side, np.ndarray) and side.ndim}
-    if len(ctx.t) <= _MANY or not values or any(side.shape != ctx.t.shape for side in values.values()):
-        return _gemm_seconds(ctx, gemms, precision, len(ctx.t), trained=trained)
-    first, of_row = distinct([side.view(np.int64) for side in values.values()])
-    few = [
-        replace(g, m=_at(g.m, first), n=_at(g.n, first), k=_at(g.k, first), count=_at(g.count, first))
-        for g in gemms
-    ]
-    found = _gemm_seconds(ctx, few, precision, len(first), trained=trained)
-    return PassSeconds(forward=found.forward.take(of_row), backward=found.backward.take(of_row))
-
-
-def _gemm_seconds(
-    ctx: Context, gemms: list[Gemm], precision: str, rows: int, *, trained: bool
-) -> PassSeconds:
     rate, operators = ctx.gemm_flops(precision), ctx.operators
     element = {"fp8": 1.0, "fp4": 0.5, "tf32": 4.0, "fp32": 4.0}.get(precision, 2.0)
     alone = ctx.low_precision and not ctx.facts.moe_grouped_mlp_fused
     kernels = _CASTS_OF_AN_EXPERT if alone else -1.0  # of each further expert, next to its product
-    m, n, k, flops = np.empty((4, len(gemms), 3 if trained else 2, rows))  # all at once: few calls
+    m, n, k, flops = np.empty((4, len(gemms), 3 if trained else 2, len(ctx.t)))  # all at once: few calls
     tile = _TILES.get(ctx.gpu.architecture, _TILE)
     for index, g in enumerate(gemms):
         m[index, :2], m[index, 2:] = g.m, g.n
@@ -280,7 +255,7 @@ def _gemm_seconds(
     seconds = gemm_s(
         m, n, k, operators=operators, flops=flops, bytes_per_s=ctx.hbm_bytes_per_s, element_bytes=element
     )
-    forward, backward = np.zeros(rows), np.zeros(rows)
+    forward, backward = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     for g, (ahead, *back) in zip(gemms, seconds, strict=True):
         launches = (g.count - 1.0) * operators.launch_s * kernels if g.grouped else 0.0
         forward = forward + g.count * ahead + launches
