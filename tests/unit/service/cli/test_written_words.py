@@ -188,7 +188,7 @@ def test_nodes_of_two_kinds_are_two_groups_with_their_own_links() -> None:
         ({"nodes": "2xdgx-h100", "gpu": "h100"}, "--gpu and --nodes both describe the cluster"),
         ({"gpus": "8", "gpu": "h100", "num_gpus": 4}, "--num-gpus means the same"),
         ({"gpus": "H100"}, "has no number of GPUs.*Nearest: 8xH100"),
-        ({"gpus": "4090"}, "has no number of GPUs.*Nearest: 8x4090"),  # and not so many of an unknown type
+        ({"gpus": "4090"}, "has no number of GPUs.*Nearest: 1x4090"),  # and not so many of an unknown type
         ({"gpus": "2xdgx-h100"}, "is a node, not a GPU type. Nearest: --nodes 2xdgx-h100"),
         ({"gpu": "h100,a100"}, "--nodes 1xh100,1xa100"),
         ({"gpus": "8xM3 Max"}, "--gpus: .*Apple GPUs are not supported"),
