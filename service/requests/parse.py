@@ -120,6 +120,8 @@ def _with_usual_precision(request: Any, cluster: ClusterSpec) -> tuple[Any, Clus
     usual = cluster.usual_precision
     if "precision" in request.workload.model_fields_set or usual == request.workload.precision:
         return request, cluster
+    if request.launcher and usual not in launcher_capabilities(request.launcher).precisions:
+        return request, cluster
     wanted = request.workload.precision
     lacking = next(group.gpu for group in cluster.groups if wanted not in group.gpu.peak_flops)
     said = f"workload.precision: {usual}, for {lacking.display_name} has no {wanted}"

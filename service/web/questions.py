@@ -72,6 +72,8 @@ TITLES: Mapping[str, str] = {
     "gradient_dtype": "Gradients in bf16",
     "overlap_tensor": "Async tensor parallelism",
     "optimizer_offload_fraction": "Offload of part of the optimizer",
+    "loss_kernel": "Loss in parts",
+    "quantizes_experts": "Experts in 4 bits",
     "super_offload": "SuperOffload",
     "cpu_update_interval": "ZenFlow",
     "dynamic_context_parallel": "Context parallelism by document",
