@@ -67,8 +67,9 @@ SLOW_START_S = 5.0  # then a body has to have come at this rate
 MIN_BYTES_PER_S = 2**15
 
 
-def _turns(what: str, size: int, share: int, *, max_wait_s: float = MAX_WAIT_FOR_TURN_S) -> Turns:
-    return Turns(what, size=size, share=share, max_wait_s=max_wait_s)
+def _turns(what: str, size: int, share: int, *, max_wait_s: float | None = None) -> Turns:
+    wait_s = MAX_WAIT_FOR_TURN_S if max_wait_s is None else max_wait_s
+    return Turns(what, size=size, share=share, max_wait_s=wait_s)
 
 
 def turns_of_process() -> dict[str, Turns]:

@@ -201,7 +201,7 @@ def test_requests_that_a_stopping_server_cannot_finish_are_to_be_sent_again(tmp_
     with serving(settings, start=start) as running, ThreadPoolExecutor(4) as pool:
         address = f"{running.url}/v1/predictions"
         asked = [
-            pool.submit(httpx.post, address, json={"problem": PROBLEM}, timeout=HANGS_S) for _ in range(4)
+            pool.submit(httpx.post, address, json={"problem": PROBLEM}, timeout=HANGS_S) for _ in range(2)
         ]
         until(lambda: arrived.exists() and arrived.read_text() == "one " * len(asked))
         running.process.terminate()
