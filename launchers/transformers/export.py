@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -31,7 +32,7 @@ EXPERTS = {"eager": "loop", "grouped_mm": "grouped", "batched_mm": "batched"}
 OF_THE_RUN: Values = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 
 
-class TrainerFiles(AccelerateFiles):
+class TrainerFiles(AccelerateFiles, ABC):
     """Accelerate's file for the mesh, and a YAML of transformers' TrainingArguments."""
 
     takes = ()
@@ -63,9 +64,9 @@ class TrainerFiles(AccelerateFiles):
             **(self.adapters(target) if target.workload.lora_rank else {}),
         }
 
+    @abstractmethod
     def own(self, target: Target) -> Values:
         """Return how documents become sequences, the types of weights, and what only this trainer has."""
-        raise NotImplementedError
 
     def replays(self, target: Target) -> Values:
         """Return whether the trainer recomputes every layer."""
@@ -97,9 +98,9 @@ class TrainerFiles(AccelerateFiles):
         whole = target.workload.trained_modules
         return {"lora_modules_to_save": list(whole)} if whole else {}
 
+    @abstractmethod
     def frozen(self, target: Target) -> Values:
         """Return what turns adapters on, and the type of the frozen weights."""
-        raise NotImplementedError
 
     def files(self, head: str, target: Target) -> dict[str, str]:
         """Return accelerate's file, and the trainer's own."""

@@ -55,9 +55,7 @@ MAX_PROBLEMS = 6  # larger ones at a time, from their first byte to the answer: 
 PROBLEMS_SHARE = 4  # of them, one tenant's
 MAX_DOCUMENTS = 3  # the same of what may hold tables: up to 60 MiB each
 DOCUMENTS_SHARE = 2
-MAX_COMPUTING = (
-    3  # predictions, re-plans, reports and calibrations at a time: more only wait for the processor
-)
+MAX_COMPUTING = 3  # predictions, re-plans, reports, calibrations at a time: more wait for the processor
 COMPUTING_SHARE = 2
 MAX_WAIT_FOR_TURN_S = 10.0
 MAX_FOLLOWING = 3000  # event streams and long polls of a process: up to 55 KiB and an open file each

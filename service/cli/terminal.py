@@ -216,9 +216,8 @@ def report_usage(fault: TyperException, commands: Any, typed: Sequence[str] | No
     if "\n" in message:
         sys.stderr.write(f"{message}\n")
         return BAD_INPUT
-    sentence = _of_option(fault, line) or message.removeprefix("Invalid value: ").replace(
-        "Value error, ", ""
-    ).rstrip(".")
+    plain = message.removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
+    sentence = _of_option(fault, line) or plain
     say_error(f"{sentence}{'' if sentence.endswith('?') else '.'}")
     _say_tip(_tip_of_usage(fault, line))
     return BAD_INPUT
@@ -233,7 +232,7 @@ def _tip_of_usage(fault: TyperException, line: Line) -> str:
         return tips.tip_of_command(line)
     wrong = getattr(fault, "option_name", "")
     near = tips.near_options(wrong, getattr(fault, "possibilities", None) or ())
-    return tips.tip_of_usage(line, wrong, "" if tips.options_here(line, wrong) else next(iter(near), ""))
+    return tips.tip_of_usage(line, wrong, next(iter(near), ""))
 
 
 def _of_option(fault: TyperException, line: Line) -> str:
