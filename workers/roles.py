@@ -47,22 +47,32 @@ class RolesWork:
         self.cache_key = cache_key_of(self.claim.tenant, self.claim.request, versions_of(asked.training))
         watch = Watch(time_limit_s=self.claim.time_limit_s, should_stop=should_stop)
         searched, total = 0, _searches(asked)
+        best_s: float | None = None
 
-        def report(_group: str, _nodes: int) -> None:
-            nonlocal searched
+        def report() -> None:
             on_progress(
                 Progress(
                     stage=STAGE, explored=searched, total=total, elapsed_s=watch.elapsed_s,
-                    incumbent_step_time_s=None, bound_step_time_s=None, gap=None,
+                    incumbent_step_time_s=best_s, bound_step_time_s=None, gap=None,
                 )
             )  # fmt: skip
+
+        def searching(_group: str, _nodes: int) -> None:
+            nonlocal searched
+            report()
             searched += 1
+
+        def improved(step_s: float) -> None:
+            nonlocal best_s
+            best_s = step_s
+            report()
 
         self.answer = plan_post_training(
             asked,
             profile_of=self.profiles.profile_of,
             watch=watch,
-            on_search=report,
+            on_search=searching,
+            on_best=improved,
             mean_is_assumed=request.mean_is_assumed,
         )
         self.was_stopped = watch.stopped

@@ -35,6 +35,7 @@ from meshwright.service.post_training.request import (
     require_roles,
     without_roles,
 )
+from meshwright.service.report.formatting import seconds
 from meshwright.service.report.post_training import (
     render_against,
     render_parts,
@@ -65,10 +66,13 @@ def run_post_training(
     read = read_post_training(request)
     if save_dir is not None:
         check_folder(save_dir, force=force, plan_id="")
-    line, number = ProgressLine(), count(1)
+    line, number, best = ProgressLine(), count(1), [""]
 
     def searching(group: str, nodes: int) -> None:
-        line.rewrite(f"search {next(number)}: training on {nodes} nodes of {group}")
+        line.rewrite(f"search {next(number)}: training on {nodes} nodes of {group}{best[-1]}")
+
+    def improved(step_s: float) -> None:
+        best.append(f" · best so far {seconds(step_s)} a step")
 
     with cancellable() as should_stop:
         answer = plan_post_training(
@@ -76,6 +80,7 @@ def run_post_training(
             profile_of=lambda problem: profile_for(problem, calibration),
             watch=Watch(time_limit_s=math.inf, should_stop=should_stop),
             on_search=searching,
+            on_best=improved,
             mean_is_assumed=read.mean_is_assumed,
         )
         line.clear()

@@ -89,6 +89,7 @@ def plan_post_training(
     profile_of: Callable[[Problem], Profile] = profile_by_default,
     watch: Watch | None = None,
     on_search: Callable[[str, int], object] = lambda _group, _nodes: None,
+    on_best: Callable[[float], object] | None = None,
     mean_is_assumed: bool = False,
 ) -> PostTrainingAnswer:
     """Return the ranked placements of the roles.
@@ -98,6 +99,8 @@ def plan_post_training(
         profile_of: costs of the training role.
         watch: of all searches together; what is priced when it ends is placed. None: they have no limit.
         on_search: called before each search of a training layout, with group and nodes.
+        on_best: called with the seconds of a step as soon as roles are placed, and of each shorter one.
+            None: roles are placed once, after all searches.
         mean_is_assumed: whether the mean length is not the user's.
 
     Raises:
@@ -117,8 +120,13 @@ def plan_post_training(
         raise _no_engine(asked)
     _require_reward_model(asked)
     corrections = measured_corrections(asked, profile_of, watch)
+    best_s = math.inf
     for price in training_prices(asked, profile_of, should_stop=is_over, on_search=on_search):
         training.append(price)
+        if on_best is not None:
+            found_s = _best_s(prices_of(asked, training, engines, corrections), pricing)
+            if found_s < best_s:
+                on_best(best_s := found_s)
     if not training and not is_over():
         raise _no_training(asked, profile_of, is_over)
     prices = prices_of(asked, training, engines, corrections)
@@ -147,6 +155,14 @@ def plan_post_training(
         measure_next=_measure_next(asked, prices, found[0]),
         corrections={part: one.factor for part, one in corrections.items()},
     )
+
+
+def _best_s(prices: Prices, watch: Watch) -> float:
+    """Return the step of the best placement of what is priced so far; infinity: there is none yet."""
+    found: list[Placement | None] = []
+    with watch.cut():
+        found.append(placed(prices))
+    return min((one.step_s for one in found if one is not None), default=math.inf)
 
 
 def measured_corrections(

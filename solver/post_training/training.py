@@ -12,12 +12,12 @@ from meshwright.profiles.profile import Profile
 from meshwright.profiles.sequences import filled
 from meshwright.solver.answer import Plan
 from meshwright.solver.cost.evaluation import Evaluation, evaluate
-from meshwright.solver.planner.plan import ask
 from meshwright.solver.post_training.limits import layout_text
 from meshwright.solver.post_training.problem import PostTraining
 from meshwright.solver.post_training.splits import is_expressible, split_of
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem, ShouldStop
+from meshwright.solver.search.search import search
 
 HOST_BYTES_PER_S = 25e9  # of one GPU to pinned host memory (PCIe 5.0 x16 reaches 50e9, half of it shared)
 LEAST_BYTES = 14.0  # of a weight on all GPUs together: itself, its fp32 copy and moments, however sharded
@@ -180,14 +180,14 @@ def _expressible_plan(problem: Problem, profile: Profile, should_stop: ShouldSto
 
     NeMo-RL and verl state the layers of the first and of the last stage, and share the rest out evenly.
     """
-    plans = ask(problem, profile, should_stop=should_stop).plans
+    plans = search(problem, profile, should_stop=should_stop).plans
     if not plans or is_expressible(plans[0].config.stage_layers):
         return plans[0] if plans else None
     stages = plans[0].config.pipeline_parallel_size
     split = split_of(problem.model.num_layers, stages)
     pins = {**problem.options.pin, "pipeline_parallel_size": stages}
     options = replace(problem.options, stage_layers=split, pin=pins)
-    again = ask(replace(problem, options=options), profile, should_stop=should_stop).plans
+    again = search(replace(problem, options=options), profile, should_stop=should_stop).plans
     return again[0] if again else None
 
 
