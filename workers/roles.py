@@ -63,7 +63,6 @@ class RolesWork:
             profile_of=self.profiles.profile_of,
             watch=watch,
             on_search=report,
-            mean_is_assumed=request.mean_is_assumed,
         )
         self.was_stopped = watch.stopped
 
