@@ -10,7 +10,8 @@ from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError, StoppedError
 from meshwright.service.db.database import Database, compact_json
-from meshwright.service.fleets.answer import fault_document, fleet_document, plan_of
+from meshwright.service.fleets.answer import fault_document, fleet_document
+from meshwright.service.fleets.job_plans import found_from_json, question_request, stored_answer_of
 from meshwright.service.fleets.planning import FleetResult, answered
 from meshwright.service.fleets.question import (
     FleetQuestion,
@@ -21,13 +22,14 @@ from meshwright.service.fleets.question import (
 from meshwright.service.jobs.answers import answer_from_json, cache_key_of, code_digest, versions_of
 from meshwright.service.jobs.states import AnsweredPart, Claim, Outcome
 from meshwright.service.jobs.submission import POSITION_DIGITS
-from meshwright.service.requests.parse import problem_to_mapping
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.stores.profiles import ProfileStore
 from meshwright.solver.answer import Answer
 from meshwright.solver.fleet.durations import PlannedDurations
 from meshwright.solver.fleet.plan import Limits
-from meshwright.solver.fleet.problem import NodeChoice
+from meshwright.solver.fleet.problem import Found, NodeChoice
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.post_training.problem import PostTraining
 from meshwright.solver.problem import OnProgress, Problem, Progress, ShouldStop
 from meshwright.workers.checkpoint import is_json
 from meshwright.workers.outcome import outcome_without_answer
@@ -138,25 +140,35 @@ class FleetWork:
 
     def _part(self, result: FleetResult, job: str, position: int) -> AnsweredPart:
         choice = result.answer.schedule[job].choice
-        _, problem = plan_of(result, job)
-        body = result.durations.answer(job, choice).to_json()
-        request = problem_to_mapping(problem)
-        key = cache_key_of(self.claim.tenant, request, versions_of(problem))
+        planned, question = result.request.problems[job], result.durations.problem(job, choice)
+        request = question_request(planned, question)
+        body, plans = stored_answer_of(request, question, result.durations.answer(job, choice))
+        is_roles = isinstance(question, PostTraining)
+        key = cache_key_of(
+            self.claim.tenant,
+            request,
+            versions_of(question.training if isinstance(question, PostTraining) else question),
+        )
         return AnsweredPart(
-            job_id=f"{self.stem}{position:0{POSITION_DIGITS}x}", name=job, request=request,
-            plans=body.pop("plans"), answer=body, cache_key=None if self.was_stopped else key,
+            job_id=f"{self.stem}{position:0{POSITION_DIGITS}x}", name=job, request=request, plans=plans,
+            answer=body, cache_key=None if self.was_stopped else key,
+            kind=POST_TRAINING if is_roles else None,
         )  # fmt: skip
 
 
 _NEVER = float("inf")
 
 
-def _known(checkpoint: Mapping[str, Any] | None) -> tuple[dict[str, Answer], dict[str, float]]:
+def _found(raw: Mapping[str, Any]) -> Found:
+    return found_from_json(raw) if "outcomes" in raw else answer_from_json(raw)
+
+
+def _known(checkpoint: Mapping[str, Any] | None) -> tuple[dict[str, Found], dict[str, float]]:
     """Return the answers and bounds of a checkpoint; none of one that other code wrote."""
     if checkpoint is None or checkpoint.get("code") != code_digest():
         return {}, {}
     try:
-        answers = {digest: answer_from_json(one) for digest, one in checkpoint["answers"].items()}
+        answers = {digest: _found(one) for digest, one in checkpoint["answers"].items()}
         return answers, dict(checkpoint["least_s"])
     except (InvalidProblemError, LookupError, TypeError, AttributeError):
         return {}, {}

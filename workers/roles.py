@@ -73,7 +73,6 @@ class RolesWork:
             watch=watch,
             on_search=searching,
             on_best=improved,
-            mean_is_assumed=request.mean_is_assumed,
         )
         self.was_stopped = watch.stopped
 

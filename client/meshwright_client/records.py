@@ -598,8 +598,11 @@ class FleetJob:
     job_id: str  # which holds the plan
     step_time_s: float
     launcher: str
-    layout: str  # the configuration in words
-    config: Configuration
+    layout: str  # the configuration in words; of post-training, the roles
+    config: Configuration  # of what is trained
+    mode: Literal["colocated", "apart", "async"] | None = None  # of post-training
+    power_limit_w: int | None = None  # of each GPU, 0: none; absent without a shared limit of power
+    power_kw: float | None = None  # that its GPUs draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -633,6 +636,7 @@ class FleetAnswer:
     gap: float | None = None
     objectives: tuple[FleetObjective, ...] = ()  # the first counts most
     nodes: Mapping[str, int] = field(default_factory=dict)  # by kind
+    max_power_kw: float | None = None  # that all GPUs draw together at most
     jobs: tuple[FleetJob, ...] = ()
     rules: tuple[FleetRule, ...] = ()
     searched: int | None = None  # pairs of a job and a number of nodes that were searched

@@ -45,7 +45,10 @@ TAGS = [
     {"name": name, "description": description}
     for name, description in (
         ("jobs", "Submit a question, follow its search, and read the ranked plans."),
-        ("fleets", "Share one cluster among several training jobs: nodes, layout and time of each."),
+        (
+            "fleets",
+            "Share one cluster among jobs of training and post-training: nodes, layout and time of each.",
+        ),
         ("plans", "Read plans of all jobs, export their launch files, verify them, report measured runs."),
         ("reports", "Read answers and plans as pages that need no service, and share them by links."),
         ("predictions", "Predict step time and memory of a configuration or a launch file of your own."),
@@ -333,7 +336,10 @@ _FLEET_JOB: dict[str, Any] = {
     "additionalProperties": False,
     "properties": {
         "name": {"type": "string", "examples": ["chat"]},
-        "problem": {"type": "object", "description": "as a ProblemRequest without its cluster"},
+        "problem": {
+            "type": "object",
+            "description": "as a ProblemRequest, or a question of kind post_training, without its cluster",
+        },
         "steps": {"type": "integer", "minimum": 1, "maximum": MAX_STEPS},
         "release_hours": {**_HOURS, "description": "earliest start, from the beginning of the plan"},
         "due_hours": {**_HOURS, "description": "due date; default: never late"},
@@ -390,6 +396,11 @@ _FLEET: dict[str, Any] = {
         "node_hour_price": {
             "type": ["number", "object"],
             "description": "price of a node-hour, or one for each kind. Cost then replaces node-hours",
+        },
+        "max_power_kw": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "description": "that the GPUs of all jobs draw together at most; sets limits of their power",
         },
         "effort": {
             "type": "number",

@@ -501,8 +501,11 @@ class FleetJobView(ApiAnswer):
     job_id: str  # which holds the plan
     step_time_s: float
     launcher: str
-    layout: str  # the configuration in words
-    config: Configuration
+    layout: str  # the configuration in words; of post-training, the roles
+    config: Configuration  # of what is trained
+    mode: Literal["colocated", "apart", "async"] | None = None  # of post-training
+    power_limit_w: int | None = None  # of each GPU, 0: none; absent without a shared limit of power
+    power_kw: float | None = None  # that its GPUs draw
 
 
 class FleetObjectiveView(ApiAnswer):
@@ -533,6 +536,7 @@ class FleetAnswerView(ApiAnswer):
     gap: float | None = None
     objectives: list[FleetObjectiveView] = Field(default_factory=list)  # the first counts most
     nodes: dict[str, int] = Field(default_factory=dict)  # by kind
+    max_power_kw: float | None = None  # that all GPUs draw together at most
     jobs: list[FleetJobView] = Field(default_factory=list)
     rules: list[FleetRuleView] = Field(default_factory=list)
     searched: int | None = None  # pairs of a job and a number of nodes that were searched

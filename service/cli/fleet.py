@@ -25,7 +25,7 @@ from meshwright.service.cli.terminal import (
     screen,
 )
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
-from meshwright.service.fleets.answer import fleet_document, plan_of, scheduled
+from meshwright.service.fleets.answer import fleet_document, scheduled
 from meshwright.service.fleets.files import fleet_files
 from meshwright.service.fleets.planning import FleetResult, answered
 from meshwright.service.fleets.question import EFFORT, MAX_EFFORT
@@ -34,9 +34,11 @@ from meshwright.service.fleets.running import planned_again, read_state
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.report.fleet import fleet_page, left_out_lines, render_fleet
 from meshwright.service.requests.documents import read_problem_file
+from meshwright.solver.answer import Answer
 from meshwright.solver.fleet.durations import PlannedDurations
 from meshwright.solver.fleet.plan import Limits
 from meshwright.solver.fleet.problem import NodeChoice
+from meshwright.solver.problem import Problem
 
 
 def fleet(
@@ -99,9 +101,13 @@ def fleet(
 def _show(found: FleetResult, *, out: Path | None, force: bool, json_output: bool) -> None:
     document = fleet_document(found)
     for job in found.request.fleet.jobs:
-        _, problem = plan_of(found, job.name)
-        answer = found.durations.answer(job.name, found.answer.schedule[job.name].choice)
-        say_warnings(keep(answer_document(answer, problem), problem))
+        choice = found.answer.schedule[job.name].choice
+        answer, problem = (
+            found.durations.answer(job.name, choice),
+            found.durations.problem(job.name, choice),
+        )
+        if isinstance(answer, Answer) and isinstance(problem, Problem):
+            say_warnings(keep(answer_document(answer, problem), problem))
     for text in left_out_lines(document):
         say_error(text)
     if json_output:

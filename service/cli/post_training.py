@@ -81,7 +81,6 @@ def run_post_training(
             watch=Watch(time_limit_s=math.inf, should_stop=should_stop),
             on_search=searching,
             on_best=improved,
-            mean_is_assumed=read.mean_is_assumed,
         )
         line.clear()
     document = post_training_document(read, answer)
@@ -125,7 +124,7 @@ def calibrate_roles(
     whole = {**request, "measured": steps}
     read = read_post_training(whole)
     predicted = plan_post_training(read.asked.measured[-1].asked).plans[0].parts_s
-    answer = plan_post_training(read.asked, mean_is_assumed=read.mean_is_assumed)
+    answer = plan_post_training(read.asked)
     rows = [
         {
             "part": part, "predicted_s": predicted[part], "measured_s": seen.parts_s.get(part),
@@ -182,7 +181,7 @@ def _roles_of(request: Mapping[str, object], found: Recipe) -> dict[str, Any]:
 
 def _answered(request: Mapping[str, object]) -> dict[str, Any]:
     read = read_post_training(request)
-    answer = plan_post_training(read.asked, mean_is_assumed=read.mean_is_assumed)
+    answer = plan_post_training(read.asked)
     return post_training_document(read, answer)
 
 

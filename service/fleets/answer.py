@@ -7,20 +7,18 @@ from typing import Any
 
 from meshwright.profiles.errors import FieldError
 from meshwright.service.fleets.files import ScheduledFleet
+from meshwright.service.fleets.job_plans import JobPlan, job_plan
 from meshwright.service.fleets.planning import FleetResult
 from meshwright.service.fleets.request import CENTS, KW, FleetRequest
-from meshwright.service.report.formatting import configuration_words
-from meshwright.solver.answer import Plan
 from meshwright.solver.fleet.problem import FleetJob
-from meshwright.solver.problem import Problem
 
 _HOUR_MIN = 60
 
 
-def plan_of(result: FleetResult, job: str) -> tuple[Plan, Problem]:
-    """Return the plan of a job, and the problem that it answers."""
+def plan_of(result: FleetResult, job: str) -> JobPlan:
+    """Return the plan of a job."""
     choice = result.answer.schedule[job].choice
-    return result.durations.answer(job, choice).plans[0], result.durations.problem(job, choice)
+    return job_plan(result.durations.problem(job, choice), result.durations.answer(job, choice))
 
 
 def fleet_document(result: FleetResult) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def fault_document(error: FieldError) -> dict[str, str | None]:
 
 def _job_document(result: FleetResult, job: FleetJob) -> dict[str, Any]:
     run, fleet = result.answer.schedule[job.name], result.request.fleet
-    plan, problem = plan_of(result, job.name)
+    plan = plan_of(result, job.name)
     late = 0 if job.due_min is None else max(0, run.end_min - job.due_min)
     return {
         "name": job.name,
@@ -85,10 +83,11 @@ def _job_document(result: FleetResult, job: FleetJob) -> dict[str, Any]:
         ),
         "steps": result.request.problems[job.name].steps,
         "plan_id": plan.plan_id,
-        "step_time_s": plan.prediction.step_time_s,
-        "launcher": problem.launcher,
-        "layout": configuration_words(plan.config),
+        "step_time_s": plan.step_time_s,
+        "launcher": plan.launcher,
+        "layout": plan.layout,
         "config": asdict(plan.config),
+        **({} if plan.mode is None else {"mode": plan.mode}),
     }
 
 

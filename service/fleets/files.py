@@ -9,13 +9,11 @@ from math import ceil
 from shlex import quote
 
 from meshwright.launchers.export import SLURM_FILE
-from meshwright.launchers.registry import export
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.service.fleets.job_plans import JobPlan
 from meshwright.service.fleets.request import START_FILE, FleetRequest
-from meshwright.solver.answer import Plan
 from meshwright.solver.fleet.problem import FleetJob, PlannedRun, Schedule, pairs_apart
-from meshwright.solver.problem import Problem
 
 _HOUR_MIN = 60
 
@@ -26,7 +24,7 @@ class ScheduledFleet:
 
     request: FleetRequest
     schedule: Schedule
-    plans: Mapping[str, tuple[Plan, Problem]]  # by job: its plan, and the problem that it answers
+    plans: Mapping[str, JobPlan]  # by job
 
 
 def fleet_files(fleet: ScheduledFleet) -> ExportBundle:
@@ -37,15 +35,14 @@ def fleet_files(fleet: ScheduledFleet) -> ExportBundle:
     """
     files, warnings, started = dict[str, str](), list[str](), list[FleetJob]()
     for job in fleet.request.fleet.jobs:
-        plan, problem = fleet.plans[job.name]
-        if problem.launcher == "none":
-            warnings.append(f"{job.name}: launcher none has no launch files")
-            continue
-        launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
+        plan = fleet.plans[job.name]
         try:
-            bundle = export(plan, problem, launcher)
+            bundle = plan.files()
         except RefusedExportError as fault:
-            warnings.append(f"{job.name}: {launcher} refuses the plan ({fault})")
+            warnings.append(f"{job.name}: {plan.launcher} refuses the plan ({fault})")
+            continue
+        if bundle is None:
+            warnings.append(f"{job.name}: launcher none has no launch files")
             continue
         files |= {f"{job.name}/{name}": text for name, text in bundle.files.items()}
         warnings += [f"{job.name}: {text}" for text in bundle.warnings]
@@ -90,7 +87,7 @@ def _lines(fleet: ScheduledFleet, jobs: list[FleetJob]) -> Iterator[str]:
         options += _dependencies(fleet, job, number)
         yield (
             f"# {job.name}: {run.choice.nodes} nodes, {run.start_min / _HOUR_MIN:.1f} to "
-            f"{run.end_min / _HOUR_MIN:.1f} h, plan {fleet.plans[job.name][0].plan_id}"
+            f"{run.end_min / _HOUR_MIN:.1f} h, plan {fleet.plans[job.name].plan_id}"
         )
         yield f'{number[job.name]}="$(submit {quote(job.name)} {" ".join(options)} "$@")"'
         yield f'echo "{job.name} ${{{number[job.name]}}}"'

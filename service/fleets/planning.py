@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.fleets.request import FleetRequest
 from meshwright.solver.fleet.durations import PlannedDurations
 from meshwright.solver.fleet.plan import FleetAnswer, Limits, jobs_without_plan, plan_fleet
+from meshwright.solver.fleet.problem import choices_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ def answered(
         StoppedError: the searches were stopped before every job had a plan.
     """
     while True:
-        least, faults = jobs_without_plan(request.fleet, durations, request.at)
+        least, found = jobs_without_plan(request.fleet, durations, request.at)
+        faults = {name: _explained(request, durations, name, error) for name, error in found.items()}
         without_plan: dict[str, tuple[FieldError, ...]] = {name: (error,) for name, error in faults.items()}
         if not without_plan:
             try:
@@ -47,6 +49,21 @@ def answered(
         if not skip_impossible:
             raise InvalidProblemError(faults.values())
         request = request.without(without_plan)
+
+
+def _explained(
+    request: FleetRequest, durations: PlannedDurations, job: str, fault: FieldError
+) -> FieldError:
+    """Return the fault of a job without a plan, with what its roles lack on the most nodes."""
+    own = next(one for one in request.fleet.jobs if one.name == job)
+    choices = choices_of(request.fleet, own)
+    why = durations.why_none(job, choices[-1]) if choices else None
+    if why is None:
+        return fault
+    return replace(
+        fault, message=f"{fault.message}: {why.message}", allowed=why.allowed or fault.allowed,
+        nearest=why.nearest,
+    )  # fmt: skip
 
 
 def _require_jobs(request: FleetRequest) -> None:

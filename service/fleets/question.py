@@ -20,7 +20,8 @@ from meshwright.service.fleets.running import planned_again, read_state
 from meshwright.service.jobs.answers import versions_of
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.parts import without_schema
-from meshwright.solver.fleet.problem import choices_of
+from meshwright.solver.fleet.problem import PlannedJob, choices_of
+from meshwright.solver.post_training.problem import PostTraining
 from meshwright.solver.problem import Problem
 
 EFFORT, MAX_EFFORT = 10.0, 3600.0  # deterministic seconds of CP-SAT
@@ -65,8 +66,8 @@ def read_question(raw: Mapping[str, object], parse: Parse = parse_problem) -> Fl
             read = read_state(state, fleet, parse)
             fleet = planned_again(fleet, read)
         if "arrived" in state:
-            problems = {name: one.problem for name, (_, one) in read.arrived.items()}
-            states[at] = {**state, "arrived": _with_problems(state["arrived"], problems)}
+            arrived = {name: one for name, (_, one) in read.arrived.items()}
+            states[at] = {**state, "arrived": _with_problems(state["arrived"], arrived)}
     if states:
         request["states"] = states
     return FleetQuestion(
@@ -84,13 +85,12 @@ def versions_of_fleet(fleet: FleetRequest) -> dict[str, str]:
 
 def _distinct(fleet: FleetRequest) -> Iterable[Problem]:
     seen = set[tuple[str, str]]()
-    for planned in fleet.problems.values():
+    for problem in (planned.training for planned in fleet.problems.values()):
         for kind, group in fleet.cluster.group_named.items():
-            if (kind, planned.problem.launcher) not in seen:
-                seen.add((kind, planned.problem.launcher))
+            if (kind, problem.launcher) not in seen:
+                seen.add((kind, problem.launcher))
                 yield replace(
-                    planned.problem,
-                    cluster=replace(planned.problem.cluster, groups=(group,), between_groups=None),
+                    problem, cluster=replace(problem.cluster, groups=(group,), between_groups=None)
                 )
 
 
@@ -121,16 +121,15 @@ def _states(plain: Mapping[str, object]) -> list[dict[str, Any]]:
 
 
 def _canonical(raw: Mapping[str, object], fleet: FleetRequest) -> dict[str, object]:
-    problems = {name: one.problem for name, one in fleet.problems.items()}
     return {
         "name": fleet.name,
         "cluster": cluster_to_mapping(fleet.cluster),
         **{name: raw[name] for name in _OF_THE_FLEET if name in raw},
-        "jobs": _with_problems(raw["jobs"], problems),
+        "jobs": _with_problems(raw["jobs"], fleet.problems),
     }
 
 
-def _with_problems(raw: object, problems: Mapping[str, Problem]) -> list[object]:
+def _with_problems(raw: object, problems: Mapping[str, PlannedJob]) -> list[object]:
     """Return jobs with the figures of their problems; a job at fault stays, to be left out again."""
     jobs: Sequence[Any] = raw if isinstance(raw, list | tuple) else ()
     return [
@@ -139,7 +138,9 @@ def _with_problems(raw: object, problems: Mapping[str, Problem]) -> list[object]
     ]
 
 
-def _problem(problem: Problem) -> dict[str, object]:
-    whole: dict[str, Any] = dict(problem_to_mapping(problem))
+def _problem(planned: PlannedJob) -> dict[str, object]:
+    if isinstance(planned.problem, PostTraining):
+        return {name: value for name, value in planned.stated.items() if name != "cluster"}
+    whole: dict[str, Any] = dict(problem_to_mapping(planned.problem))
     search = {name: value for name, value in whole["search"].items() if name not in OTHER_QUESTIONS}
     return {name: value for name, value in {**whole, "search": search}.items() if name != "cluster"}

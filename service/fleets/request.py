@@ -1,7 +1,7 @@
 """Reads a fleet: its cluster, and its jobs with their problems, steps, dates and limits.
 
 Hours count from the beginning of the plan. A job's problem is one of ``meshwright plan`` without its
-cluster, which is the fleet's.
+cluster, which is the fleet's: a search for a layout, or the roles of post-training.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from meshwright.profiles.documents import pointer, require_plain
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.reading import FieldReader
+from meshwright.service.post_training.request import read_post_training
 from meshwright.service.requests.parse import parse_problem
-from meshwright.service.requests.parts import without_schema
+from meshwright.service.requests.parts import is_post_training, without_schema
 from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeKind, PlannedJob, faults_of, without
 from meshwright.solver.problem import Problem, batch_sizes
 
@@ -35,7 +36,7 @@ START_FILE = "start.sh"
 _RESERVED = (START_FILE, "answer.json", "report.html")  # next to the folders of the jobs
 _LAST_BEGIN = datetime(3000, 1, 1)  # noqa: DTZ001 - Slurm's --begin has no zone
 # A job of a fleet is ranked by its step alone, on all of the nodes that it is given.
-_SEARCH = {"top_k": 1, "certify": "none"}
+_SEARCH, _ROLES_SEARCH = {"top_k": 1, "certify": "none"}, {"top_k": 1}
 OTHER_QUESTIONS = (
     "objective",
     "gpus",
@@ -113,8 +114,8 @@ def read_fleet(
     most_w = None if most_kw is None else floor(most_kw * KW)
     fleet = Fleet(kinds=kinds, jobs=tuple(job for job, _ in read), most_w=most_w)
     for at, (own, planned) in enumerate(read):
-        if most_w is not None and planned is not None and planned.problem.power_limit_w:
-            faults.setdefault(own.name, (_limited_itself(at, planned.problem),))
+        if most_w is not None and planned is not None and planned.training.power_limit_w:
+            faults.setdefault(own.name, (_limited_itself(at, planned.training),))
     places = {job.name: pointer("jobs", at) for at, (job, _) in enumerate(read)}
     request = FleetRequest(
         name=name, cluster=cluster, fleet=fleet, places=places, priced=bool(prices), begin=begin,
@@ -245,13 +246,13 @@ def read_jobs(
         job = _job(reader, name)
         steps = reader.integer("steps", low=1, high=MAX_STEPS)
         own = list[FieldError]()
-        problem = _problem(reader, _cluster_for(job, cluster), parse, own)
+        planned = _planned(reader, _cluster_for(job, cluster), parse, steps, own)
         reader.refuse_unknown()
         own = [*reader.faults[before:], *own]
         del reader.faults[before:]
         if own:
             faults[name] = tuple(own)
-        found.append((job, None if problem is None else PlannedJob(problem=problem, steps=steps)))
+        found.append((replace(job, may_limit=planned is None or not planned.stated), planned))
     return found, faults
 
 
@@ -304,9 +305,9 @@ def _cluster_for(job: FleetJob, cluster: ClusterSpec) -> dict[str, object]:
     return dict(cluster_to_mapping(replace(cluster, groups=(group,), between_groups=None)))
 
 
-def _problem(
-    reader: FieldReader, cluster: Mapping[str, object], parse: Parse, faults: list[FieldError]
-) -> Problem | None:
+def _planned(
+    reader: FieldReader, cluster: Mapping[str, object], parse: Parse, steps: int, faults: list[FieldError]
+) -> PlannedJob | None:
     raw = reader.value("problem")
     at = f"{reader.pointer}/problem"
     if not isinstance(raw, Mapping):
@@ -319,18 +320,15 @@ def _problem(
         )
         return None
     faults += _other_questions(raw, at)
-    search = raw.get("search")
-    search = {} if search is None else search
-    whole = {
-        **{name: value for name, value in raw.items() if name != "cluster"},
-        "cluster": cluster,
-        "search": {**_SEARCH, **search} if isinstance(search, Mapping) else search,
-    }
     try:
-        found = parse(whole)
+        found = (
+            _roles(raw, cluster, parse, steps) if is_post_training(raw) else _layout(raw, cluster, parse)
+        )
     except InvalidProblemError as fault:
         faults += [replace(one, pointer=f"{at}{one.pointer}") for one in fault.errors]
         return None
+    if isinstance(found, PlannedJob):
+        return found
     sizes = batch_sizes(found)
     if len(sizes) > 1:
         words = ", ".join(map(str, sorted(sizes)))
@@ -342,7 +340,27 @@ def _problem(
             )
         )  # fmt: skip
         return None
-    return found
+    return PlannedJob(problem=found, steps=steps)
+
+
+def _layout(raw: Mapping[str, object], cluster: Mapping[str, object], parse: Parse) -> Problem:
+    search = raw.get("search")
+    search = {} if search is None else search
+    return parse({
+        **{name: value for name, value in raw.items() if name != "cluster"},
+        "cluster": cluster,
+        "search": {**_SEARCH, **search} if isinstance(search, Mapping) else search,
+    })  # fmt: skip
+
+
+def _roles(
+    raw: Mapping[str, object], cluster: Mapping[str, object], parse: Parse, steps: int
+) -> PlannedJob:
+    """Return a job of post-training, whose roles are placed on each number of nodes."""
+    search = raw.get("search")
+    own = {**_ROLES_SEARCH, **search} if isinstance(search, Mapping) else search or _ROLES_SEARCH
+    found = read_post_training({**raw, "cluster": cluster, "search": own}, parse=parse)
+    return PlannedJob(problem=found.asked, steps=steps, stated=found.canonical)
 
 
 def _other_questions(raw: Mapping[str, object], at: str) -> list[FieldError]:
@@ -356,7 +374,7 @@ def _other_questions(raw: Mapping[str, object], at: str) -> list[FieldError]:
                 allowed="a problem without a cluster",
             )
         )
-    search = raw.get("search")
+    search = None if is_post_training(raw) else raw.get("search")  # its search has no such fields
     return found + [
         FieldError(
             pointer=f"{at}/search/{name}",

@@ -172,7 +172,7 @@ def planned_again(request: FleetRequest, state: FleetState) -> FleetRequest:
         for kind, group in request.cluster.group_named.items()
     )
     problems = {
-        name: PlannedJob(problem=one.problem, steps=_left(one.steps, state.jobs.get(name)))
+        name: replace(one, steps=_left(one.steps, state.jobs.get(name)))
         for name, one in request.problems.items()
     }
     problems |= {name: planned for name, (_, planned) in state.arrived.items()}

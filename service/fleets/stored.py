@@ -10,10 +10,10 @@ from typing import Any
 from meshwright.profiles.documents import pointer, require_plain
 from meshwright.profiles.errors import FieldError, faults_as
 from meshwright.service.fleets.files import ScheduledFleet
+from meshwright.service.fleets.job_plans import stored_job_plan
 from meshwright.service.fleets.question import FleetQuestion, read_question
 from meshwright.service.fleets.request import Parse
-from meshwright.service.jobs.answers import stored_plan
-from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parts import is_post_training
 from meshwright.solver.configuration import configuration_from_json
 from meshwright.solver.fleet.problem import NodeChoice, PlannedRun
 
@@ -35,7 +35,7 @@ def scheduled_again(
     return ScheduledFleet(
         request=replace(fleet, fleet=replace(fleet.fleet, jobs=jobs)),
         schedule={job["name"]: _run(job) for job in document["jobs"]},
-        plans={name: (stored_plan(plan), parse_problem(own)) for name, (own, plan) in parts.items()},
+        plans={name: stored_job_plan(own, plan) for name, (own, plan) in parts.items()},
     )
 
 
@@ -70,6 +70,8 @@ def _as_answered(request: Mapping[str, Any], document: Mapping[str, Any]) -> dic
     def with_batch(job: dict[str, Any]) -> dict[str, Any]:
         problem = job.get("problem")
         if job.get("name") not in batches or not isinstance(problem, Mapping):
+            return job
+        if is_post_training(problem):
             return job
         return {
             **job,

@@ -226,7 +226,7 @@ def _add_parts(connection: Connection, claim: Claim, outcome: Outcome) -> None:
     for position, part in enumerate(outcome.parts):
         new = NewJob(
             id=part.job_id, tenant=claim.tenant, request=part.request, time_limit_s=claim.time_limit_s,
-            queue_timeout_s=0.0, priority=DEFAULT_PRIORITY, owner=claim.owner,
+            queue_timeout_s=0.0, priority=DEFAULT_PRIORITY, owner=claim.owner, kind=part.kind,
         )  # fmt: skip
         own: dict[str, Any] = {
             "parent_id": claim.job_id,

@@ -49,6 +49,7 @@ class AnsweredPart:
     answer: Mapping[str, Any]  # without its plans
     plans: Sequence[Mapping[str, Any]]
     cache_key: str | None
+    kind: str | None = None  # post_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,10 +95,9 @@ Parse = Callable[[Mapping[str, object]], Problem]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostTrainingRequest:
-    """A question, read, with what its reader assumed."""
+    """A question, read."""
 
     asked: PostTraining
-    mean_is_assumed: bool
     time_limit_s: float
     canonical: Mapping[str, Any]  # model and cluster spelt out, so that no catalog changes it
 
@@ -139,7 +138,8 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     )  # fmt: skip
     asked = PostTraining(
         training=problem, launcher=launcher, trainer=training["trainer"], lengths=lengths,
-        engine=rollout["engine"], precision=rollout["precision"], max_steps_off=ahead["max_steps_off"],
+        mean_is_assumed=assumed, engine=rollout["engine"], precision=rollout["precision"],
+        max_steps_off=ahead["max_steps_off"],
         top_k=search["top_k"], name=name, constraints=search["constraints"],
         pins=_pins(rollout, training, reward, ahead), reward_s=reward["seconds"],
         reward_model=_reward_model(reward["model"], problem.cluster, parse), **algorithm,
@@ -147,7 +147,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     _check(asked)
     asked = replace(asked, measured=tuple(_steps_asked(plain, steps, parse)))
     return PostTrainingRequest(
-        asked=asked, mean_is_assumed=assumed, time_limit_s=search["time_limit_s"],
+        asked=asked, time_limit_s=search["time_limit_s"],
         canonical=_canonical(plain, asked),
     )  # fmt: skip
 

@@ -64,7 +64,9 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
     """
     if is_post_training(raw):
         raise InvalidProblemError.of(
-            "/kind", f"{POST_TRAINING} is a question of its own", allowed="meshwright plan FILE"
+            "/kind",
+            f"{POST_TRAINING} is a question of its own",
+            allowed="meshwright plan FILE, or a job of meshwright fleet",
         )
     with faults_as(with_range):
         plain = with_usual_words(named_parts(without_schema(require_plain(raw))))

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from meshwright.profiles.cluster import NodeGroup
-from meshwright.profiles.errors import StoppedError
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup
+from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer
-from meshwright.solver.fleet.problem import NodeChoice, PlannedJob
+from meshwright.solver.clock import Watch
+from meshwright.solver.fleet.problem import Found, NodeChoice, PlannedJob, Question
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import (
     searchable,
@@ -18,6 +19,9 @@ from meshwright.solver.planner.variants import (
     searched_variants,
     switched_of,
 )
+from meshwright.solver.post_training.plan import plan_post_training, whole_digest
+from meshwright.solver.post_training.problem import PostTraining, PostTrainingAnswer
+from meshwright.solver.post_training.training import KnownPrices
 from meshwright.solver.problem import Problem, ShouldStop, problem_digest
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.priced_space import have_room
@@ -27,6 +31,20 @@ from meshwright.solver.space.enumerate import is_too_large
 MINUTE_S = 60.0
 _SHORTER = 1.0 - 1e-9  # rounding of a bound
 _STOPPED = "stopped before every job had a plan"
+
+
+def digest_of(question: Question) -> str:
+    """Return the digest of a job's question on some nodes."""
+    return whole_digest(question) if isinstance(question, PostTraining) else problem_digest(question)
+
+
+def step_s_of(found: Found) -> float | None:
+    """Return the seconds of the best plan's step; None: there is no plan."""
+    if not found.plans:
+        return None
+    if isinstance(found, PostTrainingAnswer):
+        return found.plans[0].step_s
+    return found.plans[0].prediction.step_time_s
 
 
 def least_step_s(problem: Problem, profile: Profile, should_stop: ShouldStop) -> float:
@@ -65,49 +83,83 @@ class PlannedDurations:
     should_stop: ShouldStop = lambda: False
     on_search: Callable[[str, NodeChoice], object] = lambda _job, _choice: None
     search: Callable[[Problem, ShouldStop], Answer] | None = None  # None: ``ask`` with the profile
-    answers: dict[str, Answer] = field(default_factory=dict)  # by the digest of their problem
+    answers: dict[str, Found] = field(default_factory=dict)  # by the digest of their problem
     least: dict[str, float] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)  # digests of problems with a search that was stopped
+    refused: dict[str, tuple[FieldError, ...]] = field(default_factory=dict)  # why roles have no place
+    layouts: dict[str, KnownPrices] = field(default_factory=dict)  # of training, by job of post-training
 
-    def problem(self, job: str, choice: NodeChoice) -> Problem:
+    def problem(self, job: str, choice: NodeChoice) -> Question:
         """Return the job's problem on the nodes of a choice alone."""
         whole = self.jobs[job].problem
-        group = replace(self.groups[choice.kind], num_nodes=choice.nodes)
-        cluster = replace(whole.cluster, groups=(group,), between_groups=None)
-        if len(self.groups) > 1:
-            cluster = replace(cluster, name=f"{cluster.name}-{choice.kind}", display_name="")
+        if isinstance(whole, PostTraining):
+            training = replace(whole.training, cluster=self._cluster(whole.training.cluster, choice))
+            return replace(whole, training=training)
+        cluster = self._cluster(whole.cluster, choice)
         if not choice.limit_w:
             return replace(whole, cluster=cluster)
         options = {**whole.workload.framework_options, "power_limit_w": float(choice.limit_w)}
         workload = replace(whole.workload, framework_options=options)
         return replace(whole, cluster=cluster, workload=workload)
 
-    def answer(self, job: str, choice: NodeChoice) -> Answer:
-        """Return the answer to the job's problem on the nodes of a choice."""
-        problem = self.problem(job, choice)
-        digest = problem_digest(problem)
+    def _cluster(self, whole: ClusterSpec, choice: NodeChoice) -> ClusterSpec:
+        group = replace(self.groups[choice.kind], num_nodes=choice.nodes)
+        cluster = replace(whole, groups=(group,), between_groups=None)
+        if len(self.groups) > 1:
+            cluster = replace(cluster, name=f"{cluster.name}-{choice.kind}", display_name="")
+        return cluster
+
+    def answer(self, job: str, choice: NodeChoice) -> Found:
+        """Return the answer to the job's problem on the nodes of a choice.
+
+        Raises:
+            InvalidProblemError: the roles of post-training have no place on these nodes.
+            StoppedError: the work is to stop, and a placement was not found yet.
+        """
+        question = self.problem(job, choice)
+        digest = digest_of(question)
+        if digest in self.refused:
+            raise InvalidProblemError(self.refused[digest])
         if digest not in self.answers:
             self.on_search(job, choice)
-            if self.search is not None:
-                self.answers[digest] = self.search(problem, self.should_stop)
-            else:
-                self.answers[digest] = ask(problem, self.profile_of(problem), should_stop=self.should_stop)
+            self.answers[digest] = self._searched(job, question, digest)
             if self.should_stop():
                 self.cut.add(digest)
         return self.answers[digest]
 
+    def _searched(self, job: str, question: Question, digest: str) -> Found:
+        if isinstance(question, Problem):
+            if self.search is not None:
+                return self.search(question, self.should_stop)
+            return ask(question, self.profile_of(question), should_stop=self.should_stop)
+        limit_s = question.training.options.time_limit_s
+        try:
+            return plan_post_training(
+                question, profile_of=self.profile_of, known=self.layouts.setdefault(job, {}),
+                watch=Watch(time_limit_s=limit_s, should_stop=self.should_stop),
+            )  # fmt: skip
+        except InvalidProblemError as fault:
+            self.refused[digest] = fault.errors
+            raise
+
     @property
-    def whole_answers(self) -> dict[str, Answer]:
+    def whole_answers(self) -> dict[str, Found]:
         """Return the answers of searches that ended by themselves, by the digest of their problem."""
         return {digest: one for digest, one in [*self.answers.items()] if digest not in self.cut}
 
     def least_min(self, job: str, choice: NodeChoice) -> int | None:
         """Return a lower bound on the minutes; None: no plan fits.
 
+        Roles are placed at once: most of that is to search training layouts, which all sizes share.
+
         Raises:
             StoppedError: the work is to stop, and the bound is not known yet.
         """
         problem = self.problem(job, choice)
+        if isinstance(problem, PostTraining):
+            if self.should_stop() and whole_digest(problem) not in self.answers:
+                raise StoppedError(_STOPPED)
+            return self.exact_min(job, choice)
         digest = problem_digest(problem)
         if digest not in self.least:
             if self.should_stop():
@@ -125,10 +177,19 @@ class PlannedDurations:
         Raises:
             StoppedError: the search was stopped before it found a plan.
         """
-        plans = self.answer(job, choice).plans
-        if not plans and self.should_stop():
+        try:
+            step_s = step_s_of(self.answer(job, choice))
+        except InvalidProblemError:
+            if digest_of(self.problem(job, choice)) in self.refused:
+                return None
+            raise
+        if step_s is None and self.should_stop():
             raise StoppedError(_STOPPED)
-        return self._minutes(job, plans[0].prediction.step_time_s) if plans else None
+        return None if step_s is None else self._minutes(job, step_s)
+
+    def why_none(self, job: str, choice: NodeChoice) -> FieldError | None:
+        """Return why a job has no plan on the nodes of a choice, where that is known."""
+        return next(iter(self.refused.get(digest_of(self.problem(job, choice)), ())), None)
 
     def _minutes(self, job: str, step_s: float) -> int:
         return max(1, math.ceil(self.jobs[job].steps * step_s / MINUTE_S))

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from meshwright.profiles.errors import FieldError, UnknownNameError
+from meshwright.solver.answer import Answer
+from meshwright.solver.post_training.problem import PostTraining, PostTrainingAnswer
 from meshwright.solver.problem import Problem
+
+Question = Problem | PostTraining  # of a job
+Found = Answer | PostTrainingAnswer
 
 
 class NodeChoice(NamedTuple):
@@ -49,6 +54,7 @@ class FleetJob:
     as_many_nodes_as: str | None = None
     kinds: tuple[str, ...] = ()  # of nodes; empty: all
     start_min: int | None = None  # pinned
+    may_limit: bool = True  # whether its GPUs may be set to a lower limit of power
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +87,14 @@ class Fleet:
 class PlannedJob:
     """A job's problem and steps, which give its durations."""
 
-    problem: Problem  # on the whole cluster
+    problem: Question  # on the whole cluster
     steps: int
+    stated: Mapping[str, object] = field(default_factory=dict)  # of post-training: its request, in full
+
+    @property
+    def training(self) -> Problem:
+        """Return the problem that is trained: that of a step's policy where roles are placed."""
+        return self.problem.training if isinstance(self.problem, PostTraining) else self.problem
 
 
 Minutes = Mapping[NodeChoice, int]  # of one job, for each of its choices
@@ -134,7 +146,8 @@ def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
 
     Where a job names no numbers of nodes: powers of two, and its least and most. Batches and layers are
     divided by few other numbers: on those in between, GPUs are idle. Where all jobs share a limit of power,
-    each number of nodes is a choice under every limit of its GPUs that this leaves.
+    each number of nodes is a choice under every limit of its GPUs that this leaves; a job that may not be
+    limited has none.
     """
     found = list[NodeChoice]()
     for kind in fleet.kinds:
@@ -144,7 +157,7 @@ def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
         usual = {job.least_nodes, most, *(1 << power for power in range(most.bit_length()))}
         counts = job.node_counts or sorted(usual)
         able = [one for one in counts if job.least_nodes <= one <= most]
-        limits = (0,) if fleet.most_w is None else sorted(kind.draws_w)
+        limits = (0,) if fleet.most_w is None or not job.may_limit else sorted(kind.draws_w)
         found += [NodeChoice(kind.name, one, limit) for one in able for limit in limits]
     kept = [one for one in found if fleet.most_w is None or fleet.draw_w(one) <= fleet.most_w]
     return tuple(sorted(kept, key=lambda one: (one.nodes, one.kind, one.limit_w)))

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
@@ -53,6 +53,7 @@ from meshwright.solver.post_training.roles import (
 )
 from meshwright.solver.post_training.rollout import rollout_of
 from meshwright.solver.post_training.training import (
+    KnownPrices,
     TrainingPrice,
     counts_of,
     least_nodes,
@@ -90,7 +91,7 @@ def plan_post_training(
     watch: Watch | None = None,
     on_search: Callable[[str, int], object] = lambda _group, _nodes: None,
     on_best: Callable[[float], object] | None = None,
-    mean_is_assumed: bool = False,
+    known: KnownPrices | None = None,
 ) -> PostTrainingAnswer:
     """Return the ranked placements of the roles.
 
@@ -101,7 +102,7 @@ def plan_post_training(
         on_search: called before each search of a training layout, with group and nodes.
         on_best: called with the seconds of a step as soon as roles are placed, and of each shorter one.
             None: roles are placed once, after all searches.
-        mean_is_assumed: whether the mean length is not the user's.
+        known: training layouts of this question on pools of other sizes; those that are searched are added.
 
     Raises:
         InvalidProblemError: no role fits the pool: the field, its value, why, and the nearest that works.
@@ -121,7 +122,7 @@ def plan_post_training(
     _require_reward_model(asked)
     corrections = measured_corrections(asked, profile_of, watch)
     best_s = math.inf
-    for price in training_prices(asked, profile_of, should_stop=is_over, on_search=on_search):
+    for price in training_prices(asked, profile_of, should_stop=is_over, on_search=on_search, known=known):
         training.append(price)
         if on_best is not None:
             found_s = _best_s(prices_of(asked, training, engines, corrections), pricing)
@@ -141,7 +142,7 @@ def plan_post_training(
     plans = _plans(asked, prices, found)
     outcomes = list[LengthsOutcome]()
     with watch.cut():
-        outcomes.extend(_outcomes(asked, prices, found[0], mean_is_assumed))
+        outcomes.extend(_outcomes(asked, prices, found[0]))
     proved = found[0].proved and not watch.stopped
     return PostTrainingAnswer(
         status="optimal" if proved else "feasible",
@@ -151,7 +152,7 @@ def plan_post_training(
         searches=len(training),
         outcomes=tuple(outcomes),
         deciding=_deciding(outcomes),
-        notes=tuple(_notes(asked, mean_is_assumed, was_cut=watch.stopped)),
+        notes=tuple(_notes(asked, was_cut=watch.stopped)),
         measure_next=_measure_next(asked, prices, found[0]),
         corrections={part: one.factor for part, one in corrections.items()},
     )
@@ -399,6 +400,18 @@ def question_digest(asked: PostTraining) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
+def whole_digest(asked: PostTraining) -> str:
+    """Return SHA-256, in hex, of all that decides the answer: also pins, limits and measured steps."""
+    parts = {
+        "asked": question_digest(asked),
+        "limits": [asdict(asked.pins), asked.max_steps_off, asked.constraints, asked.top_k, asked.reward_s],
+        "layout": [asked.training.options.pin, asked.training.options.constraints],
+        "measured": [[whole_digest(one.asked), dict(one.parts_s)] for one in asked.measured],
+        "assumed": [asked.mean_is_assumed, repr(asked.reward_model)],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def role_plan(asked: PostTraining, prices: Prices, placement: Placement, digest: str) -> RolePlan:
     """Return a placement with its step, its parts and what binds it; rank 1."""
     price = prices.training[placement.training]
@@ -567,14 +580,12 @@ def _measure_next(asked: PostTraining, prices: Prices, first: Placement) -> str:
 # Other lengths than are assumed.
 
 
-def _outcomes(
-    asked: PostTraining, prices: Prices, first: Placement, mean_is_assumed: bool
-) -> Iterator[LengthsOutcome]:
+def _outcomes(asked: PostTraining, prices: Prices, first: Placement) -> Iterator[LengthsOutcome]:
     """Yield the best placement where answers are shorter, longer, or reach the limit less or more often."""
     if not asked.lengths.is_assumed:
         return
     before = choice_of(prices, first)
-    for factor in _UNSTATED if mean_is_assumed else _MEANS:
+    for factor in _UNSTATED if asked.mean_is_assumed else _MEANS:
         lengths = asked.lengths.varied(mean=factor)
         own = _repriced(asked, prices, lengths)
         yield from _outcome(own, before, "mean", f"a mean of {lengths.mean:.0f} tokens")
@@ -816,10 +827,10 @@ def _constraint_faults(asked: PostTraining, prices: Prices) -> Iterator[FieldErr
         )  # fmt: skip
 
 
-def _notes(asked: PostTraining, mean_is_assumed: bool, *, was_cut: bool) -> Iterator[str]:
+def _notes(asked: PostTraining, *, was_cut: bool) -> Iterator[str]:
     if was_cut:
         yield "stopped before all roles were priced and placed. Raise search.time_limit_s for more time"
-    if mean_is_assumed:
+    if asked.mean_is_assumed:
         yield f"lengths.mean is not stated: {asked.lengths.mean:.0f} tokens are assumed"
     if asked.lengths.is_assumed:
         yield f"lengths are assumed: log-normal answers, {100 * RUNAWAY:g} % of them run to lengths.max"

@@ -116,6 +116,7 @@ class PostTraining:
     updates: int  # mini-batches of a step
     reference: bool  # whether a reference model scores the answers
     lengths: AnswerLengths
+    mean_is_assumed: bool = False  # not the user's
     algorithm: str = "grpo"  # of ALGORITHMS; ppo trains a critic as well
     reward_model: ModelSpec | None = None  # that scores the answers; None: code does
     reward_s: float = 0.0  # of a step, by code, beyond what other counts

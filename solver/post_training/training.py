@@ -54,6 +54,9 @@ class TrainingPrice:
     sequences: int  # packed, of one update
 
 
+KnownPrices = dict[tuple[str, int, int], TrainingPrice | None]  # by group, nodes and the GPUs of each
+
+
 def counts_of(group: NodeGroup) -> list[tuple[int, int]]:
     """Return the (nodes, GPUs of each) offered to training: powers of two, three times them, and all.
 
@@ -117,9 +120,13 @@ def training_prices(
     *,
     should_stop: ShouldStop = lambda: False,
     on_search: Callable[[str, int], object] = lambda _group, _nodes: None,
+    known: KnownPrices | None = None,
 ) -> Iterator[TrainingPrice]:
-    """Yield the best training layout of each group and number of nodes that has a plan."""
-    pins = asked.pins
+    """Yield the best training layout of each group and number of nodes that has a plan.
+
+    The rest of the pool does not matter to it: ``known`` has those of other pools, and gets the new ones.
+    """
+    pins, known = asked.pins, {} if known is None else known
     for name, group in asked.groups.items():
         if pins.training_group not in (None, name):
             continue
@@ -128,9 +135,14 @@ def training_prices(
                 continue
             if nodes * each * group.gpu.memory_bytes < LEAST_BYTES * asked.model.num_parameters():
                 continue
-            on_search(name, nodes)
-            problem = training_problem(asked, name, nodes, each)
-            found = _best(asked, problem, name, profile_of, should_stop)
+            if (name, nodes, each) not in known:
+                on_search(name, nodes)
+                problem = training_problem(asked, name, nodes, each)
+                found = _best(asked, problem, name, profile_of, should_stop)
+                if not should_stop():  # else another search may find a better one
+                    known[name, nodes, each] = found
+            else:
+                found = known[name, nodes, each]
             if found is not None:
                 yield found
 

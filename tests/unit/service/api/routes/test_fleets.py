@@ -18,6 +18,7 @@ from meshwright.solver.problem import Progress
 from meshwright.workers.fleet import FleetWork
 from meshwright.workers.runner import Runner
 from tests.served.job_records import claimed
+from tests.unit.service.post_training.test_request import REQUEST
 
 PROBLEM = {
     "model": {"name": "llama-3.1-8b"}, "workload": {"global_batch_size": 64, "seq_length": 4096},
@@ -131,6 +132,35 @@ def test_a_repeated_request_makes_one_fleet_and_another_one_is_refused(client: T
     assert submit(client, TWO, **key) == fleet_id
     other = client.post("/v1/fleets", json=fleet(job("c")), headers=key)
     assert (other.status_code, other.json()["type"]) == (422, "urn:meshwright:problem:idempotency_conflict")
+
+
+def test_a_job_of_post_training_is_planned_stored_exported_and_replanned(
+    client: TestClient, worker: Runner
+) -> None:
+    roles = job("roles", nodes=1) | {"problem": {**REQUEST, "model": "llama-3.2-1b"}}
+    del roles["problem"]["cluster"]
+    body = {**TWO, "jobs": [roles, *TWO["jobs"]]}
+    fleet_id = submit(client, body)
+    worker.run_next()
+    done = get(client, f"/v1/fleets/{fleet_id}")
+    first = done["answer"]["jobs"][0]
+    assert (first["name"], first["launcher"]) == ("roles", "nemo-rl")
+    assert first["mode"] in {"colocated", "apart", "async"}
+    stored = get(client, f"/v1/jobs/{first['job_id']}")
+    assert (stored["kind"], stored["request"]["cluster"]["groups"][0]["num_nodes"]) == ("post_training", 1)
+    found = get(client, f"/v1/jobs/{first['job_id']}/plans")
+    assert (found["plans"][0]["plan_id"], found["plans"][0]["step_s"]) == (
+        first["plan_id"],
+        first["step_time_s"],
+    )
+    assert get(client, f"/v1/plans/{first['plan_id']}/export")["plan_id"] == first["plan_id"]
+    files = get(client, f"/v1/fleets/{fleet_id}/export")["files"]
+    assert {"roles/nemo_rl_grpo.yaml", "roles/run.sh", "roles/launch.sbatch"} <= set(files)
+    again = client.post(f"/v1/fleets/{fleet_id}:replan", json={"now_hours": 0.1})
+    assert again.status_code == 202, again.text
+    worker.run_next()
+    left = get(client, f"/v1/fleets/{again.json()['id']}")
+    assert left["answer"]["jobs"][0]["plan_id"] == first["plan_id"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from meshwright.workers.runner import Runner
 from tests.served.reports import Page
+from tests.unit.service.post_training.test_request import REQUEST
 
 PROBLEM = {
     "model": {"name": "llama-3.1-8b"}, "workload": {"global_batch_size": 64, "seq_length": 4096},
@@ -49,6 +50,17 @@ def test_a_schedule_has_its_proof_chart_table_and_links(browser: TestClient, wor
     assert f"/v1/fleets/{fleet_id}/export.zip" in links
     assert browser.get(f"/jobs/{planned[0]['job_id']}").status_code == 200
     assert "Local search from the better of both: weighted lateness" in page.text
+
+
+def test_the_plan_of_a_job_of_post_training_is_its_jobs_page(browser: TestClient, worker: Runner) -> None:
+    problem = {name: value for name, value in REQUEST.items() if name != "cluster"}
+    fleet_id = submit(browser, {**CHAT, "problem": {**problem, "model": "llama-3.2-1b"}})
+    worker.run_next()
+    (job,) = browser.get(f"/v1/fleets/{fleet_id}").json()["answer"]["jobs"]
+    links = {link["href"] for link in Page(browser.get(f"/fleets/{fleet_id}").text).all("a")}
+    assert f"/jobs/{job['job_id']}" in links
+    assert f"/plans/{job['plan_id']}" not in links
+    assert browser.get(f"/jobs/{job['job_id']}").status_code == 200
 
 
 def test_fleets_are_in_their_list_and_among_the_jobs(browser: TestClient) -> None:

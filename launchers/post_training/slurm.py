@@ -1,0 +1,38 @@
+"""The script with which Slurm starts a placement: Ray on all nodes of the allocation, then the run.
+
+The commands are those of Ray's guide, "Deploying on Slurm" (docs.ray.io): a head on the first node, and a
+worker on each of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshwright.launchers.export import SLURM_FILE
+from meshwright.solver.post_training.problem import PostTraining
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --exclusive
+# Starts Ray on all nodes, and run.sh on the first. Run it where your launcher and its environment are.
+set -euo pipefail
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export RAY_ADDRESS="${{hosts[0]}}:6379"
+step=(srun --overlap --nodes=1 --ntasks=1)
+"${{step[@]}}" --nodelist="${{hosts[0]}}" ray start --head --port=6379 --num-gpus={gpus} --block &
+sleep 15
+for host in "${{hosts[@]:1}}"; do
+    "${{step[@]}}" --nodelist="$host" ray start --address="$RAY_ADDRESS" --num-gpus={gpus} --block &
+done
+sleep 15
+"${{step[@]}}" --nodelist="${{hosts[0]}}" bash run.sh
+"""
+
+
+def sbatch_file(asked: PostTraining) -> Mapping[str, str]:
+    """Return the script for Slurm by its name; all nodes of the question's pool are of one group."""
+    (group,) = asked.groups.values()
+    return {SLURM_FILE: _SCRIPT.format(nodes=group.num_nodes, gpus=group.gpus_per_node)}
