@@ -20,14 +20,20 @@ MAKERS = {
     "google": "google", "cloud": "google", "aws": "aws", "amazon": "aws", "intel": "intel",
     "habana": "intel", "huawei": "huawei",
 }  # fmt: skip
-_FILLERS = frozenset({"gpu", "gpus", "generation", "edition", "graphics", "accelerator", "oam", "nvl72"})
+_FILLERS = frozenset(
+    {"gpu", "gpus", "generation", "edition", "graphics", "accelerator", "oam", "nvl72", "hgx"}
+)
 _FAMILIES = ("rtx", "tpu", "ascend")  # that people leave out: 4090, v5p, 910b
 _MEMORY = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?(?:gib|gb|g)\b")
 _FORM = re.compile(r"(?:(?<=\d)|\b)(sxm|pcie|nvl)\d?\b")
 _KIND = re.compile(r"\b(?:hbm\d?e?|gddr\dx?)\b")
 _PCIE = re.compile(r"\bpci[ -]?e(?:xpress)?\b|\bpci express\b")
 _BETWEEN = re.compile(r"(?:[\s_,()-]|(?<= )/(?= ))+")
-APPLE = re.compile(r"(?:apple )?m[1-9] ?(?:pro|max|ultra)?")
+APPLE = re.compile(r"(?:apple )?m[1-9] ?(?:pro|max|ultra)?|apple silicon|mps|mac(?:book|mini)?(?: \w+)*")
+CPU = re.compile(r"cpus?|(?:intel )?(?:xeon|core)\b.*|(?:amd )?(?:epyc|ryzen|threadripper)\b.*")
+_SIZE = re.compile(r"(?<=\w) (\d{2,3})(?= (?:sxm|pcie)|$)")  # without its unit: a100-40, v100 16 sxm
+_COUNTS = ("64", "128", "256")  # which are as often how many: a100-64
+_SLICE = re.compile(r"(?:tpu )?v\d(?![\d])")  # v5e-16 are 16 chips
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,15 @@ def words_of(name: str) -> Words | None:
         memory_gb=float(memory[0]) if memory else None,
         memory_kind=kind[0] if kind else "",
     )
+
+
+def sized(name: str) -> tuple[str, str] | None:
+    """Return a name whose number is read as its memory: (``a100 40gb``, ``40``); None: it has none."""
+    text = _PCIE.sub("pcie", spaced(name))
+    found = _SIZE.search(text)
+    if found is None or found[1] in _COUNTS or _SLICE.match(text):
+        return None
+    return _SIZE.sub(r" \1gb", text), found[1]
 
 
 def maker_of(slug: str) -> str:

@@ -40,6 +40,7 @@ from meshwright.profiles.library import (
     gpu_names,
     is_cluster,
     is_gpu_name,
+    unknown_node,
     usual_island,
 )
 from meshwright.profiles.links import NodeLinks, links_from
@@ -117,15 +118,25 @@ _MODEL_FORMS = 'a catalog name ({"name": ...}), a shape, or a Hugging Face confi
 _CLUSTER_FORMS = (
     'a catalog name ({"name": ..., "num_nodes": ...}), {"gpu": ..., "num_gpus": ...} or {"groups": [...]}'
 )
-_COUNTED = re.compile(r"([0-9]{1,9}) ?[x×*] ?(\S.*)", re.IGNORECASE)  # 64xH100, 2 x dgx-h100
+_COUNTED = re.compile(  # 64xH100, 2 x dgx-h100, and gpu_8x_h100_sxm5, as Lambda names its nodes
+    r"(?:gpu_)?([0-9]{1,9})[ _]?[x×*][ _]?(\S.*)", re.IGNORECASE
+)
+_NODES = re.compile(  # 2x8xH100, 16x8 H100, 4 nodes of 8xH100
+    r"([0-9]{1,9}) ?(?:[x×*]|nodes?(?: of| with|,| ?[x×*])?) ?([0-9]{1,9})(?: ?[x×*] ?| )(\S.*)",
+    re.IGNORECASE,
+)
+_SLICE = re.compile(r"(?:tpu[- ]?)?(v[0-9][a-z]*)-([0-9]{1,9})", re.IGNORECASE)  # v5litepod-16, v5p-128
+# Named by their TensorCores, two of a chip; others by chips (cloud.google.com/tpu/docs).
+_NAMED_BY_CORES = ("v4", "v5p")
+_AND = re.compile(r",| ?\+ ?| and (?=[0-9])")
 _AFTER = re.compile(r"(\S.*):([0-9]{1,9})")  # h100:8, as Slurm writes it
 _LAST = re.compile(r"(\S.*?) ?[x×*] ?([0-9]{1,9})", re.IGNORECASE)  # H100x8, if the name is known
-_BARE = re.compile(r"([0-9]{1,9}) (\S.*)")  # 8 H100, if the name is known
+_BARE = re.compile(r"([0-9]{1,9}) ?(\S.*)")  # 8 H100 and 8h100, if the name is known
 
 
 def is_counted(text: str) -> bool:
     """Return whether a text counts GPUs or nodes: ``64xH100``, ``2xdgx-h100,h100:8``."""
-    return any(_counted(part) is not None for part in text.split(","))
+    return any((_nodes_of_words(part) or _counted(part)) is not None for part in _AND.split(text))
 
 
 def cluster_of_words(text: str, *, count: str = "", pointer: str = "/cluster/name") -> dict[str, Json]:
@@ -139,10 +150,10 @@ def cluster_of_words(text: str, *, count: str = "", pointer: str = "/cluster/nam
     Raises:
         InvalidProblemError: a part names neither a cluster nor a GPU type, or GPUs make no whole nodes.
     """
-    parts = [_counted(part) or (None, part.strip()) for part in text.split(",")]
+    parts = _AND.split(text)
     if len(parts) > MAX_GROUPS:
         raise InvalidProblemError.of(pointer, "names too many groups", allowed=f"{MAX_GROUPS} at most")
-    found = [_part_of(number, name, count, pointer) for number, name in parts]
+    found = [_nodes_of_words(part) or _part_of(part, count, pointer) for part in parts]
     if len(found) == 1:
         return found[0]
     with faults_as(lambda one: replace(one, pointer=pointer)):
@@ -153,8 +164,20 @@ def cluster_of_words(text: str, *, count: str = "", pointer: str = "/cluster/nam
     return {"groups": groups}
 
 
+def _nodes_of_words(part: str) -> dict[str, Json] | None:
+    """Return nodes of so many GPUs each; None: the words count nodes or GPUs alone, or name no GPU type."""
+    found = _NODES.fullmatch(part.strip())
+    if found is None or _is_known(part.strip()) or not is_gpu_name(found[3]):
+        return None
+    return {"gpu": found[3].strip(), "num_nodes": int(found[1]), "gpus_per_node": int(found[2])}
+
+
 def _counted(part: str) -> tuple[int, str] | None:
     text = part.strip()
+    if _is_known(text):
+        return None
+    if (found := _SLICE.fullmatch(text)) is not None and is_gpu_name(found[1]):
+        return int(found[2]) // (2 if found[1].lower() in _NAMED_BY_CORES else 1), found[1]
     last, bare = _LAST.fullmatch(text), _BARE.fullmatch(text)
     if last is not None and _is_known(last[1]):
         return int(last[2]), last[1].strip()
@@ -170,10 +193,11 @@ def _is_known(name: str) -> bool:
     return _is_node(name) or is_gpu_name(name)
 
 
-def _part_of(number: int | None, name: str, count: str, pointer: str) -> dict[str, Json]:
+def _part_of(part: str, count: str, pointer: str) -> dict[str, Json]:
+    number, name = _counted(part) or (None, part.strip())
     is_gpu = not _is_node(name)
-    if is_gpu:
-        find_gpu(name, pointer=pointer)  # refuses what is neither
+    if is_gpu and not is_gpu_name(name):
+        raise unknown_node(name, pointer=pointer)
     if number is None:
         return {"gpu": name, "num_nodes": 1} if is_gpu else {"name": name, "num_nodes": 1}
     if count == "gpus" and not is_gpu:
@@ -198,7 +222,7 @@ def _named_cluster(raw: Mapping[str, object]) -> ClusterSpec:
         return _catalog_cluster({**others, "name": instance.cluster})
     if instance is not None:
         return _cloud_cluster(instance, others)
-    if is_counted(name) or "," in name:
+    if is_counted(name) or len(_AND.split(name)) > 1:
         counted = cluster_of_words(name)
         for twice in others.keys() & {"num_nodes", "num_gpus"}:
             if "groups" in counted or twice in counted:

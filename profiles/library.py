@@ -27,10 +27,12 @@ from meshwright.profiles.errors import (
 )
 from meshwright.profiles.gpu_words import (
     APPLE,
+    CPU,
     Words,
     holds,
     maker_of,
     may_be_misspelt,
+    sized,
     spaced,
     unspaced,
     words_of,
@@ -105,7 +107,13 @@ def _meant(name: str) -> tuple[str, str | None] | None:
     if (reported := _reported().get(unspaced(name))) is not None:
         return reported, None
     words = words_of(name)
-    return None if words is None else _chosen(words, _fitting(words))
+    found = None if words is None else _chosen(words, _fitting(words))
+    with_unit = None if found else sized(name)
+    if with_unit is None:
+        return found
+    words = words_of(with_unit[0])
+    found = None if words is None else _chosen(words, _fitting(words))
+    return found and (found[0], "; ".join(filter(None, (found[1], f"{with_unit[1]} is its memory in GB"))))
 
 
 @cache
@@ -207,6 +215,8 @@ def _unknown_gpu(name: str, pointer: str) -> UnknownNameError:
     nearest = None
     if APPLE.fullmatch(spaced(name)):
         why = "Apple GPUs are not supported"
+    elif CPU.fullmatch(spaced(name)):
+        why = "CPUs are not supported"
     elif words is not None and known:
         fitting = sorted(_fitting(words))
         allowed = ", ".join(fitting or sorted(known))
@@ -259,15 +269,34 @@ def find_cluster(name: str, *, num_nodes: int | None = None) -> ClusterSpec:
 
 
 _MOST_NEAR = 3
+_NEAR_NODE = 0.75  # difflib ratio: a2-ultragpu and a2-ultragpu-8g, not Titan V and trn2.48xlarge
+
+
+def unknown_node(name: str, *, pointer: str) -> UnknownNameError:
+    """Return the error of a name that is no GPU type, no cluster and no cloud's node."""
+    known, words = (
+        {_instance_key(one): one for one in (*cluster_names(), *instance_names())},
+        words_of(name),
+    )
+    near = [known[one] for one in get_close_matches(_instance_key(name), known, _MOST_NEAR, _NEAR_NODE)]
+    if not near or (words and (_of_type(words) or _misspelt(words))):
+        return _unknown_gpu(name[:MAX_NAME], pointer)
+    joined = _either(near)
+    message = f'unknown "{shown_name(name)}". Did you mean {joined}?'
+    return UnknownNameError([FieldError(pointer=pointer, message=message, nearest=joined)])
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _unknown_cluster(name: str) -> UnknownNameError:
     words = words_of(name)
-    if APPLE.fullmatch(spaced(name)) or (words and _of_type(words)):
+    if any(kind.fullmatch(spaced(name)) for kind in (APPLE, CPU)) or (words and _of_type(words)):
         return _unknown_gpu(name, "/cluster/name")
     known = {one.lower(): one for one in (*cluster_names(), *instance_names())}
     near = [known[one] for one in get_close_matches(name.lower(), known, n=_MOST_NEAR)]
-    joined = " or ".join(filter(None, (", ".join(near[:-1]), *near[-1:])))
+    joined = _either(near)
     others = "or a cloud's instance (p5.48xlarge), or GPUs (64xH100)"
     fault = FieldError(
         pointer="/cluster/name",
@@ -303,7 +332,7 @@ def instance_names() -> tuple[str, ...]:
 
 
 def _instance_key(name: str) -> str:
-    return spaced(name).removeprefix("standard ").replace(" ", "")
+    return spaced(name).removeprefix("standard ").removeprefix("ml.").replace(" ", "")  # Azure, SageMaker
 
 
 @cache
