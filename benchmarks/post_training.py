@@ -218,9 +218,11 @@ def _timed() -> Iterator[str]:
             "lengths": {"prompt": 200, "mean": 2500, "max": 8192},
         }  # fmt: skip
         began_s, placed_s = time.process_time(), list[float]()
-        answer = plan_post_training(
-            _asked(row), on_best=lambda _step_s, seen=placed_s: seen.append(time.process_time())
-        )
+
+        def placed(_step_s: float, seen: list[float] = placed_s) -> None:
+            seen.append(time.process_time())
+
+        answer = plan_post_training(_asked(row), on_best=placed)
         first_s, end_s = placed_s[0] - began_s, time.process_time() - began_s
         yield f"| {model}, {8 * nodes} GPUs | {first_s:.1f} | {end_s:.1f} | {answer.status} |"
 
