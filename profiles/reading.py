@@ -187,8 +187,9 @@ class FieldReader:
         for key in list(self._raw)[: 10 * MAX_FAULTS]:
             if isinstance(key, str) and key in self._known:
                 continue
-            near = difflib.get_close_matches(str(key)[:MAX_SHOWN], sorted(self._known), n=1)
-            self.fault(str(key), "unknown field", nearest=near[0] if near else None)
+            known = sorted(self._known)
+            near = next(iter(difflib.get_close_matches(str(key)[:MAX_SHOWN], known, n=1)), None)
+            self.fault(str(key), "unknown field", allowed=None if near else ", ".join(known), nearest=near)
 
     def finish(self) -> None:
         """Raise what was found.

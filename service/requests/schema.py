@@ -259,13 +259,35 @@ def _owner(where: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel]
 
 def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldError:
     known = sorted(_owner(where, root).model_fields)
-    near = difflib.get_close_matches(str(where[-1])[:256], known, n=2, cutoff=0.6)
+    name = str(where[-1])[:256]
+    places = _elsewhere(root)
+    near = (
+        [places[name]]
+        if name in places
+        else difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+        or [places[one] for one in difflib.get_close_matches(name, places, n=1, cutoff=0.75)]
+    )
     return FieldError(
         pointer=pointer(*where),
         message="unknown field",
         allowed=None if near else ", ".join(known),
         nearest=" or ".join(near) or None,
     )
+
+
+_AS_OPTIONS: Mapping[str, str] = dict.fromkeys(("gpu", "gpus"), 'cluster, as in "cluster: 8xH100"')
+
+
+def _elsewhere(root: type[BaseModel]) -> dict[str, str]:
+    """Return where the fields of a request's parts stand, by their names."""
+    parts = {part: info.annotation for part, info in root.model_fields.items()}
+    places = {
+        field: f"{part}.{field}"
+        for part, kind in parts.items()
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for field in kind.model_fields
+    }
+    return {**places, **(_AS_OPTIONS if "cluster" in parts else {})}
 
 
 def words_of(kind: object) -> tuple[str, ...]:

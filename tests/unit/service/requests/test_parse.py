@@ -161,6 +161,16 @@ def test_an_unknown_field_names_its_nearest_sibling() -> None:
     assert sentence(request(search={"topk": 3})) == "search.topk: unknown field. Nearest: top_k"
 
 
+def test_a_field_in_the_wrong_part_is_sent_to_its_own() -> None:
+    assert sentence(request(seq_len=8192)) == "seq_len: unknown field. Nearest: workload.seq_length"
+    assert sentence(request(search={"seq_length": 1})) == (
+        "search.seq_length: unknown field. Nearest: workload.seq_length"
+    )
+    assert sentence(request(gpus="8xH100")) == (
+        'gpus: unknown field. Nearest: cluster, as in "cluster: 8xH100"'
+    )
+
+
 def test_a_model_and_a_cluster_that_are_both_wrong_are_both_named() -> None:
     first, second = faults(request(model={"name": "lama-3.1-70b"}, cluster={"name": "dgx-h10"}))
     assert 'unknown "lama-3.1-70b". Did you mean llama-3.1-70b' in first.sentence()
