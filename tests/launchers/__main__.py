@@ -77,6 +77,7 @@ MODELS = (
 )  # fmt: skip
 JUDGES = Path(__file__).parent / "judges"
 SPLITS = 500  # random models whose split nanotron is asked for
+LONG = 1000  # characters of a fault: a plan, and what was found
 CONTEXTS = 2  # plans in which one value of one file is changed
 EXPORTER = {"torchtitan-0.3": "torchtitan"}
 
@@ -584,7 +585,7 @@ def main() -> int:
             continue
         try_launcher(name, environment, options, count)
     for fault in count.faults:
-        print(f"fault: {fault[:600]}")
+        print(f"fault: {fault}" if len(fault) < LONG else f"fault: {fault[:200]} … {fault[200 - LONG :]}")
     print(count.line())
     return 1 if count.faults else 0
 

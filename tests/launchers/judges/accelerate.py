@@ -60,7 +60,9 @@ def judge(case: Case) -> Seen:
         if sizes.cp_size > 1 and sizes.cp_handler.cp_comm_strategy != "alltoall":
             raise ValueError(f"slices of a sequence do not go round: {sizes.cp_handler}")
         seen |= {
-            "offload": "parameters" if type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy" else "none",
+            "offload": "optimizer+parameters"
+            if type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
+            else "none",
             "tensor_parallel_size": sizes.tp_size,
             "context_parallel_size": sizes.cp_size,
             "data_parallel_size": sizes.dp_replicate_size * sizes.dp_shard_size,

@@ -14,8 +14,9 @@ sys.modules["ring_flash_attn"] = types.ModuleType("ring_flash_attn")  # its pres
 
 import yaml  # noqa: E402
 from accelerate.utils import FullyShardedDataParallelPlugin  # noqa: E402
+from axolotl.integrations.base import PluginManager  # noqa: E402
 from axolotl.utils import trainer  # noqa: E402
-from axolotl.utils.config import validate_config  # noqa: E402
+from axolotl.utils.config import prepare_plugins, validate_config  # noqa: E402
 from axolotl.utils.dict import DictDefault  # noqa: E402
 from axolotl.utils.distributed import _get_parallel_config_kwargs  # noqa: E402
 from transformers import TrainingArguments  # noqa: E402
@@ -39,6 +40,8 @@ def judge(case: Case) -> Seen:
     """What Axolotl makes of its YAML."""
     world = case["world_size"]
     given = DictDefault(yaml.safe_load(case["files"]["axolotl.yaml"]) | OWN)
+    PluginManager._instance = None  # which would keep the plugins of the case before
+    prepare_plugins(given)
     read = validate_config(given, {**CLUSTER, "n_gpu": world}, {"torch_version": "2.13.0"})
     if unknown := set(given) - set(read):
         raise ValueError(f"unknown keys: {sorted(unknown)}")  # its schema drops them without a word
@@ -68,7 +71,9 @@ def judge(case: Case) -> Seen:
     return {
         "num_gpus": ranks,
         "seq_length": read.sequence_len,
-        "offload": "parameters" if type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy" else "none",
+        "offload": "optimizer+parameters"
+        if type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
+        else "none",
         "tensor_parallel_size": sizes["tp"],
         "context_parallel_size": sizes["cp"],
         "data_parallel_size": sizes["dp_shard"] * sizes["dp_replicate"],
