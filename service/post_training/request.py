@@ -90,6 +90,11 @@ _MOVED = {  # fields of the training problem by those of this request
     "/search/pin": "/training/pin",
 }
 
+_OF_TEXT = {"images_per_sample": 0, "precision": "bf16"}  # what the files of every launcher state
+# of a model that scores: its head has one label, in place of what predicts tokens
+_SCORES: Mapping[str, Any] = {
+    "num_labels": 1, "tied_embeddings": False, "normalized_head": False, "num_mtp_layers": 0
+}  # fmt: skip
 Parse = Callable[[Mapping[str, object]], Problem]
 
 
@@ -295,11 +300,11 @@ def _reward_model(stated: object, cluster: ClusterSpec, parse: Parse) -> ModelSp
         return None
     raw = {
         "model": stated, "cluster": cluster_to_mapping(cluster),
-        "workload": {"global_batch_size": 1, "seq_length": 1}, "launcher": "none",
+        "workload": {"global_batch_size": 1, "seq_length": 1, **_OF_TEXT}, "launcher": "none",
     }  # fmt: skip
     with faults_as(_of_reward_model):
         found = parse(raw).model
-    return found if found.num_labels else replace(found, num_labels=1)
+        return found if found.num_labels or found.diffusion else replace(found, **_SCORES)
 
 
 def _of_reward_model(fault: FieldError) -> FieldError:
@@ -454,7 +459,7 @@ def _training_problem(
     raw: dict[str, object] = {
         "model": plain["model"],
         "cluster": plain["cluster"],
-        "workload": {"global_batch_size": 1, "seq_length": lengths.longest},
+        "workload": {"global_batch_size": 1, "seq_length": lengths.longest, **_OF_TEXT},
         "launcher": _PRICED_AS[trainer],
         "search": {
             "top_k": 1, "allow": ["none"], "certify": "none", "time_limit_s": search["time_limit_s"],

@@ -35,8 +35,13 @@ def reward_prices(asked: PostTraining, lengths: AnswerLengths) -> Iterator[Rewar
                     )  # fmt: skip
 
 
-def with_scoring(asked: PostTraining, price: TrainingPrice, lengths: AnswerLengths) -> TrainingPrice:
-    """Return a training price with the seconds of a reward model in turn on its GPUs, in and out."""
+def with_scoring(
+    asked: PostTraining, price: TrainingPrice, lengths: AnswerLengths, factor: float
+) -> TrainingPrice:
+    """Return a training price with the seconds of a reward model in turn on its GPUs, in and out.
+
+    ``factor``: what measured steps correct these seconds by.
+    """
     if asked.reward_model is None or "turn" not in asked.places.reward or asked.pins.reward_nodes:
         return price
     found = _fastest(asked, asked.groups[price.group], price.gpus, COLOCATED_SHARE, lengths)
@@ -44,7 +49,7 @@ def with_scoring(asked: PostTraining, price: TrainingPrice, lengths: AnswerLengt
         return price
     engine, seconds = found
     return replace(
-        price, scoring_s=seconds + 2.0 * engine.weight_bytes / HOST_BYTES_PER_S,
+        price, scoring_s=factor * (seconds + 2.0 * engine.weight_bytes / HOST_BYTES_PER_S),
         scoring_tp=engine.tensor_parallel_size,
     )  # fmt: skip
 

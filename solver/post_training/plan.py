@@ -13,6 +13,7 @@ import numpy as np
 
 from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedError
+from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.post_training.beside import critic_prices, reward_engine, reward_prices, with_scoring
@@ -293,10 +294,11 @@ def prices_of(
     most = {} if pinned is None else {
         name: pinned * group.gpus_per_node for name, group in asked.groups.items()
     }  # fmt: skip
-    every = [_corrected(with_scoring(asked, one, asked.lengths), times) for one in training]
+    lengths, scored = asked.lengths, times["reward"]
+    every = [with_scoring(asked, _corrected(one, times), lengths, scored) for one in training]
     return Prices(
         training=tuple(every),
-        rewards=_rewards(asked, asked.lengths, times["reward"]),
+        rewards=_rewards(asked, lengths, scored),
         critics=tuple(_critic_corrected(one, times["critic"]) for one in critic_prices(asked, [*training])),
         has_reward_model=asked.reward_model is not None,
         critic_takes_turns="turn" in asked.places.critic,
@@ -322,7 +324,6 @@ def _corrected(price: TrainingPrice, times: Mapping[str, float]) -> TrainingPric
     return replace(
         price, update_s=price.update_s * times["update"], forward_s=price.forward_s * passes,
         reference_s=price.reference_s * passes, swap_s=price.swap_s * times["swap"],
-        scoring_s=None if price.scoring_s is None else price.scoring_s * times["reward"],
     )  # fmt: skip
 
 
@@ -386,7 +387,8 @@ def question_digest(asked: PostTraining) -> str:
             asked.updates,
             asked.reference,
             *([asked.algorithm] if asked.has_critic else []),
-            *([] if asked.reward_model is None else [asked.reward_model.name, asked.reward_s]),
+            *([asked.reward_s] if asked.reward_s else []),
+            *([] if asked.reward_model is None else [model_to_mapping(asked.reward_model)]),
         ],
         "lengths": [
             asked.lengths.prompt,
@@ -602,14 +604,12 @@ def _outcomes(asked: PostTraining, prices: Prices, first: Placement) -> Iterator
 
 def _repriced(asked: PostTraining, prices: Prices, lengths: AnswerLengths) -> Prices:
     ratio = lengths.mean / asked.lengths.mean
+    factor, scored = _factor(prices, "generate"), _factor(prices, "reward")
     training = tuple(
-        with_scoring(
-            asked, replace(one, update_s=one.update_s * ratio, forward_s=one.forward_s * ratio), lengths
-        )
+        replace(one, update_s=one.update_s * ratio, forward_s=one.forward_s * ratio)
         for one in prices.training
     )
-    scored = _factor(prices, "reward")
-    factor = _factor(prices, "generate")
+    training = tuple(with_scoring(asked, one, lengths, scored) for one in training)
     engines = tuple(_engine_corrected(one, factor) for one in engine_prices(asked, lengths))
     rewards = _rewards(asked, lengths, scored)
     critics = tuple(_critic_corrected(one, ratio) for one in prices.critics)
@@ -788,11 +788,11 @@ def _no_placement(asked: PostTraining, prices: Prices) -> InvalidProblemError:
     modes = {mode for mode, _ in ways_of(asked)}
     if prices.constraints and placed(replace(prices, constraints=())) is not None:
         return InvalidProblemError(list(_constraint_faults(asked, prices)))
-    for name, own in {"reward": prices.rewards, "critic": prices.critics}.items():
+    for words, own in {"reward model": prices.rewards, "critic": prices.critics}.items():
         if own and placed(replace(prices, rewards=(), critics=(), has_reward_model=False, critic=0.0)):
             return InvalidProblemError.of(
-                "/cluster", f"{asked.training.cluster.title} has no GPUs left for the {name}'s model",
-                allowed="more nodes" if name == "critic" else "more nodes, or rewards by code",
+                "/cluster", f"{asked.training.cluster.title} has no GPUs left for the {words}",
+                allowed="more nodes" if words == "critic" else "more nodes, or rewards by code",
             )  # fmt: skip
     if "colocated" not in modes:
         return InvalidProblemError.of(

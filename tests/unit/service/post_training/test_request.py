@@ -10,7 +10,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.post_training.request import read_post_training
 from meshwright.service.post_training.schema import POST_TRAINING_SCHEMA
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.post_training.plan import plan_post_training
+from meshwright.solver.post_training.plan import plan_post_training, question_digest
 from meshwright.solver.post_training.problem import MODES
 
 REQUEST: dict[str, Any] = {
@@ -65,7 +65,10 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"asynchrony": {"max_steps_off": 0, "mode": "async"}}, "/asynchrony/mode", "apart"),
     ({"asynchrony": {"max_steps_off": 1, "steps_off": 2}}, "/asynchrony/steps_off", "1"),
     ({"training": {"group": "b200"}}, "/training/group", None),
+    ({"cluster": {"groups": [{"gpu": "v100-sxm-32gb", "num_nodes": 4}]}}, "/cluster", None),  # no bf16
     ({"model": "jamba-v0.1"}, "/model/mixer", None),
+    ({"model": "qwen3-vl-8b"}, "/model/tower", None),
+    ({"launcher": "verl", "reward": {"model": "qwen3-vl-8b"}}, "/reward/model/tower", None),
     ({"lenghts": {}}, "/lenghts", "lengths"),
     *(
         ({"search": {"constraints": ["steps_off <= 1", text]}}, "/search/constraints/1", nearest)
@@ -180,8 +183,26 @@ def test_a_reward_model_has_gpus_of_its_own_or_takes_turns(launcher: str) -> Non
         assert plan.step_s == pytest.approx(step + parts["refit"])
 
 
+def test_a_head_of_one_label_replaces_what_predicts_tokens() -> None:
+    for name in ("llama-3.2-1b", "deepseek-v3"):  # a tied head, a prediction layer
+        model = read_post_training({**REQUEST, "reward": {"model": name}}).asked.reward_model
+        assert model is not None
+        assert (model.num_labels, model.tied_embeddings, model.num_mtp_layers) == (1, False, 0)
+
+
+def test_plans_of_rewards_that_take_longer_have_other_names() -> None:
+    rewards: tuple[dict[str, Any], ...] = (
+        {},
+        {"seconds": 9.0},
+        {"model": "qwen3-8b"},
+        {"model": "qwen3-8b", "seconds": 9.0},
+    )
+    asked = [read_post_training({**REQUEST, "reward": reward}).asked for reward in rewards]
+    assert len({question_digest(one) for one in asked}) == len(rewards)
+
+
 def test_the_stored_question_reads_as_itself() -> None:
-    first = read_post_training({**REQUEST, "reward": {"model": "qwen3-8b"}})
+    first = read_post_training({**REQUEST, "reward": {"model": "llama-3.2-1b"}})
     again = read_post_training(first.canonical)
     assert (again.asked, again.canonical) == (first.asked, first.canonical)
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError, PlannerError, StoppedError
+from meshwright.profiles.profile import default_profile
 from meshwright.service.post_training.request import read_post_training
 from meshwright.solver.clock import Watch
 from meshwright.solver.post_training import plan as planning
 from meshwright.solver.post_training import roles, training
+from meshwright.solver.post_training.calibration import Correction
 from meshwright.solver.post_training.plan import engine_of, plan_post_training
 from meshwright.solver.post_training.problem import PostTraining
 from meshwright.solver.post_training.rollout import rollout_of
@@ -124,3 +126,15 @@ def test_an_engine_with_very_many_answers_is_priced_by_a_part_of_them() -> None:
     whole = rollout_of(engine, lengths.drawn(number, number), lengths.prompt)
     part = rollout_of(engine, lengths.drawn(planning._MANY, number), lengths.prompt, of=number)
     assert part.seconds == pytest.approx(whole.seconds, rel=0.01)
+
+
+def test_measured_steps_correct_a_reward_model_at_every_length() -> None:
+    question = asked({**SMALL, "launcher": "verl", "reward": {"model": "qwen3-0.6b"}})
+    priced = [*training.training_prices(question, lambda one: default_profile(one.cluster, one.priced_as))]
+    engines = [*planning.engine_prices(question, question.lengths)]
+    times = {"reward": Correction(factor=3.0, sigma=0.1, steps=1)}
+    prices = planning.prices_of(question, priced, engines, times)
+    plain = planning.prices_of(question, priced, engines, {})
+    seconds = prices.training[0].scoring_s
+    assert seconds == pytest.approx(3.0 * (plain.training[0].scoring_s or 0.0))
+    assert planning._repriced(question, prices, question.lengths).training[0].scoring_s == seconds
