@@ -73,7 +73,7 @@ def main() -> int:
 def _recipes(folder: Path) -> Iterator[str]:
     """Yield how many recipes of a folder are read, and why the others are refused."""
     found = Counter[str]()
-    for path in sorted(one for one in folder.rglob("*") if one.suffix in {".yaml", ".sh"}):
+    for path in sorted(one for one in folder.rglob("*") if one.suffix in {".yaml", ".sh", ".py"}):
         beside = path.parent
 
         def other(name: str, beside: Path = beside) -> str | None:
@@ -219,10 +219,10 @@ def _timed() -> Iterator[str]:
         }  # fmt: skip
         began_s, placed_s = time.process_time(), list[float]()
 
-        def placed(_step_s: float, seen: list[float] = placed_s) -> None:
+        def placed_now(_step_s: float, seen: list[float] = placed_s) -> None:
             seen.append(time.process_time())
 
-        answer = plan_post_training(_asked(row), on_best=placed)
+        answer = plan_post_training(_asked(row), on_best=placed_now)
         first_s, end_s = placed_s[0] - began_s, time.process_time() - began_s
         yield f"| {model}, {8 * nodes} GPUs | {first_s:.1f} | {end_s:.1f} | {answer.status} |"
 

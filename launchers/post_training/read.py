@@ -1,28 +1,31 @@
-"""Reads recipes of NeMo-RL, verl and slime: the roles that they fix, as a part of a question.
+"""Reads recipes of NeMo-RL, verl, slime and TRL: the roles that they fix, as a part of a question.
 
 A NeMo-RL recipe is a YAML whose ``defaults`` names another; of one that is missing its base's own values
 count (``BASE``, NeMo-RL 0.7.0 examples/configs/grpo_math_1B.yaml). A verl recipe is a script with Hydra
 overrides over verl 0.7.0's trainer/config, one of slime a script with arguments (slime/utils/arguments.py).
+TRL's are read by ``read_trl``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
+from meshwright.launchers.post_training import read_trl as trl
+from meshwright.launchers.post_training.recipe import (
+    Other,
+    Recipe,
+    Values,
+    mapping_of,
+    model_of,
+    refused,
+    ways_of,
+)
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.commands import commands_of, script_of
-from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.profiles.library import find_model
 from meshwright.shell.values import UNKNOWN
 from meshwright.solver.post_training.engines import ENGINES
-
-Values = Mapping[str, Any]
-Other = Callable[[str], str | None]  # text of a file that is named relative to the recipe; None: missing
 
 BASE: Values = {
     "grpo": {
@@ -64,33 +67,19 @@ _ESTIMATOR = "algorithm.adv_estimator"
 _PROGRAMS = ("main_ppo", "fully_async_main")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """The roles that a recipe fixes, in fields of a question on post-training."""
-
-    launcher: str
-    model: str  # of the catalog, or a hub id
-    nodes: int
-    gpus_per_node: int
-    longest_tokens: int
-    parts: Mapping[str, Mapping[str, Any]]  # algorithm, rollout, training, asynchrony; reward: of a model
-    notes: tuple[str, ...] = field(default=())
-
-
 def read_recipe(name: str, text: str, other: Other = lambda _name: None) -> Recipe:
     """Return what a recipe fixes.
 
     Raises:
         InvalidProblemError: it is no GRPO recipe that is priced; the field, its value and the reason.
     """
+    found = trl.read(name, text, other)
+    if found is not None:
+        return found
     if name.endswith((".yaml", ".yml")):
         return _nemo_rl(_merged(text, other))
     slime = _slime_arguments(name, text)
     return _verl(name, text) if slime is None else _slime(slime)
-
-
-def _refused(where: str, message: str, allowed: str | None = None) -> InvalidProblemError:
-    return InvalidProblemError([FieldError(pointer=where, message=message, allowed=allowed)])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -99,7 +88,7 @@ def _refused(where: str, message: str, allowed: str | None = None) -> InvalidPro
 
 def _merged(text: str, other: Other) -> dict[str, Any]:
     """Return a recipe over the files that its ``defaults`` name, references resolved."""
-    layers, folder = [dict(_mapping(text))], ""
+    layers, folder = [dict(mapping_of(text))], ""
     while (base := layers[-1].pop("defaults", None)) is not None and len(layers) <= _MOST_BASES:
         where = base if isinstance(base, str) else base[0]
         path = where if where.startswith("/") else folder + where
@@ -107,22 +96,12 @@ def _merged(text: str, other: Other) -> dict[str, Any]:
         if found is None:
             break
         folder = path.rpartition("/")[0] + "/" if "/" in path else folder
-        layers.append(dict(_mapping(found)))
+        layers.append(dict(mapping_of(found)))
     whole: dict[str, Any] = _over(dict(BASE), {})
     for layer in reversed(layers):
         whole = _over(whole, layer)
     resolved: dict[str, Any] = _resolved(whole, whole)
     return resolved
-
-
-def _mapping(text: str) -> Mapping[str, Any]:
-    try:
-        found = yaml.load(text, Loader=yaml.CSafeLoader)
-    except yaml.YAMLError as fault:
-        raise _refused("", f"is not YAML: {str(fault).splitlines()[0]}") from None
-    if not isinstance(found, Mapping):
-        raise _refused("", "is not a mapping of fields")
-    return found
 
 
 def _over(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +143,7 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
     age = int(_at(values, "grpo.async_grpo.max_trajectory_age_steps", 1))
     reward = _nemo_reward(values)
     return Recipe(
-        launcher="nemo-rl", model=_model_of(str(policy.get("model_name")), "/policy/model_name"),
+        launcher="nemo-rl", model=model_of(str(policy.get("model_name")), "/policy/model_name"),
         nodes=nodes, gpus_per_node=each, longest_tokens=int(policy["max_total_sequence_length"]),
         parts={
             "algorithm": {
@@ -178,7 +157,7 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
                 "nodes": max(nodes - rollout_nodes * (not colocated) - reward.get("nodes", 0), 1),
                 "pin": _nemo_sizes(policy, is_megatron=is_megatron),
             },
-            "asynchrony": _ways(colocated=colocated, steps=age if runs_ahead else 0),
+            "asynchrony": ways_of(colocated=colocated, steps=age if runs_ahead else 0),
             **({"reward": reward} if reward else {}),
         },
         notes=(_DRAWN_AGAIN,) if _at(values, "grpo.use_dynamic_sampling") else (),
@@ -223,22 +202,22 @@ def _require_grpo(values: Mapping[str, Any]) -> None:
     """
     for other in ("dpo", "sft", "rm", "ppo", "distillation", "off_policy_distillation"):
         if other in values:
-            raise _refused(f"/{other}", "is another algorithm than GRPO, which alone is priced", "grpo")
+            raise refused(f"/{other}", "is another algorithm than GRPO, which alone is priced", "grpo")
     policy = values["policy"]
     if "model_name" not in policy:
-        raise _refused("/policy/model_name", "is not stated: the file is no recipe of GRPO")
+        raise refused("/policy/model_name", "is not stated: the file is no recipe of GRPO")
     backend = _at(policy, "generation.backend")
     if backend not in ENGINES:
         words = ", ".join(ENGINES)
-        raise _refused("/policy/generation/backend", f"{backend} is not priced yet", words)
+        raise refused("/policy/generation/backend", f"{backend} is not priced yet", words)
     for path, reason in _NOT_PRICED.items():
         if _at(values, path):
-            raise _refused("/" + path.replace(".", "/"), reason)
+            raise refused("/" + path.replace(".", "/"), reason)
     for path in ("vllm_cfg.expert_parallel_size", "vllm_cfg.pipeline_parallel_size"):
         size = _at(policy, f"generation.{path}", 1)
         if size != 1:
             where = f"/policy/generation/{path.replace('.', '/')}"
-            raise _refused(where, f"{size}: only tensor parallelism is priced in an engine", "1")
+            raise refused(where, f"{size}: only tensor parallelism is priced in an engine", "1")
 
 
 _NOT_PRICED = {
@@ -261,27 +240,6 @@ def _nemo_sizes(policy: Mapping[str, Any], *, is_megatron: bool) -> dict[str, An
     own = _at(policy, "megatron_cfg")
     names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
     return {short: _at(own, f"{name}_parallel_size", 1) for short, name in names.items()}
-
-
-def _ways(*, colocated: bool, steps: int) -> dict[str, Any]:
-    mode = "async" if steps else "colocated" if colocated else "apart"
-    return {"mode": mode, "max_steps_off": max(steps, 1), "steps_off": steps}
-
-
-def _model_of(name: str, where: str) -> str:
-    """Return a name of a model as the catalog knows it: a hub id, or the last part of a path.
-
-    Raises:
-        InvalidProblemError: the catalog does not have it.
-    """
-    tail = name.rstrip("/").rpartition("/")[2]
-    for one in (name, tail, "/".join(name.rstrip("/").split("/")[-2:])):
-        try:
-            found: str = find_model(one).name
-        except UnknownNameError:
-            continue
-        return found
-    raise _refused(where, f"{name[:80]} is not a model of the catalog", "meshwright models lists them")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -311,7 +269,7 @@ def _verl(name: str, text: str) -> Recipe:
     return Recipe(
         launcher="verl", nodes=nodes + rollout_nodes + reward.get("nodes", 0), gpus_per_node=each,
         longest_tokens=longest,
-        model=_model_of(_path(values, "actor_rollout_ref.model.path"), "/actor_rollout_ref.model.path"),
+        model=model_of(_path(values, "actor_rollout_ref.model.path"), "/actor_rollout_ref.model.path"),
         parts={
             "algorithm": {
                 **({"name": "ppo"} if "gae" in values.get(_ESTIMATOR, "gae") else {}),
@@ -327,7 +285,7 @@ def _verl(name: str, text: str) -> Recipe:
                 "trainer": "megatron" if is_megatron else "fsdp", "nodes": nodes,
                 "pin": _verl_sizes(values, is_megatron=is_megatron),
             },
-            "asynchrony": _ways(colocated=not apart, steps=int(steps)),
+            "asynchrony": ways_of(colocated=not apart, steps=int(steps)),
             **({"reward": reward} if reward else {}),
         },
     )  # fmt: skip
@@ -361,22 +319,24 @@ def _overrides(name: str, text: str) -> dict[str, str]:
             continue
         pairs = (word.lstrip("+~").partition("=") for word in words if "=" in word)
         return {"program": program, **{key.strip(): value for key, _, value in pairs}}
-    raise _refused("", "no command starts verl.trainer.main_ppo, its fully_async_main, or slime's train.py")
+    raise refused(
+        "", "no command starts verl.trainer.main_ppo, its fully_async_main, slime's train.py, or trl grpo"
+    )
 
 
 def _require_priced(values: Values) -> None:
     estimator = _text({_ESTIMATOR: "gae", **values}, _ESTIMATOR)
     if estimator not in ("grpo", "gae"):
-        raise _refused("/algorithm.adv_estimator", f"{estimator} is not priced yet", "grpo, gae")
+        raise refused("/algorithm.adv_estimator", f"{estimator} is not priced yet", "grpo, gae")
     engine = _text(values, "actor_rollout_ref.rollout.name")
     if engine not in ENGINES:
         words = ", ".join(ENGINES)
-        raise _refused("/actor_rollout_ref.rollout.name", f"{engine} is not priced yet", words)
+        raise refused("/actor_rollout_ref.rollout.name", f"{engine} is not priced yet", words)
     if "npu" in str(values.get("trainer.device", "")):
-        raise _refused("/trainer.device", "npu: engines on NPUs are not priced", "cuda")
+        raise refused("/trainer.device", "npu: engines on NPUs are not priced", "cuda")
     rank = str(values.get("actor_rollout_ref.model.lora_rank", "0"))
     if rank not in {"0", ""}:
-        raise _refused("/actor_rollout_ref.model.lora_rank", f"{rank}: adapters are not priced yet")
+        raise refused("/actor_rollout_ref.model.lora_rank", f"{rank}: adapters are not priced yet")
 
 
 def _verl_sizes(values: Values, *, is_megatron: bool) -> dict[str, Any]:
@@ -437,10 +397,10 @@ def _slime(given: Values) -> Recipe:
     values = {**_OF_SLIME, **given}
     for argument, reason in _SLIME_NOT_PRICED.items():
         if given.get(argument, _POLICY_LOSS) not in (_POLICY_LOSS, "1"):
-            raise _refused(f"/{argument}", f"{given[argument]}: {reason}")
+            raise refused(f"/{argument}", f"{given[argument]}: {reason}")
     estimator = _text(values, "--advantage-estimator")
     if estimator not in ("grpo", "ppo"):
-        raise _refused("/--advantage-estimator", f"{estimator} is not priced yet", "grpo, ppo")
+        raise refused("/--advantage-estimator", f"{estimator} is not priced yet", "grpo, ppo")
     nodes, each = _whole(values, "--actor-num-nodes"), _whole(values, "--actor-num-gpus-per-node")
     prompts, responses = _whole(values, "--rollout-batch-size"), _whole(values, "--n-samples-per-prompt")
     answers, runs_ahead = prompts * responses, values["program"] == "train_async.py"
@@ -457,7 +417,7 @@ def _slime(given: Values) -> Recipe:
     return Recipe(
         launcher="slime", nodes=nodes + own + critic, gpus_per_node=each,
         longest_tokens=_whole({"longest": longest}, "longest"),
-        model=_model_of(_path(values, "--hf-checkpoint"), "/--hf-checkpoint"),
+        model=model_of(_path(values, "--hf-checkpoint"), "/--hf-checkpoint"),
         parts={
             "algorithm": {
                 **({"name": "ppo"} if estimator == "ppo" else {}),
@@ -475,7 +435,7 @@ def _slime(given: Values) -> Recipe:
                     for short, name in ((one, f"--{two}-parallel-size") for one, two in sizes.items())
                 },
             },
-            "asynchrony": _ways(colocated=colocated, steps=int(runs_ahead)),
+            "asynchrony": ways_of(colocated=colocated, steps=int(runs_ahead)),
         },
     )  # fmt: skip
 
@@ -483,7 +443,7 @@ def _slime(given: Values) -> Recipe:
 def _text(values: Values, name: str) -> str:
     value = str(values.get(name, "")).strip("'\"")
     if not value or UNKNOWN in value:
-        raise _refused(f"/{name}", "is not stated, or depends on the shell that runs the script")
+        raise refused(f"/{name}", "is not stated, or depends on the shell that runs the script")
     return value
 
 
@@ -498,7 +458,7 @@ def _number(values: Values, name: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise _refused(f"/{name}", f"{text[:40]} is not a number") from None
+        raise refused(f"/{name}", f"{text[:40]} is not a number") from None
 
 
 def _whole(values: Values, name: str) -> int:

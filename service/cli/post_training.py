@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.launchers.post_training.log import read_step_log
-from meshwright.launchers.post_training.read import Recipe, read_recipe
+from meshwright.launchers.post_training.read import read_recipe
+from meshwright.launchers.post_training.recipe import Recipe
 from meshwright.launchers.post_training.registry import export
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.documents import document_text, shown_path

@@ -47,7 +47,7 @@ from meshwright.solver.space.expressions import (
 
 LAUNCHERS = tuple(PLACES)
 TRAINERS = ("megatron", "fsdp")
-LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("trl", "areal")}
+LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("areal",)}
 MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
 MAX_ANSWERS = 2**20  # of a step
 MAX_TOKENS, MAX_TIME_LIMIT_S, MAX_CONSTRAINTS, MAX_MEASURED = 2**24, 3600.0, 16, 8
@@ -64,8 +64,9 @@ DEFAULT_TIME_LIMIT_S = 30.0
 _ASSUMED_MEAN = 1 / 3  # of the way from the prompt to the longest answer
 _PERCENTILE = re.compile(r"p(\d{1,3}(?:\.\d{1,6})?)")
 # What the training role is priced as: NeMo-RL's and verl's Megatron back ends run Megatron-Bridge and
-# Megatron-Core, their FSDP back ends shard as torchtitan does.
+# Megatron-Core, their FSDP back ends shard as torchtitan does. TRL's trainer is transformers' own.
 _PRICED_AS = {"megatron": "megatron-bridge", "fsdp": "torchtitan"}
+_PRICED_ALONE = {"trl": "trl"}
 # What the trainers can express of a layout, each with its source. NeMo-RL 4311929, verl b178a3c.
 _WHOLE = "recompute_granularity == 'full' => recompute_layers * pp >= {layers}"
 _LIMITS: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -83,6 +84,11 @@ _LIMITS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("slime", "megatron"): ("dp > 1 => zero_stage == 1", "vpp == 1"),
     ("verl", "fsdp"): (
         "dp > 1 => zero_stage == 3", "tp == 1", "ep == 1", "recompute_granularity != 'selective'", _WHOLE
+    ),
+    # TRL 1.16.0 trainer/grpo_config.py: sequence dimensions are refused (parallelism_config)
+    ("trl", "fsdp"): (
+        "dp > 1 => zero_stage == 3", "tp == 1", "cp == 1", "ep == 1", "offload == 'none'",
+        "recompute_granularity != 'selective'", _WHOLE,
     ),
 }  # fmt: skip
 _MOVED = {  # fields of the training problem by those of this request
@@ -128,7 +134,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     algorithm = _algorithm(_part(reader, "algorithm"))
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
     rollout = _rollout(_part(reader, "rollout", required=False), PLACES[launcher].engines)
-    training = _training(_part(reader, "training", required=False))
+    training = _training(_part(reader, "training", required=False), launcher)
     reward = _reward(_part(reader, "reward", required=False))
     ahead = _asynchrony(_part(reader, "asynchrony", required=False))
     search = _search(_part(reader, "search", required=False))
@@ -262,10 +268,12 @@ def _rollout(reader: FieldReader, engines: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _training(reader: FieldReader) -> dict[str, Any]:
+def _training(reader: FieldReader, launcher: str) -> dict[str, Any]:
     group = reader.text("group", default="")
+    trainer = reader.choice("trainer", TRAINERS, default=PLACES[launcher].trainers[0])
     found = {
-        "trainer": reader.choice("trainer", TRAINERS, default="megatron"),
+        "trainer": trainer,
+        "priced_as": _PRICED_ALONE.get(launcher, _PRICED_AS[trainer]),
         "nodes": reader.optional_integer("nodes", high=10**6),
         "group": group or None,
         "pin": {} if (pin := reader.value("pin")) is None else pin,
@@ -460,7 +468,7 @@ def _training_problem(
         "model": plain["model"],
         "cluster": plain["cluster"],
         "workload": {"global_batch_size": 1, "seq_length": lengths.longest, **_OF_TEXT},
-        "launcher": _PRICED_AS[trainer],
+        "launcher": training["priced_as"],
         "search": {
             "top_k": 1, "allow": ["none"], "certify": "none", "time_limit_s": search["time_limit_s"],
             **({"pin": pins} if pins else {}),
@@ -529,7 +537,7 @@ def _check(asked: PostTraining) -> None:
 
 
 def _launchers_with(what: str, value: str) -> str:
-    """Return the launchers that have an engine or a trainer."""
+    """Return the launchers that have an engine, a trainer, a precision or a mode."""
     return ", ".join(name for name, places in PLACES.items() if value in getattr(places, what))
 
 
@@ -545,6 +553,16 @@ def _launcher_faults(asked: PostTraining) -> Iterator[FieldError]:
                 pointer=pointer, message=f"{by} {value} are not written yet",
                 allowed=f"{', '.join(able)}, or launcher: {_launchers_with(what, value)}", nearest=able[0],
             )  # fmt: skip
+    for pointer, given, what, words in (
+        ("/rollout/precision", asked.precision, "precisions", "has no engines with weights in"),
+        ("/asynchrony/mode", asked.pins.mode, "modes", "has no mode"),
+    ):
+        able = getattr(places, what)
+        if given is not None and given not in able:
+            yield FieldError(
+                pointer=pointer, message=f"{asked.launcher} {words} {given}",
+                allowed=f"{', '.join(able)}, or launcher: {_launchers_with(what, given)}", nearest=able[0],
+            )  # fmt: skip
     if asked.has_critic and not places.critic:
         able = tuple(name for name, one in PLACES.items() if one.critic)
         yield FieldError(
@@ -555,8 +573,9 @@ def _launcher_faults(asked: PostTraining) -> Iterator[FieldError]:
     if ahead is not None and steps > ahead:
         yield FieldError(
             pointer="/asynchrony/steps_off",
-            message=f"{steps}: {asked.launcher} generates {ahead} step ahead",
-            allowed=f"up to {ahead}", nearest=str(ahead),
+            message=f"{steps}: {asked.launcher} generates "
+            + (f"{ahead} step ahead" if ahead else "in turn with training"),
+            allowed=f"up to {ahead}" if ahead else "0", nearest=str(ahead),
         )  # fmt: skip
 
 

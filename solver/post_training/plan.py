@@ -189,14 +189,16 @@ def refit_s_of(asked: PostTraining) -> float:
 def ways_of(asked: PostTraining) -> tuple[tuple[Mode, int], ...]:
     """Return the ways that a request leaves open, each with its steps off policy."""
     places = asked.places
-    most = min(asked.max_steps_off, places.most_steps_off or asked.max_steps_off)
+    ahead = places.most_steps_off
+    most = asked.max_steps_off if ahead is None else min(asked.max_steps_off, ahead)
     steps = [step for step in range(1, most + 1) if step <= _EVERY_STEP or step == most]
     ways: list[tuple[Mode, int]] = [("colocated", 0), ("apart", 0), *(("async", step) for step in steps)]
     pins = asked.pins
     return tuple(
         (mode, step)
         for mode, step in ways
-        if pins.mode in (None, mode)
+        if mode in places.modes
+        and pins.mode in (None, mode)
         and (pins.steps_off is None or step == pins.steps_off)
         and (asked.reward_model is None or mode in places.reward_modes)
         and (not asked.has_critic or mode in places.critic_modes)
@@ -218,7 +220,7 @@ def engine_of(asked: PostTraining, group: NodeGroup, size: int, share: float) ->
 def engine_prices(asked: PostTraining, lengths: AnswerLengths) -> Iterator[EnginePrice]:
     """Yield engines of every group, layout and load: those that hold the longest answer."""
     pins, batches = asked.pins, sorted({max(step, 1) for _, step in ways_of(asked)})
-    shares = MEMORY_SHARES if pins.memory_share is None else (pins.memory_share,)
+    shares = asked.places.memory_shares if pins.memory_share is None else (pins.memory_share,)
     for name, group in asked.groups.items():
         for size in sizes_of(asked.model, group):
             if pins.tensor_parallel_size not in (None, size):
@@ -340,8 +342,9 @@ def _engine_corrected(price: EnginePrice, factor: float) -> EnginePrice:
 
 
 def role_constraints(asked: PostTraining) -> tuple[str, ...]:
-    """Return the constraints that are on roles, not on training's layout."""
-    return tuple(text for text in asked.constraints if layout_text(text) is None)
+    """Return the constraints that are on roles, not on training's layout, and the launcher's own."""
+    own = tuple(text for text in asked.constraints if layout_text(text) is None)
+    return (*own, *asked.places.constraints)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -603,7 +606,7 @@ def _outcomes(asked: PostTraining, prices: Prices, first: Placement) -> Iterator
 
 
 def _repriced(asked: PostTraining, prices: Prices, lengths: AnswerLengths) -> Prices:
-    ratio = lengths.mean / asked.lengths.mean
+    ratio = 1.0 if asked.places.pads else lengths.mean / asked.lengths.mean
     factor, scored = _factor(prices, "generate"), _factor(prices, "reward")
     training = tuple(
         replace(one, update_s=one.update_s * ratio, forward_s=one.forward_s * ratio)

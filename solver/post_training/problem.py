@@ -28,6 +28,7 @@ from typing import Any, Literal
 from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.answer import Plan, Status
+from meshwright.solver.post_training.engines import MEMORY_SHARES
 from meshwright.solver.post_training.lengths import AnswerLengths
 from meshwright.solver.problem import Problem
 
@@ -51,9 +52,15 @@ class Places:
     reward_modes: tuple[Mode, ...] = MODES  # with a reward model
     critic_modes: tuple[Mode, ...] = MODES
     scores_as_answers_end: bool = False  # with a reward model on GPUs of its own
+    modes: tuple[Mode, ...] = MODES
     engines: tuple[str, ...] = ("vllm",)  # the first is the default
-    trainers: tuple[str, ...] = ("megatron", "fsdp")
+    trainers: tuple[str, ...] = ("megatron", "fsdp")  # the same
+    precisions: tuple[str, ...] = ("bf16", "fp8")  # of an engine's weights
+    memory_shares: tuple[float, ...] = MEMORY_SHARES  # that an engine is offered
     most_steps_off: int | None = None
+    offloads: bool = True  # training's states are on the host while engines run on its GPUs
+    pads: bool = False  # answers of an update to the longest, instead of packing them
+    constraints: tuple[str, ...] = ()  # on roles, in the language of search.constraints
 
 
 PLACES: Mapping[str, Places] = {
@@ -77,6 +84,20 @@ PLACES: Mapping[str, Places] = {
         engines=("sglang",),
         trainers=("megatron",),
         most_steps_off=1,
+    ),
+    # TRL 1.16.0: GRPOTrainer generates in turn (trainer/grpo_trainer.py _prepare_inputs), in its own
+    # processes or with one vLLM server (generation/vllm_generation.py:300), here on one node. Nothing goes
+    # to the host, and a rank pads its answers to their longest (grpo_trainer.py:2454). Engines take the
+    # policy's 16-bit weights. AsyncGRPOTrainer (trl.experimental) has no command. PPO is experimental too.
+    "trl": Places(
+        modes=("colocated", "apart"),
+        trainers=("fsdp",),
+        precisions=("bf16",),
+        memory_shares=(0.3, *MEMORY_SHARES),  # GRPOConfig vllm_gpu_memory_utilization: 0.3
+        most_steps_off=0,
+        offloads=False,
+        pads=True,
+        constraints=("mode != 'colocated' => rollout.num_nodes <= 1",),
     ),
 }
 
@@ -151,8 +172,13 @@ class PostTraining:
 
     @property
     def places(self) -> Places:
-        """Return where its launcher puts a critic and a reward model."""
+        """Return what its launcher has, and where it puts a critic and a reward model."""
         return PLACES[self.launcher]
+
+    @property
+    def trained_tokens(self) -> float:
+        """Return the tokens of a step's answers that training passes over, with their padding."""
+        return self.samples * (self.lengths.longest if self.places.pads else self.lengths.mean)
 
     @cached_property
     def groups(self) -> Mapping[str, NodeGroup]:

@@ -7,7 +7,8 @@ Constraints
   (2) the engines' answers cover the step's
   (3) ``generate`` is one of the priced values and bounds every engine in use
   (4) GPUs of a group: engines and training apart, or engines within training's GPUs if colocated; a reward
-      model and a critic each in turn with training or on GPUs of their own, which nothing else has
+      model and a critic each in turn with training or on GPUs of their own, which nothing else has; engines
+      next to training take no more memory than its states leave
   (5) ``step >= generate + refit`` and ``step >= side + refit`` in every way; in turn, the sum; and so with
       the reward model's reading, which ends with generation where answers are scored as they end
   (6) the request's constraints on roles, as ``limits`` writes them
@@ -224,11 +225,20 @@ class _Model:
                     of.add_implication(on, ~literal)
             self.count.append(count)
             self.on.append(on)
+        self._beside_states()
         for layout, literal in self.layout.items():
             rows = [on for on, row in zip(self.on, prices.engines, strict=True) if row.layout == layout]
             of.add_bool_or(rows).only_enforce_if(literal)
         answers = [row.answers for row in prices.engines]
         of.add(self.cp.LinearExpr.weighted_sum(self.count, answers) >= prices.samples)
+
+    def _beside_states(self) -> None:
+        """Leave out engines that take more memory than training's states leave on its GPUs."""
+        together = self.way.get(("colocated", 0))
+        for training, price in zip(self.trains, self.prices.training, strict=True):
+            for layout, literal in self.layout.items():
+                if together is not None and layout[2] > price.engine_share:
+                    self.of.add_bool_or([~training, ~literal, ~together])
 
     def _used(self, group: str) -> Any:  # noqa: ANN401 - OR-Tools
         pairs = [

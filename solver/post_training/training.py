@@ -31,6 +31,7 @@ PAGEABLE_BYTES_PER_S, REFERENCE_MOVES = HOST_BYTES_PER_S / 2.0, 3.0
 # megatron_policy_worker.py:1075; verl workers/actor/dp_actor.py logits.div_). Backward passes do the same.
 LOGIT_PASSES, _READ = 3.5, 0.85
 OPTIMIZER_BYTES = 12.0  # a weight's fp32 copy and two moments
+CONTEXT_BYTES = 2e9  # of a trainer's CUDA context and communicators, next to an engine's own; assumed
 _DOUBLINGS = 6  # of a pool that is too small
 _SHORTER = 0.97  # a batch that saves less is not searched
 _FULL = 0.97  # of packed sequences where lengths are not read (NeMo-RL: modified first-fit decreasing)
@@ -49,6 +50,7 @@ class TrainingPrice:
     swap_s: float  # optimizer to the host and back
     scoring_s: float | None = None  # of a reward model in turn on its GPUs; None: it has no room there
     scoring_tp: int = 0  # GPUs of one copy of it
+    engine_share: float = 1.0  # of memory that its states leave to an engine on its GPUs
     log_sigma: float
     plan: Plan
     sequences: int  # packed, of one update
@@ -94,8 +96,10 @@ def without_layout_constraints(asked: PostTraining) -> PostTraining:
 
 
 def sequences_of(asked: PostTraining, problem: Problem) -> int:
-    """Return the packed sequences of one update."""
+    """Return the packed sequences of one update; its answers, where they are padded."""
     work = problem.workload
+    if asked.places.pads:
+        return asked.samples // asked.updates
     share = _FULL if work.lengths is None else filled(work.lengths, work.seq_length).real_share
     answers = asked.samples / asked.updates
     return max(1, math.ceil(answers * asked.lengths.mean / (share * work.seq_length)))
@@ -155,7 +159,9 @@ def _best(
     should_stop: ShouldStop,
 ) -> TrainingPrice | None:
     best: TrainingPrice | None = None
-    for batch in batches_of(sequences_of(asked, problem), problem.cluster.num_gpus):
+    sequences = sequences_of(asked, problem)
+    batches = [sequences] if asked.places.pads else batches_of(sequences, problem.cluster.num_gpus)
+    for batch in batches:
         own = replace(problem, workload=replace(problem.workload, global_batch_size=batch))
         profile = profile_of(own)
         try:
@@ -233,7 +239,7 @@ def passes_s(passes: int, price: TrainingPrice) -> float:
 def logits_pass_s(asked: PostTraining, plan: Plan, group: NodeGroup) -> float:
     """Return the seconds of one pass over the fp32 logits of all answers of a step, on the last stage."""
     holders = group.num_gpus / plan.config.pipeline_parallel_size
-    moved = 4.0 * asked.samples * asked.lengths.mean * asked.model.vocab_size / holders
+    moved = 4.0 * asked.trained_tokens * asked.model.vocab_size / holders
     return moved / (_READ * group.gpu.hbm_bytes_per_s)
 
 
@@ -243,6 +249,18 @@ def reference_s(asked: PostTraining, plan: Plan) -> float:
         return 0.0
     own = max(stage.memory_bytes["weights"] for stage in plan.prediction.stages)
     return REFERENCE_MOVES * own / PAGEABLE_BYTES_PER_S
+
+
+def engine_share_of(asked: PostTraining, plan: Plan, group: NodeGroup) -> float:
+    """Return the share of memory that states which stay on training's GPUs leave to an engine there."""
+    if asked.places.offloads:
+        return 1.0
+    kept = 0.0
+    for stage in plan.prediction.stages:
+        weights = stage.memory_bytes["weights"]
+        states = weights * (1 + asked.reference) + stage.memory_bytes["optimizer"]
+        kept = max(kept, states + CONTEXT_BYTES)
+    return 1.0 - kept / group.gpu.memory_bytes
 
 
 def price_of(
@@ -262,7 +280,8 @@ def price_of(
         update_s=seen.step_time_s * asked.updates + 2.0 * LOGIT_PASSES * logits_s,
         forward_s=forward_s(evaluation) * asked.updates + LOGIT_PASSES * logits_s,
         reference_s=reference_s(asked, plan),
-        swap_s=swapped,
+        swap_s=swapped if asked.places.offloads else 0.0,
+        engine_share=engine_share_of(asked, plan, part),
         log_sigma=math.log(seen.step_time_high_s / seen.step_time_s) / Z_80_PERCENT,
         plan=plan,
         sequences=problem.workload.global_batch_size,

@@ -45,3 +45,10 @@ def test_updates_that_split_a_prompt_are_refused_by_verl() -> None:
     asked, plan = placed_roles("verl-fsdp-async", updates=3)
     with pytest.raises(RefusedExportError, match="which it counts"):
         export(asked, plan)
+
+
+def test_a_plan_that_another_launcher_cannot_run_is_refused_by_its_field() -> None:
+    asked, plan = placed_roles("nemo-rl-megatron-async")
+    with pytest.raises(RefusedExportError) as caught:
+        export(asked, plan, "trl")
+    assert [one.pointer for one in caught.value.errors] == ["/training/trainer", "/asynchrony/mode"]

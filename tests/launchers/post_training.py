@@ -3,7 +3,7 @@
 ``make launchers ARGS="post-training --nemo-rl FOLDER --verl FOLDER --slime FOLDER --python PYTHON"`` writes
 the files of ``CASES`` and lets checkouts of NeMo-RL 0.7.0 (81aa43d), verl 0.7.0 (f9c855f) and slime 0.3.1
 (a6272da; of a critic, ``--slime-ppo`` with 0.2.4, bd217a6) load them on a CPU: ``judges/post_training.py``.
-PYTHON has torch, hydra-core, omegaconf, pydantic and packaging.
+PYTHON has torch, hydra-core, omegaconf, pydantic and packaging. TRL 1.16.0 is that of ``make launchers``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from meshwright.solver.post_training.problem import (
 from meshwright.solver.post_training.training import training_problem
 
 _H100 = "h100-sxm-80gb"
+TRL = Path(__file__).parents[2] / ".venv-launchers" / "trl"  # as environments.py installs it
 # launcher, trainer, mode, model, nodes in all and of training, GPUs of a node, layout, engines
 CASES: dict[str, dict[str, Any]] = {
     "nemo-rl-megatron-async": {
@@ -71,6 +72,11 @@ CASES: dict[str, dict[str, Any]] = {
     "slime+ppo-megatron-apart": {
         "model": "moonlight-16b-a3b", "nodes": 4, "training": 1, "layout": {"ep": 8}, "algorithm": "ppo",
         "engine": "sglang", "critic": 8,
+    },
+    "trl-fsdp-colocated": {"model": "qwen3-8b", "nodes": 2, "training": 2, "layout": {"zero": 3}},
+    "trl-fsdp-apart": {
+        "model": "qwen3-8b", "nodes": 2, "training": 1,
+        "layout": {"zero": 3, "recompute_granularity": "full"},
     },
     "nemo-rl+reward-megatron-async": {
         "model": "qwen3-8b", "nodes": 4, "training": 1, "off": 1, "layout": {"tp": 2}, "reward": 8,
@@ -164,13 +170,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in CASES:
             launcher, own = launcher_of(name), name.rsplit("-", 2)[0]
-            checkout = checkouts.get(own, checkouts[launcher])
-            if checkout is None:
+            checkout = TRL if launcher == "trl" else checkouts.get(own, checkouts.get(launcher))
+            if checkout is None or not checkout.exists():
                 print(name, "not judged: no checkout")
                 continue
+            own_folder = Path(folder) / name
+            own_folder.mkdir()
             for file, text in export(*placed_roles(name)).files.items():
-                (Path(folder) / file).write_text(text)
-            command = [asked.python, str(judge), launcher, str(checkout.resolve()), folder]
+                (own_folder / file).write_text(text)
+            python = str(TRL / "bin" / "python") if launcher == "trl" else asked.python
+            command = [python, str(judge), launcher, str(checkout.resolve()), str(own_folder)]
             run = subprocess.run(command, capture_output=True, text=True, check=False)
             refused += run.returncode
             print(name, "taken" if run.returncode == 0 else f"refused: {run.stderr[-300:]}")

@@ -3,7 +3,8 @@
 Written from the meaning of a step, in plain values; it shares no code with what it judges. Times are whole
 milliseconds. A question is a mapping: ``training`` (group, GPUs, side, swap), ``engines`` (group, GPUs of
 an engine, memory share, answers, batches in flight, time), ``gpus`` by group, ``samples``, ``refit``,
-``ways`` (mode, steps off) and ``share``, the memory that an engine may have next to a trainer. With further
+``ways`` (mode, steps off), ``share``, the memory that an engine may have next to a trainer, and ``room``,
+what each training's states leave of it. With further
 roles: ``rewards`` (group, GPUs, time) on GPUs of its own, ``scoring``, the time in turn with each training
 (None: no room), ``critics`` (group, GPUs, values, update, the only training or None), ``turn``, the time of
 a critic in turn with each training, ``critic_turns``, whether it may, and ``as_they_end``: answers are
@@ -43,7 +44,8 @@ def drawn(seed: int) -> dict[str, Any]:
     ways = [("colocated", 0), ("apart", 0), ("async", 1), ("async", 2)]
     return {
         "training": training, "engines": engines, "gpus": gpus, "samples": samples,
-        "refit": draw.randint(0, 50), "ways": draw.sample(ways, k=draw.randint(1, 4)), "share": 0.7,
+        "refit": draw.randint(0, 50), "ways": draw.sample(ways, k=draw.randint(1, 4)),
+        "share": draw.choice([0.7, 0.9]), "room": [draw.choice([0.4, 0.7, 1.0]) for _ in training],
     }  # fmt: skip
 
 
@@ -101,7 +103,8 @@ def _steps(question: Question) -> Iterator[int]:
         }
         rows = [
             row for row in question["engines"]
-            if row[4] == max(off, 1) and (mode != "colocated" or row[2] <= question["share"])
+            if row[4] == max(off, 1)
+            and (mode != "colocated" or row[2] <= min(question["share"], question["room"][at]))
         ]  # fmt: skip
         generate = _shortest_generation(rows, free, question["samples"])
         if generate is None:

@@ -29,10 +29,10 @@ def prices_of(question: Question) -> Prices:
         TrainingPrice(
             group=group, nodes=1, gpus=gpus, update_s=(side - passes) * S, forward_s=passes * S,
             swap_s=swap * S, log_sigma=0.1, plan=cast("Any", None), sequences=1,
-            scoring_s=None if scores is None else scores * S,
+            scoring_s=None if scores is None else scores * S, engine_share=room,
         )
-        for (group, gpus, side, swap), passes, scores in zip(
-            rows, question.get("passes", [0] * number), scoring, strict=True
+        for (group, gpus, side, swap), passes, scores, room in zip(
+            rows, question.get("passes", [0] * number), scoring, question["room"], strict=True
         )
     ]  # fmt: skip
     engines = [

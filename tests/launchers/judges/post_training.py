@@ -1,13 +1,15 @@
 """Loads a launch file of post-training with the launcher's own configuration classes, on a CPU.
 
-``python post_training.py nemo-rl|verl|slime CHECKOUT FOLDER``. Whatever the launcher imports beyond what
-its configuration needs is a stand-in: Ray, vLLM, transformers, Megatron.
+``python post_training.py nemo-rl|verl|slime|trl CHECKOUT FOLDER``. Whatever the launcher imports beyond
+what its configuration needs is a stand-in: Ray, vLLM, transformers, Megatron. TRL is an installed package.
 
 NeMo-RL: ``load_config`` follows the file's base, ``MasterConfig`` takes the result, and resources are as
 ``setup`` of nemo_rl/algorithms/grpo.py asks. Every key of ours is the base's, or one of a declared class.
 verl: Hydra composes the overrides, which refuses unknown names, and ``validate_config`` takes the result.
 slime: its own parser takes its arguments, with Megatron-LM's by the table next to that launcher, and
 ``slime_validate_args`` the result. SGLang's arguments are those of a stand-in.
+TRL: ``trl grpo``'s parser and ``GRPOConfig`` take its YAML on as many processes, accelerate its file, and
+the server has the arguments that ``trl vllm-serve`` would give it.
 """
 
 # ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202, ANN204, PLC0415 - stand-ins have no types
@@ -26,8 +28,6 @@ import typing
 from pathlib import Path
 from types import ModuleType
 
-import omegaconf
-import typing_extensions
 import yaml
 
 MEGATRON = Path(__file__).resolve().parents[3] / "launchers" / "megatron_lm"
@@ -111,6 +111,9 @@ def keys_of(values, at=""):
 
 def judge_nemo_rl(checkout, folder):
     """Load the YAML as examples/run_grpo.py does."""
+    import omegaconf
+    import typing_extensions
+
     typing.TypedDict = typing_extensions.TypedDict  # pydantic asks for it below Python 3.12
     from nemo_rl.algorithms.grpo import MasterConfig
     from nemo_rl.utils.config import load_config, register_omegaconf_resolvers
@@ -208,6 +211,45 @@ def judge_slime(checkout, folder):  # noqa: ARG001 - as the others
     assert args.rollout_num_gpus % args.rollout_num_gpus_per_engine == 0
 
 
+def judge_trl(checkout, folder):  # noqa: ARG001 - as the others
+    """Parse the YAML as trl/scripts/grpo.py does, accelerate's file as its launcher, and the server."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from trl import GRPOConfig
+    from trl.scripts import vllm_serve
+    from trl.scripts.grpo import make_parser
+
+    mesh = load_config_from_file(str(folder / "accelerate.yaml"))
+    GRPOConfig.world_size = property(lambda _config: mesh.num_processes)
+    text = (folder / "trl_grpo.yaml").read_text()
+    assert "\nbf16: true\n" in text  # which asks for a GPU
+    (folder / "local.yaml").write_text(
+        text.replace("\nbf16: true\n", "\nbf16: false\n") + "use_cpu: true\n"
+    )
+    start = (folder / "run.sh").read_text()
+    words = ["--config", str(folder / "local.yaml"), "--model_name_or_path", "m", "--dataset_name", "d"]
+    if "VLLM_URL" in start:
+        words += ["--vllm_server_base_url", "http://node:8000"]
+    words += ["--reward_funcs", "accuracy_reward", "--output_dir", str(folder), "--learning_rate", "1e-6"]
+    script, grpo, model, _ = make_parser().parse_args_and_config(words, fail_with_unknown_args=True)
+    assert script.reward_funcs == ["accuracy_reward"]
+    assert model.dtype == "float32"
+    assert grpo.use_vllm
+    assert grpo.generation_batch_size == ANSWERS
+    assert grpo.steps_per_generation % grpo.gradient_accumulation_steps == 0
+    assert mesh.num_processes % grpo.vllm_tensor_parallel_size == 0
+    assert (folder / "serve.sh").exists() == (grpo.vllm_mode == "server")
+    if grpo.vllm_mode == "server":
+        served = (folder / "serve.sh").read_text()
+        command = served[served.index("exec vllm serve") :].replace("\\\n", " ").replace('"$@"', "")
+        ours = shlex.split(command)[4:]
+        given = dict(zip(ours[::2], ours[1::2], strict=True))
+        known = vllm_serve.build_command(vllm_serve.ScriptArguments(model="m", max_model_len=1))
+        assert {*given} - {*known} == {"--max-num-seqs"}, given
+        for name in ("--weight-transfer-config", "--logprobs-mode", "--max-logprobs"):
+            assert given[name] == known[known.index(name) + 1]
+
+
+ANSWERS = 128 * 16  # of a step, as tests/launchers/post_training.py asks
 BEFORE = (
     "torch.distributed.tensor",
     "hydra._internal.config_loader_impl",
@@ -218,9 +260,13 @@ BEFORE = (
 
 
 if __name__ == "__main__":
+    launcher, checkout, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    if launcher == "trl":
+        sys.path.remove(str(Path(__file__).parent))  # a file there has the name of the package
+        judge_trl(checkout, folder)
+        raise SystemExit(0)
     for module in BEFORE:  # they look for modules that are better missing
         importlib.import_module(module)
-    launcher, checkout, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     sys.meta_path.append(_Missing())
     sys.path.insert(0, str(checkout))
     os.chdir(checkout)

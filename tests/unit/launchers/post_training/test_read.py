@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ NEMO = (
     "policy: {model_name: Qwen/Qwen3-8B, train_global_batch_size: 128, max_total_sequence_length: 4096}\n"
 )
 SLIME = "ray job submit -- python3 train.py --rollout-batch-size 32 --hf-checkpoint /models/Qwen3-8B"
+TRL = "trl grpo --accelerate_config fsdp2 --model_name_or_path Qwen/Qwen3-8B --use_vllm"
+SERVER = "CUDA_VISIBLE_DEVICES=7 trl vllm-serve --model Qwen/Qwen3-8B --tensor_parallel_size 2\n"
 ENGINE = "actor_rollout_ref.rollout.name"
 REFUSED = [
     ("a.yaml", "dpo: {}\n", "/dpo"),
@@ -36,18 +39,32 @@ REFUSED = [
     ("a.sh", SLIME + " --sglang-ep-size 8\n", "/--sglang-ep-size"),
     ("a.sh", SLIME + " --advantage-estimator gspo\n", "/--advantage-estimator"),
     ("a.sh", SLIME + " --colocate\n", "/--rollout-max-response-len"),
+    ("a.sh", TRL.replace("--use_vllm", "--beta 0.1"), "/use_vllm"),
+    ("a.sh", TRL + " --use_peft\n", "/use_peft"),
+    ("a.sh", TRL + " --vllm_mode server\n", "/vllm_mode"),
+    ("a.sh", TRL + " --num_iterations 2\n", "/num_iterations"),
+    ("a.sh", TRL.replace("fsdp2", "zero2"), "/zero_stage"),
+    ("a.sh", TRL.replace("--accelerate_config fsdp2", ""), "/num_processes"),
+    ("a.yaml", "use_vllm: true\nvllm_mode: colocate\n", "/num_processes"),
+    ("a.py", "trainer = GRPOTrainer(model='m', tools=[f], args=args)\n", "/tools"),
+    ("a.py", "trainer = AsyncGRPOTrainer(model='m')\n", "/AsyncGRPOTrainer"),
+    ("a.py", "trainer = DPOTrainer(model='m')\n", ""),
 ]  # fmt: skip
+
+
+def beside(folder: Path, name: str) -> str | None:
+    path = folder / name
+    return path.read_text() if path.is_file() else None
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_our_own_files_read_as_the_roles_that_were_placed(name: str) -> None:
     asked, plan = placed_roles(name)
-    (file,) = (
-        one for one in (GOLDEN / name).iterdir() if one.name != "run.sh" or not name.startswith("nemo")
-    )
-    found = read_recipe(
-        file.name, file.read_text().replace("${HF_CHECKPOINT}", f"/models/{asked.model.name}")
-    )
+    file = GOLDEN / name / ("nemo_rl_grpo.yaml" if name.startswith("nemo") else "run.sh")
+    text = file.read_text()
+    for variable in ("${HF_CHECKPOINT}", "${MODEL}"):
+        text = text.replace(variable, f"/models/{asked.model.name}")
+    found = read_recipe(file.name, text, partial(beside, file.parent))
     config = plan.training.plan.config
     assert (found.launcher, found.model, found.longest_tokens) == (asked.launcher, asked.model.name, 8192)
     assert {"name": "grpo", **found.parts["algorithm"]} == {
@@ -73,6 +90,17 @@ def test_a_recipe_counts_its_base_and_the_shells_values() -> None:
     verl = read_recipe("a.sh", VERL.replace("ENGINE", "actor_rollout_ref.rollout.name=vllm"))
     assert (verl.model, verl.nodes, verl.longest_tokens) == ("qwen3-8b", 2, 8192)
     assert (verl.parts["algorithm"]["responses"], verl.parts["algorithm"]["updates"]) == (8, 4)
+
+
+def test_a_command_of_trl_counts_accelerates_file_and_the_servers_command() -> None:
+    words = " --vllm_mode server --gradient_accumulation_steps 4 --steps_per_generation 16 --beta 0.04\n"
+    found = read_recipe("a.sh", SERVER + TRL + words)
+    assert (found.model, found.nodes, found.gpus_per_node) == ("qwen3-8b", 1 + 1, 8)
+    assert found.parts["algorithm"] == {
+        "prompts": 8 * 8 * 16 // 8, "responses": 8, "updates": 4, "reference": True
+    }  # fmt: skip
+    assert (found.parts["rollout"]["tp"], found.parts["rollout"]["memory_share"]) == (2, 0.9)
+    assert found.parts["asynchrony"]["mode"] == "apart"
 
 
 @pytest.mark.parametrize(("file", "text", "pointer"), REFUSED)

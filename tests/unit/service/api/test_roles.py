@@ -73,6 +73,6 @@ def test_a_pool_without_room_ends_infeasible_with_the_field(client: TestClient, 
 
 
 def test_a_wrong_request_is_refused_at_once(client: TestClient) -> None:
-    answer = client.post("/v1/jobs", json={**REQUEST, "launcher": "trl"})
+    answer = client.post("/v1/jobs", json={**REQUEST, "launcher": "areal"})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "/launcher"

@@ -32,7 +32,10 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"algorithm": {"prompts": 3, "responses": 5, "updates": 2}}, "/algorithm/updates", "1"),
     ({"rollout": {"engine": "sglang"}}, "/rollout/engine", "vllm"),  # for verl alone
     ({"rollout": {"engine": "trtllm"}}, "/rollout/engine", "vllm"),
-    ({"launcher": "trl"}, "/launcher", "nemo-rl"),
+    ({"launcher": "areal"}, "/launcher", "nemo-rl"),
+    ({"launcher": "trl", "asynchrony": {"mode": "async"}}, "/asynchrony/mode", "colocated"),
+    ({"launcher": "trl", "rollout": {"precision": "fp8"}}, "/rollout/precision", "bf16"),
+    ({"launcher": "trl", "training": {"trainer": "megatron"}}, "/training/trainer", "fsdp"),
     ({"launcher": "slime", "rollout": {"engine": "vllm"}}, "/rollout/engine", "sglang"),
     ({"launcher": "slime", "training": {"trainer": "fsdp"}}, "/training/trainer", "megatron"),
     ({"launcher": "slime", "reward": {"model": "qwen3-8b"}}, "/reward/model", "launcher: verl"),

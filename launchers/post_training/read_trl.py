@@ -1,0 +1,324 @@
+"""Reads GRPO of TRL: a command with its YAML, a YAML next to accelerate's, or a Python script.
+
+Names and defaults: TRL 1.16.0, trainer/grpo_config.py, scripts/grpo.py, accelerate_configs. Of a script,
+literal arguments of ``GRPOConfig`` count, and options of the commands in its docstring.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from meshwright.launchers.post_training.recipe import (
+    Other,
+    Recipe,
+    Values,
+    mapping_of,
+    model_of,
+    refused,
+    ways_of,
+)
+from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.commands import script_of
+from meshwright.profiles.library import find_model
+from meshwright.shell.values import UNKNOWN
+
+ACCELERATE_FILE, SERVER_FILE = "accelerate.yaml", "serve.sh"  # of ours, next to the recipe
+_NAMES = {"num_generations", "use_vllm", "vllm_mode", "steps_per_generation", "generation_batch_size"}
+_STARTED = ("grpo.py", "trl.scripts.grpo")
+_DEFAULTS: Values = {
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
+    "num_iterations": 1, "max_completion_length": 512, "beta": 0.0, "use_vllm": False,
+    "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1,
+}  # fmt: skip
+# A vLLM server's own (vllm serve, trl vllm-serve), where its command states none.
+_SERVED: Values = {"tensor_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9}
+_SHIPPED = ("deepspeed_zero", "zero")  # trl/accelerate_configs and examples/accelerate_configs, by stage
+_SHIPPED_GPUS, _ZERO_3 = 8, 3
+_PROMPT_TOKENS = 512  # of a recipe that states no room for prompts
+_NOT_PRICED = {
+    "use_peft": "adapters of a policy are not priced in a step yet",
+    "peft_config": "adapters of a policy are not priced in a step yet",
+    "load_in_4bit": "a policy in 4 bits is not priced in a step yet",
+    "load_in_8bit": "a policy in 8 bits is not priced in a step yet",
+    "tools": "time of agents and tools is not priced: it is yours",
+    "environment_factory": "time of agents and tools is not priced: it is yours",
+    "rollout_func": "time of agents and tools is not priced: it is yours",
+    "use_transformers_continuous_batching": "generation by transformers is not priced: vLLM's alone",
+    "use_transformers_paged": "generation by transformers is not priced: vLLM's alone",
+}
+_FALSE = (False, "false", "False", None, "", 0, "0", "None")
+
+
+def read(name: str, text: str, other: Other) -> Recipe | None:
+    """Return what a recipe of TRL fixes; None: the file is another launcher's.
+
+    Raises:
+        InvalidProblemError: it is no GRPO that is priced; the field, its value and the reason.
+    """
+    if name.endswith(".py"):
+        return _script(text, other)
+    if name.endswith((".yaml", ".yml")):
+        values = mapping_of(text)
+        return _recipe(values, _mesh({}, other), other) if _NAMES & {*values} else None
+    started = [words for words in _commands(name, text) if _starts(words)]
+    if not started:
+        return None
+    served = next((words for words in _commands(name, text) if _serves(words)), None)
+    return _commanded(started[0], served, other)
+
+
+def _commands(name: str, text: str) -> list[list[str]]:
+    script = script_of(Source(name=name, text=text), Overrides())
+    return [[word.text for word in words] for words in script.commands]
+
+
+def _starts(words: Sequence[str]) -> bool:
+    by_name = any(pair[0].endswith("trl") and pair[1] == "grpo" for pair in pairwise(words))
+    return by_name or any(word.endswith(_STARTED) for word in words)
+
+
+def _serves(words: Sequence[str]) -> bool:
+    by_name = any(pair[0].endswith("vllm") and pair[1] == "serve" for pair in pairwise(words))
+    return by_name or "vllm-serve" in words
+
+
+def options_of(words: Sequence[str]) -> dict[str, Any]:
+    """Return options by their names, with ``_`` for ``-``; switches are true."""
+    found, name = dict[str, Any](), ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = value if equals else True
+        elif name:
+            found[name] = word if found[name] is True else f"{found[name]} {word}"
+    return found
+
+
+def _commanded(words: Sequence[str], served: Sequence[str] | None, other: Other) -> Recipe:
+    options = options_of(words)
+    file = options.get("config")
+    stated = {} if file is None else _beside(str(file), other)
+    mesh = _mesh({**stated, **options}, other)
+    if "--config_file" not in words and not any("launch" in word or "trl" in word for word in words):
+        mesh = {"num_processes": 1, "num_machines": 1, **mesh}  # python alone
+    return _recipe({**stated, **options}, mesh, other, None if served is None else options_of(served))
+
+
+def _beside(path: str, other: Other) -> Values:
+    """Return the fields of a file that a command names, next to the recipe.
+
+    Raises:
+        InvalidProblemError: it is missing.
+    """
+    found = other(path.rpartition("/")[2] if UNKNOWN in path else path)
+    if found is None:
+        raise refused("/--config", f"{path.replace(UNKNOWN, '…')[:80]} is not next to the recipe")
+    return mapping_of(found)
+
+
+def _mesh(options: Values, other: Other) -> dict[str, Any]:
+    """Return processes, nodes and ZeRO stage of accelerate's options or file; some may miss."""
+    path = options.get("config_file") or options.get("accelerate_config") or ACCELERATE_FILE
+    path = str(path)
+    name = path.rpartition("/")[2]
+    text = other(name if UNKNOWN in path else path)
+    found = _shipped(name.removesuffix(".yaml")) if text is None else _of_file(mapping_of(text))
+    named = {one: options[one] for one in ("num_processes", "num_machines", "zero_stage") if one in options}
+    return {**found, **named}
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    if name == "single_gpu":
+        return {"num_processes": 1, "num_machines": 1}
+    if name in ("fsdp1", "fsdp2"):
+        return {"num_processes": _SHIPPED_GPUS, "num_machines": 1, "zero_stage": _ZERO_3}
+    stage = next((name.removeprefix(one) for one in _SHIPPED if name.startswith(one)), "")
+    if stage in ("1", "2", "3") or name == "multi_gpu":
+        return {"num_processes": _SHIPPED_GPUS, "num_machines": 1, "zero_stage": int(stage or 0)}
+    return {}
+
+
+def _of_file(values: Values) -> dict[str, Any]:
+    kind, found = values.get("distributed_type"), dict[str, Any]()
+    if kind == "FSDP":
+        own = values.get("fsdp_config") or {}
+        reshards = str(own.get("fsdp_reshard_after_forward", "FULL_SHARD"))
+        found["zero_stage"] = _ZERO_3 if reshards in ("True", "true", "FULL_SHARD") else 2
+    elif kind == "DEEPSPEED":
+        found["zero_stage"] = (values.get("deepspeed_config") or {}).get("zero_stage", 2)
+    elif kind is not None:
+        found["zero_stage"] = 0
+    return {**found, **{one: values[one] for one in ("num_processes", "num_machines") if one in values}}
+
+
+# --------------------------------------------------------------------------------------------------
+# A Python script.
+
+
+def _script(text: str, other: Other) -> Recipe:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as fault:
+        raise refused("", f"is no Python: line {fault.lineno}") from None
+    calls = {name: found for name in _CALLS for found in [_keywords(tree, name)] if found is not None}
+    if not calls:
+        raise refused("", "has no GRPOTrainer of TRL, the only trainer in Python that is read")
+    if "AsyncGRPOConfig" in calls or "AsyncGRPOTrainer" in calls:
+        reason = "AsyncGRPOTrainer, which is experimental, is not priced: GRPOTrainer alone"
+        raise refused("/AsyncGRPOTrainer", reason)
+    passed = calls.get("GRPOTrainer", {})
+    for name in passed:  # whatever it is given
+        if name in _NOT_PRICED and name != "peft_config":
+            raise refused(f"/{name}", _NOT_PRICED[name])
+    stated = {name: value for name, value in calls.get("GRPOConfig", {}).items() if value is not ...}
+    if passed.get("model") not in (None, ...):
+        stated["model_name_or_path"] = passed["model"]
+    lines = _docstring_commands(ast.get_docstring(tree) or "")
+    commands = _commands("script.sh", lines)
+    started = next((one for one in commands if any(word.endswith(".py") for word in one)), ["python"])
+    served = next((words for words in commands if _serves(words)), None)
+    options = options_of(started)
+    if passed.get("peft_config") is ... and "get_peft_config" not in text:
+        raise refused("/peft_config", _NOT_PRICED["peft_config"])
+    mesh = _mesh(options, other)
+    if "launch" not in started:
+        mesh = {"num_processes": 1, "num_machines": 1, **mesh}
+    return _recipe({**stated, **options}, mesh, other, None if served is None else options_of(served))
+
+
+_CALLS = ("GRPOConfig", "GRPOTrainer", "AsyncGRPOConfig", "AsyncGRPOTrainer")
+
+
+def _keywords(tree: ast.AST, name: str) -> dict[str, Any] | None:
+    """Return the arguments of the first call of a name; ``...``: no literal; None: there is no call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
+            return {one.arg: _literal(one.value) for one in node.keywords if one.arg is not None}
+    return None
+
+
+def _literal(node: ast.expr) -> Any:  # noqa: ANN401 - Python
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ...
+
+
+def _docstring_commands(text: str) -> str:
+    """Return the commands in a script's docstring: lines that start one, and those that go on with it."""
+    found, goes_on = list[str](), False
+    for line in text.splitlines():
+        words = line.strip().split()
+        programs = [word for word in words if "=" not in word][:1]
+        if goes_on or programs in (["python"], ["accelerate"], ["trl"], ["vllm"]):
+            found.append(line)
+            goes_on = line.rstrip().endswith("\\")
+    return "\n".join(found)
+
+
+# --------------------------------------------------------------------------------------------------
+# The roles.
+
+
+def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = None) -> Recipe:
+    whole = {**_DEFAULTS, **values}
+    _require_priced(whole)
+    _require_mesh(mesh)
+    processes, nodes = _whole(mesh, "num_processes"), _whole(mesh, "num_machines")
+    device = _whole(whole, "per_device_train_batch_size") * processes
+    accumulated = _whole(whole, "gradient_accumulation_steps")
+    steps = _whole({"steps_per_generation": accumulated, **whole}, "steps_per_generation")
+    if "generation_batch_size" in whole:
+        steps = _whole(whole, "generation_batch_size") // device
+    responses, completion = _whole(whole, "num_generations"), _whole(whole, "max_completion_length")
+    room = whole.get("vllm_max_model_length") or completion + int(
+        whole.get("max_prompt_length") or _PROMPT_TOKENS
+    )
+    colocated = whole["vllm_mode"] == "colocate"
+    rollout, beside = _engines(whole, other, served)
+    where = "/model_name_or_path"
+    if whole.get("model_name_or_path") in _FALSE or UNKNOWN in str(whole["model_name_or_path"]):
+        model = ""  # the question's counts
+    else:
+        model = model_of(str(whole["model_name_or_path"]), where)
+        if find_model(model).tower is not None:
+            raise refused(where, f"{model}: images of prompts are not priced in a step yet")
+    return Recipe(
+        launcher="trl", model=model, nodes=nodes + beside, gpus_per_node=max(processes // nodes, 1),
+        longest_tokens=int(room),
+        parts={
+            "algorithm": {
+                "prompts": max(device * steps // responses, 1), "responses": responses,
+                "updates": max(steps // accumulated, 1), "reference": float(whole["beta"]) > 0.0,
+            },
+            "rollout": rollout,
+            "training": {"trainer": "fsdp", "nodes": nodes, "pin": {"cp": 1}},
+            "asynchrony": ways_of(colocated=colocated, steps=0),
+            **_reward(whole),
+        },
+    )  # fmt: skip
+
+
+def _reward(whole: Values) -> dict[str, Any]:
+    name = whole.get("reward_model_name_or_path")
+    return {} if name in _FALSE else {"reward": {"model": str(name)}}
+
+
+def _engines(whole: Values, other: Other, served: Values | None) -> tuple[dict[str, Any], int]:
+    """Return the engines, and the nodes that they have to themselves."""
+    if whole["vllm_mode"] == "colocate":
+        return {
+            "engine": "vllm", "tp": _whole(whole, "vllm_tensor_parallel_size"),
+            "memory_share": float(whole["vllm_gpu_memory_utilization"]),
+        }, 0  # fmt: skip
+    text = other(SERVER_FILE) if served is None else None
+    if text is not None:
+        served = next((options_of(one) for one in _commands(SERVER_FILE, text) if _serves(one)), None)
+    if served is None:
+        raise refused(
+            "/vllm_mode", "server: the file has no command that starts the server",
+            f"trl vllm-serve or vllm serve in the file, or in {SERVER_FILE} next to it",
+        )  # fmt: skip
+    own = {**_SERVED, **served}
+    return {
+        "engine": "vllm", "tp": _whole(own, "tensor_parallel_size"),
+        "memory_share": float(own["gpu_memory_utilization"]),
+    }, 1  # fmt: skip
+
+
+def _require_priced(whole: Values) -> None:
+    for name, reason in _NOT_PRICED.items():
+        if whole.get(name) not in _FALSE:
+            raise refused(f"/{name}", reason)
+    if whole["use_vllm"] in _FALSE:
+        raise refused("/use_vllm", "false: generation by transformers is not priced", "use_vllm: true")
+    if whole["vllm_mode"] not in ("colocate", "server"):
+        raise refused("/vllm_mode", f"{str(whole['vllm_mode'])[:40]} is no mode", "colocate, server")
+    if _whole(whole, "num_iterations") > 1:
+        reason = "each answer is trained once in a priced step"
+        raise refused("/num_iterations", f"{whole['num_iterations']}: {reason}", "1")
+
+
+def _require_mesh(mesh: Values) -> None:
+    if "num_processes" not in mesh:
+        raise refused(
+            "/num_processes", "is not stated: the number of training's GPUs",
+            f"--num_processes, or accelerate's file next to the recipe ({ACCELERATE_FILE})",
+        )  # fmt: skip
+    stage = _whole({"zero_stage": _ZERO_3, **mesh}, "zero_stage")
+    if stage != _ZERO_3 and _whole(mesh, "num_processes") > 1:
+        words = f"ZeRO {stage}" if stage else "whole replicas"
+        raise refused("/zero_stage", f"{words}: the policy is priced with ZeRO 3 alone", "FSDP, or ZeRO 3")
+
+
+def _whole(values: Values, name: str) -> int:
+    value: Any = values.get(name, 1)
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        shown = str(value).replace(UNKNOWN, "…")[:40]
+        raise refused(f"/{name}", f"{shown} is no number that is known here") from None
