@@ -195,6 +195,17 @@ class ModelSpec(Checked):
         """Return the outputs of the head: logits of the vocabulary, or labels."""
         return self.num_labels or self.vocab_size
 
+    def scored(self, labels: int, *, bias: bool = False) -> ModelSpec:
+        """Return the model with a head of labels in place of logits, as transformers' classes build it.
+
+        ForSequenceClassification and ForTokenClassification score every token by a matrix of their own
+        (modeling_layers.py).
+        """
+        return replace(
+            self, num_labels=labels, tied_embeddings=False, head_bias=bias, normalized_head=False,
+            num_mtp_layers=0,
+        )  # fmt: skip
+
     def padded_vocabulary(self, multiple: int) -> int:
         """Return the rows of embedding and head that are padded to a multiple."""
         return -(-self.vocab_size // multiple) * multiple

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.profiles.units import GIB
 
 if TYPE_CHECKING:  # help loads no solver
+    from meshwright.profiles.model import ModelSpec
     from meshwright.solver.planner.fits import Fit
     from meshwright.solver.problem import Problem
 
@@ -122,8 +123,8 @@ def what_fits(
     """Return every method under every launcher that can train so: those that fit first, fastest first.
 
     Args:
-        request: a request with model and cluster, and what is known of the workload: seq_length (4096 where
-            it is left out), global_batch_size (32 sequences for each GPU), precision.
+        request: a request with model and cluster, and what is known of the workload: seq_length
+            (``usual_length`` if left out), global_batch_size (32 sequences for each GPU), precision.
         launcher: one of them; any: all.
         optimizer: of full training; None: AdamW, and AdamW in 8 bits.
         lora_rank: of the adapters.
@@ -134,14 +135,15 @@ def what_fits(
     """
     from meshwright.profiles.capabilities import launcher_capabilities  # noqa: PLC0415 - help loads no solver
     from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - the same
-    from meshwright.profiles.inline import cluster_from_mapping  # noqa: PLC0415 - the same
+    from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
-    from meshwright.solver.space.launcher_choice import bound, launchers_able  # noqa: PLC0415 - the same
+    from meshwright.solver.space.launcher_choice import bound, launcher_faults, launchers_able  # noqa: PLC0415 - the same
 
     if launcher != "any":
         launcher_capabilities(launcher)
     gpus = cluster_from_mapping(request.get("cluster")).num_gpus
-    work = {"seq_length": 4096, "global_batch_size": SEQUENCES * gpus, **request.get("workload", {})}
+    usual = usual_length(model_from_mapping(request.get("model")))
+    work = {"seq_length": usual, "global_batch_size": SEQUENCES * gpus, **request.get("workload", {})}
     found, refused = list[FitRow](), None
     for method in methods_of(optimizer, lora_rank):
         asked = {
@@ -155,6 +157,9 @@ def what_fits(
             if method.is_first:
                 refused = fault
             continue
+        if method.is_first and launcher not in able:
+            faults = [*launcher_faults(problem, "none" if launcher == "any" else launcher)]
+            refused = InvalidProblemError(faults) if faults else None
         for name in able if launcher == "any" else [one for one in able if one == launcher]:
             fit, allow = _best_fit(bound(problem, name))
             if fit is not None:
@@ -172,6 +177,14 @@ def what_fits(
     if not found and refused is not None:
         raise refused
     return _in_order(found)
+
+
+_USUAL_LENGTH = 4096
+
+
+def usual_length(model: ModelSpec) -> int:
+    """Return the tokens of a sequence where none are stated: 4096, or all that have positions."""
+    return min(_USUAL_LENGTH, model.max_position_embeddings or _USUAL_LENGTH)
 
 
 # Switches that save memory on one card, in the order in which they are tried, and what people call them.

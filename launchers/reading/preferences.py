@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from meshwright.launchers.reading.fields import Fields
@@ -51,19 +51,10 @@ _LABELS = "num_labels"
 
 
 def labelled(fields: Fields, model: ModelSpec, kind: Kind | None) -> ModelSpec:
-    """Return the model with the head that a kind of training, or ``num_labels``, gives it.
-
-    transformers' classes ForSequenceClassification and ForTokenClassification score every token by a matrix
-    of their own, and have no logits (modeling_layers.py).
-    """
+    """Return the model with the head that a kind of training, or ``num_labels``, gives it."""
     said = fields.integer(_LABELS) if fields.has(_LABELS) else 0
     labels = said or (kind.labels if kind else 0)
-    if not labels:
-        return model
-    return replace(
-        model, num_labels=labels, tied_embeddings=False, head_bias=False, normalized_head=False,
-        num_mtp_layers=0,
-    )  # fmt: skip
+    return model.scored(labels) if labels else model
 
 
 def kind_named(fields: Fields, program: str) -> Kind | None:

@@ -135,10 +135,27 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
     model = ModelSpec(name=name[:MAX_TEXT], source=source[:MAX_TEXT], **facts)
     if family.local_attention:
         model = replace(model, **family.local_attention(reader, model))
+    model = _scored(reader, model)
     reader.finish()
     again = [key for key in reader.unread() if repeats(key, {**whole, "head_dim": head_dim})]
     _refuse_unread(reader, (*added, *family.unused, *again))
     return model
+
+
+_OF_TOKENS, _OF_SEQUENCES = "ForTokenClassification", "ForSequenceClassification"
+_LABELS = 2  # of transformers' configurations that state none
+
+
+def _scored(reader: FieldReader, model: ModelSpec) -> ModelSpec:
+    """Return the model with the labels of its class: rewards, critics and classifiers have no logits."""
+    stated, names = reader.value("architectures"), reader.value("id2label")
+    built = str(stated[0]) if isinstance(stated, list) and stated else ""
+    if not built.endswith((_OF_TOKENS, _OF_SEQUENCES)):
+        return model
+    low, high = MODEL_LIMITS["num_labels"]
+    named = len(names) if isinstance(names, Mapping) and names else _LABELS
+    labels = reader.integer("num_labels", low=max(1, int(low)), high=int(high), default=named)
+    return model.scored(labels, bias=built.endswith(_OF_TOKENS))
 
 
 def _tied(reader: FieldReader, family: ModelTypeKeys) -> bool:

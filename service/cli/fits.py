@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshwright.service.cli.options import completion_of
-from meshwright.service.methods import RANK, FitRow, memory_words, time_words, what_fits
+from meshwright.service.methods import RANK, FitRow, memory_words, time_words, usual_length, what_fits
 
 if TYPE_CHECKING:  # help loads no table
     from rich.console import RenderableType
@@ -35,7 +35,10 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     launcher: Annotated[
         str, typer.Option(help="Launcher, or any to try all.", autocompletion=completion_of("launcher"))
     ] = "any",
-    seq_length: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 4096,
+    seq_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per sequence [default: 4096, or all positions if fewer]"),
+    ] = None,
     global_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per step [default: 32 for each GPU]")
     ] = None,
@@ -71,19 +74,19 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import FOUND, INFEASIBLE, print_json, screen  # noqa: PLC0415 - the same
 
-    given: dict[str, Any] = {"seq_length": seq_length}
     batch = None if global_batch_size is None else str(global_batch_size)
     of_data: dict[str, object] = {
         "sample": sample, "reference": reference, "images_per_sample": images_per_sample,
         "image_tokens": image_tokens,
     }  # fmt: skip
     of_run = {"gpus": gpus, "cluster": cluster, "global_batch_size": batch, "precision": precision}
-    stated = {**of_run, **of_data}
-    given |= {name: value for name, value in stated.items() if value is not None}
+    given = {name: value for name, value in {**of_run, **of_data}.items() if value is not None}
     if gpus is None and cluster is None:
         given["cluster"] = "here"
     request = request_of(model, given)
     spec = model_from_mapping(request["model"])
+    length = seq_length or request.get("workload", {}).get("seq_length") or usual_length(spec)
+    request = request_of(model, given := {**given, "seq_length": length})
     if alone := spec.tower is not None and images_per_sample is None:
         of_data["images_per_sample"] = 0.0
         request = request_of(model, {**given, "images_per_sample": 0.0})
@@ -95,7 +98,7 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     console = screen()
     place = cluster_from_mapping(request["cluster"])
     half = precision or place.usual_precision
-    console.print(f"{spec.title} on {place.title} · {seq_length} tokens · {half}")
+    console.print(f"{spec.title} on {place.title} · {length} tokens · {half}")
     if not rows:
         console.print(f"No: {launcher} can't train it so. Try --launcher any", soft_wrap=True)
         raise typer.Exit(INFEASIBLE)

@@ -11,7 +11,7 @@ import typer
 
 from meshwright.profiles.units import GIB
 from meshwright.service.cli.options import completion_of
-from meshwright.service.methods import RANK, Method, methods_of
+from meshwright.service.methods import RANK, Method, methods_of, usual_length
 
 if TYPE_CHECKING:  # help loads no solver
     from rich.console import RenderableType
@@ -42,7 +42,12 @@ def memory(
     launcher: Annotated[
         str, typer.Option(help="Launcher, or any to try all.", autocompletion=completion_of("launcher"))
     ] = "any",
-    seq_length: Annotated[int, typer.Option(help="Tokens per sequence, with one sequence per GPU.")] = 4096,
+    seq_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens per sequence, one sequence per GPU [default: 4096, or all positions if fewer]"
+        ),
+    ] = None,
     precision: Annotated[
         str | None, typer.Option(help="bf16, fp16, fp8, … [default: bf16, or fp16 where the GPU lacks it]")
     ] = None,
@@ -61,7 +66,8 @@ def memory(
     from meshwright.service.cli.terminal import print_json, screen  # noqa: PLC0415 - the same
 
     part = model_part(model)
-    text = model_from_mapping(part).tower is not None
+    spec = model_from_mapping(part)
+    text, seq_length = spec.tower is not None, seq_length or usual_length(spec)
     images = {"images_per_sample": 0} if text else {}
     asked = Asked(
         model=part, gpu=gpu_part(gpu),

@@ -97,10 +97,6 @@ _MOVED = {  # fields of the training problem by those of this request
 }
 
 _OF_TEXT = {"images_per_sample": 0, "precision": "bf16"}  # what the files of every launcher state
-# of a model that scores: its head has one label, in place of what predicts tokens
-_SCORES: Mapping[str, Any] = {
-    "num_labels": 1, "tied_embeddings": False, "normalized_head": False, "num_mtp_layers": 0
-}  # fmt: skip
 Parse = Callable[[Mapping[str, object]], Problem]
 
 
@@ -312,7 +308,7 @@ def _reward_model(stated: object, cluster: ClusterSpec, parse: Parse) -> ModelSp
     }  # fmt: skip
     with faults_as(_of_reward_model):
         found = parse(raw).model
-        return found if found.num_labels or found.diffusion else replace(found, **_SCORES)
+        return found if found.num_labels or found.diffusion else found.scored(1)
 
 
 def _of_reward_model(fault: FieldError) -> FieldError:

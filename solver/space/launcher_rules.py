@@ -91,7 +91,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     yield from option_faults(problem, able)
     model, seq = problem.model, problem.workload.seq_length
     positions = model.max_position_embeddings or seq
-    if model.learned_position_embeddings and seq > positions and able.launcher != "none":
+    if model.learned_position_embeddings and seq > positions:
         yield FieldError(
             pointer="/workload/seq_length",
             message=f"{seq} is longer than the {positions} learned positions",

@@ -285,6 +285,40 @@ def test_a_key_with_the_one_value_that_is_planned_is_accepted() -> None:
         model_from_config({"model_type": "phi3", "full_attn_mod": 2}, name="x")
 
 
+_LLAMA_3_1_8B = json.loads((FIXTURES / "llama-3.1-8b.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("stated", "labels", "parameters"),
+    [
+        # 8 030 261 248 less 128 256 logits of 4 096; a row of 4 096 for each label
+        ({"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}, 1, 7_504_928_768),
+        (
+            {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
+            1,
+            7_504_928_768,
+        ),
+        ({"architectures": ["LlamaForSequenceClassification"]}, 2, 7_504_932_864),
+        ({"architectures": ["LlamaForTokenClassification"], "num_labels": 3}, 3, 7_504_936_963),  # 3 biases
+        ({"architectures": ["LlamaForCausalLM"], "num_labels": 3}, 0, 8_030_261_248),
+    ],
+)
+def test_rewards_and_classifiers_have_labels_in_place_of_logits(
+    stated: dict[str, object], labels: int, parameters: int
+) -> None:
+    model = model_from_config({**_LLAMA_3_1_8B, **stated}, name="x")
+    assert (model.num_labels, model.num_parameters()) == (labels, parameters)
+
+
+def test_a_tied_model_with_labels_shares_nothing() -> None:
+    tied = {
+        **_LLAMA_3_1_8B,
+        "tie_word_embeddings": True,
+        "architectures": ["LlamaForSequenceClassification"],
+    }
+    assert not model_from_config(tied, name="x").tied_embeddings
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -44,6 +44,22 @@ PUBLISHED = {  # names in the config of moonshotai/Kimi-K2.5, of the keys that t
 }  # fmt: skip
 
 
+# Keys of published configs that transformers' class of the tower does not read (Qwen/Qwen2-VL-7B-Instruct,
+# Qwen/Qwen2.5-VL-7B-Instruct, google/gemma-4-26B-A4B).
+UNREAD: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"in_chans": 3, "spatial_patch_size": 14},
+    "qwen2_5_vl": {"in_chans": 3, "spatial_patch_size": 14, "tokens_per_second": 2},
+    "gemma4": {"default_output_length": 280, "global_head_dim": 72, "image_seq_length": 280},
+}
+
+
+@pytest.mark.parametrize("model_type", sorted(UNREAD))
+def test_a_published_config_has_keys_that_its_tower_does_not_read(model_type: str) -> None:
+    row = next(one for one in DRAWN["configs"] if one["config"]["model_type"] == model_type)
+    published = {**row["config"], "vision_config": {**row["config"]["vision_config"], **UNREAD[model_type]}}
+    assert model_from_config(published, name="x").num_parameters() == row["parameters"]
+
+
 def test_kimi_k2_5_is_read_under_the_names_of_its_published_config() -> None:
     row = next(one for one in DRAWN["configs"] if one["config"]["model_type"] == "kimi_k25")
     own, hidden = row["config"]["vision_config"], row["config"]["text_config"]["hidden_size"]

@@ -71,6 +71,12 @@ def test_a_loss_in_parts_is_turned_on_where_whole_logits_do_not_fit(launcher: st
     assert (qlora["fits"], qlora["allow"]) == ("yes", [])  # it fits as it is
 
 
+def test_a_sequence_has_no_more_tokens_than_the_model_has_positions() -> None:
+    assert "--seq-length 1024" in rows("gpt2", "--gpus", "1xT4", "--launcher", "trl")[0]["command"]
+    run = CliRunner().invoke(app, ["fits", "gpt2", "--gpus", "1xT4", "--seq-length", "4096"])
+    assert "4096 is longer than the 1024 learned positions" in str(run.exception)
+
+
 def test_experts_have_few_bits_where_they_do_not_fit_otherwise() -> None:
     found = rows("Qwen/Qwen3-30B-A3B", "--gpus", "1xRTX-5090", "--launcher", "axolotl")
     (row,) = [one for one in found if one["method"] == "QLoRA"]
