@@ -85,7 +85,9 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
         given["cluster"] = "here"
     request = request_of(model, given)
     spec = model_from_mapping(request["model"])
-    length = seq_length or request.get("workload", {}).get("seq_length") or usual_length(spec)
+    workload = request.get("workload")
+    stated = workload.get("seq_length") if isinstance(workload, dict) else None
+    length = seq_length or stated or usual_length(spec)
     request = request_of(model, given := {**given, "seq_length": length})
     if alone := spec.tower is not None and images_per_sample is None:
         of_data["images_per_sample"] = 0.0

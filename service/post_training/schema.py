@@ -86,7 +86,7 @@ _ROLLOUT = _object(
 )
 _TRAINING = _object(
     {
-        "trainer": _words(TRAINERS, "back end of the policy; default megatron, fsdp for trl", default=False),
+        "trainer": _words(TRAINERS, "back end of the policy; default megatron, trl: fsdp", default=False),
         "nodes": _count(10**6, "pins the nodes of training"),
         "group": {"type": "string", "description": "pins the node group of training, by its GPU's name"},
         "pin": {"type": "object", "description": "pins sizes of training, as search.pin of a problem"},
