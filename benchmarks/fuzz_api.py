@@ -75,7 +75,7 @@ RIGHT = {
 
 def hostile(url: str, headers: dict[str, str]) -> Counter[str]:
     """Our own corpus; how many answers of each kind, ``5xx`` and ``accepted`` among them."""
-    document = httpx.get(f"{url}/openapi.json").json()
+    document = httpx.get(f"{url}/openapi.json", timeout=ANSWERED_WITHIN_S).json()
     found: Counter[str] = Counter()
     with httpx.Client(base_url=url, headers=headers, timeout=ANSWERED_WITHIN_S) as client:
         for field, text in product(RIGHT, TEXTS):
@@ -195,7 +195,7 @@ def main() -> int:
             drawn, sound = schemathesis(
                 arguments.schemathesis, server.url, headers, examples=examples, settings=own
             )
-            alive = httpx.get(f"{server.url}/readyz").json()["ready"]
+            alive = httpx.get(f"{server.url}/readyz", timeout=ANSWERED_WITHIN_S).json()["ready"]
     bad = found["5xx"] + found["undeclared"] + sum(page_cases[kind] for kind in BAD)
     verdict = "sound" if sound and alive and not bad else "NOT SOUND"
     cases = drawn + found.total() + page_cases.total()
