@@ -601,8 +601,19 @@ class FleetJob:
     layout: str  # the configuration in words; of post-training, the roles
     config: Configuration  # of what is trained
     mode: Literal["colocated", "apart", "async"] | None = None  # of post-training
+    switches: tuple[int, ...] | None = None  # that it is under, from 0; absent where uplinks are not short
+    uplinks: float | None = None  # share of those of each switch that its plan is priced at
     power_limit_w: int | None = None  # of each GPU, 0: none; absent without a shared limit of power
     power_kw: float | None = None  # that its GPUs draw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSwitches:
+    """Switches with oversubscribed uplinks."""
+
+    nodes: tuple[int, ...]  # under each, by its number
+    oversubscription: float
+    shared_by: tuple[tuple[str, ...], ...]  # jobs that use the uplinks of a switch at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -637,6 +648,7 @@ class FleetAnswer:
     objectives: tuple[FleetObjective, ...] = ()  # the first counts most
     nodes: Mapping[str, int] = field(default_factory=dict)  # by kind
     max_power_kw: float | None = None  # that all GPUs draw together at most
+    switches: FleetSwitches | None = None  # absent where uplinks are not short
     jobs: tuple[FleetJob, ...] = ()
     rules: tuple[FleetRule, ...] = ()
     searched: int | None = None  # pairs of a job and a number of nodes that were searched

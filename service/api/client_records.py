@@ -95,6 +95,7 @@ RECORDS = (
     Record("Worker", schemas.WorkerView),
     Record("WorkerList", schemas.WorkerList),
     Record("FleetJob", schemas.FleetJobView),
+    Record("FleetSwitches", schemas.FleetSwitchesView),
     Record("FleetObjective", schemas.FleetObjectiveView),
     Record("FleetRule", schemas.FleetRuleView),
     Record("FleetAnswer", schemas.FleetAnswerView),

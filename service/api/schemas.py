@@ -504,8 +504,18 @@ class FleetJobView(ApiAnswer):
     layout: str  # the configuration in words; of post-training, the roles
     config: Configuration  # of what is trained
     mode: Literal["colocated", "apart", "async"] | None = None  # of post-training
+    switches: list[int] | None = None  # that it is under, from 0; absent where uplinks are not short
+    uplinks: float | None = None  # share of those of each switch that its plan is priced at
     power_limit_w: int | None = None  # of each GPU, 0: none; absent without a shared limit of power
     power_kw: float | None = None  # that its GPUs draw
+
+
+class FleetSwitchesView(ApiAnswer):
+    """Switches with oversubscribed uplinks."""
+
+    nodes: list[int]  # under each, by its number
+    oversubscription: float
+    shared_by: list[list[str]]  # jobs that use the uplinks of a switch at the same time
 
 
 class FleetObjectiveView(ApiAnswer):
@@ -537,6 +547,7 @@ class FleetAnswerView(ApiAnswer):
     objectives: list[FleetObjectiveView] = Field(default_factory=list)  # the first counts most
     nodes: dict[str, int] = Field(default_factory=dict)  # by kind
     max_power_kw: float | None = None  # that all GPUs draw together at most
+    switches: FleetSwitchesView | None = None  # absent where uplinks are not short
     jobs: list[FleetJobView] = Field(default_factory=list)
     rules: list[FleetRuleView] = Field(default_factory=list)
     searched: int | None = None  # pairs of a job and a number of nodes that were searched

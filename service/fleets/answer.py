@@ -10,7 +10,7 @@ from meshwright.service.fleets.files import ScheduledFleet
 from meshwright.service.fleets.job_plans import JobPlan, job_plan
 from meshwright.service.fleets.planning import FleetResult
 from meshwright.service.fleets.request import CENTS, KW, FleetRequest
-from meshwright.solver.fleet.problem import FleetJob
+from meshwright.solver.fleet.problem import FleetJob, NodeChoice, sharing
 
 _HOUR_MIN = 60
 
@@ -35,6 +35,7 @@ def fleet_document(result: FleetResult) -> dict[str, Any]:
         ],
         "nodes": dict(request.fleet.nodes()),
         **({} if request.fleet.most_w is None else {"max_power_kw": request.fleet.most_w / KW}),
+        **_switches_document(result),
         "jobs": [_job_document(result, job) for job in request.fleet.jobs],
         "rules": [
             {
@@ -52,6 +53,30 @@ def fleet_document(result: FleetResult) -> dict[str, Any]:
             name: [fault_document(error) for error in errors] for name, errors in request.left_out.items()
         },
     }
+
+
+def _switches_document(result: FleetResult) -> dict[str, Any]:
+    """Return the switches with short uplinks, and which jobs share uplinks; nothing without such."""
+    fleet = result.request.fleet
+    kinds = [kind for kind in fleet.kinds if kind.switches]
+    if not kinds:
+        return {}
+    (kind,) = kinds  # the only one of its cluster
+    return {
+        "switches": {
+            "nodes": list(kind.switches),
+            "oversubscription": kind.oversubscription,
+            "shared_by": [list(some) for some in sharing(fleet, result.answer.schedule)],
+        }
+    }
+
+
+def _under(result: FleetResult, choice: NodeChoice) -> dict[str, Any]:
+    """Return the switches of a job, and the share of the uplinks of each that its plan is priced at."""
+    kind = next(one for one in result.request.fleet.kinds if one.name == choice.kind)
+    if not kind.switches:
+        return {}
+    return {"switches": list(choice.switches), "uplinks": choice.uplinks / kind.switch_nodes}
 
 
 def fault_document(error: FieldError) -> dict[str, str | None]:
@@ -81,6 +106,7 @@ def _job_document(result: FleetResult, job: FleetJob) -> dict[str, Any]:
                 "power_kw": fleet.draw_w(run.choice) / KW,
             }
         ),
+        **_under(result, run.choice),
         "steps": result.request.problems[job.name].steps,
         "plan_id": plan.plan_id,
         "step_time_s": plan.step_time_s,

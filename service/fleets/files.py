@@ -84,7 +84,7 @@ def _lines(fleet: ScheduledFleet, jobs: list[FleetJob]) -> Iterator[str]:
             f"--time={ceil(run.minutes * _TIME_LIMIT)}",
             _begin(fleet.request, run),
         ]
-        options += _dependencies(fleet, job, number)
+        options += [*_switches(fleet.request, run), *_dependencies(fleet, job, number)]
         yield (
             f"# {job.name}: {run.choice.nodes} nodes, {run.start_min / _HOUR_MIN:.1f} to "
             f"{run.end_min / _HOUR_MIN:.1f} h, plan {fleet.plans[job.name].plan_id}"
@@ -108,6 +108,19 @@ def _begin(request: FleetRequest, run: PlannedRun) -> str:
             allowed="fewer steps, or no begin",
         ) from None
     return f"--begin={begin.strftime('%Y-%m-%dT%H:%M:%S')}"
+
+
+def _switches(request: FleetRequest, run: PlannedRun) -> list[str]:
+    """Return what keeps a job under its switches: their number, and the named hosts of others."""
+    under = run.choice.switches
+    if not under:
+        return []
+    links, found = request.cluster.group_named[run.choice.kind].links, [f"--switches={len(under)}"]
+    if links is None or not links.hosts:
+        return found
+    each = links.levels[0].nodes
+    others = [host for at, host in enumerate(links.hosts) if at // each not in under]
+    return [*found, f"--exclude={','.join(others)}"] if others else found
 
 
 def _dependencies(fleet: ScheduledFleet, job: FleetJob, number: Mapping[str, str]) -> list[str]:

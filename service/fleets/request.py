@@ -20,7 +20,16 @@ from meshwright.profiles.reading import FieldReader
 from meshwright.service.post_training.request import read_post_training
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import is_post_training, without_schema
-from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeKind, PlannedJob, faults_of, without
+from meshwright.solver.fleet.problem import (
+    Fleet,
+    FleetJob,
+    NodeChoice,
+    NodeKind,
+    PlannedJob,
+    faults_of,
+    nodes_of,
+    without,
+)
 from meshwright.solver.problem import Problem, batch_sizes
 
 MAX_JOBS = 200
@@ -104,10 +113,7 @@ def read_fleet(
     reader.refuse_unknown()
     reader.finish()
     kinds = tuple(
-        NodeKind(
-            name=kind, nodes=group.num_nodes, price=prices.get(kind, 1),
-            draws_w={} if most_kw is None else _draws_w(group, kind),
-        )
+        _kind(kind, group, prices.get(kind, 1), {} if most_kw is None else _draws_w(group, kind))
         for kind, group in cluster.group_named.items()
     )  # fmt: skip
     read, faults = read_jobs(jobs, cluster, parse)
@@ -166,12 +172,48 @@ def _cluster(reader: FieldReader) -> ClusterSpec:
         )
     cluster = cluster_from_mapping(raw)
     if cluster.differs:
-        raise InvalidProblemError.of(
-            "/cluster/groups/0/links",
-            "links between nodes differ, but a fleet can't choose the nodes of a job",
-            allowed="one network for all nodes",
-        )
+        _require_switches(cluster.groups[0])
     return cluster
+
+
+def _require_switches(group: NodeGroup) -> None:
+    """Refuse links that differ otherwise than by one level of switches with equal numbers of nodes.
+
+    Raises:
+        InvalidProblemError: with the field, and what it may be.
+    """
+    links, at = group.links, "/cluster/groups/0/links"
+    matrices = () if links is None else (("bytes_per_s", links.bytes_per_s), ("latency_s", links.latency_s))
+    for name, matrix in matrices:
+        if matrix:
+            raise InvalidProblemError.of(
+                f"{at}/{name}", "links of single pairs differ, but a fleet knows switches alone",
+                allowed="levels: [{nodes: …, oversubscription: …}], or one network for all nodes",
+            )  # fmt: skip
+    if links is None or len(links.levels) > 1:
+        raise InvalidProblemError.of(
+            f"{at}/levels/1", "a fleet shares the uplinks of one level of switches",
+            allowed="one level: that of the uplinks which are short",
+        )  # fmt: skip
+    size = links.levels[0].nodes
+    if size < group.num_nodes and group.num_nodes % size:
+        raise InvalidProblemError.of(
+            f"{at}/levels/0/nodes", f"{group.num_nodes} nodes are not under equal switches of {size}",
+            allowed=f"a divisor of {group.num_nodes}, or a multiple of {size} as num_nodes",
+            nearest=str(max(one for one in range(1, size) if group.num_nodes % one == 0)),
+        )  # fmt: skip
+
+
+def _kind(name: str, group: NodeGroup, price: int, draws_w: Mapping[int, int]) -> NodeKind:
+    """Return nodes of one kind, with their switches where uplinks are short."""
+    kind = NodeKind(name=name, nodes=group.num_nodes, price=price, draws_w=draws_w)
+    level = group.links.levels[0] if group.links is not None and group.links.levels else None
+    if level is None or level.nodes >= group.num_nodes or level.oversubscription <= 1.0:
+        return kind
+    return replace(
+        kind, switches=(level.nodes,) * (group.num_nodes // level.nodes), switch_nodes=level.nodes,
+        oversubscription=level.oversubscription,
+    )  # fmt: skip
 
 
 def _begin(reader: FieldReader) -> datetime | None:
@@ -252,7 +294,7 @@ def read_jobs(
         del reader.faults[before:]
         if own:
             faults[name] = tuple(own)
-        found.append((replace(job, may_limit=planned is None or not planned.stated), planned))
+        found.append((replace(job, places_roles=planned is not None and bool(planned.stated)), planned))
     return found, faults
 
 
@@ -297,12 +339,13 @@ def _names(reader: FieldReader, name: str) -> tuple[str, ...]:
 
 
 def _cluster_for(job: FleetJob, cluster: ClusterSpec) -> dict[str, object]:
-    """Return the first kind of nodes that a job may use, as a cluster of its own."""
+    """Return the first kind of nodes that a job may use, as a cluster of its own with one network."""
     group = next(
         (group for name, group in cluster.group_named.items() if not job.kinds or name in job.kinds),
         cluster.groups[0],
     )
-    return dict(cluster_to_mapping(replace(cluster, groups=(group,), between_groups=None)))
+    own = nodes_of(group, NodeChoice(group.gpu.slug, group.num_nodes))
+    return dict(cluster_to_mapping(replace(cluster, groups=(own,), between_groups=None)))
 
 
 def _planned(

@@ -25,8 +25,9 @@ from meshwright.service.fleets.request import (
     read_jobs,
 )
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.fleet.problem import FleetJob, PlannedJob, faults_of
+from meshwright.solver.fleet.problem import FleetJob, NodeKind, PlannedJob, faults_of, shares_of
 
+_ROUNDED = 1e-6  # of a node
 STATES = ("running", "failed", "done", "waiting")
 
 
@@ -39,6 +40,8 @@ class JobState:
     steps: int  # in total, from the beginning of the plan
     nodes: int | None = None
     kind: str | None = None
+    switches: tuple[int, ...] = ()  # that a running job is under
+    uplinks: int | None = None  # its share of those of each, in nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class FleetState:
 
     now_min: int
     lost: Mapping[str, int]  # nodes, by kind
+    lost_under: Mapping[int, int]  # of these, by switch
     jobs: Mapping[str, JobState]
     arrived: Mapping[str, tuple[FleetJob, PlannedJob]] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)  # pointers to jobs that have arrived
@@ -62,7 +66,9 @@ def read_state(
     """
     reader = FieldReader(require_plain(raw), "")
     now_min = ceil(reader.number("now_hours", low=0.0, high=MAX_HOURS) * 60)
-    lost, jobs = _lost(reader, request), dict[str, JobState]()
+    under = _lost_under(reader, request)
+    lost = _lost(reader, request) if under is None else {request.fleet.kinds[0].name: sum(under.values())}
+    jobs = dict[str, JobState]()
     own = reader.child("jobs")
     known = [job.name for job in request.fleet.jobs]
     for name in own.names() if own is not None else ():
@@ -77,7 +83,7 @@ def read_state(
     reader.finish()
     places = {job.name: pointer("arrived", at) for at, (job, _) in enumerate(arrived)}
     return FleetState(
-        now_min=now_min, lost=lost, jobs=jobs, places=places,
+        now_min=now_min, lost=lost, lost_under=under or {}, jobs=jobs, places=places,
         arrived={job.name: (job, planned) for job, planned in arrived},
     )  # fmt: skip
 
@@ -116,8 +122,57 @@ def _job_state(reader: FieldReader, request: FleetRequest, name: str) -> JobStat
         nodes = reader.integer("nodes", low=1, high=request.cluster.group_named[kind].num_nodes)
     elif reader.has("nodes"):
         nodes = reader.optional_integer("nodes")
+    switches, uplinks = _under(reader, request, nodes or 0) if state == "running" else ((), None)
     reader.refuse_unknown()
-    return JobState(state=state, steps_done=done, steps=steps, nodes=nodes, kind=kind)
+    return JobState(
+        state=state, steps_done=done, steps=steps, nodes=nodes, kind=kind, switches=switches,
+        uplinks=uplinks,
+    )  # fmt: skip
+
+
+def _under(reader: FieldReader, request: FleetRequest, nodes: int) -> tuple[tuple[int, ...], int | None]:
+    """Return the switches of a running job, and its share of their uplinks, where these are short."""
+    kind = request.fleet.kinds[0]
+    if not kind.switches:
+        return (), None
+    most = len(kind.switches) - 1
+    stated = reader.numbers("switches", low=0, high=most, most=most + 1) if reader.has("switches") else []
+    found = tuple(sorted({int(one) for one in stated}))
+    each, rest = divmod(nodes, max(len(found), 1))
+    if not found or rest or any(each > kind.switches[at] for at in found):
+        reader.fault(
+            "switches", f"must be the switches that {nodes} nodes are evenly under",
+            allowed=f"numbers from 0 to {most}, with {kind.switch_nodes} nodes under each",
+        )  # fmt: skip
+        return (), None
+    if not reader.has("uplinks"):
+        return found, None
+    exact = reader.number("uplinks", low=0.0, high=1.0) * kind.switch_nodes
+    share, able = round(exact), shares_of(kind, each, len(found))
+    if share not in able or abs(share - exact) > _ROUNDED:
+        shares = ", ".join(f"{one / kind.switch_nodes:g}" for one in able)
+        reader.fault("uplinks", "is no share that such a job can have", allowed=shares)
+    return found, share
+
+
+def _lost_under(reader: FieldReader, request: FleetRequest) -> dict[int, int] | None:
+    """Return the lost nodes by their switch; None: uplinks are not short, or none is lost."""
+    switches = request.fleet.kinds[0].switches
+    if not switches or not reader.has("lost_nodes"):
+        return None
+    if not isinstance(reader.value("lost_nodes"), Mapping):
+        reader.fault(
+            "lost_nodes",
+            "must say under which switch they are",
+            allowed='{"0": 1}: nodes by switch, from 0',
+        )
+        return {}
+    own = reader.child("lost_nodes")
+    if own is None:
+        return {}
+    found = {at: own.integer(str(at), low=0, high=room, default=0) for at, room in enumerate(switches)}
+    own.refuse_unknown()
+    return found
 
 
 def _lost(reader: FieldReader, request: FleetRequest) -> dict[str, int]:
@@ -145,8 +200,12 @@ def planned_again(request: FleetRequest, state: FleetState) -> FleetRequest:
         InvalidProblemError: the running jobs hold more nodes than are left.
     """
     kinds = tuple(
-        replace(kind, nodes=kind.nodes - state.lost.get(kind.name, 0)) for kind in request.fleet.kinds
-    )
+        replace(
+            kind, nodes=kind.nodes - state.lost.get(kind.name, 0),
+            switches=tuple(room - state.lost_under.get(at, 0) for at, room in enumerate(kind.switches)),
+        )
+        for kind in request.fleet.kinds
+    )  # fmt: skip
     for kind in kinds:
         held = {
             name: one.nodes or 0
@@ -160,6 +219,7 @@ def planned_again(request: FleetRequest, state: FleetState) -> FleetRequest:
                 f"running jobs hold {sum(held.values())} of {kind.nodes} nodes ({words})",
                 allowed="state: failed for the job that lost its nodes",
             )
+        _require_under(kind, state)
     done = {name for name, one in state.jobs.items() if one.state == "done"}
     jobs = tuple(_from_now(job, state, done) for job in request.fleet.jobs if job.name not in done)
     jobs += tuple(job for job, _ in state.arrived.values())
@@ -187,6 +247,23 @@ def planned_again(request: FleetRequest, state: FleetState) -> FleetRequest:
     )  # fmt: skip
 
 
+def _require_under(kind: NodeKind, state: FleetState) -> None:
+    """Refuse running jobs that hold more nodes under a switch than are left there.
+
+    Raises:
+        InvalidProblemError: with the switch and what they hold.
+    """
+    for at, room in enumerate(kind.switches):
+        held = sum(
+            (one.nodes or 0) // len(one.switches) for one in state.jobs.values() if at in one.switches
+        )
+        if held > room:
+            raise InvalidProblemError.of(
+                "/jobs", f"running jobs hold {held} of {room} nodes under switch {at}",
+                allowed="state: failed for the job that lost its nodes",
+            )  # fmt: skip
+
+
 def _left(steps: int, state: JobState | None) -> int:
     return steps if state is None else max(1, state.steps - state.steps_done)
 
@@ -209,7 +286,8 @@ def _from_now(job: FleetJob, state: FleetState, done: set[str]) -> FleetJob:
         return moved if own is None else replace(moved, start_min=None)
     return replace(
         moved, release_min=0, start_min=0, after=(), kinds=(own.kind,) if own.kind else (),
-        node_counts=(own.nodes,), least_nodes=own.nodes, most_nodes=own.nodes,
+        node_counts=(own.nodes,), least_nodes=own.nodes, most_nodes=own.nodes, switches=own.switches,
+        uplinks=own.uplinks,
     )  # fmt: skip
 
 

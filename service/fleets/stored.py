@@ -100,9 +100,9 @@ def _as_planned(document: Mapping[str, Any], state: Mapping[str, Any]) -> object
 
 def _state(job: Mapping[str, Any], now: float) -> dict[str, Any]:
     start, end, steps = job["start_hours"], job["end_hours"], job["steps"]
-    nodes = {"nodes": job["nodes"], "kind": job["kind"]}
+    nodes = {name: job[name] for name in ("nodes", "kind", "switches", "uplinks") if name in job}
     if end <= now:
-        return {"state": "done", **nodes}
+        return {"state": "done", "nodes": job["nodes"], "kind": job["kind"]}
     if start >= now:
         return {"state": "waiting"}
     done = floor(steps * (now - start) / (end - start))
@@ -120,7 +120,9 @@ def _merged(planned: dict[str, Any], stated: object) -> object:
 def _run(job: Mapping[str, Any]) -> PlannedRun:
     start, end = (round(job[name] * 60) for name in ("start_hours", "end_hours"))
     return PlannedRun(
-        choice=NodeChoice(job["kind"], job["nodes"], job.get("power_limit_w", 0)),
+        choice=NodeChoice(
+            job["kind"], job["nodes"], job.get("power_limit_w", 0), tuple(job.get("switches", ()))
+        ),
         start_min=start,
         end_min=end,
     )

@@ -30,13 +30,16 @@ def render_fleet(document: Mapping[str, Any], *, width: int) -> RenderableType:
     """Return the answer of a fleet (``service.fleets.answer.fleet_document``) for a terminal."""
     most_kw = document.get("max_power_kw")
     limit = "" if most_kw is None else f", GPUs drawing at most {most_kw:g} kW together"
-    head = f"{document['name']}: {len(document['jobs'])} jobs on {_nodes(document)}{limit}"
+    head = (
+        f"{document['name']}: {len(document['jobs'])} jobs on {_nodes(document)}{limit}{_short(document)}"
+    )
     return Group(
         Text(head, style="bold"),
         wrapped(proof_words(document), width),
         Text(""),
         _table(document),
         Text(""),
+        *(wrapped(line, width, indent=2) for line in sharing_lines(document)),
         *(Text(line) for line in gantt_lines(document, width=width)),
         Text(""),
         *(wrapped(line, width, indent=2) for line in rule_lines(document)),
@@ -81,12 +84,47 @@ def rule_lines(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _short(document: Mapping[str, Any]) -> str:
+    """Return the switches whose uplinks are short, in words; nothing without such."""
+    found = document.get("switches")
+    if not found:
+        return ""
+    counts = sorted({*found["nodes"]}, reverse=True)
+    nodes = " or ".join(map(str, counts))
+    return f", {len(found['nodes'])} switches of {nodes} with uplinks {found['oversubscription']:g} to 1"
+
+
+def sharing_lines(document: Mapping[str, Any]) -> list[str]:
+    """Return which jobs share the uplinks of a switch; nothing where uplinks are not short."""
+    if "switches" not in document:
+        return []
+    shared = document["switches"]["shared_by"]
+    if not shared:
+        return ["No two jobs use the uplinks of one switch at the same time."]
+    shares = {job["name"]: f"{job['name']} ({100 * job['uplinks']:.0f} %)" for job in document["jobs"]}
+    return [
+        f"Uplinks of one switch are shared by {', '.join(shares[name] for name in some)}."
+        for some in shared
+    ]
+
+
 def _table(document: Mapping[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     mixed = len(document["nodes"]) > 1
     table.add_column("job")
     powered = "max_power_kw" in document
-    for title in ("nodes", *("kW", "W a GPU") * powered, "start h", "end h", "due h", "late h", "step"):
+    switched = "switches" in document
+    under = ("switches", "uplinks") * switched
+    for title in (
+        "nodes",
+        *under,
+        *("kW", "W a GPU") * powered,
+        "start h",
+        "end h",
+        "due h",
+        "late h",
+        "step",
+    ):
         table.add_column(title, justify="right")
     table.add_column("layout")
     table.add_column("plan")
@@ -95,7 +133,7 @@ def _table(document: Mapping[str, Any]) -> Table:
         late = f"{job['late_hours']:.1f}" if job["late_hours"] else "–"
         nodes = f"{job['nodes']} {job['kind']}" if mixed else str(job["nodes"])
         table.add_row(
-            job["name"], nodes, *_power(job) * powered,
+            job["name"], nodes, *_under(job) * switched, *_power(job) * powered,
             f"{job['start_hours']:.1f}", f"{job['end_hours']:.1f}", due, late,
             f"{job['step_time_s']:.3g} s", job["layout"], job["plan_id"],
         )  # fmt: skip
@@ -105,6 +143,15 @@ def _table(document: Mapping[str, Any]) -> Table:
 def _power(job: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what the GPUs of a job draw, and the limit that they are set to."""
     return f"{job.get('power_kw', 0.0):.3g}", str(job.get("power_limit_w") or "–")
+
+
+def _under(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the switches of a job, and its share of the uplinks of each."""
+    uplinks = job.get("uplinks")
+    return (
+        ", ".join(map(str, job.get("switches", ()))),
+        f"{100 * uplinks:.0f} %" if uplinks else "–",
+    )
 
 
 def jobs_by_start(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -194,8 +241,10 @@ class FleetReport:
     title: str
     jobs: tuple[Mapping[str, Any], ...]
     is_mixed: bool  # nodes are of several kinds
+    has_switches: bool  # whose uplinks are short
     nodes: str
     proof: str
+    sharing: tuple[str, ...]  # which jobs share uplinks
     rules: tuple[str, ...]
     searched: str
     left_out: tuple[str, ...]
@@ -210,8 +259,10 @@ def fleet_page(document: Mapping[str, Any]) -> FleetReport:
         title=document["name"],
         jobs=tuple(jobs),
         is_mixed=len(document["nodes"]) > 1,
-        nodes=_nodes(document),
+        has_switches="switches" in document,
+        nodes=_nodes(document) + _short(document),
         proof=proof_words(document),
+        sharing=tuple(sharing_lines(document)),
         rules=tuple(rule_lines(document)),
         searched=searched_words(document),
         left_out=tuple(left_out_lines(document)),

@@ -11,7 +11,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, StoppedE
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
-from meshwright.solver.fleet.problem import Found, NodeChoice, PlannedJob, Question
+from meshwright.solver.fleet.problem import Found, NodeChoice, PlannedJob, Question, nodes_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import (
     searchable,
@@ -103,7 +103,7 @@ class PlannedDurations:
         return replace(whole, cluster=cluster, workload=workload)
 
     def _cluster(self, whole: ClusterSpec, choice: NodeChoice) -> ClusterSpec:
-        group = replace(self.groups[choice.kind], num_nodes=choice.nodes)
+        group = nodes_of(self.groups[choice.kind], choice)
         cluster = replace(whole, groups=(group,), between_groups=None)
         if len(self.groups) > 1:
             cluster = replace(cluster, name=f"{cluster.name}-{choice.kind}", display_name="")
@@ -155,7 +155,7 @@ class PlannedDurations:
         Raises:
             StoppedError: the work is to stop, and the bound is not known yet.
         """
-        problem = self.problem(job, choice)
+        problem = self.problem(job, choice._replace(uplinks=0))  # no link is slower
         if isinstance(problem, PostTraining):
             if self.should_stop() and whole_digest(problem) not in self.answers:
                 raise StoppedError(_STOPPED)

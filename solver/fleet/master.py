@@ -3,8 +3,8 @@
 Variables: for every job a start, an end, and one literal for each of its choices.
 Constraints
   (1) a job takes exactly one choice, and lasts as long as that takes          optional intervals
-  (2) the runs on one kind of nodes never use more of them than there are      cumulative
-      all runs together never draw more than the shared limit of power         cumulative
+  (2) runs never use more of a resource together than there is: nodes of a kind,     cumulative for each
+      nodes under a switch, its uplinks, power
   (3) a job starts at its release or later, or where it is pinned
   (4) jobs start after those that they wait for; some never overlap; some have equal numbers of nodes
   (5) the node-minutes of all runs fit before the last end                    follows from (2); a cheap cut
@@ -62,8 +62,7 @@ class _FleetModel:
     late: dict[str, Any] = field(default_factory=dict)
     takes: dict[str, dict[NodeChoice, Any]] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
-    intervals: dict[str, list[tuple[Any, int]]] = field(default_factory=dict)  # with nodes, by kind
-    powered: list[tuple[Any, int]] = field(default_factory=list)  # with watts, of all kinds
+    intervals: dict[str, list[tuple[Any, int]]] = field(default_factory=dict)  # with amounts, by resource
     last: Any = None
 
 
@@ -178,7 +177,7 @@ class Master:
         whole = released + sum(max(own.values()) for own in minutes.values())
         horizon = whole if at == 0 else value.last_end_min
         heads = heads_of(self.fleet, minutes)
-        model.intervals.update((kind.name, []) for kind in self.fleet.kinds)
+        model.intervals.update((name, []) for name in self.fleet.room())
         for job in self.fleet.jobs:
             latest = horizon
             if job.due_min is not None and job.weight:  # later alone is more lateness than is known of all
@@ -199,7 +198,7 @@ class Master:
         return model
 
     def _share(self, model: _FleetModel, minutes: Durations) -> None:
-        """Let runs share nodes and power."""
+        """Let runs share nodes, uplinks and power."""
         for kind in self.fleet.kinds:
             node_minutes = sum(
                 choice.nodes * minutes[name][choice] * literal
@@ -208,11 +207,9 @@ class Master:
                 if choice.kind == kind.name
             )
             model.of.add(node_minutes <= kind.nodes * model.last)
-            own = model.intervals[kind.name]
-            model.of.add_cumulative([one for one, _ in own], [nodes for _, nodes in own], kind.nodes)
-        if self.fleet.most_w is not None:
-            drawing, watts = zip(*model.powered, strict=True)
-            model.of.add_cumulative(drawing, watts, self.fleet.most_w)
+        for name, room in self.fleet.room().items():
+            own = model.intervals[name]
+            model.of.add_cumulative([one for one, _ in own], [amount for _, amount in own], room)
 
     def _add_job(
         self, model: _FleetModel, job: FleetJob, minutes: Durations, head: int, latest: int
@@ -230,8 +227,8 @@ class Master:
             model.whole[name] = cp.new_interval_var(start, took, end, "")
         for choice, literal in takes.items():
             interval = cp.new_optional_fixed_size_interval_var(start, own[choice], literal, "")
-            model.intervals[choice.kind].append((interval, choice.nodes))
-            model.powered.append((interval, self.fleet.draw_w(choice)))
+            for resource, amount in self.fleet.uses(choice).items():
+                model.intervals[resource].append((interval, amount))
         if job.due_min is not None:
             late = model.late[name] = cp.new_int_var(0, max(0, latest - job.due_min), "")
             cp.add(late >= end - job.due_min)

@@ -93,14 +93,24 @@ class _Known:
     searched: int = 0
 
     def search(self, job: str, choice: NodeChoice) -> bool:
-        """Replace a bound by the duration of the best plan; return whether the bound was exact."""
-        took, bound = self.source.exact_min(job, choice), self.minutes[job][choice]
+        """Replace a bound by the duration of the best plan; return whether the bound was exact.
+
+        It counts for every choice that is alike. Slower links of as many nodes take as long at least.
+        """
+        own = self.minutes[job]
+        if (job, choice) in self.exact or choice not in own:
+            return choice in own
+        took, bound = self.source.exact_min(job, choice), own[choice]
         self.searched += 1
-        if took is None:
-            del self.minutes[job][choice]
-            return False
-        self.minutes[job][choice] = took
-        self.exact.add((job, choice))
+        for other in [one for one in own if one.alike == choice.alike]:
+            if took is None:
+                del own[other]
+            else:
+                own[other] = took
+                self.exact.add((job, other))
+        for other in own if took is not None else ():
+            if (job, other) not in self.exact and _has_slower_links(other, choice):
+                own[other] = max(own[other], took or 0)
         return took == bound
 
     def only_exact(self) -> Durations:
@@ -125,6 +135,14 @@ class _Known:
         )
 
 
+def _has_slower_links(one: NodeChoice, other: NodeChoice) -> bool:
+    """Return whether a choice differs from another in slower links alone."""
+    if one[:3] != other[:3] or not other.switches:
+        return False
+    alone = len(other.switches) == 1
+    return alone or (len(one.switches) == len(other.switches) and one.uplinks < other.uplinks)
+
+
 def jobs_without_plan(
     fleet: Fleet, source: SearchedDurations, at: Callable[[str, str], str]
 ) -> tuple[dict[str, dict[NodeChoice, int]], dict[str, FieldError]]:
@@ -132,7 +150,9 @@ def jobs_without_plan(
     found, faults = dict[str, dict[NodeChoice, int]](), dict[str, FieldError]()
     for job in fleet.jobs:
         choices = choices_of(fleet, job)
-        least = {choice: source.least_min(job.name, choice) for choice in choices}
+        alike = dict.fromkeys(one.alike for one in choices)
+        alike = {one: source.least_min(job.name, one) for one in alike}
+        least = {one: alike[one.alike] for one in choices}
         found[job.name] = {choice: took for choice, took in least.items() if took is not None}
         if not found[job.name]:
             faults[job.name] = _without_plan(fleet, job.name, choices, at)
@@ -144,12 +164,26 @@ def _without_plan(
 ) -> FieldError:
     if not choices and fleet.most_w is not None:
         return _too_little_power(fleet, job, fleet.most_w)
+    if not choices:
+        return _under_no_switches(fleet, job, at)
     counts = ", ".join(dict.fromkeys(str(choice.nodes) for choice in choices))
     most = max(kind.nodes for kind in fleet.kinds)
     return FieldError(
         pointer=at(job, "problem"),
         message=f"no plan fits on {counts} {'node' if counts == '1' else 'nodes'}",
         allowed="a problem with a plan on " + ("1 node" if most == 1 else f"1 to {most} nodes"),
+    )
+
+
+def _under_no_switches(fleet: Fleet, job: str, at: Callable[[str, str], str]) -> FieldError:
+    own = next(one for one in fleet.jobs if one.name == job)
+    most = max(max(kind.switches, default=kind.nodes) for kind in fleet.kinds)
+    roles = "roles of post-training stay under one switch, but no"
+    return FieldError(
+        pointer=at(job, own.least_nodes_field),
+        message=f"{roles if own.places_roles else 'no'} such number of nodes is evenly under the switches",
+        allowed=f"1 to {most}" + ("" if own.places_roles else ", or as many nodes under each of several"),
+        nearest=str(most),
     )
 
 
@@ -239,7 +273,7 @@ def plan_fleet(
             schedule keeps the pinned starts.
     """
     known = _Known(fleet, source, {job: dict(own) for job, own in least.items()})
-    choices = sum(map(len, known.minutes.values()))
+    choices = sum(len({one.alike for one in own}) for own in known.minutes.values())
     require_room(fleet, known.minutes, at)
     master = Master(fleet, seed=limits.seed, ended=limits.ended)
     rounds, settled = 0, False

@@ -6,25 +6,41 @@ A job runs on one kind of node, without a pause, on as many nodes from its start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import ceil
 from typing import NamedTuple
 
+from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.errors import FieldError, UnknownNameError
+from meshwright.profiles.links import NodeLinks, SwitchLevel
 from meshwright.solver.answer import Answer
 from meshwright.solver.post_training.problem import PostTraining, PostTrainingAnswer
 from meshwright.solver.problem import Problem
 
+_POWER = "W"
 Question = Problem | PostTraining  # of a job
 Found = Answer | PostTrainingAnswer
 
 
 class NodeChoice(NamedTuple):
-    """Nodes of one kind that a job may run on, and the limit of power that their GPUs are set to."""
+    """Nodes of one kind that a job may run on, the limit of power of their GPUs, and their switches.
+
+    Where uplinks are oversubscribed, a job has as many nodes under each of its switches. Of several it has
+    a share of the uplinks of each, in nodes of those that the switch joins.
+    """
 
     kind: str
     nodes: int
     limit_w: int = 0  # of each GPU; 0: none
+    switches: tuple[int, ...] = ()  # by number from 0; empty: uplinks are not oversubscribed
+    uplinks: int = 0  # 0: it does not use them
+
+    @property
+    def alike(self) -> NodeChoice:
+        """Return what its duration depends on: any switches are as good as the first."""
+        return self._replace(switches=tuple(range(len(self.switches))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +51,9 @@ class NodeKind:
     nodes: int
     price: int = 1  # of one node for one minute, in any unit; 1: node-minutes are counted
     draws_w: Mapping[int, int] = field(default_factory=dict)  # of one node, by the limit of its GPUs
+    switches: tuple[int, ...] = ()  # nodes under each; empty: uplinks are not oversubscribed
+    switch_nodes: int = 0  # that a switch joins when all are there; its uplinks are counted in these
+    oversubscription: float = 1.0  # bandwidth of a switch's nodes over that of its uplinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +73,9 @@ class FleetJob:
     as_many_nodes_as: str | None = None
     kinds: tuple[str, ...] = ()  # of nodes; empty: all
     start_min: int | None = None  # pinned
-    may_limit: bool = True  # whether its GPUs may be set to a lower limit of power
+    switches: tuple[int, ...] = ()  # the only ones in question: it runs there
+    uplinks: int | None = None  # the only share of their uplinks in question
+    places_roles: bool = False  # not priced at lower limits of power, nor over several switches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +94,26 @@ class Fleet:
             choice.nodes
             * next(one for one in self.kinds if one.name == choice.kind).draws_w[choice.limit_w]
         )
+
+    def room(self) -> Mapping[str, int]:
+        """Return how much of each resource all runs may use at any time together.
+
+        Nodes of a kind, nodes under a switch, the uplinks of a switch, watts.
+        """
+        found = {kind.name: kind.nodes for kind in self.kinds}
+        for kind in self.kinds:
+            for at, nodes in enumerate(kind.switches):
+                found |= {f"{kind.name}/{at}": nodes, f"{kind.name}/{at}/uplinks": kind.switch_nodes}
+        return found if self.most_w is None else {**found, _POWER: self.most_w}
+
+    def uses(self, choice: NodeChoice) -> Mapping[str, int]:
+        """Return how much of each resource of ``room`` a job uses on the nodes of a choice."""
+        found = {choice.kind: choice.nodes}
+        for at in choice.switches:
+            found[f"{choice.kind}/{at}"] = choice.nodes // len(choice.switches)
+            if choice.uplinks:
+                found[f"{choice.kind}/{at}/uplinks"] = choice.uplinks
+        return found if self.most_w is None else {**found, _POWER: self.draw_w(choice)}
 
     def prices(self) -> Mapping[str, int]:
         """Return the price of one node for one minute, by kind."""
@@ -157,10 +198,74 @@ def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
         usual = {job.least_nodes, most, *(1 << power for power in range(most.bit_length()))}
         counts = job.node_counts or sorted(usual)
         able = [one for one in counts if job.least_nodes <= one <= most]
-        limits = (0,) if fleet.most_w is None or not job.may_limit else sorted(kind.draws_w)
-        found += [NodeChoice(kind.name, one, limit) for one in able for limit in limits]
+        limits = (0,) if fleet.most_w is None or job.places_roles else sorted(kind.draws_w)
+        found += [
+            NodeChoice(kind.name, nodes, limit, *under)
+            for nodes in able for limit in limits for under in _under(kind, nodes, job)
+        ]  # fmt: skip
     kept = [one for one in found if fleet.most_w is None or fleet.draw_w(one) <= fleet.most_w]
-    return tuple(sorted(kept, key=lambda one: (one.nodes, one.kind, one.limit_w)))
+    return tuple(sorted(kept, key=lambda one: (one.nodes, one.kind, *one[2:])))
+
+
+def nodes_of(group: NodeGroup, choice: NodeChoice) -> NodeGroup:
+    """Return a job's nodes: its share of the uplinks is an oversubscription of its own.
+
+    Its n nodes under a switch of S hold u/S of uplinks that carry S/o of the nodes' bandwidth, so that they
+    are oversubscribed n o / u times.
+    """
+    links = group.links
+    rails = NodeLinks(rail_only=True) if links is not None and links.rail_only else None
+    own = replace(group, num_nodes=choice.nodes, links=rails)
+    if links is None or not choice.uplinks:
+        return own
+    each = choice.nodes // len(choice.switches)
+    slower = each * links.levels[0].oversubscription / choice.uplinks
+    if slower <= 1.0:
+        return own
+    if each == 1:  # every link is one between switches
+        return replace(own, inter_node=own.inter_node.slowed(slower))
+    level = SwitchLevel(nodes=each, oversubscription=slower)
+    return replace(own, links=NodeLinks(levels=(level,), rail_only=links.rail_only))
+
+
+_FEW = 4  # switches of which a job may have any; of more, neighbours
+
+
+def _under(kind: NodeKind, nodes: int, job: FleetJob) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the switches that so many nodes may be under, with the shares of their uplinks."""
+    if not kind.switches:
+        yield (), 0
+        return
+    for count in range(1, 2 if job.places_roles else len(kind.switches) + 1):
+        each, rest = divmod(nodes, count)
+        if rest or (job.switches and count != len(job.switches)):
+            continue
+        for some in _sets(kind.switches, each, count):
+            if not job.switches or some == job.switches:
+                shares = shares_of(kind, each, count)
+                yield from ((some, one) for one in shares if job.uplinks is None or one == job.uplinks)
+
+
+def _sets(room: Sequence[int], each: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield so many switches with room for ``each`` nodes under each."""
+    numbers = range(len(room))
+    every: Iterable[tuple[int, ...]] = (
+        combinations(numbers, count)
+        if len(room) <= _FEW
+        else (
+            tuple(range(first, first + count)) for first in numbers[::count] if first + count <= len(room)
+        )
+    )
+    return (some for some in every if all(room[at] >= each for at in some))
+
+
+def shares_of(kind: NodeKind, each: int, count: int) -> tuple[int, ...]:
+    """Return the shares of uplinks in question: that of the job's nodes, its doubles, all it can use."""
+    if count == 1:
+        return (0,)
+    most = min(kind.switch_nodes, max(each, ceil(each * kind.oversubscription)))
+    doubled = (each << power for power in range(most.bit_length()))
+    return tuple(sorted({most, *(one for one in doubled if one < most)}))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -262,6 +367,27 @@ def without(fleet: Fleet, names: Iterable[str]) -> tuple[Fleet, tuple[str, ...]]
     return replace(fleet, jobs=kept), tuple(job.name for job in fleet.jobs if job.name in left_out - first)
 
 
+def sharing(fleet: Fleet, schedule: Schedule) -> tuple[tuple[str, ...], ...]:
+    """Return the sets of jobs that use the uplinks of one switch at one time, each once and whole."""
+    found = set[tuple[str, ...]]()
+    for kind in fleet.kinds:
+        for at in range(len(kind.switches)):
+            own = {
+                name: run
+                for name, run in schedule.items()
+                if run.choice.kind == kind.name and run.choice.uplinks and at in run.choice.switches
+            }
+            for run in own.values():
+                here = (one for one, other in own.items() if _runs_at(other, run.start_min))
+                found.add(tuple(sorted(here)))
+    whole = [some for some in found if len(some) > 1 and not any({*some} < {*other} for other in found)]
+    return tuple(sorted(whole))
+
+
+def _runs_at(run: PlannedRun, minute: int) -> bool:
+    return run.start_min <= minute < run.end_min
+
+
 # --------------------------------------------------------------------------------------------------
 # Links between jobs, as all parts of the solver read them.
 
@@ -299,22 +425,13 @@ def keeps_pins(fleet: Fleet, schedule: Schedule) -> bool:
     Schedules of a fleet without pinned jobs are built so that they do.
     """
     pinned = [(job, schedule[job.name]) for job in fleet.jobs if job.start_min is not None]
-    nodes, runs = fleet.nodes(), schedule.values()
+    room, runs = fleet.room(), schedule.values()
     after = all(schedule[one].end_min <= run.start_min for job, run in pinned for one in job.after)
     return after and not (
         any(
-            nodes[run.choice.kind]
-            < sum(
-                one.choice.nodes
-                for one in runs
-                if one.choice.kind == run.choice.kind and one.start_min <= run.start_min < one.end_min
-            )
+            room[name] < used
             for _, run in pinned
-        )
-        or any(
-            sum(fleet.draw_w(one.choice) for one in runs if one.start_min <= run.start_min < one.end_min)
-            > (fleet.most_w or 0)
-            for _, run in pinned
+            for name, used in _used_together(fleet, runs, run.start_min).items()
         )
         or any(
             schedule[one].start_min < schedule[other].end_min
@@ -322,3 +439,13 @@ def keeps_pins(fleet: Fleet, schedule: Schedule) -> bool:
             for one, other in (pairs_apart(fleet) if pinned else ())
         )
     )
+
+
+def _used_together(fleet: Fleet, runs: Iterable[PlannedRun], minute: int) -> Mapping[str, int]:
+    """Return how much of each resource the runs of one moment use."""
+    found = dict[str, int]()
+    for run in runs:
+        if _runs_at(run, minute):
+            for name, amount in fleet.uses(run.choice).items():
+                found[name] = found.get(name, 0) + amount
+    return found

@@ -33,15 +33,15 @@ Fixed = Mapping[str, NodeChoice]
 
 @dataclass(slots=True)
 class _Usage:
-    """Used nodes of one kind over time: ``used[i]`` from ``times[i]`` to the next."""
+    """Use of one resource over time: ``used[i]`` from ``times[i]`` to the next."""
 
-    nodes: int
+    room: int
     times: list[int] = field(default_factory=lambda: [0])
     used: list[int] = field(default_factory=lambda: [0])
 
-    def earliest(self, from_min: int, minutes: int, nodes: int) -> int:
-        """Return the first minute from which so many nodes are free for so long."""
-        times, used, room = self.times, self.used, self.nodes - nodes
+    def earliest(self, from_min: int, minutes: int, amount: int) -> int:
+        """Return the first minute from which so much is free for so long."""
+        times, used, room = self.times, self.used, self.room - amount
         at, start, last = bisect_right(times, from_min) - 1, from_min, len(times) - 1
         while True:
             if used[at] > room:
@@ -50,9 +50,9 @@ class _Usage:
                 return start
             at += 1
 
-    def take(self, start: int, end: int, nodes: int) -> None:
+    def take(self, start: int, end: int, amount: int) -> None:
         for at in range(self._cut(start), self._cut(end)):
-            self.used[at] += nodes
+            self.used[at] += amount
 
     def _cut(self, minute: int) -> int:
         at = bisect_right(self.times, minute)
@@ -61,9 +61,6 @@ class _Usage:
         self.times.insert(at, minute)
         self.used.insert(at, self.used[at - 1])
         return at
-
-
-_POWER = ""  # no kind of nodes: the watts of all of them
 
 
 class Builder:
@@ -77,6 +74,8 @@ class Builder:
         for one, other in pairs_apart(fleet):
             self.apart.setdefault(one, []).append(other)
             self.apart.setdefault(other, []).append(one)
+        choices = {one for own in self.minutes.values() for one in own}
+        self.uses = {one: tuple(fleet.uses(one).items()) for one in choices}
         self.alike = {name: some for some in equal_counts(fleet) for name in some}
 
     def build(self, order: Sequence[str], taste: Taste = "soonest", fixed: Fixed | None = None) -> Schedule:
@@ -84,14 +83,13 @@ class Builder:
 
         ``fixed``: choices of jobs that ``taste`` does not decide.
         """
-        usage = {kind.name: _Usage(kind.nodes) for kind in self.fleet.kinds}
-        usage[_POWER] = _Usage(self.fleet.most_w or 0)
+        usage = {name: _Usage(room) for name, room in self.fleet.room().items()}
         placed = dict[str, PlannedRun]()
         for name in self._repaired(order):
             job = self.jobs[name]
             run = self._best(job, usage, placed, taste, None if fixed is None else fixed.get(name))
-            usage[run.choice.kind].take(run.start_min, run.end_min, run.choice.nodes)
-            usage[_POWER].take(run.start_min, run.end_min, self.fleet.draw_w(run.choice))
+            for resource, amount in self.uses[run.choice]:
+                usage[resource].take(run.start_min, run.end_min, amount)
             placed[name] = run
         return placed
 
@@ -138,10 +136,10 @@ class Builder:
         start = max([job.release_min, *(placed[one].end_min for one in job.after)])
         others = [placed[one] for one in self.apart.get(job.name, ()) if one in placed]
         while True:
-            start = usage[choice.kind].earliest(start, minutes, choice.nodes)
-            powered = usage[_POWER].earliest(start, minutes, self.fleet.draw_w(choice))
-            if powered > start:
-                start = powered
+            before = start
+            for resource, amount in self.uses[choice]:
+                start = usage[resource].earliest(start, minutes, amount)
+            if start > before:  # a resource that was free then may not be now
                 continue
             ends = [
                 run.end_min for run in others if run.start_min < start + minutes and start < run.end_min

@@ -5,7 +5,9 @@ Written from the meaning of a fleet, in plain values; it shares no code with wha
 A job is a mapping: ``minutes`` by number of nodes, ``release``, ``due`` (None: never late), ``weight``,
 ``after``, ``never_with`` (names), ``same`` (a name or None). A schedule has (nodes, start) by name. With
 nodes of several kinds, a number of nodes is written as kind and number: ("fast", 2). Under a shared limit
-of power it has the limit of its GPUs as well, ("gpu", 2, 300), and ``watts`` of a job what it draws.
+of power it has the limit of its GPUs as well, ("gpu", 2, 300), and ``watts`` of a job what it draws. Under
+switches with short uplinks it has the switches and the job's share of the uplinks of each, in nodes of the
+``each`` that a switch joins: ("gpu", 4, (0, 1), 2).
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ def of_kind(width: Width) -> tuple[str, int]:
 
 
 def broken(
-    jobs: Mapping[str, Job], nodes: Nodes, placed: Placed, most_w: int | None = None
-) -> Iterator[str]:
+    jobs: Mapping[str, Job], nodes: Nodes, placed: Placed, most_w: int | None = None,
+    each: int | None = None,
+) -> Iterator[str]:  # fmt: skip
     """Yield what a schedule breaks, in words."""
     if set(placed) != set(jobs):
         yield "not every job is placed once"
@@ -43,6 +46,8 @@ def broken(
         if job["same"] is not None and of_kind(placed[job["same"]][0])[1] != of_kind(width)[1]:
             yield f"{name} has another number of nodes than {job['same']}"
     yield from _overfull(nodes, placed, end)
+    if each is not None:
+        yield from _crowded(each, placed, end)
     for minute in range(max(end.values()) if most_w is not None else 0):
         here = [name for name, (_, start) in placed.items() if start <= minute < end[name]]
         watts = sum(jobs[name]["watts"][placed[name][0]] for name in here)
@@ -60,6 +65,18 @@ def _overfull(nodes: Nodes, placed: Placed, end: Mapping[str, int]) -> Iterator[
         for kind, number in used.items():
             if number > (nodes if isinstance(nodes, int) else nodes[kind]):
                 yield f"{number} nodes {kind} are used in minute {minute}"
+
+
+def _crowded(each: int, placed: Placed, end: Mapping[str, int]) -> Iterator[str]:
+    """Yield switches with more nodes than they join, or uplinks that are given away twice."""
+    for minute in range(max(end.values(), default=0)):
+        here = [width for name, (width, start) in placed.items() if start <= minute < end[name]]
+        for switch in {one for _, _, under, _ in here for one in under}:
+            own = [(nodes / len(under), share) for _, nodes, under, share in here if switch in under]
+            if sum(nodes for nodes, _ in own) > each:
+                yield f"too many nodes are under switch {switch} in minute {minute}"
+            if sum(share for _, share in own) > each:
+                yield f"more than the uplinks of switch {switch} are used in minute {minute}"
 
 
 def _alone(name: str, job: Job, width: Width, start: int) -> Iterator[str]:
@@ -86,7 +103,7 @@ def worth(
 
 def best_of_all(
     jobs: Mapping[str, Job], nodes: Nodes, prices: Mapping[str, int] | None = None,
-    most_w: int | None = None,
+    most_w: int | None = None, each: int | None = None,
 ) -> tuple[int, int, int] | None:  # fmt: skip
     """Return the objectives of the best schedule, by trying every start and every number of nodes.
 
@@ -103,6 +120,8 @@ def best_of_all(
     for some in product(*ways):
         placed = dict(zip(jobs, some, strict=True))
         value = worth(jobs, placed, prices)
-        if (found is None or value < found) and next(broken(jobs, nodes, placed, most_w), None) is None:
+        if (found is None or value < found) and next(
+            broken(jobs, nodes, placed, most_w, each), None
+        ) is None:
             found = value
     return found

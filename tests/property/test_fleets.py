@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,15 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.solver.fleet.bounds import bounds_of
 from meshwright.solver.fleet.master import Master
 from meshwright.solver.fleet.plan import FleetAnswer, Limits, jobs_without_plan, plan_fleet
-from meshwright.solver.fleet.problem import Fleet, FleetJob, NodeChoice, NodeKind, Schedule, Score
+from meshwright.solver.fleet.problem import (
+    Fleet,
+    FleetJob,
+    NodeChoice,
+    NodeKind,
+    Schedule,
+    Score,
+    choices_of,
+)
 from meshwright.solver.fleet.rules import by_rules
 from tests.draws import draws
 from tests.property.fleet_judge import best_of_all, broken, worth
@@ -147,6 +156,87 @@ def test_jobs_that_share_a_limit_of_power_get_the_best_of_all_schedules(
     assert answer.status == "optimal"
     assert list(broken(jobs, {KIND: NODES}, shown, most_w)) == []
     assert worth(jobs, shown) == best == tuple(one.value for one in answer.objectives)
+
+
+EACH = 2  # nodes under a switch, of two
+
+
+class UnderSwitches(Given):
+    """The same, under switches with short uplinks."""
+
+    def exact_min(self, job: str, choice: NodeChoice) -> int | None:
+        key = (KIND, choice.nodes, choice.switches, choice.uplinks)
+        return self.jobs[job]["minutes"][key]  # type: ignore[no-any-return]
+
+    def least_min(self, job: str, choice: NodeChoice) -> int | None:
+        return max(1, (self.exact_min(job, choice) or 0) - choice.nodes % 2)
+
+
+def under_switches(data: st.DataObject, numbers: list[int], times: float) -> dict[Any, int]:
+    """Return minutes of every way to be under two switches: smaller shares of uplinks are never faster.
+
+    A job of n nodes under each of both has a share of n, or all that it can use.
+    """
+    found = dict[Any, int]()
+    for number in numbers:
+        took = data.draw(st.integers(1, 3))
+        if number <= EACH:
+            found |= {(KIND, number, (switch,), 0): took for switch in range(2)}
+        if number % 2 == 0:
+            own = number // 2
+            for share in sorted({own, min(EACH, math.ceil(own * times))}, reverse=True):
+                took += data.draw(st.integers(0, 1))
+                found[KIND, number, (0, 1), share] = took
+    return found
+
+
+@given(fleets(), st.sampled_from([1.5, 2.0, 4.0]), st.data())
+@settings(max_examples=draws(25), deadline=None)
+def test_jobs_that_share_uplinks_get_the_best_of_all_schedules(
+    jobs: dict[str, dict[str, Any]], times: float, data: st.DataObject
+) -> None:
+    """Every start under every set of switches with every share of their uplinks is tried."""
+    most = 1 if len(jobs) > 2 else 2
+    for job in jobs.values():
+        numbers = [one for one in job["minutes"] if one % 2 == 0 or one == 1][:most] or [2]
+        job["minutes"] = under_switches(data, numbers, times)
+    kind = NodeKind(
+        name=KIND, nodes=2 * EACH, switches=(EACH, EACH), switch_nodes=EACH, oversubscription=times
+    )
+    plain = fleet_of({name: {**job, "minutes": {1: 1}} for name, job in jobs.items()})
+    fleet = Fleet(
+        kinds=(kind,),
+        jobs=tuple(
+            replace(one, node_counts=tuple({width[1] for width in jobs[one.name]["minutes"]}))
+            for one in plain.jobs
+        ),
+    )
+    assert all(
+        {(one.kind, one.nodes, one.switches, one.uplinks) for one in choices_of(fleet, job)}
+        == set(jobs[job.name]["minutes"])
+        for job in fleet.jobs
+    )
+    source = UnderSwitches(jobs)
+    least, _ = jobs_without_plan(fleet, source, at)
+    best = best_of_all(jobs, {KIND: 2 * EACH}, each=EACH)
+    if best is None:
+        with pytest.raises(InvalidProblemError, match="as_many_nodes_as"):
+            plan_fleet(fleet, least, source, at, Limits(effort=5.0))
+        return
+    answer = plan_fleet(fleet, least, source, at, Limits(effort=5.0))
+    shown = {
+        name: ((KIND, run.choice.nodes, run.choice.switches, run.choice.uplinks), run.start_min)
+        for name, run in answer.schedule.items()
+    }
+    assert answer.status == "optimal"
+    assert list(broken(jobs, {KIND: 2 * EACH}, shown, each=EACH)) == []
+    assert worth(jobs, shown) == best == tuple(one.value for one in answer.objectives)
+    for rule in answer.rules:
+        ruled = {
+            name: ((KIND, run.choice.nodes, run.choice.switches, run.choice.uplinks), run.start_min)
+            for name, run in rule.schedule.items()
+        }
+        assert list(broken(jobs, {KIND: 2 * EACH}, ruled, each=EACH)) == [], rule.rule
 
 
 @given(fleets(), st.data())

@@ -134,6 +134,32 @@ def test_a_repeated_request_makes_one_fleet_and_another_one_is_refused(client: T
     assert (other.status_code, other.json()["type"]) == (422, "urn:meshwright:problem:idempotency_conflict")
 
 
+def test_jobs_that_share_uplinks_are_planned_and_replanned_under_their_switches(
+    client: TestClient, worker: Runner
+) -> None:
+    """Four nodes are under two switches of two: a job on all of them has all of their uplinks."""
+    levels = [{"nodes": 2, "oversubscription": 4}]
+    group = {"gpu": "h100-sxm-80gb", "num_nodes": 4, "links": {"levels": levels}}
+    body = {**fleet(job("a", nodes=4), job("b", nodes=2, after=["a"])), "cluster": {"groups": [group]}}
+    fleet_id = submit(client, body)
+    worker.run_next()
+    answer = get(client, f"/v1/fleets/{fleet_id}")["answer"]
+    assert answer["switches"] == {"nodes": [2, 2], "oversubscription": 4.0, "shared_by": []}
+    a, b = answer["jobs"]
+    assert (a["switches"], a["uplinks"], len(b["switches"]), b["uplinks"]) == ([0, 1], 1.0, 1, 0.0)
+    stored = get(client, f"/v1/jobs/{a['job_id']}")["request"]["cluster"]["groups"][0]
+    assert stored["links"]["levels"] == [{"nodes": 2, "oversubscription": 4.0}]
+    start = get(client, f"/v1/fleets/{fleet_id}/export")["files"]["start.sh"]
+    assert "--switches=2" in start
+    later = {"now_hours": (a["start_hours"] + a["end_hours"]) / 2}
+    again = client.post(f"/v1/fleets/{fleet_id}:replan", json=later)
+    assert again.status_code == 202, again.text
+    (state,) = again.json()["request"]["states"]
+    assert state["jobs"]["a"]["switches"] == [0, 1]
+    lost = client.post(f"/v1/fleets/{fleet_id}:replan", json={**later, "lost_nodes": 1})
+    assert lost.json()["errors"][0]["pointer"] == "/lost_nodes"
+
+
 def test_a_job_of_post_training_is_planned_stored_exported_and_replanned(
     client: TestClient, worker: Runner
 ) -> None:

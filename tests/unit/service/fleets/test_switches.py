@@ -1,0 +1,120 @@
+"""Fleets under switches with short uplinks, as files state them, queue them and plan them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.fleets.files import ScheduledFleet, start_list
+from meshwright.service.fleets.request import FleetRequest, read_fleet
+from meshwright.service.fleets.running import planned_again, read_state
+from meshwright.solver.fleet.problem import NodeChoice, PlannedRun, choices_of
+
+PROBLEM = {
+    "model": {"name": "llama-3.1-8b"}, "workload": {"global_batch_size": 64, "seq_length": 4096},
+    "launcher": "megatron-lm",
+}  # fmt: skip
+LEVELS = [{"nodes": 2, "oversubscription": 4}]
+
+
+def fleet(links: dict[str, Any], *jobs: dict[str, Any], nodes: int = 4) -> dict[str, Any]:
+    group = {"gpu": "h100-sxm-80gb", "num_nodes": nodes, "links": links}
+    named = jobs or ({"name": "a"}, {"name": "b"})
+    return {
+        "cluster": {"groups": [group]},
+        "jobs": [{"problem": PROBLEM, "steps": 1000, **job} for job in named],
+    }
+
+
+@pytest.mark.parametrize(
+    ("links", "nodes", "pointer", "words"),
+    [
+        ({"bytes_per_s": [[0, 6e9], [6e9, 0]]}, 2, "bytes_per_s", "a fleet knows switches alone"),
+        (
+            {"levels": [*LEVELS, {"nodes": 4, "oversubscription": 2}]}, 8, "levels/1",
+            "one level of switches",
+        ),
+        ({"levels": [{"nodes": 3, "oversubscription": 2}]}, 8, "levels/0/nodes", "Nearest: 2"),
+    ],
+)  # fmt: skip
+def test_links_that_are_no_equal_switches_are_refused(
+    links: dict[str, Any], nodes: int, pointer: str, words: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as fault:
+        read_fleet(fleet(links, nodes=nodes))
+    (error,) = fault.value.errors
+    assert error.pointer == f"/cluster/groups/0/links/{pointer}"
+    assert words in error.sentence()
+
+
+@pytest.mark.parametrize(
+    "level",
+    [{"nodes": 2, "oversubscription": 1}, {"nodes": 4, "oversubscription": 9}],
+)
+def test_uplinks_that_are_not_short_are_no_resource(level: dict[str, Any]) -> None:
+    """They carry all that their nodes send, or all nodes are under one switch."""
+    (kind,) = read_fleet(fleet({"levels": [level]})).fleet.kinds
+    assert kind.switches == ()
+
+
+def request(**links: object) -> FleetRequest:
+    return read_fleet(fleet({"levels": LEVELS, **links}))
+
+
+def test_slurm_is_told_the_switches_and_the_hosts_of_others() -> None:
+    read = request(hosts=["n0", "n1", "n2", "n3"])
+    runs = {
+        "a": PlannedRun(NodeChoice("h100-sxm-80gb", 2, 0, (1,), 0), 0, 60),
+        "b": PlannedRun(NodeChoice("h100-sxm-80gb", 4, 0, (0, 1), 2), 60, 90),
+    }
+
+    class Named:
+        plan_id = "0123"
+
+    text = start_list(
+        ScheduledFleet(request=read, schedule=runs, plans={"a": Named(), "b": Named()}),  # type: ignore[dict-item]
+        [*read.fleet.jobs],
+    )
+    assert "--begin=now --switches=1 --exclude=n0,n1 " in text
+    assert "--begin=now+60minutes --switches=2 " in text
+
+
+def test_a_running_job_stays_under_its_switches_and_lost_nodes_are_missing_there() -> None:
+    state = {
+        "now_hours": 1, "lost_nodes": {"1": 1},
+        "jobs": {"a": {"nodes": 2, "steps_done": 400, "switches": [0]}},
+    }  # fmt: skip
+    left = planned_again(request(), read_state(state, request()))
+    (kind,), (a, b) = left.fleet.kinds, left.fleet.jobs
+    assert (kind.nodes, kind.switches, kind.switch_nodes) == (3, (2, 1), 2)
+    assert [one[3:] for one in choices_of(left.fleet, a)] == [((0,), 0)]
+    assert {one.switches for one in choices_of(left.fleet, b) if one.nodes == 2} == {(0,), (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("state", "pointer", "words"),
+    [
+        ({"lost_nodes": 1}, "/lost_nodes", "under which switch"),
+        ({"lost_nodes": {"2": 1}}, "/lost_nodes/2", "unknown field"),
+        ({"jobs": {"a": {"nodes": 2}}}, "/jobs/a/switches", "numbers from 0 to 1"),
+        ({"jobs": {"a": {"nodes": 4, "switches": [0]}}}, "/jobs/a/switches", "2 nodes under each"),
+        (
+            {"jobs": {"a": {"nodes": 2, "switches": [0, 1], "uplinks": 0.7}}}, "/jobs/a/uplinks",
+            "Allowed: 0.5, 1",
+        ),
+        (
+            {"lost_nodes": {"0": 1}, "jobs": {"a": {"nodes": 2, "switches": [0]}}}, "/jobs",
+            "hold 2 of 1 nodes under switch 0",
+        ),
+    ],
+)  # fmt: skip
+def test_a_state_names_what_is_wrong_with_its_switches(
+    state: dict[str, Any], pointer: str, words: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as fault:
+        planned_again(request(), read_state({"now_hours": 1, **state}, request()))
+    (error,) = fault.value.errors
+    assert error.pointer == pointer
+    assert words in error.sentence()
