@@ -374,13 +374,19 @@ def find_model(name: str) -> ModelSpec:
     Raises:
         UnknownNameError: no such model; lists the nearest names.
     """
-    wanted = name[:MAX_NAME].lower()
+    wanted = hub_id_of(name)[:MAX_NAME].lower()
     if wanted in model_names():
         return _model(wanted)
     found = _of_hub_id(wanted) if "/" in wanted else _of_folder(wanted) or _of_title(wanted)
     if found is None:
-        raise unknown_model(name[:MAX_NAME])
+        raise unknown_model(hub_id_of(name)[:MAX_NAME])
     return _stored_model(found, wanted)
+
+
+def hub_id_of(name: str) -> str:
+    """Return the hub id of a page on the Hugging Face hub (``hf.co/Qwen/Qwen3-8B``), or the name."""
+    page = _PAGE.fullmatch(name.strip())
+    return page[1] if page else name
 
 
 def catalog_name(hub_id: str) -> str | None:
@@ -389,7 +395,7 @@ def catalog_name(hub_id: str) -> str | None:
 
 
 def _of_hub_id(wanted: str) -> str | None:
-    ids = _hub_ids()
+    ids, wanted = _hub_ids(), _QUANTS.sub("", wanted)
     spellings: tuple[str, ...] = _spellings(wanted)
     if _COPIES.search(wanted):
         owners = dict.fromkeys(known.partition("/")[0] for known in ids)
@@ -406,17 +412,31 @@ def _stored_model(name: str, wanted: str) -> ModelSpec:
 
 def unknown_model(name: str) -> UnknownNameError:
     """Return the error of an unknown model: near names of its kind, and that its config will do."""
-    from meshwright.profiles.nearest_models import kind_words, nearest_models  # noqa: PLC0415 - errors alone
+    from meshwright.profiles.nearest_models import (  # noqa: PLC0415 - errors alone
+        another_kind,
+        is_pipeline,
+        kind_words,
+        nearest_models,
+    )
 
     known = tuple(_hub_ids()) if "/" in name else (*model_names(), *_folder_names())
-    near = nearest_models(name, known, find_model)
+    kind = another_kind(name)
+    near = [] if kind else nearest_models(name, known, find_model)
     message, tip = f'unknown "{shown_name(name)}"', ""
     if near:
         message += f". Did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}?"
+    if kind:
+        message += f". Its name is that of {kind}: Meshwright plans decoder-only transformers"
+        shape = ", or the encoder's sizes as a shape with causal: false (docs/howto/own-model.md)"
+        allowed = f"a name of the catalog (meshwright models){shape if kind == 'an encoder' else ''}"
+        return UnknownNameError([FieldError(pointer="/model/name", message=message, allowed=allowed)])
     config = "the model's config.json (--model path/to/config.json)"
+    folder = "transformer/" if is_pipeline(name) else ""
     if _HUB_ID.fullmatch(name):
-        config += f", from https://huggingface.co/{name}/resolve/main/config.json"
+        config += f", from https://huggingface.co/{name}/resolve/main/{folder}config.json"
         tip = "--model ./config.json"
+    elif folder:
+        config = "the pipeline's folder, or its transformer/config.json (docs/howto/own-model.md)"
     if "hears" in kind_words(name):
         config += ". Audio towers are not supported, but you can plan its language model (text_config)"
     allowed = f"a name of the catalog (meshwright models), or {config}"
@@ -452,7 +472,7 @@ def model_of_folder(path: str) -> ModelSpec:
 
 def _of_folder(last: str) -> str | None:
     by_name = _folder_names()
-    last = _SEPARATOR.sub("-", _PART.sub("", last))
+    last = _SEPARATOR.sub("-", _PART.sub("", _QUANTS.sub("", last)))
     spellings = (last, _STORED.sub("", last), _TUNING.sub("", _STORED.sub("", last)))
     return next((by_name[spelt] for spelt in map(_hyphenated, spellings) if spelt in by_name), None)
 
@@ -500,11 +520,16 @@ _TUNING = re.compile(
 _STORED = re.compile(
     r"^(?:hf|huggingface)[-_](?=\w)|[-_](?:sft|dpo|gguf|text|fp32|half|bak|backup|copy|local)(?=[-_]|$)"
 )
+# The end of a GGUF file's name, or Ollama's tag: Qwen3-8B-Q4_K_M.gguf, llama3.1:8b-instruct-q8_0
+_QUANTS = re.compile(r"(?:[-_.:]i?q[2-8](?:_(?:[01ksml]|xx?s|nl|xl))*)?(?:\.gguf)?$")
+_PAGE = re.compile(
+    r"(?:(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/|hf://)([\w.-]+/[\w.:-]+?)(?:/(?:tree|blob|resolve)/.*)?/?"
+)
 # Who publishes others' models, converted or quantised, under the names that those have.
 _COPIES = re.compile(
     r"^(?:unsloth|nousresearch|redhatai|neuralmagic|hugging-quants|mlx-community|modelcloud|casperhansen|"
     r"techxgenus|nvidia|llm-research|ai-modelscope|modelscope|thebloke|ista-daslab|axolotl-quants|axolotl-ai-co|"
-    r"opensourcerelease|mhenrichsen)/"
+    r"opensourcerelease|mhenrichsen|bartowski|lmstudio-community|quantfactory|maziyarpanahi|ggml-org)/"
 )
 # Versions and dates may be other models (Mistral 7B v0.3 has more tokens, Qwen3-4B-2507 more positions): a
 # listed one may be left out, for the first that is listed, but one that is not listed is not guessed.
@@ -548,7 +573,17 @@ def _folder_names() -> Mapping[str, str]:
         bare = hub_id.partition("/")[2]
         for spelt in (bare, bare.removeprefix("meta-")):
             found.setdefault(_hyphenated(spelt), name)
+    for size, hub_id in _R1.items():
+        if (name := _hub_ids().get(f"deepseek-ai/deepseek-r1{hub_id}")) is not None:
+            found[_hyphenated(f"deepseek-r1-{size}")] = name
     return found
+
+
+# Ollama's tags of DeepSeek-R1, most of which are other models (ollama.com/library/deepseek-r1)
+_R1 = {
+    "1.5b": "-distill-qwen-1.5b", "7b": "-distill-qwen-7b", "8b": "-distill-llama-8b", "671b": "",
+    "14b": "-distill-qwen-14b", "32b": "-distill-qwen-32b", "70b": "-distill-llama-70b",
+}  # fmt: skip
 
 
 def usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:

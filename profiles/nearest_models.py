@@ -27,7 +27,43 @@ _KINDS = {
     "next": re.compile(_WORD.format("next")),
     "experts": re.compile(_WORD.format(r"a\d+(?:\.\d+)?b|\d+x\d+(?:\.\d+)?b|[a-z]*moe")),
 }
+# Names of models that are no decoders, in the order in which they are looked for. A name that contains a
+# decoder's (e5-mistral, gte-Qwen2) is not among them.
+_PART = r"(?:^|[-_/. ]){}"
+_OTHERS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("a speech model", re.compile(_PART.format(
+        r"(?:[a-z]*whisper|wav2vec2?|hubert|wavlm|parakeet|canary|musicgen|bark|speecht5|seamless|encodec)\b"))),
+    ("an encoder-decoder model", re.compile(_PART.format(
+        r"(?:(?:flan-|m|um|by|long)?t5(?:gemma)?|m?bart|pegasus|marian|nllb|ul2|opus-mt|m2m)(?![a-z])"))),
+    ("an encoder", re.compile(_PART.format(
+        r"(?:[a-z]*berta?|electra|mpnet|minilm|bge|e5|gte|esm2?|(?:nomic|jina)-embed[a-z]*|snowflake-arctic-embed|"
+        r"longformer|deberta[a-z]*)(?![a-z])"))),
+    ("a vision model", re.compile(_PART.format(
+        r"(?:vit|clip|siglip|dino(?:v\d)?|swin|resnet|convnext|detr|sam|deit|beit|yolo[a-z]*)(?![a-z])"))),
+    ("an image or video model", re.compile(_PART.format(
+        r"(?:sdxl|sd\d?|stable-? ?diffusion|pixart|hunyuan-?(?:video|dit)|ltx|cogvideox?|lumina|sana|dit|"
+        r"qwen-image|chroma|kolors|playground)(?![a-z])"))),
+)  # fmt: skip
+_DECODERS = re.compile(r"llama|mistral|qwen\d|(?<!t5)gemma-\d|phi-|gpt-|stablelm")
+_PIPELINES = re.compile(_PART.format(r"(?:flux|wan)(?![a-z])"))
+
+
+def another_kind(name: str) -> str | None:
+    """Return what a model is by its name, where it is no decoder; None: it may be one."""
+    lower = name.lower()
+    if _DECODERS.search(lower):
+        return None
+    return next((kind for kind, words in _OTHERS if words.search(lower)), None)
+
+
+def is_pipeline(name: str) -> bool:
+    """Return whether a name is of a pipeline whose transformer is planned: FLUX, Wan."""
+    return _PIPELINES.search(name.lower()) is not None
+
+
 _SIZE = re.compile(_WORD.format(r"\d+(?:\.\d+)?[bm]"))
+_USUAL_SERIES = ("qwen", "llama", "mistral", "gemma")
+_ONLY_SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")  # 7B
 _SERIES = re.compile(r"[a-z]+[-_]?v?\d*(?:[._]\d+)*")
 
 
@@ -42,14 +78,28 @@ def nearest_models(name: str, known: Iterable[str], find: Callable[[str], ModelS
     lower, words = name.lower(), kind_words(name)
     alike = sorted(one for one in known if kind_words(one) == words)
     series = [one for one in alike if re.match(rf"{re.escape(lower)}[-.]", one)]  # llama3, mistral
+    if _ONLY_SIZE.fullmatch(lower):
+        return _of_size(lower, alike)
     close = series or get_close_matches(lower, alike, n=_LOOKED_AT, cutoff=_LIKE)
-    close.sort(key=lambda one: -SequenceMatcher(None, lower, one).ratio())
+    size = _SIZE.search(lower)
+    close.sort(
+        key=lambda one: (size is None or size[0] not in one, -SequenceMatcher(None, lower, one).ratio())
+    )
     found = list(_of_kind(lower, words, close, find))
     offered = dict[str, str]()
     for one, kind in found:
         if kind == found[0][1]:
             offered.setdefault(find(one).name, one)
     return list(offered.values())[:_OFFERED]
+
+
+def _of_size(size: str, known: Iterable[str]) -> list[str]:
+    """Return the newest model of that size of each usual series."""
+    newest = dict[str, str]()
+    for one in sorted(known):
+        if (found := re.fullmatch(rf"([a-z]+)-?[\d.-]*-{size}", one)) is not None:
+            newest[found[1]] = one
+    return [newest[one] for one in _USUAL_SERIES if one in newest][:_OFFERED]
 
 
 def _of_kind(

@@ -48,11 +48,12 @@ STORED: Mapping[StoredAs, StoredKind] = {
 }
 # Words of names, the first that is found; those of 16 bits state that nothing is quantised.
 _NAMED: tuple[tuple[str, StoredAs], ...] = (
-    ("gptq", "gptq"), ("awq", "awq"), ("gguf", "gguf"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"),
-    ("fp8", "fp8"), (r"bnb-8bits?|8bits?", "bnb-8bit"), (r"bnb|nf4|4bits?", "bnb-4bit"),
+    ("gptq", "gptq"), ("awq", "awq"), (r"gguf|i?q[2-8](?:_[0-9a-z]+)+", "gguf"),
+    ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("fp8", "fp8"), (r"bnb-8bits?|8bits?", "bnb-8bit"),
+    (r"bnb|nf4|4bits?", "bnb-4bit"),
     (r"(?:quantized\.)?w\d+a\d+", "compressed-tensors"), (r"int[48]|aqlm|autoround|hqq", "quantized"),
 )  # fmt: skip
-_WORDS = tuple((re.compile(rf"[-_.](?:{word})(?=[-_.]|$)"), kind) for word, kind in _NAMED)
+_WORDS = tuple((re.compile(rf"[-_.:](?:{word})(?=[-_.:]|$)"), kind) for word, kind in _NAMED)
 _WHOLE = re.compile(r"[-_](?:bf16|fp16|dequantized|linearized)(?=[-_]|$)")
 
 

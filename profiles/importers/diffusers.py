@@ -17,9 +17,12 @@ from meshwright.profiles.importers.text_encoders import ENCODERS, encoders_of
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MODEL_LIMITS, DiffusionSpec
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
+from meshwright.profiles.stored import stored_in_config
 
 CLASS = "_class_name"
-_SOFTWARE = (CLASS, "_diffusers_version", "_name_or_path", "name", "gradient_checkpointing")
+_SOFTWARE = (
+    CLASS, "_diffusers_version", "_name_or_path", "name", "gradient_checkpointing", "quantization_config",
+)  # fmt: skip
 _TEXT_TOKENS = 512  # of umT5's and T5's outputs, as both pipelines pad them
 _TIME = 256  # sines and cosines of Flux's time step
 
@@ -56,7 +59,10 @@ def model_from_diffusers(config: Mapping[str, object], *, name: str) -> ModelSpe
     for key in reader.unread():
         if key not in defaults:
             raise UnsupportedModelError.field(key[:60], f"{stated} doesn't use this key")
-    return ModelSpec(name=name[:MAX_TEXT], source=f"config.json of diffusers, {stated}", **facts)
+    return ModelSpec(
+        name=name[:MAX_TEXT], source=f"config.json of diffusers, {stated}",
+        stored_as=stored_in_config(config), **facts,
+    )  # fmt: skip
 
 
 def _size(reader: FieldReader, key: str, field: str = "hidden_size") -> int:

@@ -21,6 +21,7 @@ from meshwright.profiles.importers.huggingface_keys import (
     expert_adapters,
     harmless_reason,
     nearest_type,
+    of_another_kind,
     refuse_type,
     refuse_unsupported,
     repeats,
@@ -88,7 +89,7 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
         )
     if model_type not in families():
         inside = reader.has("text_config") or f"{model_type}_text" in families()
-        if model_type not in config_keys().refused_types or inside:
+        if model_type not in config_keys().refused_types or (inside and not of_another_kind(model_type)):
             refuse_unsupported(reader, nearest=nearest_type(reader, model_type, tuple(families())))
         refuse_type(reader, model_type, tuple(families()))
     family = with_own_names(model_type, families()[model_type])

@@ -96,6 +96,7 @@ class ConfigKeys:
     fixed: Mapping[str, tuple[object, str]]  # keys that a type does not read: value, and why
     features: Mapping[str, str]  # keys of what no decoder-only transformer has
     feature_beginnings: Mapping[str, str]
+    other_kinds: Sequence[str]  # reasons of refused_types to which no type is near
     refused_types: Mapping[str, str]
     nearest_types: Mapping[str, str]
     renamed: Mapping[str, str]
@@ -160,13 +161,27 @@ def refuse_type(reader: FieldReader, model_type: str, planned: Sequence[str]) ->
     fault = FieldError(
         pointer="/model/model_type",
         message=f'"{shown(model_type[:40])}" {why}',
-        allowed=_PLANNED,
-        nearest=nearest_type(reader, model_type, planned),
+        allowed=_INSTEAD.get(what or "", _PLANNED),
+        nearest=None if of_another_kind(model_type) else nearest_type(reader, model_type, planned),
     )
     raise UnsupportedModelError([fault])
 
 
+def of_another_kind(model_type: str) -> bool:
+    """Return whether a type is no decoder: an encoder, a model of images, speech or time series."""
+    known = config_keys()
+    return known.refused_types.get(model_type) in known.other_kinds
+
+
 _PLANNED = "a supported decoder-only type, or the model's sizes as a shape (docs/howto/own-model.md)"
+_INSTEAD = {
+    "an encoder": "a supported decoder-only type, or the encoder's sizes as a shape with causal: false "
+    "(docs/howto/own-model.md)",
+    "an encoder-decoder model": "a supported decoder-only type. A shape has one stack of layers",
+    "a vision model": "a supported decoder-only type, also with a vision tower (docs/reference/models.md)",
+    "a speech model": "a supported decoder-only type",
+    "a model of time series": "a supported decoder-only type",
+}
 _ALIKE = 4  # letters at the beginning of two types of one family
 _TYPO = 0.8  # least difflib ratio of a typo: one letter in five is wrong
 

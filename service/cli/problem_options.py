@@ -20,6 +20,7 @@ from meshwright.profiles.library import (
     cloud_instance,
     find_gpu,
     find_model,
+    hub_id_of,
     is_cluster,
     is_gpu_name,
     model_names,
@@ -466,6 +467,7 @@ def model_part(name_or_path: str) -> dict[str, object]:
     A catalog name always means the catalog's model, whatever the current directory holds; a file or folder
     of that name is given as ``./NAME``.
     """
+    name_or_path = hub_id_of(name_or_path)
     path = Path(name_or_path)
     if name_or_path.lower() in model_names():
         return {"name": name_or_path}

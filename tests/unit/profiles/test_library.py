@@ -418,6 +418,68 @@ def test_an_unknown_model_is_asked_for_its_config_and_offered_names_of_its_kind_
     assert "None of" not in fault.message
 
 
+@pytest.mark.parametrize(
+    ("written", "name", "stored"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-8B/tree/main", "qwen3-8b", ""),
+        ("hf://meta-llama/Llama-3.1-8B", "llama-3.1-8b", ""),
+        ("hf.co/bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M", "llama-3.1-8b", "gguf"),
+        ("mistral-7b-instruct-v0.2.Q4_K_M.gguf", "mistral-7b-v0.2", "gguf"),
+        ("gemma-3-27b-it-IQ4_XS.gguf", "gemma-3-27b", "gguf"),
+        ("qwen2.5:7b-instruct-q4_K_M", "qwen2.5-7b", "gguf"),
+        ("deepseek-r1:14b", "qwen2.5-14b", ""),  # distilled, as Ollama's tags are
+        ("deepseek-r1:671b", "deepseek-v3", "fp8"),
+    ],
+)
+def test_a_model_is_found_as_pages_files_and_ollama_name_it(written: str, name: str, stored: str) -> None:
+    model = find_model(written)
+    assert (model.name, model.stored_as) == (name, stored)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ("google-bert/bert-base-uncased", "an encoder"),
+        ("answerdotai/ModernBERT-base", "an encoder"),
+        ("BAAI/bge-m3", "an encoder"),
+        ("google/flan-t5-xl", "an encoder-decoder model"),
+        ("google/t5gemma-2b-2b-prefixlm", "an encoder-decoder model"),
+        ("openai/whisper-large-v3", "a speech model"),
+        ("ViT-B/16", "a vision model"),
+        ("SDXL", "an image or video model"),
+        ("intfloat/e5-mistral-7b-instruct", None),
+        ("Alibaba-NLP/gte-Qwen2-7B-instruct", None),
+        ("bartowski/some-model", None),
+        ("black-forest-labs/FLUX.1-dev", None),
+    ],
+)
+def test_a_name_of_another_kind_of_model_is_told_so_and_offered_none(wrong: str, kind: str | None) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        find_model(wrong)
+    (fault,) = caught.value.errors
+    assert (f"Its name is that of {kind}: " in fault.message) == (kind is not None)
+    assert kind is None or (fault.nearest is None and "config.json" not in str(fault.allowed))
+
+
+def test_the_config_of_a_pipeline_is_that_of_its_transformer() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        find_model("black-forest-labs/FLUX.1-dev")
+    assert "FLUX.1-dev/resolve/main/transformer/config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("Qwen/Qwen2.5-14B-Instruct-1M", "qwen/qwen2.5-14b"),
+        ("llama-1b", "llama3.2-1b"),
+        ("7B", "qwen2.5-7b, llama2-7b or mistral-7b"),
+    ],
+)
+def test_the_nearest_model_has_the_stated_size(wrong: str, near: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"Did you mean .*{near}"):
+        find_model(wrong)
+
+
 def test_a_name_with_a_typo_is_never_offered_a_model_of_another_kind() -> None:
     random, ids = Random(57), sorted(_hub_ids())
     offered = 0

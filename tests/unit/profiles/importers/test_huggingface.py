@@ -327,7 +327,6 @@ def test_a_tied_model_with_labels_shares_nothing() -> None:
         ({"model_type": "Qwen3"}, '"Qwen3" is an unknown type. {allowed}. Nearest: qwen3'),
         ({"model_type": "zzz"}, '"zzz" is an unknown type. {allowed}. Nearest: llama'),  # the usual layers
         ({"model_type": "zzz", "num_experts": 8}, '"zzz" is an unknown type. {allowed}. Nearest: mixtral'),
-        ({"model_type": "bert"}, '"bert" is not supported yet: an encoder. {allowed}. Nearest: llama'),
         (
             {"model_type": "recurrent_gemma"},  # by its layers
             '"recurrent_gemma" is not supported yet: gated linear recurrences. {allowed}. Nearest: gemma2',
@@ -343,6 +342,26 @@ def test_a_type_that_is_not_planned_is_answered_with_the_nearest_one(
         "Allowed: a supported decoder-only type, or the model's sizes as a shape (docs/howto/own-model.md)"
     )
     assert str(caught.value) == "model.model_type: " + words.format(allowed=allowed)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "bert"}, "an encoder. Allowed: .* a shape with causal: false"),
+        ({"model_type": "modernbert"}, "an encoder. "),  # not its relative modernbert-decoder
+        ({"model_type": "whisper"}, "an encoder-decoder model. "),
+        ({"model_type": "t5gemma", "is_encoder_decoder": True}, "an encoder-decoder model. "),
+        ({"model_type": "wav2vec2"}, "a speech model. "),
+        (
+            {"model_type": "siglip", "text_config": {"model_type": "x"}, "vision_config": {"a": 1}},
+            "a vision model. ",
+        ),
+    ],
+)
+def test_a_model_of_another_kind_has_no_type_near(config: dict[str, object], words: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="is not supported yet: " + words) as caught:
+        model_from_config(config, name="x")
+    assert caught.value.errors[0].nearest is None
 
 
 def test_every_nearest_type_is_planned() -> None:
