@@ -9,7 +9,7 @@ from itertools import chain
 from math import lcm
 from typing import Any, get_args
 
-from meshwright.profiles.adapters import ALL_LINEAR, bound_targets, usual_targets
+from meshwright.profiles.adapters import ALL_LINEAR, bound_targets, language_names, usual_targets
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.frameworks import framework_names, option_names
@@ -112,6 +112,9 @@ class Capabilities:
     whole_towers: bool = False
     # But where a micro-batch has an image for each of these ranks, the images are shared out
     shares_out_images: bool = False
+    omits_prediction: Limit = False  # its classes of models have no multi-token-prediction layers
+    # Parts of a model with a tower that it freezes without adapters: "none", "vision+projector", or "any"
+    frozen_sets: tuple[str, ...] = ("any",)
     frozen_together: tuple[str, ...] = ()  # types of which it freezes tower and projector both, or neither
     projector_trained: tuple[str, ...] = ()  # types of which it trains some of the projector always
     batchings: tuple[str, ...] = ()  # how it makes sequences if document lengths are given
@@ -140,6 +143,8 @@ class Capabilities:
         """
         if self.launcher == "any":
             return ALL_LINEAR
+        if model.tower is not None and "any" not in self.frozen_sets:  # whose layers "all" means, too
+            return language_names(model)
         return usual_targets(model, self.adapter_targets, self.adapters, listed=self.lists_linear_layers)
 
     def targets_of(self, model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from meshwright.launchers.reading.adapters import (
     options_of,
     refuse_uncounted,
     require_whole_weights,
+    stored_as_qlora,
     trained_whole,
 )
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
@@ -281,10 +282,11 @@ def _image_settings(fields: Fields, model: ModelSpec, tuned: Mapping[str, Any]) 
     Names of adapted layers may be a tower's too, a pattern's path is not (loaders/adapter.py).
     """
     still = _freezes_tower(fields, model, adapts="lora_rank" in tuned) or fields.flag("freeze_mm_modules")
+    adapts = bool(tuned.get("lora_rank"))
     if not fields.raw(_PROCESSOR):
-        return ImageSettings(frozen=TOWER_PARTS) if still else None
+        return ImageSettings(frozen=TOWER_PARTS if still or adapts else ()) if model.tower else None
     pattern = is_pattern(str(fields.raw("lora_target_modules") or ""))
-    apart = pattern and not fields.flag("lora_target_linear") and bool(tuned.get("lora_rank"))
+    apart = pattern and not fields.flag("lora_target_linear") and adapts
     frozen = TOWER_PARTS if apart or still else ()
     return ImageSettings(frozen=frozen, limit=_PROCESSOR, stated=True)
 
@@ -373,7 +375,7 @@ def _is_quantised(fields: Fields, kind: str) -> bool:
         )
     elif other:
         fields.fault(other, "Axolotl refuses it without an adapter", allowed="false", nearest="false")
-    return bool(own) and not other and fields.flag(own)
+    return bool(own) and not other and (fields.flag(own) or bool(stored_as_qlora(fields)))
 
 
 def _count(fields: Fields, micro: int) -> int:
