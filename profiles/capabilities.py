@@ -112,7 +112,8 @@ class Capabilities:
     whole_towers: bool = False
     # But where a micro-batch has an image for each of these ranks, the images are shared out
     shares_out_images: bool = False
-    omits_prediction: Limit = False  # its classes of models have no multi-token-prediction layers
+    # Model types of towers, or "any", whose classes have no multi-token-prediction layers there
+    omits_prediction: tuple[str, ...] = ()
     # Parts of a model with a tower that it freezes without adapters: "none", "vision+projector", or "any"
     frozen_sets: tuple[str, ...] = ("any",)
     frozen_together: tuple[str, ...] = ()  # types of which it freezes tower and projector both, or neither
@@ -220,7 +221,7 @@ _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "b
 # No matter of all of them together.
 _OF_ONE = (
     "model_families", "usual_zero_stages", "usual_zero_why", "adapter_targets", "lists_linear_layers",
-    "other_start",
+    "other_start", "omits_prediction",
 )  # fmt: skip
 
 

@@ -237,7 +237,10 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Leave out prediction layers under launchers whose classes of the model have none."""
-        if self.model.num_mtp_layers and launcher_capabilities(self.launcher).omits_prediction:
+        if not self.model.num_mtp_layers:
+            return
+        kind = self.model.tower.model_type if self.model.tower else "any"
+        if {kind, "any"} & {*launcher_capabilities(self.launcher).omits_prediction}:
             object.__setattr__(self, "omitted_prediction", self.model.num_mtp_layers)
             object.__setattr__(self, "model", replace(self.model, num_mtp_layers=0))
 

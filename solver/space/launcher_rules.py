@@ -332,7 +332,7 @@ def left_out(problem: Problem) -> tuple[str, ...]:
     if not problem.omitted_prediction:
         return ()
     what = f"{problem.model.title}'s multi-token prediction"
-    return (f"{what} is left out, as transformers does: {problem.launcher} trains the other layers",)
+    return (f"{what} is left out: {problem.launcher}'s class of it has no such layers",)
 
 
 def unwritten(problem: Problem) -> tuple[str, ...]:
