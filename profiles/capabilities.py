@@ -125,6 +125,7 @@ class Capabilities:
     batching_constraints: tuple[
         tuple[str, tuple[str, ...]], ...
     ] = ()  # as ``constraints``, of one of these
+    beside_towers: tuple[str, ...] = ()  # facts that only its models with a tower have
     # Where it has several models: the facts of each; one of them must have all of a model's.
     model_families: tuple[tuple[str, ...], ...] = ()
     # A fact, or "mixers of any kind", and expressions as ``constraints`` for plans of a model with it.
@@ -221,7 +222,7 @@ _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "b
 # No matter of all of them together.
 _OF_ONE = (
     "model_families", "usual_zero_stages", "usual_zero_why", "adapter_targets", "lists_linear_layers",
-    "other_start", "omits_prediction",
+    "other_start", "omits_prediction", "beside_towers",
 )  # fmt: skip
 
 
@@ -290,6 +291,7 @@ def _require_known_words(able: Capabilities) -> None:
         "vendors": (able.vendors, ("any", *vendor_names())),
         "model_facts": (able.model_facts, facts),
         "model_families": (chain(*able.model_families), facts),
+        "beside_towers": (able.beside_towers, facts),
         "model_constraints": (dict(able.model_constraints), facts),
         "option_constraints": (
             (one.partition(" ")[0] for one, _ in able.option_constraints),
@@ -340,8 +342,9 @@ def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
         return (*lacks, TOWER) if lacks_tower else lacks
     own = model_facts(model)
     own = own if lacks_tower else own - {TOWER}
+    apart = set() if model.tower else {*able.beside_towers}
     families = able.model_families or (able.model_facts,)
-    return min((tuple(sorted(own.difference(facts))) for facts in families), key=len)
+    return min((tuple(sorted(own.difference({*facts} - apart))) for facts in families), key=len)
 
 
 def fact_sources(launcher: str) -> Mapping[str, str]:

@@ -71,6 +71,30 @@ def test_qwen_3_5_with_its_tower_is_read_back_as_its_launcher_gets_it(launcher: 
     assert (read.workload.frozen, read.workload.images_per_sample) == (("vision",), 2.0)
 
 
+@pytest.mark.parametrize(("name", "flavor"), [("qwen3.5-9b", "9B"), ("qwen3.5-35b-a3b", "35B-A3B")])
+@pytest.mark.parametrize("images", [0.0, 3.0])
+def test_torchtitan_takes_its_own_qwen_3_5_by_name(name: str, flavor: str, images: float) -> None:
+    found, model = _first("ms-swift"), replace(find_model(name), num_mtp_layers=0)  # it has no such layers
+    sizes = found.workload.image_tokens if images else None
+    found = _frozen(found, images_per_sample=images, image_tokens=sizes)
+    problem = replace(found.problem, model=find_model(name), launcher="torchtitan")
+    config = Configuration(
+        data_parallel_size=4, pipeline_parallel_size=2, num_microbatches=16, micro_batch_size=2,
+        zero_stage=3, zero_shard_size=4, pipeline_schedule="1f1b", stage_layers=(model.num_layers - 9, 9),
+    )  # fmt: skip
+    seeing = replace(found, problem=problem, plan=plan(config))
+    text = _texts(seeing)["torchtitan_plan.py"]
+    assert f"MODEL_FLAVOR = {flavor!r}" in text
+    assert "['vision_encoder', 'tok_embeddings', 'layers.0'," in text
+    # 16 micro-batches of 2 samples with 3 images of up to 256 tokens, 2 x 2 patches of 16 x 16 pixels each
+    assert ("max_images_per_batch=96" in text) == ("max_pixels=262144" in text) == (images > 0)
+    read = read_launch_files(Source(name="torchtitan_plan.py", text=text))
+    assert replace(read.model, display_name=model.display_name, source=model.source) == model
+    assert (read.configuration, read.workload.images_per_sample) == (config, images)
+    with pytest.raises(RefusedExportError, match=r"torchtitan has no Qwen3\.5 of this shape"):
+        _texts(replace(seeing, problem=replace(problem, model=replace(model, ffn_hidden_size=8192))))
+
+
 @pytest.mark.parametrize("launcher", FILES)
 def test_frozen_parts_and_images_are_read_back_as_they_were_written(launcher: str) -> None:
     targets = list(with_towers(launcher))
