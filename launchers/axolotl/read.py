@@ -397,6 +397,8 @@ def _activations(fields: Fields) -> tuple[bool, bool]:
     (core/builders/base.py _configure_gradient_checkpointing; loaders/model.py).
     """
     away, own = str(fields.raw(_AWAY) or "false").lower(), _recomputes(fields)
+    if str(fields.raw(_CHECKPOINTS)).lower() == _OLDER_AWAY:
+        away = "true"  # utils/schemas/validation.py:1577 check_gradient_checkpointing_w_offload
     if away not in ("false", "true", "legacy", "hidden_states"):
         fields.fault(_AWAY, f"{shown(away)} is not supported", allowed="false, true, legacy, hidden_states")
     if away == "legacy":
@@ -417,19 +419,20 @@ def _with_inputs_away(fields: Fields, found: Configuration) -> Configuration:
 
 
 _AWAY = "activation_offloading"
+_CHECKPOINTS, _OLDER_AWAY = "gradient_checkpointing", "offload"
 
 
 def _recomputes(fields: Fields) -> bool:
-    """Return whether layers recompute; values other than true and false keep their inputs on the host."""
-    said = str(fields.raw("gradient_checkpointing") or "false").lower()
-    if said not in ("true", "false"):
+    """Return whether layers recompute; ``offload`` also keeps activations on the host."""
+    said = str(fields.raw(_CHECKPOINTS) or "false").lower()
+    if said not in ("true", "false", _OLDER_AWAY):
         fields.fault(
-            "gradient_checkpointing",
-            f"{shown(said)}: activations on the host are not supported under Axolotl",
-            allowed="true, false",
-            nearest="true",
+            _CHECKPOINTS,
+            f"{shown(said)}: activations on drives are not supported under Axolotl",
+            allowed=f"true, false, {_OLDER_AWAY}",
+            nearest=_OLDER_AWAY,
         )
-    return said == "true"
+    return said != "false"
 
 
 def _kernels(fields: Fields, model: ModelSpec) -> Options:

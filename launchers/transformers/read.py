@@ -789,6 +789,8 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
     name = fields.choice(key, default, row=row)
     if name.startswith("paged_"):
         fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
+    if name in ("rmsprop", "adagrad"):  # torch 2.13, optim/rmsprop.py square_avg, optim/adagrad.py sum
+        fields.note(f"{key} {name}: one state of a weight's type, priced as SGD's momentum")
     if name == "adamw_torch_4bit":
         fields.note(f"{key} {name}: its states are priced in 8 bits, 1 byte too many a trained weight")
     return str(row.priced_as[name])
