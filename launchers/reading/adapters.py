@@ -23,6 +23,7 @@ from meshwright.profiles.adapters import (
     linear_names,
     names_every,
     of_linear_experts,
+    single_layers,
 )
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
@@ -224,6 +225,18 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         )
         return ATTENTION_TARGETS
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
+
+
+def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
+    """Return peft's own targets where none are named and a class has queries, keys and values in one layer.
+
+    peft 0.21.2, utils/constants.py: ``c_attn`` of GPT-2 (:71), ``query_key_value`` of Falcon and GPT-NeoX.
+    """
+    if targets != _PEFTS_OWN or any(fields.raw(name) for name in _TARGETS):
+        return targets
+    blocks = [single_layers(model.shaped(shape), shape.kind) for shape in model.shapes()]
+    fused = all("qkv_proj" in block and "gate_up_proj" not in block for block in blocks)
+    return ("linear_qkv",) if fused else targets
 
 
 def _of_pattern(fields: Fields, name: str, text: str) -> tuple[str, ...]:

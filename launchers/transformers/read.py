@@ -343,6 +343,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         program=program,
         supplied=known.overrides.values.get("lora_rank"),
     )
+    targets = adapters.of_peft(fields, targets, model) if tool.pefts else targets
     if tool.own_galore and fields.flag("use_galore"):
         optimizer = _projected(fields)
     else:

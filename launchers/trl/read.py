@@ -18,6 +18,7 @@ from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
+    of_peft,
     refuse_stored,
     refuse_uncounted,
     require_whole_weights,
@@ -42,6 +43,7 @@ from meshwright.launchers.transformers.read_ranks import (
     ranks_run,
 )
 from meshwright.launchers.transformers.tools import TRL
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
@@ -114,7 +116,7 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
         )
     take_model(fields, known, _MODEL)
     given, length = _sft_arguments(dialect, fields, known, over)
-    adapters, base = _peft(fields), base_of(fields, nested=False)
+    adapters, base = _peft(fields, known.model()), base_of(fields, nested=False)
     samples = samples_of(fields, _kind(dialect, fields, source), adapts="lora_rank" in adapters)
     fields.refuse_unpriced()
     projected = trainer.trainers_galore(fields, known.model())
@@ -242,14 +244,14 @@ def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
     return said
 
 
-def _peft(fields: Fields) -> dict[str, Any]:
+def _peft(fields: Fields, model: ModelSpec) -> dict[str, Any]:
     """Return rank and targets of LoRA in ModelConfig's names, if ``use_peft`` is on."""
     if not fields.flag("use_peft"):
         if fields.has("use_peft"):  # get_peft_config returns nothing then, with any other values
             fields.take(*_PEFTS)
         return {}
     refuse_uncounted(fields)
-    rank, targets = fields.integer("lora_r", 16), adapted(fields)
+    rank, targets = fields.integer("lora_r", 16), of_peft(fields, adapted(fields), model)
     return {"lora_rank": rank, "lora_targets": targets, "trained_modules": trained_whole(fields)}
 
 

@@ -192,3 +192,12 @@ def test_a_model_that_bitsandbytes_stored_is_the_base_of_qlora() -> None:
     found = read_launch_files(Source(name="a.yaml", text=f"{named}use_peft: true\n"), Overrides(num_gpus=1))
     assert (found.model.name, found.workload.base_precision) == ("qwen3-8b", "nf4-double")
     assert "stored in 4 bits by bitsandbytes" in " ".join(found.notes)
+
+
+def test_defaults_of_peft_are_those_of_the_class() -> None:
+    text = (
+        "#!/bin/bash\npython examples/scripts/cpo.py --model_name_or_path gpt2 --use_peft --optim rmsprop "
+    )
+    text += "--per_device_train_batch_size 4 --max_length 512\n"
+    found = read_launch_files(Source(name="a.sh", text=text), Overrides(num_gpus=1)).workload
+    assert (found.lora_targets, found.optimizer) == (("linear_qkv",), "sgd-momentum")
