@@ -37,9 +37,9 @@ has what was predicted before the runs.
 
 Step times are {time:.1f} % off on average (median {time_median:.1f} %), and the 80 % interval holds
 {inside} of {runs}. That interval covers what single GPUs differ by, too, which two sessions on one kind of
-machine can't show. An interval that holds 80 % of all runs holds as many of {runs} or more with a chance of
-{chance:.0f} %. Of the {first_runs} that were predicted before we wrote these terms it held {first_inside}, so
-we don't narrow it to the runs above. Peak memory is {memory:.1f} % off (median
+machine can't show. An interval that holds 80 % of all runs holds as many of {runs} or more with
+a chance of {chance:.0f} %. Of the {first_runs} that were predicted before we wrote these terms it held
+{first_inside}, so we don't narrow it to the runs above. Peak memory is {memory:.1f} % off (median
 {memory_median:.1f} %) as the device shows it.
 """
 WEAKNESS = """
