@@ -36,7 +36,7 @@ KINDS = ("read", "rightly refused", "missed", "wrong")
 _GPUS = 8  # where neither the file nor the script that starts it states a number
 # GPUs that a file states only by its sizes: shards of one mesh, or processes that it starts.
 _RANKS = re.compile(
-    rf"(\d+) does not divide {_GPUS}$|is (\d+) ranks; {_GPUS} start|starts (\d+) processes;"
+    rf"(\d+) does not divide {_GPUS}$|is (\d+) ranks; {_GPUS} start|starts (\d+) process(?:es)?;"
 )
 _SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
 _MOST_FILES = 8

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
-from meshwright.launchers.target import Target
+from meshwright.launchers.target import Target, pads
+from meshwright.profiles.adapters import language_names, names_every
+from meshwright.profiles.errors import FieldError
 from meshwright.profiles.towers import FrozenPart
 
 # Arguments of LLaMA-Factory 0.9.5 (hparams/finetuning_args.py), both with Megatron-Core and without.
@@ -48,6 +51,43 @@ def llama_factory_values(target: Target) -> dict[str, object]:
     elif tower is not None and tokens is not None:
         values |= dict.fromkeys(LLAMA_FACTORY_TILES, tokens.longest > tower.tile_tokens)
     return values
+
+
+def has_images(target: Target) -> bool:
+    """Return whether images were priced, which a tower reads."""
+    return target.model.tower is not None and target.workload.image_tokens is not None
+
+
+def images_are_not_packed(target: Target) -> Iterator[FieldError]:
+    """Refuse packed documents next to images, as TRL 1.16 does (trainer/sft_trainer.py:779)."""
+    if has_images(target) and target.workload.lengths is not None and not pads(target):
+        yield FieldError(
+            pointer="/workload/batching",
+            message=f"{target.problem.launcher} doesn't pack documents with images",
+            allowed="padding, padding_to_longest",
+            nearest="padding_to_longest",
+        )
+
+
+def tower_is_left_out(target: Target) -> Iterator[FieldError]:
+    """Require names of the adapted layers next to images: all linear layers are the tower's, too."""
+    targets = target.workload.lora_targets
+    if has_images(target) and target.workload.lora_rank and names_every(targets):
+        yield FieldError(
+            pointer="/workload/lora_targets",
+            message=f"{target.problem.launcher} also adapts the tower if you adapt all linear layers",
+            allowed="a list of layers, or the launchers llama-factory-accelerate, ms-swift",
+            nearest=json.dumps(language_names(target.model)),
+        )
+
+
+def language_pattern(targets: Sequence[str]) -> str:
+    """Return peft's pattern of layers in the language model alone: a tower may have the same names.
+
+    Where transformers 5 puts the language model, and its blocks with linear layers.
+    """
+    blocks = "self_attn|linear_attn|mlp|mlp\\.shared_expert"
+    return rf"model\.language_model\.layers\.\d+\.(?:{blocks})\.(?:{'|'.join(targets)})"
 
 
 def image_warnings(target: Target) -> Iterator[str]:

@@ -282,6 +282,12 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
     return tuple(name for name in SINGLE_TARGETS if name in there)
 
 
+def language_names(model: ModelSpec) -> tuple[str, ...]:
+    """Return the single layers of a model by name, without a router: what names all but mixers' layers."""
+    there = {name for shape in model.shapes() for name in single_layers(model.shaped(shape), shape.kind)}
+    return tuple(name for name in SINGLE_TARGETS if name in there and name != "gate")
+
+
 def of_linear_experts(model: ModelSpec, rank: int) -> int:
     """Return the weights of the adapters of every expert that peft converts, if each is a linear layer.
 

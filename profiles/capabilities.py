@@ -9,7 +9,7 @@ from itertools import chain
 from math import lcm
 from typing import Any, get_args
 
-from meshwright.profiles.adapters import ALL_LINEAR, bound_targets, usual_targets
+from meshwright.profiles.adapters import ALL_LINEAR, bound_targets, language_names, usual_targets
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.frameworks import framework_names, option_names
@@ -112,6 +112,10 @@ class Capabilities:
     whole_towers: bool = False
     # But where a micro-batch has an image for each of these ranks, the images are shared out
     shares_out_images: bool = False
+    # Model types of towers, or "any", whose classes have no multi-token-prediction layers there
+    omits_prediction: tuple[str, ...] = ()
+    # Parts of a model with a tower that it freezes without adapters: "none", "vision+projector", or "any"
+    frozen_sets: tuple[str, ...] = ("any",)
     frozen_together: tuple[str, ...] = ()  # types of which it freezes tower and projector both, or neither
     projector_trained: tuple[str, ...] = ()  # types of which it trains some of the projector always
     batchings: tuple[str, ...] = ()  # how it makes sequences if document lengths are given
@@ -121,6 +125,7 @@ class Capabilities:
     batching_constraints: tuple[
         tuple[str, tuple[str, ...]], ...
     ] = ()  # as ``constraints``, of one of these
+    beside_towers: tuple[str, ...] = ()  # facts that only its models with a tower have
     # Where it has several models: the facts of each; one of them must have all of a model's.
     model_families: tuple[tuple[str, ...], ...] = ()
     # A fact, or "mixers of any kind", and expressions as ``constraints`` for plans of a model with it.
@@ -140,6 +145,8 @@ class Capabilities:
         """
         if self.launcher == "any":
             return ALL_LINEAR
+        if model.tower is not None and "any" not in self.frozen_sets:  # whose layers "all" means, too
+            return language_names(model)
         return usual_targets(model, self.adapter_targets, self.adapters, listed=self.lists_linear_layers)
 
     def targets_of(self, model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
@@ -215,7 +222,7 @@ _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "b
 # No matter of all of them together.
 _OF_ONE = (
     "model_families", "usual_zero_stages", "usual_zero_why", "adapter_targets", "lists_linear_layers",
-    "other_start",
+    "other_start", "omits_prediction", "beside_towers",
 )  # fmt: skip
 
 
@@ -284,6 +291,7 @@ def _require_known_words(able: Capabilities) -> None:
         "vendors": (able.vendors, ("any", *vendor_names())),
         "model_facts": (able.model_facts, facts),
         "model_families": (chain(*able.model_families), facts),
+        "beside_towers": (able.beside_towers, facts),
         "model_constraints": (dict(able.model_constraints), facts),
         "option_constraints": (
             (one.partition(" ")[0] for one, _ in able.option_constraints),
@@ -334,8 +342,9 @@ def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
         return (*lacks, TOWER) if lacks_tower else lacks
     own = model_facts(model)
     own = own if lacks_tower else own - {TOWER}
+    apart = set() if model.tower else {*able.beside_towers}
     families = able.model_families or (able.model_facts,)
-    return min((tuple(sorted(own.difference(facts))) for facts in families), key=len)
+    return min((tuple(sorted(own.difference({*facts} - apart))) for facts in families), key=len)
 
 
 def fact_sources(launcher: str) -> Mapping[str, str]:

@@ -67,7 +67,13 @@ from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.predict import predict as predicted
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
 from meshwright.solver.runs.table import Run
-from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, stored_notes, unwritten
+from meshwright.solver.space.launcher_rules import (
+    beyond_positions,
+    left_out,
+    overlap_notes,
+    stored_notes,
+    unwritten,
+)
 
 FilePath: TypeAlias = str | PathLike[str]
 Request: TypeAlias = Problem | Mapping[str, object] | FilePath
@@ -347,6 +353,7 @@ def predict(
             *pace_notes(problem, own),
             *idle_notes(problem, own),
             *beyond_positions(problem),
+            *left_out(problem),
             *unwritten(problem),
             *stored_notes(problem),
             *_assumptions(problem, configuration, own),

@@ -233,6 +233,16 @@ class Problem:
     profile: str | None = None  # supplied measured costs, by name; None: the built-in ones
     stack: str | None = None  # the framework that launchers are priced as; None: each launcher's own
     among_unlike: bool = False  # its cluster is one of the unlike node groups of a larger one
+    omitted_prediction: int = field(default=0, init=False, compare=False)  # layers that its launcher lacks
+
+    def __post_init__(self) -> None:
+        """Leave out prediction layers under launchers whose classes of the model have none."""
+        if not self.model.num_mtp_layers:
+            return
+        kind = self.model.tower.model_type if self.model.tower else "any"
+        if {kind, "any"} & {*launcher_capabilities(self.launcher).omits_prediction}:
+            object.__setattr__(self, "omitted_prediction", self.model.num_mtp_layers)
+            object.__setattr__(self, "model", replace(self.model, num_mtp_layers=0))
 
     @cached_property
     def shares(self) -> dict[tuple[str, int], Problem]:

@@ -10,6 +10,7 @@ import yaml
 
 from meshwright.launchers import export as common
 from meshwright.launchers.dialect import written
+from meshwright.launchers.images import image_warnings
 from meshwright.launchers.rules import Rule, refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
@@ -311,6 +312,7 @@ def accelerate_warnings(target: Target, written: Sequence[str]) -> Iterator[str]
             "them. Other versions adapt other expert layers: compare with "
             "print_trainable_parameters()"
         )
+    yield from image_warnings(target)
     yield from common.applying(common.zero_2_warning(target))
     if target.config.tensor_parallel_size > 1:
         yield 'the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh\'s tp axis'

@@ -11,6 +11,12 @@ from typing import ClassVar
 
 from meshwright.launchers.accelerate.export import accelerate_warnings, attention, mesh, tensor_packages
 from meshwright.launchers.export import model_is_in_the_script
+from meshwright.launchers.images import (
+    has_images,
+    images_are_not_packed,
+    language_pattern,
+    tower_is_left_out,
+)
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles, Values, experts
 from meshwright.profiles.adapters import linear_names
@@ -53,6 +59,15 @@ def _shards(target: Target) -> Values:
     }
 
 
+def _images(target: Target) -> Values:
+    """Return what reads images, as examples/qwen3.5/9b-fft-vision.yaml does, and what freezes a tower."""
+    frozen: Values = {"freeze_mm_modules": True} if target.workload.frozen else {}
+    if not has_images(target):
+        return frozen
+    reads: Values = {"processor_type": "AutoProcessor", "skip_prepare_dataset": True}
+    return {**frozen, **reads, "remove_unused_columns": False}
+
+
 # Cut cross entropy, which keeps no logits (Axolotl's integrations/cut_cross_entropy).
 _CUT: Values = {
     "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"],
@@ -81,7 +96,7 @@ class AxolotlFiles(TrainerFiles):
         ),
     )
     is_command = False
-    rules = (replicas_need_flash_attention,)
+    rules = (replicas_need_flash_attention, images_are_not_packed, tower_is_left_out)
     batch = ("micro_batch_size", "gradient_accumulation_steps", "sequence_len")
     optimizer, dora = "optimizer", "peft_use_dora"
     ring_kernel = "flash_attention_2"  # its rings accept this one alone
@@ -118,8 +133,9 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         kind = self.kind(target)
         return {
             # every sequence is full, as the prediction assumes; answers that are compared are not packed
-            "sample_packing": not (pads(target) or kind),
+            "sample_packing": not (pads(target) or kind or has_images(target)),
             "pad_to_sequence_len": not pads_to_longest(target),
+            **_images(target),
             **({"rl": kind} if kind else {}),
             **(_CUT if _cuts_logits(target) else {}),
             **experts(target),
@@ -130,7 +146,8 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         """Return the layers with adapters; all of them have a switch."""
         targets = target.workload.lora_targets
         every = linear_names(target.problem.model) == targets
-        named: Values = {"lora_target_linear": True} if every else {"lora_target_modules": list(targets)}
+        listed = language_pattern(targets) if has_images(target) else list(targets)
+        named: Values = {"lora_target_linear": True} if every else {"lora_target_modules": listed}
         return {**named, **super().adapted(target)}
 
     def frozen(self, target: Target) -> Values:

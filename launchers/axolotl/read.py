@@ -22,6 +22,7 @@ from meshwright.launchers.reading.adapters import (
     options_of,
     refuse_uncounted,
     require_whole_weights,
+    stored_as_qlora,
     trained_whole,
 )
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
@@ -281,10 +282,11 @@ def _image_settings(fields: Fields, model: ModelSpec, tuned: Mapping[str, Any]) 
     Names of adapted layers may be a tower's too, a pattern's path is not (loaders/adapter.py).
     """
     still = _freezes_tower(fields, model, adapts="lora_rank" in tuned) or fields.flag("freeze_mm_modules")
+    adapts = bool(tuned.get("lora_rank"))
     if not fields.raw(_PROCESSOR):
-        return ImageSettings(frozen=TOWER_PARTS) if still else None
+        return ImageSettings(frozen=TOWER_PARTS if still or adapts else ()) if model.tower else None
     pattern = is_pattern(str(fields.raw("lora_target_modules") or ""))
-    apart = pattern and not fields.flag("lora_target_linear") and bool(tuned.get("lora_rank"))
+    apart = pattern and not fields.flag("lora_target_linear") and adapts
     frozen = TOWER_PARTS if apart or still else ()
     return ImageSettings(frozen=frozen, limit=_PROCESSOR, stated=True)
 
@@ -373,7 +375,7 @@ def _is_quantised(fields: Fields, kind: str) -> bool:
         )
     elif other:
         fields.fault(other, "Axolotl refuses it without an adapter", allowed="false", nearest="false")
-    return bool(own) and not other and fields.flag(own)
+    return bool(own) and not other and (fields.flag(own) or bool(stored_as_qlora(fields)))
 
 
 def _count(fields: Fields, micro: int) -> int:
@@ -395,6 +397,8 @@ def _activations(fields: Fields) -> tuple[bool, bool]:
     (core/builders/base.py _configure_gradient_checkpointing; loaders/model.py).
     """
     away, own = str(fields.raw(_AWAY) or "false").lower(), _recomputes(fields)
+    if str(fields.raw(_CHECKPOINTS)).lower() == _OLDER_AWAY:
+        away = "true"  # utils/schemas/validation.py:1577 check_gradient_checkpointing_w_offload
     if away not in ("false", "true", "legacy", "hidden_states"):
         fields.fault(_AWAY, f"{shown(away)} is not supported", allowed="false, true, legacy, hidden_states")
     if away == "legacy":
@@ -415,19 +419,20 @@ def _with_inputs_away(fields: Fields, found: Configuration) -> Configuration:
 
 
 _AWAY = "activation_offloading"
+_CHECKPOINTS, _OLDER_AWAY = "gradient_checkpointing", "offload"
 
 
 def _recomputes(fields: Fields) -> bool:
-    """Return whether layers recompute; values other than true and false keep their inputs on the host."""
-    said = str(fields.raw("gradient_checkpointing") or "false").lower()
-    if said not in ("true", "false"):
+    """Return whether layers recompute; ``offload`` also keeps activations on the host."""
+    said = str(fields.raw(_CHECKPOINTS) or "false").lower()
+    if said not in ("true", "false", _OLDER_AWAY):
         fields.fault(
-            "gradient_checkpointing",
-            f"{shown(said)}: activations on the host are not supported under Axolotl",
-            allowed="true, false",
-            nearest="true",
+            _CHECKPOINTS,
+            f"{shown(said)}: activations on drives are not supported under Axolotl",
+            allowed=f"true, false, {_OLDER_AWAY}",
+            nearest=_OLDER_AWAY,
         )
-    return said == "true"
+    return said != "false"
 
 
 def _kernels(fields: Fields, model: ModelSpec) -> Options:

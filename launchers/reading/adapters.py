@@ -23,6 +23,7 @@ from meshwright.profiles.adapters import (
     linear_names,
     names_every,
     of_linear_experts,
+    single_layers,
 )
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
@@ -209,6 +210,8 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
         return _PEFTS_OWN
     said = fields.raw(name) or "all"
+    if isinstance(said, list) and len(said) == 1:  # which TRL hands on as a word (trainer/utils.py)
+        said = str(said[0])
     if isinstance(said, str) and is_pattern(said):
         return _of_pattern(fields, name, said)
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
@@ -222,6 +225,18 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         )
         return ATTENTION_TARGETS
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
+
+
+def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
+    """Return peft's own targets where none are named and a class has queries, keys and values in one layer.
+
+    peft 0.21.2, utils/constants.py: ``c_attn`` of GPT-2 (:71), ``query_key_value`` of Falcon and GPT-NeoX.
+    """
+    if targets != _PEFTS_OWN or any(fields.raw(name) for name in _TARGETS):
+        return targets
+    blocks = [single_layers(model.shaped(shape), shape.kind) for shape in model.shapes()]
+    fused = all("qkv_proj" in block and "gate_up_proj" not in block for block in blocks)
+    return ("linear_qkv",) if fused else targets
 
 
 def _of_pattern(fields: Fields, name: str, text: str) -> tuple[str, ...]:
@@ -307,22 +322,37 @@ _STORED = re.compile(
 )
 
 
+# A checkpoint that bitsandbytes stored: its own configuration counts, whatever the arguments say
+# (transformers 5.17, quantizers/auto.py:236 merge_quantization_configs), and its weights are QLoRA's.
+_STORED_AS_QLORA = re.compile(r"[-_]bnb[-_](?:4bit|nf4)(?=$|[-_/])", re.IGNORECASE)
+_OF_MODELS = ("model_name_or_path", "base_model", "model", "model_id_or_path", "model_id")
+
+
+def stored_as_qlora(fields: Fields) -> str:
+    """Return the argument of a model that bitsandbytes stored in 4 bits, by its name; empty without one."""
+    stored = (name for name in _OF_MODELS if _STORED_AS_QLORA.search(str(fields.peek(name) or "")))
+    return next(stored, "")
+
+
 def refuse_stored(fields: Fields, name: str) -> None:
     """Record a fault for a model with a name that states a quantised checkpoint."""
     text = str(fields.raw(name) or "")
-    if _STORED.search(text):
+    if _STORED.search(_STORED_AS_QLORA.sub("", text)):
         fields.fault(name, f"{shown(text)} is stored quantised: such a model {_WHY}")
 
 
 def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
     """Return the type of the frozen weights; ``nested``: whether scales are quantised, too, by default."""
-    bits = _bits(fields)
+    bits, stored = _bits(fields), stored_as_qlora(fields)
     for names, right in ((_METHODS, ("bnb", "bitsandbytes")), (_TYPES, ("nf4", "fp4"))):
         name = next((name for name in names if fields.has(name)), None)
         if bits and name and fields.word(name) not in right:
             fields.fault(name, f"{shown(str(fields.raw(name)))} {_WHY}", allowed=right[0], nearest=right[0])
     double = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
-    nested = fields.flag(double, default=nested or any(fields.has(name) for name in _NESTED_TOO))
+    nested = bool(stored) or nested or any(fields.has(name) for name in _NESTED_TOO)
+    nested = fields.flag(double, default=nested)
+    if stored and not fields.has(double):
+        fields.note(f"{stored} is stored in 4 bits by bitsandbytes: priced with scales quantised as well")
     if bits == 0:
         return "bf16"
     return "int8" if bits == 8 else "nf4-double" if nested else "nf4"  # noqa: PLR2004 - bits
@@ -345,6 +375,8 @@ def _bits(fields: Fields) -> int:
         (name for name in _BITS if fields.has(name) and str(fields.raw(name)) != _WHOLE_BITS), None
     )
     on = [name for name in _FLAGS if fields.flag(name)]
+    if stored_as_qlora(fields):
+        return 4
     found = [*([fields.integer(number, 4)] if number else []), *(_FLAGS[name] for name in on)]
     if any(bits not in (4, 8) for bits in found):
         fields.fault(number or _BITS[0], f"{found[0]} {_WHY}", allowed="4, 8", nearest="4")
@@ -373,7 +405,8 @@ def require_whole_weights(fields: Fields, zero: int, rank: int, *, packs: bool =
 
     ``packs``: whether the trainer itself stores 4-bit weights in floating-point tensors.
     """
-    name = next(name for name in (*_BITS, *_FLAGS) if fields.raw(name) not in (None, False))
+    said = (name for name in (*_BITS, *_FLAGS) if fields.raw(name) not in (None, False))
+    name = next(said, stored_as_qlora(fields))
     bits = f"weights of {_bits(fields)} bits"
     if not rank:
         fields.fault(name, f"{bits} are frozen: nothing would be trained", allowed="with LoRA")

@@ -483,7 +483,7 @@ def other_use(command: Command) -> str:
 
 # TRL's scripts of training on preferences, which are read (``reading.preferences``).
 _TRLS_OWN = re.compile(
-    r"(?:^|/)(?:trl|examples)/scripts/(?:dpo|kto|bco|cpo|orpo|reward(?:_modeling)?|prm)\.py$"
+    r"(?:^|/)(?:trl|examples)/scripts/(?:dpo(?:_vlm)?|kto|bco|cpo|orpo|reward(?:_modeling)?|prm)\.py$"
 )
 
 

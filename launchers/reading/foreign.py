@@ -132,12 +132,13 @@ _ITS_EXAMPLES = re.compile(r"(?:^|/)run_(?:clm|mlm|plm|fim)\.py$")
 _SPLITS = re.compile(r"split_batches\W+true", re.IGNORECASE)
 
 
-def refuse_unpriced(fields: Fields, program: str = "") -> None:
+def refuse_unpriced(fields: Fields, program: str = "", *, sees: bool = False) -> None:
     """Refuse trainings that no plan describes.
 
     Args:
         fields: the arguments.
         program: the program that takes them; empty if only a file of arguments is read.
+        sees: whether the model's tower is known, which the program trains too.
 
     Raises:
         InvalidProblemError: the training is not priced, or trains nothing.
@@ -151,7 +152,7 @@ def refuse_unpriced(fields: Fields, program: str = "") -> None:
         fields.fault("loss_type", f"cannot be read: {_ON_PREFERENCES}")
     if "ms-swift" not in fields.programs:  # which trains whatever do_train is
         _require_training(fields, program)
-    if (seeing := _SEEING_PROGRAM.search(program)) is not None:
+    if not sees and (seeing := _SEEING_PROGRAM.search(program)) is not None:
         fields.fault(
             WHOLE_FILE,
             f"{shown(program)} trains what sees or hears ({seeing[0].strip('-_./')}), which is not "

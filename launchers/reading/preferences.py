@@ -44,7 +44,8 @@ GENERATES = (
     "kind: post_training"
 )
 _TRLS = re.compile(
-    r"(?:^trl |(?:^|/)(?:trl|examples)/scripts/)(dpo|kto|bco|cpo|orpo|reward|prm)(?:_modeling)?(?:\.py)?$"
+    r"(?:^trl |(?:^|/)(?:trl|examples)/scripts/)(dpo|kto|bco|cpo|orpo|reward|prm)(?:_modeling|_vlm)?"
+    r"(?:\.py)?$"
 )
 _STAGES = ("sft", "pt", "pretrain", "")
 _LABELS = "num_labels"

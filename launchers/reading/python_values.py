@@ -153,6 +153,7 @@ _SHAPE = {
         )
     },
 }  # fmt: skip
+_REGISTERED = {"MODEL_FAMILY": "model.name", "MODEL_FLAVOR": "model.flavor"}  # of torchtitan's own models
 _SWITCHES = ("qk_norm", "enable_weight_tying")  # arguments that are given only if they are on
 _USUAL_FACTOR = 8.0  # of 0.2, models/llama3/model/args.py RoPEScalingArgs: the default scaling
 SHAPE = "shape."
@@ -186,6 +187,7 @@ def module_values(source: Source, config: str = "") -> dict[str, LocatedValue]:
     if not several and not any(name.startswith("parallelism.") for name in found):
         raise refused(f"{source.name[:64]}: no ParallelismConfig(…) with values is in it")
     found |= {SHAPE + name: names[key] for key, name in _SHAPE.items() if key in names}
+    found |= {name: names[key] for key, name in _REGISTERED.items() if key in names}
     given = {one.arg: one for one in ast.walk(tree) if isinstance(one, ast.keyword)}
     return found | {
         SHAPE + name: LocatedValue(True, given[name].value.lineno) for name in _SWITCHES if name in given

@@ -6,14 +6,22 @@ import json
 from collections.abc import Iterator
 
 from meshwright.launchers import export as common
+from meshwright.launchers.images import image_warnings
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
 from meshwright.launchers.torchtitan.export_model import (
+    REGISTERED,
     TEXTS,
     in_8_bits,
+    is_registered,
     model_text,
+    registered_flavor,
+    registered_text,
 )
+from meshwright.launchers.torchtitan.read_model import flavors
+from meshwright.profiles.errors import FieldError
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.requirements import packages
 from meshwright.solver.configuration import SPLIT_BACKWARD
 
@@ -62,7 +70,7 @@ def parallelism_values(target: Target, head_name: str) -> Values:
         values |= {
             "pipeline_parallel_schedule": SCHEDULES[config.pipeline_schedule],
             "pipeline_parallel_microbatch_size": config.micro_batch_size,
-            "module_fqns_per_model_part": stage_modules(config.stage_layers, head_name),
+            "module_fqns_per_model_part": stage_modules(config.stage_layers, head_name, target.model),
         }
     return values
 
@@ -84,7 +92,7 @@ def compiled_parts(target: Target) -> list[str]:
     return [] if apart else ["model", "loss"]
 
 
-def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[str]]:
+def stage_modules(stage_layers: tuple[int, ...], head_name: str, model: ModelSpec) -> list[list[str]]:
     """Return the modules of every stage in model order: a partition, since torchtitan does not check it.
 
     Its own split counts embedding and head as a layer each, so the list is always written.
@@ -93,7 +101,7 @@ def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[st
     for count in stage_layers:
         parts.append([f"layers.{layer}" for layer in range(first, first + count)])
         first += count
-    parts[0].insert(0, "tok_embeddings")
+    parts[0][:0] = ["vision_encoder"] * (model.tower is not None) + ["tok_embeddings"]
     parts[-1] += ["norm", head_name]
     return parts
 
@@ -114,19 +122,16 @@ MODULE = "torchtitan_plan"
 PYTHON_FILE = f"{MODULE}.py"
 
 _IMPORTS = (  # for every model
-    "from torch import nn",
     "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
     "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
-    "from torchtitan.distributed.pipeline_parallel import pipeline_llm",
-    "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
-    "from torchtitan.protocols.model_spec import ModelSpec",
     "from torchtitan.trainer import Trainer",
 )
 
 
 def python_file(head: str, target: Target) -> str:
     """Return the module's text."""
-    model = model_text(target, flavor(target))
+    registered = is_registered(target.model)
+    model = registered_text(target) if registered else model_text(target, flavor(target))
     # CUDA graphs are on by default, refused with pipelines, and not part of the prediction.
     training = training_values(target) | {"disable_cuda_graphs": True}
     sequence = {"enable_sequence_parallel": target.config.sequence_parallel}
@@ -140,8 +145,12 @@ def python_file(head: str, target: Target) -> str:
         "STANDARD": model.standard,
         "IMPORTS": "\n".join(sorted([*_IMPORTS, *model.imports])),
         "MODEL": model.constants,
+        "WEIGHTS": model.weights,
         "FUNCTIONS": model.functions,
         "LOSS": model.loss,
+        "VOCABULARY": model.vocabulary,
+        "TOKENIZER": model.tokenizer,
+        "DATA": model.data,
         "TRAINING": _arguments(training),
         "PARALLELISM": _arguments(parallelism_values(target, "lm_head") | sequence),
         "RECOMPUTE": target.config.recompute_granularity,
@@ -182,6 +191,25 @@ _ASKED = tuple(
 )
 
 
+def model_has_a_name(target: Target) -> Iterator[FieldError]:
+    """Require a shape that torchtitan registers, in 16 bits, of models that this module does not build."""
+    if not is_registered(target.model):
+        return
+    if not registered_flavor(target.model):
+        yield FieldError(
+            pointer="/model",
+            message="torchtitan has no Qwen3.5 of this shape",
+            allowed=", ".join(flavors()[REGISTERED].values()),
+        )
+    if in_8_bits(target):
+        yield FieldError(
+            pointer="/workload/precision",
+            message="products of Qwen3.5 in 8 bits are not written for torchtitan",
+            allowed="bf16",
+            nearest="bf16",
+        )
+
+
 def start(target: Target) -> common.StartCommand:
     """Return the start of a node."""
     return common.StartCommand(
@@ -196,10 +224,11 @@ def start(target: Target) -> common.StartCommand:
 
 def export(target: Target) -> ExportBundle:
     """Return the module and the two scripts that start it."""
-    refuse_first(target, "torchtitan")
+    refuse_first(target, "torchtitan", (model_has_a_name,))
     return common.bundled(
         target,
         product=PRODUCT,
+        shape=is_registered(target.model),  # and its images
         start=start(target),
         warnings=found_warnings(target),
         own=lambda head: {PYTHON_FILE: python_file(head, target)},
@@ -213,6 +242,7 @@ def found_warnings(target: Target) -> Iterator[str]:
     written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
     written |= {"overlap_tensor"} if overlaps_tensor(target) or not asked.get("overlap_tensor") else set()
     yield from common.common_warnings(target, (*written, *common.compiled_facts(target)))
+    yield from image_warnings(target)
     yield from common.applying(
         (
             target.model.moe,

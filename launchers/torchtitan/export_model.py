@@ -9,10 +9,14 @@ the module is read back. Calls: torchtitan 0.3.0, models/llama3, models/qwen3 an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil, isqrt
 
+from meshwright.launchers.images import has_images, most_pixels
 from meshwright.launchers.target import Target
 from meshwright.launchers.templates import data, filled
+from meshwright.launchers.torchtitan.read_model import flavors
+from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 
 
@@ -134,8 +138,12 @@ class ModelText:
     imports: list[str]  # lines, or several if one is too long
     standard: str  # imports from Python's own library
     constants: str
+    weights: str
     functions: str
     loss: str
+    vocabulary: str = "VOCAB_SIZE"
+    tokenizer: str = ""
+    data: str = ""
 
 
 def model_text(target: Target, flavor: str) -> ModelText:
@@ -160,11 +168,16 @@ def model_text(target: Target, flavor: str) -> ModelText:
     constants = "\n".join(f"{name} = {value!r}" for name, value in shape.items())
     return ModelText(
         imports=_imports(target, adapted=adapted),
-        standard="import copy\nimport os" if model.num_mtp_layers else "import os",
+        standard=("import copy\n" if model.num_mtp_layers else "") + _WITH_WEIGHTS,
         constants=constants + (TEXTS["load_balance"] if model.moe else ""),
+        weights=TEXTS["weights"],
         functions=filled(TEXTS["model"], words),
         loss="MTPLoss" if model.num_mtp_layers else "CrossEntropyLoss",
+        data=TEXTS["text"],
     )
+
+
+_WITH_WEIGHTS = "import os\nfrom functools import partial"
 
 
 def _imports(target: Target, *, adapted: bool) -> list[str]:
@@ -191,7 +204,93 @@ def _imports(target: Target, *, adapted: bool) -> list[str]:
         names["components.quantization"] = [
             *(["Float8GroupedExpertsConverter"] if routed else []), "Float8LinearConverter",
         ]  # fmt: skip
-    return [_import(module, found) for module, found in names.items() if found]
+    return [*_OF_MODELS, *(_import(module, found) for module, found in names.items() if found)]
+
+
+_TEXT = "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader"
+_OF_MODELS = (  # of models that the module builds
+    "from torch import nn",
+    "from torchtitan.distributed.pipeline_parallel import pipeline_llm",
+    _TEXT,
+    "from torchtitan.protocols.model_spec import ModelSpec",
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# Models that torchtitan has under a name, and that are not built here: Qwen3.5 with its tower.
+
+
+REGISTERED = "qwen3_5"
+_LEAST_PIXELS = 65_536  # 0.3, models/qwen3_5/config_registry.py:32
+
+
+def is_registered(model: ModelSpec) -> bool:
+    """Return whether torchtitan's own model is taken, by its name."""
+    return model.tower is not None and model.tower.model_type.startswith(REGISTERED)
+
+
+def registered_flavor(model: ModelSpec) -> str:
+    """Return the name of torchtitan's model of that shape; empty without one."""
+    found = (
+        name
+        for name, own in flavors()[REGISTERED].items()
+        if _shape_of(find_model(own)) == _shape_of(model)
+    )
+    return next(found, "")
+
+
+def _shape_of(model: ModelSpec) -> ModelSpec:
+    """Return a model without what torchtitan leaves out, and without its name."""
+    return replace(model, name="", display_name="", source="", num_mtp_layers=0)
+
+
+def registered_text(target: Target) -> ModelText:
+    """Return the text of a model that torchtitan has: its name, and the data that its tower reads."""
+    model, seeing = target.model, has_images(target)
+    own = f"from torchtitan.models.{REGISTERED} import model_registry"
+    imports = ["from torchtitan.components.loss import CrossEntropyLoss"]
+    imports += ["from torchtitan.components.optimizer import default_adamw"]
+    imports += ["from torchtitan.models.common.config_utils import decoder_vocab_size"]
+    if seeing:
+        imports += [f"{own}, QWEN3_5_SPECIAL_TOKENS"]
+        imports += ["from torchtitan.components.tokenizer import MultiModalTokenizer"]
+        imports += ["from torchtitan.hf_datasets.multimodal.mm_datasets import MMDataLoader"]
+    else:
+        imports += [own, _TEXT]
+    return ModelText(
+        imports=imports,
+        standard="import os",
+        constants=f"MODEL_FAMILY = {REGISTERED!r}\nMODEL_FLAVOR = {registered_flavor(model)!r}",
+        weights="\n",
+        functions=TEXTS["registered"].replace(
+            "@BACKEND@", ', moe_comm_backend="standard"' if model.moe else ""
+        ),
+        loss="CrossEntropyLoss",
+        vocabulary="decoder_vocab_size(model_spec())",
+        tokenizer=TEXTS["tokenizer"] if seeing else "",
+        data=_images(target) if seeing else TEXTS["text"],
+    )
+
+
+def _images(target: Target) -> str:
+    """Return the loader of images: as many as were priced, up to the largest."""
+    tower, config = target.model.tower, target.config
+    assert tower is not None  # noqa: S101 - has_images
+    samples = config.micro_batch_size * (
+        config.num_microbatches if config.pipeline_parallel_size > 1 else 1
+    )
+    pixels = most_pixels(target) or _LEAST_PIXELS
+    return filled(
+        TEXTS["images"],
+        {
+            "MOST_IMAGES": str(ceil(samples * target.workload.images_per_sample)),
+            "PATCH": str(tower.patch_size),
+            "FRAMES": str(tower.patch_inputs // (3 * tower.patch_size**2)),
+            "MERGED": str(isqrt(tower.merged_patches)),
+            "LEAST_PIXELS": str(min(_LEAST_PIXELS, pixels)),
+            "MOST_PIXELS": str(pixels),
+        },
+    )
 
 
 def _import(module: str, names: list[str]) -> str:

@@ -211,7 +211,7 @@ def _stated(source: Source, known: Known) -> dict[str, LocatedValue]:
         values = module_values(source, named.config if "Trainer.Config:" in source.text else "")
     else:
         values = _named_values(source, named)
-    return values | ({"model.name": LocatedValue(named.module, named.line)} if named.module else {})
+    return ({"model.name": LocatedValue(named.module, named.line)} if named.module else {}) | values
 
 
 def _named_values(source: Source, named: Named) -> dict[str, LocatedValue]:

@@ -46,8 +46,10 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
     if _FLAVOR_FILE in known.source.files:
         return _shape(Fields(_FLAVOR_FILE, flavor_values(_FLAVOR_FILE, known.source.files[_FLAVOR_FILE])))
     name = fields.word("model.name", "llama3")
-    flavors = {model: own for model, own in _flavors().items() if not (is_module and model in _NOT_IN_0_3)}
-    if (found := flavors.get(name, {}).get(flavor)) is not None:
+    at_release = {
+        model: own for model, own in flavors().items() if not (is_module and model in _NOT_IN_0_3)
+    }
+    if (found := at_release.get(name, {}).get(flavor)) is not None:
         if isinstance(found, str):
             model = find_model(found)
             return replace(model, num_mtp_layers=0) if name in _WITHOUT_PREDICTION else model
@@ -55,16 +57,17 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
     if known.header.model is not None:
         return known.header.model
     fields.fault(
-        "model.flavor" if name in _flavors() else "model.name",
+        "model.flavor" if name in flavors() else "model.name",
         f'the sizes of flavor "{flavor[:40]}" of "{name[:40]}" are not known; name the model with --model',
-        allowed=", ".join(flavors.get(name, ())) or f"models {', '.join(flavors)}",
+        allowed=", ".join(at_release.get(name, ())) or f"models {', '.join(at_release)}",
     )
     fields.stop()
     raise refused("no model is named")
 
 
 @cache
-def _flavors() -> Mapping[str, Mapping[str, Any]]:
+def flavors() -> Mapping[str, Mapping[str, Any]]:
+    """Return torchtitan's models by family and flavor: a name of the catalog, or a shape."""
     return data("torchtitan/flavors.yaml")
 
 

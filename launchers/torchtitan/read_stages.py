@@ -19,7 +19,8 @@ _LAYER = re.compile(r"layers\.(\d{1,5})")
 _NAME = "parallelism.module_fqns_per_model_part"
 _EACH = "parallelism.pipeline_parallel_layers_per_stage"
 _LESS = "parallelism.pipeline_parallel_{}_stage_less_layers"
-_ENDS = ("tok_embeddings", "norm", "output", "lm_head")
+_FIRST, _LAST = ("vision_encoder", "tok_embeddings"), ("norm", "output", "lm_head")
+_ENDS = (*_FIRST, *_LAST)
 _TWO_CHUNKS = ("zb_v", "dualpipe_v")
 _LOOPED = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
 _ALONE = (1, 1)  # the embedding, and the head with what follows it
@@ -43,8 +44,8 @@ def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[
             f"the stages do not hold layers.0 to layers.{model.num_layers - 1} once each and in order; "
             "torchtitan would not notice",
         )
-    elif any(set(part) & {*_ENDS[:1]} for part in names[1:]) or any(
-        set(part) & {*_ENDS[1:]} for part in names[:-1]
+    elif any(set(part) & {*_FIRST} for part in names[1:]) or any(
+        set(part) & {*_LAST} for part in names[:-1]
     ):
         fields.fault(
             _NAME,

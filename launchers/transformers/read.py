@@ -236,13 +236,14 @@ def trainer_run(
         InvalidProblemError: a value cannot be read, is not priced, or is missing.
     """
     fields.programs = tool.programs
-    refuse_unpriced(fields, program)
+    sees = _trains_tower(fields, known, tool, program)
+    refuse_unpriced(fields, program, sees=sees)
     if tool.needs_do_train:
         require_do_train(fields)
         fields.stop()
     kind = chat.kind_of(fields, known.source.folder) if tool is tools.CHAT else kind_named(fields, program)
     packed = _packed(fields, tool, compares=kind is not None) if packed is None else packed
-    model = labelled(fields, _model(fields, known, tool), kind)
+    model = labelled(fields, _model(fields, known, sees=sees), kind)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _micro(fields, known, tool)
@@ -342,6 +343,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         program=program,
         supplied=known.overrides.values.get("lora_rank"),
     )
+    targets = adapters.of_peft(fields, targets, model) if tool.pefts else targets
     if tool.own_galore and fields.flag("use_galore"):
         optimizer = _projected(fields)
     else:
@@ -590,14 +592,12 @@ def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
         )
 
 
-def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
+def _model(fields: Fields, known: Known, *, sees: bool) -> ModelSpec:
     named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
     text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
         adapters.refuse_stored(fields, named)
-    given = known.overrides.model or known.header.model or (named_model(text) if named else None)
-    planned = given is not None and given.tower is not None and bool(tool.parts)
-    if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not planned:
+    if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not sees:
         fields.fault(
             named,
             f"{shown(text)} sees or hears: what trains besides its language model is not supported",
@@ -615,6 +615,21 @@ def _model(fields: Fields, known: Known, tool: Tool) -> ModelSpec:
             )
             fields.stop()
     return known.model(Word(text, fields.place(named)[1]) if named and text else None)
+
+
+_TRLS_OF_IMAGES = re.compile(r"(?:^|/)(?:trl|examples)/scripts/(?:sft|dpo)_vlm")
+
+
+def _trains_tower(fields: Fields, known: Known, tool: Tool, program: str) -> bool:
+    """Return whether a known tower is trained: by a trainer of the class that the checkpoint names.
+
+    A person's script may freeze it. TRL 1.16, trainer/utils.py:1355 and examples/scripts/sft_vlm.py.
+    """
+    name = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.peek(name)), None)
+    given = known.overrides.model or known.header.model
+    given = given or (named_model(str(fields.peek(name))) if name else None)
+    whole = bool(tool.parts) or tool.makes_chunks or _TRLS_OF_IMAGES.search(program) is not None
+    return given is not None and given.tower is not None and whole
 
 
 def _commands(script: Script) -> list[commands.Command]:
@@ -775,6 +790,8 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
     name = fields.choice(key, default, row=row)
     if name.startswith("paged_"):
         fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
+    if name in ("rmsprop", "adagrad"):  # torch 2.13, optim/rmsprop.py square_avg, optim/adagrad.py sum
+        fields.note(f"{key} {name}: one state of a weight's type, priced as SGD's momentum")
     if name == "adamw_torch_4bit":
         fields.note(f"{key} {name}: its states are priced in 8 bits, 1 byte too many a trained weight")
     return str(row.priced_as[name])

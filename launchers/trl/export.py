@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.launchers.images import (
+    has_images,
+    images_are_not_packed,
+    language_pattern,
+    tower_is_left_out,
+)
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
@@ -34,6 +40,7 @@ class TrlFiles(TrainerFiles):
         ("LR", "the learning rate"),
     )
     batch = (*TrainerFiles.batch, "max_length")
+    rules = (images_are_not_packed, tower_is_left_out)
     before = """\
 # A run that is started again goes on from the last checkpoint that is whole.
 last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/null |
@@ -66,7 +73,7 @@ last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/nu
         """Return TRL's packing of documents into sequences; cut at their ends, no batch is flattened."""
         if pads_to_longest(target):
             return {"packing": False}
-        if pads(target):
+        if pads(target) or has_images(target):  # images are not packed (trainer/sft_trainer.py:779)
             return {"packing": False, "pad_to_multiple_of": target.workload.seq_length}
         return {
             "packing": True,
@@ -80,6 +87,7 @@ last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/nu
         """
         targets = target.workload.lora_targets
         listed = list(targets) * (2 if len(targets) == 1 else 1)
+        listed = [language_pattern(targets)] if has_images(target) else listed
         named = "all-linear" if names_every(targets) else listed
         return {"lora_target_modules": named, **super().adapted(target)}
 

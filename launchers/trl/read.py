@@ -18,6 +18,7 @@ from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
     base_of,
+    of_peft,
     refuse_stored,
     refuse_uncounted,
     require_whole_weights,
@@ -32,7 +33,9 @@ from meshwright.launchers.reading.documents import (
 )
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
+from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of
+from meshwright.launchers.reading.patterns import is_pattern
 from meshwright.launchers.reading.preferences import KINDS, Kind, samples_of, trls_kind
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers.read_ranks import (
@@ -40,7 +43,9 @@ from meshwright.launchers.transformers.read_ranks import (
     ranks_run,
 )
 from meshwright.launchers.transformers.tools import TRL
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import WITHOUT_COPY
+from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
 
 _SHARDED = 3  # ZeRO-3
@@ -111,7 +116,7 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
         )
     take_model(fields, known, _MODEL)
     given, length = _sft_arguments(dialect, fields, known, over)
-    adapters, base = _peft(fields), base_of(fields, nested=False)
+    adapters, base = _peft(fields, known.model()), base_of(fields, nested=False)
     samples = samples_of(fields, _kind(dialect, fields, source), adapts="lora_rank" in adapters)
     fields.refuse_unpriced()
     projected = trainer.trainers_galore(fields, known.model())
@@ -155,11 +160,13 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     )
     run = replace(run, workload=workload)
     note_attention(fields, run.model, workload, run.launcher, packed=bool(packed))
+    settings = None if run.model.tower is None else _image_settings(fields, adapts="lora_rank" in adapters)
     if shares is None:  # no file sets their place on nodes
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:
             fields.note(trainer.REPLICAS)
-    return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread), packed=packed)
+    run = replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread), packed=packed)
+    return run if settings is None else with_images(run, known, settings)
 
 
 def reader_of(dialect: Dialect) -> Reader:
@@ -168,6 +175,13 @@ def reader_of(dialect: Dialect) -> Reader:
 
 
 TRL_READER = reader_of(Dialect())
+
+
+def _image_settings(fields: Fields, *, adapts: bool) -> ImageSettings:
+    """Return the parts that a run with a tower does not train: all of it next to adapters."""
+    if adapts and not is_pattern(str(fields.raw("lora_target_modules") or "")):
+        fields.note("adapters are priced in the language model: a tower may have layers of these names")
+    return ImageSettings(frozen=TOWER_PARTS if adapts else ())
 
 
 def _sft_by_deepspeed(
@@ -230,14 +244,14 @@ def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
     return said
 
 
-def _peft(fields: Fields) -> dict[str, Any]:
+def _peft(fields: Fields, model: ModelSpec) -> dict[str, Any]:
     """Return rank and targets of LoRA in ModelConfig's names, if ``use_peft`` is on."""
     if not fields.flag("use_peft"):
         if fields.has("use_peft"):  # get_peft_config returns nothing then, with any other values
             fields.take(*_PEFTS)
         return {}
     refuse_uncounted(fields)
-    rank, targets = fields.integer("lora_r", 16), adapted(fields)
+    rank, targets = fields.integer("lora_r", 16), of_peft(fields, adapted(fields), model)
     return {"lora_rank": rank, "lora_targets": targets, "trained_modules": trained_whole(fields)}
 
 

@@ -76,6 +76,7 @@ from meshwright.solver.space.enumerate import numbers_of_gpus
 from meshwright.solver.space.launcher_rules import (
     advice_warnings,
     beyond_positions,
+    left_out,
     overlap_warnings,
     standing_alone,
     stored_notes,
@@ -673,6 +674,7 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
     warnings = (
         *answer.warnings,
         *beyond_positions(problem),
+        *left_out(problem),
         *unwritten(problem),
         *stored_notes(problem),
         *_of_encoders(problem),

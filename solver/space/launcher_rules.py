@@ -205,9 +205,18 @@ _REFERENCES = {
 
 def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     tower, workload = problem.model.tower, problem.workload
-    if tower is None or tower.model_type not in able.towers:
+    if tower is None or not {tower.model_type, "any"} & {*able.towers}:
         return
     frozen, kind, both = set(workload.frozen_parts), tower.model_type, {*TOWER_PARTS}
+    own = "+".join(workload.frozen) or "none"
+    if not {own, "any"} & {*able.frozen_sets}:
+        others = [one for one in able.frozen_sets if one != "none"]
+        yield FieldError(
+            pointer="/workload/frozen",
+            message=f"{able.launcher} freezes {' or '.join(others) or 'no part'} of a model with a tower",
+            allowed=f"{', '.join(able.frozen_sets)}, or the launchers llama-factory-accelerate, ms-swift",
+            nearest="[]",
+        )
     if kind in able.frozen_together and len(frozen & both) == 1:
         yield FieldError(
             pointer="/workload/frozen",
@@ -316,6 +325,14 @@ def beyond_positions(problem: Problem) -> tuple[str, ...]:
     if most is None or seq <= most:
         return ()
     return (f"seq_length {seq} is longer than the {most} positions of {problem.model.title}",)
+
+
+def left_out(problem: Problem) -> tuple[str, ...]:
+    """State layers of the published model that the launcher's classes lack."""
+    if not problem.omitted_prediction:
+        return ()
+    what = f"{problem.model.title}'s multi-token prediction"
+    return (f"{what} is left out: {problem.launcher}'s class of it has no such layers",)
 
 
 def unwritten(problem: Problem) -> tuple[str, ...]:

@@ -363,6 +363,8 @@ def with_towers(launcher: str) -> Iterator[Target]:
             for kind in ("none", "full") if launcher == "ms-swift" else ("none",):
                 layers = 32 if kind == "full" else 0
                 config = replace(REPLICAS, recompute_granularity=kind, recompute_layers=layers)
+                if launcher == "axolotl":  # which trains fp32 weights on shards alone
+                    config = replace(SHARDS, recompute_granularity=kind)
                 yield Target(plan=plan(config), problem=problem)
 
 

@@ -37,7 +37,13 @@ from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.predict import predict
-from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, stored_notes, unwritten
+from meshwright.solver.space.launcher_rules import (
+    beyond_positions,
+    left_out,
+    overlap_notes,
+    stored_notes,
+    unwritten,
+)
 
 _OF_THE_QUESTION = (*(row.name for row in FIELDS if not row.section), SCHEMA)
 _PARTS = {"problem", "configuration", "launch_file", "plan", *_OF_THE_QUESTION}
@@ -91,6 +97,7 @@ def prediction_of(body: Mapping[str, object], tenant: str, service: Service) -> 
             *ramp_notes(own, profile),
             *overlap_notes(problem, configuration),
             *beyond_positions(problem),
+            *left_out(problem),
             *unwritten(problem),
             *stored_notes(problem),
             *idle_notes(problem, configuration),

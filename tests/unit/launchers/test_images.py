@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
+from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
@@ -30,6 +32,8 @@ FILES = {
     "ms-swift": "launch.sh",
     "llama-factory": "llama_factory.yaml",
     "llama-factory-accelerate": "llama_factory_train.yaml",
+    "trl": "trl_sft.yaml",
+    "axolotl": "axolotl.yaml",
 }
 OF_LLAMA_FACTORY = ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model")
 
@@ -67,10 +71,34 @@ def test_qwen_3_5_with_its_tower_is_read_back_as_its_launcher_gets_it(launcher: 
     assert (read.workload.frozen, read.workload.images_per_sample) == (("vision",), 2.0)
 
 
+@pytest.mark.parametrize(("name", "flavor"), [("qwen3.5-9b", "9B"), ("qwen3.5-35b-a3b", "35B-A3B")])
+@pytest.mark.parametrize("images", [0.0, 3.0])
+def test_torchtitan_takes_its_own_qwen_3_5_by_name(name: str, flavor: str, images: float) -> None:
+    found, model = _first("ms-swift"), replace(find_model(name), num_mtp_layers=0)  # it has no such layers
+    sizes = found.workload.image_tokens if images else None
+    found = _frozen(found, images_per_sample=images, image_tokens=sizes)
+    problem = replace(found.problem, model=find_model(name), launcher="torchtitan")
+    config = Configuration(
+        data_parallel_size=4, pipeline_parallel_size=2, num_microbatches=16, micro_batch_size=2,
+        zero_stage=3, zero_shard_size=4, pipeline_schedule="1f1b", stage_layers=(model.num_layers - 9, 9),
+    )  # fmt: skip
+    seeing = replace(found, problem=problem, plan=plan(config))
+    text = _texts(seeing)["torchtitan_plan.py"]
+    assert f"MODEL_FLAVOR = {flavor!r}" in text
+    assert "['vision_encoder', 'tok_embeddings', 'layers.0'," in text
+    # 16 micro-batches of 2 samples with 3 images of up to 256 tokens, 2 x 2 patches of 16 x 16 pixels each
+    assert ("max_images_per_batch=96" in text) == ("max_pixels=262144" in text) == (images > 0)
+    read = read_launch_files(Source(name="torchtitan_plan.py", text=text))
+    assert replace(read.model, display_name=model.display_name, source=model.source) == model
+    assert (read.configuration, read.workload.images_per_sample) == (config, images)
+    with pytest.raises(RefusedExportError, match=r"torchtitan has no Qwen3\.5 of this shape"):
+        _texts(replace(seeing, problem=replace(problem, model=replace(model, ffn_hidden_size=8192))))
+
+
 @pytest.mark.parametrize("launcher", FILES)
 def test_frozen_parts_and_images_are_read_back_as_they_were_written(launcher: str) -> None:
     targets = list(with_towers(launcher))
-    assert len(targets) > 2
+    assert len(targets) >= {"trl": 1, "axolotl": 2}.get(launcher, 3)
     without = _frozen(targets[0], *targets[0].workload.frozen, images_per_sample=0.0, image_tokens=None)
     assert list(image_warnings(without)) == ["the prediction assumes no images: use text-only data"]
     for found in (*targets, without):
@@ -92,6 +120,8 @@ def test_frozen_parts_and_images_are_read_back_as_they_were_written(launcher: st
             "llama-factory-accelerate",
             [("vision",), ("projector",), ("vision", "language"), ("projector", "language")],
         ),
+        ("trl", [one for one in FROZEN if one]),
+        ("axolotl", [one for one in FROZEN if one not in ((), ("vision", "projector"))]),
     ],
 )
 def test_parts_that_a_launcher_freezes_otherwise_are_refused_by_name(
@@ -108,6 +138,24 @@ def test_parts_that_a_launcher_freezes_otherwise_are_refused_by_name(
         assert fault.pointer == "/workload/frozen"
         assert launcher in fault.message
         assert fault.nearest is not None
+
+
+@pytest.mark.parametrize("launcher", ["trl", "axolotl"])
+def test_adapters_next_to_images_are_those_of_the_language_model_alone(launcher: str) -> None:
+    names = ("q_proj", "v_proj")
+    found = _frozen(_first(launcher), lora_rank=8, lora_targets=names)
+    texts = _texts(found)
+    pattern = yaml.safe_load(texts[FILES[launcher]])["lora_target_modules"]
+    pattern = pattern if isinstance(pattern, str) else pattern[0]
+    assert re.fullmatch(pattern, "model.language_model.layers.31.self_attn.q_proj")
+    assert not re.fullmatch(pattern, "model.visual.blocks.3.attn.q_proj")
+    read = _read(found).workload
+    assert (read.lora_targets, read.frozen, read.images_per_sample) == (names, (), 2.0)
+    with pytest.raises(RefusedExportError, match=r"lora_targets: .* also adapts the tower"):
+        _texts(_frozen(found, lora_targets=SINGLE_TARGETS))
+    packed = SequenceLengths(percentiles=((0.0, 64), (100.0, 256)), batching="packing")
+    with pytest.raises(RefusedExportError, match=r"batching: .* doesn't pack documents with images"):
+        _texts(_frozen(found, lengths=packed))
 
 
 def test_every_part_and_the_largest_image_are_written() -> None:

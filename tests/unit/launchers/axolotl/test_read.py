@@ -440,3 +440,14 @@ def test_cut_cross_entropy_casts_the_head_so_that_replicas_need_no_flash_attenti
     cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
     found = read(plain + cut, Overrides(num_gpus=1), "full.yml")
     assert (found.launcher, found.workload.framework_options["loss_kernel"]) == ("trl", "cut")
+
+
+def test_activations_leave_by_the_older_word_as_by_their_own() -> None:
+    plain = AXOLOTL + CUT
+    older = plain.replace("gradient_checkpointing: true", "gradient_checkpointing: offload")
+    own, found = (
+        read(text, Overrides(num_gpus=8), "e.yml").configuration
+        for text in (f"{plain}activation_offloading: true\n", older)
+    )
+    assert found == own
+    assert found.offload == "activations"

@@ -124,7 +124,7 @@ TRLS = (
     ("text", "why"),
     [
         (TRLS.replace("Qwen2.5-7B", "Qwen3-8B-FP8"), "model_name_or_path: .* is stored quantised"),
-        (TRLS.replace("Qwen/Qwen2.5-7B", "unsloth/Meta-Llama-3.1-8B-bnb-4bit"), "is stored quantised"),
+        (TRLS.replace("Qwen/Qwen2.5-7B", "unsloth/Meta-Llama-3.1-8B-bnb-4bit"), "frozen: nothing would be"),
         (TRLS.replace("2048", "null"), "max_length: .*nothing states the sequence length"),
         (TRLS + "dtype: bf16\n", "dtype: .*Allowed: auto, bfloat16"),
         (TRLS.replace("bf16", "fp16") + "dtype: float16\n", "dtype: .*gradients cannot be unscaled"),
@@ -185,3 +185,19 @@ def test_options_of_accelerate_launch_shard_however_trl_is_named(command: str) -
     files = {"own.yaml": OWN, "run.sh": f"{command}\n"}
     found = read_launch_files(Source(name="own.yaml", text=OWN, files=files))
     assert (found.launcher, found.configuration.zero_stage, found.configuration.num_gpus) == ("trl", 3, 8)
+
+
+def test_a_model_that_bitsandbytes_stored_is_the_base_of_qlora() -> None:
+    named = OWN.replace("meta-llama/Llama-2-7b-hf", "unsloth/Qwen3-8B-unsloth-bnb-4bit")
+    found = read_launch_files(Source(name="a.yaml", text=f"{named}use_peft: true\n"), Overrides(num_gpus=1))
+    assert (found.model.name, found.workload.base_precision) == ("qwen3-8b", "nf4-double")
+    assert "stored in 4 bits by bitsandbytes" in " ".join(found.notes)
+
+
+def test_defaults_of_peft_are_those_of_the_class() -> None:
+    text = (
+        "#!/bin/bash\npython examples/scripts/cpo.py --model_name_or_path gpt2 --use_peft --optim rmsprop "
+    )
+    text += "--per_device_train_batch_size 4 --max_length 512\n"
+    found = read_launch_files(Source(name="a.sh", text=text), Overrides(num_gpus=1)).workload
+    assert (found.lora_targets, found.optimizer) == (("linear_qkv",), "sgd-momentum")

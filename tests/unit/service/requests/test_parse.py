@@ -17,7 +17,7 @@ from meshwright.service.requests.parse import digest_of, parse_problem, problem_
 from meshwright.service.requests.schema import WorkloadRequest
 from meshwright.solver.predict import profile_of_variant
 from meshwright.solver.problem import SearchOptions, problem_digest
-from meshwright.solver.space.launcher_rules import stored_notes, unwritten
+from meshwright.solver.space.launcher_rules import left_out, stored_notes, unwritten
 from tests.served.requests import fault, faults
 
 Request = dict[str, object]
@@ -681,6 +681,19 @@ def test_a_launcher_that_cannot_express_the_model_is_searched_with_a_warning() -
     assert said.startswith("megatron-lm 0.19.2 cannot express ")
     assert "you get predictions but no launch files. Launchers that can: " in said
     assert unwritten(parse_problem(request())) == ()
+
+
+def test_prediction_layers_are_left_out_where_the_launchers_classes_have_none() -> None:
+    asked = parse_problem(request(model={"name": "deepseek-v3"}, launcher="trl"))
+    assert (asked.model.num_mtp_layers, asked.omitted_prediction) == (0, 1)
+    (said,) = left_out(asked)
+    assert said == "DeepSeek-V3's multi-token prediction is left out: trl's class of it has no such layers"
+    whole = parse_problem(request(model={"name": "deepseek-v3"}, launcher="megatron-lm"))
+    assert (whole.model.num_mtp_layers, left_out(whole), whole.under("trl").model.num_mtp_layers) == (
+        1,
+        (),
+        0,
+    )
 
 
 def test_the_web_pages_and_files_may_search_no_switch() -> None:
