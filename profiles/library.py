@@ -574,8 +574,8 @@ def _folder_names() -> Mapping[str, str]:
         for spelt in (bare, bare.removeprefix("meta-")):
             found.setdefault(_hyphenated(spelt), name)
     for size, hub_id in _R1.items():
-        if (name := _hub_ids().get(f"deepseek-ai/deepseek-r1{hub_id}")) is not None:
-            found[_hyphenated(f"deepseek-r1-{size}")] = name
+        if (model := _hub_ids().get(f"deepseek-ai/deepseek-r1{hub_id}")) is not None:
+            found[_hyphenated(f"deepseek-r1-{size}")] = model
     return found
 
 
