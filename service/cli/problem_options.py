@@ -24,7 +24,9 @@ from meshwright.profiles.library import (
     is_cluster,
     is_gpu_name,
     model_names,
+    model_of_folder,
 )
+from meshwright.profiles.nearest_models import another_kind
 from meshwright.service.cli.defaults import Defaults
 from meshwright.service.requests.assignments import (
     MAX_DIGITS,
@@ -131,9 +133,8 @@ def _require_known(name: str) -> None:
     except InvalidProblemError as fault:
         first = fault.errors[0]
         message = f"there is no such file, and no such model: {first.message}"
-        raise InvalidProblemError.of(
-            "argument", message, allowed=_ARGUMENT, nearest=first.nearest
-        ) from None
+        allowed = first.allowed if another_kind(name) else _ARGUMENT
+        raise InvalidProblemError.of("argument", message, allowed=allowed, nearest=first.nearest) from None
 
 
 _ARGUMENT = "a problem file (problem.json), or a model (llama-3.1-8b, ./config.json)"
@@ -173,8 +174,17 @@ def _problem_file(text: str) -> Path:
             "argument",
             f"there is no file {shown_path(path)}, and no model of that name",
             allowed=_ARGUMENT,
+            nearest=_named_by(text),
         )
     return path
+
+
+def _named_by(path: str) -> str | None:
+    """Return the catalog's model that a path names, which is on another machine: /data/Qwen3-8B."""
+    try:
+        return model_of_folder(path).name
+    except InvalidProblemError:
+        return None
 
 
 # --------------------------------------------------------------------------------------------------

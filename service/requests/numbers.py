@@ -38,6 +38,11 @@ _UNITS: Mapping[str, Units] = {  # by the last word of an option's name
     "length": BINARY,
     "tokens": DECIMAL,
 }
+_WORDS = {  # of units, without a plural's s
+    "second": "s", "minute": "min", "hour": "h", "hr": "h", "day": "d", "week": "w", "thousand": "k",
+    "million": "m", "mn": "m", "billion": "b", "bn": "b", "trillion": "t", "tn": "t",
+}  # fmt: skip
+_COUNTED = re.compile(r" ?(?:tok(?:en)?s?|context|ctx)$", re.IGNORECASE)  # 8k tokens, 128K context
 _NUMBER = re.compile(r"((?:\d[\d_]*)?\.?\d*(?:e[+-]?\d{1,2})?) ?([a-z]*|%)", re.IGNORECASE)
 _MAX_CHARACTERS = 30
 
@@ -50,19 +55,22 @@ def written_out(name: str, text: str, *, whole: bool) -> str:
         text: as it was typed.
         whole: whether the option takes whole numbers.
     """
-    units = _UNITS.get(name.rpartition("_")[2], DECIMAL if whole else {})
-    value = number_of(text, units)
+    kind = name.rpartition("_")[2]
+    bare = _COUNTED.sub("", text.strip()) if kind in ("length", "tokens") else text
+    value = number_of(bare, _UNITS.get(kind, DECIMAL if whole else {}))
     if value is None or (whole and value.denominator > 1):
         return text
     return str(value.numerator) if value.denominator == 1 else repr(float(value))
 
 
 def number_of(text: str, units: Units) -> Fraction | None:
-    """Return the value of ``8k`` or ``2.5 h``; None for other words."""
+    """Return the value of ``8k``, ``2.5 h`` or ``1 trillion``; None for other words."""
     match = _NUMBER.fullmatch(text.strip()) if len(text) <= _MAX_CHARACTERS else None
     if match is None or not match[1]:
         return None
-    factor = Fraction(1) if not match[2] else units.get(match[2].lower())
+    unit = match[2].lower()
+    unit = unit if unit in units else _WORDS.get(unit.removesuffix("s"), unit)
+    factor = units.get(unit) if unit else Fraction(1)
     try:
         return None if factor is None else Fraction(match[1].replace("_", "")) * factor
     except ValueError:

@@ -66,12 +66,20 @@ def test_a_second_cluster_is_told_how_nodes_of_two_kinds_are_stated(
     ("option", "typed", "value"),
     [
         ("seq_length", "8k", "8192"),
+        ("seq_length", "8K context", "8192"),
+        ("seq_length", "4096 tokens", "4096"),
         ("seq_length", "128K", "131072"),
         ("seq_length", "1M", "1048576"),
         ("seq_length", "8_192", "8192"),
         ("seq_length", "1e4", "10000"),
         ("steps_total", "100k", "100000"),
         ("total_tokens", "15T", "15000000000000"),
+        ("total_tokens", "1T tokens", "1000000000000"),
+        ("total_tokens", "1 trillion", "1000000000000"),
+        ("total_tokens", "300bn", "300000000000"),
+        ("deadline_days", "30 days", "30"),
+        ("deadline_days", "2 weeks", "14"),
+        ("deadline_days", "3 months", "3 months"),  # of 28 to 31 days
         ("total_tokens", "1.5B", "1500000000"),
         ("total_tokens", "15e12", "15000000000000"),
         ("max_oom_probability", "5%", "0.05"),
@@ -273,6 +281,8 @@ def test_the_argument_is_a_model_or_a_problem_file(tmp_path: Path) -> None:
     [
         ("lama-3.1-8b", "no such file, and no such model: .*llama-3.1-8b.*a problem file"),
         ("missing.json", "no file missing.json, and no model of that name.*a model"),
+        ("/data/Qwen2.5-7B-Instruct", "no file .*Nearest: qwen2.5-7b"),  # on the machine that trains it
+        ("bert-base-uncased", "an encoder: .*a shape with causal: false"),
         ("train.sh", "is a script.*--from-capture.*--from-args train.sh"),
         ("x" * 5000, "no model of that name"),
     ],
