@@ -119,10 +119,10 @@ _NOT_OPTIONS = {
     "accumulation_bytes", "gathered_layers", "vocabulary_multiple", "unstated_recompute",
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
-    "adds_gradients_on_host", "stages_replay_whole", "compilers_end_replays", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "clips_apart", "frees_gradients", "weights_read_by", "joins_packed_rows",
-    "reduces_copies", "bucketed_stages", "bucket_weights", "keeps_buckets", "copies_units", "latents_whole",
-    "low_precision_sequences", "balances_by_neighbours", "routes_padding",
+    "adds_gradients_on_host", "stages_replay_whole", "compilers_end_replays", "keeps_remainders",
+    "casts_frozen", "casts_copies", "autocasts", "clips_apart", "frees_gradients", "weights_read_by",
+    "joins_packed_rows", "reduces_copies", "bucketed_stages", "bucket_weights", "keeps_buckets",
+    "copies_units", "latents_whole", "low_precision_sequences", "balances_by_neighbours", "routes_padding",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")

@@ -214,10 +214,10 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
     A checkpoint of torch that is not reentrant stops at the last tensor that is saved
     (``replay_stops_early``), a compiler drops what nothing reads (``compilers_end_replays``): of a dense
-    MLP the last product, none in a pipeline with reentrant checkpoints of its own (``stages_replay_whole``), nor where every module's
-    weights come and go: such products save what they read when they are done (DeepSpeed 0.19.8
-    ``runtime/zero/linear.py``, ``memory_efficient_linear``). A norm, dropout or an adapter's product behind
-    it needs more; of experts all is counted.
+    MLP the last product, none in a pipeline with reentrant checkpoints of its own
+    (``stages_replay_whole``), nor where every module's weights come and go: such products save what they
+    read when they are done (DeepSpeed 0.19.8 ``runtime/zero/linear.py``, ``memory_efficient_linear``). A
+    norm, dropout or an adapter's product behind it needs more; of experts all is counted.
     """
     targets = ctx.workload.lora_targets if ctx.frozen else ()
     adapted = bool(set(MLP_INNER) & set(targets))
