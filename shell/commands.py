@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from meshwright.shell.expansion import formatted, printed
+from meshwright.shell.manifests import manifest_of
 from meshwright.shell.values import (
     MAX_DEPTH,
     UNKNOWN,
@@ -111,6 +112,7 @@ class Commands(Variables, ABC):
         status = self._started(words, written_to[1])
         if below is not None and not written_to[1]:
             self._look_inside(words, self.joined(below))
+        self._apply(words, text)
         for name, (old, texts) in before.items():
             if name in script.supplied:
                 continue
@@ -318,6 +320,20 @@ class Commands(Variables, ABC):
             self._around = outer
             self.restore(before)
 
+    def _apply(self, words: Sequence[Word], given: str | None) -> None:
+        """Run the containers of a manifest that ``kubectl apply -f -`` is given."""
+        if words[0].text.rsplit("/", 1)[-1] not in _APPLIERS or not given:
+            return
+        manifest = manifest_of(given)
+        if manifest is None or manifest.fault:
+            return
+        before = dict(self._script.words)
+        for name, value in manifest.environment.items():
+            self.store(f"{name}=", [Word(value, words[0].line)], words[0].line)
+        self._script.files.update(manifest.files)
+        self._run_text(manifest.script, words[0].line)
+        self.restore(before)
+
     def _set(self, words: Sequence[Word]) -> Status:
         """Run ``set -- a b`` (positional parameters) or ``set -a`` (export all later variables)."""
         texts = [word.text for word in words[1:]]
@@ -493,6 +509,9 @@ def _behind_options(texts: Sequence[str], at: int, options: Sequence[str]) -> in
             return at + 1
         at += 1 + (texts[at] in options)
     return at
+
+
+_APPLIERS = ("kubectl", "oc", "k3s", "microk8s", "minikube")  # programs that take a manifest
 
 
 # Programs that run their last words on other hosts, with their options that take a word.

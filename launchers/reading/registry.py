@@ -55,6 +55,7 @@ from meshwright.launchers.registry import READERS, launcher_names, named
 from meshwright.launchers.rules import near_divisors, near_multiples
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.shell.manifests import manifest_of
 from meshwright.shell.values import Script, Word, unknown_fault, unknown_in, unknown_value, why_unknown
 
 _MAKEFILES = ("makefile", "gnumakefile")
@@ -144,6 +145,8 @@ def _with_written(source: Source, overrides: Overrides) -> Source:
     for script in source.scripts():
         texts = readable_script(script, overrides).files
         written |= {name: text for name, text in texts.items() if name.endswith(DOCUMENTS)}
+        manifest = manifest_of(script.text)
+        written |= manifest.files if manifest is not None else {}
     return replace(source, files={**source.files, **written}) if written else source
 
 

@@ -162,9 +162,7 @@ class Arguments:
         """Return whether an argument is given as a switch, without a value."""
         site = place[1]
         bare = site.value is None or site.value.lower() not in ("true", "false", "0", "1")
-        return (
-            site.form == "flag" and self._row(name).type.startswith("bool") and bare and not site.variables
-        )
+        return site.is_flag and self._row(name).type.startswith("bool") and bare and not site.variables
 
     def moves(self, setting: Setting) -> Iterator[Move]:
         """Yield the ways to make one setting in the texts, with what follows from it."""
@@ -297,11 +295,11 @@ class Arguments:
                 continue
             if site.form == "assignment" and "." in site.shown and "." not in name:  # model.name=value
                 name = f"{site.shown.rpartition('.')[0]}.{name}"
-            bare = is_switch and value == _ON and site.form == "flag" and site.value != "true"
+            bare = is_switch and value == _ON and site.is_flag and site.value != "true"
             word = None if bare else "true" if value == _ON else value
             for edits in self.texts.added((file, site), name, word):
-                shown = f"--{name}" if site.form == "flag" else name
-                shown = shown.replace("_", "-") if site.form == "flag" and "_" not in site.shown else shown
+                shown = f"--{name}" if site.is_flag else name
+                shown = shown.replace("_", "-") if site.is_flag and "_" not in site.shown else shown
                 yield edits, Change(name=shown, old=None, new=word or "", file=file, line=site.line)
 
     def _found_anchors(self) -> dict[str, list[tuple[str, Site]]]:
