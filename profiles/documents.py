@@ -472,10 +472,10 @@ class _Aliases:
                 if key not in container:
                     self._builder.key(key)
                     _replay(value, self._builder)
-        key = self._builder.outermost_key
+        outermost = self._builder.outermost_key
         self._builder.end()
         if anchor is not None:
-            self._name(anchor, container, key)
+            self._name(anchor, container, outermost)
 
     def repeat(self, name: str) -> None:
         """Add a copy of what an anchor names."""

@@ -64,7 +64,7 @@ def manifest_of(text: str) -> Manifest | None:
         mark = getattr(fault, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
         return Manifest(fault=f"{where}not YAML: {getattr(fault, 'problem', None) or 'it cannot be read'}")
-    return _Reader().read(kind, [one for one in documents if one is not None])
+    return _Reader().read(kind, documents)
 
 
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|if\b|range\b|include\b|with\b|toYaml\b)")

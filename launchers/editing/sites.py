@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import yaml
@@ -101,6 +101,7 @@ _FLAG = re.compile(
     rf"(?<![\w$/.-])(--[A-Za-z][\w.-]*)(?:(=)({_TEXT})|((?:[ \t]|\\\r?\n)+(?!--)({_TEXT}))?)"
 )
 _ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;(\"']))([+~]*[A-Za-z_][\w.]*)=({_TEXT})")
+_SUBCOMMAND = re.compile(r"(?<![\w.-])(activation-checkpoint):([\w-]+)")  # torchtitan 0.3's
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=]((?:\$\w+|\$\{\w+\}|[^}$\n])+)\}")
 _LINE = re.compile(rf"(?m)^[ \t]*([A-Za-z_][\w.]*)(:[ \t]+|[ \t]+=[ \t]+)({_TEXT})[ \t]*$")
 _PAIR = re.compile(r"\"([A-Za-z_][\w.]*)\"\s*:\s*(\"(?:[^\"\\\n]|\\.)*\"|[^\s,{}\[\]\"]+)")
@@ -113,6 +114,8 @@ def _script(text: str) -> Iterator[Site]:
     yield from (site for site in _flags(text, bare, 0, len(bare)) if site.begin not in items)
     for found in _ENTRY.finditer(bare):
         yield _shell_site(text, "assignment", found, 1, 2)
+    for found in _SUBCOMMAND.finditer(bare):
+        yield replace(_shell_site(text, "assignment", found, 1, 2), name=_MODE)
     for found in _ASSIGNED.finditer(bare):
         yield _shell_site(text, "assignment", found, 1, 2)
     for found in _DEFAULT.finditer(bare):  # : ${TP:=8}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
@@ -150,9 +152,8 @@ EOF
 """.replace("'--tensor-model-parallel-size'", "--tensor-model-parallel-size, '$TP'")
 
 
-def launch(name: str, text: str, gpus: int = 32, **files: str) -> LaunchFile:
-    given = {one.replace("_", "."): other for one, other in files.items()}
-    return read_launch_files(Source(name=name, text=text, files=given), Overrides(num_gpus=gpus))
+def launch(name: str, text: str, gpus: int = 32, files: Mapping[str, str] | None = None) -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text, files=files or {}), Overrides(num_gpus=gpus))
 
 
 def test_what_kubectl_is_given_is_read_from_a_here_document_and_from_a_file() -> None:
@@ -165,10 +166,10 @@ def test_what_kubectl_is_given_is_read_from_a_here_document_and_from_a_file() ->
             APPLIED.replace("| kubectl apply -f -", "> job.yaml") + "kubectl apply -f job.yaml\n",
             {},
         ),
-        ("run.sh", "kubectl apply -f job.yaml\n", {"job_yaml": text}),
+        ("run.sh", "kubectl apply -f job.yaml\n", {"job.yaml": text}),
         ("job.yaml", text, {}),
     ):
-        found = launch(name, script, **files)
+        found = launch(name, script, files=files)
         assert (found.launcher, found.configuration.tensor_parallel_size) == ("megatron-lm", 4)
         assert (found.num_nodes, found.gpus_per_node) == (4, 8)
 

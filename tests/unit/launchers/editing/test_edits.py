@@ -22,6 +22,7 @@ torchrun pretrain_gpt.py "${ARGS[@]}" $OTHER \\
     --bf16
 """
 WRAPPED = 'sbatch -N 1 --wrap="torchrun pretrain_gpt.py --micro-batch-size 1 --bf16"\n'
+TITAN = "torchrun -m torchtitan.train --config llama3_8b activation-checkpoint:full\n"
 WRITTEN = "cat >a.yaml <<EOF\ntp: 8 # ranks\nEOF\ncat >a.toml <<EOF\ntensor = 8\nEOF\n"
 COMMENTED = '// ours\n{\n "zero": {"stage": 3}, # all {\n "device": "a//b", /* "stage": 1 */\n}\n'
 YAML = """\
@@ -65,6 +66,7 @@ PYTHON = (
         ("a.sh", SCRIPT, "context_parallel_size", "2", ": ${CP:=1}", ": ${CP:=2}"),
         ("a.sh", SCRIPT, "micro_batch_size", "16", "size 1 --r", "size 16 --r"),
         ("a.sh", WRAPPED, "micro_batch_size", "2", "size 1 --b", "size 2 --b"),
+        ("a.sh", TITAN, "activation_checkpoint.mode", "none", "t:full", "t:none"),
         ("a.sh", WRITTEN, "tp", "2", "tp: 8 # ranks", "tp: 2 # ranks"),
         ("a.sh", WRITTEN, "tensor", "2", "tensor = 8", "tensor = 2"),
         ("a.yaml", PODS, "tensor_model_parallel_size", "2", 'value: "8"', 'value: "2"'),
