@@ -16,6 +16,7 @@ import yaml
 
 from meshwright.launchers.flags import plain_name
 from meshwright.launchers.reading.documents import without_comments
+from meshwright.launchers.reading.own_defaults import named_defaults
 from meshwright.launchers.reading.python_values import RECOMPUTE, mode_of
 from meshwright.shell.manifests import holds_manifest
 
@@ -284,6 +285,8 @@ def _named_values(node: ast.AST) -> Iterator[tuple[str, tuple[int, int], ast.exp
     elif isinstance(node, ast.Dict):
         keys = zip(node.keys, node.values, strict=True)
         pairs = [(str(key.value), key, value) for key, value in keys if isinstance(key, ast.Constant)]
+    elif isinstance(node, ast.Call | ast.ClassDef):
+        pairs = [(name, value, value) for name, value, is_set in named_defaults(node) if not is_set]
     for name, at, value in pairs:
         if name.rpartition(".")[2] == "activation_checkpoint":
             table = value.func if isinstance(value, ast.Call) else None  # RECOMPUTATION["full"]()

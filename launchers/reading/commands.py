@@ -13,6 +13,7 @@ from itertools import chain, pairwise, zip_longest
 from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.launchers.reading.fields import meant
+from meshwright.launchers.reading.own_defaults import may_start, with_defaults
 from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -128,11 +129,24 @@ def _read(
     """Parse a script, or return the message of its fault; cached, so the result must not be changed."""
     other = Source(name="", text=text, files=dict(beside), include=include).other
     try:
-        return read_script(text, dict(variables), other, dict(environment), _AROUND_TEXTS)
+        return _with_defaults(
+            read_script(text, dict(variables), other, dict(environment), _AROUND_TEXTS), other
+        )
     except ValueError as fault:
         return str(fault)[:200]
     except RecursionError:
         return "the script is nested too deeply"
+
+
+def _with_defaults(script: Script, other: Include) -> Script:
+    """Return a script with what each Python program next to it trains with unless it is told otherwise."""
+    for at, words in enumerate(script.commands):
+        names = {word.text.rsplit("/", 1)[-1] for word in words if word.text.endswith(".py")}
+        texts = {name: text for name in names if may_start(words) and (text := other(name)) is not None}
+        script.commands[at] = with_defaults(words, texts)
+        if added := [word.text[2:] for word in script.commands[at][len(words) :: 2]]:
+            script.note(f"{', '.join(sorted(names))} itself sets {', '.join(added[:12])}")
+    return script
 
 
 def _slurm_variables(text: str, overrides: Overrides) -> dict[str, str]:

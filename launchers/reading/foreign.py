@@ -36,7 +36,10 @@ _NEMO, _NEMO_1 = "a recipe of NeMo 2", "a run of NeMo 1"
 _PYTHON_NAMES: Mapping[str, str] = {
     "megatron": "a recipe of Megatron-Bridge", "nemo": _NEMO, "nemo_run": _NEMO,
 }  # fmt: skip
-_STARTER = "the script that starts it, its recipe's name with overrides, or meshwright capture -- python …"
+_STARTER = (
+    "the script that starts it (torchrun --nproc_per_node=8 …), its recipe's name with overrides, or "
+    "meshwright capture -- python …"
+)
 
 
 def foreign(source: Source) -> Iterator[FieldError]:

@@ -66,6 +66,16 @@ _ENGINES = (
     "distributed_type", "fsdp", "fsdp_version", "deepspeed", "deepspeed_config", "fsdp_config",
     "deepspeed_config_file", "fsdp_auto_wrap_policy", "auto_wrap_policy",
 )  # fmt: skip
+# The files that the command ``trl`` has for accelerate differ in the stage alone (trl/accelerate_configs).
+_OF_COMMANDS: Mapping[str, Flag] = {
+    "accelerate_config": Flag(
+        type="str",
+        role="priced",
+        sets="plan.zero_stage",
+        words=("zero1", "zero2", "zero3"),
+        of="the command",
+    )
+}
 # What an argument needs beside it where its parser would refuse it alone (Megatron-LM arguments.py,
 # validate_args: full recomputation with a method and a number of layers).
 _BESIDE: Mapping[Setting, tuple[Setting, ...]] = {
@@ -101,7 +111,7 @@ class Arguments:
 
     def __init__(self, launchers: Sequence[str], texts: Texts) -> None:
         self.texts = texts
-        self.rows: dict[str, Flag] = {}
+        self.rows: dict[str, Flag] = {**_OF_COMMANDS}
         self._programs = tuple(dict.fromkeys(one for name in launchers for one in PROGRAMS[name]))
         for program in reversed(self._programs):
             self.rows |= flags_of(program)
