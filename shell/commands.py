@@ -312,6 +312,14 @@ class Commands(Variables, ABC):
             inside = _handed_on(texts)
         if inside is not None:
             before, outer = dict(self._script.words), self._around
+            if names[0] in _CONTAINERS:
+                for option, value in _pairs_of(texts[:at]):
+                    if option in ("-e", "--env") and "=" in value:
+                        self.store(
+                            f"{value.partition('=')[0]}=",
+                            [Word(value.partition("=")[2], words[0].line)],
+                            words[0].line,
+                        )
             start = next(
                 (place for place, name in enumerate(names[:at]) if name in self._starters.texts), at
             )
@@ -512,6 +520,14 @@ def _behind_options(texts: Sequence[str], at: int, options: Sequence[str]) -> in
 
 
 _APPLIERS = ("kubectl", "oc", "k3s", "microk8s", "minikube")  # programs that take a manifest
+
+
+_CONTAINERS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
+
+
+def _pairs_of(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every ``--option=value``, and every word with the next one."""
+    return [*(text.partition("=")[::2] for text in texts if text[:2] == "--"), *pairwise(texts)]
 
 
 # Programs that run their last words on other hosts, with their options that take a word.

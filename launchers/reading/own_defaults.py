@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.shell.commands import is_python
-from meshwright.shell.values import Word
+from meshwright.shell.values import Word, unknown_value
 
 _TABLES = ("transformers", "trl", "accelerate", "deepspeed")
 _LONGEST = 200_000  # characters of a program
 _IS_OURS = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl|deepspeed|accelerate)\b", re.MULTILINE)
+# What code may do that no argument says: such a program is not read.
+_BEYOND = re.compile(
+    r"\b(?:unsloth|get_peft_model|LoraConfig|BitsAndBytesConfig|requires_grad_?|load_in_[48]bit|optimizers\s*=|"
+    r"DeepSpeedPlugin|FullyShardedDataParallelPlugin|fully_shard|init_inference)\b"
+)
 _CONFIGS = re.compile(r"(?:\w*TrainingArguments|(?:SFT|DPO|KTO|Reward)Config)")
-_MODELS = re.compile(r"\w*(?:ForCausalLM|LanguageModel)")
+_MODELS = re.compile(r"\w*ForCausalLM")
 _MODEL = "model_name_or_path"
+_OF_LOADING = ("torch_dtype", "dtype", "attn_implementation")
 
 
 def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word, ...]:
@@ -34,10 +41,27 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
     text = None if at is None else texts.get(words[at].text.rsplit("/", 1)[-1])
     if at is None or text is None:
         return tuple(words)
-    given = {plain_name(word.text.partition("=")[0]) for word in words[at + 1 :] if word.text[:1] == "-"}
-    line = words[-1].line
-    found = ((f"--{name}", value) for name, value in defaults_of(text).items() if name not in given)
-    return (*words, *(Word(piece, line) for pair in found for piece in pair))
+    given = _given(words[at + 1 :])
+    line, found = words[-1].line, dict[str, str]()
+    for name, value in defaults_of(text).items():
+        other = value.removeprefix(_REFERENCE)  # TrainingArguments(per_device_train_batch_size=args.batch)
+        said = value if other == value else given.get(other, defaults_of(text).get(other, ""))
+        if name not in given and said:
+            found[name] = said
+    return (*words, *(Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value)))
+
+
+def _given(words: Sequence[Word]) -> dict[str, str]:
+    """Return the arguments of a command with their values."""
+    found = dict[str, str]()
+    for word, following in pairwise((*words, Word("", 0))):
+        name, equals, value = word.text.partition("=")
+        if name.startswith("--"):
+            found[plain_name(name)] = value if equals else following.text
+    return found
+
+
+_REFERENCE = "\x01"  # before the argument whose value another one gets
 
 
 def may_start(words: Sequence[Word]) -> bool:
@@ -48,22 +72,23 @@ def may_start(words: Sequence[Word]) -> bool:
 
 @lru_cache(maxsize=16)
 def defaults_of(text: str) -> Mapping[str, str]:
-    """Return the literal defaults of a program by argument; none of one without transformers' libraries."""
-    if len(text) > _LONGEST or _IS_OURS.search(text) is None:
+    """Return the values of a program by argument; none of one that trains otherwise than arguments say."""
+    if len(text) > _LONGEST or _IS_OURS.search(text) is None or _BEYOND.search(text) is not None:
         return {}
     try:
         tree = ast.parse(text)
         known = {name for one in _TABLES for name, row in flags_of(one).items() if row.role != "refused"}
-        found = {name: value for name, value in _found_in(tree) if name in known}
+        found = dict(_found_in(tree, known))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
-    return found
+    named = {value[1:] for value in found.values() if value.startswith(_REFERENCE)}
+    return {name: value for name, value in found.items() if name in known or name in named}
 
 
-def _found_in(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _found_in(tree: ast.Module, known: Container[str]) -> Iterator[tuple[str, str]]:
     """Yield names and values, those that count before others last."""
     constants = {
-        target.id: node.value.value
+        target.id: node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         for target in node.targets
@@ -71,16 +96,28 @@ def _found_in(tree: ast.Module) -> Iterator[tuple[str, str]]:
     }
     later = list[tuple[str, str]]()
     for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "gradient_checkpointing_enable":
+            later.append(("gradient_checkpointing", "true"))
         for name, value, is_set in named_defaults(node):
-            literal = constants.get(value.id) if isinstance(value, ast.Name) else None
-            literal = value.value if isinstance(value, ast.Constant) else literal
-            if isinstance(literal, bool | int | float | str) and literal != "":
-                pair = (name, str(literal).lower() if isinstance(literal, bool) else str(literal))
-                if is_set:
-                    later.append(pair)
-                else:
-                    yield pair
+            text = _text_of(constants.get(value.id, value) if isinstance(value, ast.Name) else value)
+            if text is None and is_set and name in known:  # computed: whoever reads it says so
+                text = unknown_value(f"{name} of the program")
+            if text:
+                later.append((name, text)) if is_set else (yield name, text)
     yield from later
+
+
+def _text_of(value: ast.expr) -> str | None:
+    """Return a literal as an argument, or the reference to another one; None if it is computed."""
+    if isinstance(value, ast.Constant):
+        literal = value.value
+        return (
+            str(literal).lower() if isinstance(literal, bool) else "" if literal is None else str(literal)
+        )
+    if isinstance(value, ast.Attribute):
+        owner = ast.unparse(value.value)
+        return value.attr if owner == "torch" else f"{_REFERENCE}{value.attr}" if "arg" in owner else None
+    return None
 
 
 def named_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
@@ -108,8 +145,9 @@ def named_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
             )
     elif _CONFIGS.fullmatch(last):
         yield from ((one.arg, one.value, True) for one in node.keywords if one.arg)
-    elif last == "from_pretrained" and _MODELS.fullmatch(called.split(".")[-2]) and node.args:
-        yield _MODEL, node.args[0], True
+    elif last == "from_pretrained" and _MODELS.fullmatch(called.rpartition(".")[0].rpartition(".")[2]):
+        yield from ((_MODEL, one, True) for one in node.args[:1])
+        yield from ((str(one.arg), one.value, True) for one in node.keywords if one.arg in _OF_LOADING)
     elif last.endswith("Trainer"):
         model = (one.value for one in node.keywords if one.arg == "model")
         yield from ((_MODEL, one, True) for one in model if isinstance(one, ast.Constant))

@@ -223,13 +223,13 @@ def _require_one_launcher(source: Source) -> None:
 
 
 _SHARING = ("accelerate", "deepspeed")  # their files state how ranks share a model, and no model
-_TRAINERS = "transformers"
+_TRAINERS = ("transformers", "trl")
 
 
 def _arguments_of(script: Source) -> tuple[Source, str] | None:
     """Return the file of a Trainer's arguments that a script names; None without one."""
-    found = next((one for one in _reached(script) if launcher_of(one) == _TRAINERS), None)
-    return None if found is None else (found, _TRAINERS)
+    known = ((one, launcher_of(one)) for one in _reached(script))
+    return next(((one, name) for one, name in known if name in _TRAINERS), None)
 
 
 def _of_its_own(source: Source) -> tuple[str, str]:
