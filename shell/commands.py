@@ -76,6 +76,11 @@ class Commands(Variables, ABC):
         self._scopes: list[dict[str, tuple[Word, ...] | None]] = []  # values that local variables hide
         self._functions: dict[str, list[Token]] = {}
 
+    def _read_file(self, name: str) -> str | None:
+        base = name.rsplit("/", 1)[-1]
+        found = self._script.files.get(base) or (self._include(base) if base else None)
+        return None if found is None else self._script.look_into(found)
+
     @property
     def _dead(self) -> bool:
         return self._live is False or bool(self._script.stopped) or self._jump is not None

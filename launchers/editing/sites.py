@@ -105,7 +105,9 @@ _ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;(\"']))([+~]*[A-Za-z_][\w.]*)=({_TEXT
 _SUBCOMMAND = re.compile(r"(?<![\w.-])(activation-checkpoint):([\w-]+)")  # torchtitan 0.3's
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=]((?:\$\w+|\$\{\w+\}|[^}$\n])+)\}")
 _LINE = re.compile(rf"(?m)^[ \t]*([A-Za-z_][\w.]*)(:[ \t]+|[ \t]+=[ \t]+)({_TEXT})[ \t]*$")
-_PAIR = re.compile(r"\"([A-Za-z_][\w.]*)\"\s*:\s*(\"(?:[^\"\\\n]|\\.)*\"|[^\s,{}\[\]\"]+)")
+_PAIR = re.compile(
+    r"\"([A-Za-z_][\w.]*)\"\s*:\s*(\"(?:[^\"\\\n]|\\.)*\"|(?:\$\{[^}\n]*\}|[^\s,{}\[\]\"])+)"
+)
 
 
 def _script(text: str) -> Iterator[Site]:

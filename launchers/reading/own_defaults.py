@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from meshwright.launchers.flags import flags_of, plain_name
@@ -46,7 +46,7 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
     for name, value in defaults_of(text).items():
         other = value.removeprefix(_REFERENCE)  # TrainingArguments(per_device_train_batch_size=args.batch)
         said = value if other == value else given.get(other, defaults_of(text).get(other, ""))
-        if name not in given and said:
+        if name in _known() and name not in given and said:
             found[name] = said
     return (*words, *(Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value)))
 
@@ -70,6 +70,13 @@ def may_start(words: Sequence[Word]) -> bool:
     return is_python(words[0]) or first in ("torchrun", "accelerate", "deepspeed", "srun", "mpirun")
 
 
+@cache
+def _known() -> frozenset[str]:
+    """Return the arguments that are read."""
+    rows = (pair for one in _TABLES for pair in flags_of(one).items())
+    return frozenset(name for name, row in rows if row.role != "refused")
+
+
 @lru_cache(maxsize=16)
 def defaults_of(text: str) -> Mapping[str, str]:
     """Return the values of a program by argument; none of one that trains otherwise than arguments say."""
@@ -77,7 +84,7 @@ def defaults_of(text: str) -> Mapping[str, str]:
         return {}
     try:
         tree = ast.parse(text)
-        known = {name for one in _TABLES for name, row in flags_of(one).items() if row.role != "refused"}
+        known = _known()
         found = dict(_found_in(tree, known))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}

@@ -8,7 +8,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import LocatedValue
 from meshwright.launchers.reading.fields import Fields, meant
 from meshwright.launchers.reading.given import given_flags, plain_names
-from meshwright.launchers.reading.own_defaults import defaults_of
+from meshwright.launchers.reading.own_defaults import defaults_of, with_defaults
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.shell.values import Word
@@ -201,11 +201,17 @@ class Arguments:
     max_seq_length: int = field(default=2048)
     optim: str = "adamw_torch_fused"
 parser.add_argument("--per_device_train_batch_size", type=int, default=2)
-parser.add_argument("--gradient_accumulation_steps", type=int, default=4)
+parser.add_argument("--steps", type=int, default=4)
 parser.add_argument("--unheard_of", default=7)
 model = AutoModelForCausalLM.from_pretrained(MODEL)
-training = TrainingArguments(bf16=True, gradient_checkpointing=True, deepspeed=args.deepspeed)
+training = TrainingArguments(
+    bf16=True, gradient_checkpointing=True, deepspeed=args.deepspeed, gradient_accumulation_steps=args.steps
+)
 """
+
+
+def words(text: str) -> list[Word]:
+    return [Word(word, 1) for word in text.split()]
 
 
 def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
@@ -219,5 +225,7 @@ def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
     assert found.workload.global_batch_size == 8 * 2 * 8  # the command's 8 before the program's 4
     assert found.configuration.recompute_granularity == "full"
     assert found.unread == ()
-    for other in ("print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
+    assert with_defaults(words("train.py --steps 2"), files)[-1].text == "2"  # args.steps of the command
+    lora = PROGRAM + "model = get_peft_model(model, LoraConfig(r=8))\n"  # nothing says so in arguments
+    for other in (lora, "print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
         assert defaults_of(other) == {}
