@@ -64,6 +64,12 @@ def _given(words: Sequence[Word]) -> dict[str, str]:
 _REFERENCE = "\x01"  # before the argument whose value another one gets
 
 
+def beyond_arguments(text: str) -> tuple[str, int]:
+    """Return what a program does that no argument says, with its line; empty text without it."""
+    found = _BEYOND.search(text) if _IS_OURS.search(text) is not None else None
+    return ("", 0) if found is None else (found[0], text.count("\n", 0, found.start()) + 1)
+
+
 def may_start(words: Sequence[Word]) -> bool:
     """Return whether a command starts a Python program with a launcher or alone."""
     first = words[0].text.rsplit("/", 1)[-1]

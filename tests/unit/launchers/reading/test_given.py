@@ -8,7 +8,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import LocatedValue
 from meshwright.launchers.reading.fields import Fields, meant
 from meshwright.launchers.reading.given import given_flags, plain_names
-from meshwright.launchers.reading.own_defaults import defaults_of, with_defaults
+from meshwright.launchers.reading.own_defaults import beyond_arguments, defaults_of, with_defaults
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.shell.values import Word
@@ -227,5 +227,6 @@ def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
     assert found.unread == ()
     assert with_defaults(words("train.py --steps 2"), files)[-1].text == "2"  # args.steps of the command
     lora = PROGRAM + "model = get_peft_model(model, LoraConfig(r=8))\n"  # nothing says so in arguments
+    assert beyond_arguments(lora) == ("get_peft_model", PROGRAM.count("\n") + 1)
     for other in (lora, "print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
         assert defaults_of(other) == {}
