@@ -203,12 +203,16 @@ def require_plain(raw: object, limits: InputLimits = FILE) -> Mapping[str, objec
 
 
 def read_yaml(
-    content: str | bytes, lines: dict[str, int] | None = None, repeated: dict[str, list[int]] | None = None
+    content: str | bytes,
+    lines: dict[str, int] | None = None,
+    repeated: dict[str, list[int]] | None = None,
+    anchored: set[str] | None = None,
 ) -> Mapping[str, object]:
     """Return the mapping in one YAML document; ``lines`` gets the line of every key by dotted name.
 
     A repeated key is refused, unless ``repeated`` is there to get the lines of its earlier values: the last
-    one counts then, as PyYAML has it.
+    one counts then, as PyYAML has it. ``anchored`` gets the keys of the document under which a value lies
+    that an alias or a merge key repeats.
 
     Raises:
         InvalidProblemError: too big, too deep, not YAML, no mapping, more than one document, or a value no
@@ -224,13 +228,15 @@ def read_yaml(
     try:
         loader = _YamlLoader(text)
         try:
-            _build_yaml(loader, builder)
+            aliases = _build_yaml(loader, builder)
         finally:
             loader.dispose()
     except yaml.YAMLError as fault:
         raise InvalidProblemError.of("", f"not YAML: {_yaml_reason(fault, text)}") from None
     except ValueError as fault:  # a date or number that there is not: 2026-02-31
         raise InvalidProblemError.of("", f"not YAML: {shown(str(fault))}") from None
+    if anchored is not None:
+        anchored |= aliases.repeated
     return builder.finished()
 
 
@@ -263,6 +269,11 @@ class _Builder:
     def wants_key(self) -> bool:
         """Return whether a key comes next."""
         return bool(self._open) and isinstance(self._open[-1], dict) and self._keys[-1] is None
+
+    @property
+    def outermost_key(self) -> str | None:
+        """Return the key of the document under which the next value lies; None outside of all."""
+        return self._keys[0] if self._keys else None
 
     def begin(self, container: dict[str, object] | list[object]) -> None:
         """Begin an object or a list.
@@ -391,7 +402,7 @@ class _YamlLoader(yaml.CSafeLoader):
 _YamlLoader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 
 
-def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
+def _build_yaml(loader: _YamlLoader, builder: _Builder) -> _Aliases:
     num_documents = 0
     aliases = _Aliases(loader, builder)
     while loader.check_event():
@@ -415,6 +426,7 @@ def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
                 raise InvalidProblemError.of(
                     "", f"the file has several YAML documents (the second: {where}). Keep one"
                 )
+    return aliases
 
 
 class _Aliases:
@@ -422,7 +434,9 @@ class _Aliases:
 
     def __init__(self, loader: _YamlLoader, builder: _Builder) -> None:
         self._loader, self._builder = loader, builder
+        self.repeated: set[str] = set()  # keys of the document under which a repeated value lies
         self._named: dict[str, object] = {}
+        self._keys: dict[str, str] = {}  # of the document, for each anchor under one
         self._open: list[tuple[str | None, dict[str, object] | list[object]]] = []
         # of each open container, what its merge keys name, with the line of each
         self._merged: list[list[tuple[dict[str, object], int]]] = []
@@ -432,10 +446,16 @@ class _Aliases:
         if self._builder.wants_key and event.value == "<<" and event.implicit[0]:
             self._merge()
             return
-        value = self._loader.scalar(event)
+        value, key = self._loader.scalar(event), self._builder.outermost_key
         (self._builder.key if self._builder.wants_key else self._builder.value)(value)
         if event.anchor is not None:
-            self._named[event.anchor] = value
+            self._name(event.anchor, value, key)
+
+    def _name(self, anchor: str, value: object, key: str | None) -> None:
+        self._named[anchor] = value
+        self._keys.pop(anchor, None)
+        if key is not None:
+            self._keys[anchor] = key
 
     def begin(self, container: dict[str, object] | list[object], anchor: str | None) -> None:
         """Begin an object or a list."""
@@ -452,9 +472,10 @@ class _Aliases:
                 if key not in container:
                     self._builder.key(key)
                     _replay(value, self._builder)
+        outermost = self._builder.outermost_key
         self._builder.end()
         if anchor is not None:
-            self._named[anchor] = container
+            self._name(anchor, container, outermost)
 
     def repeat(self, name: str) -> None:
         """Add a copy of what an anchor names."""
@@ -468,6 +489,7 @@ class _Aliases:
         if name not in self._named:
             where = f"line {self._builder.line}"
             raise InvalidProblemError.of("", f"not YAML: *{shown(name)} names no value before it ({where})")
+        self.repeated |= {self._keys[name]} if name in self._keys else set()
         return self._named[name]
 
     def _merge(self) -> None:

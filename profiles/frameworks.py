@@ -119,10 +119,10 @@ _NOT_OPTIONS = {
     "accumulation_bytes", "gathered_layers", "vocabulary_multiple", "unstated_recompute",
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
-    "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "clips_apart", "frees_gradients", "weights_read_by", "joins_packed_rows",
-    "reduces_copies", "bucketed_stages", "bucket_weights", "keeps_buckets", "copies_units", "latents_whole",
-    "low_precision_sequences", "balances_by_neighbours", "routes_padding",
+    "adds_gradients_on_host", "stages_replay_whole", "compilers_end_replays", "keeps_remainders",
+    "casts_frozen", "casts_copies", "autocasts", "clips_apart", "frees_gradients", "weights_read_by",
+    "joins_packed_rows", "reduces_copies", "bucketed_stages", "bucket_weights", "keeps_buckets",
+    "copies_units", "latents_whole", "low_precision_sequences", "balances_by_neighbours", "routes_padding",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -208,6 +208,7 @@ class FrameworkFacts:
     grouped_gemm: str
     fp8_attention: bool  # attention in 8 bits
     replay_stops_early: bool  # recomputing a layer ends before its last product, which nothing reads
+    compilers_end_replays: bool  # the same where blocks are compiled, that is where operators are fused
     stages_replay_whole: bool  # but not in pipelines, which have checkpoints of their own
     recompute_modules: str  # what selective recomputation replays, joined by +
     offload_modules: str  # modules with offloaded activations: all, or joined by +

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from meshwright.shell.expansion import formatted, printed
+from meshwright.shell.manifests import manifest_of
 from meshwright.shell.values import (
     MAX_DEPTH,
     UNKNOWN,
@@ -75,6 +76,11 @@ class Commands(Variables, ABC):
         self._scopes: list[dict[str, tuple[Word, ...] | None]] = []  # values that local variables hide
         self._functions: dict[str, list[Token]] = {}
 
+    def _read_file(self, name: str) -> str | None:
+        base = name.rsplit("/", 1)[-1]
+        found = self._script.files.get(base) or (self._include(base) if base else None)
+        return None if found is None else self._script.look_into(found)
+
     @property
     def _dead(self) -> bool:
         return self._live is False or bool(self._script.stopped) or self._jump is not None
@@ -111,6 +117,7 @@ class Commands(Variables, ABC):
         status = self._started(words, written_to[1])
         if below is not None and not written_to[1]:
             self._look_inside(words, self.joined(below))
+        self._apply(words, text)
         for name, (old, texts) in before.items():
             if name in script.supplied:
                 continue
@@ -310,6 +317,14 @@ class Commands(Variables, ABC):
             inside = _handed_on(texts)
         if inside is not None:
             before, outer = dict(self._script.words), self._around
+            if names[0] in _CONTAINERS:
+                for option, value in _pairs_of(texts[:at]):
+                    if option in ("-e", "--env") and "=" in value:
+                        self.store(
+                            f"{value.partition('=')[0]}=",
+                            [Word(value.partition("=")[2], words[0].line)],
+                            words[0].line,
+                        )
             start = next(
                 (place for place, name in enumerate(names[:at]) if name in self._starters.texts), at
             )
@@ -317,6 +332,20 @@ class Commands(Variables, ABC):
             self._run_text(inside, words[min(ends, len(texts) - 1)].line)
             self._around = outer
             self.restore(before)
+
+    def _apply(self, words: Sequence[Word], given: str | None) -> None:
+        """Run the containers of a manifest that ``kubectl apply -f -`` is given."""
+        if words[0].text.rsplit("/", 1)[-1] not in _APPLIERS or not given:
+            return
+        manifest = manifest_of(given)
+        if manifest is None or manifest.fault:
+            return
+        before = dict(self._script.words)
+        for name, value in manifest.environment.items():
+            self.store(f"{name}=", [Word(value, words[0].line)], words[0].line)
+        self._script.files.update(manifest.files)
+        self._run_text(manifest.script, words[0].line)
+        self.restore(before)
 
     def _set(self, words: Sequence[Word]) -> Status:
         """Run ``set -- a b`` (positional parameters) or ``set -a`` (export all later variables)."""
@@ -493,6 +522,17 @@ def _behind_options(texts: Sequence[str], at: int, options: Sequence[str]) -> in
             return at + 1
         at += 1 + (texts[at] in options)
     return at
+
+
+_APPLIERS = ("kubectl", "oc", "k3s", "microk8s", "minikube")  # programs that take a manifest
+
+
+_CONTAINERS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
+
+
+def _pairs_of(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every ``--option=value``, and every word with the next one."""
+    return [*(text.partition("=")[::2] for text in texts if text[:2] == "--"), *pairwise(texts)]
 
 
 # Programs that run their last words on other hosts, with their options that take a word.

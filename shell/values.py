@@ -438,6 +438,8 @@ class Variables:
 
     def _output(self, text: str) -> str | None:
         """Return the output of commands that need no running shell (``echo 8 | bc``); None if unknown."""
+        if text.lstrip().startswith("<"):  # $(< file)
+            text = f"cat {text.lstrip()[1:]}"
         try:
             tokens = lex(self._script.look_into(text))
         except ValueError:
@@ -459,8 +461,21 @@ class Variables:
             words = [word.text for token in stage for word in self.expanded(token)]
             if output is None or not words or any(UNKNOWN in word for word in words):
                 return None
-            output = printed(words, output)
+            output = (
+                self._text_of_files(words[1:])
+                if words[0] == "cat" and words[1:]
+                else printed(words, output)
+            )
         return None if output is None else output.rstrip("\n")
+
+    def _text_of_files(self, names: Sequence[str]) -> str | None:
+        """Return the text of files, one behind the other; None without one of them."""
+        texts = [self._read_file(name) for name in names]
+        return None if None in texts else "".join(text or "" for text in texts)
+
+    def _read_file(self, _: str) -> str | None:
+        """Return the text of a file next to the script; None without it."""
+        return None
 
 
 def _merged(name: str, values: Sequence[tuple[Word, ...] | None], line: int) -> tuple[Word, ...]:

@@ -81,10 +81,12 @@ class Texts:
             text[site.end : site.end + 1] in ('"', "'") and text[site.start - 1] in ('"', "'")
         )
         around = text[first : site.begin] + text[value_end:last]
-        if re.fullmatch(r"\s*,?\s*\\?\s*(?:#.*)?", around) and site.form != "json":
+        if re.fullmatch(r"\s*,?\s*\\?\s*(?:#.*)?", around) and site.form not in ("json", "item"):
             yield (TextEdit(file, first, text.find("\n", site.end) + 1 or len(text), is_line=True),)
         elif site.form == "json":
             yield from self._removed_pair(file, site, value_end)
+        elif site.form == "item":
+            yield from self._removed_item(file, site, value_end)
         elif site.form in ("flag", "assignment"):
             blank = len(text[: site.begin].rstrip(" \t"))
             if text[blank - 1 : blank] in ('"', "'", "(", "\n"):
@@ -100,6 +102,21 @@ class Texts:
         if behind is not None:
             rest = re.compile(r"\s*").match(text, behind.end())
             yield (TextEdit(file, site.begin, rest.end() if rest else behind.end()),)
+        elif before is not None:
+            yield (TextEdit(file, before.start(), end),)
+
+    def _removed_item(self, file: str, site: Site, end: int) -> Iterator[tuple[TextEdit, ...]]:
+        """Yield ways to remove an item of a list, with the item that is its value."""
+        text = self.files[file]
+        quoted = text[site.begin - 1 : site.begin] in ('"', "'")
+        begin, end = site.begin - quoted, max(end, site.end + (quoted and site.end == site.start))
+        first, last = text.rfind("\n", 0, begin) + 1, _end_of_line(text, end)
+        if re.fullmatch(r"[ \t]*-[ \t]+", text[first:begin]) is not None:
+            yield (TextEdit(file, first, text.find("\n", last) + 1 or len(text), is_line=True),)
+            return
+        behind, before = _COMMA.match(text, end), re.search(r",\s*$", text[:begin])
+        if behind is not None:
+            yield (TextEdit(file, begin, behind.end()),)
         elif before is not None:
             yield (TextEdit(file, before.start(), end),)
 
@@ -122,6 +139,9 @@ class Texts:
             yield (TextEdit(file, end, end, f", {added}"),)
         elif site.form in ("yaml", "toml"):
             yield (TextEdit(file, last, last, f"{end_of_line}{lead}{added}"),)
+        elif site.form == "item":
+            place = last if rest.startswith("#") else end
+            yield (TextEdit(file, place, place, _item_behind(text, site, name, value, end_of_line)),)
         elif site.form in ("json", "python"):
             gap = f",{end_of_line}{lead}" if alone else ", "
             yield (TextEdit(file, end, end, gap + added),)
@@ -147,6 +167,7 @@ class Texts:
         return texts if len(texts) == len(found) else None
 
 
+_COMMA = re.compile(r"[ \t]*,[ \t]*")
 _DEEPEST = 4  # variables that hold another's value
 
 
@@ -218,6 +239,26 @@ def _written(site: Site, name: str, value: str | None) -> str:
         name if "." in name or ("_" in site.shown and "-" not in site.shown[2:]) else name.replace("_", "-")
     )
     return f"--{dashes}" if value is None else f"--{dashes} {quoted}"
+
+
+def _item_behind(text: str, site: Site, name: str, value: str | None, end_of_line: str) -> str:
+    """Return the items of a new argument behind another one's, in the style of its list."""
+    flag = _written(site, name, None)
+    first = text.rfind("\n", 0, site.begin) + 1
+    lead = re.fullmatch(r"([ \t]*-[ \t]+)([\"']?)", text[first : site.begin])
+    joined = text[site.begin : site.end].partition("=")[1] != ""
+    words = [flag] if value is None else [f"{flag}={value}"] if joined else [flag, value]
+    if lead is None:
+        return "".join(f', "{word}"' for word in words)
+    plain = re.compile(r"-?-[\w.=-]+|[A-Za-z][\w.-]*")  # YAML reads other words as numbers, for one
+    return "".join(
+        f"{end_of_line}{lead[1]}{word if plain.fullmatch(word) and not lead[2] else _in_quotes(word)}"
+        for word in words
+    )
+
+
+def _in_quotes(word: str) -> str:
+    return f'"{word}"'
 
 
 def _end_of_line(text: str, at: int) -> int:

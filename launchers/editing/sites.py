@@ -9,16 +9,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import yaml
 
 from meshwright.launchers.flags import plain_name
 from meshwright.launchers.reading.documents import without_comments
+from meshwright.launchers.reading.own_defaults import named_defaults
 from meshwright.launchers.reading.python_values import RECOMPUTE, mode_of
+from meshwright.shell.manifests import holds_manifest
 
-Form = Literal["flag", "assignment", "json", "yaml", "toml", "python"]
+# An item is a flag in a list of YAML or JSON, whose value may be the next item: - --flag
+Form = Literal["flag", "item", "assignment", "json", "yaml", "toml", "python"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,12 @@ class Site:
         if self.value is None or self.form in ("python", "yaml", "toml"):
             return (self.value,) if self.value is not None and self.is_name else ()
         found = _VARIABLE.fullmatch(self.value)
-        return () if found is None else (found[1] or found[2],)
+        return () if found is None else (found[1] or found[2] or found[3],)
+
+    @property
+    def is_flag(self) -> bool:
+        """Return whether it is an argument of a command."""
+        return self.form in ("flag", "item")
 
     @property
     def assigns(self) -> tuple[str, ...]:
@@ -73,25 +81,44 @@ def sites_of(name: str, text: str) -> list[Site]:
         return []
 
 
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\}|\((\w+)\))")  # the last is Kubernetes'
 
 # --------------------------------------------------------------------------------------------------
 # Shell: --flag value, --flag=value, NAME=value, NAME=${NAME:-value}, key.name=value, "key": value.
 
+_ITEM = re.compile(  # - --flag=value, - --flag and - value below it, "--flag", "value"
+    r"(?m)(?P<lead>^[ \t]*(?:-[ \t]+)*-[ \t]+|[\[,][ \t\r\n]*)(?P<quote>[\"']?)(?P<name>--[A-Za-z][\w.-]*)"
+    r"(?:=(?P<value>[^\s\"',\]]+)(?P=quote)|(?P=quote)"
+    r"(?:(?:,\s*|[ \t]*\r?\n[ \t]*-[ \t]+)(?P<own>[\"']?)(?!--)(?P<next>[^\s\"',\]#]+)(?P=own))?)"
+    r"(?=[ \t]*(?:,|\]|\r?$))"
+)
+_ENTRY = re.compile(  # of a container's env
+    r"(?m)^[ \t]*-[ \t]+name:[ \t]+(\w+)[ \t]*\r?\n[ \t]+value:[ \t]+"
+    r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"'#]+)[ \t]*$"
+)
 _COMMENT = re.compile(r"(?m)(?:^|(?<=[ \t]))#(?!SBATCH).*$")
 _TEXT = r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|(?:\$\{[^}\n]*\}|[^\s\"'\\;|&()<>`])+"
 _FLAG = re.compile(
     rf"(?<![\w$/.-])(--[A-Za-z][\w.-]*)(?:(=)({_TEXT})|((?:[ \t]|\\\r?\n)+(?!--)({_TEXT}))?)"
 )
 _ASSIGNED = re.compile(rf"(?m)(?:^|(?<=[\s;(\"']))([+~]*[A-Za-z_][\w.]*)=({_TEXT})")
+_SUBCOMMAND = re.compile(r"(?<![\w.-])(activation-checkpoint):([\w-]+)")  # torchtitan 0.3's
 _DEFAULT = re.compile(r"\$\{(\w+):?[-=]((?:\$\w+|\$\{\w+\}|[^}$\n])+)\}")
 _LINE = re.compile(rf"(?m)^[ \t]*([A-Za-z_][\w.]*)(:[ \t]+|[ \t]+=[ \t]+)({_TEXT})[ \t]*$")
-_PAIR = re.compile(r"\"([A-Za-z_][\w.]*)\"\s*:\s*(\"(?:[^\"\\\n]|\\.)*\"|[^\s,{}\[\]\"]+)")
+_PAIR = re.compile(
+    r"\"([A-Za-z_][\w.]*)\"\s*:\s*(\"(?:[^\"\\\n]|\\.)*\"|(?:\$\{[^}\n]*\}|[^\s,{}\[\]\"])+)"
+)
 
 
 def _script(text: str) -> Iterator[Site]:
     bare = _COMMENT.sub(lambda found: " " * len(found.group()), text)
-    yield from _flags(text, bare, 0, len(bare))
+    items = {site.begin: site for site in _items(text, bare)}
+    yield from items.values()
+    yield from (site for site in _flags(text, bare, 0, len(bare)) if site.begin not in items)
+    for found in _ENTRY.finditer(bare):
+        yield _shell_site(text, "assignment", found, 1, 2)
+    for found in _SUBCOMMAND.finditer(bare):
+        yield replace(_shell_site(text, "assignment", found, 1, 2), name=_MODE)
     for found in _ASSIGNED.finditer(bare):
         yield _shell_site(text, "assignment", found, 1, 2)
     for found in _DEFAULT.finditer(bare):  # : ${TP:=8}
@@ -101,6 +128,19 @@ def _script(text: str) -> Iterator[Site]:
         yield _shell_site(text, "json", found, 1, 2)
     for found in _LINE.finditer(bare):  # of a YAML or TOML
         yield _shell_site(text, "yaml" if ":" in found[2] else "toml", found, 1, 3)
+
+
+def _items(text: str, bare: str) -> Iterator[Site]:
+    at = 0
+    while (found := _ITEM.search(bare, at)) is not None:
+        group = next((one for one in ("value", "next") if found[one] is not None), None)
+        start, end = found.span(group) if group else (found.end("name"),) * 2
+        yield Site(
+            name=plain_name(found["name"]), shown=found["name"], value=found[group] if group else None,
+            begin=found.start("name"), start=start, end=end,
+            line=text.count("\n", 0, found.start("name")) + 1, form="item",
+        )  # fmt: skip
+        at = max(end, found.start("name") + 1)
 
 
 def _flags(text: str, bare: str, start: int, end: int) -> Iterator[Site]:
@@ -134,6 +174,9 @@ def _shell_site(text: str, form: Form, found: re.Match[str], name: int, group: i
 
 
 def _document(text: str) -> Iterator[Site]:
+    if holds_manifest(text):
+        yield from _script(text)
+        return
     form: Form = "json" if _OPENS.match(text) else "yaml"
     plain = without_comments(text) if form == "json" else text
     blank = plain.replace("\t", " ")  # PyYAML takes no tabs between the parts of JSON
@@ -244,6 +287,8 @@ def _named_values(node: ast.AST) -> Iterator[tuple[str, tuple[int, int], ast.exp
     elif isinstance(node, ast.Dict):
         keys = zip(node.keys, node.values, strict=True)
         pairs = [(str(key.value), key, value) for key, value in keys if isinstance(key, ast.Constant)]
+    elif isinstance(node, ast.Call | ast.ClassDef):
+        pairs = [(name, value, value) for name, value, is_set in named_defaults(node) if not is_set]
     for name, at, value in pairs:
         if name.rpartition(".")[2] == "activation_checkpoint":
             table = value.func if isinstance(value, ast.Call) else None  # RECOMPUTATION["full"]()

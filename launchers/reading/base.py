@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
+from meshwright.shell.manifests import holds_manifest
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
@@ -37,9 +38,10 @@ class Source:
 
     @property
     def suffix(self) -> str:
-        """The file extension in lower case, such as ``.yaml``."""
+        """The file extension in lower case, such as ``.yaml``; manifests of schedulers count as scripts."""
         stem, dot, end = self.name.rpartition(".")
-        return f"{dot}{end}".lower() if stem and end else ""
+        found = f"{dot}{end}".lower() if stem and end else ""
+        return ".sh" if found in (".yaml", ".yml") and holds_manifest(self.text) else found
 
     @property
     def is_script(self) -> bool:

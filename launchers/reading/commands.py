@@ -13,10 +13,12 @@ from itertools import chain, pairwise, zip_longest
 from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.launchers.reading.fields import meant
+from meshwright.launchers.reading.own_defaults import may_start, with_defaults
 from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.commands import Starters, is_python
+from meshwright.shell.manifests import manifest_of
 from meshwright.shell.script import read_script
 from meshwright.shell.values import UNKNOWN, Script, Word, plainly, split_words, unknown_fault, unknown_in
 
@@ -29,7 +31,10 @@ _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _TOTAL = ("--num-processes",)  # accelerate counts the processes of all nodes
 _COUNTS = ("--nnodes", "--nproc-per-node", "--num-processes", "--num-nodes", "--num-gpus", "--num-machines")
-_VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
+_VARIABLES = (  # torchrun reads the first ones
+    ("PET_NNODES", "NNODES", "NUM_NODES"),
+    ("PET_NPROC_PER_NODE", "NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"),
+)
 _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _TITANS = "run_train.sh"  # torchtitan's
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
@@ -82,8 +87,14 @@ def script_of(source: Source, overrides: Overrides) -> Script:
     beside, variables = (
         tuple(sorted(some.items())) for some in (source.files, overrides.variables or source.variables)
     )
-    environment = {**_slurm_variables(source.text, overrides), **source.environment}
-    found = _read(source.text, variables, beside, source.include, tuple(environment.items()))
+    manifest = manifest_of(source.text) if source.is_script else None
+    if manifest is not None and manifest.fault:
+        raise refused(f"{source.name[:64]}: {manifest.fault}")
+    text, environment = source.text, {**_slurm_variables(source.text, overrides), **source.environment}
+    if manifest is not None:
+        text, environment = manifest.script, {**manifest.environment, **source.environment}
+        beside = tuple(sorted({**manifest.files, **source.files}.items()))
+    found = _read(text, variables, beside, source.include, tuple(environment.items()))
     if isinstance(found, str):
         raise refused(found)
     return found
@@ -118,16 +129,29 @@ def _read(
     """Parse a script, or return the message of its fault; cached, so the result must not be changed."""
     other = Source(name="", text=text, files=dict(beside), include=include).other
     try:
-        return read_script(text, dict(variables), other, dict(environment), _AROUND_TEXTS)
+        return _with_defaults(
+            read_script(text, dict(variables), other, dict(environment), _AROUND_TEXTS), other
+        )
     except ValueError as fault:
         return str(fault)[:200]
     except RecursionError:
         return "the script is nested too deeply"
 
 
+def _with_defaults(script: Script, other: Include) -> Script:
+    """Return a script with what each Python program next to it trains with unless it is told otherwise."""
+    for at, words in enumerate(script.commands):
+        names = {word.text.rsplit("/", 1)[-1] for word in words if word.text.endswith(".py")}
+        texts = {name: text for name in names if may_start(words) and (text := other(name)) is not None}
+        script.commands[at] = with_defaults(words, texts)
+        if added := [word.text[2:] for word in script.commands[at][len(words) :: 2]]:
+            script.note(f"{', '.join(sorted(names))} itself sets {', '.join(added[:12])}")
+    return script
+
+
 def _slurm_variables(text: str, overrides: Overrides) -> dict[str, str]:
     """Return the variables that sbatch sets from the header and the supplied nodes (sbatch(1))."""
-    batch = _header(text)
+    batch = {} if manifest_of(text) is not None else _header(text)
     nodes, tasks = _first(("--nodes",), batch), _first(("--ntasks-per-node",), batch)
     gpus = _first(("--gpus-per-node", "--gres"), batch)
     each = gpus or tasks
@@ -149,6 +173,8 @@ def _slurm_variables(text: str, overrides: Overrides) -> dict[str, str]:
 def _header(text: str) -> Mapping[str, str]:
     """Return the options of ``#SBATCH`` lines before the first command, as sbatch reads them.
 
+    Pods of a manifest with GPUs count as the nodes of a job.
+
     A line holds one or more, quoted and commented as in a shell (Slurm, sbatch/opt.c, _opt_batch_script). A
     script inside another begins its own header with ``#!``. GPUs of a job or task become ``--gres``.
 
@@ -156,6 +182,9 @@ def _header(text: str) -> Mapping[str, str]:
         InvalidProblemError: GPUs of several kinds, or a heterogeneous job.
     """
     found: dict[str, str] = {}
+    if (manifest := manifest_of(text)) is not None:
+        sizes = {"--nodes": manifest.num_nodes, "--gpus-per-node": manifest.gpus_per_node}
+        return {name: str(size) for name, size in sizes.items() if size}
     for number, line, words in _directives(text):
         found |= _options_of_job(words)
         kinds = found.get("--gpus", "") + found.get("--gpus-per-node", "")

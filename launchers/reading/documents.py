@@ -1,6 +1,6 @@
 """Files of a fixed form (JSON, YAML, TOML) as values by dotted name, each with its line.
 
-Sizes and depths are bounded, YAML aliases are refused, and nothing is run. For a repeated YAML key the
+Sizes and depths are bounded, and nothing is run. For a repeated YAML key the
 last value counts, as PyYAML reads it for most launchers; OmegaConf (LLaMA-Factory) refuses it.
 """
 
@@ -33,6 +33,7 @@ class LocatedValue:
 
     value: object  # text, number, Boolean, None, a list
     line: int  # 0: unknown
+    anchored: bool = False  # of YAML: under a key of the document with a value that is repeated elsewhere
 
 
 Values = Mapping[str, LocatedValue]
@@ -105,7 +106,8 @@ def _parsed(suffix: str, text: str) -> tuple[dict[str, LocatedValue], tuple[str,
     readers = {".json": _json, ".toml": _toml}
     lines: dict[str, int] = {}
     repeated: dict[str, list[int]] = {}
-    read = readers.get(suffix) or partial(read_yaml, repeated=repeated)
+    anchored = set[str]()
+    read = readers.get(suffix) or partial(read_yaml, repeated=repeated, anchored=anchored)
     try:
         flat = dict(_flat(read(text.replace(UNKNOWN, _SHIELD), lines), ""))
     except InvalidProblemError as fault:
@@ -116,9 +118,10 @@ def _parsed(suffix: str, text: str) -> tuple[dict[str, LocatedValue], tuple[str,
     )
     if any(_SHIELD in name for name in flat):
         return _unknown(text) or "a name is not known"
-    return {name: LocatedValue(_bare(value), lines.get(name, 0)) for name, value in flat.items()}, tuple(
-        said
-    )
+    return {
+        name: LocatedValue(_bare(value), lines.get(name, 0), name.partition(".")[0] in anchored)
+        for name, value in flat.items()
+    }, tuple(said)
 
 
 _SHIELD = "\uf8ff"  # replaces the mark of an unknown value, which no format accepts

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from meshwright.launchers.flags import Flag, FlagNames, flag_names, is_off
+from meshwright.launchers.flags import Flag, FlagNames, flag_names, is_off, plain_name
 from meshwright.launchers.reading.base import MAX_LISTED, Overrides, Place
 from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.rules import near_divisors
@@ -536,6 +536,7 @@ class Fields:
         known = flag_names(*self.programs)
         self.refuse_unpriced()
         self._refuse_plain_sections()
+        self._drop_anchors(known)
         left = [name for name in self._values if name not in self._taken]
         lacking = [name for name in self._taken if name not in self._values]
         self._refuse_kinds(known)
@@ -557,6 +558,26 @@ class Fields:
                 self.fault(name, undecided(what), allowed=passing(shown(name)))
         self.stop()
         return tuple(shown(name) for name in found)[:MAX_LISTED]
+
+    def _drop_anchors(self, known: FlagNames) -> None:
+        """Drop unknown sections that only hold values to repeat; record a fault where the program stops.
+
+        ``x-batch: &batch {…}`` is for ``<<: *batch``, which has brought its values where they count.
+        """
+        sections = {name.partition(".")[0] for name in (*known, *self._taken)}
+        held = dict[str, list[str]]()
+        for name in (name for name, found in self._values.items() if found.anchored):
+            section = name.partition(".")[0]
+            if plain_name(section) not in sections:
+                held.setdefault(section, []).append(name)
+        program = self.programs[0]
+        for section, names in held.items():
+            if program in _STOPS and _STOPS[program](section):
+                where = f"line {self._values[names[0]].line}: unknown, and {program} stops there"
+                why = f"{where}, though it only holds values to repeat"
+                allowed = "its values in the places that repeat them"
+                self.faults.append(FieldError(pointer=section, message=why, allowed=allowed))
+            self._values = {name: found for name, found in self._values.items() if name not in names}
 
     def _lacks(self, row: Flag | None) -> bool:
         """Return whether the argument without which a row does nothing is not given."""

@@ -20,6 +20,7 @@ from meshwright.launchers.reading.commands import (
 )
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.own_defaults import beyond_arguments
 from meshwright.launchers.reading.preferences import kind_named
 from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
@@ -32,11 +33,25 @@ _EXIT = "--var NAME=… for what it asks for, or meshwright capture -- bash …"
 _PYTHON = re.compile(
     r"^\s*(?:from|import)\s+(nemo_run|nemo\.collections|nemo\.lightning|megatron\.bridge)", re.MULTILINE
 )
-_NEMO, _NEMO_1 = "a recipe of NeMo 2", "a run of NeMo 1"
+_NEMO, _NEMO_1, _BRIDGE = "a recipe of NeMo 2", "a run of NeMo 1", "a recipe of Megatron-Bridge"
+_AS_ARGUMENTS = (
+    "a command with the same as arguments (trl sft --use_peft --lora_r 16 …), or predict --model"
+)
 _PYTHON_NAMES: Mapping[str, str] = {
-    "megatron": "a recipe of Megatron-Bridge", "nemo": _NEMO, "nemo_run": _NEMO,
+    "megatron": _BRIDGE, "nemo": _NEMO, "nemo_run": _NEMO,
 }  # fmt: skip
-_STARTER = "the script that starts it, its recipe's name with overrides, or meshwright capture -- python …"
+_STARTER = (
+    "the script that starts it (torchrun --nproc_per_node=8 …), its recipe's name with overrides, or "
+    "meshwright capture -- python …"
+)
+
+_STEPS: Mapping[str, str] = {
+    _NEMO: _SIZES,
+    _BRIDGE: (
+        "run_recipe.py --recipe NAME with its values (model.tensor_model_parallel_size=4), or meshwright "
+        "capture -- python …"
+    ),
+}
 
 
 def foreign(source: Source) -> Iterator[FieldError]:
@@ -54,7 +69,13 @@ def foreign(source: Source) -> Iterator[FieldError]:
     elif source.suffix == ".py":
         found = _PYTHON.search(source.text)
         what = _PYTHON_NAMES[found[1].partition(".")[0]] if found else "a Python program"
-        yield _fault(source, what, _SIZES if what == _NEMO else _STARTER)
+        word, line = beyond_arguments(source.text)
+        if word and not found:
+            where = f"line {line} of {shown(source.name)}"
+            message = f"{where}: {word} sets in code what no argument says. Meshwright can't read it"
+            yield FieldError(pointer=WHOLE_FILE, message=message, allowed=_AS_ARGUMENTS)
+        else:
+            yield _fault(source, what, _STEPS.get(what, _STARTER))
     else:
         names = looks_like_document(source)
         steps = {"sizes": _SIZES, "nemo_1": _NEMO_1_STEP}

@@ -55,6 +55,7 @@ from meshwright.launchers.registry import READERS, launcher_names, named
 from meshwright.launchers.rules import near_divisors, near_multiples
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.shell.manifests import manifest_of
 from meshwright.shell.values import Script, Word, unknown_fault, unknown_in, unknown_value, why_unknown
 
 _MAKEFILES = ("makefile", "gnumakefile")
@@ -144,6 +145,8 @@ def _with_written(source: Source, overrides: Overrides) -> Source:
     for script in source.scripts():
         texts = readable_script(script, overrides).files
         written |= {name: text for name, text in texts.items() if name.endswith(DOCUMENTS)}
+        manifest = manifest_of(script.text)
+        written |= manifest.files if manifest is not None else {}
     return replace(source, files={**source.files, **written}) if written else source
 
 
@@ -220,13 +223,13 @@ def _require_one_launcher(source: Source) -> None:
 
 
 _SHARING = ("accelerate", "deepspeed")  # their files state how ranks share a model, and no model
-_TRAINERS = "transformers"
+_TRAINERS = ("transformers", "trl")
 
 
 def _arguments_of(script: Source) -> tuple[Source, str] | None:
     """Return the file of a Trainer's arguments that a script names; None without one."""
-    found = next((one for one in _reached(script) if launcher_of(one) == _TRAINERS), None)
-    return None if found is None else (found, _TRAINERS)
+    known = ((one, launcher_of(one)) for one in _reached(script))
+    return next(((one, name) for one, name in known if name in _TRAINERS), None)
 
 
 def _of_its_own(source: Source) -> tuple[str, str]:

@@ -524,6 +524,7 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
         **({"low_precision_gathers": False} if wide else {}),
         **({"logits_sharded": False} if whole else {}),
         **({"overlap_tensor": True} if sum(map(fields.flag, asynchronous)) else {}),  # both are taken
+        **({"replay_stops_early": True} if fields.flag("activation_checkpoint.early_stop") else {}),
     }
     parts = fields.raw("compile.components")
     named = re.findall(r"[^\s,'\"\[\]]+", "model loss" if parts is None else str(parts))

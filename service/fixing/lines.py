@@ -83,7 +83,10 @@ def _other_uses(found: Fixes, chosen: FixSet) -> Iterator[str]:
         alias = rf"\*{re.escape(assigned[2] or '')}(?![^\s,\[\]{{}}])"
         used = re.compile(alias if assigned[2] else rf"\$\{{?{assigned[1]}\b")
         for number, line in enumerate(lines, start=1):
-            is_other = not line.lstrip().startswith("#") and (assigned[2] or change.name not in line)
+            above = lines[number - 2] if line.lstrip().startswith("- ") else ""  # - --flag, - $VALUE
+            is_other = not line.lstrip().startswith("#") and (
+                assigned[2] or change.name not in above + line
+            )
             place = (change.file, number)
             if number != change.line and is_other and used.search(line) and place not in told:
                 told.add(place)

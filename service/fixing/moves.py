@@ -66,6 +66,16 @@ _ENGINES = (
     "distributed_type", "fsdp", "fsdp_version", "deepspeed", "deepspeed_config", "fsdp_config",
     "deepspeed_config_file", "fsdp_auto_wrap_policy", "auto_wrap_policy",
 )  # fmt: skip
+# The files that the command ``trl`` has for accelerate differ in the stage alone (trl/accelerate_configs).
+_OF_COMMANDS: Mapping[str, Flag] = {
+    "accelerate_config": Flag(
+        type="str",
+        role="priced",
+        sets="plan.zero_stage",
+        words=("zero1", "zero2", "zero3"),
+        of="the command",
+    )
+}
 # What an argument needs beside it where its parser would refuse it alone (Megatron-LM arguments.py,
 # validate_args: full recomputation with a method and a number of layers).
 _BESIDE: Mapping[Setting, tuple[Setting, ...]] = {
@@ -101,7 +111,7 @@ class Arguments:
 
     def __init__(self, launchers: Sequence[str], texts: Texts) -> None:
         self.texts = texts
-        self.rows: dict[str, Flag] = {}
+        self.rows: dict[str, Flag] = {**_OF_COMMANDS}
         self._programs = tuple(dict.fromkeys(one for name in launchers for one in PROGRAMS[name]))
         for program in reversed(self._programs):
             self.rows |= flags_of(program)
@@ -162,9 +172,7 @@ class Arguments:
         """Return whether an argument is given as a switch, without a value."""
         site = place[1]
         bare = site.value is None or site.value.lower() not in ("true", "false", "0", "1")
-        return (
-            site.form == "flag" and self._row(name).type.startswith("bool") and bare and not site.variables
-        )
+        return site.is_flag and self._row(name).type.startswith("bool") and bare and not site.variables
 
     def moves(self, setting: Setting) -> Iterator[Move]:
         """Yield the ways to make one setting in the texts, with what follows from it."""
@@ -297,11 +305,11 @@ class Arguments:
                 continue
             if site.form == "assignment" and "." in site.shown and "." not in name:  # model.name=value
                 name = f"{site.shown.rpartition('.')[0]}.{name}"
-            bare = is_switch and value == _ON and site.form == "flag" and site.value != "true"
+            bare = is_switch and value == _ON and site.is_flag and site.value != "true"
             word = None if bare else "true" if value == _ON else value
             for edits in self.texts.added((file, site), name, word):
-                shown = f"--{name}" if site.form == "flag" else name
-                shown = shown.replace("_", "-") if site.form == "flag" and "_" not in site.shown else shown
+                shown = f"--{name}" if site.is_flag else name
+                shown = shown.replace("_", "-") if site.is_flag and "_" not in site.shown else shown
                 yield edits, Change(name=shown, old=None, new=word or "", file=file, line=site.line)
 
     def _found_anchors(self) -> dict[str, list[tuple[str, Site]]]:

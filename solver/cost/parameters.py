@@ -213,15 +213,17 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """Return the products that recomputing a whole layer leaves out: its backward pass does not read them.
 
     A checkpoint of torch that is not reentrant stops at the last tensor that is saved
-    (``replay_stops_early``), a compiler drops what nothing reads: of a dense MLP the last product, none in
-    a pipeline with reentrant checkpoints of its own (``stages_replay_whole``), nor where every module's
-    weights come and go: such products save what they read when they are done (DeepSpeed 0.19.8
-    ``runtime/zero/linear.py``, ``memory_efficient_linear``). A norm, dropout or an adapter's product behind
-    it needs more; of experts all is counted.
+    (``replay_stops_early``), a compiler drops what nothing reads (``compilers_end_replays``): of a dense
+    MLP the last product, none in a pipeline with reentrant checkpoints of its own
+    (``stages_replay_whole``), nor where every module's weights come and go: such products save what they
+    read when they are done (DeepSpeed 0.19.8 ``runtime/zero/linear.py``, ``memory_efficient_linear``). A
+    norm, dropout or an adapter's product behind it needs more; of experts all is counted.
     """
     targets = ctx.workload.lora_targets if ctx.frozen else ()
     adapted = bool(set(MLP_INNER) & set(targets))
-    if kind == "moe" or adapted or not (ends_unread(ctx) and ctx.facts.replay_stops_early):
+    compiled = ctx.facts.compilers_end_replays and ctx.facts.elementwise_fused
+    stops = ctx.facts.replay_stops_early or compiled
+    if kind == "moe" or adapted or not (ends_unread(ctx) and stops):
         return []
     whole = (ctx.p > 1) & ctx.facts.stages_replay_whole
     whole |= (ctx.columns.zero_stage == SHARD_WEIGHTS) & ctx.facts.gathers_modules

@@ -110,6 +110,15 @@ def test_what_is_merged_has_the_line_of_its_merge_key() -> None:
     assert lines == {"a": 1, "a.p": 2, "b": 3, "b.s": 5, "b.p": 4, "c": 7}
 
 
+def test_keys_that_hold_what_is_repeated_are_told() -> None:
+    anchored = set[str]()
+    read_yaml(
+        "a: {b: &x 1}\nc: &y {d: 2}\ne: &z 3\nf: *x\ng: {<<: *y}\nh: {i: [*z]}\nj: &k 4\n",
+        anchored=anchored,
+    )
+    assert anchored == {"a", "c", "e"}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

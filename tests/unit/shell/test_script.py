@@ -50,6 +50,19 @@ def test_every_turn_of_a_loop_and_the_text_of_bash_c_are_read() -> None:
     assert f"torchrun --master {unknown}:29500 t.py --x {unknown}" in commands(text)
 
 
+def test_a_container_has_the_variables_that_it_is_given() -> None:
+    text = "docker run --gpus all -e KEY -e N=8 --env=M=4 img bash -c 'run $N $M'\necho $N"
+    assert commands(text)[1:] == ["run 8 4", f"echo {UNKNOWN}N{UNKNOWN}"]
+
+
+def test_a_file_next_to_the_script_is_put_in_by_cat() -> None:
+    files = {"a.txt": "--x 1\n--y\n", "b.txt": "2\n"}
+    for text in ("run $(cat conf/a.txt b.txt)", "cat > b.txt <<< 2\nrun $(<a.txt) $(cat b.txt)"):
+        script = read_script(text, include=files.get)
+        assert " ".join(word.text for word in script.commands[-1]) == "run --x 1 --y 2"
+    assert UNKNOWN in "".join(word.text for word in read_script("run $(cat c.txt)").commands[0])
+
+
 def test_a_file_that_the_script_writes_is_not_run_but_kept() -> None:
     script = read_script('Z=3\ncat <<EOT > dir/ds.json\n{"stage": $Z}\nrm -rf /\nEOT\nrun')
     assert script.files == {"ds.json": '{"stage": 3}\nrm -rf /\n'}

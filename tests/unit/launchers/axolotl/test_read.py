@@ -26,6 +26,26 @@ def read(text: str, overrides: Overrides, name: str) -> LaunchFile:
     return read_launch_files(Source(name=name, text=text), overrides)
 
 
+def test_a_section_that_only_holds_values_to_repeat_is_no_option() -> None:
+    """Axolotl ignores it; programs that stop at unknown names stop at it, too."""
+    held = "x-batch: &batch\n  micro_batch_size: 2\n  gradient_accumulation_steps: 4\nx-rank: &rank 16\n"
+    text = (
+        f"{held}base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: *rank\n"
+        "lora_target_linear: true\nsequence_len: 2048\n<<: *batch\nbf16: auto\nflash_attention: true\n"
+    )
+    found = read(text, Overrides(num_gpus=4), "lora.yml")
+    assert (found.workload.global_batch_size, found.workload.lora_rank) == (4 * 2 * 4, 16)
+    assert found.unread == ()
+    text = "x-size: &size\n  per_device_train_batch_size: 2\nmodel_name_or_path: Qwen/Qwen3-8B\n<<: *size\n"
+    with pytest.raises(InvalidProblemError, match="x-size: line 2: unknown, and trl stops there"):
+        read(f"{text}dataset_name: our/data\npacking: true\n", Overrides(num_gpus=4), "sft.yaml")
+    used = text.replace("<<: *size\n", "per_device_train_batch_size: 2\n")
+    with pytest.raises(
+        InvalidProblemError, match=r"x-size\.per_device_train_batch_size: .* unknown option"
+    ):
+        read(f"{used}dataset_name: our/data\npacking: true\n", Overrides(num_gpus=4), "sft.yaml")
+
+
 def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> None:
     text = (
         "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"

@@ -22,6 +22,7 @@ torchrun pretrain_gpt.py "${ARGS[@]}" $OTHER \\
     --bf16
 """
 WRAPPED = 'sbatch -N 1 --wrap="torchrun pretrain_gpt.py --micro-batch-size 1 --bf16"\n'
+TITAN = "torchrun -m torchtitan.train --config llama3_8b activation-checkpoint:full\n"
 WRITTEN = "cat >a.yaml <<EOF\ntp: 8 # ranks\nEOF\ncat >a.toml <<EOF\ntensor = 8\nEOF\n"
 COMMENTED = '// ours\n{\n "zero": {"stage": 3}, # all {\n "device": "a//b", /* "stage": 1 */\n}\n'
 YAML = """\
@@ -31,6 +32,24 @@ model:
   name: "a"   # quoted
 fsdp: {stage: 3, offload: false}
 last: true
+"""
+PODS = """\
+apiVersion: v1
+kind: Pod
+spec:
+  containers:
+  - env:
+    - name: TP
+      value: "8"
+    command: ["torchrun", "pretrain_gpt.py", "--bf16", "--micro-batch-size", "1", "--swiglu"]
+    args:
+    - --tensor-model-parallel-size
+    - $(TP)
+    - --recompute-granularity
+    - full   # all of it
+    - --pipeline-model-parallel-size=2
+    - --sequence-parallel
+    - train.py
 """
 JSON = '{\n\t"micro": 1,\n\t"zero": {"stage": 3, "device": "none"},\n\t"fp16": false\n}\n'
 TOML = '[parallelism]\ntensor = 8 # ranks\nmode = "full"\n\n[training]\nlocal = 1\n'
@@ -47,8 +66,13 @@ PYTHON = (
         ("a.sh", SCRIPT, "context_parallel_size", "2", ": ${CP:=1}", ": ${CP:=2}"),
         ("a.sh", SCRIPT, "micro_batch_size", "16", "size 1 --r", "size 16 --r"),
         ("a.sh", WRAPPED, "micro_batch_size", "2", "size 1 --b", "size 2 --b"),
+        ("a.sh", TITAN, "activation_checkpoint.mode", "none", "t:full", "t:none"),
         ("a.sh", WRITTEN, "tp", "2", "tp: 8 # ranks", "tp: 2 # ranks"),
         ("a.sh", WRITTEN, "tensor", "2", "tensor = 8", "tensor = 2"),
+        ("a.yaml", PODS, "tensor_model_parallel_size", "2", 'value: "8"', 'value: "2"'),
+        ("a.yaml", PODS, "recompute_granularity", "none", "- full   #", "- none   #"),
+        ("a.yaml", PODS, "pipeline_model_parallel_size", "4", "size=2", "size=4"),
+        ("a.yaml", PODS, "micro_batch_size", "4", '"1", "--s', '"4", "--s'),
         ("a.json", COMMENTED, "zero.stage", "2", '"stage": 3', '"stage": 2'),
         ("a.json", COMMENTED, "device", "b", "a//b", "b"),
         ("a.yaml", YAML, "tp", "2", "tp: 8 # ranks", "tp: 2 # ranks"),
@@ -80,6 +104,17 @@ def test_a_value_is_replaced_where_it_is_set(  # noqa: PLR0917 - a table
         ("a.sh", SCRIPT, "bf16", "3e-4 \\\n    --bf16\n", "3e-4\n"),
         ("a.sh", SCRIPT, "micro_batch_size", "--micro-batch-size 1 --r", "--r"),
         ("a.yaml", YAML, "last", "last: true\n", ""),
+        (
+            "a.yaml",
+            PODS,
+            "recompute_granularity",
+            "    - --recompute-granularity\n    - full   # all of it\n",
+            "",
+        ),
+        ("a.yaml", PODS, "pipeline_model_parallel_size", "    - --pipeline-model-parallel-size=2\n", ""),
+        ("a.yaml", PODS, "micro_batch_size", '"--micro-batch-size", "1", ', ""),
+        ("a.yaml", PODS, "swiglu", ', "--swiglu"]', "]"),
+        ("a.yaml", PODS, "bf16", '"--bf16", ', ""),
         ("a.json", JSON, "micro", '"micro": 1,\n\t', ""),
         ("a.json", JSON, "fp16", ',\n\t"fp16": false', ""),
         ("a.toml", TOML, "training.local", "local = 1\n", ""),
@@ -99,6 +134,10 @@ def test_a_value_is_removed_with_its_name(file: str, text: str, name: str, old: 
         ("a.sh", SCRIPT, "lr", "new_size", "4", "3e-4 \\\n", "3e-4 \\\n    --new-size 4 \\\n"),
         ("a.sh", SCRIPT, "micro_batch_size", "new_size", "4", "size 1 --r", "size 1 --new-size 4 --r"),
         ("a.yaml", YAML, "model.name", "model.new", "4", "# quoted\n", "# quoted\n  new: 4\n"),
+        ("a.yaml", PODS, "recompute_granularity", "new_size", "4", "of it\n",
+         'of it\n    - --new-size\n    - "4"\n'),
+        ("a.yaml", PODS, "pipeline_model_parallel_size", "new", "4", "=2\n", "=2\n    - --new=4\n"),
+        ("a.yaml", PODS, "micro_batch_size", "new", None, '"1", ', '"1", "--new", '),
         ("a.json", JSON, "zero.stage", "zero.new", "true", "3, ", '3, "new": true, '),
         ("a.json", JSON, "micro", "new", "x", "1,\n", '1,\n\t"new": "x",\n'),
         ("a.toml", TOML, "parallelism.mode", "parallelism.new", "4", '"full"\n', '"full"\nnew = 4\n'),

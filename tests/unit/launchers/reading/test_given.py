@@ -8,6 +8,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import LocatedValue
 from meshwright.launchers.reading.fields import Fields, meant
 from meshwright.launchers.reading.given import given_flags, plain_names
+from meshwright.launchers.reading.own_defaults import beyond_arguments, defaults_of, with_defaults
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.shell.values import Word
@@ -189,3 +190,43 @@ def test_words_after_llama_factorys_file_must_be_name_and_value() -> None:
             InvalidProblemError, match=r"line 1 of the command: --cutoff_len.* is not name=value"
         ):
             found(script.replace("cutoff_len=512", other))
+
+
+PROGRAM = """\
+from dataclasses import dataclass, field
+from transformers import AutoModelForCausalLM, HfArgumentParser, TrainingArguments
+MODEL = "Qwen/Qwen3-8B"
+@dataclass
+class Arguments:
+    max_seq_length: int = field(default=2048)
+    optim: str = "adamw_torch_fused"
+parser.add_argument("--per_device_train_batch_size", type=int, default=2)
+parser.add_argument("--steps", type=int, default=4)
+parser.add_argument("--unheard_of", default=7)
+model = AutoModelForCausalLM.from_pretrained(MODEL)
+training = TrainingArguments(
+    bf16=True, gradient_checkpointing=True, deepspeed=args.deepspeed, gradient_accumulation_steps=args.steps
+)
+"""
+
+
+def words(text: str) -> list[Word]:
+    return [Word(word, 1) for word in text.split()]
+
+
+def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
+    files = {
+        "train.py": PROGRAM,
+        "ds.json": '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}',
+    }
+    text = "torchrun --nproc_per_node 8 src/train.py --deepspeed ds.json --gradient_accumulation_steps 8\n"
+    found = read_launch_files(Source(name="a.sh", text=text, files={**files, "a.sh": text}))
+    assert (found.model.name, found.workload.seq_length) == ("qwen3-8b", 2048)
+    assert found.workload.global_batch_size == 8 * 2 * 8  # the command's 8 before the program's 4
+    assert found.configuration.recompute_granularity == "full"
+    assert found.unread == ()
+    assert with_defaults(words("train.py --steps 2"), files)[-1].text == "2"  # args.steps of the command
+    lora = PROGRAM + "model = get_peft_model(model, LoraConfig(r=8))\n"  # nothing says so in arguments
+    assert beyond_arguments(lora) == ("get_peft_model", PROGRAM.count("\n") + 1)
+    for other in (lora, "print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
+        assert defaults_of(other) == {}

@@ -349,7 +349,7 @@ def test_a_header_line_of_slurm_ends_with_its_line() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "what"),
     [
-        ("pod.yaml", "apiVersion: v1\nkind: Pod\nspec:\n  containers: []\n", "a Kubernetes manifest"),
+        ("dns.yaml", "apiVersion: v1\nkind: Service\nspec:\n  clusterIP: None\n", "a Kubernetes manifest"),
         ("20B.yml", '{"pipe-parallel-size": 4, "model-parallel-size": 2, "hidden": 6}\n', "GPT-NeoX's"),
         ("ppo.yaml", "actor_rollout_ref:\n  model:\n    path: a\n", "verl's"),
         ("5b.yaml", "trainer:\n  devices: 8\nmodel:\n  mcore_gpt: true\n", "NeMo 1's"),

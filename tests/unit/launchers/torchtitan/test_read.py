@@ -131,6 +131,15 @@ def test_torchtitan_0_2_recomputes_every_nth_layer_unless_it_is_told_to_go_by_op
         recomputed(option.format('"ops"'))
 
 
+def test_torchtitan_0_2_stops_a_replay_early_where_its_file_says_so() -> None:
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n'
+        '[activation_checkpoint]\nmode = "full"\nearly_stop = true\n'
+    )
+    found = read_launch_files(Source(name="a.toml", text=text), Overrides(num_gpus=8)).workload
+    assert found.framework_options["replay_stops_early"] is True
+
+
 def test_torchtitan_0_2_counts_layers_by_rank_from_chunk_to_chunk() -> None:
     option = 'mode = "selective"\nselective_ac_option = "{}"\n'
     # stages of 10 11 10 10 10 10 10 9 layers

@@ -366,12 +366,13 @@ def prices_of(
     return price(problem, Columns.of([layout]), a_profile(problem, framework, **FLOORLESS))
 
 
-def replayed_s(*, early: bool, **workload: object) -> float:
-    """Seconds of replaying one layer of the GPT on two tensor-parallel ranks under FSDP2."""
+def replayed_s(*, early: bool, fused: bool = False, **workload: object) -> float:
+    """Seconds of replaying one layer of the GPT on two tensor-parallel ranks under torchtitan."""
     layout = a_layout(
         tensor_parallel_size=2, sequence_parallel=True, recompute_granularity="full", recompute_layers=4
     )
-    problem = a_problem(framework_options={"replay_stops_early": early}, **workload)  # type: ignore[arg-type]
+    options = {"replay_stops_early": early, "elementwise_fused": fused}
+    problem = a_problem(framework_options=options, **workload)  # type: ignore[arg-type]
     profile = a_profile(problem, "fsdp", **FLOORLESS)
     return float(price(problem, Columns.of([layout]), profile).replay_s[0, 0])
 
@@ -386,6 +387,15 @@ def test_torchs_checkpoints_spare_the_last_product_of_a_replay_and_its_reduction
     assert spared == pytest.approx(float((product + reduction)[0]))
 
 
+@pytest.mark.parametrize(("fused", "spares"), [(True, True), (False, False)])
+def test_torchtitans_replays_spare_the_last_product_only_where_blocks_are_compiled(
+    fused: bool, spares: bool
+) -> None:
+    """Its checkpoints say ``early_stop=False``."""
+    own, stopped = (replayed_s(early=early, fused=fused) for early in (False, True))
+    assert (own == stopped) == spares
+
+
 @pytest.mark.parametrize(("stage", "count"), [(2, 1.0), (3, 0.0)])
 def test_deepspeeds_linear_layers_under_zero_3_are_replayed_to_the_last(stage: int, count: float) -> None:
     # an autograd function of its own, whose input is saved when its product is done
@@ -397,7 +407,8 @@ def test_deepspeeds_linear_layers_under_zero_3_are_replayed_to_the_last(stage: i
 @pytest.mark.parametrize(("targets", "spares"), [(ATTENTION_TARGETS, True), (("linear_fc2",), False)])
 def test_an_adapter_on_the_last_product_has_it_replayed(targets: tuple[str, ...], spares: bool) -> None:
     adapted = {"lora_rank": 16, "lora_targets": targets}
-    assert (replayed_s(early=True, **adapted) < replayed_s(early=False, **adapted)) == spares
+    early, whole = (replayed_s(early=one, fused=False, **adapted) for one in (True, False))
+    assert (early < whole) == spares
 
 
 def test_dropout_keeps_a_mask_behind_the_last_product_which_is_replayed_for_it() -> None:
@@ -417,7 +428,8 @@ def test_deepspeeds_pipeline_replays_whole_layers(framework: str, spares: bool) 
             pipeline_parallel_size=len(stages), stage_layers=stages, recompute_granularity="full",
             recompute_layers=stages[0],
         )  # fmt: skip
-        problem = a_problem(framework_options={"replay_stops_early": early})
+        options = {"replay_stops_early": early, "elementwise_fused": False}
+        problem = a_problem(framework_options=options)
         profile = a_profile(problem, framework, **FLOORLESS)
         return float(price(problem, Columns.of([layout]), profile).replay_s[0, 0])
 

@@ -1,0 +1,173 @@
+"""What a user's own Python program trains with where its command says nothing.
+
+Read are literals: defaults of argparse and of dataclasses, arguments of transformers' and TRL's classes,
+and the model that ``from_pretrained`` names. Nothing is run. An argument of the command counts first.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
+
+from meshwright.launchers.flags import flags_of, plain_name
+from meshwright.shell.commands import is_python
+from meshwright.shell.values import Word, unknown_value
+
+_TABLES = ("transformers", "trl", "accelerate", "deepspeed")
+_LONGEST = 200_000  # characters of a program
+_IS_OURS = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl|deepspeed|accelerate)\b", re.MULTILINE)
+# What code may do that no argument says: such a program is not read.
+_BEYOND = re.compile(
+    r"\b(?:unsloth|get_peft_model|LoraConfig|BitsAndBytesConfig|requires_grad_?|load_in_[48]bit|optimizers\s*=|"
+    r"DeepSpeedPlugin|FullyShardedDataParallelPlugin|fully_shard|init_inference)\b"
+)
+_CONFIGS = re.compile(r"(?:\w*TrainingArguments|(?:SFT|DPO|KTO|Reward)Config)")
+_MODELS = re.compile(r"\w*ForCausalLM")
+_MODEL = "model_name_or_path"
+_OF_LOADING = ("torch_dtype", "dtype", "attn_implementation")
+
+
+def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word, ...]:
+    """Return the words of a command with the defaults of its Python program behind them.
+
+    Args:
+        words: words of a command.
+        texts: the Python programs next to it, by base name.
+    """
+    at = next((at for at, word in enumerate(words) if word.text.endswith(".py")), None)
+    text = None if at is None else texts.get(words[at].text.rsplit("/", 1)[-1])
+    if at is None or text is None:
+        return tuple(words)
+    given = _given(words[at + 1 :])
+    line, found = words[-1].line, dict[str, str]()
+    for name, value in defaults_of(text).items():
+        other = value.removeprefix(_REFERENCE)  # TrainingArguments(per_device_train_batch_size=args.batch)
+        said = value if other == value else given.get(other, defaults_of(text).get(other, ""))
+        if name in _known() and name not in given and said:
+            found[name] = said
+    return (*words, *(Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value)))
+
+
+def _given(words: Sequence[Word]) -> dict[str, str]:
+    """Return the arguments of a command with their values."""
+    found = dict[str, str]()
+    for word, following in pairwise((*words, Word("", 0))):
+        name, equals, value = word.text.partition("=")
+        if name.startswith("--"):
+            found[plain_name(name)] = value if equals else following.text
+    return found
+
+
+_REFERENCE = "\x01"  # before the argument whose value another one gets
+
+
+def beyond_arguments(text: str) -> tuple[str, int]:
+    """Return what a program does that no argument says, with its line; empty text without it."""
+    found = _BEYOND.search(text) if _IS_OURS.search(text) is not None else None
+    return ("", 0) if found is None else (found[0], text.count("\n", 0, found.start()) + 1)
+
+
+def may_start(words: Sequence[Word]) -> bool:
+    """Return whether a command starts a Python program with a launcher or alone."""
+    first = words[0].text.rsplit("/", 1)[-1]
+    return is_python(words[0]) or first in ("torchrun", "accelerate", "deepspeed", "srun", "mpirun")
+
+
+@cache
+def _known() -> frozenset[str]:
+    """Return the arguments that are read."""
+    rows = (pair for one in _TABLES for pair in flags_of(one).items())
+    return frozenset(name for name, row in rows if row.role != "refused")
+
+
+@lru_cache(maxsize=16)
+def defaults_of(text: str) -> Mapping[str, str]:
+    """Return the values of a program by argument; none of one that trains otherwise than arguments say."""
+    if len(text) > _LONGEST or _IS_OURS.search(text) is None or _BEYOND.search(text) is not None:
+        return {}
+    try:
+        tree = ast.parse(text)
+        known = _known()
+        found = dict(_found_in(tree, known))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    named = {value[1:] for value in found.values() if value.startswith(_REFERENCE)}
+    return {name: value for name, value in found.items() if name in known or name in named}
+
+
+def _found_in(tree: ast.Module, known: Container[str]) -> Iterator[tuple[str, str]]:
+    """Yield names and values, those that count before others last."""
+    constants = {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    later = list[tuple[str, str]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "gradient_checkpointing_enable":
+            later.append(("gradient_checkpointing", "true"))
+        for name, value, is_set in named_defaults(node):
+            text = _text_of(constants.get(value.id, value) if isinstance(value, ast.Name) else value)
+            if text is None and is_set and name in known:  # computed: whoever reads it says so
+                text = unknown_value(f"{name} of the program")
+            if text:
+                later.append((name, text)) if is_set else (yield name, text)
+    yield from later
+
+
+def _text_of(value: ast.expr) -> str | None:
+    """Return a literal as an argument, or the reference to another one; None if it is computed."""
+    if isinstance(value, ast.Constant):
+        literal = value.value
+        return (
+            str(literal).lower() if isinstance(literal, bool) else "" if literal is None else str(literal)
+        )
+    if isinstance(value, ast.Attribute):
+        owner = ast.unparse(value.value)
+        return value.attr if owner == "torch" else f"{_REFERENCE}{value.attr}" if "arg" in owner else None
+    return None
+
+
+def named_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
+    """Yield the arguments that a node gives a value, with whether code sets it, not a default."""
+    if isinstance(node, ast.ClassDef) and any(
+        "dataclass" in ast.unparse(one) for one in node.decorator_list
+    ):
+        for one in node.body:
+            if (
+                isinstance(one, ast.AnnAssign)
+                and isinstance(one.target, ast.Name)
+                and one.value is not None
+            ):
+                yield from ((one.target.id, value, False) for value in _default_of(one.value))
+    if not isinstance(node, ast.Call):
+        return
+    called = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else ""
+    last = called.rpartition(".")[2]
+    if last == "add_argument":
+        options = [one.value for one in node.args if isinstance(one, ast.Constant)]
+        name = next((one for one in options if isinstance(one, str) and one.startswith("--")), None)
+        if name is not None:
+            yield from (
+                (plain_name(name), one.value, False) for one in node.keywords if one.arg == "default"
+            )
+    elif _CONFIGS.fullmatch(last):
+        yield from ((one.arg, one.value, True) for one in node.keywords if one.arg)
+    elif last == "from_pretrained" and _MODELS.fullmatch(called.rpartition(".")[0].rpartition(".")[2]):
+        yield from ((_MODEL, one, True) for one in node.args[:1])
+        yield from ((str(one.arg), one.value, True) for one in node.keywords if one.arg in _OF_LOADING)
+    elif last.endswith("Trainer"):
+        model = (one.value for one in node.keywords if one.arg == "model")
+        yield from ((_MODEL, one, True) for one in model if isinstance(one, ast.Constant))
+
+
+def _default_of(value: ast.expr) -> list[ast.expr]:
+    """Return the default of a dataclass's field: the value, or that of ``field(default=…)``."""
+    if not isinstance(value, ast.Call):
+        return [value]
+    return [one.value for one in value.keywords if one.arg == "default"]
