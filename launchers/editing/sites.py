@@ -208,7 +208,8 @@ def _nodes(text: str, node: yaml.Node, before: str, form: Form) -> Iterator[Site
             yield from _nodes(text, value, f"{name}.", form)
 
 
-_OPENS = re.compile(r"\s*(?:(?://|#)[^\n]*\s+|/\*.*?\*/\s*)*\{", re.DOTALL)
+# Comments and blanks before an object; each is taken whole, or a line of ``# # #`` has 2^n readings.
+_OPENS = re.compile(r"(?>\s+|(?://|#)[^\n]*|/\*.*?\*/)*+\{", re.DOTALL)
 _ALIAS = re.compile(r"\s*:\s+(\*[^\s,\[\]{}]+)")
 _PROPERTIES = re.compile(r"(?:(&[^\s,\[\]{}]+)\s+|![^\s,\[\]{}]*\s+)*")
 

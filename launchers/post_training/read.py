@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from meshwright.launchers.post_training import read_trl as trl
@@ -17,6 +18,8 @@ from meshwright.launchers.post_training.recipe import (
     Other,
     Recipe,
     Values,
+    counted,
+    finite,
     mapping_of,
     model_of,
     refused,
@@ -90,7 +93,10 @@ def _merged(text: str, other: Other) -> dict[str, Any]:
     """Return a recipe over the files that its ``defaults`` name, references resolved."""
     layers, folder = [dict(mapping_of(text))], ""
     while (base := layers[-1].pop("defaults", None)) is not None and len(layers) <= _MOST_BASES:
-        where = base if isinstance(base, str) else base[0]
+        listed = base if isinstance(base, list) else [base]
+        if len(listed) != 1 or not isinstance(listed[0], str):
+            raise refused("/defaults", "does not name one file: not read", "the name of a YAML")
+        where = listed[0]
         path = where if where.startswith("/") else folder + where
         found = other(path)
         if found is None:
@@ -131,31 +137,42 @@ def _at(values: Any, path: str, default: Any = None) -> Any:  # noqa: ANN401 - Y
     return default if values is None else values
 
 
+def _number_at(values: Mapping[str, Any], path: str, default: float | None = None) -> float:
+    return finite(_at(values, path, default), f"/{path.replace('.', '/')}")
+
+
+def _whole_at(values: Mapping[str, Any], path: str, default: int | None = None, *, least: int = 1) -> int:
+    return counted(_at(values, path, default), f"/{path.replace('.', '/')}", least)
+
+
 def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
     _require_grpo(values)
     policy, generation = values["policy"], values["policy"]["generation"]
     is_megatron = bool(_at(policy, "megatron_cfg.enabled"))
-    nodes, each = int(_at(values, "cluster.num_nodes")), int(_at(values, "cluster.gpus_per_node"))
+    nodes, each = _whole_at(values, "cluster.num_nodes"), _whole_at(values, "cluster.gpus_per_node")
     colocated = bool(_at(generation, "colocated.enabled", default=True))
     runs_ahead = bool(_at(values, "grpo.async_grpo.enabled"))
-    rollout_nodes = int(_at(generation, "colocated.resources.num_nodes", 0) or 0)
-    prompts, responses = (int(_at(values, f"grpo.{name}")) for name in _COUNTS)
-    age = int(_at(values, "grpo.async_grpo.max_trajectory_age_steps", 1))
+    rollout_nodes = _whole_at(values, "policy.generation.colocated.resources.num_nodes", 0, least=0)
+    prompts, responses = (_whole_at(values, f"grpo.{name}") for name in _COUNTS)
+    age = _whole_at(values, "grpo.async_grpo.max_trajectory_age_steps", 1)
     reward = _nemo_reward(values)
     return Recipe(
         launcher="nemo-rl", model=model_of(str(policy.get("model_name")), "/policy/model_name"),
-        nodes=nodes, gpus_per_node=each, longest_tokens=int(policy["max_total_sequence_length"]),
+        nodes=nodes, gpus_per_node=each,
+        longest_tokens=_whole_at(values, "policy.max_total_sequence_length"),
         parts={
             "algorithm": {
                 "prompts": prompts, "responses": responses,
-                "updates": max(prompts * responses // int(policy["train_global_batch_size"]), 1),
+                "updates": max(
+                    prompts * responses // _whole_at(values, "policy.train_global_batch_size"), 1
+                ),
                 "reference": bool(_at(values, "loss_fn.reference_policy_kl_penalty")),
             },
-            "rollout": _nemo_engine(generation),
+            "rollout": _nemo_engine(values, str(generation["backend"])),
             "training": {
                 "trainer": "megatron" if is_megatron else "fsdp",
                 "nodes": max(nodes - rollout_nodes * (not colocated) - reward.get("nodes", 0), 1),
-                "pin": _nemo_sizes(policy, is_megatron=is_megatron),
+                "pin": _nemo_sizes(values, is_megatron=is_megatron),
             },
             "asynchrony": ways_of(colocated=colocated, steps=age if runs_ahead else 0),
             **({"reward": reward} if reward else {}),
@@ -167,16 +184,17 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
 _DRAWN_AGAIN = "the recipe draws prompts anew with answers all right or all wrong; here each counts once"
 
 
-def _nemo_engine(generation: Mapping[str, Any]) -> dict[str, Any]:
-    if generation["backend"] == "sglang":
-        own = _at(generation, "sglang_cfg", {})
-        share = float(_at(own, "mem_fraction_static", SGLANG_SHARE))
-        return {"engine": "sglang", "tp": int(_at(own, "tp_size", 1)), "memory_share": share}
+def _nemo_engine(values: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    if backend == "sglang":
+        at = "policy.generation.sglang_cfg"
+        share = _number_at(values, f"{at}.mem_fraction_static", SGLANG_SHARE)
+        return {"engine": "sglang", "tp": _whole_at(values, f"{at}.tp_size", 1), "memory_share": share}
+    at = "policy.generation.vllm_cfg"
     return {
         "engine": "vllm",
-        "tp": int(_at(generation, "vllm_cfg.tensor_parallel_size")),
-        "memory_share": float(_at(generation, "vllm_cfg.gpu_memory_utilization")),
-        "precision": "fp8" if _at(generation, "vllm_cfg.precision") == "fp8" else "bf16",
+        "tp": _whole_at(values, f"{at}.tensor_parallel_size"),
+        "memory_share": _number_at(values, f"{at}.gpu_memory_utilization"),
+        "precision": "fp8" if _at(values, f"{at}.precision") == "fp8" else "bf16",
     }
 
 
@@ -184,11 +202,12 @@ def _nemo_reward(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the reward model with its nodes; empty: another environment scores the answers."""
     if _at(values, "data.default.env_name") != "reward_model":
         return {}
-    own = _at(values, "env.reward_model", {})
+    at = "env.reward_model"
     return {
-        "model": str(own.get("model_name", "")), "nodes": int(_at(own, "resources.num_nodes", 1)),
-        "tp": int(_at(own, "dtensor_cfg.tensor_parallel_size", 1)),
-    }  # fmt: skip
+        "model": str(_at(values, f"{at}.model_name", "")),
+        "nodes": _whole_at(values, f"{at}.resources.num_nodes", 1),
+        "tp": _whole_at(values, f"{at}.dtensor_cfg.tensor_parallel_size", 1),
+    }
 
 
 _COUNTS = ("num_prompts_per_step", "num_generations_per_prompt")
@@ -204,7 +223,7 @@ def _require_grpo(values: Mapping[str, Any]) -> None:
         if other in values:
             raise refused(f"/{other}", "is another algorithm than GRPO, which alone is priced", "grpo")
     policy = values["policy"]
-    if "model_name" not in policy:
+    if _at(policy, "model_name") is None:
         raise refused("/policy/model_name", "is not stated: the file is no recipe of GRPO")
     backend = _at(policy, "generation.backend")
     if backend not in ENGINES:
@@ -233,13 +252,12 @@ _NOT_PRICED = {
 }
 
 
-def _nemo_sizes(policy: Mapping[str, Any], *, is_megatron: bool) -> dict[str, Any]:
-    if not is_megatron:
-        own = _at(policy, "dtensor_cfg", {})
-        return {"tp": _at(own, "tensor_parallel_size", 1), "cp": _at(own, "context_parallel_size", 1)}
-    own = _at(policy, "megatron_cfg")
-    names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
-    return {short: _at(own, f"{name}_parallel_size", 1) for short, name in names.items()}
+def _nemo_sizes(values: Mapping[str, Any], *, is_megatron: bool) -> dict[str, Any]:
+    names = {"tp": "tensor", "cp": "context"}
+    if is_megatron:
+        names = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    at = f"policy.{'megatron' if is_megatron else 'dtensor'}_cfg"
+    return {short: _whole_at(values, f"{at}.{name}_parallel_size", 1) for short, name in names.items()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -360,7 +378,7 @@ _SLIME = ("train.py", "train_async.py")
 _OF_SLIME: Values = {
     "--actor-num-nodes": "1", "--actor-num-gpus-per-node": "8", "--rollout-num-gpus-per-engine": "1",
     "--n-samples-per-prompt": "1", "--advantage-estimator": "grpo", "--sglang-mem-fraction-static": "0.85",
-    "--rollout-max-prompt-len": "1024",
+    "--rollout-max-prompt-len": "1024", "--kl-coef": "0",
 }  # fmt: skip
 
 
@@ -369,14 +387,15 @@ def _slime_arguments(name: str, text: str) -> dict[str, str] | None:
     for command in commands_of(script_of(Source(name=name, text=text), Overrides())):
         words = [word.text for word in (*command.before, *command.words)]
         program = next((one for one in [command.program, *words] if one.endswith(_SLIME)), None)
-        if program is None or "--rollout-batch-size" not in words:
+        if program is None:
             continue
         found = {"program": program.rpartition("/")[2]}
-        for at, word in enumerate(words):
-            if word.startswith("--"):
-                following = words[at + 1] if at + 1 < len(words) else "--"
-                found[word] = "true" if following.startswith("--") else following
-        return found
+        for word, following in pairwise([*words, "--"]):
+            name, equals, value = word.partition("=")
+            if name.startswith("--"):
+                found[name] = value if equals else "true" if following.startswith("--") else following
+        if "--rollout-batch-size" in found:
+            return found
     return None
 
 
@@ -409,20 +428,23 @@ def _slime(given: Values) -> Recipe:
         updates = _whole(values, "--num-steps-per-rollout")
     colocated = "--colocate" in given
     own = 0 if colocated else -(-_whole(values, "--rollout-num-gpus") // each)
-    critic = _whole({"--critic-num-nodes": "0", **values}, "--critic-num-nodes")
-    longest = values.get("--rollout-max-context-len") or str(
-        _whole(values, "--rollout-max-prompt-len") + _whole(values, "--rollout-max-response-len")
+    critic = _whole(values, "--critic-num-nodes") if "--critic-num-nodes" in given else 0
+    longest = (
+        _whole(values, "--rollout-max-context-len")
+        if "--rollout-max-context-len" in given
+        else _whole(values, "--rollout-max-prompt-len") + _whole(values, "--rollout-max-response-len")
     )
     sizes = {"tp": "tensor-model", "pp": "pipeline-model", "cp": "context", "ep": "expert-model"}
     return Recipe(
         launcher="slime", nodes=nodes + own + critic, gpus_per_node=each,
-        longest_tokens=_whole({"longest": longest}, "longest"),
+        longest_tokens=longest,
         model=model_of(_path(values, "--hf-checkpoint"), "/--hf-checkpoint"),
         parts={
             "algorithm": {
                 **({"name": "ppo"} if estimator == "ppo" else {}),
                 "prompts": prompts, "responses": responses, "updates": max(updates, 1),
-                "reference": "--use-kl-loss" in given or "--kl-coef" in given,
+                # slime/ray/placement_group.py:178
+                "reference": "--use-kl-loss" in given or _number(values, "--kl-coef") != 0.0,
             },
             "rollout": {
                 "engine": "sglang", "tp": _whole(values, "--rollout-num-gpus-per-engine"),
@@ -454,12 +476,8 @@ def _path(values: Values, name: str) -> str:
 
 
 def _number(values: Values, name: str) -> float:
-    text = _text(values, name)
-    try:
-        return float(text)
-    except ValueError:
-        raise refused(f"/{name}", f"{text[:40]} is not a number") from None
+    return finite(_text(values, name), f"/{name}")
 
 
 def _whole(values: Values, name: str) -> int:
-    return int(_number(values, name))
+    return counted(_text(values, name), f"/{name}")

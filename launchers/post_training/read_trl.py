@@ -15,9 +15,12 @@ from meshwright.launchers.post_training.recipe import (
     Other,
     Recipe,
     Values,
+    counted,
+    finite,
     mapping_of,
     model_of,
     refused,
+    section_of,
     ways_of,
 )
 from meshwright.launchers.reading.base import Overrides, Source
@@ -145,11 +148,10 @@ def _shipped(name: str) -> dict[str, Any]:
 def _of_file(values: Values) -> dict[str, Any]:
     kind, found = values.get("distributed_type"), dict[str, Any]()
     if kind == "FSDP":
-        own = values.get("fsdp_config") or {}
-        reshards = str(own.get("fsdp_reshard_after_forward", "FULL_SHARD"))
+        reshards = str(section_of(values, "fsdp_config").get("fsdp_reshard_after_forward", "FULL_SHARD"))
         found["zero_stage"] = _ZERO_3 if reshards in ("True", "true", "FULL_SHARD") else 2
     elif kind == "DEEPSPEED":
-        found["zero_stage"] = (values.get("deepspeed_config") or {}).get("zero_stage", 2)
+        found["zero_stage"] = section_of(values, "deepspeed_config").get("zero_stage", 2)
     elif kind is not None:
         found["zero_stage"] = 0
     return {**found, **{one: values[one] for one in ("num_processes", "num_machines") if one in values}}
@@ -235,9 +237,8 @@ def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = 
     if "generation_batch_size" in whole:
         steps = _whole(whole, "generation_batch_size") // device
     responses, completion = _whole(whole, "num_generations"), _whole(whole, "max_completion_length")
-    room = whole.get("vllm_max_model_length") or completion + int(
-        whole.get("max_prompt_length") or _PROMPT_TOKENS
-    )
+    prompt = whole.get("max_prompt_length") or _PROMPT_TOKENS
+    room = whole.get("vllm_max_model_length") or completion + counted(prompt, "/max_prompt_length")
     colocated = whole["vllm_mode"] == "colocate"
     rollout, beside = _engines(whole, other, served)
     where = "/model_name_or_path"
@@ -249,11 +250,11 @@ def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = 
             raise refused(where, f"{model}: images of prompts are not priced in a step yet")
     return Recipe(
         launcher="trl", model=model, nodes=nodes + beside, gpus_per_node=max(processes // nodes, 1),
-        longest_tokens=int(room),
+        longest_tokens=counted(room, "/vllm_max_model_length"),
         parts={
             "algorithm": {
                 "prompts": max(device * steps // responses, 1), "responses": responses,
-                "updates": max(steps // accumulated, 1), "reference": float(whole["beta"]) > 0.0,
+                "updates": max(steps // accumulated, 1), "reference": finite(whole["beta"], "/beta") > 0.0,
             },
             "rollout": rollout,
             "training": {"trainer": "fsdp", "nodes": nodes, "pin": {"cp": 1}},
@@ -273,7 +274,7 @@ def _engines(whole: Values, other: Other, served: Values | None) -> tuple[dict[s
     if whole["vllm_mode"] == "colocate":
         return {
             "engine": "vllm", "tp": _whole(whole, "vllm_tensor_parallel_size"),
-            "memory_share": float(whole["vllm_gpu_memory_utilization"]),
+            "memory_share": finite(whole["vllm_gpu_memory_utilization"], "/vllm_gpu_memory_utilization"),
         }, 0  # fmt: skip
     text = other(SERVER_FILE) if served is None else None
     if text is not None:
@@ -286,7 +287,7 @@ def _engines(whole: Values, other: Other, served: Values | None) -> tuple[dict[s
     own = {**_SERVED, **served}
     return {
         "engine": "vllm", "tp": _whole(own, "tensor_parallel_size"),
-        "memory_share": float(own["gpu_memory_utilization"]),
+        "memory_share": finite(own["gpu_memory_utilization"], "/gpu_memory_utilization"),
     }, 1  # fmt: skip
 
 
@@ -316,9 +317,4 @@ def _require_mesh(mesh: Values) -> None:
 
 
 def _whole(values: Values, name: str) -> int:
-    value: Any = values.get(name, 1)
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        shown = str(value).replace(UNKNOWN, "…")[:40]
-        raise refused(f"/{name}", f"{shown} is no number that is known here") from None
+    return counted(values.get(name, 1), f"/{name}", least=0 if name == "zero_stage" else 1)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
+from meshwright.profiles.documents import read_yaml, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import find_model
+from meshwright.shell.values import UNKNOWN
 
+_MOST = 2**40  # of any count
 Values = Mapping[str, Any]
 Other = Callable[[str], str | None]  # text of a file that is named relative to the recipe; None: missing
 
@@ -34,18 +36,53 @@ def refused(where: str, message: str, allowed: str | None = None) -> InvalidProb
 
 
 def mapping_of(text: str) -> Mapping[str, Any]:
-    """Return a YAML file's fields.
+    """Return a YAML file's fields; of a repeated one the last counts.
 
     Raises:
         InvalidProblemError: it is none.
     """
-    try:
-        found = yaml.load(text, Loader=yaml.CSafeLoader)
-    except yaml.YAMLError as fault:
-        raise refused("", f"is not YAML: {str(fault).splitlines()[0]}") from None
+    return read_yaml(text, repeated={})
+
+
+def section_of(values: Values, name: str) -> Values:
+    """Return a section of a file; empty without one.
+
+    Raises:
+        InvalidProblemError: it is no section.
+    """
+    found = values.get(name) or {}
     if not isinstance(found, Mapping):
-        raise refused("", "is not a mapping of fields")
+        raise refused(f"/{name}", "is not a mapping of fields")
     return found
+
+
+def finite(stated: object, where: str) -> float:
+    """Return a number of a recipe.
+
+    Raises:
+        InvalidProblemError: it is none that is known without the shell, or not finite.
+    """
+    if stated is None:
+        raise refused(where, "is not stated")
+    try:
+        found = math.nan if isinstance(stated, bool) else float(str(stated))
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise refused(where, f"{shown(str(stated).replace(UNKNOWN, '…'))} is no number that is known here")
+    return found
+
+
+def counted(stated: object, where: str, least: int = 1) -> int:
+    """Return a whole number of a recipe that is not below ``least``.
+
+    Raises:
+        InvalidProblemError: it is none.
+    """
+    found = finite(stated, where)
+    if found != int(found) or not least <= found <= _MOST:
+        raise refused(where, f"{shown(str(stated))} is out of range", f"a whole number from {least} on")
+    return int(found)
 
 
 def ways_of(*, colocated: bool, steps: int) -> dict[str, Any]:

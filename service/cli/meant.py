@@ -12,7 +12,8 @@ from meshwright.service.requests.parts import LONG_NAMES
 from meshwright.solver.configuration import VARIABLES
 
 _VALUE = "{}"  # of what was typed
-_LORA = "--lora-rank 16"
+EXAMPLE = ("--lora-rank", "16")  # gives way to a rank that is typed
+_LORA = " ".join(EXAMPLE)
 _NOTHING = ""  # what a plan has anyway: all weights are trained, and every sequence is full
 
 _NAMES = {  # options of ours, and what others call them: {} takes the value, the rest are switches
@@ -55,10 +56,10 @@ _NAMES = {  # options of ours, and what others call them: {} takes the value, th
 BY_NAME = {name: ours for ours, names in _NAMES.items() for name in names.split()}
 _VALUED = (  # what others call an option whose value is a name of the table: --method qlora
     "method methods finetuning-type tuner-type train-type training-type peft-type peft-method adapter-type "
-    "peft adapter finetune task stage mode rlhf-type quantization quant quantize"
+    "peft adapter finetune task stage mode rlhf-type quantization quant quantize fsdp"
 )
 _METHODS = _VALUED.split()
-_ON = ("true", "yes", "1", "on")
+_ON, _OFF = ("true", "yes", "1", "on", "cpu"), ("false", "no", "0", "off", "none", "null")
 
 
 def meant_by(name: str, value: str | None, *, sizes: str) -> Iterator[tuple[str, str]]:
@@ -96,6 +97,11 @@ def _require_on(value: str | None) -> None:
     """
     if value is not None and value.lower() not in _ON:
         raise LookupError(value)
+
+
+def is_off(value: str | None) -> bool:
+    """Return whether a value switches something off: ``--use_peft false``."""
+    return value is not None and value.lower() in _OFF
 
 
 def _plain(word: str) -> str:

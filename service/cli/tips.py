@@ -19,7 +19,7 @@ from typing import Any, Self
 from typer.exceptions import Exit, TyperException
 
 from meshwright.profiles.errors import FieldError, PlannerError
-from meshwright.service.cli.meant import meant_by
+from meshwright.service.cli.meant import EXAMPLE, is_off, meant_by
 from meshwright.service.errors import remedy_of
 from meshwright.service.requests.fields import COMMON, COUNTS, OPTIONS
 from meshwright.service.requests.parts import LONG_NAMES
@@ -209,10 +209,21 @@ def tip_of_usage(line: Line, wrong: str = "", nearest: str = "") -> str:
     here = ((one, _words_here(line, one)) for one in line.words)
     words = [part for one, found in here for part in ([one] if found is None else found)]
     words = [replace(one, name=nearest) if nearest and one.name == wrong else one for one in words]
+    words = list(_stated_once(words))
     fixed = replace(line, words=tuple(words))
     if fixed != line and line.command is not None and _has_values(line, words) and fixed.parses():
         return shlex.join(["meshwright", *fixed.typed])
     return shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+
+
+def _stated_once(words: Sequence[Word]) -> Iterator[Word]:
+    """Yield the words of a line without an option that another says too: ``--load-in-4bit --lora-r 64``."""
+    example = Word(*EXAMPLE)
+    stated = any(one.name == example.name and one != example for one in words)
+    for at, word in enumerate(words):
+        is_said = bool(word.name) and word in words[:at]
+        if not is_said and not (word == example and stated):
+            yield word
 
 
 def options_here(line: Line, wrong: str) -> str:
@@ -237,7 +248,8 @@ def _words_here(line: Line, word: Word) -> list[Word] | None:
         return None
     pin = line.option("--pin")
     sizes = "--set" if pin is None or pin.hidden else "--pin"
-    for value, rest in ((word.value, []), (None, [Word(_ARGUMENT, word.value)])):  # --lora MODEL
+    argued = [Word(_ARGUMENT, word.value)]  # --lora MODEL
+    for value, rest in ((word.value, []), *([] if is_off(word.value) else [(None, argued)])):
         with suppress(LookupError):
             found = [Word(*one) for one in meant_by(word.name, value, sizes=sizes)]
             known = all(line.option(one.name) is not None for one in found)

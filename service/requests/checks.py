@@ -298,20 +298,26 @@ def _images(problem: Problem) -> Iterator[FieldError]:
     """Check that a model with a tower states its images and trains something; others have neither."""
     work, model = problem.workload, problem.model
     images, frozen = "/workload/images_per_sample", "/workload/frozen"
+    tokens_at = "/workload/image_tokens"
     if model.tower is None:
-        for at, there, nearest in ((images, work.images_per_sample, "0"), (frozen, work.frozen, "[]")):
+        stated = (
+            (images, work.images_per_sample, "0"), (tokens_at, work.image_tokens, "none"),
+            (frozen, work.frozen, "[]"),
+        )  # fmt: skip
+        for at, there, allowed in stated:
             if there:
                 yield FieldError(
                     pointer=at,
                     message=f"{model.title} has no vision tower",
-                    allowed=nearest,
-                    nearest=nearest,
+                    allowed=allowed,
+                    nearest=None if at == tokens_at else allowed,
+                    tip="without --image-tokens" if at == tokens_at else "",
                 )
         return
     if not work.images_per_sample:
         if work.image_tokens is not None:
             yield FieldError(
-                pointer="/workload/image_tokens",
+                pointer=tokens_at,
                 message="is about images, and no sequence has one (images_per_sample is 0)",
                 allowed="none, or images_per_sample above 0",
             )

@@ -164,6 +164,12 @@ def test_a_file_that_cannot_be_parsed_has_no_values(name: str) -> None:
     assert sites_of(name, "{[(\x07 = :\n") == []
 
 
+def test_a_line_of_comment_signs_is_read_at_once() -> None:
+    """It takes no second per sign, as patterns do that may cut it at every blank."""
+    assert [site.name for site in sites_of("a.yaml", f"{'# ' * 200}\na: 1\n")] == ["a"]
+    assert [site.name for site in sites_of("a.json", f'{"// " * 200}\n/* b */ {{"a": 1}}\n')] == ["a"]
+
+
 @pytest.mark.parametrize(
     ("text", "left"),
     [

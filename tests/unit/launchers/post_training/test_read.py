@@ -26,6 +26,7 @@ NEMO = (
 SLIME = "ray job submit -- python3 train.py --rollout-batch-size 32 --hf-checkpoint /models/Qwen3-8B"
 TRL = "trl grpo --accelerate_config fsdp2 --model_name_or_path Qwen/Qwen3-8B --use_vllm"
 SERVER = "CUDA_VISIBLE_DEVICES=7 trl vllm-serve --model Qwen/Qwen3-8B --tensor_parallel_size 2\n"
+SLIME_WHOLE = f"{SLIME} --colocate --rollout-max-response-len 2048"
 ENGINE = "actor_rollout_ref.rollout.name"
 REFUSED = [
     ("a.yaml", "dpo: {}\n", "/dpo"),
@@ -49,6 +50,18 @@ REFUSED = [
     ("a.py", "trainer = GRPOTrainer(model='m', tools=[f], args=args)\n", "/tools"),
     ("a.py", "trainer = AsyncGRPOTrainer(model='m')\n", "/AsyncGRPOTrainer"),
     ("a.py", "trainer = DPOTrainer(model='m')\n", ""),
+    ("a.sh", TRL + " --vllm_mode colocate --num_generations 0\n", "/num_generations"),
+    ("a.sh", TRL + " --vllm_mode colocate --beta x\n", "/beta"),
+    ("a.sh", SLIME_WHOLE + " --global-batch-size 0\n", "/--global-batch-size"),
+    ("a.sh", SLIME_WHOLE + " --actor-num-nodes 1.5\n", "/--actor-num-nodes"),
+    ("a.sh", SLIME_WHOLE + " --rollout-max-context-len nan\n", "/--rollout-max-context-len"),
+    ("a.sh", VERL.replace("ENGINE", "trainer.nnodes=1e400").replace('"${args[@]}"', ""), "/trainer.nnodes"),
+    ("a.yaml", "policy: 3\n", "/policy/model_name"),
+    ("a.yaml", "defaults: []\n" + NEMO, "/defaults"),
+    ("a.yaml", NEMO.replace("128", "0"), "/policy/train_global_batch_size"),
+    ("a.yaml", NEMO + "cluster: {num_nodes: [1]}\n", "/cluster/num_nodes"),
+    ("a.yaml", NEMO + "cluster: 3\n", "/cluster/num_nodes"),
+    ("a.yaml", NEMO + "grpo: {num_prompts_per_step: many}\n", "/grpo/num_prompts_per_step"),
 ]  # fmt: skip
 
 
@@ -108,3 +121,13 @@ def test_what_is_not_priced_is_refused_by_its_field(file: str, text: str, pointe
     with pytest.raises(InvalidProblemError) as caught:
         read_recipe(file, text)
     assert caught.value.errors[0].pointer == pointer
+
+
+@pytest.mark.parametrize(("written", "reference"), {"0.00": False, "0.1": True}.items())
+def test_slimes_arguments_may_be_joined_and_a_coefficient_of_0_loads_no_reference(
+    written: str, reference: bool
+) -> None:
+    text = SLIME_WHOLE.replace("size 32", "size=32")
+    found = read_recipe("a.sh", f"{text} --tensor-model-parallel-size=4 --kl-coef {written}\n")
+    assert (found.parts["training"]["pin"]["tp"], found.parts["algorithm"]["prompts"]) == (4, 32)
+    assert found.parts["algorithm"]["reference"] is reference

@@ -153,6 +153,12 @@ TYPED = (  # words, and the command under the error
      ("plan qwen3-4b --gpus 1xl4 --global-batch-size 64 --seq-length 2048 --lora-rank 16"
       " --base-precision int8 --pin recompute_granularity=full")),
     (f"plan qwen3-4b --use_peft false --gpus 2xrtx-3090 {BATCH}", "plan --help"),
+    (f"plan qwen3-4b --load_in_4bit --lora_r 64 --gpus 2xrtx-3090 {BATCH}",  # a rank wins over the example
+     f"plan qwen3-4b --base-precision nf4 --lora-rank 64 --gpus 2xrtx-3090 {BATCH}"),
+    (f"plan qwen3-4b --lora --bf16 --gpus 2xrtx-3090 {BATCH} --lora-rank 8 --precision bf16",
+     f"plan qwen3-4b --precision bf16 --gpus 2xrtx-3090 {BATCH} --lora-rank 8"),
+    (f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH} --fsdp full_shard --offload_optimizer cpu",
+     f"plan qwen3-4b --gpus 2xrtx-3090 {BATCH} --pin zero_stage=3 --allow offload"),
     (f"plan qwen3-4b --epochs 3 --gpus 2xrtx-3090 {BATCH}", "plan --help"),  # nor is it --csv
     ("fits qwen3-4b --help-all", "fits --help"),
     ("plan llama-3.1-8b --max-oom-probability x", "plan --help-all"),
@@ -174,6 +180,12 @@ def test_the_tip_is_the_command_that_was_typed_with_the_one_change(
 ) -> None:
     typed = shlex.split(words)
     assert requires_a_tip(typed, printed_of(typed, capsys)) == command
+
+
+def test_what_is_turned_off_means_nothing_here(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed in ("--use_peft false", "--load-in-4bit=no", "--peft none"):
+        printed = printed_of(shlex.split(f"plan qwen3-4b --gpus 2xrtx-3090 {typed}"), capsys)
+        assert "here it is" not in printed
 
 
 @pytest.mark.parametrize("switch", sorted({ours for ours in BY_NAME.values() if "{}" not in ours}))
