@@ -99,7 +99,7 @@ class FieldReader:
         """Return a whole number in [low, high]; required unless there is a default."""
         value = self.value(name)
         if value is None:
-            return self._missing(name, default, low)
+            return self._missing(name, default, low, f"{low} to {high}")
         if isinstance(value, bool) or not isinstance(value, int):
             self.fault(name, f"{shown(value)} is not a whole number", allowed=f"{low} to {high}")
             return low
@@ -117,7 +117,7 @@ class FieldReader:
         """Return a finite number in [low, high]; required unless there is a default."""
         value = self.value(name)
         if value is None:
-            return self._missing(name, default, low)
+            return self._missing(name, default, low, _range(low, high))
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
             self.fault(name, f"{shown(value)} is not a finite number", allowed=_range(low, high))
             return low
@@ -182,13 +182,14 @@ class FieldReader:
         pointer = f"{self.pointer}/{name}"
         return [FieldReader(entry, f"{pointer}/{i}", self.faults) for i, entry in enumerate(value)]
 
-    def refuse_unknown(self) -> None:
-        """Record a fault for every field that nothing has asked for."""
+    def refuse_unknown(self, meant: Mapping[str, str] = {}) -> None:
+        """Record a fault for every field that nothing has asked for; ``meant``: what others call ours."""
         for key in list(self._raw)[: 10 * MAX_FAULTS]:
             if isinstance(key, str) and key in self._known:
                 continue
             known = sorted(self._known)
-            near = next(iter(difflib.get_close_matches(str(key)[:MAX_SHOWN], known, n=1)), None)
+            alike = difflib.get_close_matches(str(key)[:MAX_SHOWN], known, n=1)
+            near = meant.get(str(key), next(iter(alike), None))
             self.fault(str(key), "unknown field", allowed=None if near else ", ".join(known), nearest=near)
 
     def finish(self) -> None:
@@ -200,11 +201,11 @@ class FieldReader:
         if self.faults:
             raise InvalidProblemError(self.faults[:MAX_FAULTS])
 
-    def _missing(self, name: str, default: T | None, placeholder: T) -> T:
+    def _missing(self, name: str, default: T | None, placeholder: T, allowed: str | None = None) -> T:
         if default is not None:
             return default
         if self.is_object:  # else that is the fault, and its fields are none
-            self.fault(name, "is required")
+            self.fault(name, "is required", allowed=allowed)
         return placeholder
 
 

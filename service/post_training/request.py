@@ -23,6 +23,7 @@ from meshwright.profiles.reading import FieldReader
 from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import named_parts, without_schema
+from meshwright.service.requests.schema import AS_OPTIONS
 from meshwright.solver.post_training.engines import ENGINES, has_precision, obstacle_of
 from meshwright.solver.post_training.lengths import AnswerLengths, lengths_of_percentiles
 from meshwright.solver.post_training.limits import layout_text
@@ -123,9 +124,9 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     reader = FieldReader(plain, "")
     reader.choice("kind", (POST_TRAINING,), default=POST_TRAINING)
     name = reader.text("name", default="")
-    for part in ("model", "cluster"):
+    for part, example in (("model", "qwen3-8b"), ("cluster", "8xH100")):
         if reader.value(part) is None:
-            reader.fault(part, "is required", allowed="as in a problem of meshwright plan")
+            reader.fault(part, "is required", allowed=f"as in a problem of meshwright plan: {example}")
     launcher = _of_now(reader, "launcher", LAUNCHERS)
     algorithm = _algorithm(_part(reader, "algorithm"))
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
@@ -136,7 +137,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     search = _search(_part(reader, "search", required=False))
     stated = reader.children("measured", high=MAX_MEASURED) if reader.has("measured") else []
     steps = [_measured(one) for one in stated]
-    reader.refuse_unknown()
+    reader.refuse_unknown(AS_OPTIONS)
     reader.finish()
     lengths, assumed = _lengths(lengths_stated)
     problem = _limited(
@@ -159,11 +160,17 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     )  # fmt: skip
 
 
+_AN_EXAMPLE = {  # of the parts that every question has
+    "algorithm": "an object, as in {name: grpo, prompts: 128, responses: 16}",
+    "lengths": "an object, as in {prompt: 200, mean: 2500, max: 8192}",
+}
+
+
 def _part(reader: FieldReader, name: str, *, required: bool = True) -> FieldReader:
     found = reader.child(name)
     if found is None:
         if required:
-            reader.fault(name, "is required")
+            reader.fault(name, "is required", allowed=_AN_EXAMPLE[name])
         return FieldReader({}, f"/{name}", [])  # its own faults are those of the missing part
     return found
 

@@ -275,7 +275,8 @@ def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldEr
     )
 
 
-_AS_OPTIONS: Mapping[str, str] = dict.fromkeys(("gpu", "gpus"), 'cluster, as in "cluster: 8xH100"')
+# What the command line takes as options, in a file.
+AS_OPTIONS: Mapping[str, str] = dict.fromkeys(("gpu", "gpus"), 'cluster, as in "cluster: 8xH100"')
 
 
 def _elsewhere(root: type[BaseModel]) -> dict[str, str]:
@@ -287,7 +288,7 @@ def _elsewhere(root: type[BaseModel]) -> dict[str, str]:
         if isinstance(kind, type) and issubclass(kind, BaseModel)
         for field in kind.model_fields
     }
-    return {**places, **(_AS_OPTIONS if "cluster" in parts else {})}
+    return {**places, **(AS_OPTIONS if "cluster" in parts else {})}
 
 
 def words_of(kind: object) -> tuple[str, ...]:

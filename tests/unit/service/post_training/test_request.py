@@ -112,6 +112,18 @@ def test_what_cannot_be_is_refused_by_its_field(
     assert found == {pointer: nearest}
 
 
+def test_what_a_question_lacks_is_named_with_what_it_may_be() -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        read_post_training({"model": "qwen3-8b", "gpus": "8xH100", "algorithm": {"name": "grpo"}})
+    assert [error.sentence() for error in caught.value.errors] == [
+        "cluster: is required. Allowed: as in a problem of meshwright plan: 8xH100",
+        "algorithm.prompts: is required. Allowed: 1 to 1048576",
+        "algorithm.responses: is required. Allowed: 1 to 4096",
+        "lengths: is required. Allowed: an object, as in {prompt: 200, mean: 2500, max: 8192}",
+        'gpus: unknown field. Nearest: cluster, as in "cluster: 8xH100"',
+    ]
+
+
 @pytest.mark.parametrize(("changes", "pointer", "nearest"), IMPOSSIBLE)
 def test_a_pool_without_room_for_a_role_names_what_would_hold_it(
     changes: dict[str, Any], pointer: str, nearest: str | None
