@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, shown_name
+from meshwright.solver.runs.headings import headings_of
 
 # Without these no run can be expressed. Any other column may be absent: all its cells are unknown.
 REQUIRED_COLUMNS = (
@@ -19,6 +21,9 @@ SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads") 
 MAX_ROWS = 1_000_000
 MAX_CELL = 4_000_000  # characters; a plan's cell holds its cluster, link tables included
 csv.field_size_limit(MAX_CELL)
+_BETWEEN = ",;\t"  # cells
+_SHOWN = 5  # headings
+_COLUMN = re.compile(r"[a-z0-9_]*")  # columns are named so
 COLUMNS_ARE_DESCRIBED = "the columns of profiles/catalog/runs/columns.md (an empty cell means unknown)"
 
 
@@ -99,14 +104,18 @@ def read_cells(path: Path) -> Iterator[Cells]:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
-            reader = csv.DictReader(handle)
-            _check_header(reader.fieldnames or ())
+            first = handle.readline()
+            handle.seek(0)
+            reader = csv.DictReader(handle, delimiter=max(_BETWEEN, key=first.count))
+            written = reader.fieldnames or ()
+            headings = headings_of(written)
+            _check_header(written, [column for column, _ in map(headings.columns.__getitem__, written)])
             for line, row in enumerate(reader, start=2):
                 if None in row or line > MAX_ROWS:
                     raise InvalidProblemError.of(
                         f"/rows/{line - 2}", f"line {line}: too many cells or rows"
                     )
-                yield Cells(line, row)
+                yield Cells(line, headings.row(row))
     except OSError as error:
         reason = error.strerror or "cannot be read"
         raise InvalidProblemError.of("/runs", f"{path.name[:64]}: {reason}") from error
@@ -114,14 +123,24 @@ def read_cells(path: Path) -> Iterator[Cells]:
         raise InvalidProblemError.of("/runs", f"{path.name[:64]} is not CSV in UTF-8") from error
 
 
-def _check_header(header: Sequence[str]) -> None:
-    names = list(header)
-    needed = REQUIRED_COLUMNS if "model" in names else (*SIZES, *REQUIRED_COLUMNS)
+def _check_header(written: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse a table that lacks a column or has one twice.
+
+    Args:
+        written: its headings.
+        names: the columns that these are.
+    """
+    sizes = any(name in names for name in SIZES)
+    needed = (*(SIZES if sizes else ("model",)), *REQUIRED_COLUMNS)
+    if "model" in names:
+        needed = REQUIRED_COLUMNS
     missing = [name for name in needed if name not in names]
     doubled = sorted({name for name in names if names.count(name) > 1})
     errors = []
     if missing:
+        unread = [shown_name(one) for one in written if one in names and not _COLUMN.fullmatch(one)]
         what = f"missing: {', '.join(missing)}"
+        what += f" (not read: {', '.join(unread[:_SHOWN])})" if unread else ""
         errors.append(FieldError(pointer="/columns", message=what, allowed=COLUMNS_ARE_DESCRIBED))
     errors += [
         FieldError(pointer=f"/columns/{name[:64]}", message="this column occurs twice") for name in doubled
