@@ -35,6 +35,7 @@ _REQUIRED: Mapping[str, str] = {  # what a question cannot do without: an exampl
     "/workload/seq_length": "--seq-length 8192",
     "/workload/images_per_sample": "--images-per-sample 0",
 }
+_LENGTH = re.compile(r"(--seq-length )(\d+)")
 _A_NODE = 8  # GPUs
 _ON_A_NODE: Mapping[str, str] = {
     "/workload": "--global-batch-size 64 --seq-length 4096",
@@ -328,8 +329,21 @@ def _fixed(fault: FieldError, line: Line) -> Line | None:
         return _with_options(fault.tip, line)
     if fault.message.startswith("is required") and fault.pointer in _REQUIRED:
         examples = {**_REQUIRED, **(_ON_A_NODE if _is_on_a_node(line) else {})}
-        return _with_options(examples[fault.pointer], line)
+        return _with_options(_within_positions(examples[fault.pointer], line), line)
     return _with_nearest(fault, line)
+
+
+def _within_positions(example: str, line: Line) -> str:
+    """Return an example whose sequence is no longer than the model's positions (GPT-2: 1024)."""
+    from meshwright.profiles.library import find_model  # noqa: PLC0415 - errors alone
+
+    length = _LENGTH.search(example)
+    for one in line.words:
+        if length and one.name in (_ARGUMENT, "--model") and one.value:
+            with suppress(PlannerError):
+                most = find_model(one.value).max_position_embeddings or int(length[2])
+                return _LENGTH.sub(rf"\g<1>{min(most, int(length[2]))}", example)
+    return example
 
 
 def _is_on_a_node(line: Line) -> bool:

@@ -113,6 +113,8 @@ TYPED = (  # words, and the command under the error
      f"plan llama-3.1-8b --gpus 8xh100 {BATCH}"),
     ("plan --gpus 8xh100",
      "plan --gpus 8xh100 --model llama-3.1-8b --global-batch-size 64 --seq-length 4096"),
+    ("plan gpt2 --gpus 8xh100 --global-batch-size 64",  # which has 1024 positions
+     "plan gpt2 --gpus 8xh100 --global-batch-size 64 --seq-length 1024"),
     ("plan --gpus 8xh100,8xa100",
      "plan --gpus 8xh100,8xa100 --model llama-3.1-8b --global-batch-size 512 --seq-length 8192"),
     ("plan llama-3.1-8b --modle x", "plan llama-3.1-8b --model x"),
