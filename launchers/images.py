@@ -84,10 +84,10 @@ def tower_is_left_out(target: Target) -> Iterator[FieldError]:
 def language_pattern(targets: Sequence[str]) -> str:
     """Return peft's pattern of layers in the language model alone: a tower may have the same names.
 
-    Where transformers 5 puts the language model, and its blocks with linear layers.
+    Where transformers 5 puts the language model (Idefics and SmolVLM: ``text_model``), and its blocks.
     """
     blocks = "self_attn|linear_attn|mlp|mlp\\.shared_expert"
-    return rf"model\.language_model\.layers\.\d+\.(?:{blocks})\.(?:{'|'.join(targets)})"
+    return rf"model\.(?:language_model|text_model)\.layers\.\d+\.(?:{blocks})\.(?:{'|'.join(targets)})"
 
 
 def image_warnings(target: Target) -> Iterator[str]:

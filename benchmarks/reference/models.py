@@ -118,7 +118,7 @@ def _towers() -> str:
     able = {name: launcher_capabilities(name).towers for name in launchers_of("any")}
     rows = (
         f"| `{name}` | {f'`{one.text}`' if one.text else 'any planned one'} | "
-        f"{', '.join(launcher for launcher, types in able.items() if name in types) or '–'} |\n"
+        f"{', '.join(launcher for launcher, types in able.items() if {name, 'any'} & {*types}) or '–'} |\n"
         for name, one in sorted(whole_types().items())
     )
     return _TOWERS + "".join(rows) + "\n"

@@ -14,7 +14,8 @@ from meshwright.launchers.accelerate.export import (
     recomputes_in_script,
     trainer_packages,
 )
-from meshwright.launchers.target import Target, pads
+from meshwright.launchers.llama_factory import export_v1 as v1
+from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
@@ -135,4 +136,9 @@ class LlamaFactoryFiles(TrainerFiles):
             yield packages()["Liger"]
 
 
-export = LlamaFactoryFiles().export
+VERSIONS = ("0.9", "v1")  # of one release: its trainer, and the new one
+
+
+def export(target: Target) -> ExportBundle:
+    """Return the files of the trainer, or of the new one (``--launcher-version v1``)."""
+    return (v1.export if target.version == "v1" else LlamaFactoryFiles().export)(target)

@@ -20,7 +20,7 @@ from meshwright.launchers.transformers.tools import LLAMA_FACTORY
 
 _OWN = ("model_class", "train_dataset", "batching_strategy", "enable_activation_checkpointing",
         "dist_config.name", "peft_config.name", "kernel_config.name", "quant_config.name")  # fmt: skip
-_LEAST = 2  # of its names
+_LEAST, _ALONE = 2, 4  # of its names: next to a model, and without one
 # The older trainer's name of each value that it has too.
 _NAMES = {
     "model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size",
@@ -46,7 +46,7 @@ _READ = ("global_batch_size", "model_class", "flash_attn", "batching_strategy", 
          "enable_activation_checkpointing", "peft_config.name", "peft_config.target_modules",
          "dist_config.name", "dist_config.cp_size", "dist_config.mp_replicate_size",
          "dist_config.mp_shard_size", "dist_config.dp_size")  # fmt: skip
-_KERNELS = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
+KERNELS = {"eager": "disabled", "sdpa": "sdpa", "flash_attention_2": "fa2"}
 _PACKED = ("padding_free", "dynamic_padding_free")
 _BATCHINGS = ("normal", "padding_free", "dynamic_batching", "dynamic_padding_free")
 
@@ -54,7 +54,8 @@ _BATCHINGS = ("normal", "padding_free", "dynamic_batching", "dynamic_padding_fre
 def is_v1(source: Source) -> bool:
     """Return whether a file is of the new configuration, by names that no other has."""
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-    return "model" in names and sum(name in names for name in _OWN) >= _LEAST
+    own = sum(name in names for name in _OWN)
+    return own >= (_LEAST if "model" in names else _ALONE)
 
 
 def read_v1(source: Source, overrides: Overrides, known: Known) -> LaunchFile:
@@ -108,8 +109,8 @@ def _refuse(fields: Fields, document: Mapping[str, LocatedValue]) -> None:
         why = ("Ulysses is not supported under this trainer" if kernel == "flash_attention_2"
                else "its trainer refuses sequence parallelism without flash_attention_2")  # fmt: skip
         fields.fault("dist_config.cp_size", why, allowed="1", nearest="1")
-    if kernel not in _KERNELS:
-        fields.fault("flash_attn", "its trainer refuses this name", allowed=", ".join(_KERNELS))
+    if kernel not in KERNELS:
+        fields.fault("flash_attn", "its trainer refuses this name", allowed=", ".join(KERNELS))
     if fields.word("batching_strategy", "normal") == "padding_free" and kernel != "flash_attention_2":
         fields.fault(
             "batching_strategy", "its trainer refuses padding_free without flash_attention_2",
@@ -162,7 +163,7 @@ def _batch(fields: Fields, known: Known) -> dict[str, LocatedValue]:
 
 
 def _kernels(fields: Fields) -> dict[str, LocatedValue]:
-    return {"flash_attn": _said(_KERNELS[fields.word("flash_attn", "sdpa")])}
+    return {"flash_attn": _said(KERNELS[fields.word("flash_attn", "sdpa")])}
 
 
 def _mesh(source: Source, fields: Fields, document: Mapping[str, LocatedValue]) -> Shares:

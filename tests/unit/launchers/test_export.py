@@ -456,7 +456,9 @@ def test_a_release_whose_files_are_not_known_is_refused_with_those_that_are() ->
         with pytest.raises(InvalidProblemError, match=rf"torchtitan {version} is not known.*0\.3"):
             export(case.plan, case.problem, "torchtitan", version=version)
     case = CASES["nanotron"]["llama-3-70b-tensor"]
-    for launcher in set(launcher_names()) - {"torchtitan", "megatron-bridge"}:
+    with pytest.raises(InvalidProblemError, match=r"llama-factory-accelerate 0.8 is not known.*0\.9, v1"):
+        export(case.plan, case.problem, "llama-factory-accelerate", version="0.8")
+    for launcher in set(launcher_names()) - {"torchtitan", "megatron-bridge", "llama-factory-accelerate"}:
         for version in ("0.4", "0.16", "0"):
             with pytest.raises(InvalidProblemError, match=f"{launcher} has one kind of files") as fault:
                 export(case.plan, case.problem, launcher, version=version)

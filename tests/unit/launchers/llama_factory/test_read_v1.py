@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.launchers.registry import export
+from meshwright.profiles.adapters import BasePrecision
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from tests.launchers.cases import plan
+from tests.launchers.plans import CASES
 
 FILE = """\
 model: Qwen/Qwen3-0.6B
@@ -78,3 +85,24 @@ def test_what_it_stops_at_or_no_plan_describes_is_refused(added: str, field: str
     with pytest.raises(InvalidProblemError, match=words) as caught:
         _read(text + added)
     assert [one.pointer for one in caught.value.errors] == [field]
+
+
+ADAPTED: dict[str, Any] = {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj")}
+
+
+@pytest.mark.parametrize(
+    ("adapted", "base"), [({}, "bf16"), (ADAPTED, "bf16"), (ADAPTED, "nf4"), (ADAPTED, "nf4-double")]
+)
+def test_a_plan_of_shards_is_written_as_it_is_read(adapted: dict[str, Any], base: BasePrecision) -> None:
+    (plain,) = (one for one in CASES["llama-factory-accelerate"].values() if one.config.zero_stage == 3)
+    config = replace(plain.config, zero_shard_size=plain.config.data_parallel_size)
+    work = replace(plain.workload, base_precision=base, **adapted)
+    found = replace(plain, plan=plan(config), problem=replace(plain.problem, workload=work))
+    files = export(found.plan, found.problem, "llama-factory-accelerate", version="v1").files
+    read = read_launch_files(Source(name="llama_factory_v1.yaml", text=files["llama_factory_v1.yaml"]),
+                             Overrides(num_gpus=config.num_gpus))  # fmt: skip
+    assert (read.configuration, read.unread) == (config, ())
+    assert (read.workload.lora_targets, read.workload.base_precision) == (work.lora_targets, base)
+    alone = replace(found.plan, config=replace(config, zero_stage=0, zero_shard_size=1))
+    with pytest.raises(RefusedExportError, match="v1 trains in 32 bits without FSDP2"):
+        export(alone, found.problem, "llama-factory-accelerate", version="v1")
