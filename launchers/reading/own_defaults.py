@@ -42,13 +42,31 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
     if at is None or text is None:
         return tuple(words)
     given = _given(words[at + 1 :])
-    line, found = words[-1].line, dict[str, str]()
+    line, found, handed = words[-1].line, dict[str, str](), set[str]()
     for name, value in defaults_of(text).items():
         other = value.removeprefix(_REFERENCE)  # TrainingArguments(per_device_train_batch_size=args.batch)
         said = value if other == value else given.get(other, defaults_of(text).get(other, ""))
+        handed |= {other} - _known() if other != value else set()
         if name in _known() and name not in given and said:
             found[name] = said
-    return (*words, *(Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value)))
+    own = (Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value))
+    return (*words[: at + 1], *_without(words[at + 1 :], handed), *own)
+
+
+def _without(words: Sequence[Word], names: Container[str]) -> Iterator[Word]:
+    """Yield words without some arguments, whose values others have."""
+    drops = False
+    for word in words:
+        if word.text.startswith("--"):
+            name, equals, _ = word.text.partition("=")
+            drops = plain_name(name) in names
+            if not drops:
+                yield word
+            drops = drops and not equals
+        elif drops:
+            drops = False
+        else:
+            yield word
 
 
 def _given(words: Sequence[Word]) -> dict[str, str]:
