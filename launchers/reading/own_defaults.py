@@ -146,9 +146,15 @@ def _text_of(value: ast.expr) -> str | None:
             str(literal).lower() if isinstance(literal, bool) else "" if literal is None else str(literal)
         )
     if isinstance(value, ast.Attribute):
-        owner = ast.unparse(value.value)
-        return value.attr if owner == "torch" else f"{_REFERENCE}{value.attr}" if "arg" in owner else None
+        of_torch = isinstance(value.value, ast.Name) and value.value.id == "torch"
+        return value.attr if of_torch else f"{_REFERENCE}{value.attr}" if is_argument(value) else None
     return None
+
+
+def is_argument(value: ast.expr) -> bool:
+    """Return whether an expression is an argument of the program: ``args.batch_size``."""
+    owner = value.value if isinstance(value, ast.Attribute) else None
+    return isinstance(owner, ast.Name) and "arg" in owner.id
 
 
 def named_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:

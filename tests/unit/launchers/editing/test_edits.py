@@ -152,6 +152,16 @@ def test_a_value_is_added_next_to_its_neighbour(  # noqa: PLR0917 - a table
     assert texts.edited(edits) == {file: text.replace(old, new)}
 
 
+def test_a_value_that_a_program_hands_on_is_replaced_in_its_command() -> None:
+    program = (
+        "p.add_argument('--batch', default=2)\nTrainingArguments(per_device_train_batch_size=args.batch)\n"
+    )
+    for command, changed in (("train.py --batch 4\n", "a.sh"), ("train.py\n", "train.py")):
+        texts = Texts({"a.sh": command, "train.py": program})
+        (edit,) = next(texts.replaced(*texts.named("per_device_train_batch_size")[0], "8"))
+        assert edit.file == changed
+
+
 def test_values_in_comments_and_computed_ones_are_no_literals() -> None:
     texts = Texts({"a.sh": "A=$((4 * 2))\n# --x 3\nrun --x $A --y $(date)\n"})
     assert [(file, site.line) for file, site in texts.named("x")] == [("a.sh", 3)]
