@@ -156,10 +156,12 @@ def test_a_value_that_a_program_hands_on_is_replaced_in_its_command() -> None:
     program = (
         "p.add_argument('--batch', default=2)\nTrainingArguments(per_device_train_batch_size=args.batch)\n"
     )
-    for command, changed in (("train.py --batch 4\n", "a.sh"), ("train.py\n", "train.py")):
-        texts = Texts({"a.sh": command, "train.py": program})
-        (edit,) = next(texts.replaced(*texts.named("per_device_train_batch_size")[0], "8"))
-        assert edit.file == changed
+    texts = Texts({"a.sh": "train.py --batch 4\n", "train.py": program})
+    ways = texts.replaced(*texts.named("per_device_train_batch_size")[0], "8")
+    edited = [texts.edited(edits) for edits in ways]
+    assert {"a.sh": "train.py --batch 8\n"} in edited
+    assert {"train.py": program.replace("default=2", "default=8")} in edited
+    assert {"train.py": program.replace("args.batch", "8")} in edited
 
 
 def test_values_in_comments_and_computed_ones_are_no_literals() -> None:
