@@ -168,7 +168,7 @@ class Texts:
 
 
 def _gives(one: Site, site: Site) -> bool:
-    """Return whether a site has the value of another: of its variable, or of Python's ``args.NAME``."""
+    """Return whether a site has the value of another: of its variable, or of its program's argument."""
     name = site.variables[0]
     return name in one.assigns or (site.form == "python" and one.is_flag and one.name == name)
 
