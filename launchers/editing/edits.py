@@ -54,7 +54,7 @@ class Texts:
         found = [(file, site)]
         for other, sites in self.sites.items():
             for one in sites if depth < _DEEPEST else ():
-                if site.variables[0] in one.assigns and (other, one) != (file, site):
+                if _gives(one, site) and (other, one) != (file, site):
                     found += self._places(other, one, depth + 1)[::-1]
         return found[::-1]
 
@@ -165,6 +165,12 @@ class Texts:
         found = {file: _applied(self.files[file], some) for file, some in by_file.items()}
         texts = {file: text for file, text in found.items() if text is not None}
         return texts if len(texts) == len(found) else None
+
+
+def _gives(one: Site, site: Site) -> bool:
+    """Return whether a site has the value of another: of its variable, or of its program's argument."""
+    name = site.variables[0]
+    return name in one.assigns or (site.form == "python" and one.is_flag and one.name == name)
 
 
 _COMMA = re.compile(r"[ \t]*,[ \t]*")

@@ -16,7 +16,7 @@ import yaml
 
 from meshwright.launchers.flags import plain_name
 from meshwright.launchers.reading.documents import without_comments
-from meshwright.launchers.reading.own_defaults import named_defaults
+from meshwright.launchers.reading.own_defaults import is_argument, named_defaults
 from meshwright.launchers.reading.python_values import RECOMPUTE, mode_of
 from meshwright.shell.manifests import holds_manifest
 
@@ -259,9 +259,11 @@ def _python(text: str) -> Iterator[Site]:
             yield Site(
                 name=name.rpartition(".")[2] if name.startswith(("config.", "cfg.")) else name,
                 shown=name.removesuffix(".mode"),
-                value=str(mode_of(value).value) if is_mode else raw[quotes : len(raw) - quotes],
+                value=value.attr if isinstance(value, ast.Attribute) and not is_mode
+                else str(mode_of(value).value) if is_mode else raw[quotes : len(raw) - quotes],
                 begin=place(*begin), start=start + quotes, end=end - quotes, line=begin[0], form="python",
-                is_name=isinstance(value, ast.Name), spellings=modes if is_mode else {},
+                is_name=isinstance(value, ast.Name | ast.Attribute) and not is_mode,
+                spellings=modes if is_mode else {},
             )  # fmt: skip
 
 
@@ -296,7 +298,9 @@ def _named_values(node: ast.AST) -> Iterator[tuple[str, tuple[int, int], ast.exp
             if mode_of(value).value in _PLAIN:
                 mode = table.slice if isinstance(table, ast.Subscript) else value
                 yield _MODE, (at.lineno, at.col_offset), mode
-        elif isinstance(value, ast.Constant | ast.Name) or (
-            isinstance(value, ast.UnaryOp) and isinstance(value.operand, ast.Constant)
+        elif (
+            isinstance(value, ast.Constant | ast.Name)
+            or is_argument(value)
+            or (isinstance(value, ast.UnaryOp) and isinstance(value.operand, ast.Constant))
         ):
             yield name, (at.lineno, at.col_offset), value

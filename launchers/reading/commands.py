@@ -144,7 +144,9 @@ def _with_defaults(script: Script, other: Include) -> Script:
         names = {word.text.rsplit("/", 1)[-1] for word in words if word.text.endswith(".py")}
         texts = {name: text for name in names if may_start(words) and (text := other(name)) is not None}
         script.commands[at] = with_defaults(words, texts)
-        if added := [word.text[2:] for word in script.commands[at][len(words) :: 2]]:
+        if added := [
+            word.text[2:] for word in script.commands[at] if word.text[:2] == "--" and word not in words
+        ]:
             script.note(f"{', '.join(sorted(names))} itself sets {', '.join(added[:12])}")
     return script
 

@@ -42,13 +42,31 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
     if at is None or text is None:
         return tuple(words)
     given = _given(words[at + 1 :])
-    line, found = words[-1].line, dict[str, str]()
+    line, found, handed = words[-1].line, dict[str, str](), set[str]()
     for name, value in defaults_of(text).items():
         other = value.removeprefix(_REFERENCE)  # TrainingArguments(per_device_train_batch_size=args.batch)
         said = value if other == value else given.get(other, defaults_of(text).get(other, ""))
+        handed |= {other} - _known() if other != value else set()
         if name in _known() and name not in given and said:
             found[name] = said
-    return (*words, *(Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value)))
+    own = (Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value))
+    return (*words[: at + 1], *_without(words[at + 1 :], handed), *own)
+
+
+def _without(words: Sequence[Word], names: Container[str]) -> Iterator[Word]:
+    """Yield words without some arguments, whose values others have."""
+    drops = False
+    for word in words:
+        if word.text.startswith("--"):
+            name, equals, _ = word.text.partition("=")
+            drops = plain_name(name) in names
+            if not drops:
+                yield word
+            drops = drops and not equals
+        elif drops:
+            drops = False
+        else:
+            yield word
 
 
 def _given(words: Sequence[Word]) -> dict[str, str]:
@@ -128,9 +146,15 @@ def _text_of(value: ast.expr) -> str | None:
             str(literal).lower() if isinstance(literal, bool) else "" if literal is None else str(literal)
         )
     if isinstance(value, ast.Attribute):
-        owner = ast.unparse(value.value)
-        return value.attr if owner == "torch" else f"{_REFERENCE}{value.attr}" if "arg" in owner else None
+        of_torch = isinstance(value.value, ast.Name) and value.value.id == "torch"
+        return value.attr if of_torch else f"{_REFERENCE}{value.attr}" if is_argument(value) else None
     return None
+
+
+def is_argument(value: ast.expr) -> bool:
+    """Return whether an expression is an argument of the program: ``args.batch_size``."""
+    owner = value.value if isinstance(value, ast.Attribute) else None
+    return isinstance(owner, ast.Name) and "arg" in owner.id
 
 
 def named_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:

@@ -152,6 +152,18 @@ def test_a_value_is_added_next_to_its_neighbour(  # noqa: PLR0917 - a table
     assert texts.edited(edits) == {file: text.replace(old, new)}
 
 
+def test_a_value_that_a_program_hands_on_is_replaced_in_its_command() -> None:
+    program = (
+        "p.add_argument('--batch', default=2)\nTrainingArguments(per_device_train_batch_size=args.batch)\n"
+    )
+    texts = Texts({"a.sh": "train.py --batch 4\n", "train.py": program})
+    ways = texts.replaced(*texts.named("per_device_train_batch_size")[0], "8")
+    edited = [texts.edited(edits) for edits in ways]
+    assert {"a.sh": "train.py --batch 8\n"} in edited
+    assert {"train.py": program.replace("default=2", "default=8")} in edited
+    assert {"train.py": program.replace("args.batch", "8")} in edited
+
+
 def test_values_in_comments_and_computed_ones_are_no_literals() -> None:
     texts = Texts({"a.sh": "A=$((4 * 2))\n# --x 3\nrun --x $A --y $(date)\n"})
     assert [(file, site.line) for file, site in texts.named("x")] == [("a.sh", 3)]

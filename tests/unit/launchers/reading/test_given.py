@@ -225,7 +225,9 @@ def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
     assert found.workload.global_batch_size == 8 * 2 * 8  # the command's 8 before the program's 4
     assert found.configuration.recompute_granularity == "full"
     assert found.unread == ()
-    assert with_defaults(words("train.py --steps 2"), files)[-1].text == "2"  # args.steps of the command
+    told = " ".join(word.text for word in with_defaults(words("train.py --steps 2 --lr 1"), files))
+    assert told.startswith("train.py --lr 1 --")
+    assert told.endswith("--gradient_accumulation_steps 2")  # args.steps of the command
     lora = PROGRAM + "model = get_peft_model(model, LoraConfig(r=8))\n"  # nothing says so in arguments
     assert beyond_arguments(lora) == ("get_peft_model", PROGRAM.count("\n") + 1)
     for other in (lora, "print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
