@@ -685,18 +685,30 @@ def _passes_of(ctx: Context) -> _Passes:
     return _Passes(columns=c.take(first), groups=groups, of_row=of_row)
 
 
-def least_work_s(problems: Sequence[Problem], columns: Columns, profile: Profile) -> list[FloatArray]:
-    """Return a lower bound of every row's step, (n,), over all splits of layers and all shard sets.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPasses:
+    """Passes of a micro-batch that no size of the shard sets shortens, and what a step adds; (n,) each."""
 
-    Some rank has the mean of all passes or more to run, of every micro-batch; rows share few passes, so
-    that this is far cheaper than prices. It holds for the closed form as well.
+    whole_s: FloatArray  # forward and backward of all layers and both ends, with what is replayed
+    forward_s: FloatArray  # of the kind of layer where it is shortest
+    backward_s: FloatArray  # likewise, with what is replayed if every layer is
+    straggler: FloatArray
+    fixed_s: FloatArray
 
-    ``problems``: one problem under several switches, which change no groups of ranks; a bound for each.
+    def step_s(self, pipeline_s: FloatArray) -> FloatArray:
+        """Return the step of a pipeline that takes so long, (n,)."""
+        return np.asarray(self.straggler * pipeline_s + self.fixed_s)
+
+
+def shared_passes(problems: Sequence[Problem], columns: Columns, profile: Profile) -> list[SharedPasses]:
+    """Return the passes of every row; rows share few of them, so that this is far cheaper than prices.
+
+    ``problems``: one problem under several switches, which change no groups of ranks; passes for each.
     """
-    passes_of, found = dict[tuple[bool, bool], _Passes](), list[FloatArray]()
+    passes_of, found = dict[tuple[bool, bool], _Passes](), list[SharedPasses]()
     layout = LayerLayout.of(problems[0].model)
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
-    each = columns.num_microbatches / columns.pipeline_parallel_size
+    every = columns.recompute_layers == ALL_LAYERS
     for problem in problems:
         look()
         one = context_of(problem, columns.take(slice(0, 1)), profile)  # what it reads of the problem
@@ -705,13 +717,23 @@ def least_work_s(problems: Sequence[Problem], columns: Columns, profile: Profile
             passes_of[key] = _passes_of(context_of(problem, columns, profile))
         of_row, few = passes_of[key].of_row, passes_of[key].under(problem, profile)
         passes = _pass_prices(_part_prices(few, layout))
-        once, again = (passes["forward_s"] + passes["backward_s"]) @ parts, passes["replay_s"] @ parts
-        whole = once[of_row]
+        forward, backward, replay = (passes[name] for name in ("forward_s", "backward_s", "replay_s"))
+        once, again = (forward + backward) @ parts, replay @ parts
+        whole, back = once[of_row], backward[:, :-2].min(axis=1)[of_row]
         if again.any():
-            whole = whole + np.where(columns.recompute_layers == ALL_LAYERS, again[of_row], 0.0)
+            whole = whole + np.where(every, again[of_row], 0.0)
+            back = np.where(every, (backward + replay)[:, :-2].min(axis=1)[of_row], back)
         known = RowPrices.partly(len(columns), len(parts), _of_every_step(one, columns, profile))
         prices = with_residuals(known, problem, columns, profile)
-        found.append(np.asarray(prices.straggler * each * whole + prices.fixed_s))
+        found.append(
+            SharedPasses(
+                whole_s=whole,
+                forward_s=forward[:, :-2].min(axis=1)[of_row],
+                backward_s=back,
+                straggler=prices.straggler,
+                fixed_s=prices.fixed_s,
+            )
+        )
     return found
 
 

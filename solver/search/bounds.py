@@ -44,9 +44,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.cost.price import SharedPasses
 from meshwright.solver.cost.stages import Stages, end_of_step_s, step_of_end_s
-from meshwright.solver.schedules.schedule import bypasses_sync, rank_of_chunk, runs_all_forward_first
+from meshwright.solver.schedules.schedule import (
+    bypasses_sync,
+    rank_of_chunk,
+    runs_all_forward_first,
+    splits_backward,
+)
 from meshwright.solver.search.rows import Rows
 
 # --------------------------------------------------------------------------------------------------
@@ -372,6 +378,37 @@ def least_of_kind_s(rows: Rows) -> FloatArray:
     steady = _steady_s(rows, rank_time)
     ways = (chain, busy, _average_s(rows), _return_s(rows, rank_time, tail), steady, path)
     return _step_s(rows, np.maximum.reduce(ways))
+
+
+class PassBounds:
+    """``least_of_kind_s`` and ``objective_bound_s`` from passes alone, for many rows at little cost.
+
+    A pipeline takes m of the mean of its ranks' passes. With one chunk a rank and whole backward passes it
+    also takes (A) for divisible layers, (H), and (P) for ceil(L / p) layers.
+
+    Args:
+        columns: a kind's quickest row each, (n,).
+        num_layers: of the model.
+        phi: the least share of a pass that filling costs a row of each kind, (n,).
+    """
+
+    def __init__(self, columns: Columns, num_layers: int, phi: FloatArray) -> None:
+        m, p = columns.num_microbatches.astype(np.float64), columns.pipeline_parallel_size
+        self._alone = (columns.virtual_pipeline_size == 1) & ~splits_backward(columns)
+        chain = 1.0 / (1.0 - (1.0 - 1.0 / m) ** p)
+        steady = np.where(m > p, 2.0 + (m - p - 1.0) / p, 0.0)
+        self._of_whole = np.maximum(m / p, np.where(self._alone, np.maximum(chain, steady), 0.0))
+        self._again = np.where(self._alone, (m - 1.0) * -(-num_layers // p), 0.0)
+        self._of_closed_form = phi + (m - phi) / p
+
+    def pipeline_s(self, passes: SharedPasses) -> FloatArray:
+        """Return what no pipeline with these passes takes less than, (n,)."""
+        path = passes.whole_s + self._again * np.maximum(passes.forward_s, passes.backward_s)
+        return np.maximum(self._of_whole * passes.whole_s, np.where(self._alone, path, 0.0))
+
+    def closed_form_s(self, passes: SharedPasses) -> FloatArray:
+        """Return the same of its closed form, (n,)."""
+        return np.asarray(self._of_closed_form * passes.whole_s)
 
 
 def objective_bound_s(rows: Rows, phi: FloatArray | None = None) -> FloatArray:

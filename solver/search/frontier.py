@@ -26,6 +26,7 @@ from meshwright.solver.configuration import (
     IntArray,
     distinct,
 )
+from meshwright.solver.schedules.schedule import makes_order
 from meshwright.solver.search.bounds import Bounds, split_s
 from meshwright.solver.search.candidates import Ends, candidates_of, fastest
 from meshwright.solver.search.feasible import bound_at_sight_s
@@ -404,12 +405,13 @@ class Frontier:
 
         Where chunks of unlike size wait for one another a step takes some per cent more than its bound. The
         model's first and last chunk, which hold embedding and head, may lack a layer. Rows that recompute
-        by stage are left out: they are solved one by one, which takes far longer.
+        by stage or make their order are left out: they are solved or simulated one by one, which takes far
+        longer.
         """
         columns = self.rows.columns.take(order)
         chunks = columns.pipeline_parallel_size * columns.virtual_pipeline_size
         alike = (columns.virtual_pipeline_size == 1) | (-self.rows.layout.num_layers % chunks <= _LACKING)
-        kept = np.flatnonzero(alike & (columns.recompute_layers != PER_STAGE))
+        kept = np.flatnonzero(alike & (columns.recompute_layers != PER_STAGE) & ~makes_order(columns))
         others = (f.name for f in fields(Columns) if f.name not in ("zero_shard_size", "recompute_layers"))
         first, _ = distinct([getattr(columns, name)[kept] for name in others])
         return order[kept[np.sort(first)]]

@@ -29,15 +29,15 @@ from meshwright.solver.cost.objective import (
 )
 from meshwright.solver.cost.price import (
     counts_chunks,
-    least_work_s,
     price,
     price_memory,
     price_unsharded,
     priced_alike,
+    shared_passes,
 )
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem, gpu_counts
-from meshwright.solver.search.bounds import SAFETY, least_of_kind_s, objective_bound_s
+from meshwright.solver.search.bounds import SAFETY, PassBounds, least_of_kind_s, objective_bound_s
 from meshwright.solver.search.memory_limits import may_fit
 from meshwright.solver.search.rows import InCommon, Rows
 from meshwright.solver.space.factored import Crossing, Families, Kinds
@@ -81,7 +81,7 @@ class ByKind:
     problems: tuple[Problem, ...]  # by which the parts of the kinds are priced
     fitting: Callable[[Families], Families]  # the kinds that memory does not refute at sight
     unsharded: Callable[[IntArray], RowPrices]  # no kind's times are less than its family's
-    least_work_s: Callable[[IntArray], FloatArray]  # nor is its objective, found at less cost
+    roughly_s: Callable[[IntArray], tuple[FloatArray, FloatArray]]  # bounds as ``_bounds_of``, at less cost
 
     @cached_property
     def families(self) -> Families:
@@ -238,23 +238,27 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
         prices = _laid_out(problem, _by_part(problems, kinds, some, kinds.quickest(some), priced))
         return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
 
-    def work_s(some: IntArray) -> FloatArray:
-        seconds = np.empty(len(some))
+    def roughly_s(some: IntArray) -> tuple[FloatArray, FloatArray]:
+        steps, objectives = np.empty(len(some)), np.empty(len(some))
         for alike in _alike(kinds, some):
             ways = [problems[part] for part, _ in alike]
             for start in range(0, len(alike[0][1]), _ROUGHLY):
                 here = [index[start : start + _ROUGHLY] for _, index in alike]
-                for at, found in zip(
-                    here, least_work_s(ways, kinds.quickest(some[here[0]]), profile), strict=True
-                ):
-                    seconds[at] = found
-        outer = kinds.outer_of(some) if least is not None else ()
-        return seconds if least is None else seconds * least.scale[outer] + least.offset[outer]
+                rows = kinds.quickest(some[here[0]])
+                bounds = PassBounds(rows, problem.model.num_layers, kinds.least_fill[some[here[0]]])
+                for at, passes in zip(here, shared_passes(ways, rows, profile), strict=True):
+                    steps[at] = passes.step_s(bounds.pipeline_s(passes))
+                    objectives[at] = passes.step_s(bounds.closed_form_s(passes))
+        if least is not None:
+            outer = kinds.outer_of(some)
+            scale, offset = least.scale[outer], least.offset[outer]
+            steps, objectives = (one * scale + offset for one in (steps, objectives))
+        return steps * SAFETY, objectives * SAFETY
 
     none, fitting = _of_none(problem, profile), partial(_that_may_fit, problems, profile, kinds)
     prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), find)
     by_kind = ByKind(
-        kinds=kinds, problems=problems, fitting=fitting, unsharded=unsharded, least_work_s=work_s
+        kinds=kinds, problems=problems, fitting=fitting, unsharded=unsharded, roughly_s=roughly_s
     )
     return replace(none, columns=columns, prices=prices, weighing=weighing, by_kind=by_kind)
 
@@ -370,10 +374,9 @@ class Bounded:
         return cls._sorted(by.kinds, families, *_bounds_of(rows, by.kinds, first, by.unsharded))
 
     @classmethod
-    def roughly(cls, by: ByKind) -> Bounded:
-        """Bound all families by the work of their passes alone."""
-        bounds = by.least_work_s(by.kinds.families.members[by.kinds.families.begin[:-1]]) * SAFETY
-        return cls._sorted(by.kinds, by.kinds.families, bounds, bounds)
+    def roughly(cls, by: ByKind, families: Families) -> Bounded:
+        """Bound families by their passes alone; best bound first."""
+        return cls._sorted(by.kinds, families, *by.roughly_s(families.members[families.begin[:-1]]))
 
     @classmethod
     def _sorted(
@@ -446,7 +449,7 @@ class Unopened:
     def of(cls, rows: Priced, by: ByKind, limit_s: float = np.inf, at_once: int | None = None) -> Unopened:
         """Return all kinds that may fit, and may have a row within the limit."""
         if limit_s < np.inf:  # few are within it by closer bounds; memory is asked of those alone
-            promising, far = Bounded.roughly(by).split(limit_s)
+            promising, far = Bounded.roughly(by, by.kinds.families).split(limit_s)
             closer, beyond = Bounded.of(rows, by, promising.families).split(limit_s)
             near, left_out = Bounded.of(rows, by, by.fitting(closer.families)), [far, beyond]
         else:

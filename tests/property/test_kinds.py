@@ -10,7 +10,7 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray
-from meshwright.solver.cost.price import least_work_s, price, price_unsharded
+from meshwright.solver.cost.price import price, price_unsharded
 from meshwright.solver.cost.stages import OF_EVERY_RANK
 from meshwright.solver.problem import Problem
 from meshwright.solver.search import priced_space as unopened
@@ -58,13 +58,16 @@ def test_the_bounds_of_a_kind_hold_for_every_split_of_its_rows(problem: Problem)
     crossing, kinds, steps, objectives, able = bounds_of_kinds(problem)
     every = np.arange(len(crossing))
     rows = priced_rows(problem, profile_of(problem), crossing.take(every))
-    (work,) = least_work_s([problem], kinds.quickest(np.arange(len(kinds))), profile_of(problem))
+    by_kind = priced_space(problem, profile_of(problem), crossing).by_kind
+    assert by_kind is not None
+    of_passes = by_kind.roughly_s(np.arange(len(kinds)))
+    assert (of_passes[0] <= np.where(able, steps, np.inf) * ROUNDING).all()
     for found, kind in zip(exhaust_all(rows), kinds.of(every).tolist(), strict=True):
         assert able[kind] or not found.splits
         if found.splits:
             assert steps[kind] <= found.simulated_s.min() * ROUNDING
             assert objectives[kind] <= found.objective_s.min() * ROUNDING
-            assert work[kind] <= min(found.simulated_s.min(), found.objective_s.min()) * ROUNDING
+            assert of_passes[1][kind] <= found.objective_s.min() * ROUNDING
 
 
 @given(small_problems())

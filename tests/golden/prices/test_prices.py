@@ -22,7 +22,7 @@ from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, configuration_from_json
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import outlooks_of, weighing_of
-from meshwright.solver.cost.price import least_work_s, price_memory, price_unsharded
+from meshwright.solver.cost.price import price_memory, price_unsharded, shared_passes
 from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem
 from tests.golden.answers.test_answers import same, values_of
@@ -70,11 +70,13 @@ def as_searched(
     rows = Columns.of(configs)
     weighing, passes = weighing_of(problem, profile, rows), price_unsharded(problem, rows, profile)
     memory = price_memory(problem, rows, profile)
+    (shared,) = shared_passes([problem], rows, profile)
+    each = rows.num_microbatches / rows.pipeline_parallel_size
     numbers = {
         "scale": weighing.scale,
         "offset_s": weighing.offset,
         "most_s": np.where(np.isinf(weighing.most_s), 0.0, weighing.most_s),
-        "least_s": least_work_s([problem], rows, profile)[0],
+        "least_s": shared.straggler * each * shared.whole_s + shared.fixed_s,
         "forward_s": passes.forward_s.sum(axis=1),
         "backward_s": passes.backward_s.sum(axis=1),
         "states_bytes": (memory.weights_bytes + memory.optimizer_bytes).sum(axis=1),

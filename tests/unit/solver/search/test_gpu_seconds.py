@@ -8,7 +8,7 @@ import pytest
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.price import least_passes_s, least_work_s
+from meshwright.solver.cost.price import least_passes_s, shared_passes
 from meshwright.solver.planner.variants import searched_variants, switched_of
 from meshwright.solver.problem import Problem, on_gpus
 from meshwright.solver.search import gpu_seconds
@@ -44,7 +44,9 @@ def test_no_row_on_any_number_of_gpus_takes_fewer_gpu_seconds(launcher: str, moe
             assert isinstance(space.rows, Crossing)
             rows = space.rows.outer
             if len(rows):
-                gpu_s = float((least_work_s([way.problem], rows, profile)[0] * rows.num_gpus).min())
+                (passes,) = shared_passes([way.problem], rows, profile)
+                each = rows.num_microbatches / rows.pipeline_parallel_size
+                gpu_s = float((passes.step_s(each * passes.whole_s) * rows.num_gpus).min())
                 closest = min(closest, gpu_s)
     assert least_s <= closest * (1 + 1e-9)
     if least_s and moe is None:  # exchanges are free, and there are none
