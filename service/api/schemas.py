@@ -504,7 +504,7 @@ class FleetJobView(ApiAnswer):
     layout: str  # the configuration in words; of post-training, the roles
     config: Configuration  # of what is trained
     mode: Literal["colocated", "apart", "async"] | None = None  # of post-training
-    switches: list[int] | None = None  # that it is under, from 0; absent where uplinks are not short
+    switches: dict[str, int] | None = None  # nodes by switch, from 0; absent where uplinks are not short
     uplinks: float | None = None  # share of those of each switch that its plan is priced at
     power_limit_w: int | None = None  # of each GPU, 0: none; absent without a shared limit of power
     power_kw: float | None = None  # that its GPUs draw

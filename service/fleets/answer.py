@@ -72,11 +72,14 @@ def _switches_document(result: FleetResult) -> dict[str, Any]:
 
 
 def _under(result: FleetResult, choice: NodeChoice) -> dict[str, Any]:
-    """Return the switches of a job, and the share of the uplinks of each that its plan is priced at."""
+    """Return a job's nodes by switch, and the share of the uplinks of each that its plan is priced at."""
     kind = next(one for one in result.request.fleet.kinds if one.name == choice.kind)
     if not kind.switches:
         return {}
-    return {"switches": list(choice.switches), "uplinks": choice.uplinks / kind.switch_nodes}
+    return {
+        "switches": {str(at): nodes for at, nodes in choice.under.items()},
+        "uplinks": choice.uplinks / kind.switch_nodes,
+    }
 
 
 def fault_document(error: FieldError) -> dict[str, str | None]:

@@ -177,7 +177,7 @@ def _cluster(reader: FieldReader) -> ClusterSpec:
 
 
 def _require_switches(group: NodeGroup) -> None:
-    """Refuse links that differ otherwise than by one level of switches with equal numbers of nodes.
+    """Refuse links that differ otherwise than by one level of switches.
 
     Raises:
         InvalidProblemError: with the field, and what it may be.
@@ -195,13 +195,6 @@ def _require_switches(group: NodeGroup) -> None:
             f"{at}/levels/1", "a fleet shares the uplinks of one level of switches",
             allowed="one level: that of the uplinks which are short",
         )  # fmt: skip
-    size = links.levels[0].nodes
-    if size < group.num_nodes and group.num_nodes % size:
-        raise InvalidProblemError.of(
-            f"{at}/levels/0/nodes", f"{group.num_nodes} nodes are not under equal switches of {size}",
-            allowed=f"a divisor of {group.num_nodes}, or a multiple of {size} as num_nodes",
-            nearest=str(max(one for one in range(1, size) if group.num_nodes % one == 0)),
-        )  # fmt: skip
 
 
 def _kind(name: str, group: NodeGroup, price: int, draws_w: Mapping[int, int]) -> NodeKind:
@@ -210,8 +203,9 @@ def _kind(name: str, group: NodeGroup, price: int, draws_w: Mapping[int, int]) -
     level = group.links.levels[0] if group.links is not None and group.links.levels else None
     if level is None or level.nodes >= group.num_nodes or level.oversubscription <= 1.0:
         return kind
+    whole, rest = divmod(group.num_nodes, level.nodes)
     return replace(
-        kind, switches=(level.nodes,) * (group.num_nodes // level.nodes), switch_nodes=level.nodes,
+        kind, switches=(level.nodes,) * whole + (rest,) * (rest > 0), switch_nodes=level.nodes,
         oversubscription=level.oversubscription,
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ from meshwright.service.fleets.request import (
     read_jobs,
 )
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.fleet.problem import FleetJob, NodeKind, PlannedJob, faults_of, shares_of
+from meshwright.solver.fleet.problem import FleetJob, NodeKind, PlannedJob, choices_of, faults_of
 
 _ROUNDED = 1e-6  # of a node
 STATES = ("running", "failed", "done", "waiting")
@@ -40,7 +40,7 @@ class JobState:
     steps: int  # in total, from the beginning of the plan
     nodes: int | None = None
     kind: str | None = None
-    switches: tuple[int, ...] = ()  # that a running job is under
+    under: Mapping[int, int] = field(default_factory=dict)  # nodes of a running job by switch
     uplinks: int | None = None  # its share of those of each, in nodes
 
 
@@ -122,37 +122,46 @@ def _job_state(reader: FieldReader, request: FleetRequest, name: str) -> JobStat
         nodes = reader.integer("nodes", low=1, high=request.cluster.group_named[kind].num_nodes)
     elif reader.has("nodes"):
         nodes = reader.optional_integer("nodes")
-    switches, uplinks = _under(reader, request, nodes or 0) if state == "running" else ((), None)
+    under, uplinks = _under(reader, request, nodes or 0) if state == "running" else ({}, None)
     reader.refuse_unknown()
     return JobState(
-        state=state, steps_done=done, steps=steps, nodes=nodes, kind=kind, switches=switches,
+        state=state, steps_done=done, steps=steps, nodes=nodes, kind=kind, under=under,
         uplinks=uplinks,
     )  # fmt: skip
 
 
-def _under(reader: FieldReader, request: FleetRequest, nodes: int) -> tuple[tuple[int, ...], int | None]:
-    """Return the switches of a running job, and its share of their uplinks, where these are short."""
+def _under(reader: FieldReader, request: FleetRequest, nodes: int) -> tuple[dict[int, int], int | None]:
+    """Return a running job's nodes by switch, and its share of uplinks, where these are short."""
     kind = request.fleet.kinds[0]
     if not kind.switches:
-        return (), None
-    most = len(kind.switches) - 1
-    stated = reader.numbers("switches", low=0, high=most, most=most + 1) if reader.has("switches") else []
-    found = tuple(sorted({int(one) for one in stated}))
-    each, rest = divmod(nodes, max(len(found), 1))
-    if not found or rest or any(each > kind.switches[at] for at in found):
+        return {}, None
+    own = reader.child("switches") if reader.has("switches") else None
+    every = range(len(kind.switches))
+    found = {
+        at: own.integer(str(at), low=1, high=kind.switches[at])
+        for at in every
+        if own is not None and own.has(str(at))
+    }
+    if own is not None:
+        own.refuse_unknown()
+    placed = (
+        one for one in choices_of(request.fleet, FleetJob(name="", node_counts=(nodes,), under=found))
+        if found
+    )  # fmt: skip
+    shares = sorted({one.uplinks for one in placed})
+    if not shares:
         reader.fault(
-            "switches", f"must be the switches that {nodes} nodes are evenly under",
-            allowed=f"numbers from 0 to {most}, with {kind.switch_nodes} nodes under each",
+            "switches", f"must say how many of the {nodes} nodes are under each switch",
+            allowed=f'{{"0": …}}: 0 to {every[-1]}, as many under each, or all of some and the rest',
         )  # fmt: skip
-        return (), None
+        return {}, None
     if not reader.has("uplinks"):
         return found, None
     exact = reader.number("uplinks", low=0.0, high=1.0) * kind.switch_nodes
-    share, able = round(exact), shares_of(kind, each, len(found))
-    if share not in able or abs(share - exact) > _ROUNDED:
-        shares = ", ".join(f"{one / kind.switch_nodes:g}" for one in able)
-        reader.fault("uplinks", "is no share that such a job can have", allowed=shares)
-    return found, share
+    if round(exact) not in shares or abs(round(exact) - exact) > _ROUNDED:
+        allowed = ", ".join(f"{one / kind.switch_nodes:g}" for one in shares)
+        reader.fault("uplinks", "is no share that such a job can have", allowed=allowed)
+    return found, round(exact)
 
 
 def _lost_under(reader: FieldReader, request: FleetRequest) -> dict[int, int] | None:
@@ -254,9 +263,7 @@ def _require_under(kind: NodeKind, state: FleetState) -> None:
         InvalidProblemError: with the switch and what they hold.
     """
     for at, room in enumerate(kind.switches):
-        held = sum(
-            (one.nodes or 0) // len(one.switches) for one in state.jobs.values() if at in one.switches
-        )
+        held = sum(one.under.get(at, 0) for one in state.jobs.values())
         if held > room:
             raise InvalidProblemError.of(
                 "/jobs", f"running jobs hold {held} of {room} nodes under switch {at}",
@@ -286,7 +293,7 @@ def _from_now(job: FleetJob, state: FleetState, done: set[str]) -> FleetJob:
         return moved if own is None else replace(moved, start_min=None)
     return replace(
         moved, release_min=0, start_min=0, after=(), kinds=(own.kind,) if own.kind else (),
-        node_counts=(own.nodes,), least_nodes=own.nodes, most_nodes=own.nodes, switches=own.switches,
+        node_counts=(own.nodes,), least_nodes=own.nodes, most_nodes=own.nodes, under=own.under,
         uplinks=own.uplinks,
     )  # fmt: skip
 

@@ -121,7 +121,7 @@ def _run(job: Mapping[str, Any]) -> PlannedRun:
     start, end = (round(job[name] * 60) for name in ("start_hours", "end_hours"))
     return PlannedRun(
         choice=NodeChoice(
-            job["kind"], job["nodes"], job.get("power_limit_w", 0), tuple(job.get("switches", ()))
+            job["kind"], job["nodes"], job.get("power_limit_w", 0), tuple(map(int, job.get("switches", ())))
         ),
         start_min=start,
         end_min=end,

@@ -146,10 +146,10 @@ def _power(job: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _under(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the switches of a job, and its share of the uplinks of each."""
+    """Return a job's nodes by switch, and its share of the uplinks of each."""
     uplinks = job.get("uplinks")
     return (
-        ", ".join(map(str, job.get("switches", ()))),
+        ", ".join(f"{at}: {nodes}" for at, nodes in job.get("switches", {}).items()),
         f"{100 * uplinks:.0f} %" if uplinks else "–",
     )
 

@@ -105,7 +105,9 @@ def _runs(
     job: FleetJob, minutes: Minutes, head: int, edges: FloatArray, kinds: dict[str, int]
 ) -> list[tuple[FloatArray, ...]]:
     found = list[tuple[FloatArray, ...]]()
-    distinct = dict.fromkeys((one._replace(switches=(), uplinks=0), took) for one, took in minutes.items())
+    distinct = dict.fromkeys(
+        (one._replace(switches=(), uplinks=0, rest=0), took) for one, took in minutes.items()
+    )
     for choice, took in distinct:
         on_due = [] if job.due_min is None else [job.due_min - took]
         starts = np.unique(np.concatenate([edges, edges - took, [head], on_due]))

@@ -140,7 +140,8 @@ def _has_slower_links(one: NodeChoice, other: NodeChoice) -> bool:
     if one[:3] != other[:3] or not other.switches:
         return False
     alone = len(other.switches) == 1
-    return alone or (len(one.switches) == len(other.switches) and one.uplinks < other.uplinks)
+    same = (len(one.switches), one.rest) == (len(other.switches), other.rest)
+    return alone or (same and one.uplinks < other.uplinks)
 
 
 def jobs_without_plan(

@@ -27,8 +27,8 @@ Found = Answer | PostTrainingAnswer
 class NodeChoice(NamedTuple):
     """Nodes of one kind that a job may run on, the limit of power of their GPUs, and their switches.
 
-    Where uplinks are oversubscribed, a job has as many nodes under each of its switches. Of several it has
-    a share of the uplinks of each, in nodes of those that the switch joins.
+    Where uplinks are oversubscribed, a job has as many nodes under each of its switches, or all of some and
+    the rest under the last. Of several it has a share of the uplinks of each, counted in nodes.
     """
 
     kind: str
@@ -36,6 +36,17 @@ class NodeChoice(NamedTuple):
     limit_w: int = 0  # of each GPU; 0: none
     switches: tuple[int, ...] = ()  # by number from 0; empty: uplinks are not oversubscribed
     uplinks: int = 0  # 0: it does not use them
+    rest: int = 0  # nodes under the last of its switches; 0: as many as under each
+
+    @property
+    def under(self) -> Mapping[int, int]:
+        """Return the nodes under each switch."""
+        if not self.switches:
+            return {}
+        if self.rest:
+            whole = (self.nodes - self.rest) // (len(self.switches) - 1)
+            return {**dict.fromkeys(self.switches[:-1], whole), self.switches[-1]: self.rest}
+        return dict.fromkeys(self.switches, self.nodes // len(self.switches))
 
     @property
     def alike(self) -> NodeChoice:
@@ -73,7 +84,7 @@ class FleetJob:
     as_many_nodes_as: str | None = None
     kinds: tuple[str, ...] = ()  # of nodes; empty: all
     start_min: int | None = None  # pinned
-    switches: tuple[int, ...] = ()  # the only ones in question: it runs there
+    under: Mapping[int, int] = field(default_factory=dict)  # nodes by switch: it runs there; empty: any
     uplinks: int | None = None  # the only share of their uplinks in question
     places_roles: bool = False  # not priced at lower limits of power, nor over several switches
 
@@ -109,8 +120,8 @@ class Fleet:
     def uses(self, choice: NodeChoice) -> Mapping[str, int]:
         """Return how much of each resource of ``room`` a job uses on the nodes of a choice."""
         found = {choice.kind: choice.nodes}
-        for at in choice.switches:
-            found[f"{choice.kind}/{at}"] = choice.nodes // len(choice.switches)
+        for at, nodes in choice.under.items():
+            found[f"{choice.kind}/{at}"] = nodes
             if choice.uplinks:
                 found[f"{choice.kind}/{at}/uplinks"] = choice.uplinks
         return found if self.most_w is None else {**found, _POWER: self.draw_w(choice)}
@@ -204,6 +215,8 @@ def choices_of(fleet: Fleet, job: FleetJob) -> tuple[NodeChoice, ...]:
             for nodes in able for limit in limits for under in _under(kind, nodes, job)
         ]  # fmt: skip
     kept = [one for one in found if fleet.most_w is None or fleet.draw_w(one) <= fleet.most_w]
+    if job.under:
+        kept = [one for one in kept if one.under == job.under and job.uplinks in (None, one.uplinks)]
     return tuple(sorted(kept, key=lambda one: (one.nodes, one.kind, *one[2:])))
 
 
@@ -218,7 +231,7 @@ def nodes_of(group: NodeGroup, choice: NodeChoice) -> NodeGroup:
     own = replace(group, num_nodes=choice.nodes, links=rails)
     if links is None or not choice.uplinks:
         return own
-    each = choice.nodes // len(choice.switches)
+    each = max(choice.under.values())
     slower = each * links.levels[0].oversubscription / choice.uplinks
     if slower <= 1.0:
         return own
@@ -231,19 +244,29 @@ def nodes_of(group: NodeGroup, choice: NodeChoice) -> NodeGroup:
 _FEW = 4  # switches of which a job may have any; of more, neighbours
 
 
-def _under(kind: NodeKind, nodes: int, job: FleetJob) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield the switches that so many nodes may be under, with the shares of their uplinks."""
+def _under(kind: NodeKind, nodes: int, job: FleetJob) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Yield the switches that so many nodes may be under, shares of uplinks, and the nodes of the last."""
     if not kind.switches:
-        yield (), 0
+        yield (), 0, 0
         return
     for count in range(1, 2 if job.places_roles else len(kind.switches) + 1):
-        each, rest = divmod(nodes, count)
-        if rest or (job.switches and count != len(job.switches)):
-            continue
-        for some in _sets(kind.switches, each, count):
-            if not job.switches or some == job.switches:
-                shares = shares_of(kind, each, count)
-                yield from ((some, one) for one in shares if job.uplinks is None or one == job.uplinks)
+        each, odd = divmod(nodes, count)
+        for some in () if odd else _sets(kind.switches, each, count):
+            yield from ((some, share, 0) for share in shares_of(kind, each, count))
+    whole, rest = divmod(nodes, kind.switch_nodes)
+    if whole and rest and not job.places_roles:
+        for some in _filled(kind, whole, rest):
+            yield some, kind.switch_nodes, rest
+
+
+def _filled(kind: NodeKind, whole: int, rest: int) -> Iterator[tuple[int, ...]]:
+    """Yield so many switches of which a job has all nodes, and one with room for the rest."""
+    numbers = range(len(kind.switches))
+    for last in (at for at in numbers if kind.switches[at] >= rest):
+        others = [at for at in numbers if at != last and kind.switches[at] == kind.switch_nodes]
+        if len(numbers) > _FEW:
+            others = [at for at in others if last - whole <= at < last]
+        yield from ((*some, last) for some in combinations(others, whole))
 
 
 def _sets(room: Sequence[int], each: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -6,8 +6,8 @@ A job is a mapping: ``minutes`` by number of nodes, ``release``, ``due`` (None: 
 ``after``, ``never_with`` (names), ``same`` (a name or None). A schedule has (nodes, start) by name. With
 nodes of several kinds, a number of nodes is written as kind and number: ("fast", 2). Under a shared limit
 of power it has the limit of its GPUs as well, ("gpu", 2, 300), and ``watts`` of a job what it draws. Under
-switches with short uplinks it has the switches and the job's share of the uplinks of each, in nodes of the
-``each`` that a switch joins: ("gpu", 4, (0, 1), 2).
+switches with short uplinks it has the nodes under each switch and the job's share of the uplinks of each,
+in nodes of the ``each`` that a switch joins: ("gpu", 4, ((0, 2), (1, 2)), 2).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _crowded(each: int, placed: Placed, end: Mapping[str, int]) -> Iterator[str]
     """Yield switches with more nodes than they join, or uplinks that are given away twice."""
     for minute in range(max(end.values(), default=0)):
         here = [width for name, (width, start) in placed.items() if start <= minute < end[name]]
-        for switch in {one for _, _, under, _ in here for one in under}:
-            own = [(nodes / len(under), share) for _, nodes, under, share in here if switch in under]
+        for switch in {one for _, _, under, _ in here for one, _ in under}:
+            own = [(dict(under)[switch], share) for _, _, under, share in here if switch in dict(under)]
             if sum(nodes for nodes, _ in own) > each:
                 yield f"too many nodes are under switch {switch} in minute {minute}"
             if sum(share for _, share in own) > each:

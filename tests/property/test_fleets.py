@@ -165,11 +165,14 @@ class UnderSwitches(Given):
     """The same, under switches with short uplinks."""
 
     def exact_min(self, job: str, choice: NodeChoice) -> int | None:
-        key = (KIND, choice.nodes, choice.switches, choice.uplinks)
-        return self.jobs[job]["minutes"][key]  # type: ignore[no-any-return]
+        return self.jobs[job]["minutes"][width_of(choice)]  # type: ignore[no-any-return]
 
     def least_min(self, job: str, choice: NodeChoice) -> int | None:
         return max(1, (self.exact_min(job, choice) or 0) - choice.nodes % 2)
+
+
+def width_of(choice: NodeChoice) -> tuple[str, int, tuple[tuple[int, int], ...], int]:
+    return KIND, choice.nodes, tuple(sorted(choice.under.items())), choice.uplinks
 
 
 def under_switches(data: st.DataObject, numbers: list[int], times: float) -> dict[Any, int]:
@@ -181,12 +184,15 @@ def under_switches(data: st.DataObject, numbers: list[int], times: float) -> dic
     for number in numbers:
         took = data.draw(st.integers(1, 3))
         if number <= EACH:
-            found |= {(KIND, number, (switch,), 0): took for switch in range(2)}
+            found |= {(KIND, number, ((switch, number),), 0): took for switch in range(2)}
+        elif number % 2:  # all nodes of one, and the rest under the other
+            for first in (EACH, number - EACH):
+                found[KIND, number, ((0, first), (1, number - first)), EACH] = took
         if number % 2 == 0:
             own = number // 2
             for share in sorted({own, min(EACH, math.ceil(own * times))}, reverse=True):
                 took += data.draw(st.integers(0, 1))
-                found[KIND, number, (0, 1), share] = took
+                found[KIND, number, ((0, own), (1, own)), share] = took
     return found
 
 
@@ -198,7 +204,7 @@ def test_jobs_that_share_uplinks_get_the_best_of_all_schedules(
     """Every start under every set of switches with every share of their uplinks is tried."""
     most = 1 if len(jobs) > 2 else 2
     for job in jobs.values():
-        numbers = [one for one in job["minutes"] if one % 2 == 0 or one == 1][:most] or [2]
+        numbers = [*job["minutes"]][:most]
         job["minutes"] = under_switches(data, numbers, times)
     kind = NodeKind(
         name=KIND, nodes=2 * EACH, switches=(EACH, EACH), switch_nodes=EACH, oversubscription=times
@@ -212,8 +218,7 @@ def test_jobs_that_share_uplinks_get_the_best_of_all_schedules(
         ),
     )
     assert all(
-        {(one.kind, one.nodes, one.switches, one.uplinks) for one in choices_of(fleet, job)}
-        == set(jobs[job.name]["minutes"])
+        {width_of(one) for one in choices_of(fleet, job)} == set(jobs[job.name]["minutes"])
         for job in fleet.jobs
     )
     source = UnderSwitches(jobs)
@@ -224,18 +229,12 @@ def test_jobs_that_share_uplinks_get_the_best_of_all_schedules(
             plan_fleet(fleet, least, source, at, Limits(effort=5.0))
         return
     answer = plan_fleet(fleet, least, source, at, Limits(effort=5.0))
-    shown = {
-        name: ((KIND, run.choice.nodes, run.choice.switches, run.choice.uplinks), run.start_min)
-        for name, run in answer.schedule.items()
-    }
+    shown = {name: (width_of(run.choice), run.start_min) for name, run in answer.schedule.items()}
     assert answer.status == "optimal"
     assert list(broken(jobs, {KIND: 2 * EACH}, shown, each=EACH)) == []
     assert worth(jobs, shown) == best == tuple(one.value for one in answer.objectives)
     for rule in answer.rules:
-        ruled = {
-            name: ((KIND, run.choice.nodes, run.choice.switches, run.choice.uplinks), run.start_min)
-            for name, run in rule.schedule.items()
-        }
+        ruled = {name: (width_of(run.choice), run.start_min) for name, run in rule.schedule.items()}
         assert list(broken(jobs, {KIND: 2 * EACH}, ruled, each=EACH)) == [], rule.rule
 
 

@@ -36,10 +36,9 @@ def fleet(links: dict[str, Any], *jobs: dict[str, Any], nodes: int = 4) -> dict[
             {"levels": [*LEVELS, {"nodes": 4, "oversubscription": 2}]}, 8, "levels/1",
             "one level of switches",
         ),
-        ({"levels": [{"nodes": 3, "oversubscription": 2}]}, 8, "levels/0/nodes", "Nearest: 2"),
     ],
 )  # fmt: skip
-def test_links_that_are_no_equal_switches_are_refused(
+def test_links_that_are_no_switches_of_one_level_are_refused(
     links: dict[str, Any], nodes: int, pointer: str, words: str
 ) -> None:
     with pytest.raises(InvalidProblemError) as fault:
@@ -84,12 +83,12 @@ def test_slurm_is_told_the_switches_and_the_hosts_of_others() -> None:
 def test_a_running_job_stays_under_its_switches_and_lost_nodes_are_missing_there() -> None:
     state = {
         "now_hours": 1, "lost_nodes": {"1": 1},
-        "jobs": {"a": {"nodes": 2, "steps_done": 400, "switches": [0]}},
+        "jobs": {"a": {"nodes": 2, "steps_done": 400, "switches": {"0": 2}}},
     }  # fmt: skip
     left = planned_again(request(), read_state(state, request()))
     (kind,), (a, b) = left.fleet.kinds, left.fleet.jobs
     assert (kind.nodes, kind.switches, kind.switch_nodes) == (3, (2, 1), 2)
-    assert [one[3:] for one in choices_of(left.fleet, a)] == [((0,), 0)]
+    assert [one[3:5] for one in choices_of(left.fleet, a)] == [((0,), 0)]
     assert {one.switches for one in choices_of(left.fleet, b) if one.nodes == 2} == {(0,), (0, 1)}
 
 
@@ -98,14 +97,14 @@ def test_a_running_job_stays_under_its_switches_and_lost_nodes_are_missing_there
     [
         ({"lost_nodes": 1}, "/lost_nodes", "under which switch"),
         ({"lost_nodes": {"2": 1}}, "/lost_nodes/2", "unknown field"),
-        ({"jobs": {"a": {"nodes": 2}}}, "/jobs/a/switches", "numbers from 0 to 1"),
-        ({"jobs": {"a": {"nodes": 4, "switches": [0]}}}, "/jobs/a/switches", "2 nodes under each"),
+        ({"jobs": {"a": {"nodes": 2}}}, "/jobs/a/switches", "0 to 1, as many under each"),
+        ({"jobs": {"a": {"nodes": 4, "switches": {"0": 2}}}}, "/jobs/a/switches", "many of the 4 nodes"),
         (
-            {"jobs": {"a": {"nodes": 2, "switches": [0, 1], "uplinks": 0.7}}}, "/jobs/a/uplinks",
+            {"jobs": {"a": {"nodes": 2, "switches": {"0": 1, "1": 1}, "uplinks": 0.7}}}, "/jobs/a/uplinks",
             "Allowed: 0.5, 1",
         ),
         (
-            {"lost_nodes": {"0": 1}, "jobs": {"a": {"nodes": 2, "switches": [0]}}}, "/jobs",
+            {"lost_nodes": {"0": 1}, "jobs": {"a": {"nodes": 2, "switches": {"0": 2}}}}, "/jobs",
             "hold 2 of 1 nodes under switch 0",
         ),
     ],

@@ -40,6 +40,13 @@ def test_a_share_carries_its_part_of_the_uplinks(nodes: int, share: int) -> None
     assert each * 8 * 50e9 / level.oversubscription == pytest.approx(400e9 * share / 4)
 
 
+def test_all_nodes_of_one_switch_and_the_rest_have_whole_uplinks() -> None:
+    """A quarter of what four nodes send, under the switch of the rest too."""
+    own = nodes_of(group(), NodeChoice("gpu", 6, 0, (0, 1), 4, 2))
+    assert own.links is not None
+    assert own.links.levels == (SwitchLevel(nodes=4, oversubscription=4.0),)
+
+
 def test_one_node_under_each_switch_reaches_the_others_by_uplinks_alone() -> None:
     """It has a quarter of 400 GB/s for 8 GPUs: 12.5 GB/s each."""
     own = nodes_of(group(), NodeChoice("gpu", 2, 0, (0, 1), 1))
@@ -57,12 +64,13 @@ def test_under_one_switch_or_with_all_that_it_sends_links_are_not_slower() -> No
 
 def test_choices_are_sets_of_switches_with_room_and_shares_by_doubling() -> None:
     fleet = Fleet(kinds=(KIND,), jobs=())
-    found = [one[3:] for one in choices_of(fleet, FleetJob(name="a", node_counts=(2,)))]
+    found = [one[3:5] for one in choices_of(fleet, FleetJob(name="a", node_counts=(2,)))]
     assert found == [((0,), 0), ((0, 1), 1), ((0, 1), 2), ((0, 1), 4), ((1,), 0)]
-    assert [one[3:] for one in choices_of(fleet, FleetJob(name="a", node_counts=(8,)))] == [((0, 1), 4)]
-    assert choices_of(fleet, FleetJob(name="a", node_counts=(5,))) == ()
+    assert [one[3:5] for one in choices_of(fleet, FleetJob(name="a", node_counts=(8,)))] == [((0, 1), 4)]
+    five = [(one.under, one.uplinks) for one in choices_of(fleet, FleetJob(name="a", node_counts=(5,)))]
+    assert five == [({0: 4, 1: 1}, 4), ({1: 4, 0: 1}, 4)]  # all of one, and the rest
     roles = FleetJob(name="a", node_counts=(2, 8), places_roles=True)
-    assert [one[3:] for one in choices_of(fleet, roles)] == [((0,), 0), ((1,), 0)]
+    assert [one[3:5] for one in choices_of(fleet, roles)] == [((0,), 0), ((1,), 0)]
     eight = replace(KIND, nodes=32, switches=(4,) * 8)
     sets = {one.switches for one in choices_of(Fleet(kinds=(eight,), jobs=()), FleetJob(name="a"))}
     assert {some for some in sets if len(some) == 4} == {(0, 1, 2, 3), (4, 5, 6, 7)}

@@ -146,7 +146,12 @@ def test_jobs_that_share_uplinks_are_planned_and_replanned_under_their_switches(
     answer = get(client, f"/v1/fleets/{fleet_id}")["answer"]
     assert answer["switches"] == {"nodes": [2, 2], "oversubscription": 4.0, "shared_by": []}
     a, b = answer["jobs"]
-    assert (a["switches"], a["uplinks"], len(b["switches"]), b["uplinks"]) == ([0, 1], 1.0, 1, 0.0)
+    assert (a["switches"], a["uplinks"], len(b["switches"]), b["uplinks"]) == (
+        {"0": 2, "1": 2},
+        1.0,
+        1,
+        0.0,
+    )
     stored = get(client, f"/v1/jobs/{a['job_id']}")["request"]["cluster"]["groups"][0]
     assert stored["links"]["levels"] == [{"nodes": 2, "oversubscription": 4.0}]
     start = get(client, f"/v1/fleets/{fleet_id}/export")["files"]["start.sh"]
@@ -155,7 +160,7 @@ def test_jobs_that_share_uplinks_are_planned_and_replanned_under_their_switches(
     again = client.post(f"/v1/fleets/{fleet_id}:replan", json=later)
     assert again.status_code == 202, again.text
     (state,) = again.json()["request"]["states"]
-    assert state["jobs"]["a"]["switches"] == [0, 1]
+    assert state["jobs"]["a"]["switches"] == {"0": 2, "1": 2}
     lost = client.post(f"/v1/fleets/{fleet_id}:replan", json={**later, "lost_nodes": 1})
     assert lost.json()["errors"][0]["pointer"] == "/lost_nodes"
 
