@@ -1,8 +1,8 @@
 """The script with which Slurm starts a placement: Ray on all nodes of the allocation, then the run.
 
 The commands are those of Ray's guide, "Deploying on Slurm" (docs.ray.io): a head on the first node, and a
-worker on each of the others. TRL has no Ray: training starts on its nodes, and vLLM's server on the last one
-where it has its own.
+worker on each of the others. TRL has no Ray: training starts on its nodes, and vLLM's
+server on the last one, where it has its own.
 """
 
 from __future__ import annotations
