@@ -125,7 +125,7 @@ def test_under_a_shared_limit_of_power_roles_keep_their_gpus_own_limit() -> None
 @pytest.mark.parametrize(
     ("changed", "pointer", "words"),
     [
-        ({"launcher": "trl"}, "launcher", "trl is not priced yet"),
+        ({"launcher": "areal"}, "launcher", "areal is not priced yet"),
         ({"cluster": "dgx-h100"}, "cluster", "runs on the fleet's cluster"),
         ({"search": {"num_nodes": 2}}, "search/num_nodes", "unknown field"),
         ({"search": 3}, "search", "not an object"),
