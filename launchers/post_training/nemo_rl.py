@@ -22,7 +22,18 @@ from meshwright.solver.post_training.problem import PostTraining, RolePlan, Side
 CONFIG_FILE, START_FILE = "nemo_rl_grpo.yaml", "run.sh"
 PRODUCT = "NeMo-RL 0.7.0"
 BASE = "/opt/nemo-rl/examples/configs/grpo_math_1B.yaml"  # where its container has it
+SGLANG_BASE = "/opt/nemo-rl/examples/configs/grpo_math_1B_sglang.yaml"  # over the same
 REWARD_BASE = "/opt/nemo-rl/examples/configs/grpo_rm_1B.yaml"  # over the same, with a reward model
+# What SGLANG_BASE states and REWARD_BASE does not.
+_SGLANG: Values = {
+    "model_path": "${policy.model_name}", "dtype": "${policy.precision}", "allow_auto_truncate": True,
+    "dp_size": 1, "pp_size": 1, "ep_size": 1, "random_seed": 42, "skip_server_warmup": True,
+    "disable_piecewise_cuda_graph": True, "disable_cuda_graph": False,
+    "sglang_router_config": {"use_external_router": False},
+}  # fmt: skip
+_SGLANG_SERVER: Values = {
+    "needs_offload": True, "cpu_weight_backup": True, "pause_generation_mode": "retract"
+}  # fmt: skip
 _START = """\
 #!/usr/bin/env bash
 @HEAD@# Run it in NeMo-RL's checkout, on the head node of a Ray cluster of @NODES@ nodes.
@@ -79,11 +90,17 @@ def _require_equal_nodes(target: RoleTarget) -> None:
         raise RefusedExportError([fault])
 
 
+def _base(target: RoleTarget) -> str:
+    if target.reward is not None:
+        return REWARD_BASE
+    return SGLANG_BASE if target.asked.engine == "sglang" else BASE
+
+
 def values_of(target: RoleTarget) -> Values:
     """Return the fields that the plan sets, over NeMo-RL's base file."""
     asked = target.asked
     return {
-        "defaults": BASE if target.reward is None else REWARD_BASE,
+        "defaults": _base(target),
         "grpo": {
             "num_prompts_per_step": asked.prompts,
             "num_generations_per_prompt": asked.responses,
@@ -196,6 +213,13 @@ def _generation(target: RoleTarget) -> Values:
             "gpus_per_node": each,
             "num_nodes": None if target.shares_a_node else nodes,  # grpo.py: null where there is one node
         }
+    if target.asked.engine == "sglang":
+        return {
+            "backend": "sglang",
+            "max_new_tokens": longest,
+            "colocated": colocated,
+            "sglang_cfg": _sglang(target),
+        }
     return {
         "backend": "vllm",
         "max_new_tokens": longest,
@@ -208,6 +232,24 @@ def _generation(target: RoleTarget) -> Values:
             "max_model_len": longest,
         },
         "vllm_kwargs": {"max_num_seqs": target.most_running},
+    }
+
+
+def _sglang(target: RoleTarget) -> Values:
+    """Return the engines on all GPUs of training (nemo_rl/models/generation/sglang/config.py)."""
+    engine = target.engine
+    return {
+        **({} if target.reward is None else _SGLANG),
+        "context_length": target.asked.lengths.longest,
+        "tp_size": engine.tensor_parallel_size,
+        "mem_fraction_static": engine.memory_share,
+        "max_running_requests": target.most_running,
+        "sglang_server_config": {
+            **({} if target.reward is None else _SGLANG_SERVER),
+            "num_gpus": target.plan.training.gpus,
+            "num_gpus_per_engine": engine.tensor_parallel_size,
+            "sglang_server_concurrency": target.most_running,
+        },
     }
 
 

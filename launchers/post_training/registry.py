@@ -41,9 +41,9 @@ def _lacking(asked: PostTraining, plan: RolePlan, name: str) -> Iterator[FieldEr
     places, role = PLACES[name], "turn" if plan.reward is not None and not plan.reward.gpus else "own"
     rows: dict[str, tuple[str, tuple[str, ...]]] = {
         "/rollout/engine": (asked.engine, places.engines),
-        "/rollout/precision": (asked.precision, places.precisions),
-        "/training/trainer": (asked.trainer, places.trainers),
-        "/asynchrony/mode": (plan.mode, places.modes),
+        "/rollout/precision": (asked.precision, places.able("precisions", asked.engine)),
+        "/training/trainer": (asked.trainer, places.able("trainers", asked.engine)),
+        "/asynchrony/mode": (plan.mode, places.able("modes", asked.engine)),
     }
     if plan.reward is not None:
         rows["/reward"] = (role, places.reward)

@@ -1,7 +1,8 @@
 """The script with which Slurm starts a placement: Ray on all nodes of the allocation, then the run.
 
 The commands are those of Ray's guide, "Deploying on Slurm" (docs.ray.io): a head on the first node, and a
-worker on each of the others.
+worker on each of the others. TRL has no Ray: training starts on its nodes, and vLLM's
+server on the last one, where it has its own.
 """
 
 from __future__ import annotations
@@ -30,9 +31,30 @@ done
 sleep 15
 "${{step[@]}}" --nodelist="${{hosts[0]}}" bash run.sh
 """
+_WITHOUT_RAY = """\
+#!/usr/bin/env bash
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --exclusive
+# Starts run.sh on the nodes of training, and serve.sh, if there is one, on the last node.
+set -euo pipefail
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export MASTER_ADDR="${{hosts[0]}}" MASTER_PORT="${{MASTER_PORT:-29500}}"
+training=("${{hosts[@]}}")
+if [[ -f serve.sh ]]; then
+    last="${{hosts[-1]}}"
+    export VLLM_URL="http://$last:${{PORT:-8000}}"
+    srun --overlap --nodes=1 --ntasks=1 --nodelist="$last" bash serve.sh &
+    [[ ${{#hosts[@]}} -eq 1 ]] || unset 'training[-1]'
+fi
+srun --overlap --nodes="${{#training[@]}}" --nodelist="$(IFS=,; echo "${{training[*]}}")" \\
+    bash -c 'NODE_RANK=$SLURM_PROCID exec bash run.sh'
+"""
 
 
 def sbatch_file(asked: PostTraining) -> Mapping[str, str]:
     """Return the script for Slurm by its name; all nodes of the question's pool are of one group."""
     (group,) = asked.groups.values()
-    return {SLURM_FILE: _SCRIPT.format(nodes=group.num_nodes, gpus=group.gpus_per_node)}
+    script = _WITHOUT_RAY if asked.launcher == "trl" else _SCRIPT
+    return {SLURM_FILE: script.format(nodes=group.num_nodes, gpus=group.gpus_per_node)}

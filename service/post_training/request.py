@@ -48,7 +48,10 @@ from meshwright.solver.space.expressions import (
 
 LAUNCHERS = tuple(PLACES)
 TRAINERS = ("megatron", "fsdp")
-LATER = {"engine": ("tensorrt-llm", "trtllm"), "launcher": ("areal",)}
+LATER = {"launcher": ("areal",)}
+# Engines that no launcher has at its release: NeMo-RL and verl got TensorRT-LLM after 0.7.0
+RELEASES = {"nemo-rl": "NeMo-RL 0.7.0", "verl": "verl 0.7.0", "slime": "slime 0.3.1", "trl": "TRL 1.16.0"}
+_NO_ENGINE = ("tensorrt-llm", "trtllm", "trt-llm")
 MAX_PROMPTS, MAX_RESPONSES, MAX_UPDATES, MAX_STEPS_OFF = 2**20, 2**12, 2**12, 64
 MAX_ANSWERS = 2**20  # of a step
 MAX_TOKENS, MAX_TIME_LIMIT_S, MAX_CONSTRAINTS, MAX_MEASURED = 2**24, 3600.0, 16, 8
@@ -130,8 +133,8 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     launcher = _of_now(reader, "launcher", LAUNCHERS)
     algorithm = _algorithm(_part(reader, "algorithm"))
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
-    rollout = _rollout(_part(reader, "rollout", required=False), PLACES[launcher].engines)
-    training = _training(_part(reader, "training", required=False), launcher)
+    rollout = _rollout(_part(reader, "rollout", required=False), launcher)
+    training = _training(_part(reader, "training", required=False), launcher, rollout["engine"])
     reward = _reward(_part(reader, "reward", required=False))
     ahead = _asynchrony(_part(reader, "asynchrony", required=False))
     search = _search(_part(reader, "search", required=False))
@@ -178,7 +181,7 @@ def _part(reader: FieldReader, name: str, *, required: bool = True) -> FieldRead
 def _of_now(reader: FieldReader, name: str, allowed: tuple[str, ...]) -> str:
     """Return one of several words; those that are known but not priced yet are refused as such."""
     value = reader.value(name)
-    if isinstance(value, str) and value.lower() in LATER[name]:
+    if isinstance(value, str) and value.lower() in LATER.get(name, ()):
         reader.fault(name, f"{value} is not priced yet", allowed=", ".join(allowed), nearest=allowed[0])
         return allowed[0]
     return reader.choice(name, allowed, default=allowed[0])
@@ -258,10 +261,10 @@ def _lengths(stated: Mapping[str, Any]) -> tuple[AnswerLengths, bool]:
     return AnswerLengths(prompt=prompt, mean=mean, longest=longest), assumed
 
 
-def _rollout(reader: FieldReader, engines: tuple[str, ...]) -> dict[str, Any]:
+def _rollout(reader: FieldReader, launcher: str) -> dict[str, Any]:
     share = reader.number("memory_share", low=0.1, high=0.98) if reader.has("memory_share") else None
     found = {
-        "engine": _of_now(reader, "engine", ENGINES) if reader.has("engine") else engines[0],
+        "engine": _engine(reader, launcher),
         "precision": reader.choice("precision", ("bf16", "fp8"), default="bf16"),
         "tp": reader.optional_integer("tp", high=1024),
         "nodes": reader.optional_integer("nodes", high=10**6),
@@ -271,9 +274,21 @@ def _rollout(reader: FieldReader, engines: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _training(reader: FieldReader, launcher: str) -> dict[str, Any]:
+def _engine(reader: FieldReader, launcher: str) -> str:
+    """Return the engine; TensorRT-LLM is refused by the launcher's release."""
+    value, able = reader.value("engine"), PLACES[launcher].engines
+    if isinstance(value, str) and value.lower() in _NO_ENGINE:
+        reader.fault(
+            "engine", f"{RELEASES[launcher]} has no {value}, and no other launcher's release has it",
+            allowed=f"{', '.join(able)} with launcher: {launcher}", nearest=able[0],
+        )  # fmt: skip
+        return able[0]
+    return reader.choice("engine", ENGINES, default=able[0])
+
+
+def _training(reader: FieldReader, launcher: str, engine: str) -> dict[str, Any]:
     group = reader.text("group", default="")
-    trainer = reader.choice("trainer", TRAINERS, default=PLACES[launcher].trainers[0])
+    trainer = reader.choice("trainer", TRAINERS, default=PLACES[launcher].able("trainers", engine)[0])
     found = {
         "trainer": trainer,
         "priced_as": _PRICED_ALONE.get(launcher, _PRICED_AS[trainer]),
@@ -539,33 +554,35 @@ def _check(asked: PostTraining) -> None:
         raise InvalidProblemError(faults)
 
 
+_WORDS = {
+    "engines": "engine", "trainers": "trainer", "precisions": "engine with weights in", "modes": "mode"
+}  # fmt: skip
+
+
 def _launchers_with(what: str, value: str) -> str:
-    """Return the launchers that have an engine, a trainer, a precision or a mode."""
-    return ", ".join(name for name, places in PLACES.items() if value in getattr(places, what))
+    """Return the launchers that have an engine, a trainer, a precision or a mode; empty: none has."""
+    found = ", ".join(name for name, places in PLACES.items() if value in getattr(places, what))
+    return f"launcher: {found}" if found else ""
 
 
 def _launcher_faults(asked: PostTraining) -> Iterator[FieldError]:
     """Yield an engine, a trainer, an algorithm or steps off policy that its launcher lacks."""
     places, by = asked.places, f"files of {asked.launcher} with"
     for pointer, value, what in (
-        ("/rollout/engine", asked.engine, "engines"), ("/training/trainer", asked.trainer, "trainers")
-    ):  # fmt: skip
-        able: tuple[str, ...] = getattr(places, what)
-        if value not in able:
-            yield FieldError(
-                pointer=pointer, message=f"{by} {value} are not written yet",
-                allowed=f"{', '.join(able)}, or launcher: {_launchers_with(what, value)}", nearest=able[0],
-            )  # fmt: skip
-    for pointer, given, what, words in (
-        ("/rollout/precision", asked.precision, "precisions", "has no engines with weights in"),
-        ("/asynchrony/mode", asked.pins.mode, "modes", "has no mode"),
+        ("/rollout/engine", asked.engine, "engines"),
+        ("/training/trainer", asked.trainer, "trainers"),
+        ("/rollout/precision", asked.precision, "precisions"),
+        ("/asynchrony/mode", asked.pins.mode, "modes"),
     ):
-        able = getattr(places, what)
-        if given is not None and given not in able:
-            yield FieldError(
-                pointer=pointer, message=f"{asked.launcher} {words} {given}",
-                allowed=f"{', '.join(able)}, or launcher: {_launchers_with(what, given)}", nearest=able[0],
-            )  # fmt: skip
+        able = places.able(what, asked.engine)
+        if value is None or value in able:
+            continue
+        given = f" with {asked.engine}" if value in getattr(places, what) else ""
+        others = f"rollout.engine: {places.engines[0]}" if given else _launchers_with(what, value)
+        yield FieldError(
+            pointer=pointer, message=f"{asked.launcher}{given} has no {_WORDS[what]} {value}",
+            allowed=", or ".join(filter(None, (", ".join(able), others))), nearest=able[0],
+        )  # fmt: skip
     if asked.has_critic and not places.critic:
         able = tuple(name for name, one in PLACES.items() if one.critic)
         yield FieldError(

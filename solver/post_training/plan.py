@@ -197,7 +197,7 @@ def ways_of(asked: PostTraining) -> tuple[tuple[Mode, int], ...]:
     return tuple(
         (mode, step)
         for mode, step in ways
-        if mode in places.modes
+        if mode in places.able("modes", asked.engine)
         and pins.mode in (None, mode)
         and (pins.steps_off is None or step == pins.steps_off)
         and (asked.reward_model is None or mode in places.reward_modes)

@@ -61,12 +61,26 @@ class Places:
     offloads: bool = True  # training's states are on the host while engines run on its GPUs
     pads: bool = False  # answers of an update to the longest, instead of packing them
     constraints: tuple[str, ...] = ()  # on roles, in the language of search.constraints
+    with_engine: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)  # fewer of these
+
+    def able(self, what: str, engine: str) -> tuple[str, ...]:
+        """Return the modes, trainers or precisions that the launcher has with an engine."""
+        every: tuple[str, ...] = getattr(self, what)
+        return self.with_engine.get(engine, {}).get(what, every)
 
 
 PLACES: Mapping[str, Places] = {
     # NeMo-RL 0.7.0: env.reward_model.resources (nemo_rl/algorithms/grpo.py:526) are nodes of their own; a
-    # batch of answers is scored when all have ended (experience/rollouts.py run_multi_turn_rollout)
-    "nemo-rl": Places(reward=("own",)),
+    # batch of answers is scored when all have ended (experience/rollouts.py run_multi_turn_rollout). SGLang
+    # takes new weights from DTensor workers on the same GPUs alone (grpo.py:1936,
+    # dtensor_policy_worker_v2.py stream_weights_via_http). TensorRT-LLM comes after 0.7.0
+    "nemo-rl": Places(
+        reward=("own",),
+        engines=("vllm", "sglang"),
+        with_engine={
+            "sglang": {"modes": ("colocated",), "trainers": ("fsdp",), "precisions": ("bf16",)},
+        },
+    ),
     # verl 0.7.0: reward_model.enable_resource_pool (trainer/main_ppo.py:202), else the global pool; the
     # critic is in the global pool (:192). fully_async_main.py:117 has the reward model's older worker alone
     "verl": Places(

@@ -45,6 +45,9 @@ CASES: dict[str, dict[str, Any]] = {
     "nemo-rl-fsdp-apart": {
         "model": "qwen3-8b", "nodes": 1, "training": 1, "gpus": 4, "layout": {"zero": 3}
     },
+    "nemo-rl+sglang-fsdp-colocated": {
+        "model": "qwen3-8b", "nodes": 2, "training": 2, "layout": {"zero": 3}, "engine": "sglang",
+    },
     "verl-megatron-colocated": {
         "model": "llama-3.1-70b", "nodes": 8, "training": 8, "layout": {"tp": 4, "pp": 4},
     },

@@ -30,8 +30,10 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
     ({"algorithm": {"name": "ppo", "prompts": 8, "responses": 8}}, "/algorithm/name", "grpo"),  # of verl
     ({"algorithm": {"name": "vapo", "prompts": 8, "responses": 8}}, "/algorithm/name", None),
     ({"algorithm": {"prompts": 3, "responses": 5, "updates": 2}}, "/algorithm/updates", "1"),
-    ({"rollout": {"engine": "sglang"}}, "/rollout/engine", "vllm"),  # for verl alone
+    ({"rollout": {"engine": "sglang"}, "training": {"trainer": "megatron"}}, "/training/trainer", "fsdp"),
+    ({"rollout": {"engine": "sglang"}, "asynchrony": {"mode": "async"}}, "/asynchrony/mode", "colocated"),
     ({"rollout": {"engine": "trtllm"}}, "/rollout/engine", "vllm"),
+    ({"launcher": "slime", "rollout": {"engine": "TensorRT-LLM"}}, "/rollout/engine", "sglang"),
     ({"launcher": "areal"}, "/launcher", "nemo-rl"),
     ({"launcher": "trl", "asynchrony": {"mode": "async"}}, "/asynchrony/mode", "colocated"),
     ({"launcher": "trl", "rollout": {"precision": "fp8"}}, "/rollout/precision", "bf16"),
