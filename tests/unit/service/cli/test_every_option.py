@@ -354,7 +354,7 @@ COMMANDS = {
         "--gpus": "1xRTX-4090",
         "--cluster": Case("dgx-h100", base="smollm-135m --launcher trl --json"),
         "--launcher": "accelerate",
-        "--seq-length": "2048",
+        "--seq-length": "1024",
         "--global-batch-size": "64",
         "--precision": "fp16",
         "--optimizer": "adamw-bf16",
