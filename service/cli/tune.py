@@ -48,7 +48,7 @@ PROFILE_FILE, REPORT_FILE = "profile.json", "tuning.md"
 
 def tune(
     plan_id: Annotated[
-        str | None, typer.Argument(help="Id of a plan of the answer, or its first characters.")
+        str | None, typer.Argument(help="A plan of the answer: its id (or first characters), or its rank.")
     ] = None,
     command: Annotated[
         list[str] | None,
