@@ -61,7 +61,7 @@ def downgrade(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Take the schema back to an older revision. Run it with the newer release, before the older one starts.
+    """Take the schema back to an older revision. Run it with the newer release, before the older starts.
 
     Needed only where `db check` of the older release refuses the schema. Data that the older schema cannot
     hold is deleted; a SQLite file must not be in use.
