@@ -327,10 +327,18 @@ class ClusterSpec:
 
     @cached_property
     def title(self) -> str:
-        """Return the cluster in words: ``16 × DGX H100 = 128 GPUs``."""
-        name = self.display_name or self.name
+        """Return ``16 × DGX H100 = 128 GPUs``; nodes without a name: ``16 × H100 SXM 80 GB, 2 nodes``."""
+        name, group = self.display_name or self.name, self.groups[0]
+        if name == node_words(group):
+            of_nodes = f", {self.num_nodes} nodes" if self.num_nodes > 1 else ""
+            return f"{self.num_gpus} × {group.gpu.display_name}{of_nodes}"
         total = f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}"
         return f"{name} = {total}" if len(self.groups) > 1 else f"{self.num_nodes} × {name} = {total}"
+
+
+def node_words(group: NodeGroup) -> str:
+    """Return ``node of 8 H100 SXM 80 GB``: the name of a node that has none."""
+    return f"node of {group.gpus_per_node} {group.gpu.display_name}"
 
 
 # --------------------------------------------------------------------------------------------------

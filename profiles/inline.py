@@ -19,6 +19,7 @@ from meshwright.profiles.cluster import (
     GpuSpec,
     LinkSpec,
     NodeGroup,
+    node_words,
 )
 from meshwright.profiles.collectives.measured import measured_from, measured_to_mapping
 from meshwright.profiles.errors import InvalidProblemError, faults_as, shown_name
@@ -356,9 +357,9 @@ def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
 def _display_name(groups: list[NodeGroup | None]) -> str:
     """Return ``node of 8 H100 SXM 80 GB``; several are counted: ``2 × (8 H100 …) + 4 × (8 A100 …)``."""
     found = [group for group in groups if group is not None]
-    names = [f"{group.gpus_per_node} {group.gpu.display_name}" for group in found]
     if len(found) == 1:
-        return f"node of {names[0]}"
+        return node_words(found[0])
+    names = [f"{group.gpus_per_node} {group.gpu.display_name}" for group in found]
     return " + ".join(f"{group.num_nodes} × ({name})" for group, name in zip(found, names, strict=True))[
         :MAX_TEXT
     ]

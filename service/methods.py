@@ -133,14 +133,13 @@ def what_fits(
     Raises:
         InvalidProblemError: the request is invalid, or no method is possible under the launcher.
     """
-    from meshwright.profiles.capabilities import launcher_capabilities  # noqa: PLC0415 - help loads no solver
-    from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - the same
+    from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - help loads no solver
     from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - the same
+    from meshwright.service.requests.checks import check_launcher  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
     from meshwright.solver.space.launcher_choice import bound, launcher_faults, launchers_able  # noqa: PLC0415 - the same
 
-    if launcher != "any":
-        launcher_capabilities(launcher)
+    check_launcher(launcher)
     gpus = cluster_from_mapping(request.get("cluster")).num_gpus
     usual = usual_length(model_from_mapping(request.get("model")))
     work = {"seq_length": usual, "global_batch_size": SEQUENCES * gpus, **request.get("workload", {})}

@@ -38,12 +38,12 @@ _MUCH_MORE = 1.25  # times the catalog's scatter; runs like the catalog's show .
 def calibrate_command(
     runs: Annotated[
         Path,
-        typer.Argument(help="Measured runs of the cluster, one per row (CSV); with --log rl.yaml."),
+        typer.Argument(help="Measured runs of the cluster, one per row (CSV). With --log, rl.yaml."),
     ],
     *,
     log: Annotated[
         Path | None,
-        typer.Option(help="Log of NeMo-RL or verl: its parts of a step correct rl.yaml's roles."),
+        typer.Option(help="Log of NeMo-RL or verl, to correct each part of a step of rl.yaml."),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Cluster to calibrate, if the file has several.")

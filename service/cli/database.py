@@ -44,7 +44,7 @@ def upgrade(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Bring the schema to its newest revision; on PostgreSQL the service may keep running."""
+    """Bring the schema to its newest revision. On PostgreSQL the service may keep running."""
     settings = settings_with({"database_url": database_url})
     with opened(settings) as database:
         database.await_server(within_s=settings.database_wait_s, tell=lambda words: say_warnings([words]))
@@ -61,7 +61,7 @@ def downgrade(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Take the schema back to an older revision, with the newer release, before the older one is started.
+    """Take the schema back to an older revision. Run it with the newer release, before the older starts.
 
     Needed only where `db check` of the older release refuses the schema. Data that the older schema cannot
     hold is deleted; a SQLite file must not be in use.
@@ -81,7 +81,7 @@ def check(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Report whether this version can serve the schema; exit 2 if not."""
+    """Report whether this version can serve the schema. Exit code 2: it can't."""
     with opened(settings_with({"database_url": database_url})) as database:
         found, fit = migrations.current(database), migrations.fit(database)
         if fit == "outdated":
@@ -128,7 +128,7 @@ def delete_tenant(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Delete all records of a tenant while the service runs: jobs, plans, profiles, definitions, keys."""
+    """Delete all records of a tenant. Jobs, plans, profiles and keys go while the service runs."""
     if not yes:
         raise InvalidProblemError.of(
             "--yes", f"is missing: all records of {shown(tenant)} would be deleted for good"
@@ -149,7 +149,7 @@ def backup_command(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Copy the records while the service runs: the SQLite file, or PostgreSQL's by pg_dump."""
+    """Copy the records while the service runs. Copies the SQLite file, or PostgreSQL by pg_dump."""
     url = settings_with({"database_url": database_url}).database_url
     source = sqlite_path(url)
     try:
@@ -166,7 +166,7 @@ def restore_command(
         str | None, typer.Option(help="Database URL [default: MESHWRIGHT_DATABASE_URL]")
     ] = None,
 ) -> None:
-    """Put a copy in the place of the records; the service must be stopped."""
+    """Put a copy in the place of the records. Stop the service first."""
     url = settings_with({"database_url": database_url}).database_url
     target = sqlite_path(url)
     made = datetime.fromtimestamp(source.stat().st_mtime, UTC) if source.is_file() else None

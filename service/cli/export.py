@@ -18,7 +18,9 @@ from meshwright.service.requests.checks import check_risk
 
 
 def export_command(
-    plan_id: Annotated[str | None, typer.Argument(help="Plan id, or its first characters.")] = None,
+    plan_id: Annotated[
+        str | None, typer.Argument(help="Plan id (or its first characters), or a rank.")
+    ] = None,
     *,
     source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,

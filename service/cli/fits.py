@@ -73,6 +73,7 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - help loads no solver
     from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import FOUND, INFEASIBLE, print_json, screen  # noqa: PLC0415 - the same
+    from meshwright.service.report.summary import gpus_words  # noqa: PLC0415 - the same
 
     batch = None if global_batch_size is None else str(global_batch_size)
     of_data: dict[str, object] = {
@@ -100,11 +101,11 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     console = screen()
     place = cluster_from_mapping(request["cluster"])
     half = precision or place.usual_precision
-    console.print(f"{spec.title} on {place.title} · {length} tokens · {half}")
+    console.print(f"{spec.title} on {gpus_words(place)} ({half}, {length} tokens a sequence)")
     if not rows:
         console.print(f"No: {launcher} can't train it so. Try --launcher any", soft_wrap=True)
         raise typer.Exit(INFEASIBLE)
-    console.print(_answer(able, tokens), soft_wrap=True)
+    console.print(_answer(able, tokens))
     console.print()
     console.print(_table(rows, tokens))
     console.print()
@@ -116,16 +117,15 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
 
 
 def _answer(able: Sequence[FitRow], tokens: int) -> str:
-    """Return the answer in one line: the methods that fit, each with its fastest launcher."""
+    """Return the answer in one line: the methods that fit, each with its shortest time."""
     best = _fastest(able)
     if not best:
         return "No: nothing fits. Try GPUs with more memory, more GPUs, or a shorter --seq-length"
     words = [
-        f"{title} ({'tight, ' * (row.fit.verdict == 'tight')}{row.launched}, "
-        f"{row.fit.tokens_per_s:,.0f} tokens/s, {time_words(row.seconds_for(tokens))})"
+        f"{title} {time_words(row.seconds_for(tokens))}{' (tight)' * (row.fit.verdict == 'tight')}"
         for title, row in best.items()
     ]
-    return f"Yes: {'; '.join(words)}"
+    return f"Yes, for {tokens / 1e6:g}M tokens: {', '.join(words)}"
 
 
 def _fastest(able: Sequence[FitRow]) -> Mapping[str, FitRow]:
@@ -140,12 +140,11 @@ def _table(rows: Sequence[FitRow], tokens: int) -> RenderableType:
     """Return a line for each row that fits, and one a method with the launchers where it does not."""
     from rich.table import Table  # noqa: PLC0415 - help loads no table
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    table.add_column("launcher", overflow="fold")
-    table.add_column("fits")
-    for title in ("GiB of a GPU", "micro-batch", "tokens/s", f"{tokens / 1e6:g}M tokens"):
-        table.add_column(title, justify="right")
+    table = Table(
+        "", "\nlauncher", "\nfits", box=None, pad_edge=False, collapse_padding=True, header_style="dim"
+    )
+    for title in ("GiB\na GPU", "micro-\nbatch", "tokens\nper s", f"{tokens / 1e6:g}M\ntokens"):
+        table.add_column(title, justify="right", no_wrap=True)
     for method in dict.fromkeys(row.method.title for row in rows):
         own = [row for row in rows if row.method.title == method]
         for row in (one for one in own if one.fit.verdict != "no"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from meshwright.launchers.reading.base import Overrides
 from meshwright.profiles.documents import shown_path
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, faults_as
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.launch_files import path_named_by, source_of, variables_of
 from meshwright.service.cli.options import (
@@ -123,7 +124,9 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
             "give the launch script to change",
             allowed="meshwright fix train.sh --cluster dgx-h100",
         )
-    source, line = source_of(script), ProgressLine()
+    with faults_as(lambda fault: replace(fault, pointer="SCRIPT")):
+        source = source_of(script)
+    line = ProgressLine()
     with cancellable() as should_stop:
         found = fixes_of(
             source,

@@ -47,6 +47,7 @@ def here(
     found = look(machine, hostfile=hostfile, num_nodes=num_nodes)
     if found is None:
         say_error(why_none(machine))
+        sys.stderr.write("tip: meshwright fits qwen3-8b --gpus 8xH100\n")
         raise typer.Exit(INFEASIBLE)
     cluster = cluster_from_mapping(found.cluster)
     if json_output:

@@ -148,7 +148,7 @@ def list_plans(
     limit: Annotated[int, typer.Option(min=1, max=200, help="Plans to show.")] = 20,
     json_output: AsJson = False,
 ) -> None:
-    """List plans of all jobs by their figures: the fastest under 60 GiB, what was measured."""
+    """List plans of all jobs by their figures. For example the fastest under 60 GiB, or those measured."""
     assigned = _assigned(where or (), "--where", nearest="cluster=dgx-h100")
     query = {"sort": sort, "page_size": str(limit), **assigned}
     if max_memory_gib is not None:
@@ -190,7 +190,7 @@ def wait(job_id: JobId, url: Url = DEFAULT_URL, full: Full = False, json_output:
 
 @app.command()
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
-    """Cancel a job; a finished one does not change."""
+    """Cancel a job. A finished one does not change."""
     with ServiceClient(url) as service:
         job = service.call("POST", f"/v1/jobs/{job_id}:cancel")
     wanted = " (cancelling)" if job["cancel_requested"] and job["state"] == "running" else ""
@@ -199,7 +199,7 @@ def cancel(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -
 
 @app.command()
 def delete(job_id: JobId, url: Url = DEFAULT_URL) -> None:
-    """Delete a job with its plans, events and re-plans; a worker that has it stops."""
+    """Delete a job with its plans, events and re-plans. A worker that has it stops."""
     with ServiceClient(url) as service:
         service.ask("DELETE", f"/v1/jobs/{job_id}")
     sys.stdout.write(f"{job_id}  deleted\n")
@@ -213,7 +213,7 @@ def share(
     url: Url = DEFAULT_URL,
     json_output: AsJson = False,
 ) -> None:
-    """Make a read-only link to an answer; its address is shown once."""
+    """Make a read-only link to an answer. Its address is shown once."""
     with ServiceClient(url) as service:
         made = service.call("POST", f"/v1/jobs/{job_id}/share-links", json={"expires_in_days": days})
     made["url"] = f"{url.rstrip('/')}{made['path']}"

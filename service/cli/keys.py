@@ -45,7 +45,7 @@ def create(
     ] = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """Make a key and print it, once; from then on the service demands keys."""
+    """Make a key and print it once. From then on the service demands keys."""
     try:
         new = NewKey(
             tenant=tenant,
@@ -68,7 +68,7 @@ def list_keys(
     json_output: AsJson = False,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """List keys, newest first; their secrets are not kept."""
+    """List keys, newest first. Their secrets are not kept."""
     with _keys(database_url) as keys:
         found = keys.page(tenant, page_size=SHOWN).items
     if json_output:
@@ -118,7 +118,7 @@ def revoke_since(
     keep: Annotated[list[str] | None, typer.Option(help="Id of a key that stays (repeat it).")] = None,
     database_url: DatabaseUrl = None,
 ) -> None:
-    """After a restore, end the keys and links that were revoked since the backup."""
+    """End keys and links that a restore brought back. They were revoked since the backup."""
     since_s = since.replace(tzinfo=UTC).timestamp()
     before = None if seen_in is None else Database(settings_with({"database_url": seen_in}).database_url)
     with _keys(database_url) as keys:

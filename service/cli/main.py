@@ -34,7 +34,7 @@ COMMANDS = {
     "fix": ("fix:fix_options", "Change your launch script so that it trains faster."),
     "capture": ("capture:capture_command", "Record what a launch command would start."),
     "compare": ("compare:compare", "Show what each difference between two plans gains."),
-    "shapes": ("shapes:shapes_options", "Name nearby model shapes that train faster."),
+    "shapes": ("shapes:shapes_options", "List nearby model shapes that train faster."),
     "export": ("export:export_command", "Write the launch files of a plan."),
     "report": ("report:report", "Write an answer as one HTML file."),
     "plot": ("plot:plot", "Draw a plan as one picture (PNG, PDF or SVG)."),

@@ -196,13 +196,12 @@ def _rows(asked: Asked, method: Method, launcher: str, counts: tuple[int, ...]) 
     Raises:
         InvalidProblemError: the question is invalid under every launcher and method.
     """
-    from meshwright.profiles.capabilities import launcher_capabilities  # noqa: PLC0415 - help loads no solver
     from meshwright.profiles.errors import InvalidProblemError  # noqa: PLC0415 - the same
+    from meshwright.service.requests.checks import check_launcher  # noqa: PLC0415 - help loads no solver
     from meshwright.solver.planner.least_memory import first_that_fits  # noqa: PLC0415 - the same
     from meshwright.solver.space.launcher_choice import bound, launchers_able  # noqa: PLC0415 - the same
 
-    if launcher != "any":
-        launcher_capabilities(launcher)
+    check_launcher(launcher)
     try:
         able = launchers_able(asked.on(counts[0], method))
     except InvalidProblemError:

@@ -100,7 +100,7 @@ def replan(
     body: dict[str, Any],
     *,
     plan_id: Annotated[
-        str | None, typer.Argument(help="Id of the running plan, or its first characters.")
+        str | None, typer.Argument(help="Running plan: its id (or first characters), or its rank.")
     ] = None,
     source: Annotated[Path | None, typer.Option("--from", help="Answer file, e.g. answer.json.")] = None,
     rank: Annotated[int, typer.Option(help="Rank of the plan in --from.")] = 1,

@@ -164,7 +164,7 @@ def chosen_plan(word: str | None, source: Path | None, rank: int) -> SavedPlan:
         InvalidProblemError: there is no such plan.
     """
     if (word is None) == (source is None):
-        raise typer.BadParameter("give a plan id, or --from with an answer's file")
+        raise typer.BadParameter("give one plan: its rank (1), its id, or --from answer.json")
     return plan_of_file(source, rank) if source is not None else find_plan(word or "")
 
 

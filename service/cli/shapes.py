@@ -37,7 +37,7 @@ def shapes(
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
-    """Name nearby model shapes that train faster for each parameter, or split better."""
+    """List nearby model shapes that train faster for their size, or split better."""
     problem = parse_problem(request)
     advice = shape_advice(problem, profile_for(problem, profile), tolerance=tolerance, most=most)
     if advice is None:

@@ -48,7 +48,7 @@ PROFILE_FILE, REPORT_FILE = "profile.json", "tuning.md"
 
 def tune(
     plan_id: Annotated[
-        str | None, typer.Argument(help="Id of a plan of the answer, or its first characters.")
+        str | None, typer.Argument(help="A plan of the answer: its id (or first characters), or its rank.")
     ] = None,
     command: Annotated[
         list[str] | None,
@@ -79,7 +79,7 @@ def tune(
 ) -> None:
     """Run the best plans a few steps each, learn from every run, stop when the best is decided."""
     if plan_id is None and source is None:
-        raise typer.BadParameter("give a plan id, or --from with an answer's file")
+        raise typer.BadParameter("give one plan: its rank (1), its id, or --from answer.json")
     require_above_0("--confidence", confidence)
     require_above_0("--budget-gpu-minutes", budget_gpu_minutes)
     require_above_0("--run-limit-s", run_limit_s)

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.launchers.reading.base import Source
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
-from meshwright.service.report.formatting import configuration_words, peak_memory, risk, seconds
+from meshwright.service.report.formatting import configuration_words, risk, seconds, stage_memory
 from meshwright.service.requests.launch_files import Own
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import SHORT_NAMES
@@ -160,7 +160,7 @@ def _row(one: ComparedFile) -> str:
         _cell(one.base),
         _cell(one.head),
         "–" if change is None else percent(change),
-        "–" if after is None else peak_memory(after),
+        "–" if after is None else stage_memory(after),
         "–" if after is None else risk(after.out_of_memory_probability),
     )
     return f"| {' | '.join(cells)} |"

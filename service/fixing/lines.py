@@ -9,7 +9,7 @@ from textwrap import wrap
 from meshwright.profiles.units import GIB
 from meshwright.service.fixing.fixes import Fixes, FixSet
 from meshwright.service.fixing.moves import Change
-from meshwright.service.report.formatting import peak_memory, risk, seconds
+from meshwright.service.report.formatting import risk, seconds, stage_memory
 
 _LISTED = 8  # notes, each on its line
 
@@ -19,7 +19,7 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
     before = found.prediction
     yield _line(
         f"{found.source.name}, {found.own.launcher}: {seconds(before.step_time_s)} a step, "
-        f"{peak_memory(before)}, OOM risk {risk(before.out_of_memory_probability)}",
+        f"{stage_memory(before)}, OOM risk {risk(before.out_of_memory_probability)}",
         width,
     )
     if found.possible_s < before.step_time_s:
@@ -50,7 +50,7 @@ def _set_lines(one: FixSet, found: Fixes, *, is_chosen: bool, width: int) -> Ite
     less = _less(seen.step_time_s, found.prediction.step_time_s)
     yield (
         f"{'*' if is_chosen else ' '} {words:<8} {seconds(seen.step_time_s):>7}  {less:>6}  "
-        f"{peak_memory(seen)}  OOM risk {risk(seen.out_of_memory_probability)}"
+        f"{stage_memory(seen)}  OOM risk {risk(seen.out_of_memory_probability)}"
     )
     for edit in one.edits:
         for at, change in enumerate(edit):

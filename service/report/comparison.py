@@ -87,11 +87,11 @@ def _side(
     width: int,
     more: str = "",
 ) -> Text:
-    """Return ``yours   tp 8 · pp 8 · mbs 2   43.9 s ±4 %   31.4 of 79.6 GiB (0)``."""
+    """Return ``yours   tp 8 · pp 8 · mbs 2   43.9 s ±4 %   31.4 of 79.6 GiB``."""
     parts = [
         figures.pieces(figures.configuration_words(configuration), "·"),
         tied(figures.step_time(prediction)),
-        tied(figures.peak_memory(prediction)),
+        tied(figures.stage_memory(prediction)),
         tied(more),
     ]
     text = "   ".join(part for part in parts if part)

@@ -211,7 +211,7 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
         ),
         Fact(label="Tokens/s/GPU", value=figures.count(round(seen.tokens_per_s_per_gpu)), hint=""),
         Fact(label="MFU", value=percent(seen.mfu), hint=peak),
-        Fact(label="Peak memory", value=_peak(seen), hint=_shown(seen)),
+        Fact(label="Peak memory", value=figures.stage_memory(seen), hint=_shown(seen)),
         Fact(label="OOM risk", value=figures.risk(seen.out_of_memory_probability), hint="out of memory"),
         Fact(label="GPUs", value=figures.count(c.num_gpus), hint=""),
         Fact(label="Schedule", value=schedule, hint="order of the passes"),
@@ -227,12 +227,6 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
 def _shown(seen: Prediction) -> str:
     shown = figures.peak_shown(seen).replace(" │", ",")
     return f"{figures.peak_title(seen)} of the heaviest stage: {shown}"
-
-
-def _peak(seen: Prediction) -> str:
-    """Return ``64.9 of 79.6 GiB, stage 1``; a pipeline of one stage needs no number."""
-    value = f"{figures.gib(seen.peak_memory_bytes)} of {figures.gib(seen.memory_limit_bytes)} GiB"
-    return value if len(seen.stages) == 1 else f"{value}, stage {seen.heaviest_stage}"
 
 
 def _roof_view(roof: Roofline) -> RoofView:

@@ -169,6 +169,12 @@ def peak_memory(prediction: Prediction) -> str:
     return f"{used} of {limit} GiB ({prediction.heaviest_stage})"
 
 
+def stage_memory(prediction: Prediction) -> str:
+    """Return ``64.9 of 79.6 GiB, stage 1``; a pipeline of one stage needs no number."""
+    value = f"{gib(prediction.peak_memory_bytes)} of {gib(prediction.memory_limit_bytes)} GiB"
+    return value if len(prediction.stages) == 1 else f"{value}, stage {prediction.heaviest_stage}"
+
+
 def recompute(configuration: Configuration) -> str:
     """Return ``–``, ``selective``, ``full`` (every layer) or ``full ×2`` (layers of each chunk)."""
     if configuration.recompute_granularity == "none":

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.expected_errors import expected_errors
 from meshwright.profiles.figures import percent
 from meshwright.profiles.library import short_gpu_name
@@ -152,7 +153,7 @@ def title_words(problem: Problem) -> str:
         f"batch {batches}{samples_words(workload)[0]} × {workload.seq_length}",
     )
     trained = _trained(problem)
-    return f"{clean(problem.model.title)}{trained} on {gpus_words(problem)} ({', '.join(said)})"
+    return f"{clean(problem.model.title)}{trained} on {gpus_words(problem.cluster)} ({', '.join(said)})"
 
 
 def launcher_words(launcher: str) -> str:
@@ -160,10 +161,10 @@ def launcher_words(launcher: str) -> str:
     return LAUNCHERS.get(launcher, launcher)
 
 
-def gpus_words(problem: Problem) -> str:
+def gpus_words(cluster: ClusterSpec) -> str:
     """Return ``16 × H100 + 32 × A100``: the GPUs, as shortly as a request may name them."""
     groups = dict[str, int]()
-    for group in problem.cluster.groups:
+    for group in cluster.groups:
         gpu = group.gpu
         name = clean(short_gpu_name(gpu.slug, gpu.display_name))
         groups[name] = groups.get(name, 0) + group.num_nodes * group.gpus_per_node

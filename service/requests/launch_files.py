@@ -273,10 +273,12 @@ def _name_of(source: Source) -> str:
 
 def _overrides_of(request: Request, variables: Mapping[str, str], values: Values) -> Overrides:
     if "cluster" not in request:
-        raise InvalidProblemError.of(
-            "/cluster",
-            "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)",
+        fault = FieldError(
+            pointer="/cluster",
+            message="no launch file names the GPUs: give --cluster with --num-nodes, or --gpus",
+            tip="--cluster dgx-h100",
         )
+        raise InvalidProblemError([fault])
     cluster = request["cluster"]
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     parts = [cluster, *(groups if isinstance(groups, list) else [])]

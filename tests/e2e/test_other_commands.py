@@ -67,7 +67,7 @@ def test_help_and_version_exit_0() -> None:
             "error: No such command 'plna'. Did you mean 'plan', 'replan'?",
         ),
         (["jobs", "show"], "error: Missing argument 'job_id'."),
-        (["export"], "error: give a plan id, or --from with an answer's file."),
+        (["export"], "error: give one plan: its rank (1), its id, or --from answer.json."),
     ],
 )
 def test_words_no_command_takes_end_in_one_line_and_a_tip(arguments: list[str], message: str) -> None:

@@ -130,7 +130,7 @@ def test_a_cluster_is_a_catalog_name_with_a_number_of_nodes() -> None:
 def test_links_left_out_are_the_usual_ones_and_a_warning_says_so() -> None:
     cluster = cluster_from_mapping({"groups": [GROUP]})
     assert cluster.groups[0].intra_node == find_gpu("h100-sxm-80gb").intra_node
-    assert cluster.title == "12 × node of 8 H100 SXM 80 GB = 96 GPUs"
+    assert cluster.title == "96 × H100 SXM 80 GB, 12 nodes"
     h100 = "nvswitch 450 GB/s in a node, infiniband 50 GB/s between nodes for H100 SXM 80 GB"
     way = "(per GPU, each way). Set yours in a cluster file"
     assert cluster.warnings == (f"assuming {h100} {way}",)
@@ -277,7 +277,7 @@ def test_a_mixed_cluster_is_named_by_the_nodes_of_each_group() -> None:
 
 def test_one_gpu_is_not_called_gpus() -> None:
     group = {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 1}
-    assert cluster_from_mapping({"groups": [group]}).title.endswith("= 1 GPU")
+    assert cluster_from_mapping({"groups": [group]}).title == "1 × H100 SXM 80 GB"
 
 
 def test_what_is_no_object_is_one_fault_not_one_for_each_field() -> None:

@@ -80,10 +80,10 @@ def test_a_machine_is_described_as_its_tools_print_it(recorded: Mapping[str, Any
     assert cluster.num_nodes == sum(one["num_nodes"] for one in recorded["groups"])
 
 
-def test_a_machine_without_a_gpu_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_says_so_with_a_tip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(here, "this_machine", lambda: machine_of({}))
     run = CliRunner().invoke(app, ["here"])
-    assert (run.exit_code, run.stderr.count("\n")) == (3, 1)
+    assert (run.exit_code, run.stderr.count("\n")) == (3, 2)
     assert "no GPU here" in run.stderr
 
 

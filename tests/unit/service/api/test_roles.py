@@ -30,7 +30,7 @@ def test_roles_are_placed_by_a_worker_and_kept_in_sql(
     queued = submit(client, {**REQUEST, "labels": {"team": "rl"}})
     job_id = queued["id"]
     assert (queued["kind"], queued["state"]) == ("post_training", "queued")
-    assert queued["title"] == "Qwen3 8B, GRPO on 2 × node of 8 H100 SXM 80 GB = 16 GPUs"
+    assert queued["title"] == "Qwen3 8B, GRPO on 16 × H100 SXM 80 GB, 2 nodes"
     assert client.get(f"/v1/jobs/{job_id}/plans").status_code == 409
     assert worker.run_next()
     assert client.get(f"/v1/jobs/{job_id}").json()["state"] == "succeeded"

@@ -109,6 +109,14 @@ def test_adapters_are_turned_off_for_the_reference_of_preferences() -> None:
     assert (by_method["QLoRA"]["fits"], by_method["full"]["fits"]) == ("yes", "no")
 
 
+def test_the_table_fits_a_terminal_of_80_columns() -> None:
+    run = CliRunner().invoke(app, ["fits", "Qwen/Qwen3-8B", "--gpus", "1xRTX-4090"], env={"COLUMNS": "80"})
+    lines = run.output.splitlines()
+    assert lines[0] == "Qwen3 8B on 1 × RTX 4090 (bf16, 4096 tokens a sequence)"
+    assert any("llama-factory-accelerate" in line for line in lines)
+    assert max(len(line) for line in lines if not line.startswith("tip: ")) <= 80
+
+
 def test_nothing_that_fits_is_exit_code_3() -> None:
     run = CliRunner().invoke(app, ["fits", "llama-3.1-405b", "--gpus", "1xRTX-4060", "--launcher", "trl"])
     assert run.exit_code == 3
