@@ -212,7 +212,7 @@ def _stated_lengths(reader: FieldReader) -> dict[str, Any]:
     percentiles = _percentiles(reader.child("percentiles"))
     found: dict[str, Any] = {
         "prompt": reader.number("prompt", low=1.0, high=MAX_TOKENS, default=200.0),
-        "mean": reader.number("mean", low=2.0, high=MAX_TOKENS) if reader.has("mean") else None,
+        "mean": _optional_number(reader, "mean", low=2.0, high=MAX_TOKENS),
         "max": reader.integer("max", low=3, high=MAX_TOKENS, default=None if not percentiles else 3),
         "percentiles": percentiles,
     }
@@ -221,6 +221,11 @@ def _stated_lengths(reader: FieldReader) -> dict[str, Any]:
         reader.fault(stated, "follows from percentiles", allowed="percentiles alone, up to p100")
     reader.refuse_unknown()
     return found
+
+
+def _optional_number(reader: FieldReader, name: str, *, low: float, high: float) -> float | None:
+    """Return a number; None: it is not stated, but may be."""
+    return None if reader.value(name) is None else reader.number(name, low=low, high=high)
 
 
 def _percentiles(reader: FieldReader | None) -> dict[float, float]:
@@ -262,7 +267,7 @@ def _lengths(stated: Mapping[str, Any]) -> tuple[AnswerLengths, bool]:
 
 
 def _rollout(reader: FieldReader, launcher: str) -> dict[str, Any]:
-    share = reader.number("memory_share", low=0.1, high=0.98) if reader.has("memory_share") else None
+    share = _optional_number(reader, "memory_share", low=0.1, high=0.98)
     found = {
         "engine": _engine(reader, launcher),
         "precision": reader.choice("precision", ("bf16", "fp8"), default="bf16"),
@@ -340,7 +345,8 @@ def _of_reward_model(fault: FieldError) -> FieldError:
 
 def _asynchrony(reader: FieldReader) -> dict[str, Any]:
     most = reader.integer("max_steps_off", low=0, high=MAX_STEPS_OFF, default=1)
-    mode = reader.choice("mode", MODES, default="async") if reader.has("mode") else None
+    stated = reader.value("mode") is not None
+    mode = reader.choice("mode", MODES, default="async") if stated else None
     steps = reader.optional_integer("steps_off", low=0, high=MAX_STEPS_OFF)
     if mode == "async" and most == 0:
         reader.fault(
