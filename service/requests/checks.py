@@ -514,16 +514,31 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
 
 def _precision(problem: Problem) -> Iterator[FieldError]:
     wanted = problem.workload.precision
-    for gpu in dict.fromkeys(group.gpu.slug for group in problem.cluster.groups):
-        peaks = next(group.gpu.peak_flops for group in problem.cluster.groups if group.gpu.slug == gpu)
-        if wanted not in peaks:
-            able = [precision for precision in PRECISIONS if precision in peaks]
-            yield FieldError(
-                pointer=pointer("workload", "precision"),
-                message=f"{gpu} has no {wanted}",
-                allowed=", ".join(able),
-                nearest=able[0] if able else None,
-            )
+    gpus = {group.gpu.slug: group.gpu for group in problem.cluster.groups}
+    taken = launcher_capabilities(problem.launcher).precisions
+    for lacking in (gpu for gpu in gpus.values() if wanted not in gpu.peak_flops):
+        able = [one for one in PRECISIONS if one in lacking.peak_flops]
+        of_all = [one for one in able if all(one in gpu.peak_flops for gpu in gpus.values())]
+        nearest = next((one for one in of_all if one in taken), "")
+        fault = FieldError(
+            pointer=pointer("workload", "precision"),
+            message=f"{lacking.slug} has no {wanted}",
+            allowed=", ".join(able),
+            nearest=nearest or None,
+        )
+        yield fault if nearest else _under_others(fault, problem, of_all)
+
+
+def _under_others(fault: FieldError, problem: Problem, of_all: Sequence[str]) -> FieldError:
+    """Return a precision's fault with a launcher that takes one of those that all GPUs have."""
+    every = [one for one in preferred(problem)[1] if one != "none"]
+    for precision in of_all:
+        if names := [one for one in every if precision in launcher_capabilities(one).precisions]:
+            return replace(
+                fault, allowed=f"{precision}, which {problem.launcher} lacks, under {', '.join(names)}",
+                tip=f"--precision {precision} --launcher {names[0]}",
+            )  # fmt: skip
+    return replace(fault, allowed="GPUs of one kind: no launcher has a precision that all of these have")
 
 
 def _framework_options(problem: Problem) -> Iterator[FieldError]:

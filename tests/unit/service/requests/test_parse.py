@@ -498,6 +498,19 @@ def test_a_precision_that_a_gpu_lacks_is_refused(gpu: str, precision: str, words
     assert refusal(cluster=cluster, workload=workload) == f"workload.precision: {words}"
 
 
+def test_a_launcher_that_lacks_every_precision_of_the_gpus_is_answered_with_others() -> None:
+    request = {
+        "model": {"name": "llama-3-8b"}, "cluster": {"gpu": "v100-sxm-32gb", "num_gpus": 8},
+        "workload": {"global_batch_size": 64, "seq_length": 4096}, "launcher": "maxtext",
+    }  # fmt: skip
+    with pytest.raises(
+        InvalidProblemError, match=r"fp16, which maxtext lacks, under megatron-lm"
+    ) as caught:
+        parse_problem(request)
+    (fault,) = caught.value.errors
+    assert (fault.nearest, fault.tip) == (None, "--precision fp16 --launcher megatron-lm")
+
+
 @pytest.mark.parametrize(
     ("gpu", "usual"), [("t4", "fp16"), ("v100-sxm-32gb", "fp16"), ("a100-sxm-80gb", "bf16")]
 )
