@@ -299,10 +299,16 @@ FIELDS = (
         path="workload.precision",
         type=Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"],
         default="bf16",
-        about="fp32 multiplies in TF32 if the GPU has it (tf32_products of framework_options). mxfp8 "
-        "and nvfp4 mean fp8 with the recipe of that name (precision_recipe of framework_options)",
-        option=Option(remembered=True, group=COMMON, help="bf16, fp16, fp8, mxfp8, nvfp4 or fp32."),
-        question=FormQuestion(part="first", label="Precision", kind="choice"),
+        about="unstated: fp16 where a GPU has no bf16. fp32 multiplies in TF32 if the GPU has it "
+        "(tf32_products of framework_options). mxfp8 and nvfp4 mean fp8 with the recipe of that name "
+        "(precision_recipe of framework_options)",
+        option=Option(
+            remembered=True,
+            group=COMMON,
+            help="bf16, fp16, fp8, mxfp8, nvfp4 or fp32.",
+            default="bf16, or fp16 where a GPU lacks it",
+        ),
+        question=FormQuestion(part="first", label="Precision", kind="choice", unset="automatic"),
     ),
     RequestField(
         path="workload.optimizer",

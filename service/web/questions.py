@@ -98,7 +98,9 @@ _AT = {"cluster.nodes": ("cluster", "name")}  # which takes such words as well
 def _asked(row: RequestField, question: FormQuestion) -> FormField:
     chosen = question.kind in ("choice", "checks")
     choices = (question.choices or _CHOICES.get(row.path) or _words(row)) if chosen else ()
-    plain = isinstance(row.default, str | int | float) and row.default not in (0, True)
+    plain = (
+        isinstance(row.default, str | int | float) and row.default not in (0, True) and not question.unset
+    )
     return FormField(
         name=question.name or row.name,
         at=_AT.get(row.path, tuple(row.path.split("."))),

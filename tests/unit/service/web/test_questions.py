@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.web.questions import ASKED
 from tests.served.job_records import job_in
 from tests.served.reports import Page
 
@@ -274,3 +275,8 @@ def test_a_worker_finds_the_typed_question_like_any_other(browser: TestClient, e
     claim = engine.claim_one("worker")
     assert claim is not None
     assert claim.job_id == job_id
+
+
+def test_a_form_leaves_the_precision_to_the_gpus_unless_one_is_chosen() -> None:
+    asked = ASKED["workload.precision"]
+    assert (asked.default, asked.choices[0]) == ("", ("", "automatic"))
