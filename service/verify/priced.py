@@ -17,7 +17,13 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, layer_gemms, products, replayed_products
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.parameters import base_bytes_beyond, part_weights, unread_products
+from meshwright.solver.cost.memory import memory_prices
+from meshwright.solver.cost.parameters import (
+    base_bytes_beyond,
+    part_weights,
+    trained_parts,
+    unread_products,
+)
 from meshwright.solver.cost.pipelines import LaidOut
 from meshwright.solver.cost.price import price_memory
 from meshwright.solver.cost.stages import LayerLayout, chunks_of, fullest_moment, layers_held
@@ -234,11 +240,21 @@ def _casts_bytes(ctx: Context) -> int:
 
 
 def _most_gradients(target: Target, profile: Profile) -> FloatArray:
-    """Return the most bytes of gradients that every pipeline rank holds at once."""
+    """Return the most bytes of gradients that every pipeline rank holds at once.
+
+    Prices count gradients that grow as activations go beyond these alone; here they are whole.
+    """
     columns, laid = Columns.of([target.config]), LaidOut.of(target.problem, [target.config])
     chunks = chunks_of(columns, laid.layout, laid.splits)
+    prices = laid.prices(price_memory(laid.problem, columns, profile))
+    if target.config.pipeline_parallel_size == 1:
+        ctx = context_of(laid.problem, columns, profile)
+        kept = replace(ctx, facts=replace(ctx.facts, frees_gradients=False))
+        weights = part_weights(kept, laid.layout.kinds)
+        memory = memory_prices(kept, laid.layout, weights, trained_parts(kept, laid.layout.kinds, weights))
+        prices = replace(prices, gradients_bytes=memory["gradients_bytes"])
     _, gradients = fullest_moment(
-        laid.prices(price_memory(laid.problem, columns, profile)),
+        prices,
         columns,
         chunks,
         layers_held(chunks),
