@@ -18,8 +18,9 @@ from meshwright.shell.values import UNKNOWN
 
 _SHIELD = "\uf8fe"  # replaces the mark of an unknown value, which YAML does not accept
 _MAX_TEXT = 200_000  # characters
-_MAX_NODES = 20_000  # that are looked at, aliases each time
-_MAX_OPEN = 100  # brackets
+_MAX_SIZE = 500_000  # nodes and their characters, where each alias counts as what it repeats
+_MAX_DEPTH = 100  # of lists and mappings
+_MAX_FILLED = 1_000  # characters of a variable in another one's value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +57,11 @@ def manifest_of(text: str) -> Manifest | None:
         return Manifest(
             fault=f"line {line}: a Helm template (allowed: what helm template . > job.yaml writes)"
         )
-    if _is_deep(text):
-        return Manifest(fault=f"more than {_MAX_OPEN} brackets are open at a time")
+    text = text.replace(UNKNOWN, _SHIELD)
     try:
-        documents = list(yaml.compose_all(text.replace(UNKNOWN, _SHIELD), Loader=yaml.CSafeLoader))
+        if fault := _excess_of(text):
+            return Manifest(fault=fault)
+        documents = list(yaml.compose_all(text, Loader=yaml.CSafeLoader))
     except yaml.YAMLError as fault:
         mark = getattr(fault, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
@@ -68,18 +70,31 @@ def manifest_of(text: str) -> Manifest | None:
 
 
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|if\b|range\b|include\b|with\b|toYaml\b)")
-_BRACKET = re.compile(r"[\[{}\]]")
 
 
-def _is_deep(text: str) -> bool:
-    depth = 0
-    for bracket in _BRACKET.findall(text):
-        depth += 1 if bracket in "[{" else -1
-        if depth > _MAX_OPEN:
-            return True
-    return any(
-        len(line) - len(line.lstrip(" ")) > 2 * _MAX_OPEN and line.strip() for line in text.split("\n")
-    )
+def _excess_of(text: str) -> str:
+    """Return why the nodes of a text are too deep or too many to be looked at, or empty text."""
+    size, sizes, around = 0, dict[str, int](), list[tuple[str | None, int]]()
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark is not None else 0
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = around.pop()
+            sizes[anchor or ""] = size - before
+        elif isinstance(event, yaml.CollectionStartEvent):
+            around.append((event.anchor, size))
+            size += 1
+            if len(around) > _MAX_DEPTH:
+                return f"line {line}: lists and mappings are nested deeper than {_MAX_DEPTH}"
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor or ""] = 1 + len(event.value)
+            size += 1 + len(event.value)
+        elif isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for anchor, _ in around):
+                return f"line {line}: *{event.anchor} repeats what it is part of"
+            size += sizes.get(event.anchor or "", 1)
+            if size > _MAX_SIZE:
+                return f"line {line}: aliases repeat more than {_MAX_SIZE} characters"
+    return ""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -115,7 +130,10 @@ def _pairs(node: yaml.Node | None) -> list[tuple[str, str]]:
 
 
 def _number(node: yaml.Node | None) -> int | None:
-    text = _text(node)
+    return _whole(_text(node))
+
+
+def _whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else None  # noqa: PLR2004
 
 
@@ -206,7 +224,6 @@ class _Reader:
         self.environment: dict[str, str] = {}
         self.files: dict[str, str] = {}
         self.pods: list[_Pod] = []
-        self._nodes = 0
 
     def read(self, kind: str, documents: Sequence[yaml.Node]) -> Manifest:
         """Return what documents of a kind start."""
@@ -253,9 +270,6 @@ class _Reader:
             self.rows.shell(entry, self.environment)
 
     def _look_at(self, node: yaml.Node, count: int, key: str = "") -> None:
-        self._nodes += 1
-        if self._nodes > _MAX_NODES:
-            return
         if isinstance(node, yaml.SequenceNode):
             for one in node.value:
                 self._look_at(one, count, key)
@@ -265,9 +279,10 @@ class _Reader:
         if is_container:
             self.pods.append(_Pod(node, count * (_number(_value(node, "numNodes")) or 1), _gpus_of(node)))
             return
+        replicas = _replicas(node)
         for name, value in node.value:
-            if name.value != "initContainers":
-                self._look_at(value, count * _replicas(node, name.value), name.value)
+            if _text(name) != "initContainers":
+                self._look_at(value, count * replicas.get(_text(name), 1), _text(name))
 
     def _set(self, name: str, number: int) -> None:
         if number:
@@ -276,8 +291,12 @@ class _Reader:
     def _add_environment(self, node: yaml.Node | None) -> None:
         """Add ``[{name, value}]``, ``[NAME=value]`` or ``{NAME: value}``, but no references to secrets."""
 
+        def known(found: re.Match[str]) -> str:
+            value = self.environment.get(found[1], found[0])
+            return value if len(value) <= _MAX_FILLED else found[0]
+
         def filled(text: str) -> str:
-            return _REFERENCE.sub(lambda found: self.environment.get(found[1], found[0]), text)
+            return _REFERENCE.sub(known, text)
 
         for name, value in _pairs(node):
             self.environment.setdefault(name, filled(value))
@@ -331,14 +350,16 @@ class _Reader:
                 self.rows.run([item for part in parts for item in _items(part)], self.environment)
 
 
-def _replicas(node: yaml.Node, key: str) -> int:
-    """Return how many pods or jobs an object makes of its template."""
-    if key == "template":
-        ways = (_number(_value(node, "completions")), _number(_value(node, "parallelism")))
-        return (_number(_value(node, "replicas")) or 1) * next((one for one in ways if one), 1)
-    if key == "workerTemplate":  # LeaderWorkerSet: the leader is one of its size
-        return max((_number(_value(node, "size")) or 1) - (_value(node, "leaderTemplate") is not None), 1)
-    return 1
+def _replicas(node: yaml.Node) -> Mapping[str, int]:
+    """Return how many pods or jobs an object makes of each of its templates."""
+    ways = (_number(_value(node, "completions")), _number(_value(node, "parallelism")))
+    return {
+        "template": (_number(_value(node, "replicas")) or 1) * next((one for one in ways if one), 1),
+        # LeaderWorkerSet: the leader is one of its size
+        "workerTemplate": max(
+            (_number(_value(node, "size")) or 1) - (_value(node, "leaderTemplate") is not None), 1
+        ),
+    }
 
 
 def _gpus_of(container: yaml.Node) -> int:
@@ -347,8 +368,7 @@ def _gpus_of(container: yaml.Node) -> int:
     for resources in (_value(container, "resources"), _value(container, "resourcesPerNode")):
         for which in ("limits", "requests"):
             pairs = _pairs(_value(resources, which))
-            counts = (int(text) for name, text in pairs if name.endswith("/gpu") and text.isdecimal())
-            found = max((found, *counts))
+            found = max((found, *(_whole(text) or 0 for name, text in pairs if name.endswith("/gpu"))))
     return found
 
 
@@ -362,7 +382,7 @@ def _marks(*patterns: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
 
 
-_BEGINS = re.compile(r"(?:\s*(?:#[^\n]*)?\n)*(?:---|[\w.\"'-]+:(?=\s))")
+_BEGINS = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*(?:---|[\w.\"'-]+:(?=\s))")
 _KINDS: Mapping[str, tuple[re.Pattern[str], ...]] = {
     "kubernetes": _marks(
         r"^apiVersion:\s*\S", r"^kind:\s*\S", r"[\s{,\"'](?:containers?|trainer|entrypoint)[\"']?:"

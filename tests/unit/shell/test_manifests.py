@@ -194,7 +194,7 @@ def test_files_of_config_maps_lie_beside_the_command() -> None:
         (POD.replace("our/image", "{{ .Values.image }}"), "line 6: a Helm template .*helm template"),
         (POD.replace("command", "x").replace("args", "y"), "no container has a command"),
         (POD.replace("- train.py", "- : ]"), "line 9: not YAML"),
-        (POD.replace("- train.py", "- " + "[" * 9_000), "more than 100 brackets are open"),
+        (POD.replace("- train.py", "- " + "[" * 9_000), "line 9: .* nested deeper than 100"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_names_the_line(text: str, words: str) -> None:
@@ -202,11 +202,40 @@ def test_a_manifest_that_cannot_be_read_names_the_line(text: str, words: str) ->
         launch("job.yaml", f"apiVersion: v1\nkind: Pod\n{text.replace('        spec', 'spec')}")
 
 
-def test_a_hostile_manifest_ends_soon() -> None:
-    bomb = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}' if n else 'a'] * 9)}]\n" for n in range(40))
-    assert read(f"apiVersion: v1\nkind: Pod\n{bomb}containers: []\n").fault
-    deep = "".join(f"{' ' * n}a:\n" for n in range(300))
-    assert "open at a time" in read(f"apiVersion: v1\nkind: Pod\ncontainers:\n{deep}").fault
+HOSTILE = {  # and why it is refused; none: it is read
+    "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}' if n else 'a'] * 9)}]\n" for n in range(40)): "aliases",
+    "x: &x0 {b: 1}\n"
+    + "".join(f"x{n}: &x{n} {{<<: *x{n - 1}, <<: *x{n - 1}}}\n" for n in range(1, 60)): "aliases",
+    "a: &a " + "x" * 50_000 + "\nspec: {containers: [{command: [" + "*a, " * 9_000 + "]}]}\n": "aliases",
+    "spec:\n" + "".join(f"{' ' * n}a:\n" for n in range(300)): "nested deeper",
+    "spec:\n  " + "- " * 50_000 + "a\n": "nested deeper",
+    "spec:\n  " + "? " * 50_000 + "a\n": "nested deeper",
+    "spec: &a [*a]\n": "part of",
+    "spec: {containers: [&a {<<: *a, command: [a]}]}\n": "part of",
+    "spec:\n" + "  template: {}\n" * 12_000: "no container",
+    f"spec: {{containers: [{{command: [a], resources: {{limits: {{x/gpu: '{'9' * 5_000}'}}}}}}]}}\n": "",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_hostile_manifest_ends_soon(text: str) -> None:
+    fault = read(f"apiVersion: v1\nkind: Pod\n{text}containers: []\n").fault
+    assert HOSTILE[text] in fault
+    assert bool(fault) == bool(HOSTILE[text])
+
+
+def test_variables_of_variables_do_not_grow_without_bound() -> None:
+    names = "".join(f"      - {{name: A{n}, value: {f'$(A{n - 1})' * 2}}}\n" for n in range(1, 60))
+    env = f"    env:\n      - {{name: A0, value: x}}\n{names}"
+    found = read(f"apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - command: [a]\n{env}")
+    assert found.environment["A3"] == "x" * 8
+    assert sum(map(len, found.environment.values())) < 100_000  # characters
+
+
+@pytest.mark.parametrize("lead", ["\n", " \n", "\r\n", "# a\n", "\t# a\r\n"])
+def test_a_text_of_blank_lines_ends_soon(lead: str) -> None:
+    assert not holds_manifest(lead * 1_000 + "!")
+    assert holds_manifest(lead * 1_000 + "resources: {}\nrun: a\n")
 
 
 @pytest.mark.parametrize(
