@@ -33,7 +33,7 @@ _NAMES: Mapping[str, str] = {
         "zero_stage": "zero|zero stage",
         "precision": "precision|dtype",
         "run_id": "run|run id",
-        "step_time_s": "step time|step|iter time|iteration time|time per iteration|"
+        "step_time_s": "step time|iter time|iteration time|time per iteration|"
         "time per step|time per iter",
         "peak_memory_gib": "peak memory|peak mem|max memory|max mem|memory",
         "tokens_per_s_per_gpu": "tokens s gpu|tok s gpu|tokens gpu s|tokens per second per gpu|"
@@ -46,10 +46,16 @@ _UNITS: Mapping[str, Mapping[str, float]] = {  # of a column's own unit
     "step_time_s": {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3},
     "peak_memory_gib": {"gib": 1.0, "gb": GB / GIB, "mib": MIB / GIB},
 }
-_THOUSANDS = {"k": 1024, "m": 1024**2}  # of lengths; throughputs count by thousands
-_NUMBER = re.compile(r"([\d.,_]*\d)(?: ?([a-zA-Z]+))?")
-_COUNTS = frozenset({"seq_length", "num_gpus", "global_batch_size", "micro_batch_size"})
 _MEASURED = ("tokens_per_s_per_gpu", "tokens_per_s")
+_IN_CELLS: Mapping[str, Mapping[str, float]] = {  # of a number's cells; "4M" of a batch counts tokens
+    **_UNITS,
+    **{column: {"k": 1e3, "m": 1e6} for column in _MEASURED},
+    **{column: {"k": 1024, "m": 1024**2} for column in ("seq_length", "num_gpus")},
+    **{column: {} for column in ("global_batch_size", "micro_batch_size")},
+}
+_NUMBER = re.compile(r"([\d.,_]*\d)(?: ?([a-zA-Z]+))?")
+_IN_GROUPS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_SMALL = 0.1  # units above it have few before the comma: 9,125 s may be 9.125 s, 9,125 ms are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +86,11 @@ def headings_of(written: Sequence[str]) -> Headings:
 
 
 def _column_of(heading: str) -> tuple[str, float]:
-    words = re.sub(r"[^a-z0-9]+", " ", heading.lower().replace("#", " ")).strip()
+    words = re.sub(r"(?:[^\w%]|_)+", " ", heading.lower()).strip()  # letters of any alphabet stay: µs
     if (column := _NAMES.get(words)) is not None:
         return column, 1.0
     name, _, unit = words.rpartition(" ")
-    column = _NAMES.get(name)
+    column = "step_time_s" if name == "step" else _NAMES.get(name)  # Step alone is its number
     if column is None or unit not in _UNITS.get(column, {}):
         return heading, 1.0
     return column, _UNITS[column][unit]
@@ -92,21 +98,19 @@ def _column_of(heading: str) -> tuple[str, float]:
 
 def _plain(column: str, cell: str, factor: float) -> str:
     """Return a cell as its column's number: 4k as 4096, 9.1 s as 9.1, 11,200 as 11200, or unchanged."""
-    found = _NUMBER.fullmatch(cell.strip())
-    if found is None or column not in {*_UNITS, *_COUNTS, *_MEASURED}:
+    found, units = _NUMBER.fullmatch(cell.strip()), _IN_CELLS.get(column)
+    if found is None or units is None:
         return cell
-    unit = (found[2] or "").lower()
-    thousands = Fraction(_THOUSANDS.get(unit, 1)) if column in _COUNTS else Fraction(1)
-    units = {**_UNITS.get(column, {}), "": factor}
-    if unit not in units and unit not in _THOUSANDS:
-        return cell
+    unit = {"": factor, **units}.get((found[2] or "").lower())
     number = found[1].replace("_", "")
-    number = number.replace(",", "" if re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", number) else ".")
-    try:
-        value = Fraction(number) * thousands
-    except ValueError:
+    grouped = _IN_GROUPS.fullmatch(number) is not None
+    if unit is None or (grouped and column in _UNITS and unit > _SMALL):
         return cell
-    return f"{float(value) * units.get(unit, 1.0):.12g}"
+    try:
+        value = float(Fraction(number.replace(",", "" if grouped else ".")))
+    except (ValueError, OverflowError):
+        return cell
+    return f"{value * unit:.12g}"
 
 
 def _step_time(row: Mapping[str, str]) -> dict[str, str]:

@@ -28,6 +28,18 @@ from meshwright.solver.runs.table import read_runs
         ("Peak memory [GB]", "80", "peak_memory_gib", "74.5058059692"),  # 80e9 / 2^30
         ("step_time_s", "9.1 s", "step_time_s", "9.1 s"),  # a column's own cells have no units
         ("Loss", "2.1", "Loss", "2.1"),  # of no column
+        ("tok/s/GPU", "11.2k", "tokens_per_s_per_gpu", "11200"),
+        ("tokens/s", "1.2M", "tokens_per_s", "1200000"),
+        ("Step (ms)", "1,234", "step_time_s", "1.234"),
+        ("Step", "1000", "Step", "1000"),  # its number
+        ("Step time (µs)", "850", "Step time (µs)", "850"),
+        ("Memory (%)", "60.2", "Memory (%)", "60.2"),
+        # refused where they are read as numbers: they have two meanings, or none here
+        ("Global batch size", "4M", "global_batch_size", "4M"),  # tokens
+        ("Step time", "5m", "step_time_s", "5m"),
+        ("Peak memory", "71k", "peak_memory_gib", "71k"),
+        ("Step time (s)", "9,125", "step_time_s", "9,125"),
+        ("GPUs", "9" * 400, "num_gpus", "9" * 400),
     ],
 )
 def test_a_heading_and_its_unit_are_a_column(heading: str, cell: str, column: str, value: str) -> None:
