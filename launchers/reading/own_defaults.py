@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter, deque
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -46,6 +47,8 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
     for name, value in defaults_of(text).items():
         other = value.removeprefix(_REFERENCE)  # TrainingArguments(per_device_train_batch_size=args.batch)
         said = value if other == value else given.get(other, defaults_of(text).get(other, ""))
+        if said.startswith(_REFERENCE):
+            said = unknown_value(f"{other} of the program")
         handed |= {other} - _known() if other != value else set()
         if name in _known() and name not in given and said:
             found[name] = said
@@ -75,7 +78,8 @@ def _given(words: Sequence[Word]) -> dict[str, str]:
     for word, following in pairwise((*words, Word("", 0))):
         name, equals, value = word.text.partition("=")
         if name.startswith("--"):
-            found[plain_name(name)] = value if equals else following.text
+            is_switch = following.text[:2] in ("", "--")
+            found[plain_name(name)] = value if equals else "true" if is_switch else following.text
     return found
 
 
@@ -109,33 +113,70 @@ def defaults_of(text: str) -> Mapping[str, str]:
     try:
         tree = ast.parse(text)
         known = _known()
-        found = dict(_found_in(tree, known))
+        found = _found_in(tree, known)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     named = {value[1:] for value in found.values() if value.startswith(_REFERENCE)}
     return {name: value for name, value in found.items() if name in known or name in named}
 
 
-def _found_in(tree: ast.Module, known: Container[str]) -> Iterator[tuple[str, str]]:
-    """Yield names and values, those that count before others last."""
-    constants = {
+def _found_in(tree: ast.Module, known: Container[str]) -> Mapping[str, str]:
+    """Return values by name: what code sets counts before defaults, and two different ones are unknown."""
+    constants = _constants(tree)
+    found: tuple[dict[str, str], dict[str, str]] = ({}, {})  # defaults, what code sets
+    for node, condition in _conditioned(tree):
+        rows = [*named_defaults(node), *_changed(node)]
+        if isinstance(node, ast.Attribute) and node.attr == "gradient_checkpointing_enable":
+            rows.append(("gradient_checkpointing", condition, True))
+        for name, value, is_set in rows:
+            text = _text_of(constants.get(value.id, value) if isinstance(value, ast.Name) else value)
+            unknown = unknown_value(f"{name} of the program")
+            if text is None and name in known:  # computed: whoever reads it says so
+                text = unknown
+            if text and text != _REFERENCE + name and found[is_set].setdefault(name, text) != text:
+                found[is_set][name] = unknown
+    return {**found[False], **found[True]}
+
+
+def _changed(node: ast.AST) -> Iterator[tuple[str, ast.expr, bool]]:
+    """Yield the arguments that a program changes: ``args.batch_size = 4``; ``//= 2`` is computed."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AugAssign) else targets
+    for target in targets:
+        if isinstance(target, ast.Attribute) and is_argument(target):
+            computed = ast.BinOp(left=target, op=ast.Mult(), right=target)
+            yield target.attr, node.value if isinstance(node, ast.Assign) else computed, True
+
+
+def _constants(tree: ast.Module) -> Mapping[str, ast.expr]:
+    """Return the names that a program binds once, to a literal."""
+    bound = Counter(
+        node.id if isinstance(node, ast.Name) else node.arg
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    )
+    return {
         target.id: node.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name) and bound[target.id] == 1
     }
-    later = list[tuple[str, str]]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr == "gradient_checkpointing_enable":
-            later.append(("gradient_checkpointing", "true"))
-        for name, value, is_set in named_defaults(node):
-            text = _text_of(constants.get(value.id, value) if isinstance(value, ast.Name) else value)
-            if text is None and is_set and name in known:  # computed: whoever reads it says so
-                text = unknown_value(f"{name} of the program")
-            if text:
-                later.append((name, text)) if is_set else (yield name, text)
-    yield from later
+
+
+def _conditioned(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.expr]]:
+    """Yield the nodes of a program as ast.walk does, each with the innermost condition around it."""
+    todo = deque[tuple[ast.AST, ast.expr]]([(tree, ast.Constant(value=True))])
+    while todo:
+        node, condition = todo.popleft()
+        yield node, condition
+        if not isinstance(node, ast.If) or "__name__" in {
+            getattr(one, "id", "") for one in ast.walk(node.test)
+        }:
+            todo.extend((one, condition) for one in ast.iter_child_nodes(node))
+            continue
+        todo.extend((one, node.test) for one in node.body)
+        todo.extend((one, ast.UnaryOp(op=ast.Not(), operand=node.test)) for one in node.orelse)
 
 
 def _text_of(value: ast.expr) -> str | None:
@@ -145,6 +186,9 @@ def _text_of(value: ast.expr) -> str | None:
         return (
             str(literal).lower() if isinstance(literal, bool) else "" if literal is None else str(literal)
         )
+    if isinstance(value, ast.UnaryOp) and isinstance(value.op, ast.USub):
+        number = _text_of(value.operand) if isinstance(value.operand, ast.Constant) else None
+        return f"-{number}" if number else None
     if isinstance(value, ast.Attribute):
         of_torch = isinstance(value.value, ast.Name) and value.value.id == "torch"
         return value.attr if of_torch else f"{_REFERENCE}{value.attr}" if is_argument(value) else None

@@ -232,3 +232,43 @@ def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
     assert beyond_arguments(lora) == ("get_peft_model", PROGRAM.count("\n") + 1)
     for other in (lora, "print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
         assert defaults_of(other) == {}
+
+
+BATCH = "per_device_train_batch_size"
+SETS = f"TrainingArguments({BATCH}=SIZE)\n"
+CHECKPOINTS = "    model.gradient_checkpointing_enable()\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "command", "says"),
+    [
+        (f"SIZE: int = 4\n{SETS}", "", f"--{BATCH} 4"),
+        (f"SIZE = 4\nSIZE = 8\n{SETS}", "", f"--{BATCH} ?"),
+        (f"SIZE = 4\nif big:\n    SIZE *= 2\n{SETS}", "", f"--{BATCH} ?"),
+        (f"SIZE = 4\ndef train(SIZE):\n    {SETS}", "", f"--{BATCH} ?"),
+        (
+            f"if a:\n    {SETS.replace('SIZE', '2')}else:\n    {SETS.replace('SIZE', '4')}",
+            "",
+            f"--{BATCH} ?",
+        ),
+        (f"if __name__ == '__main__':\n    {SETS.replace('SIZE', '2')}", "", f"--{BATCH} 2"),
+        (f"args.{BATCH} = 2\n", "", f"--{BATCH} 2"),
+        (f"{SETS.replace('SIZE', '4')}args.{BATCH} //= 2\n", "", f"--{BATCH} ?"),
+        (f"p.add_argument('--{BATCH}', default=size())\n", "", f"--{BATCH} ?"),
+        (f"p.add_argument('--{BATCH}', default=size())\n", f"--{BATCH} 2", f"--{BATCH} 2"),
+        (
+            f"p.add_argument('--{BATCH}', default=2)\n{SETS.replace('SIZE', f'args.{BATCH}')}",
+            "",
+            f"--{BATCH} 2",
+        ),
+        ("TrainingArguments(max_steps=-1)\n", "", "--max_steps -1"),
+        (f"if args.save_memory:\n{CHECKPOINTS}", "", ""),
+        (f"if args.save_memory:\n{CHECKPOINTS}", "--save_memory", "--gradient_checkpointing true"),
+        (f"if args.fast:\n    pass\nelse:\n{CHECKPOINTS}", "--fast", "--fast --gradient_checkpointing ?"),
+        (f"if True:\n{CHECKPOINTS}", "", "--gradient_checkpointing true"),
+    ],
+)
+def test_values_that_may_be_others_are_unknown(program: str, command: str, says: str) -> None:
+    files = {"train.py": f"from transformers import TrainingArguments\n{program}"}
+    found = with_defaults(words(f"train.py {command}"), files)
+    assert " ".join("?" if word.unknown else word.text for word in found[1:]) == says
