@@ -178,7 +178,8 @@ def _counted(part: str) -> tuple[int, str] | None:
     if _is_known(text):
         return None
     if (found := _SLICE.fullmatch(text)) is not None and is_gpu_name(found[1]):
-        return int(found[2]) // (2 if found[1].lower() in _NAMED_BY_CORES else 1), found[1]
+        chips, half = divmod(int(found[2]), 2 if found[1].lower() in _NAMED_BY_CORES else 1)
+        return None if half else (chips, found[1])
     last, bare = _LAST.fullmatch(text), _BARE.fullmatch(text)
     if last is not None and _is_known(last[1]):
         return int(last[2]), last[1].strip()

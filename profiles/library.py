@@ -579,9 +579,10 @@ def _folder_names() -> Mapping[str, str]:
     return found
 
 
-# Ollama's tags of DeepSeek-R1, most of which are other models (ollama.com/library/deepseek-r1)
+# Ollama's tags of DeepSeek-R1, most of which are other models (ollama.com/library/deepseek-r1). Its 8b is
+# a Qwen3 since R1-0528, and was a Llama before.
 _R1 = {
-    "1.5b": "-distill-qwen-1.5b", "7b": "-distill-qwen-7b", "8b": "-distill-llama-8b", "671b": "",
+    "1.5b": "-distill-qwen-1.5b", "7b": "-distill-qwen-7b", "8b": "-0528-qwen3-8b", "671b": "",
     "14b": "-distill-qwen-14b", "32b": "-distill-qwen-32b", "70b": "-distill-llama-70b",
 }  # fmt: skip
 

@@ -284,6 +284,7 @@ def test_a_cluster_is_named_by_its_nodes_or_gpus(name: str, groups: list[tuple[s
         ("4xrxt-4090", "Did you mean rtx-4090"),
         ("8xMac Studio", "Apple GPUs are not supported"),
         ("8xH100 40GB", "No such card has 40 GB"),
+        ("v4-9", 'unknown "v4-9"'),  # half a chip
     ],
 )
 def test_words_that_name_no_node_say_which_is_near(written: str, why: str) -> None:

@@ -428,6 +428,7 @@ def test_an_unknown_model_is_asked_for_its_config_and_offered_names_of_its_kind_
         ("gemma-3-27b-it-IQ4_XS.gguf", "gemma-3-27b", "gguf"),
         ("qwen2.5:7b-instruct-q4_K_M", "qwen2.5-7b", "gguf"),
         ("deepseek-r1:14b", "qwen2.5-14b", ""),  # distilled, as Ollama's tags are
+        ("deepseek-r1:8b", "qwen3-8b", ""),  # since R1-0528
         ("deepseek-r1:671b", "deepseek-v3", "fp8"),
     ],
 )
