@@ -395,7 +395,8 @@ def _roles(
 ) -> PlannedJob:
     """Return a job of post-training, whose roles are placed on each number of nodes."""
     search = raw.get("search")
-    own = {**_ROLES_SEARCH, **search} if isinstance(search, Mapping) else search or _ROLES_SEARCH
+    search = {} if search is None else search
+    own = {**_ROLES_SEARCH, **search} if isinstance(search, Mapping) else search
     found = read_post_training({**raw, "cluster": cluster, "search": own}, parse=parse)
     return PlannedJob(problem=found.asked, steps=steps, stated=found.canonical)
 

@@ -27,7 +27,7 @@ from meshwright.service.fleets.request import (
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.fleet.problem import FleetJob, NodeKind, PlannedJob, choices_of, faults_of
 
-_ROUNDED = 1e-6  # of a node
+_ROUNDED = 0.005 + 1e-9  # of all uplinks: tables state whole per cents
 STATES = ("running", "failed", "done", "waiting")
 
 
@@ -137,6 +137,7 @@ def _under(reader: FieldReader, request: FleetRequest, nodes: int) -> tuple[dict
         return {}, None
     own = reader.child("switches") if reader.has("switches") else None
     every = range(len(kind.switches))
+    allowed = f'{{"0": …}}: 0 to {every[-1]}, as many under each, or all of some and the rest'
     found = {
         at: own.integer(str(at), low=1, high=kind.switches[at])
         for at in every
@@ -144,24 +145,25 @@ def _under(reader: FieldReader, request: FleetRequest, nodes: int) -> tuple[dict
     }
     if own is not None:
         own.refuse_unknown()
-    placed = (
-        one for one in choices_of(request.fleet, FleetJob(name="", node_counts=(nodes,), under=found))
-        if found
-    )  # fmt: skip
+    if not found:
+        reader.fault(
+            "switches", f"must say how many of the {nodes} nodes are under each switch", allowed=allowed
+        )
+        return {}, None
+    placed = choices_of(request.fleet, FleetJob(name="", node_counts=(nodes,), under=found))
     shares = sorted({one.uplinks for one in placed})
     if not shares:
-        reader.fault(
-            "switches", f"must say how many of the {nodes} nodes are under each switch",
-            allowed=f'{{"0": …}}: 0 to {every[-1]}, as many under each, or all of some and the rest',
-        )  # fmt: skip
+        words = ", ".join(f"{count} under switch {at}" for at, count in found.items())
+        reader.fault("switches", f"{words}: no plan has {nodes} nodes so", allowed=allowed)
         return {}, None
     if not reader.has("uplinks"):
         return found, None
-    exact = reader.number("uplinks", low=0.0, high=1.0) * kind.switch_nodes
-    if round(exact) not in shares or abs(round(exact) - exact) > _ROUNDED:
+    stated = reader.number("uplinks", low=0.0, high=1.0)
+    nearest = min(shares, key=lambda one: abs(one / kind.switch_nodes - stated))
+    if abs(nearest / kind.switch_nodes - stated) > _ROUNDED:
         allowed = ", ".join(f"{one / kind.switch_nodes:g}" for one in shares)
         reader.fault("uplinks", "is no share that such a job can have", allowed=allowed)
-    return found, round(exact)
+    return found, nearest
 
 
 def _lost_under(reader: FieldReader, request: FleetRequest) -> dict[int, int] | None:
@@ -181,6 +183,8 @@ def _lost_under(reader: FieldReader, request: FleetRequest) -> dict[int, int] | 
         return {}
     found = {at: own.integer(str(at), low=0, high=room, default=0) for at, room in enumerate(switches)}
     own.refuse_unknown()
+    if sum(found.values()) >= sum(switches):
+        reader.fault("lost_nodes", "no node is left", allowed=f"{sum(switches) - 1} nodes at most")
     return found
 
 

@@ -180,8 +180,9 @@ def _under_no_switches(fleet: Fleet, job: str, at: Callable[[str, str], str]) ->
     own = next(one for one in fleet.jobs if one.name == job)
     most = max(max(kind.switches, default=kind.nodes) for kind in fleet.kinds)
     roles = "roles of post-training stay under one switch, but no"
+    stated = own.node_counts and own.least_nodes_field != "nodes"
     return FieldError(
-        pointer=at(job, own.least_nodes_field),
+        pointer=at(job, "node_counts" if stated else own.least_nodes_field),
         message=f"{roles if own.places_roles else 'no'} such number of nodes is evenly under the switches",
         allowed=f"1 to {most}" + ("" if own.places_roles else ", or as many nodes under each of several"),
         nearest=str(most),

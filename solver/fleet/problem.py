@@ -251,30 +251,30 @@ def _under(kind: NodeKind, nodes: int, job: FleetJob) -> Iterator[tuple[tuple[in
         return
     for count in range(1, 2 if job.places_roles else len(kind.switches) + 1):
         each, odd = divmod(nodes, count)
-        for some in () if odd else _sets(kind.switches, each, count):
+        for some in () if odd else _sets(kind.switches, each, count, job):
             yield from ((some, share, 0) for share in shares_of(kind, each, count))
     whole, rest = divmod(nodes, kind.switch_nodes)
     if whole and rest and not job.places_roles:
-        for some in _filled(kind, whole, rest):
+        for some in _filled(kind, whole, rest, job):
             yield some, kind.switch_nodes, rest
 
 
-def _filled(kind: NodeKind, whole: int, rest: int) -> Iterator[tuple[int, ...]]:
+def _filled(kind: NodeKind, whole: int, rest: int, job: FleetJob) -> Iterator[tuple[int, ...]]:
     """Yield so many switches of which a job has all nodes, and one with room for the rest."""
-    numbers = range(len(kind.switches))
+    numbers: Sequence[int] = sorted(job.under) or range(len(kind.switches))
     for last in (at for at in numbers if kind.switches[at] >= rest):
         others = [at for at in numbers if at != last and kind.switches[at] == kind.switch_nodes]
-        if len(numbers) > _FEW:
+        if len(numbers) > _FEW and not job.under:
             others = [at for at in others if last - whole <= at < last]
         yield from ((*some, last) for some in combinations(others, whole))
 
 
-def _sets(room: Sequence[int], each: int, count: int) -> Iterator[tuple[int, ...]]:
+def _sets(room: Sequence[int], each: int, count: int, job: FleetJob) -> Iterator[tuple[int, ...]]:
     """Yield so many switches with room for ``each`` nodes under each."""
-    numbers = range(len(room))
+    numbers: Sequence[int] = sorted(job.under) or range(len(room))
     every: Iterable[tuple[int, ...]] = (
         combinations(numbers, count)
-        if len(room) <= _FEW
+        if len(room) <= _FEW or job.under
         else (
             tuple(range(first, first + count)) for first in numbers[::count] if first + count <= len(room)
         )
@@ -319,6 +319,7 @@ def faults_of(fleet: Fleet, at: Callable[[str, str], str]) -> dict[str, tuple[Fi
 def _own_faults(fleet: Fleet, job: FleetJob, at: Callable[[str, str], str]) -> Iterable[FieldError]:
     kinds = [kind for kind in fleet.kinds if not job.kinds or kind.name in job.kinds]
     largest = max((kind.nodes for kind in kinds), default=0)
+    most = min(largest, job.most_nodes or largest)
 
     def fault(field: str, message: str, allowed: str, nearest: str | None = None) -> FieldError:
         return FieldError(pointer=at(job.name, field), message=message, allowed=allowed, nearest=nearest)
@@ -334,8 +335,11 @@ def _own_faults(fleet: Fleet, job: FleetJob, at: Callable[[str, str], str]) -> I
     if job.most_nodes is not None and job.most_nodes < job.least_nodes:
         fewer = f"{job.most_nodes} nodes are fewer than least_nodes, {job.least_nodes}"
         yield fault("most_nodes", fewer, f"from {job.least_nodes}")
-    elif job.least_nodes <= largest and job.node_counts and not choices_of(fleet, job):
-        most = min(largest, job.most_nodes or largest)
+    elif (
+        job.least_nodes <= largest
+        and job.node_counts
+        and not any(job.least_nodes <= count <= most for count in job.node_counts)
+    ):
         none = f"none of {', '.join(map(str, job.node_counts))} nodes is allowed"
         yield fault("node_counts", none, f"{job.least_nodes} to {most}")
     if job.start_min is not None and job.start_min < job.release_min:

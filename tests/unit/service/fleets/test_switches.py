@@ -10,6 +10,8 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.fleets.files import ScheduledFleet, start_list
 from meshwright.service.fleets.request import FleetRequest, read_fleet
 from meshwright.service.fleets.running import planned_again, read_state
+from meshwright.solver.fleet.durations import PlannedDurations
+from meshwright.solver.fleet.plan import jobs_without_plan
 from meshwright.solver.fleet.problem import NodeChoice, PlannedRun, choices_of
 
 PROBLEM = {
@@ -98,7 +100,12 @@ def test_a_running_job_stays_under_its_switches_and_lost_nodes_are_missing_there
         ({"lost_nodes": 1}, "/lost_nodes", "under which switch"),
         ({"lost_nodes": {"2": 1}}, "/lost_nodes/2", "unknown field"),
         ({"jobs": {"a": {"nodes": 2}}}, "/jobs/a/switches", "0 to 1, as many under each"),
-        ({"jobs": {"a": {"nodes": 4, "switches": {"0": 2}}}}, "/jobs/a/switches", "many of the 4 nodes"),
+        (
+            {"jobs": {"a": {"nodes": 4, "switches": {"0": 2}}}}, "/jobs/a/switches",
+            "2 under switch 0: no plan has 4 nodes so",
+        ),
+        ({"jobs": {"a": {"nodes": 4, "switches": {}}}}, "/jobs/a/switches", "many of the 4 nodes"),
+        ({"lost_nodes": {"0": 2, "1": 2}}, "/lost_nodes", "no node is left. Allowed: 3 nodes at most"),
         (
             {"jobs": {"a": {"nodes": 2, "switches": {"0": 1, "1": 1}, "uplinks": 0.7}}}, "/jobs/a/uplinks",
             "Allowed: 0.5, 1",
@@ -117,3 +124,37 @@ def test_a_state_names_what_is_wrong_with_its_switches(
     (error,) = fault.value.errors
     assert error.pointer == pointer
     assert words in error.sentence()
+
+
+@pytest.mark.parametrize(
+    ("under", "uplinks", "held"),
+    [
+        ({"0": 3, "2": 3}, 1.0, ((0, 2), 3)),  # of six switches a plan has neighbours, Slurm has any
+        ({"1": 3, "2": 3}, 1.0, ((1, 2), 3)),
+        ({"4": 3, "1": 2}, None, ((4, 1), 3)),
+        ({"0": 1, "3": 1}, 0.333333, ((0, 3), 1)),  # as refusals show shares
+        ({"0": 1, "3": 1}, 0.67, ((0, 3), 2)),  # as tables do
+    ],
+)
+def test_a_running_job_may_be_under_any_switches(
+    under: dict[str, int], uplinks: float | None, held: tuple[tuple[int, ...], int]
+) -> None:
+    read = read_fleet(fleet({"levels": [{"nodes": 3, "oversubscription": 4}]}, {"name": "a"}, nodes=18))
+    own = {"nodes": sum(under.values()), "switches": under}
+    own |= {} if uplinks is None else {"uplinks": uplinks}
+    left = planned_again(read, read_state({"now_hours": 0.1, "jobs": {"a": own}}, read))
+    assert [one[3:5] for one in choices_of(left.fleet, left.fleet.jobs[0])] == [held]
+
+
+@pytest.mark.parametrize("counts", [{"nodes": 3}, {"node_counts": [3]}])
+def test_roles_that_no_switch_has_room_for_are_refused_by_their_field(counts: dict[str, Any]) -> None:
+    roles = {
+        "kind": "post_training", "model": {"name": "llama-3.2-1b"},
+        "algorithm": {"name": "grpo", "prompts": 64, "responses": 16},
+        "lengths": {"prompt": 200, "mean": 1500, "max": 4096}, "launcher": "verl",
+    }  # fmt: skip
+    read = read_fleet(fleet({"levels": LEVELS}, {"name": "a", "problem": roles, **counts}))
+    durations = PlannedDurations(jobs={}, groups={}, profile_of=lambda _: pytest.fail("nothing is priced"))
+    _, faults = jobs_without_plan(read.fleet, durations, read.at)
+    assert faults["a"].pointer == f"/jobs/0/{next(iter(counts))}"
+    assert "stay under one switch" in faults["a"].sentence()
