@@ -37,6 +37,7 @@ _DEFAULTS: Values = {
     "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1,
 }  # fmt: skip
 # A vLLM server's own (vllm serve, trl vllm-serve), where its command states none.
+_SHORT = {"-tp": "tensor_parallel_size", "-dp": "data_parallel_size"}  # of vllm serve
 _SERVED: Values = {"tensor_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9}
 _SHIPPED = ("deepspeed_zero", "zero")  # trl/accelerate_configs and examples/accelerate_configs, by stage
 _SHIPPED_GPUS, _ZERO_3 = 8, 3
@@ -92,7 +93,10 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
     """Return options by their names, with ``_`` for ``-``; switches are true."""
     found, name = dict[str, Any](), ""
     for word in words:
-        if word.startswith("--"):
+        if word[:1] == "-" and word[1:2].isalpha():  # not -1, which is a value
+            name = _SHORT.get(word, word[1:])
+            found[name] = True
+        elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
             found[name] = value if equals else True
@@ -102,13 +106,32 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _commanded(words: Sequence[str], served: Sequence[str] | None, other: Other) -> Recipe:
-    options = options_of(words)
+    before, behind = _apart(words)
+    options = options_of(behind)
     file = options.get("config")
     stated = {} if file is None else _beside(str(file), other)
-    mesh = _mesh({**stated, **options}, other)
-    if "--config_file" not in words and not any("launch" in word or "trl" in word for word in words):
-        mesh = {"num_processes": 1, "num_machines": 1, **mesh}  # python alone
+    starts = [word.rpartition("/")[2] for word in before if word not in ("-m", "-u")]
+    if not starts or any("accelerate" in word for word in starts):
+        mesh: Values = _mesh({**stated, **options, **options_of(before)}, other)
+    elif starts[-1].startswith("python"):
+        mesh = {"num_processes": 1, "num_machines": 1}
+    else:
+        program = starts[0].replace(UNKNOWN, "…")[:40]
+        raise refused(
+            "/num_processes", f"{program} starts the processes of training, which is not read",
+            "accelerate launch, trl grpo, or python for one GPU",
+        )  # fmt: skip
     return _recipe({**stated, **options}, mesh, other, None if served is None else options_of(served))
+
+
+def _apart(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the words that start a script, and its own; ``trl grpo`` takes both kinds behind it."""
+    for at, word in enumerate(words):
+        if word.endswith((".py", "trl.scripts.grpo")):
+            return words[:at], words[at + 1 :]
+        if word.endswith("trl") and words[at + 1 : at + 2] == ["grpo"]:
+            return (), words[at + 2 :]
+    return words, ()
 
 
 def _beside(path: str, other: Other) -> Values:
@@ -183,13 +206,26 @@ def _script(text: str, other: Other) -> Recipe:
     commands = _commands("script.sh", lines)
     started = next((one for one in commands if any(word.endswith(".py") for word in one)), ["python"])
     served = next((words for words in commands if _serves(words)), None)
-    options = options_of(started)
+    before, behind = _apart(started)
+    options = options_of(behind)
+    _require_literals({**calls.get("GRPOConfig", {}), **options})
     if passed.get("peft_config") is ... and "get_peft_config" not in text:
         raise refused("/peft_config", _NOT_PRICED["peft_config"])
-    mesh = _mesh(options, other)
+    mesh = _mesh({**options, **options_of(before)}, other)
     if "launch" not in started:
         mesh = {"num_processes": 1, "num_machines": 1, **mesh}
     return _recipe({**stated, **options}, mesh, other, None if served is None else options_of(served))
+
+
+def _require_literals(values: Values) -> None:
+    """Refuse a script that computes what is read of it, rather than to count TRL's default.
+
+    Raises:
+        InvalidProblemError: with the argument.
+    """
+    for name in (*_DEFAULTS, *_NAMES, "max_prompt_length", "vllm_max_model_length"):
+        if values.get(name) is ...:
+            raise refused(f"/{name}", "is no literal in the script", f"a literal, or --{name} …")
 
 
 _CALLS = ("GRPOConfig", "GRPOTrainer", "AsyncGRPOConfig", "AsyncGRPOTrainer")
@@ -235,7 +271,9 @@ def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = 
     accumulated = _whole(whole, "gradient_accumulation_steps")
     steps = _whole({"steps_per_generation": accumulated, **whole}, "steps_per_generation")
     if "generation_batch_size" in whole:
-        steps = _whole(whole, "generation_batch_size") // device
+        answers = _whole(whole, "generation_batch_size")
+        steps = _divided(answers, device, "/generation_batch_size", "answers of a micro-batch")
+    updates = _divided(steps, accumulated, "/steps_per_generation", "micro-batches of an update")
     responses, completion = _whole(whole, "num_generations"), _whole(whole, "max_completion_length")
     prompt = whole.get("max_prompt_length") or _PROMPT_TOKENS
     room = whole.get("vllm_max_model_length") or completion + counted(prompt, "/max_prompt_length")
@@ -249,12 +287,13 @@ def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = 
         if find_model(model).tower is not None:
             raise refused(where, f"{model}: images of prompts are not priced in a step yet")
     return Recipe(
-        launcher="trl", model=model, nodes=nodes + beside, gpus_per_node=max(processes // nodes, 1),
+        launcher="trl", model=model, nodes=nodes + beside, gpus_per_node=processes // nodes,
         longest_tokens=counted(room, "/vllm_max_model_length"),
         parts={
             "algorithm": {
-                "prompts": max(device * steps // responses, 1), "responses": responses,
-                "updates": max(steps // accumulated, 1), "reference": finite(whole["beta"], "/beta") > 0.0,
+                "prompts": _divided(device * steps, responses, "/num_generations", "answers to a prompt"),
+                "responses": responses, "updates": updates,
+                "reference": finite(whole["beta"], "/beta") > 0.0,
             },
             "rollout": rollout,
             "training": {"trainer": "fsdp", "nodes": nodes, "pin": {"cp": 1}},
@@ -314,6 +353,19 @@ def _require_mesh(mesh: Values) -> None:
     if stage != _ZERO_3 and _whole(mesh, "num_processes") > 1:
         words = f"ZeRO {stage}" if stage else "whole replicas"
         raise refused("/zero_stage", f"{words}: the policy is priced with ZeRO 3 alone", "FSDP, or ZeRO 3")
+    nodes = _whole(mesh, "num_machines")
+    _divided(_whole(mesh, "num_processes"), nodes, "/num_processes", "nodes (num_machines)")
+
+
+def _divided(whole: int, part: int, where: str, words: str) -> int:
+    """Return how often a part is in a whole.
+
+    Raises:
+        InvalidProblemError: it is no multiple.
+    """
+    if whole % part:
+        raise refused(where, f"{whole} is no multiple of the {part} {words}")
+    return whole // part
 
 
 def _whole(values: Values, name: str) -> int:

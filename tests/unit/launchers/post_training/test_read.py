@@ -52,6 +52,12 @@ REFUSED = [
     ("a.py", "trainer = DPOTrainer(model='m')\n", ""),
     ("a.sh", TRL + " --vllm_mode colocate --num_generations 0\n", "/num_generations"),
     ("a.sh", TRL + " --vllm_mode colocate --beta x\n", "/beta"),
+    ("a.sh", TRL + " --generation_batch_size 100\n", "/generation_batch_size"),  # 64 a micro-batch
+    ("a.sh", TRL + " --gradient_accumulation_steps 2 --steps_per_generation 3\n", "/steps_per_generation"),
+    ("a.sh", TRL + " --num_generations 7\n", "/num_generations"),
+    ("a.sh", TRL + " --num_machines 3\n", "/num_processes"),
+    ("a.sh", "torchrun --nproc_per_node 8 grpo.py --use_vllm\n", "/num_processes"),
+    ("a.py", "args = GRPOConfig(use_vllm=True, num_generations=many)\n", "/num_generations"),
     ("a.sh", SLIME_WHOLE + " --global-batch-size 0\n", "/--global-batch-size"),
     ("a.sh", SLIME_WHOLE + " --actor-num-nodes 1.5\n", "/--actor-num-nodes"),
     ("a.sh", SLIME_WHOLE + " --rollout-max-context-len nan\n", "/--rollout-max-context-len"),
@@ -114,6 +120,22 @@ def test_a_command_of_trl_counts_accelerates_file_and_the_servers_command() -> N
     }  # fmt: skip
     assert (found.parts["rollout"]["tp"], found.parts["rollout"]["memory_share"]) == (2, 0.9)
     assert found.parts["asynchrony"]["mode"] == "apart"
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    {
+        "accelerate launch --config_file configs/deepspeed_zero3.yaml grpo.py": 8,
+        "accelerate launch --num_processes 4 -m trl.scripts.grpo": 4,
+        "uv run accelerate launch --num_processes 2 src/grpo.py": 2,
+        "python -u grpo.py": 1,
+    }.items(),
+)
+def test_options_before_a_script_of_trl_end_at_it(command: str, gpus: int) -> None:
+    server = SERVER.replace("--tensor_parallel_size", "-tp").replace("trl vllm-serve --model", "vllm serve")
+    text = f"{server}{command} --model_name_or_path Qwen/Qwen3-8B --use_vllm --vllm_mode server\n"
+    found = read_recipe("a.sh", text, {"accelerate.yaml": "num_processes: 16\n"}.get)
+    assert (found.model, found.gpus_per_node, found.parts["rollout"]["tp"]) == ("qwen3-8b", gpus, 2)
 
 
 @pytest.mark.parametrize(("file", "text", "pointer"), REFUSED)
