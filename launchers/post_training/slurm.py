@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from meshwright.launchers.export import SLURM_FILE
-from meshwright.solver.post_training.problem import PostTraining
+from meshwright.solver.post_training.problem import PostTraining, RolePlan
 
 _SCRIPT = """\
 #!/usr/bin/env bash
@@ -41,20 +41,20 @@ _WITHOUT_RAY = """\
 set -euo pipefail
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export MASTER_ADDR="${{hosts[0]}}" MASTER_PORT="${{MASTER_PORT:-29500}}"
-training=("${{hosts[@]}}")
+training=("${{hosts[@]:0:{training}}}")
 if [[ -f serve.sh ]]; then
     last="${{hosts[-1]}}"
     export VLLM_URL="http://$last:${{PORT:-8000}}"
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$last" bash serve.sh &
-    [[ ${{#hosts[@]}} -eq 1 ]] || unset 'training[-1]'
 fi
 srun --overlap --nodes="${{#training[@]}}" --nodelist="$(IFS=,; echo "${{training[*]}}")" \\
     bash -c 'NODE_RANK=$SLURM_PROCID exec bash run.sh'
 """
 
 
-def sbatch_file(asked: PostTraining) -> Mapping[str, str]:
+def sbatch_file(asked: PostTraining, plan: RolePlan) -> Mapping[str, str]:
     """Return the script for Slurm by its name; all nodes of the question's pool are of one group."""
     (group,) = asked.groups.values()
     script = _WITHOUT_RAY if asked.launcher == "trl" else _SCRIPT
-    return {SLURM_FILE: script.format(nodes=group.num_nodes, gpus=group.gpus_per_node)}
+    own = {"nodes": group.num_nodes, "gpus": group.gpus_per_node, "training": plan.training.nodes}
+    return {SLURM_FILE: script.format(**own)}

@@ -23,6 +23,7 @@ from meshwright.solver.post_training.training import training_problem
 
 TRAINER_FILE, START_FILE, SERVER_FILE = "trl_grpo.yaml", "run.sh", "serve.sh"
 PRODUCT = "TRL 1.16.0"
+_LOADS_S = 1800.0  # that training waits for a server which loads weights; TRL's default is 240
 _KL = 0.001  # of the reference model: DeepSeek-R1's, which GRPOConfig's help names
 _START = """\
 #!/usr/bin/env bash
@@ -125,6 +126,8 @@ def values_of(target: RoleTarget, training: Target) -> Values:
             "vllm_max_model_length": asked.lengths.longest,
             "vllm_tensor_parallel_size": engine.tensor_parallel_size,
         }
+    else:
+        found["vllm_server_timeout"] = _LOADS_S
     return found
 
 

@@ -173,7 +173,8 @@ class RolesPlan:
             RefusedExportError: the launcher cannot express the plan.
         """
         made = roles_registry.export(self.asked, self.plan)
-        return ExportBundle(files={**made.files, **sbatch_file(self.asked)}, warnings=made.warnings)
+        script = sbatch_file(self.asked, self.plan)
+        return ExportBundle(files={**made.files, **script}, warnings=made.warnings)
 
 
 def job_plan(question: Question, found: Found) -> JobPlan:
