@@ -13,7 +13,7 @@ from itertools import chain, pairwise, zip_longest
 from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.launchers.reading.fields import meant
-from meshwright.launchers.reading.own_defaults import may_start, with_defaults
+from meshwright.launchers.reading.own_defaults import beyond_arguments, may_start, with_defaults
 from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -144,6 +144,9 @@ def _with_defaults(script: Script, other: Include) -> Script:
         names = {word.text.rsplit("/", 1)[-1] for word in words if word.text.endswith(".py")}
         texts = {name: text for name in names if may_start(words) and (text := other(name)) is not None}
         script.commands[at] = with_defaults(words, texts)
+        for name, (beyond, line) in ((name, beyond_arguments(text)) for name, text in texts.items()):
+            if beyond:
+                script.note(f"{name}, line {line}: {beyond} sets in code what no argument says: not read")
         if added := [
             word.text[2:] for word in script.commands[at] if word.text[:2] == "--" and word not in words
         ]:

@@ -230,6 +230,10 @@ def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
     assert told.endswith("--gradient_accumulation_steps 2")  # args.steps of the command
     lora = PROGRAM + "model = get_peft_model(model, LoraConfig(r=8))\n"  # nothing says so in arguments
     assert beyond_arguments(lora) == ("get_peft_model", PROGRAM.count("\n") + 1)
+    said = "--model_name_or_path llama-3-8b --max_length 512 --per_device_train_batch_size 1 --bf16 true"
+    beside = {**files, "train.py": lora, "a.sh": f"{text.strip()} {said}\n"}
+    found = read_launch_files(Source(name="a.sh", text=beside["a.sh"], files=beside))
+    assert any("get_peft_model sets in code" in note for note in found.notes)
     for other in (lora, "print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
         assert defaults_of(other) == {}
 
