@@ -20,7 +20,8 @@ _SHIELD = "\uf8fe"  # replaces the mark of an unknown value, which YAML does not
 _MAX_TEXT = 200_000  # characters
 _MAX_SIZE = 500_000  # nodes and their characters, where each alias counts as what it repeats
 _MAX_DEPTH = 100  # of lists and mappings
-_MAX_FILLED = 1_000  # characters of a variable in another one's value
+_MAX_JOINED = 20_000  # lines that words of commands are spread over; other commands are one line
+_MAX_FILLED = 100_000  # characters of variables in others' values; later ones stay $(NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,7 @@ class _Rows:
     def __init__(self) -> None:
         self._rows: dict[int, list[str]] = {}
         self._seen = set[str]()
+        self._joined = 0
 
     def script(self) -> str:
         """Return the lines."""
@@ -191,7 +193,11 @@ class _Rows:
         for own, word in words:
             line = max(line, own)
             rows[line] = f"{rows[line]} {word}" if line in rows else word
-        for one in range(words[0][0], line + 1):
+        first = words[0][0]
+        self._joined += line - first
+        if self._joined > _MAX_JOINED:
+            first, rows = line, {line: " ".join(rows.values())}
+        for one in range(first, line + 1):
             self._rows.setdefault(one, []).append(rows.get(one, "") + (" \\" if one < line else ""))
 
 
@@ -224,6 +230,7 @@ class _Reader:
         self.environment: dict[str, str] = {}
         self.files: dict[str, str] = {}
         self.pods: list[_Pod] = []
+        self._filled = 0
 
     def read(self, kind: str, documents: Sequence[yaml.Node]) -> Manifest:
         """Return what documents of a kind start."""
@@ -293,7 +300,8 @@ class _Reader:
 
         def known(found: re.Match[str]) -> str:
             value = self.environment.get(found[1], found[0])
-            return value if len(value) <= _MAX_FILLED else found[0]
+            self._filled += len(value)
+            return value if self._filled <= _MAX_FILLED else found[0]
 
         def filled(text: str) -> str:
             return _REFERENCE.sub(known, text)
