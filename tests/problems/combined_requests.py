@@ -86,6 +86,16 @@ def _take_out(request: dict[str, Any], faults: Sequence[FieldError]) -> None:
         request[part].pop(name)
 
 
+def _settle_precision(request: dict[str, Any], nearest: str | None) -> None:
+    """Ask for what the GPUs have; else of any launcher, or of GPUs that have one in common."""
+    if nearest:
+        request["workload"]["precision"] = nearest
+    elif request["launcher"] != "none":
+        request["launcher"] = "none"
+    else:
+        request["cluster"] = {"name": "dgx-h100", "num_nodes": 2}
+
+
 def _settled(request: dict[str, Any], fault: FieldError) -> bool:
     """Give what cannot be left out another value, if it is refused."""
     work, search, nearest = request["workload"], request["search"], fault.nearest
@@ -95,8 +105,8 @@ def _settled(request: dict[str, Any], fault: FieldError) -> bool:
         case ["cluster", *_]:  # GPUs without stated power
             for name in ("objective", "grid_co2_g_per_kwh", "max_power_kw"):
                 search.pop(name, None)
-        case ["workload", "precision"] if "precision" not in work:  # GPUs without bf16, the default
-            work["precision"] = nearest
+        case ["workload", "precision"] if "precision" not in work:
+            _settle_precision(request, nearest)
         case ["workload", "precision"] if work["precision"] == "fp16" and request["launcher"] != "none":
             request["launcher"] = "none"
         case ["workload", "global_batch_size", *_]:
