@@ -184,13 +184,15 @@ class FieldReader:
 
     def refuse_unknown(self, meant: Mapping[str, str] = {}) -> None:
         """Record a fault for every field that nothing has asked for; ``meant``: what others call ours."""
+        known = sorted(self._known)
+        listed = ", ".join(known) or None  # once
         for key in list(self._raw)[: 10 * MAX_FAULTS]:
             if isinstance(key, str) and key in self._known:
                 continue
-            known = sorted(self._known)
             alike = difflib.get_close_matches(str(key)[:MAX_SHOWN], known, n=1)
             near = meant.get(str(key), next(iter(alike), None))
-            self.fault(str(key), "unknown field", allowed=None if near else ", ".join(known), nearest=near)
+            self.fault(str(key), "unknown field", allowed=None if near else listed, nearest=near)
+            listed = listed if near else None
 
     def finish(self) -> None:
         """Raise what was found.

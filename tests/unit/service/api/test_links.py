@@ -113,17 +113,20 @@ def test_a_network_of_longer_latency_takes_longer(client: TestClient, worker: Ru
 
 
 def test_fleets_and_replans_of_unlike_links_are_refused(client: TestClient, worker: Runner) -> None:
-    """A fleet counts nodes and a re-plan loses some; neither states which hosts a job has."""
+    """A fleet counts nodes of a switch and a re-plan loses some; neither states which hosts a job has."""
     ours = cluster(bytes_per_s=RATES)
     job = {"name": "a", "steps": 100, "problem": {k: v for k, v in problem("").items() if k != "cluster"}}
     fleet = client.post("/v1/fleets", json={"name": "team", "cluster": ours, "jobs": [job]})
     job_id, _ = planned(client, worker, ours)
     replan = client.post(f"/v1/jobs/{job_id}:replan", json={"lost_nodes": 1, "steps_total": 1000})
-    for answer, at in ((fleet, "/cluster/groups/0/links"), (replan, "/lost_nodes")):
+    for answer, at, words in (
+        (fleet, "/cluster/groups/0/links/bytes_per_s", "links of single pairs differ, but a fleet"),
+        (replan, "/lost_nodes", "links between nodes differ"),
+    ):
         assert answer.status_code == 422, answer.text
         (fault,) = answer.json()["errors"]
         assert fault["pointer"] == at
-        assert fault["message"].startswith("links between nodes differ")
+        assert fault["message"].startswith(words)
 
 
 def test_fewer_nodes_than_the_matrix_has_are_refused(client: TestClient) -> None:

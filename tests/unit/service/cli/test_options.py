@@ -36,7 +36,6 @@ def test_every_option_shows_its_default_and_the_defaults_are_those_of_the_schema
         "gpus",
         "reserve_nodes",
         "certify",
-        "precision",
         "optimizer",
         "lora_rank",
         "base_precision",
