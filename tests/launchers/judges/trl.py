@@ -11,10 +11,11 @@ from pathlib import Path
 HERE = str(Path(__file__).parent)
 sys.path.remove(HERE)  # this file has the name of the package
 
-from trl import get_peft_config  # noqa: E402
+from trl import SFTConfig, get_peft_config  # noqa: E402
 from trl.scripts.sft import make_parser  # noqa: E402
 
 sys.path.insert(0, HERE)
+import towers  # noqa: E402
 from protocol import Case, Seen, serve  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("accelerate_judge", f"{HERE}/accelerate.py")
@@ -48,8 +49,7 @@ def judge(case: Case) -> Seen:
             folder,
         ]
         script, sft, model, _ = make_parser().parse_args_and_config([*words, "--learning_rate", "1e-4"])
-    if (script.dataset_name, sft.packing, sft.packing_strategy) != ("d", True, "wrapped"):
-        raise ValueError(f"{script.dataset_name}, packing {sft.packing} {sft.packing_strategy}")
+    _require_whole_sequences(script.dataset_name, sft, has_images=towers.shape_in(text) is not None)
     kernel = model.attn_implementation
     if seen.get("context_parallel_size", 1) > 1:
         if kernel != "sdpa":
@@ -83,6 +83,14 @@ def judge(case: Case) -> Seen:
         "micro_batch_size": sft.per_device_train_batch_size,
         "num_microbatches": sft.gradient_accumulation_steps,
     }
+
+
+def _require_whole_sequences(dataset: str, sft: SFTConfig, *, has_images: bool) -> None:
+    """Images are not packed (trainer/sft_trainer.py:779): their sequences are filled up."""
+    filled = not sft.packing and sft.pad_to_multiple_of == sft.max_length
+    packed = sft.packing and sft.packing_strategy == "wrapped"
+    if dataset != "d" or not (filled if has_images else packed):
+        raise ValueError(f"{dataset}, packing {sft.packing} {sft.packing_strategy}")
 
 
 if __name__ == "__main__":
