@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from types import GenericAlias
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -279,7 +280,8 @@ def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldEr
 AS_OPTIONS: Mapping[str, str] = dict.fromkeys(("gpu", "gpus"), 'cluster, as in "cluster: 8xH100"')
 
 
-def _elsewhere(root: type[BaseModel]) -> dict[str, str]:
+@cache  # a request may have a thousand unknown fields
+def _elsewhere(root: type[BaseModel]) -> Mapping[str, str]:
     """Return where the fields of a request's parts stand, by their names."""
     parts = {part: info.annotation for part, info in root.model_fields.items()}
     places = {
