@@ -85,7 +85,8 @@ _FAMILIES_BY_WORD = {
 # accelerate; recipes over FSDP2 in torch; Primus starts Megatron-Core.
 _NEAREST_BY_WORD = {
     "jax": "maxtext", "axlearn": "maxtext", "unsloth": "trl", "transformers": "accelerate",
-    "hugging-?face": "accelerate", "torchtune": "fsdp", "lightning": "fsdp", "primus": "megatron-core",
+    "optimum": "accelerate", "hugging-?face": "accelerate", "torchtune": "fsdp", "lightning": "fsdp",
+    "primus": "megatron-core",
 }  # fmt: skip
 # The nearest framework of a family that is not listed, by who shards its weights.
 _FSDP_KINDS = {"fsdp2": "fsdp", "hsdp": "fsdp", "xla_fsdp": "maxtext", "megatron_fsdp": "megatron-core"}
