@@ -72,6 +72,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     values = {name: found for name, found in values.items() if name not in plain}
     fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
+    if fields.flag("use_ray"):  # cli/train.py:126: so many workers, each with a GPU
+        known.world = World(processes=fields.integer("ray_num_workers", 1))
     for name in plain:
         fields.note(f"{name} doesn't change the step, so it is ignored")
     fields.refuse_unpriced()
