@@ -30,7 +30,7 @@ from meshwright.solver.configuration import (
     IntArray,
 )
 from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.cost.price import price, priced_alike
+from meshwright.solver.cost.price import busy_of_passes, price, priced_alike
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem, real_tokens, usable_gpus
 
@@ -39,7 +39,6 @@ from meshwright.solver.problem import Problem, real_tokens, usable_gpus
 
 
 _CHUNK = 16384
-_COMPUTING = ("compute", "recompute")
 
 
 def busy_s(columns: Columns, priced: FloatArray) -> FloatArray:
@@ -57,10 +56,7 @@ def busy_s(columns: Columns, priced: FloatArray) -> FloatArray:
 
 def busy_parts_s(problem: Problem, prices: RowPrices) -> FloatArray:
     """Return computing of all layers, their replay, and that of the quickest one, of a pass, (3, n)."""
-    parts = np.concatenate([LayerLayout.of(problem.model).cumulative[-1], [1, 1]]).astype(np.float64)
-    computing = sum(prices.breakdown_s[name] @ parts for name in _COMPUTING)
-    replay = prices.replay_s[:, :-2]
-    return np.stack([computing, replay @ parts[:-2], replay.min(axis=1)])
+    return busy_of_passes(LayerLayout.of(problem.model), prices.breakdown_s, prices.replay_s)
 
 
 def _busy_parts_of(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
@@ -88,11 +84,9 @@ class Weighing:
     scale: FloatArray
     offset: FloatArray
     most_s: FloatArray  # longest step that meets the deadline; +inf without one
-
-    @property
-    def latest(self) -> FloatArray:
-        """Return the largest objective that meets the deadline."""
-        return self.scale * self.most_s + self.offset
+    busy: (
+        FloatArray  # of each second that a GPU computes (``busy_s``); ``offset`` has what is known of them
+    )
 
 
 def is_plain(problem: Problem) -> bool:
@@ -101,9 +95,9 @@ def is_plain(problem: Problem) -> bool:
     return options.objective == "step_time" and options.deadline_days is None and not options.batch_sizes
 
 
-def is_weighed_by_kind(problem: Problem) -> bool:
-    """Return whether rows with equal GPUs and batch weigh the same, however they recompute."""
-    return problem.options.objective != "energy_per_token"
+def counts_busy(problem: Problem) -> bool:
+    """Return whether the objective depends on how long a GPU computes, and not on the step alone."""
+    return problem.options.objective == "energy_per_token"
 
 
 def slowdown(problem: Problem, num_gpus: int) -> float:
@@ -122,7 +116,8 @@ def weighing_of(
 ) -> Weighing:
     """Return the objective and the deadline of a request for every row.
 
-    ``busy_parts``: ``busy_parts_s`` of each row, (3, n), where its price is known.
+    ``busy_parts``: ``busy_parts_s`` of each row, (3, n), where its price is known; zeros leave ``busy`` out
+    of the offset.
 
     Raises:
         InvalidProblemError: energy is asked for for a GPU of unknown power.
@@ -131,7 +126,7 @@ def weighing_of(
     name, count = problem.options.objective, columns.num_gpus
     sequences = columns.global_batch_size.astype(np.float64)
     scale = problem.workload.global_batch_size / sequences
-    offset = np.zeros(len(columns))
+    offset, busy = np.zeros(len(columns)), np.zeros(len(columns))
     each = real_tokens(problem, columns)
     if name != "step_time":
         scale = scale * count / usable_gpus(problem) * (problem.workload.tokens_per_sequence / each)
@@ -143,9 +138,12 @@ def weighing_of(
             power_of(profile.group.gpu).busy_w,
         )
         parts = _busy_parts_of(problem, profile, columns) if busy_parts is None else busy_parts
-        offset = scale * (power.busy_w - power.waiting_w) / free_w * busy_s(columns, parts)
+        busy = scale * (power.busy_w - power.waiting_w) / free_w
+        offset = busy * busy_s(columns, parts)
         scale = scale * power.waiting_w / free_w
-    return Weighing(scale=scale, offset=offset, most_s=_most_s(problem, columns, sequences * each))
+    return Weighing(
+        scale=scale, offset=offset, most_s=_most_s(problem, columns, sequences * each), busy=busy
+    )
 
 
 def _most_s(problem: Problem, columns: Columns, tokens_of_step: FloatArray) -> FloatArray:

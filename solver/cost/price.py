@@ -7,7 +7,7 @@ operations; nothing here loops over rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -758,6 +758,28 @@ def least_passes_s(problem: Problem, columns: Columns, profile: Profile) -> Floa
     passes = _pass_prices(_part_prices(ctx, layout))
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
     return np.asarray((passes["forward_s"] + passes["backward_s"]) @ parts)
+
+
+_COMPUTING = ("compute", "recompute")  # causes of a pass during which a GPU computes
+
+
+def busy_of_passes(
+    layout: LayerLayout, causes: Mapping[str, FloatArray], replay_s: FloatArray
+) -> FloatArray:
+    """Return computing of all layers, their replay, and that of the quickest one, of a pass, (3, n)."""
+    parts = np.concatenate([layout.cumulative[-1], [1, 1]]).astype(np.float64)
+    computing = sum(causes[name] @ parts for name in _COMPUTING)
+    replay = replay_s[:, :-2]
+    return np.stack([computing, replay @ parts[:-2], replay.min(axis=1)])
+
+
+def least_busy(problem: Problem, columns: Columns, profile: Profile) -> FloatArray:
+    """Return ``busy_of_passes`` of every row, (3, n), none larger than under any size of the shard sets."""
+    look()
+    found, layout = _passes_of(context_of(problem, columns, profile)), LayerLayout.of(problem.model)
+    parts = _part_prices(found.under(problem, profile), layout)
+    causes = {name: np.stack([part.causes[name] for part in parts], axis=1) for name in _COMPUTING}
+    return busy_of_passes(layout, causes, _pass_prices(parts)["replay_s"]).take(found.of_row, axis=1)
 
 
 def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:

@@ -47,7 +47,6 @@ from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
 from meshwright.solver.cost.objective import (
     is_plain,
-    is_weighed_by_kind,
     outlook_of,
     weighing_of,
 )
@@ -187,9 +186,7 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
         if not in_switches:
             most = 0
         elif not most:  # the first of them has the most rows
-            first = last[0].problem
-            able = is_weighed_by_kind(first)
-            most = max(int(MOST_OUTER / max(estimated_outer(first), 1.0)), 1) if able else 1
+            most = max(int(MOST_OUTER / max(estimated_outer(last[0].problem), 1.0)), 1)
         if len(last) < most:
             last.append(one)
         else:
@@ -385,11 +382,9 @@ class Answered:
     @cached_property
     def scored(self) -> list[tuple[float, Variant, Plan]]:
         """Return the plans with their objective and their variant."""
-        variant_of, own = found_by(self.variants), self.variant
-        priced = [(plan.config, plan.prediction) for plan in self.answer.plans]
-        scores = _scores_s(own.problem, own.profile, priced) if priced else []
-        each = zip(scores, self.answer.plans, strict=True)
-        return [(score, variant_of(plan), plan) for score, plan in each]
+        variant_of = found_by(self.variants)
+        each = [(variant_of(plan), plan) for plan in self.answer.plans]
+        return [(score_of(variant, plan), variant, plan) for variant, plan in each]
 
 
 def found_by(variants: Sequence[Variant]) -> Callable[[Plan], Variant]:

@@ -9,7 +9,7 @@ and, for every row, which one is its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -30,12 +30,14 @@ from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.objective import (
     Weighing,
     busy_parts_s,
+    busy_s,
+    counts_busy,
     is_plain,
-    is_weighed_by_kind,
     weighing_of,
 )
 from meshwright.solver.cost.price import (
     counts_chunks,
+    least_busy,
     price,
     price_memory,
     price_unsharded,
@@ -88,12 +90,26 @@ class ByKind:
     problems: tuple[Problem, ...]  # by which the parts of the kinds are priced
     fitting: Callable[[Families], Families]  # the kinds that memory does not refute at sight
     unsharded: Callable[[IntArray], RowPrices]  # no kind's times are less than its family's
+    quickest: Callable[[IntArray], RowPrices]  # with what no row of the kind computes in less time
     roughly_s: Callable[[IntArray], tuple[FloatArray, FloatArray]]  # bounds as ``_bounds_of``, at less cost
+    least_steps_s: Callable[[IntArray], FloatArray]  # such bounds on seconds, whatever the objective
+    busy_parts: FloatArray | None  # (3, k) of kinds with a price; None: all rows of a kind weigh the same
 
     @cached_property
     def families(self) -> Families:
         """Return the kinds that memory does not refute at sight."""
         return self.fitting(self.kinds.families)
+
+    @cached_property
+    def least_step_of(self) -> dict[tuple[int, int], float]:
+        """Return a lower bound of all steps with so many GPUs and sequences."""
+        families, found = self.kinds.families, dict[tuple[int, int], float]()
+        first = families.members[families.begin[:-1]]
+        outer = self.kinds.crossing.outer.take(self.kinds.outer_of(first))
+        alike = zip(outer.num_gpus.tolist(), outer.global_batch_size.tolist(), strict=True)
+        for key, least_s in zip(alike, self.least_steps_s(first).tolist(), strict=True):
+            found[key] = min(found.get(key, np.inf), least_s)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +138,22 @@ class Priced(InCommon):
 
     def latest(self, index: IntArray | int) -> FloatArray:
         """Return rows' largest objective that meets the request's deadline; +inf without one."""
-        if self.weighing is None:
+        if self.weighing is None or not np.isfinite(self.weighing.most_s).any():
             return np.asarray(np.inf)
-        return np.asarray(self.weighing.latest[self.weight_of(index)])
+        at = self.weight_of(index)
+        return np.asarray(self.weighing.scale[at] * self.weighing.most_s[at] + self.offset_of(index))
+
+    def offset_of(self, index: IntArray | int) -> FloatArray:
+        """Return the offsets of rows' objectives; 0 where plans are ranked by their step."""
+        if self.weighing is None:
+            return np.asarray(0.0)
+        if self.by_kind is None or self.by_kind.busy_parts is None:
+            return np.asarray(self.weighing.offset[self.weight_of(index)])
+        picked = np.atleast_1d(np.asarray(index, dtype=np.int64))
+        kind = self.by_kind.kinds.of(picked)
+        self.prices.at(kind)
+        busy = busy_s(self.columns.take(picked), self.by_kind.busy_parts[:, kind])
+        return np.asarray(self.weighing.busy[self.weight_of(picked)] * busy).reshape(np.shape(index))
 
     def weight_of(self, index: IntArray | int) -> IntArray:
         """Return the ``weighing`` entries of rows: their own, or their outer rows'."""
@@ -136,7 +165,11 @@ class Priced(InCommon):
         """Return the rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)
         kind = picked if self.by_kind is None else self.by_kind.kinds.of(picked)
-        return self.joined(self.columns.take(picked), self.prices.at(kind))
+        columns, prices = self.columns.take(picked), self.prices.at(kind)
+        if self.by_kind is not None and self.by_kind.busy_parts is not None and self.weighing is not None:
+            busy = busy_s(columns, self.by_kind.busy_parts[:, kind])
+            prices = _later(prices, self.weighing.busy[self.weight_of(picked)] * busy)
+        return self.joined(columns, prices)
 
     def parts_of(self, index: list[int]) -> IntArray:
         """Return the parts of the space, each with a problem of its own, that rows are in."""
@@ -181,13 +214,9 @@ def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrice
 
 
 def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing) -> Priced:
-    """Return all rows of ``columns`` with their prices.
-
-    Rows of a crossing are priced by kind, at the first use. Where they are ranked by what no kind
-    has in common they are written down first.
-    """
+    """Return all rows of ``columns`` with their prices; those of a crossing by kind, at the first use."""
     if isinstance(columns, Crossing):
-        if is_weighed_by_kind(problem) and len(columns):
+        if len(columns):
             return priced_parts([(problem, columns)], profile)
         columns = columns.take(np.arange(len(columns)))
     if not len(columns):
@@ -198,7 +227,7 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
     for start in range(0, len(first), CHUNK):
         look()
         own = price(problem, columns.take(first[start : start + CHUNK]), profile)
-        busy += [] if is_weighed_by_kind(problem) else [busy_parts_s(problem, own)]
+        busy += [busy_parts_s(problem, own)] if counts_busy(problem) else []
         parts.append(_bare(_laid_out(problem, own)))
     look()
     prices = PriceList(RowPrices.concatenate(parts), price_of)
@@ -225,49 +254,143 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
     number = {id(rows): at for at, (_, rows) in reversed([*enumerate(parts)])}
     same = np.array([number[id(rows)] for _, rows in parts])
     kinds = Kinds(crossing=columns, by_chunks=counts_chunks(profile), parts=begin, same=same)
-    weighing = least = None
-    if not is_plain(problem):
-        weighing = weighing_of(problem, profile, columns.outer)
-        scale, offset = map(kinds.least_of_family, (weighing.scale, weighing.offset))
-        least = replace(weighing, scale=scale, offset=offset)
-
-    def find(some: IntArray) -> RowPrices:
-        pieces = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
-        found = [
-            _bare(_by_part(problems, kinds, piece, kinds.quickest(piece), partial(price, profile=profile)))
-            for piece in pieces
-        ]
-        prices = _laid_out(problem, RowPrices.concatenate(found))
-        return prices if weighing is None else _scaled(prices, weighing, kinds.outer_of(some))
-
-    def unsharded(some: IntArray) -> RowPrices:
-        priced = partial(price_unsharded, profile=profile)
-        prices = _laid_out(problem, _by_part(problems, kinds, some, kinds.quickest(some), priced))
-        return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
-
-    def roughly_s(some: IntArray) -> tuple[FloatArray, FloatArray]:
-        steps, objectives = np.empty(len(some)), np.empty(len(some))
-        for alike in _alike(kinds, some):
-            ways = [problems[part] for part, _ in alike]
-            for start in range(0, len(alike[0][1]), _ROUGHLY):
-                here = [index[start : start + _ROUGHLY] for _, index in alike]
-                rows = kinds.quickest(some[here[0]])
-                bounds = PassBounds(rows, problem.model.num_layers, kinds.least_fill[some[here[0]]])
-                for at, passes in zip(here, shared_passes(ways, rows, profile), strict=True):
-                    steps[at] = passes.step_s(bounds.pipeline_s(passes))
-                    objectives[at] = passes.step_s(bounds.closed_form_s(passes))
-        if least is not None:
-            outer = kinds.outer_of(some)
-            scale, offset = least.scale[outer], least.offset[outer]
-            steps, objectives = (one * scale + offset for one in (steps, objectives))
-        return steps * SAFETY, objectives * SAFETY
-
+    weights = None if is_plain(problem) else _Weights.of(parts, profile, kinds)
+    every = _Parts(problems=problems, profile=profile, kinds=kinds, weights=weights)
     none, fitting = _of_none(problem, profile), partial(_that_may_fit, problems, profile, kinds)
-    prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), find)
+    prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), every.find)
     by_kind = ByKind(
-        kinds=kinds, problems=problems, fitting=fitting, unsharded=unsharded, roughly_s=roughly_s
+        kinds=kinds,
+        problems=problems,
+        fitting=fitting,
+        unsharded=every.unsharded,
+        quickest=partial(every.quickest, prices),
+        roughly_s=every.roughly_s,
+        least_steps_s=every.least_steps_s,
+        busy_parts=None if weights is None else weights.busy_parts,
     )
+    weighing = None if weights is None else weights.rows
     return replace(none, columns=columns, prices=prices, weighing=weighing, by_kind=by_kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """What the rows of kinds are weighed by; ``busy_parts`` is filled in as kinds are priced."""
+
+    kinds: Kinds
+    rows: Weighing  # of outer rows, without what their rows compute: that differs by kind
+    least: Weighing  # of outer rows, the least of each one's family
+    busy_parts: FloatArray | None  # (3, k); None: computing counts for nothing
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Problem, Crossing]], profile: Profile, kinds: Kinds) -> _Weights:
+        """Return the weights of a space of some parts."""
+        every = [
+            weighing_of(problem, profile, rows.outer, np.zeros((3, len(rows.outer))))
+            for problem, rows in parts
+        ]
+        names = [one.name for one in fields(Weighing)]
+        of = Weighing(**{name: np.concatenate([getattr(one, name) for one in every]) for name in names})
+        scale, offset, busy = map(kinds.least_of_family, (of.scale, of.offset, of.busy))
+        counts = counts_busy(parts[0][0])
+        return cls(
+            kinds=kinds,
+            rows=of,
+            least=replace(of, scale=scale, offset=offset, busy=busy),
+            busy_parts=np.zeros((3, len(kinds))) if counts else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Prices and bounds of the kinds of a space, each under the problem of its own part."""
+
+    problems: tuple[Problem, ...]
+    profile: Profile
+    kinds: Kinds
+    weights: _Weights | None
+
+    def find(self, some: IntArray) -> RowPrices:
+        """Return prices of kinds, weighed without what their rows compute."""
+        pieces = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
+        prices = _laid_out(
+            self.problems[0], RowPrices.concatenate([self._found(piece) for piece in pieces])
+        )
+        if self.weights is None:
+            return prices
+        return _scaled(prices, self.weights.rows, self.kinds.outer_of(some))
+
+    def _found(self, some: IntArray) -> RowPrices:
+        columns, prices, places = self.kinds.quickest(some), list[RowPrices](), list[IntArray]()
+        for problem, here in _runs(self.problems, self.kinds, some):
+            own = price(problem, columns.take(here), self.profile)
+            if self.weights is not None and self.weights.busy_parts is not None:
+                self.weights.busy_parts[:, some[here]] = busy_parts_s(problem, own)
+            prices.append(_bare(own))
+            places.append(here)
+        return RowPrices.concatenate(prices).take(np.argsort(np.concatenate(places)))
+
+    def quickest(self, prices: PriceList, some: IntArray) -> RowPrices:
+        """Return prices of kinds, with what the rows of each compute at least."""
+        found = prices.at(some)
+        if self.weights is None or self.weights.busy_parts is None:
+            return found
+        busy = busy_s(self.kinds.quickest(some), self.weights.busy_parts[:, some])
+        return _later(found, self.weights.rows.busy[self.kinds.outer_of(some)] * busy)
+
+    def unsharded(self, some: IntArray) -> RowPrices:
+        """Return prices with the times of kinds, none larger than under any size of the shard sets."""
+        columns, outer = self.kinds.quickest(some), self.kinds.outer_of(some)
+        priced = partial(price_unsharded, profile=self.profile)
+        found = _by_part(self.problems, self.kinds, some, columns, priced)
+        prices = _laid_out(self.problems[0], found)
+        if self.weights is None:
+            return prices
+        prices = _scaled(prices, self.weights.least, outer)
+        if self.weights.busy_parts is None:
+            return prices
+        return _later(prices, self.weights.least.busy[outer] * self._least_busy_s(some))
+
+    def roughly_s(self, some: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return bounds of kinds by their passes alone, on their objectives and their closed forms."""
+        steps, closed = self._by_passes(some)
+        if self.weights is not None:
+            outer, least = self.kinds.outer_of(some), self.weights.least
+            scale, offset = least.scale[outer], least.offset[outer]
+            if self.weights.busy_parts is not None:
+                offset = offset + least.busy[outer] * self._least_busy_s(some)
+            steps, closed = (one * scale + offset for one in (steps, closed))
+        return steps * SAFETY, closed * SAFETY
+
+    def least_steps_s(self, some: IntArray) -> FloatArray:
+        """Return bounds of kinds by their passes alone, on the seconds of a step."""
+        return self._by_passes(some)[0] * SAFETY
+
+    def _by_passes(self, some: IntArray) -> tuple[FloatArray, FloatArray]:
+        steps, closed = np.empty(len(some)), np.empty(len(some))
+        layers = self.problems[0].model.num_layers
+        for ways, here in self._looked_at(some):
+            first = some[here[0]]
+            rows = self.kinds.quickest(first)
+            bounds = PassBounds(rows, layers, self.kinds.least_fill[first])
+            for at, passes in zip(here, shared_passes(ways, rows, self.profile), strict=True):
+                steps[at] = passes.step_s(bounds.pipeline_s(passes))
+                closed[at] = passes.step_s(bounds.closed_form_s(passes))
+        return steps, closed
+
+    def _least_busy_s(self, some: IntArray) -> FloatArray:
+        """Return what the rows of kinds compute at least, whatever the size of their shard sets."""
+        columns, busy = self.kinds.quickest(some), np.zeros(len(some))
+        for one, here in _runs(self.problems, self.kinds, some):
+            few = columns.take(here)
+            busy[here] = busy_s(few, least_busy(one, few, self.profile))
+        return busy
+
+    def _looked_at(self, some: IntArray) -> Iterator[tuple[list[Problem], list[IntArray]]]:
+        """Yield problems with the same rows, and for each the places of as many kinds as pay together."""
+        for alike in _alike(self.kinds, some):
+            ways = [self.problems[part] for part, _ in alike]
+            for start in range(0, len(alike[0][1]), _ROUGHLY):
+                yield ways, [index[start : start + _ROUGHLY] for _, index in alike]
 
 
 def _runs(problems: Sequence[Problem], kinds: Kinds, some: IntArray) -> Iterator[tuple[Problem, IntArray]]:
@@ -342,6 +465,10 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
 def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices:
     scale, offset = weighing.scale[index], weighing.offset[index]
     return replace(prices, straggler=prices.straggler * scale, fixed_s=prices.fixed_s * scale + offset)
+
+
+def _later(prices: RowPrices, offset: FloatArray) -> RowPrices:
+    return replace(prices, fixed_s=prices.fixed_s + offset)
 
 
 def _bare(prices: RowPrices) -> RowPrices:
@@ -470,7 +597,7 @@ class Unopened:
         self.near = self.near.take(np.setdiff1d(np.arange(len(self.near)), index))
 
     def _sort_in(self, fresh: IntArray) -> None:
-        bounds, objectives = _bounds_of(self.rows, self.by.kinds, fresh, self.rows.prices.at)
+        bounds, objectives = _bounds_of(self.rows, self.by.kinds, fresh, self.by.quickest)
         order, bounds = np.append(self.order, fresh), np.append(self.bound_s, bounds)
         waiting = self.at + np.lexsort((order[self.at :], bounds[self.at :]))
         by_bound = np.concatenate([np.arange(self.at), waiting])
@@ -558,11 +685,16 @@ def steps_s(rows: Priced, index: list[int], values: FloatArray) -> FloatArray:
     if rows.weighing is None:
         return values
     at = rows.weight_of(np.array(index, dtype=np.int64))
-    return np.asarray((values - rows.weighing.offset[at]) / rows.weighing.scale[at])
+    offset = rows.offset_of(np.array(index, dtype=np.int64))
+    return np.asarray((values - offset) / rows.weighing.scale[at])
 
 
 def least_step_s(rows: Priced, row: int, bound: float | None) -> float | None:
-    """Turn an objective's bound into one of all steps with the GPUs and sequences of ``row``."""
+    """Turn an objective's bound into one of all steps with the GPUs and sequences of ``row``.
+
+    Where the objective counts what rows compute as well, their passes bound a step, and so does that no GPU
+    computes longer than it.
+    """
     if bound is None or rows.weighing is None:
         return bound
     columns = rows.columns if isinstance(rows.columns, Columns) else rows.columns.outer
@@ -570,6 +702,9 @@ def least_step_s(rows: Priced, row: int, bound: float | None) -> float | None:
     batch, gpus = columns.global_batch_size, columns.num_gpus
     alike = (gpus == gpus[at]) & (batch == batch[at])
     weighing = rows.weighing
+    if rows.by_kind is not None and rows.by_kind.busy_parts is not None:
+        every = float((weighing.scale + weighing.busy)[alike].max())  # no GPU computes longer than a step
+        return max(rows.by_kind.least_step_of[int(gpus[at]), int(batch[at])], bound / every)
     least = float(((bound - weighing.offset[alike]) / weighing.scale[alike]).min())
     return least if least > 0.0 else None
 

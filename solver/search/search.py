@@ -56,7 +56,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, RankFloors
 from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import MESH, Columns, Configuration, IntArray
-from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
+from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import (
     OnProgress,
     Problem,
@@ -153,7 +153,6 @@ _ROUNDING = 1e-9  # relative: scores as near as that count as equal
 _MORE = 4  # known rows that are simulated for a limit, for each plan that is asked for
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
-_MOST_WEIGHED = 2_000_000  # rows that are written down where each is weighed by itself
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
 
@@ -424,10 +423,7 @@ def _bounded(
     enumerated = _enumeration(problem, wide=wide, meanwhile=begin)
     with (watch if is_large else first).cut():
         space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
-        if is_weighed_by_kind(problem) or len(space.rows) <= _MOST_WEIGHED:
-            return _of_whole(found, space, watch, first, known=known, wide=wide)
-        if not found.frontier.ranked:
-            return _of_sample(found, watch, wide=wide)
+        return _of_whole(found, space, watch, first, known=known, wide=wide)
     return found
 
 

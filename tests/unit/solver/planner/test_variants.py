@@ -476,8 +476,9 @@ def test_allow_none_searches_no_switch_and_names_add_to_what_is_searched() -> No
         {},
         {"diverse": True, "objective": "tokens_per_s_per_gpu", "num_nodes": (1, 2)},
         {"gpus": "fewest", "forbid": {"recompute_granularity": ("full",)}},
+        {"objective": "energy_per_token"},
     ],
-    ids=["steps", "meshes by tokens", "fewest nodes"],
+    ids=["steps", "meshes by tokens", "fewest nodes", "joules"],
 )
 def test_switches_are_ranked_by_one_search_as_by_a_search_for_each(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
