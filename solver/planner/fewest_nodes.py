@@ -1,15 +1,17 @@
 """Fewest nodes on which the request has a plan.
 
-Numbers of nodes are tried from the smallest: a number is left behind when no legal row of it, of all
-candidates, has a split that fits (``fitting``), or when its search proves that none fits and meets the
-deadline. So the first one with a plan is the fewest, and its ranking is the answer. A number of nodes
+Numbers of nodes are tried from the smallest that has room for the states of the model (``Room``), which
+needs no row: a number is left behind when no legal row of it, of all candidates, has a split that fits
+(``fitting``), or when its search proves that none fits and meets the
+deadline. So the first one with a plan is the fewest, and its ranking is the answer. Ways that differ in
+switches alone are asked together, so that one search on so many nodes ranks them all. A number of nodes
 with more GPUs than any legal configuration uses is searched as a cluster of that size: on as many as can
 be used. Numbers of GPUs that were refuted on fewer nodes are not looked at again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -20,11 +22,16 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_gpus
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_gpus, on_switches
 from meshwright.solver.search.feasible import fitting
-from meshwright.solver.search.priced_space import CHUNK, priced_space
+from meshwright.solver.search.priced_space import CHUNK, Priced, Room, priced_parts, priced_space
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import enumerate_space, is_too_large, numbers_of_gpus
+from meshwright.solver.space.enumerate import (
+    enumerate_space,
+    is_too_large,
+    numbers_of_gpus,
+    same_rows,
+)
 from meshwright.solver.space.factored import Crossing
 
 
@@ -56,12 +63,15 @@ def fewest(
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
+    ways: Sequence[Problem] = (),
     differing_on: Callable[[int], tuple[int, ...]] = lambda _: (),
     most_nodes: float = inf,
 ) -> Answer:
     """Return the answer on the fewest nodes; on the most of them if none has a plan.
 
     ``known``: configurations to begin with, as ``search``; those of other numbers of nodes are ignored.
+    ``ways``: the same problem under other switches, as ``search``: the fewest nodes are those on which one
+    of them has a plan.
     ``differing_on``: the numbers of GPUs to search on so many nodes; none: as many as can be used.
     ``most_nodes``: another variant has a plan on so many: more are not tried, and none is not explained.
     A limit before the first plan leaves status ``unknown``. Errors as ``search``.
@@ -71,6 +81,8 @@ def fewest(
     )
     refuted, refuted_on = 0, dict[tuple[int, ...], int]()  # candidates: of all nodes tried, of each GPUs
     counts = [count for count in node_counts(problem) if count <= most_nodes]
+    with watch.cut():
+        counts = [*_with_room(problem, profile, ways, counts[:-1]), *counts[-1:]]
     for count in counts:
         limit_s = max(watch.left_s, 0.01)
         here = replace(
@@ -81,14 +93,14 @@ def fewest(
         with watch.cut():
             here, numbers = _usable(problem, here, count, differing_on)
             if not is_last:
-                refuted_here = refuted_on.get(numbers) or _refuted(here, profile)
+                refuted_here = refuted_on.get(numbers) or _refuted(here, profile, ways)
                 refuted_on |= {numbers: refuted_here} if numbers else {}
         watch.report("enumerating", explored=refuted, total=refuted + refuted_here)
         if refuted_here:
             refuted += refuted_here
             continue
         answer = explained_search(here, profile, explained=is_last and most_nodes == inf, known=known,
-                                  on_progress=on_progress, should_stop=should_stop)  # fmt: skip
+                                  ways=ways, on_progress=on_progress, should_stop=should_stop)  # fmt: skip
         if is_over and count != counts[-1] and answer.status == "infeasible":  # others were not tried
             answer = replace(answer, status="unknown", certified_by=(), infeasible=None)
         if is_last or answer.status != "infeasible":
@@ -101,6 +113,15 @@ def fewest(
             )
         refuted += answer.space_size
     raise AssertionError("there is at least one node")
+
+
+def _with_room(
+    problem: Problem, profile: Profile, ways: Sequence[Problem], counts: Sequence[int]
+) -> list[int]:
+    """Return the numbers of nodes whose GPUs have room for the states of the model under some switches."""
+    (group,) = problem.cluster.groups
+    rooms = [Room.of(way, profile) for way in _under_all(problem, ways)]
+    return [count for count in counts if any(room.on(count * group.gpus_per_node) for room in rooms)]
 
 
 def _usable(
@@ -139,21 +160,36 @@ def differing_gpus(problems: Sequence[Problem], *, nodes: int | None = None) -> 
     return tuple(sorted(set().union(*numbers), reverse=True)) if len(numbers) > 1 else ()
 
 
-def _refuted(problem: Problem, profile: Profile) -> int:
-    """Count the candidates if none has a split that fits; 0 if one may."""
-    usual = enumerate_space(problem, legal_only=True)
-    if _may_fit(problem, profile, usual.rows):
-        return 0
-    if not usual.every and is_too_large(problem, wide=True):
-        return 0
-    every = usual if usual.every else enumerate_space(problem, legal_only=True, wide=True)
-    return 0 if _may_fit(problem, profile, every.rows) else every.size
+def _under_all(problem: Problem, ways: Sequence[Problem]) -> list[Problem]:
+    return [problem, *(on_switches(problem, way) for way in ways)]
 
 
-def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
+def _refuted(problem: Problem, profile: Profile, ways: Sequence[Problem]) -> int:
+    """Count the candidates under all switches if none has a split that fits; 0 if one may."""
+    alike, size = dict[Hashable, list[Problem]](), 0
+    for way in _under_all(problem, ways):
+        alike.setdefault(same_rows(way), []).append(way)
+    for group in alike.values():
+        wide = not is_too_large(group[0], wide=True)
+        space = enumerate_space(group[0], legal_only=True, wide=wide)
+        if not (wide or space.every) or _may_fit(group, profile, space.rows):
+            return 0
+        size += space.size * len(group)
+    return size
+
+
+def _may_fit(group: Sequence[Problem], profile: Profile, rows: Columns | Crossing) -> bool:
     """Return whether some legal row may have a split that fits; False is a proof."""
-    memory_only = replace(problem.options, objective="step_time", deadline_days=None)
-    priced = priced_space(replace(problem, options=memory_only), profile, rows)
+    problems = [
+        replace(one, options=replace(one.options, objective="step_time", deadline_days=None))
+        for one in group
+    ]
+    if isinstance(rows, Crossing) and len(rows):
+        return _some_fit(priced_parts([(one, rows) for one in problems], profile))
+    return any(_some_fit(priced_space(one, profile, rows)) for one in problems)
+
+
+def _some_fit(priced: Priced) -> bool:
     if priced.by_kind is None:
         pieces = np.split(np.arange(len(priced)), range(CHUNK, len(priced), CHUNK))
         return any(fitting(priced.take(piece)).any() for piece in pieces)

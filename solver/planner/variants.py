@@ -188,7 +188,7 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
             most = 0
         elif not most:  # the first of them has the most rows
             first = last[0].problem
-            able = first.options.gpus == "all" and is_weighed_by_kind(first)
+            able = is_weighed_by_kind(first)
             most = max(int(MOST_OUTER / max(estimated_outer(first), 1.0)), 1) if able else 1
         if len(last) < most:
             last.append(one)

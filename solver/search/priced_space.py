@@ -18,7 +18,14 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, distinct
+from meshwright.solver.configuration import (
+    BoolArray,
+    Columns,
+    Configuration,
+    FloatArray,
+    IntArray,
+    distinct,
+)
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.objective import (
     Weighing,
@@ -575,34 +582,59 @@ _ROUNDED = 1.0 + 1e-9
 
 
 def have_room(problem: Problem, profile: Profile) -> bool:
-    """Return whether the model's states fit in all GPUs and hosts; False: nothing fits.
+    """Return whether the model's states fit in all GPUs and hosts; False: nothing fits."""
+    return Room.of(problem, profile).on(max(gpu_counts(problem)))
 
-    Whatever the layout, some rank holds their mean or more: each weight, gradient and optimizer state is
-    somewhere at least once. One copy is priced on one rank, and of a stage with as many chunks as layers,
-    of which torch's pipeline runtime keeps fewest gathered; at the ZeRO stage and the offload that need
-    least. Optimizer states that are offloaded to host memory fit there, all or as large a share as asked.
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What the model's states take at least, whatever the layout, for each place that holds them.
+
+    Some rank holds their mean or more: each weight, gradient and optimizer state is somewhere at least
+    once. One copy is priced on one rank, and of a stage with as many chunks as layers, of which torch's
+    pipeline runtime keeps fewest gathered; at the ZeRO stage and the offload that need least. Optimizer
+    states that are offloaded to host memory fit there, all or as large a share as asked.
     """
-    if profile.residual is not None:  # it may make a row lighter
-        return True
-    able, parts = launcher_capabilities(problem.launcher), LayerLayout.of(problem.model).cumulative[-1]
-    is_open = "offload" in problem.options.allow or "offload" in problem.options.named
-    places = able.offload if is_open else able.offload[:1]
-    ways = [(1, 1), (2, 1), (2, problem.most_chunks)]
-    rows = Columns.of([
-        Configuration(zero_stage=stage, offload=place, pipeline_parallel_size=pp, virtual_pipeline_size=v)
-        for place in places
-        for stage in able.zero_stages
-        for pp, v in ways
-    ])  # fmt: skip
-    prices, each = price_memory(problem, rows, profile), len(able.zero_stages) * len(ways)
-    held = prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes
-    least, states = (
-        ((part @ np.append(parts, (1.0, 1.0))) / max(gpu_counts(problem))).reshape(-1, each).min(axis=1)
-        for part in (held, prices.optimizer_bytes)
-    )
-    budget = memory_budget_bytes(problem, profile)
-    in_memory = np.array([f"{place}+".startswith("optimizer+") for place in places])
-    facts = with_options(profile.framework, problem.workload.framework_options)
-    there = states[0] * facts.optimizer_offload_fraction
-    fits = (least <= budget * _ROUNDED) & (~in_memory | (there <= usable_host_bytes(problem) * _ROUNDED))
-    return bool(fits.any())
+
+    held_bytes: FloatArray  # of all GPUs together, (places,)
+    budget_bytes: float  # of a GPU
+    in_memory: BoolArray  # of places: the hosts' memory holds optimizer states
+    there_bytes: float  # these, of all hosts together
+    host_bytes: float  # for a GPU's share of them
+
+    @classmethod
+    def of(cls, problem: Problem, profile: Profile) -> Room:
+        """Return what the states of a problem's model take."""
+        able, parts = launcher_capabilities(problem.launcher), LayerLayout.of(problem.model).cumulative[-1]
+        is_open = "offload" in problem.options.allow or "offload" in problem.options.named
+        places = able.offload if is_open else able.offload[:1]
+        ways = [(1, 1), (2, 1), (2, problem.most_chunks)]
+        rows = Columns.of([
+            Configuration(
+                zero_stage=stage, offload=place, pipeline_parallel_size=stages, virtual_pipeline_size=chunks
+            )
+            for place in places
+            for stage in able.zero_stages
+            for stages, chunks in ways
+        ])  # fmt: skip
+        prices, each = price_memory(problem, rows, profile), len(able.zero_stages) * len(ways)
+        held = prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes
+        least, states = (
+            (part @ np.append(parts, (1.0, 1.0))).reshape(-1, each).min(axis=1)
+            for part in (held, prices.optimizer_bytes)
+        )
+        facts = with_options(profile.framework, problem.workload.framework_options)
+        anything = profile.residual is not None  # it may make a row lighter
+        return cls(
+            held_bytes=np.zeros_like(least) if anything else least,
+            budget_bytes=memory_budget_bytes(problem, profile),
+            in_memory=np.array([not anything and f"{place}+".startswith("optimizer+") for place in places]),
+            there_bytes=float(states[0]) * facts.optimizer_offload_fraction,
+            host_bytes=usable_host_bytes(problem),
+        )
+
+    def on(self, gpus: int) -> bool:
+        """Return whether the states fit in so many GPUs and their hosts; False: nothing fits."""
+        fits = self.held_bytes / gpus <= self.budget_bytes * _ROUNDED
+        there = self.there_bytes / gpus <= self.host_bytes * _ROUNDED
+        return bool((fits & (~self.in_memory | there)).any())

@@ -466,8 +466,6 @@ def _enumeration(
 
 def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
     """Return the rows of a problem under all its switches, priced; those that have none are ``space``."""
-    if not found.others or not isinstance(space.rows, Crossing):
-        return space, priced_space(found.problem, found.profile, space.rows)
     enumerated = _enumeration(found.problem, wide=wide)
     space_of = {same_rows(found.problem): space}
     for other in found.others:
@@ -475,10 +473,12 @@ def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> t
             space_of[key] = enumerated(other, legal_only=True, tick=partial(watch.report, "enumerating"))
     ways = (found.problem, *found.others)
     spaces = [space_of[same_rows(way)] for way in ways]
-    priced = priced_parts(
-        [(way, own.rows) for way, own in zip(ways, spaces, strict=True) if isinstance(own.rows, Crossing)],
-        found.profile,
-    )
+    crossed = [
+        (way, own.rows) for way, own in zip(ways, spaces, strict=True) if isinstance(own.rows, Crossing)
+    ]
+    if not found.others or not crossed:
+        return space, priced_space(found.problem, found.profile, space.rows)
+    priced = priced_parts(crossed, found.profile)
     largest = max(spaces, key=_most_gpus)
     joined = replace(
         space,
