@@ -167,7 +167,7 @@ class FlagNames:
         return self._originals.get(name, name)
 
     def in_words(self, text: str, given: Container[str] = ()) -> str:
-        """Return a sentence on arguments with the first program's words for them, but for ``given`` ones."""
+        """Return a sentence with the first program's words for arguments, but for ``given`` ones."""
         if not self._spelled:
             return text
         return _NAME.sub(lambda found: found[0] if found[0] in given else self.spelled(found[0]), text)

@@ -147,9 +147,9 @@ def shares_of(words: Sequence[Word], source: Source, usual: Source | None = None
     Raises:
         InvalidProblemError: a named file is missing, or an option is not read.
     """
-    own = command_names(accelerates=True)
+    starts = command_names(accelerates=True)
     if accelerates_options(words) is None and not any(
-        word.text.rpartition("/")[2] in own for word in words
+        word.text.rpartition("/")[2] in starts for word in words
     ):
         return None
     said = _said(words, source.name)
