@@ -27,6 +27,7 @@ class Launcher:
     accelerates: bool = False
     stops: Literal["", "all", "top"] = ""
     any_case: bool = False
+    before: str = ""
 
     def kind_of(self, program: str) -> str:
         """Return the kind of training that a program of that path starts; empty for others."""
@@ -47,7 +48,11 @@ def launchers() -> dict[str, Launcher]:
         }
         lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
         found[name] = Launcher(name=name, **{**usual, **row, **lists})
-    return found
+    order = list(found)
+    for name in (one.name for one in found.values() if one.before):
+        order.remove(name)
+        order.insert(order.index(found[name].before), name)
+    return {name: found[name] for name in order}
 
 
 def tables_of(launcher: str) -> tuple[str, ...]:
