@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from meshwright.launchers.flags import Flag, flags_of
+from meshwright.launchers.flags import Flag, FlagNames, flags_of
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.target import Target
 from meshwright.launchers.templates import data
@@ -83,6 +83,28 @@ def written(programs: Sequence[str], target: Target, names: Iterable[str]) -> Va
         name: encoded(rows[name], getattr(records[owner], field))
         for name, (owner, _, field) in places.items()
     }
+
+
+def named(known: FlagNames, values: Mapping[str, Any], section: str = "") -> Values:
+    """Return a file's values by its program's own names, where a relation's are given."""
+    found = Values()
+    for name, value in values.items():
+        inner = isinstance(value, Mapping) and value
+        own = named(known, value, f"{section}{name}.") if inner else {known.spelled(section + name): value}
+        found |= own
+    return found if section else _tree(found)
+
+
+def _tree(values: Mapping[str, Any]) -> Values:
+    """Return values of dotted names as sections."""
+    tree = Values()
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return tree
 
 
 def filled(file: str, program: str, target: Target, own: Mapping[str, Any]) -> Values:

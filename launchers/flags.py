@@ -6,7 +6,8 @@ Each row has one role, so that a launcher's new argument, or one of a fork, is a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ _KINDS: Mapping[str, Kind] = {
 _SECTION = "a section; the arguments in it have their own roles"
 _OFF = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "{}", "")
 _SAID: tuple[Role, ...] = ("priced", "harmless", "refused", "listed")  # roles, as keys of a row
+_NAME = re.compile(r"(?<![\w./])[A-Za-z]\w*(?:\.\w+)*(?![\w/])")  # but no part of a path
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -41,6 +43,7 @@ class Flag:
     role: Role | None = None  # None: not decided yet, which a test refuses
     sets: str = ""  # the field of the prediction that it sets: model.hidden_size
     why: str = ""  # of a harmless or refused one, and of a listed one that was decided
+    renames: str = ""  # the relation's argument that a relative has under this name alone
     means: Mapping[str, Any] = field(default_factory=dict)  # with their values; ``$``: its own
     wins: bool = False  # over the argument that it means
     first_decides: bool = False  # it means nothing where the first argument that it means is given
@@ -95,6 +98,8 @@ def _flag_of(name: str, row: Mapping[str, Any]) -> Flag:
     own = {key: value for key, value in row.items() if key not in (*_SAID, "as")}
     if "as" in row:  # in the other table without its section
         others = flags_of(row["as"])
+        if "renames" in row:
+            return replace(others[row["renames"]], **own)
         return replace(others[name if name in others else name.partition(".")[2]], **_DECLARED | own)
     role: Role | None = "means" if "means" in row else next((one for one in _SAID if one in row), None)
     why = row.get(str(role), "")
@@ -126,42 +131,64 @@ def flags_of(program: str) -> Mapping[str, Flag]:
 class FlagNames:
     """The arguments of some programs by name; dashes are as good as underscores.
 
-    The first program that has an argument decides.
+    The first program that has an argument decides. Where a row renames another's argument, the other name
+    is none of theirs.
     """
 
     def __init__(self, programs: Sequence[str]) -> None:
-        self._flags: dict[str, Flag] = {}
+        self.rows: dict[str, Flag] = {}
+        self._spelled: dict[str, str] = {}
+        self._originals: dict[str, str] = {}
         for program in reversed(programs):
-            self._flags |= flags_of(program)
+            own = dict(flags_of(program))
+            renamed = {row.renames: name for name, row in own.items() if row.renames}
+            kept = {old: renamed.get(name, name) for old, name in self._spelled.items() if old not in own}
+            self._spelled = kept | renamed
+            self._originals |= {name: self.original(old) for old, name in renamed.items()}
+            self.rows = {name: row for name, row in self.rows.items() if name not in renamed} | own
         # A section with arguments of its own takes those alone: what else is in it is not known.
-        sections = {name for name, row in self._flags.items() if row.why == _SECTION}
-        self._whole = self._flags.keys() - sections - {name.rpartition(".")[0] for name in self._flags}
+        sections = {name for name, row in self.rows.items() if row.why == _SECTION}
+        self._whole = self.rows.keys() - sections - {name.rpartition(".")[0] for name in self.rows}
 
     def __contains__(self, name: str) -> bool:
         """Return whether one of the programs has an argument of that name."""
-        return plain_name(name) in self._flags
+        return plain_name(name) in self.rows
 
     def __iter__(self) -> Iterator[str]:
         """Return the arguments' names."""
-        return iter(self._flags)
+        return iter(self.rows)
+
+    def spelled(self, name: str) -> str:
+        """Return how the first program spells an argument of a program after it."""
+        return self._spelled.get(name, name)
+
+    def original(self, name: str) -> str:
+        """Return how a relative's relation spells one of its arguments."""
+        return self._originals.get(name, name)
+
+    def in_words(self, text: str, given: Container[str] = ()) -> str:
+        """Return a sentence with the first program's words for arguments, but for ``given`` ones."""
+        if not self._spelled:
+            return text
+        return _NAME.sub(lambda found: found[0] if found[0] in given else self.spelled(found[0]), text)
 
     def row(self, name: str) -> Flag | None:
         """Return the row of an argument, or of the section that takes any names; None without one."""
         plain = plain_name(name)
-        if plain in self._flags:
-            return self._flags[plain]
+        if plain in self.rows:
+            return self.rows[plain]
         parts = plain.split(".")
         above = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
-        return next((self._flags[one] for one in above if one in self._whole), None)
+        return next((self.rows[one] for one in above if one in self._whole), None)
 
     def is_default(self, name: str, value: object) -> bool:
         """Return whether an argument is given the value that is priced: its default, or one of its row."""
-        flag = self._flags.get(plain_name(name))
+        flag = self.rows.get(plain_name(name))
         return flag is not None and (flag.is_usual(value) or str(value).lower() in flag.unless)
 
     def kind(self, name: str) -> str:
         """Return ``bool``, ``int`` or ``float`` where an argument takes nothing else, or empty text."""
-        flag = self._flags.get(plain_name(name))
+        flag = self.rows.get(plain_name(name))
         kinds = set() if flag is None else {one.strip(" ]") for one in flag.type.split("|")} - {"None"}
         if kinds == {"int", "float"}:
             return "float"

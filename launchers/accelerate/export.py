@@ -10,8 +10,10 @@ import yaml
 
 from meshwright.launchers import export as common
 from meshwright.launchers.dialect import written
+from meshwright.launchers.flags import FlagNames, flag_names
 from meshwright.launchers.images import image_warnings
 from meshwright.launchers.rules import Rule, refuse_first
+from meshwright.launchers.table import tables_of
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
@@ -137,7 +139,6 @@ class AccelerateFiles:
     before: ClassVar[str] = ""  # lines of Bash that the command needs; @KEYS@: the decided names
     rules: ClassVar[tuple[Rule, ...]] = ()  # of its own
     # Arguments that rows of tables write: a micro-batch, their number, a trainer's tokens of a sequence.
-    tables: ClassVar[tuple[str, ...]] = ("transformers",)
     batch: ClassVar[tuple[str, ...]] = ("per_device_train_batch_size", "gradient_accumulation_steps")
     # Names that would change the plan and that it does not write, here of transformers' TrainingArguments
     # (accelerate's own arguments come before the script).
@@ -170,15 +171,21 @@ class AccelerateFiles:
             own=lambda head: self.files(head, target),
         )
 
+    @property
+    def known(self) -> FlagNames:
+        """The launcher's arguments, some under other names than its relation's."""
+        return flag_names(*tables_of(self.launcher))
+
     def values(self, target: Target) -> dict[str, object]:
-        """Return the trainer's arguments that the plan sets, here those behind the training script."""
-        batch = written(self.tables, target, self.batch)
+        """Return the trainer's arguments that the plan sets, by its relation's names."""
+        batch = written(tables_of(self.launcher), target, self.batch)
         return {**batch, "gradient_checkpointing": recomputes_in_script(target)}
 
     def decided(self, target: Target) -> tuple[str, ...]:
         """Return the names that the user may not set: those of the plan, and ``others``."""
         values = self.values(target)
-        return (*values, *(name for name in self.others if name not in values))
+        names = (*values, *(name for name in self.others if name not in values))
+        return tuple(map(self.known.spelled, names))
 
     def files(self, head: str, target: Target) -> dict[str, str]:
         """Return the launcher's own files by name."""

@@ -54,15 +54,21 @@ _COMPILED = "dynamo_config.dynamo_backend"
 _OWN_MULTINODE = "deepspeed_config.deepspeed_multinode_launcher"
 
 
-def arguments(known: Known, names: Collection[str] = _ARGUMENTS, usual: Values | None = None) -> Fields:
+def arguments(
+    known: Known,
+    names: Collection[str] = _ARGUMENTS,
+    usual: Values | None = None,
+    *,
+    programs: Sequence[str] = ("transformers",),
+) -> Fields:
     """Return the arguments that the scripts next to the file give; of one given twice, the last.
 
-    ``usual`` has the values of arguments that no script gives.
+    ``usual`` has the values of arguments that no script gives, ``programs`` the tables of all of them.
     """
     found = dict(usual or {})
     for _, words in commands_beside(known.source, known.overrides):
         found |= dict(_given(words, names))
-    return Fields("the command", found, programs=("transformers",))
+    return Fields("the command", found, programs=programs)
 
 
 def _given(words: Sequence[Word], names: Collection[str]) -> Iterator[tuple[str, LocatedValue]]:
@@ -118,7 +124,7 @@ def require_address(fields: Fields, known: Known) -> None:
 
     An exported file is started by its own script, which sets the address.
     """
-    machines = fields.integer("num_machines")
+    machines = fields.integer("num_machines", 1)
     elsewhere = fields.word(_OWN_MULTINODE, "standard") != "standard"
     exported = known.header.plan_id is not None and not any(starts_beside(known.source, known.overrides))
     if machines == 1 or fields.has(ADDRESS) or elsewhere or exported:
@@ -210,7 +216,7 @@ def _of_values(fields: Fields, known: Known, given: Fields) -> LaunchFile:
     if not fields.has(f"{AT}zero_stage"):
         fields.note(f"zero_stage is not given: {zero} is accelerate's default")
     offload = read_offload(fields, zero, _PLACES)
-    machines = fields.integer("num_machines")
+    machines = fields.integer("num_machines", 1)
     processes = fields.optional("num_processes")
     precision = fields.choice("mixed_precision", "no")
     if precision in ("no", "fp8"):
@@ -245,7 +251,7 @@ def _deepspeed_configuration(
     own_micro, count = given.optional(MICRO_BATCH), given.optional(ACCUMULATION)
     given.stop()
     micro = known.required(
-        "micro_batch_size", own_micro, f"--{MICRO_BATCH} of the training script, next to it"
+        "micro_batch_size", own_micro, f"--{given.spelled(MICRO_BATCH)} of the training script, next to it"
     )
     own = None if fields.raw(PLUGIN_COUNT) == "auto" else fields.optional(PLUGIN_COUNT)
     if (
@@ -333,7 +339,7 @@ def mesh_run(
     require_same_machines(fields, known)
     fields.stop()
     model = known.model()
-    if kind == "NO" and fields.integer("num_processes") > 1:
+    if kind == "NO" and fields.integer("num_processes", 1) > 1:
         fields.note("distributed_type NO starts one process, whatever num_processes is")
     configuration = _configuration(fields, known, model, given, kind)
     precision = precision or _precision(fields)
@@ -348,7 +354,7 @@ def mesh_run(
     )
     return known.launch_file(
         fields, launcher, model, workload, configuration, unread=_unread(fields),
-        world=_world(fields.integer("num_machines"), configuration.num_gpus),
+        world=_world(fields.integer("num_machines", 1), configuration.num_gpus),
     )  # fmt: skip
 
 
@@ -402,7 +408,7 @@ def _configuration(
     stated = {name: given.optional(key) for name, key in names.items()}
     given.stop()
     micro, count = (
-        known.required(name, stated[name], f"--{key} of the training script, next to it")
+        known.required(name, stated[name], f"--{given.spelled(key)} of the training script, next to it")
         for name, key in names.items()
     )
     zero = _zero(fields) if sharded else 0
@@ -486,7 +492,7 @@ _STRATEGY, _VERSION = f"{FSDP}fsdp_sharding_strategy", f"{FSDP}fsdp_version"
 def _zero(fields: Fields) -> int:
     """Return FSDP2's ZeRO stage: 3 if weights are resharded after the forward pass, else 2."""
     fields.choice(f"{FSDP}fsdp_auto_wrap_policy")
-    if fields.integer(_VERSION) == 1:
+    if fields.integer(_VERSION, 1) == 1:
         fields.note("fsdp_version is 1: FSDP1 is predicted as FSDP2")
         return int(fields.priced(_STRATEGY))
     return 3 if fields.flag(f"{FSDP}fsdp_reshard_after_forward", default=True) else 2
@@ -494,7 +500,7 @@ def _zero(fields: Fields) -> int:
 
 def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
     """Return shards and replicas of FSDP1's hybrid strategies (a node shards, nodes replicate), or None."""
-    if fields.integer(_VERSION) != 1 or fields.choice(_STRATEGY) not in _HYBRID:
+    if fields.integer(_VERSION, 1) != 1 or fields.choice(_STRATEGY) not in _HYBRID:
         return None
     machines = fields.optional("num_machines") or known.world.num_nodes
     if machines is None:

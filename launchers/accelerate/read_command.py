@@ -20,6 +20,7 @@ from meshwright.launchers.reading.commands import (
 )
 from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, meant
+from meshwright.launchers.table import command_names
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.shell.values import Word, unknown_fault, unknown_in
@@ -146,8 +147,9 @@ def shares_of(words: Sequence[Word], source: Source, usual: Source | None = None
     Raises:
         InvalidProblemError: a named file is missing, or an option is not read.
     """
+    starts = command_names(accelerates=True)
     if accelerates_options(words) is None and not any(
-        word.text.rpartition("/")[2] == "trl" for word in words
+        word.text.rpartition("/")[2] in starts for word in words
     ):
         return None
     said = _said(words, source.name)

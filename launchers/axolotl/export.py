@@ -85,7 +85,6 @@ class AxolotlFiles(TrainerFiles):
 
     launcher = "axolotl"
     product = "Axolotl 0.19.0"
-    tables = ("axolotl",)
     file = "axolotl.yaml"
     command = '-m axolotl.cli.train "${joined}"'
     kinds: ClassVar[Mapping[str, str]] = {"sequence": "", "pair": "dpo", "unpaired": "kto"}

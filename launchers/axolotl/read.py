@@ -200,7 +200,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     DeepSpeed keeps an fp32 copy of weights and fp32 states, whatever the optimizer's name.
     """
     for name in ("tensor", "context"):
-        if fields.integer(f"{name}_parallel_size") > 1:
+        if fields.integer(f"{name}_parallel_size", 1) > 1:
             fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     (recompute, inputs_away), micro = _activations(fields), fields.integer("micro_batch_size")
@@ -620,7 +620,7 @@ def _keeps_gathered(fields: Fields) -> bool:
 
 
 def _version(fields: Fields) -> int:
-    return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version"))
+    return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version", 1))
 
 
 def _is_cut(fields: Fields) -> bool:
@@ -640,7 +640,7 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
 
 def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
     """Return tensor ranks, rings, shards and replicas; without the last two, all the rest are shards."""
-    tp, cp = (fields.integer(f"{name}_parallel_size") for name in ("tensor", "context"))
+    tp, cp = (fields.integer(f"{name}_parallel_size", 1) for name in ("tensor", "context"))
     if cp > 1:
         fields.note(
             "context_parallel_size is predicted as the rings of Axolotl 0.19; 0.21 chooses between "

@@ -50,7 +50,6 @@ class LlamaFactoryFiles(TrainerFiles):
 
     launcher = "llama-factory-accelerate"
     product = "LLaMA-Factory 0.9.5 on accelerate 1.11.0"
-    tables = ("llama-factory", "transformers")
     file = "llama_factory_train.yaml"
     command = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{file}" "$@"'
     needs, follows, assignments = NEEDS, FOLLOWS, True

@@ -94,7 +94,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     named = fields.word("model_name_or_path", "")
     fields.stop()
     given.stop()
-    if fields.integer("expert_model_parallel_size") == 1 and not trainer.packs(fields):
+    if fields.integer("expert_model_parallel_size", 1) == 1 and not trainer.packs(fields):
         given.note(trainer.PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
     adapters = _adapters(fields)
     settings = settings_of(fields, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS, DEFAULT_PIXELS)
@@ -281,7 +281,7 @@ def _take_batch(given: Given, fields: Fields, known: Known) -> None:
     micro = fields.integer("per_device_train_batch_size", 8)  # TrainingArguments' default
     model_gpus = 1
     for name in _DEGREES:
-        model_gpus *= fields.integer(name)
+        model_gpus *= fields.integer(name, 1)
     replicas = max((known.num_gpus() or model_gpus) // model_gpus, 1)
     if not given.has("micro-batch-size"):
         given.note(f"per_device_train_batch_size is {micro}: TrainingArguments' default")

@@ -14,6 +14,7 @@ from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.launchers.reading.fields import meant
 from meshwright.launchers.reading.own_defaults import beyond_arguments, may_start, with_defaults
+from meshwright.launchers.table import command_names, launchers
 from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -40,7 +41,6 @@ _TITANS = "run_train.sh"  # torchtitan's
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=$|[,(])")  # of --gres
 _Texts = tuple[tuple[str, str], ...]  # by name
-_SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli", "axolotl", "trl")
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
 HANDLERS = (  # train without a file argument
@@ -509,7 +509,9 @@ def other_use(command: Command) -> str:
         return "evaluates a model on a task"  # Megatron-LM, tasks/main.py
     if any(word.text.startswith("--retro-") for word in command.words) and not base.startswith("pretrain"):
         return "prepares data"  # Megatron-LM, tools/retro/main.py
-    if _TRLS_OWN.search(command.program):
+    if _TRLS_OWN.search(command.program) or any(
+        one.kind_of(command.program) for one in launchers().values()
+    ):
         return ""
     name = base.replace("-", "_").lower() if base.endswith(".py") else base
     return next((does for pattern, does in _others() if pattern.fullmatch(name)), "")
@@ -731,8 +733,8 @@ def program_of(words: Sequence[Word]) -> Command | None:
     """Return the program that a command starts: a ``.py`` file, or a subcommand of a known tool."""
     if (words and words[0].text in _PRINTERS) or _installs(words):
         return None
-    words = _started_last(words)
-    tool = next((i for i, word in enumerate(words[:-1]) if word.text in _SUBCOMMANDS), None)
+    words, tools = _started_last(words), command_names()
+    tool = next((i for i, word in enumerate(words[:-1]) if word.text in tools), None)
     at = next((i for i, word in enumerate(words) if word.text.endswith(".py")), None)
     if tool is not None and (at is None or tool < at):
         return Command(f"{words[tool].text} {words[tool + 1].text}", words[tool + 2 :], words[: tool + 1])

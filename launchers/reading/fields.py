@@ -17,6 +17,7 @@ from meshwright.launchers.flags import Flag, FlagNames, flag_names, is_off, plai
 from meshwright.launchers.reading.base import MAX_LISTED, Overrides, Place
 from meshwright.launchers.reading.documents import LocatedValue, Values
 from meshwright.launchers.rules import near_divisors
+from meshwright.launchers.table import of_table
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import OPTION_NUMBERS
@@ -206,17 +207,6 @@ _KIND_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a num
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
-# Programs that stop at a name that they do not have, and at which: accelerate 1.15.0 config_args.py
-# (from_yaml_file, not in sections); LLaMA-Factory 0.9.5 hparams/parser.py (_parse_args); maxtext 0.2.5
-# configs/types.py (extra="forbid"); nanotron 0.4 config.py (strict); torchtitan 0.2.2 config/manager.py
-# (_dict_to_dataclass); TRL 1.16.0 scripts/utils.py (parse_args_and_config).
-_STOPS: Mapping[str, Callable[[str], bool]] = {
-    "accelerate": lambda name: "." not in name,
-    **dict.fromkeys(("llama-factory", "maxtext", "nanotron", "torchtitan", "trl"), bool),
-}
-# Programs that read words in any case: accelerate 1.15 commands/launch.py (upper), DeepSpeed's optimizers,
-# nanotron's tp_mode, and torch's schedules in torchtitan.
-_IN_ANY_CASE = ("accelerate", "deepspeed", "nanotron", "torchtitan")
 _PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{")
 
 
@@ -260,14 +250,23 @@ class Fields:
         self._values = {name: found for name, found in values.items() if name not in ignored}
         self._taken: set[str] = set()
 
+    def spelled(self, name: str) -> str:
+        """Return how the file's program spells an argument that its relation has under another name."""
+        return flag_names(*self.programs).spelled(name)
+
+    def _in_words(self, text: str) -> str:
+        """Return a text on arguments in the program's words; names that the file gives stay."""
+        return flag_names(*self.programs).in_words(text, self._values)
+
     def has(self, name: str) -> bool:
         """Return whether the file gives a value; ``null`` does not count."""
-        self._taken.add(name)
+        self.take(name)
         return self._found(name) is not None
 
     def is_null(self, name: str) -> bool:
         """Return whether the file sets ``null``, which turns off a default."""
-        return name in self._values and self._values[name].value is None
+        found = self._values.get(self.spelled(name))
+        return found is not None and found.value is None
 
     def has_section(self, name: str) -> bool:
         """Return whether the file gives a value in a section."""
@@ -293,7 +292,7 @@ class Fields:
 
     def take(self, *names: str) -> None:
         """Mark names as read where their values do not matter."""
-        self._taken.update(names)
+        self._taken.update(map(self.spelled, names))
 
     def raw(self, name: str, *, instead: str = "") -> object:
         """Return the file's value; None if it is not given.
@@ -305,14 +304,14 @@ class Fields:
         Raises:
             InvalidProblemError: the value is known only to a running shell.
         """
-        self._taken.add(name)
+        self.take(name)
         found = self._found(name)
         if found is None:
             return None
         unknown = unknown_in(found.value)
         if unknown is not None:
             raise InvalidProblemError(
-                [*self.faults, unknown_fault(name, unknown, found.line, instead=instead)]
+                [*self.faults, unknown_fault(self.spelled(name), unknown, found.line, instead=instead)]
             )
         return found.value
 
@@ -327,13 +326,16 @@ class Fields:
 
     def _row(self, name: str) -> Flag:
         """Return the row of a name; an empty one if the programs' tables lack it."""
-        return flag_names(*self.programs).row(name) or _UNSAID
+        return flag_names(*self.programs).row(self.spelled(name)) or _UNSAID
 
     def integer(self, name: str, default: int | None = None, *, low: int | None = None) -> int:
-        """Return a whole number; without ``default``, that of the table, else 1."""
+        """Return a whole number, else ``default``, else the table's. Without either it must be given."""
         found = self.optional(name, low=low)
-        usual = self._row(name).default if default is None else default
-        return found if found is not None else usual if isinstance(usual, int) else 1
+        usual = found if found is not None else default if default is not None else self._row(name).default
+        if not isinstance(usual, int):
+            self.expect(name)
+            return 1
+        return usual
 
     def optional(self, name: str, *, low: int | None = None) -> int | None:
         """Return a whole number; None if it is not given or not a whole number in range.
@@ -405,7 +407,8 @@ class Fields:
         row = row or own
         usual = str(row.default) if default is None else default
         allowed = row.words or row.priced_as or row.choices
-        exact = not row.any_case and self.programs[0] not in _IN_ANY_CASE
+        program = of_table(self.programs[0])
+        exact = not (row.any_case or (program is not None and program.any_case))
         fault = "unknown" if is_strange else "not supported"
         return self.word(name, usual, allowed=allowed, fault=fault, exact=exact)
 
@@ -461,12 +464,18 @@ class Fields:
         found = self._found(name)
         where = f"line {found.line}: " if found and found.line else ""
         nearest = nearest or near_word(found.value if found else None, allowed)
-        fault = FieldError(pointer=name, message=where + message, allowed=allowed, nearest=nearest)
+        fault = FieldError(
+            pointer=self._in_words(name),
+            message=self._in_words(where + message),
+            allowed=allowed and self._in_words(allowed),
+            nearest=nearest and self._in_words(nearest),
+        )
         if len(self.faults) < _FAULTS and fault not in self.faults:
             self.faults.append(fault)
 
     def slip_for(self, name: str) -> bool:
         """Record a fault for a typo of a name that is not given; return whether there is one."""
+        name = self.spelled(name)
         if self.has(name) or len(name.rpartition(".")[2]) < _LONG:
             return False
         slip = typo_of(name, [key for key in self._values if key not in self._taken])
@@ -481,7 +490,7 @@ class Fields:
 
     def note(self, *texts: str) -> None:
         """Add notes on the actual run."""
-        self.notes = [*self.notes, *texts][:MAX_LISTED]
+        self.notes = [*self.notes, *map(self._in_words, texts)][:MAX_LISTED]
 
     def note_commands(self, over: Values) -> None:
         """Note the values of the file that a command overrides."""
@@ -542,7 +551,7 @@ class Fields:
         self._refuse_kinds(known)
         for name in (name for name in left[:_SLIPS_TRIED] if name not in known):
             near = meant(name, lacking)
-            if near is None and self.programs[0] in _STOPS and _STOPS[self.programs[0]](name):
+            if near is None and self._stops_at(name):
                 near = meant(name, known)
             if near is not None:
                 self.fault(name, "is unknown", nearest=near)
@@ -559,6 +568,12 @@ class Fields:
         self.stop()
         return tuple(shown(name) for name in found)[:MAX_LISTED]
 
+    def _stops_at(self, name: str) -> bool:
+        """Return whether the first program stops at a name that it does not have."""
+        program = of_table(self.programs[0])
+        stops = "" if program is None else program.stops
+        return stops == "all" or (stops == "top" and "." not in name)
+
     def _drop_anchors(self, known: FlagNames) -> None:
         """Drop unknown sections that only hold values to repeat; record a fault where the program stops.
 
@@ -572,7 +587,7 @@ class Fields:
                 held.setdefault(section, []).append(name)
         program = self.programs[0]
         for section, names in held.items():
-            if program in _STOPS and _STOPS[program](section):
+            if self._stops_at(section):
                 where = f"line {self._values[names[0]].line}: unknown, and {program} stops there"
                 why = f"{where}, though it only holds values to repeat"
                 allowed = "its values in the places that repeat them"
@@ -606,7 +621,7 @@ class Fields:
     def place(self, name: str) -> Place:
         """Return a name of the file with its line."""
         found = self._found(name)
-        return name, found.line if found else 0
+        return self.spelled(name), found.line if found else 0
 
     def place_of(self, field: str) -> Place:
         """Return the first name of the file that sets a field of the prediction, with its line."""
@@ -617,7 +632,7 @@ class Fields:
         return self.place(next(names, field.rpartition(".")[2]))
 
     def _found(self, name: str) -> LocatedValue | None:
-        found = self._values.get(name)
+        found = self._values.get(self.spelled(name))
         return None if found is None or found.value is None else found
 
 

@@ -51,8 +51,9 @@ from meshwright.launchers.reading.documents import (
 )
 from meshwright.launchers.reading.foreign import foreign, require_start
 from meshwright.launchers.reading.python_values import looks_like_module, module_values
-from meshwright.launchers.registry import READERS, launcher_names, named
+from meshwright.launchers.registry import launcher_names, named
 from meshwright.launchers.rules import near_divisors, near_multiples
+from meshwright.launchers.table import launchers, over_trl
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.shell.manifests import manifest_of
@@ -68,13 +69,14 @@ _KINDS = (
 
 @cache
 def _reader(name: str) -> Reader:
-    reader: Reader = named(READERS[name])
+    found = named(launchers()[name].read)
+    reader: Reader = found(name) if callable(found) else found
     return reader
 
 
 def reader_names() -> tuple[str, ...]:
     """Return the launchers with readers, sorted."""
-    return tuple(sorted(READERS))
+    return tuple(sorted(launchers()))
 
 
 def read_launch_files(
@@ -92,7 +94,7 @@ def read_launch_files(
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     overrides = overrides or Overrides()
-    if launcher is not None and launcher not in READERS:
+    if launcher is not None and launcher not in launchers():
         raise UnknownNameError.among("/launcher", launcher, reader_names())
     if is_capture(source.text):
         source = source_of_capture(source)
@@ -167,7 +169,7 @@ def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:
 
 def launcher_of(source: Source, only: str | None = None) -> str | None:
     """Return the launcher of a file, of all or ``only`` one; None without a match."""
-    names = READERS if only is None else (only,)
+    names = launchers() if only is None else (only,)
     return next((name for name in names if _reader(name).recognises(source)), None)
 
 
@@ -223,13 +225,13 @@ def _require_one_launcher(source: Source) -> None:
 
 
 _SHARING = ("accelerate", "deepspeed")  # their files state how ranks share a model, and no model
-_TRAINERS = ("transformers", "trl")
 
 
 def _arguments_of(script: Source) -> tuple[Source, str] | None:
     """Return the file of a Trainer's arguments that a script names; None without one."""
     known = ((one, launcher_of(one)) for one in _reached(script))
-    return next(((one, name) for one, name in known if name in _TRAINERS), None)
+    trainers = ("transformers", *(one.name for one in over_trl()))
+    return next(((one, name) for one, name in known if name in trainers), None)
 
 
 def _of_its_own(source: Source) -> tuple[str, str]:

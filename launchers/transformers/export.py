@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
@@ -17,13 +18,15 @@ from meshwright.launchers.accelerate.export import (
     optimizer,
     recomputes_in_script,
 )
-from meshwright.launchers.dialect import written
+from meshwright.launchers.dialect import named, written
 from meshwright.launchers.export import model_is_in_the_script
+from meshwright.launchers.table import tables_of
 from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 
 Values = dict[str, object]
+_OPTION = re.compile(r"(?<=--)\w+")
 WRITTEN_FACTS = ("attention_kernel", "flash_attention", "adapter_dropout", "dora", "optimizer_kernel")
 # ``experts_implementation`` of transformers (5.17 ``integrations/moe.py ExpertsInterface``). Kernels of
 # other packages (deepgemm, sonicmoe, Axolotl's scattermoe) are not priced.
@@ -52,7 +55,7 @@ class TrainerFiles(AccelerateFiles, ABC):
         """Return the trainer's arguments that the plan sets."""
         precision = target.workload.precision
         return {
-            **written(self.tables, target, self.batch),
+            **written(tables_of(self.launcher), target, self.batch),
             **self.own(target),
             "bf16": precision == "bf16",
             "fp16": precision == "fp16",
@@ -108,13 +111,14 @@ class TrainerFiles(AccelerateFiles, ABC):
 
     def own_file(self, head: str, target: Target) -> dict[str, str]:
         """Return the trainer's file by its name."""
-        values = self.values(target) | self.of_the_run
+        values = named(self.known, self.values(target) | self.of_the_run)
         return {self.file.replace("KIND", self.kind(target)): head + yaml.safe_dump(values, sort_keys=True)}
 
     def program(self, target: Target) -> str:
         """Return the trainer, behind ``accelerate launch`` unless torchrun starts it."""
         start = accelerate_launch(target) if self.is_command else []
-        return "\n".join([*start, self.command.replace("KIND", self.kind(target))])
+        command = _OPTION.sub(lambda option: self.known.spelled(option[0]), self.command)
+        return "\n".join([*start, command.replace("KIND", self.kind(target))])
 
     command: ClassVar[str]  # the program and its arguments, in Bash
 

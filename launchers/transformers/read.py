@@ -15,7 +15,7 @@ from typing import Any
 from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of, update_of
 from meshwright.launchers.accelerate.read_command import Shares, shares_of, shares_of_environment
 from meshwright.launchers.export import bucket_option
-from meshwright.launchers.flags import flag_names, flags_of
+from meshwright.launchers.flags import Flag, FlagNames, flag_names, flags_of, plain_name
 from meshwright.launchers.reading import adapters, commands
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
@@ -24,6 +24,7 @@ from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.launchers.reading.images import ImageSettings, settings_of, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
 from meshwright.launchers.reading.preferences import kind_named, labelled, samples_of, trls_kind
+from meshwright.launchers.table import of_command, over_trl
 from meshwright.launchers.transformers import read_chat as chat
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers import tools
@@ -135,19 +136,15 @@ def _require_one_run(script: Script, command: commands.Command, overrides: Overr
 
 def _of_start(command: commands.Command) -> Sequence[Word]:
     """Return the words that set the sharding; TRL's command takes accelerate's among its own."""
-    return (*command.before, *command.words) if command.program.startswith(_TRLS) else command.before
+    return command.before if of_command(command.program) is None else (*command.before, *command.words)
 
 
-_TRLS = "trl "  # its command, with a kind of training
-
-
-def of_accelerate(
-    command: commands.Command, program: str = "trl", tables: Sequence[str] = ("trl", "transformers")
-) -> set[str]:
+def of_accelerate(command: commands.Command) -> set[str]:
     """Return the arguments that TRL's command passes on to ``accelerate launch`` (trl/cli.py)."""
-    if command.program.partition(" ")[0] != program:
+    row = of_command(command.program)
+    if row is None:
         return set()
-    return {"accelerate_config", *flags_of("accelerate")} - {*flag_names(*tables)}
+    return {"accelerate_config", *flags_of("accelerate")} - {*flag_names(*row.tables)}
 
 
 def start_of(source: Source, overrides: Overrides) -> tuple[Script, commands.Command] | None:
@@ -652,19 +649,29 @@ def _is_known(command: commands.Command, count: int) -> bool:
 
 def _is_name(text: str) -> bool:
     name = text.partition("=")[0]
-    return name.startswith("--") and _whole(name[2:].replace("-", "_")) in _OWN
+    return name.startswith("--") and _names_of_trainers().original(_whole(plain_name(name))) in _OWN
 
 
 def _decides(text: str) -> bool:
-    row = flag_names(*_PROGRAMS_OF_TRAINERS).row(text.partition("=")[0]) if text.startswith("--") else None
+    row = _names_of_trainers().row(text.partition("=")[0]) if text.startswith("--") else None
     return _is_name(text) or (row is not None and row.role == "priced")
 
 
-_PROGRAMS_OF_TRAINERS = ("transformers", "trl", "llama-factory", "ms-swift")
+def _names_of_trainers() -> FlagNames:
+    """Return the arguments of the Trainer and of the launchers that start it, TRL's relatives last."""
+    relatives = (table for one in over_trl() for table in one.tables)
+    return flag_names(*dict.fromkeys(("transformers", "trl", "llama-factory", "ms-swift", *relatives)))
 
 
-def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, LocatedValue]:
+def values_of(
+    words: Sequence[Word], overrides: Overrides, known: FlagNames | None = None
+) -> dict[str, LocatedValue]:
     """Return arguments by name; the last of equal ones counts.
+
+    Args:
+        words: the words of a command behind its program.
+        overrides: values that the user supplies.
+        known: the program's arguments; None: those of any trainer.
 
     Raises:
         InvalidProblemError: words known only at run time may be any arguments.
@@ -672,26 +679,27 @@ def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, LocatedV
     if (fault := unknown_arguments(words)) is not None:
         raise fault
     found: dict[str, LocatedValue] = {}
+    known = known or _names_of_trainers()
     for at, word in enumerate(words):
         if not word.text.startswith("--"):
             continue
         name, equals, value = word.text[2:].partition("=")
         key = _whole(name.replace("-", "_"))
-        following = _following(words[at + 1 :], key)
+        following = _following(words[at + 1 :], known.row(key))
         alone = not equals and following is None
         text = True if alone else value if equals else following  # a switch, or its value is missing
-        if alone and key.startswith("no_") and key[3:] in _SWITCHES:
+        if alone and key.startswith("no_") and known.original(key[3:]) in _SWITCHES:
             key, text = key[3:], False  # HfArgumentParser's form for defaults that are on
-        if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and overrides.model:
+        is_model = known.original(key) in (*_MODELS, *_PERHAPS_MODELS)
+        if unknown_in(text) is not None and is_model and overrides.model:
             continue
         found[key] = LocatedValue(text, word.line)
     return found
 
 
-def _following(words: Sequence[Word], key: str) -> str | None:
+def _following(words: Sequence[Word], row: Flag | None) -> str | None:
     """Return the word behind an argument, or all of a list; None before the next argument."""
     values = list(takewhile(lambda text: not text.startswith("--"), (word.text for word in words)))
-    row = flag_names(*_PROGRAMS_OF_TRAINERS).row(f"--{key}")
     several = row is not None and "list" in row.type.lower()
     return " ".join(values if several else values[:1]) if values else None
 

@@ -21,6 +21,7 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, So
 from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
 from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.table import command_names
 from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.profiles.attention import AUTO, SDPA, implementation, runnable
 from meshwright.profiles.documents import shown
@@ -164,7 +165,7 @@ def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collec
         found = run_of_deepspeeds_file(
             name, shares.fields, shares.source, overrides, key=PLUGIN_FILE, over=over
         )
-        machines, ranks = shares.fields.integer("num_machines"), found.configuration.num_gpus
+        machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
     values = {**shares.values, "mixed_precision": LocatedValue(overrides.values["precision"], 0)}
@@ -366,7 +367,8 @@ def _nested(values: Mapping[str, object]) -> dict[str, object]:
 # The started processes and their GPUs.
 
 
-_SEVERAL = ("deepspeed", *commands.ACCELERATES, "trl")  # start one process per visible GPU
+# Start one process per visible GPU.
+_SEVERAL = ("deepspeed", *commands.ACCELERATES, *command_names(accelerates=True))
 _TASKS = (*commands.RANK_STARTERS, "jsrun")  # start the given number of processes, each on one GPU
 _STARTERS = (*_SEVERAL, *_TASKS, "torchrun", "torch.distributed.run", "torch.distributed.launch", "ray")
 
@@ -596,7 +598,7 @@ def evaluation_of(fields: Fields) -> Options:
 
     A number that is not known counts nothing.
     """
-    its = _EVALUATIONS.get(fields.programs[0], _TRAINERS)
+    its = next((_EVALUATIONS[one] for one in fields.programs if one in _EVALUATIONS), _TRAINERS)
 
     def said(name: str) -> str:
         return str(fields.peek(name)).lower()

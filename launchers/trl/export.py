@@ -25,7 +25,6 @@ class TrlFiles(TrainerFiles):
 
     launcher = "trl"
     product = "TRL 1.16.0 on accelerate 1.15.0"
-    tables = ("trl", "transformers")
     file = "trl_KIND.yaml"
     command = """\
     -m trl.scripts.KIND --config "${here}/trl_KIND.yaml" \\

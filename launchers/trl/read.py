@@ -5,7 +5,7 @@ Names and defaults: TRL 1.16.0, trainer/sft_config.py and base_config.py, script
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import ENGINE, Shares, is_accelerates, shares_beside
-from meshwright.launchers.flags import flags_of
+from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
     adapted,
@@ -36,7 +36,8 @@ from meshwright.launchers.reading.foreign import PREFERENCE_LOSSES, preferences
 from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of
 from meshwright.launchers.reading.patterns import is_pattern
-from meshwright.launchers.reading.preferences import KINDS, Kind, samples_of, trls_kind
+from meshwright.launchers.reading.preferences import KINDS, Kind, samples_of
+from meshwright.launchers.table import Launcher, launchers, of_command
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers.read_ranks import (
     note_attention,
@@ -52,7 +53,6 @@ _SHARDED = 3  # ZeRO-3
 _LEAST_NAMES = 2
 
 
-_KINDS = ("sft", "dpo", "kto")  # of TRL's commands and scripts
 _LENGTH, _MODEL = "max_length", "model_name_or_path"
 _SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", _MODEL, accelerate.MICRO_BATCH)
 _SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # fields that the Trainer itself lacks
@@ -63,23 +63,26 @@ _OTHERS_NAMES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a program spells TRL's arguments; a relative replaces what differs (``reader_of``)."""
+    """A program with TRL's arguments, as its row of ``launchers.yaml`` and its table say."""
 
     launcher: str = "trl"
-    title: str = "TRL"
-    tables: tuple[str, ...] = ("trl", "transformers")  # of its arguments, its own first
-    command: str = "trl"  # which takes options of accelerate among its own; empty: it has none
-    programs: tuple[str, ...] = tuple(  # as commands name them
-        name for kind in _KINDS for name in (f"trl {kind}", f"trl/scripts/{kind}.py")
-    )
-    # Arguments that only a relative has. Its YAML has one, or a command starts the relative with it.
-    names: tuple[str, ...] = ()
 
-    def is_started_by(self, command: commands.Command) -> bool:
-        """Return whether a command starts the program, by its path or a part of it."""
-        return any(f"/{command.program}".endswith(f"/{one}") for one in self.programs)
+    @property
+    def row(self) -> Launcher:
+        """The program's row."""
+        return launchers()[self.launcher]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Arguments that it alone has: its YAML has one, or a command starts it with the file."""
+        own, *others = self.row.tables
+        return tuple(set(flags_of(own)) - set(flag_names(*others))) if own != "trl" else ()
+
+    def spelled(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return its words for some of TRL's arguments."""
+        return tuple(map(flag_names(*self.row.tables).spelled, names))
 
     def recognises(self, source: Source) -> bool:
         """Return whether a file is the program's YAML, or accelerate's with a command that starts it."""
@@ -87,9 +90,11 @@ class Dialect:
 
     def owns(self, source: Source) -> bool:
         """Return whether a YAML is the program's own."""
-        own = not self.names or names_held(source, self.names) > 0
+        own = self.row.tables[0] == "trl" or names_held(source, self.names) > 0
         started = (word for _, word in _named_files(self, source))
-        return _is_sft(source) and (own or any(commands.holds_file(word, source.name) for word in started))
+        return _is_sft(self, source) and (
+            own or any(commands.holds_file(word, source.name) for word in started)
+        )
 
 
 _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
@@ -103,7 +108,7 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source if shares is None else shares.source, overrides)
     over = _of_sft_command(dialect, sft, overrides) if sft else {}
     values = document_of(sft) | over if sft else {}
-    fields = Fields((sft or source).name, values, overrides, dialect.tables)
+    fields = Fields((sft or source).name, values, overrides, dialect.row.tables)
     fields.note_commands(over)
     precision = _precision(fields)
     packed = trainer.packed_by_trl(fields)
@@ -169,12 +174,10 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     return run if settings is None else with_images(run, known, settings)
 
 
-def reader_of(dialect: Dialect) -> Reader:
-    """Return the reader of a program with TRL's arguments."""
-    return Reader(name=dialect.launcher, recognises=dialect.recognises, read=partial(_read, dialect))
-
-
-TRL_READER = reader_of(Dialect())
+def reader_of(launcher: str) -> Reader:
+    """Return the reader of TRL, or of a relative of it."""
+    dialect = Dialect(launcher)
+    return Reader(name=launcher, recognises=dialect.recognises, read=partial(_read, dialect))
 
 
 def _image_settings(fields: Fields, *, adapts: bool) -> ImageSettings:
@@ -216,8 +219,12 @@ def _of_sft_command(dialect: Dialect, sft: Source, overrides: Overrides) -> dict
     """
     start = trainer.start_of(sft, overrides)
     overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)
-    over = {} if start is None else trainer.values_of(start[1].words, overrides)
-    own = set() if start is None else trainer.of_accelerate(start[1], dialect.command, dialect.tables)
+    over = (
+        {}
+        if start is None
+        else trainer.values_of(start[1].words, overrides, flag_names(*dialect.row.tables))
+    )
+    own = set() if start is None else trainer.of_accelerate(start[1])
     return {name: found for name, found in over.items() if name != "config" and name not in own}
 
 
@@ -258,9 +265,9 @@ def _peft(fields: Fields, model: ModelSpec) -> dict[str, Any]:
 def _kind(dialect: Dialect, fields: Fields, source: Source) -> Kind | None:
     """Return the kind of training on preferences: of the command, or of names that one trainer has."""
     for _, words in commands.commands_beside(source):
-        command = commands.program_of(words) if _starts(dialect, words) else None
-        if command is not None:
-            return KINDS.get(trls_kind(command.program))
+        command = commands.program_of(words)
+        if command is not None and (kind := dialect.row.kind_of(command.program)):
+            return KINDS.get(kind)
     name = next((name for name, own in _OF_KIND.items() if any(fields.has(one) for one in own)), "")
     losses = fields.raw("loss_type")
     first = str(losses[0] if isinstance(losses, list) and losses else losses)
@@ -277,14 +284,17 @@ _OF_KIND = {
 _GENERATING = ("num_generations", "reward_funcs", "reward_model_path", "total_episodes", "rloo_k")
 
 
-def _is_sft(source: Source) -> bool:
+def _is_sft(dialect: Dialect, source: Source) -> bool:
     """Return whether a YAML is one of TRL's trainers that take the sequences of a data set."""
-    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
-    known = sum(name in names for name in _SFT_NAMES)
-    of_preferences = any(name in names for own in _OF_KIND.values() for name in own)
-    if known < _LEAST_NAMES or not (of_preferences or any(name in names for name in _SFT_ALONE)):
+    held = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+
+    def has(*names: str) -> int:
+        return sum(name in held for name in dialect.spelled(names))
+
+    of_preferences = any(has(*own) for own in _OF_KIND.values())
+    if has(*_SFT_NAMES) < _LEAST_NAMES or not (of_preferences or has(*_SFT_ALONE)):
         return False
-    return not any(name in names for name in (*_OTHERS_NAMES, *_GENERATING, *_unread_preferences()))
+    return not has(*_OTHERS_NAMES, *_GENERATING, *_unread_preferences())
 
 
 def _unread_preferences() -> tuple[str, ...]:
@@ -312,7 +322,7 @@ def _starts_trl(dialect: Dialect, source: Source) -> bool:
 
 def _starts(dialect: Dialect, words: Sequence[Word]) -> bool:
     command = commands.program_of(words)
-    return command is not None and dialect.is_started_by(command)
+    return command is not None and dialect.row.kind_of(command.program) != ""
 
 
 def _shares(
@@ -327,9 +337,9 @@ def _shares(
         command = commands.program_of(words)
         if command is None:
             continue
-        if dialect.command and command.program.startswith(f"{dialect.command} "):
+        if of_command(command.program) is dialect.row:
             starts.append((script, words))
-        elif dialect.is_started_by(command) or (
+        elif dialect.row.kind_of(command.program) or (
             sft and any(commands.holds_file(one, sft.name) for one in command.words)
         ):
             starts.append((script, command.before))
@@ -366,15 +376,16 @@ def _sft_arguments(
     if fields.is_null(_LENGTH) and "seq_length" not in known.overrides.values:
         fields.fault(_LENGTH, "null: nothing states the sequence length", allowed="--set seq_length=…")
     names = (accelerate.MICRO_BATCH, accelerate.ACCUMULATION, _LENGTH)
-    own: dict[str, object] = {name: fields.integer(name) for name in names}
-    for name in (accelerate.MICRO_BATCH, _LENGTH):
+    own: dict[str, object] = {fields.spelled(name): fields.integer(name) for name in names}
+    for name in dialect.spelled((accelerate.MICRO_BATCH, _LENGTH)):
         if not fields.has(name):
-            fields.note(f"{name} is not given: {own[name]} is {dialect.title}'s default")
-    own[accelerate.CHECKPOINTING] = fields.flag(accelerate.CHECKPOINTING)
+            fields.note(f"{name} is not given: {own[name]} is {dialect.row.title}'s default")
+    own[fields.spelled(accelerate.CHECKPOINTING)] = fields.flag(accelerate.CHECKPOINTING)
     given = accelerate.arguments(
         known,
         () if over else own,
         {name: LocatedValue(value, fields.place(name)[1]) for name, value in own.items()},
+        programs=dialect.row.tables,
     )
     length = given.integer(_LENGTH)
     given.stop()

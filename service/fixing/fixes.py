@@ -18,15 +18,16 @@ from typing import Any
 
 from meshwright.launchers.editing.edits import Texts
 from meshwright.launchers.editing.sites import lines_of
-from meshwright.launchers.flags import flags_of
+from meshwright.launchers.flags import flag_names
 from meshwright.launchers.megatron_lm.read import arguments_of
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.captured import is_capture
 from meshwright.launchers.registry import export, launcher_names
+from meshwright.launchers.table import tables_of
 from meshwright.launchers.torchtitan.read import configuration_of
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
-from meshwright.service.fixing.moves import PROGRAMS, Change
+from meshwright.service.fixing.moves import Change
 from meshwright.service.fixing.search import Bench, Levels, Trial, search, with_texts
 from meshwright.service.library import recommended
 from meshwright.service.requests.costs import costs_of
@@ -290,13 +291,12 @@ def _wanted(own: Own, answer: Answer | None) -> dict[str, list[str]]:
             texts = Texts(export(plan, recommended(own.problem), own.launcher).files)
         except PlannerError:
             continue
-        for program in PROGRAMS.get(own.launcher, ()):
-            for name, row in flags_of(program).items():
-                place = next(iter(texts.named(name)), None) if row.role == "priced" else None
-                if place is None or row.type.startswith("bool"):
-                    continue
-                values = [literal.value for _, literal in texts.literals(*place) if literal.value]
-                found.setdefault(name, []).extend(values[:1])
+        for name, row in flag_names(*tables_of(own.launcher)).rows.items():
+            place = next(iter(texts.named(name)), None) if row.role == "priced" else None
+            if place is None or row.type.startswith("bool"):
+                continue
+            values = [literal.value for _, literal in texts.literals(*place) if literal.value]
+            found.setdefault(name, []).extend(values[:1])
     return found
 
 

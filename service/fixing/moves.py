@@ -14,28 +14,11 @@ from itertools import chain
 
 from meshwright.launchers.editing.edits import TextEdit, Texts
 from meshwright.launchers.editing.sites import Site
-from meshwright.launchers.flags import Flag, flags_of, is_off
+from meshwright.launchers.flags import Flag, flag_names, flags_of, is_off
+from meshwright.launchers.table import tables_of
 
 Setting = tuple[str, str | None]  # an argument and its value; ``on`` for a switch, None: not given
 
-_TRAINER = ("transformers", "accelerate", "deepspeed")
-# The tables with the arguments of each launcher's files, its own first.
-PROGRAMS: Mapping[str, tuple[str, ...]] = {
-    "megatron-lm": ("megatron-lm", "megatron-core"),
-    "megatron-bridge": ("megatron-bridge", "megatron-core", "megatron-lm"),
-    "ms-swift": ("ms-swift", "transformers", "megatron-core", "megatron-lm", "deepspeed"),
-    "flagscale": ("flagscale", "megatron-core", "megatron-lm"),
-    "llama-factory": ("llama-factory", "transformers", "megatron-core"),
-    "llama-factory-accelerate": ("llama-factory", *_TRAINER),
-    "trl": ("trl", *_TRAINER),
-    "axolotl": ("axolotl", "deepspeed"),
-    "accelerate": ("accelerate", "transformers", "deepspeed"),
-    "transformers": _TRAINER,
-    "deepspeed": ("deepspeed", "transformers"),
-    "torchtitan": ("torchtitan",),
-    "maxtext": ("maxtext",),
-    "nanotron": ("nanotron",),
-}
 # Options whose values train the same, but for the order of sums.
 SAME_RESULTS = frozenset(
     {
@@ -111,10 +94,8 @@ class Arguments:
 
     def __init__(self, launchers: Sequence[str], texts: Texts) -> None:
         self.texts = texts
-        self.rows: dict[str, Flag] = {**_OF_COMMANDS}
-        self._programs = tuple(dict.fromkeys(one for name in launchers for one in PROGRAMS[name]))
-        for program in reversed(self._programs):
-            self.rows |= flags_of(program)
+        self._programs = tuple(dict.fromkeys(one for name in launchers for one in tables_of(name)))
+        self.rows: dict[str, Flag] = {**_OF_COMMANDS, **flag_names(*self._programs).rows}
         self.given: dict[str, tuple[str, Site]] = {}
         for name, row in self.rows.items():
             if row.role in ("priced", "means") and (found := texts.named(name)):

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from meshwright.launchers.megatron_lm.flags import reshards_states
+from meshwright.launchers.table import launchers
 from meshwright.profiles.cluster import MAX_NODES, ClusterSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -166,11 +167,9 @@ class ReplanRequest(Part):
 
 # Checkpoint formats that the launch files of each launcher write by default.
 _WRITTEN: Mapping[str, str] = {
-    "megatron-lm": "torch_dist", "megatron-bridge": "torch_dist", "ms-swift": "torch_dist",
-    "torchtitan": "dcp", "accelerate": "dcp", "axolotl": "dcp", "trl": "dcp",
-    "llama-factory-accelerate": "dcp", "deepspeed": "deepspeed",
+    **{name: row.checkpoint for name, row in launchers().items() if row.checkpoint},
     "none": "dcp",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.launchers.table import launchers
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.expected_errors import expected_errors
 from meshwright.profiles.figures import percent
@@ -44,13 +45,7 @@ _LARGE = 0.05  # of the time for each token: changes that save less share a line
 _PLANS_NEEDED = 3  # to advise running the first three
 TUNE = "meshwright tune 1"
 EVERY_LEVER = "meshwright explain --levers"
-LAUNCHERS = {
-    "megatron-lm": "Megatron-LM", "megatron-bridge": "Megatron-Bridge", "deepspeed": "DeepSpeed",
-    "trl": "TRL", "accelerate": "Accelerate", "axolotl": "Axolotl", "nanotron": "Nanotron",
-    "llama-factory": "LLaMA-Factory", "llama-factory-accelerate": "LLaMA-Factory with Accelerate",
-    "maxtext": "MaxText", "flagscale": "FlagScale", "ms-swift": "ms-swift", "automodel": "NeMo AutoModel",
-    "none": "no launcher's limits", "any": "any launcher",
-}  # fmt: skip
+_OTHERS = {"automodel": "NeMo AutoModel", "none": "no launcher's limits", "any": "any launcher"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +153,7 @@ def title_words(problem: Problem) -> str:
 
 def launcher_words(launcher: str) -> str:
     """Return a launcher as its authors write it."""
-    return LAUNCHERS.get(launcher, launcher)
+    return launchers()[launcher].title if launcher in launchers() else _OTHERS.get(launcher, launcher)
 
 
 def gpus_words(cluster: ClusterSpec) -> str:

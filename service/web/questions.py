@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from meshwright.launchers.reading.registry import reader_names
 from meshwright.launchers.registry import launcher_names
+from meshwright.launchers.table import launchers
 from meshwright.profiles.frameworks import framework_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH
@@ -34,19 +35,7 @@ def _open(words: tuple[str, ...]) -> Choices:
 
 # How people call what requests name by a word.
 TITLES: Mapping[str, str] = {
-    "accelerate": "Accelerate (Hugging Face)",
-    "axolotl": "Axolotl",
-    "deepspeed": "DeepSpeed",
-    "flagscale": "FlagScale",
-    "llama-factory": "LLaMA-Factory (Megatron)",
-    "llama-factory-accelerate": "LLaMA-Factory (Hugging Face)",
-    "maxtext": "MaxText",
-    "megatron-bridge": "Megatron-Bridge",
-    "megatron-lm": "Megatron-LM",
-    "ms-swift": "ms-swift (Megatron)",
-    "nanotron": "Nanotron (Hugging Face)",
-    "torchtitan": "torchtitan",
-    "trl": "TRL (Hugging Face)",
+    **{name: row.choice for name, row in launchers().items()},
     "adamw": "AdamW",
     "adamw-bf16": "AdamW, bf16 states",
     "adamw-pure-bf16": "AdamW, bf16 only",

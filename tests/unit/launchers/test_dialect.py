@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import yaml
 
 from meshwright.launchers.dialect import HOLE, decoded, encoded
 from meshwright.launchers.flags import Flag, flags_of, programs
-from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.documents import LocatedValue
 from meshwright.launchers.reading.fields import Fields
-from meshwright.launchers.target import Target
 from meshwright.launchers.templates import data
-from meshwright.launchers.trl.export import TrlFiles
-from meshwright.launchers.trl.read import TRL_READER, Dialect, reader_of
-from tests.launchers.plans import CASES
 
 
 def read(program: str, name: str, row: Flag, value: object) -> object:
@@ -61,40 +53,3 @@ def test_every_hole_of_a_template_is_an_argument(program: str) -> None:
     found = holes(data(f"{program}/plan.yaml"), "")
     assert [name for name in found if name not in flags_of(program)] == []
     assert len(found) > 20
-
-
-class OpenR1Files(TrlFiles):
-    product = "open-r1"
-    file = "recipe.yaml"
-    command = '    src/open_r1/KIND.py --config "${here}/recipe.yaml" "$@"'
-
-    def own(self, target: Target) -> dict[str, object]:
-        return {**super().own(target), "benchmarks": []}
-
-
-OPEN_R1 = Dialect(title="open-r1", command="", programs=("src/open_r1/sft.py",), names=("benchmarks",))
-
-
-def test_a_relative_of_trl_writes_its_arguments_and_starts_its_own_program() -> None:
-    target = CASES["trl"]["llama-3.1-70b-fsdp"]
-    ours, theirs = (files.export(target).files for files in (OpenR1Files(), TrlFiles()))
-    assert yaml.safe_load(ours["recipe.yaml"]) == {
-        **yaml.safe_load(theirs["trl_sft.yaml"]),
-        "benchmarks": [],
-    }
-    assert 'src/open_r1/sft.py --config "${here}/recipe.yaml"' in ours["launch.sh"]
-    assert "trl" not in ours["launch.sh"].lower()
-
-
-def test_a_relative_of_trl_reads_files_with_its_names_or_started_by_its_program() -> None:
-    files = OpenR1Files().export(CASES["trl"]["llama-3.1-70b-fsdp"]).files
-    source = Source(name="recipe.yaml", text=files["recipe.yaml"], files=files)
-    reader = reader_of(OPEN_R1)
-    found, plain = (one.read(source, Overrides()) for one in (reader, TRL_READER))
-    assert found.configuration == CASES["trl"]["llama-3.1-70b-fsdp"].config == plain.configuration
-    unnamed = replace(source, text=source.text.replace("benchmarks: []", ""))
-    assert reader.recognises(source)
-    assert reader.recognises(unnamed)  # by launch.sh
-    assert reader.recognises(replace(source, files={}))
-    assert not reader.recognises(replace(unnamed, files={}))
-    assert TRL_READER.recognises(replace(unnamed, files={}))
