@@ -38,7 +38,12 @@ class Optimizer:
     foreach_bytes: float = 0.0
     foreach_moved_bytes: float = 0.0
     short_states: bool = False  # dtypes of their own, with which a framework may keep a copy's remainders
+    paged: bool = False  # moments lie in unified memory, and leave the GPU where it is full
     source: str
+
+    def paged_bytes(self, moments: float) -> float:
+        """Return the bytes of a weight's moments that can leave the GPU: not the scales of their blocks."""
+        return float(int(moments)) if self.paged else 0.0
 
     def matrix_states(self, rows: int, columns: int, rank: int) -> float:
         """Return the state bytes of one matrix.
@@ -62,6 +67,33 @@ _EIGHT_BIT_SOURCE = (
     "register_module_override of every Embedding), an output head of its own does not"
 )
 
+
+# bitsandbytes 0.50 optim/optimizer.py: ``get_state_buffer`` puts the moments of a tensor of 1e5 elements or
+# more in CUDA's unified memory, scales of blocks and smaller tensors in the allocator's. 32-bit moments are
+# fp32 whatever the weights are, and one kernel updates a tensor.
+PAGED_ELEMENTS = 1e5
+_PAGED_SOURCE = (
+    "bitsandbytes 0.50, docs/source/explanations/optimizers.mdx, Paged optimizers; optim/optimizer.py "
+    "get_state_buffer, prefetch_state"
+)
+_PAGED = tuple(
+    Optimizer(
+        name=name,
+        state_bytes=moments,
+        end_state_bytes=8.0,
+        head_apart=not eighth,
+        moved_bytes=moved,
+        fp32_copy=not name.endswith("-bf16"),
+        paged=True,
+        source=f"{_EIGHT_BIT_SOURCE}; {_PAGED_SOURCE}" if eighth else _PAGED_SOURCE,
+    )
+    for name, moments, moved, eighth in (
+        ("adamw-paged", 8.0, ADAMW_MOVED_BYTES, False),
+        ("adamw-paged-bf16", 8.0, 22.0, False),
+        ("adamw-8bit-paged", _EIGHT_BITS, 18.0, True),
+        ("adamw-8bit-paged-bf16", _EIGHT_BITS, 10.0, True),
+    )
+)
 
 # Steps between two decompositions by default: ``update_proj_gap`` (transformers 5.23),
 # ``galore_update_interval`` (LLaMA-Factory 0.9.5).
@@ -106,8 +138,14 @@ _GALORE = tuple(
 WITHOUT_COPY: Mapping[str, str] = {  # the same optimizers over weights in bf16 alone
     "adamw": "adamw-pure-bf16",
     "adamw-8bit": "adamw-8bit-bf16",
+    "adamw-paged": "adamw-paged-bf16",
+    "adamw-8bit-paged": "adamw-8bit-paged-bf16",
     "galore": "galore-pure-bf16",
     "galore-8bit": "galore-8bit-bf16",
+}
+UNPAGED: Mapping[str, str] = {  # the same optimizers with their moments in the allocator's memory
+    one.name: one.name.replace("adamw-paged-bf16", "adamw-pure-bf16").replace("-paged", "")
+    for one in _PAGED
 }
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
@@ -159,6 +197,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             fp32_copy=False,
             source=f"{_EIGHT_BIT_SOURCE}; weights and gradients in bf16 alone",
         ),
+        *_PAGED,
         *_GALORE,
         Optimizer(
             name="muon",

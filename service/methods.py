@@ -43,8 +43,9 @@ def methods_of(optimizer: str | None, lora_rank: int) -> Iterator[Method]:
         title=f"full, {plain}" if optimizer else "full", option=chosen, workload={"optimizer": plain},
         is_first=True,
     )  # fmt: skip
-    if optimizer is None:
-        for name in ("adamw-8bit", "adamw-8bit-bf16"):  # launchers have one of them, or both
+    if optimizer is None:  # launchers have some of them; paged states leave a GPU that is full
+        yield Method(title="full", option="--optimizer adamw-paged", workload={"optimizer": "adamw-paged"})
+        for name in ("adamw-8bit", "adamw-8bit-bf16", "adamw-8bit-paged", "adamw-8bit-paged-bf16"):
             yield Method(title="8-bit Adam", option=f"--optimizer {name}", workload={"optimizer": name})
     yield Method(
         title="offload", option=f"{chosen} --allow offload".strip(), workload={"optimizer": plain},
@@ -212,7 +213,13 @@ def _rank(fit: Fit) -> tuple[int, float]:
 
 def _in_order(rows: Sequence[FitRow]) -> list[FitRow]:
     """Return rows that fit first, of a method and launcher the better one of two."""
-    ranked = sorted(rows, key=lambda row: (_VERDICTS.index(row.fit.verdict), -row.fit.tokens_per_s))
+
+    def worse(row: FitRow) -> tuple[int, float]:
+        fits = row.fit.verdict != "no"
+        least = float(row.fit.lightest.prediction.peak_memory_bytes)
+        return _VERDICTS.index(row.fit.verdict), -row.fit.tokens_per_s if fits else least
+
+    ranked = sorted(rows, key=worse)
     first = dict[tuple[str, str], FitRow]()
     for row in ranked:
         first.setdefault((row.method.title, row.launcher), row)

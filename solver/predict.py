@@ -7,10 +7,12 @@ schedule, the rest from the prices. Causes are those of the rank that ends last.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import exp
 
 import numpy as np
 
+from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.profile import Profile, default_profile, framework_of
 from meshwright.solver.answer import HostMemory, PeakMemory, Prediction, StagePrediction
 from meshwright.solver.configuration import Configuration
@@ -194,3 +196,18 @@ def predict_all(
 def predict(problem: Problem, profile: Profile, configuration: Configuration) -> Prediction:
     """Return the prediction of one configuration; errors as ``predict_all``."""
     return predict_all(problem, profile, [configuration])[0]
+
+
+def where_pages_lie(problem: Problem, configuration: Configuration) -> Configuration:
+    """Return a run as its driver runs it: with the moments of a paged optimizer on a GPU that holds them.
+
+    Else they are in host memory, and come for each update.
+
+    Raises:
+        InvalidProblemError: as ``predict_all``.
+    """
+    if not optimizer_named(problem.workload.optimizer).paged or configuration.offload != "none":
+        return configuration
+    seen = predict(problem, default_profile(problem.cluster, problem.priced_as), configuration)
+    full = seen.peak_memory_bytes > seen.memory_limit_bytes
+    return replace(configuration, offload="optimizer") if full else configuration

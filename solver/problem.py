@@ -25,7 +25,7 @@ from meshwright.profiles.errors import InternalError
 from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
-from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL
+from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, USUAL_INTERVAL
 from meshwright.profiles.samples import SAMPLES, Reference, Sample, SampleKind
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, Switch, allowed_switches, switches
@@ -236,7 +236,10 @@ class Problem:
     omitted_prediction: int = field(default=0, init=False, compare=False)  # layers that its launcher lacks
 
     def __post_init__(self) -> None:
-        """Leave out prediction layers under launchers whose classes of the model have none."""
+        """Let pages of an optimizer leave the GPU; leave out prediction layers that its launcher lacks."""
+        if self.workload.optimizer in UNPAGED and "offload" not in self.options.allow:
+            paged = replace(self.options, allow=(*self.options.allow, "offload"))
+            object.__setattr__(self, "options", paged)
         if not self.model.num_mtp_layers:
             return
         kind = self.model.tower.model_type if self.model.tower else "any"

@@ -220,6 +220,8 @@ def optimizer(target: Target) -> str:
     shards are updated by torchao's 8-bit Adam, with blocks of equal length.
     """
     name = target.workload.optimizer
+    if optimizer_named(name).paged:
+        return "paged_adamw_8bit" if "8bit" in name else "paged_adamw_32bit"
     if name in ("adamw", "adamw-pure-bf16"):
         return "adamw_torch" if target.facts.optimizer_kernel == FOREACH else "adamw_torch_fused"
     if optimizer_named(name).low_rank and "8bit" not in name:
@@ -235,7 +237,7 @@ def trainer_packages(target: Target) -> tuple[Requirement, ...]:
         "GaLore": optimizer_named(workload.optimizer).low_rank,
         "adapters": adapts,
         "quantized weights": adapts and workload.base_precision not in WHOLE_PRECISIONS,
-        "quantized Adam": optimizer(target) == "adamw_bnb_8bit",
+        "quantized Adam": optimizer(target).startswith(("adamw_bnb", "paged")),
         "sharded quantized Adam": optimizer(target) == "adamw_torch_8bit",
     }
     return tuple(packages()[name] for name, is_needed in needed.items() if is_needed)

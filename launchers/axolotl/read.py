@@ -48,7 +48,7 @@ from meshwright.profiles.adapters import SINGLE_TARGETS, is_packed
 from meshwright.profiles.documents import shown
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import WITHOUT_COPY
+from meshwright.profiles.optimizers import UNPAGED, WITHOUT_COPY
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import Configuration
@@ -72,6 +72,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     values = {name: found for name, found in values.items() if name not in plain}
     fields, known = Fields(source.name, values, overrides, ("axolotl",)), known_of(source, overrides)
     fields.note_commands(over)
+    if fields.flag("use_ray"):  # cli/train.py:126: so many workers, each with a GPU
+        known.world = World(processes=fields.integer("ray_num_workers", 1))
     for name in plain:
         fields.note(f"{name} doesn't change the step, so it is ignored")
     fields.refuse_unpriced()
@@ -243,7 +245,9 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     """Return the trained modules, adapters and optimizer; 8-bit Adam updates weights in bf16 only."""
     projected = trainer.trainers_galore(fields, known.model(), "optimizer")
     name = projected.get("optimizer") or trainer.optimizer_of(fields, "optimizer", "adamw_torch_fused")
-    found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
+    if _is_cut(fields) or fields.has("deepspeed"):
+        name = UNPAGED.get(name, name)
+    found: dict[str, Any] = {"optimizer": WITHOUT_COPY[name] if name.startswith("adamw-8bit") else name}
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
         own = _is_cut(fields) and _version(fields) == _FSDP2 and not fields.flag(_OFFLOADS)

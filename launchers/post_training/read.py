@@ -85,6 +85,21 @@ def read_recipe(name: str, text: str, other: Other = lambda _name: None) -> Reci
     return _verl(name, text) if slime is None else _slime(slime)
 
 
+def is_recipe(name: str, text: str) -> bool:
+    """Return whether a file is a recipe of one of the launchers, whether it is priced or not."""
+    if trl.is_recipe(name, text):
+        return True
+    if name.endswith((".yaml", ".yml")):
+        values = mapping_of(text)
+        return "grpo" in values or {"policy", "defaults"} <= {*values}
+    if name.endswith(".py"):
+        return False
+    every = commands_of(script_of(Source(name=name, text=text), Overrides()))
+    words = [word.text for one in every for word in (*one.before, *one.words)]
+    started = any(program in word for program in _PROGRAMS for word in words)
+    return started or _slime_arguments(name, text) is not None
+
+
 # --------------------------------------------------------------------------------------------------
 # NeMo-RL.
 

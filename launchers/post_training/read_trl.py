@@ -7,7 +7,7 @@ literal arguments of ``GRPOConfig`` count, and options of the commands in its do
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ from meshwright.launchers.post_training.recipe import (
     Other,
     Recipe,
     Values,
+    adapters_part,
     counted,
     finite,
     mapping_of,
@@ -35,7 +36,14 @@ _DEFAULTS: Values = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_generations": 8,
     "num_iterations": 1, "max_completion_length": 512, "beta": 0.0, "use_vllm": False,
     "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1,
+    "vllm_enable_sleep_mode": False, "gradient_checkpointing": True, "dtype": "float32", "lora_r": 16,
 }  # fmt: skip
+_LORA = {  # arguments of peft's LoraConfig by ModelConfig's names; its rank is 8 where none is named
+    "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
+}  # fmt: skip
+_PEFTS_RANK = 8
+_OF_LORA = ("use_dora", "lora_bias", "bias", "rank_pattern", "exclude_modules", "layers_to_transform")
 # A vLLM server's own (vllm serve, trl vllm-serve), where its command states none.
 _SHORT = {"-tp": "tensor_parallel_size", "-dp": "data_parallel_size"}  # of vllm serve
 _SERVED: Values = {"tensor_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9}
@@ -43,8 +51,6 @@ _SHIPPED = ("deepspeed_zero", "zero")  # trl/accelerate_configs and examples/acc
 _SHIPPED_GPUS, _ZERO_3 = 8, 3
 _PROMPT_TOKENS = 512  # of a recipe that states no room for prompts
 _NOT_PRICED = {
-    "use_peft": "adapters of a policy are not priced in a step yet",
-    "peft_config": "adapters of a policy are not priced in a step yet",
     "load_in_4bit": "a policy in 4 bits is not priced in a step yet",
     "load_in_8bit": "a policy in 8 bits is not priced in a step yet",
     "tools": "time of agents and tools is not priced: it is yours",
@@ -66,12 +72,21 @@ def read(name: str, text: str, other: Other) -> Recipe | None:
         return _script(text, other)
     if name.endswith((".yaml", ".yml")):
         values = mapping_of(text)
-        return _recipe(values, _mesh({}, other), other) if _NAMES & {*values} else None
+        return _recipe(values, _mesh({}, other), other) if is_recipe(name, text) else None
     started = [words for words in _commands(name, text) if _starts(words)]
     if not started:
         return None
     served = next((words for words in _commands(name, text) if _serves(words)), None)
     return _commanded(started[0], served, other)
+
+
+def is_recipe(name: str, text: str) -> bool:
+    """Return whether a file is a recipe of TRL's GRPO, whatever else it states."""
+    if name.endswith(".py"):
+        return "GRPOTrainer" in text or "GRPOConfig" in text
+    if name.endswith((".yaml", ".yml")):
+        return bool(_NAMES & {*mapping_of(text)})
+    return any(map(_starts, _commands(name, text)))
 
 
 def _commands(name: str, text: str) -> list[list[str]]:
@@ -209,12 +224,37 @@ def _script(text: str, other: Other) -> Recipe:
     before, behind = _apart(started)
     options = options_of(behind)
     _require_literals({**calls.get("GRPOConfig", {}), **options})
-    if passed.get("peft_config") is ... and "get_peft_config" not in text:
-        raise refused("/peft_config", _NOT_PRICED["peft_config"])
+    stated |= _lora_of_script(tree, passed, text)
     mesh = _mesh({**options, **options_of(before)}, other)
     if "launch" not in started:
         mesh = {"num_processes": 1, "num_machines": 1, **mesh}
     return _recipe({**stated, **options}, mesh, other, None if served is None else options_of(served))
+
+
+def _lora_of_script(tree: ast.AST, passed: Values, text: str) -> dict[str, Any]:
+    """Return what a script's LoraConfig states, by ModelConfig's names.
+
+    Raises:
+        InvalidProblemError: the adapters are another kind, or no literals.
+    """
+    if "FastLanguageModel" in text:
+        raise refused("/FastLanguageModel", "Unsloth's kernels and engine are not priced in a step yet")
+    if _keywords(tree, "BitsAndBytesConfig") is not None:
+        raise refused("/quantization_config", _NOT_PRICED["load_in_4bit"])
+    wrapped = "peft_config" if passed.get("peft_config") is not None else "get_peft_model"
+    if "get_peft_config" in text or (wrapped != "peft_config" and _keywords(tree, wrapped) is None):
+        return {}  # of options, if at all
+    found = _keywords(tree, "LoraConfig")
+    if found is None:
+        raise refused(f"/{wrapped}", "has no LoraConfig in the script, the only adapters that are priced")
+    for name, value in found.items():
+        if value is ... and (name in _LORA or name in _OF_LORA):
+            raise refused(f"/{name}", "is no literal in the script", "a literal")
+    return {
+        "use_peft": True,
+        "lora_r": _PEFTS_RANK,
+        **{_LORA.get(name, name): found[name] for name in found},
+    }
 
 
 def _require_literals(values: Values) -> None:
@@ -234,12 +274,22 @@ _CALLS = ("GRPOConfig", "GRPOTrainer", "AsyncGRPOConfig", "AsyncGRPOTrainer")
 def _keywords(tree: ast.AST, name: str) -> dict[str, Any] | None:
     """Return the arguments of the first call of a name; ``...``: no literal; None: there is no call."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name:
+        if isinstance(node, ast.Call) and name in (
+            getattr(node.func, "id", ""), getattr(node.func, "attr", "")
+        ):  # fmt: skip
             return {one.arg: _literal(one.value) for one in node.keywords if one.arg is not None}
     return None
 
 
 def _literal(node: ast.expr) -> Any:  # noqa: ANN401 - Python
+    if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "torch":
+        return node.attr
+    if isinstance(node, ast.Dict):
+        return {
+            key.value: _literal(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if isinstance(key, ast.Constant)
+        }
     try:
         return ast.literal_eval(node)
     except ValueError:
@@ -264,8 +314,9 @@ def _docstring_commands(text: str) -> str:
 
 def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = None) -> Recipe:
     whole = {**_DEFAULTS, **values}
+    adapts = whole.get("use_peft") not in _FALSE
     _require_priced(whole)
-    _require_mesh(mesh)
+    notes = [*_require_mesh(mesh, adapts=adapts)]
     processes, nodes = _whole(mesh, "num_processes"), _whole(mesh, "num_machines")
     device = _whole(whole, "per_device_train_batch_size") * processes
     accumulated = _whole(whole, "gradient_accumulation_steps")
@@ -296,11 +347,40 @@ def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = 
                 "reference": finite(whole["beta"], "/beta") > 0.0,
             },
             "rollout": rollout,
-            "training": {"trainer": "fsdp", "nodes": nodes, "pin": {"cp": 1}},
+            "training": {
+                "trainer": "fsdp", "nodes": nodes, "pin": _layout(whole, mesh, adapts=adapts)
+            },
             "asynchrony": ways_of(colocated=colocated, steps=0),
+            **({"adapters": _adapters(whole, model)} if adapts else {}),
             **_reward(whole),
         },
+        notes=tuple(notes),
     )  # fmt: skip
+
+
+def _layout(whole: Values, mesh: Values, *, adapts: bool) -> dict[str, Any]:
+    """Return the sizes of training that a recipe fixes."""
+    replays = whole["gradient_checkpointing"] not in _FALSE
+    found: dict[str, Any] = {
+        "cp": 1, "mbs": _whole(whole, "per_device_train_batch_size"),
+        "recompute_granularity": "full" if replays else "none",
+    }  # fmt: skip
+    ranks = _whole(mesh, "num_processes")
+    if ranks == 1 or (adapts and _stage(mesh) != _ZERO_3):
+        return {**found, "zero_stage": 0}
+    return {**found, "zero_stage": _ZERO_3, "zero_shard_size": ranks}
+
+
+def _adapters(whole: Values, model: str) -> dict[str, Any]:
+    """Return the adapters, and the precision of the frozen weights: TRL loads them in fp32 by default."""
+    given = whole.get("model_init_kwargs")
+    stated = given.get("dtype", given.get("torch_dtype")) if isinstance(given, dict) else None
+    dtype = str(whole["dtype"] if stated is None else stated)
+    if dtype == "float16":
+        raise refused(
+            "/dtype", "float16: frozen weights are priced in 16-bit brain floats or in fp32", "bfloat16"
+        )
+    return adapters_part(whole, model, "fp32" if dtype == "float32" else "bf16", None)
 
 
 def _reward(whole: Values) -> dict[str, Any]:
@@ -313,6 +393,7 @@ def _engines(whole: Values, other: Other, served: Values | None) -> tuple[dict[s
     if whole["vllm_mode"] == "colocate":
         return {
             "engine": "vllm", "tp": _whole(whole, "vllm_tensor_parallel_size"),
+            "sleep": whole["vllm_enable_sleep_mode"] not in _FALSE,
             "memory_share": finite(whole["vllm_gpu_memory_utilization"], "/vllm_gpu_memory_utilization"),
         }, 0  # fmt: skip
     text = other(SERVER_FILE) if served is None else None
@@ -343,15 +424,25 @@ def _require_priced(whole: Values) -> None:
         raise refused("/num_iterations", f"{whole['num_iterations']}: {reason}", "1")
 
 
-def _require_mesh(mesh: Values) -> None:
+def _stage(mesh: Values) -> int:
+    return _whole({"zero_stage": _ZERO_3, **mesh}, "zero_stage")
+
+
+def _require_mesh(mesh: Values, *, adapts: bool) -> Iterator[str]:
+    """Yield what is priced otherwise than a mesh is.
+
+    Raises:
+        InvalidProblemError: it is not priced.
+    """
     if "num_processes" not in mesh:
         raise refused(
             "/num_processes", "is not stated: the number of training's GPUs",
             f"--num_processes, or accelerate's file next to the recipe ({ACCELERATE_FILE})",
         )  # fmt: skip
-    stage = _whole({"zero_stage": _ZERO_3, **mesh}, "zero_stage")
-    if stage != _ZERO_3 and _whole(mesh, "num_processes") > 1:
-        words = f"ZeRO {stage}" if stage else "whole replicas"
+    stage, words = _stage(mesh), f"ZeRO {_stage(mesh)}" if _stage(mesh) else "whole replicas"
+    if adapts and 0 < stage < _ZERO_3:
+        yield f"{words} of adapters is priced as whole replicas, with all states of adapters on each GPU"
+    elif not adapts and stage != _ZERO_3 and _whole(mesh, "num_processes") > 1:
         raise refused("/zero_stage", f"{words}: the policy is priced with ZeRO 3 alone", "FSDP, or ZeRO 3")
     nodes = _whole(mesh, "num_machines")
     _divided(_whole(mesh, "num_processes"), nodes, "/num_processes", "nodes (num_machines)")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshwright.launchers.reading.adapters import adapted, of_peft, refuse_uncounted
+from meshwright.launchers.reading.base import Overrides
+from meshwright.launchers.reading.documents import LocatedValue
+from meshwright.launchers.reading.fields import Fields
+from meshwright.profiles.adapters import ALL_LINEAR, names_every
 from meshwright.profiles.documents import read_yaml, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import find_model
@@ -26,7 +31,7 @@ class Recipe:
     nodes: int
     gpus_per_node: int
     longest_tokens: int
-    parts: Mapping[str, Mapping[str, Any]]  # algorithm, rollout, training, asynchrony; reward: of a model
+    parts: Mapping[str, Mapping[str, Any]]  # algorithm, rollout, training, asynchrony; adapters, reward
     notes: tuple[str, ...] = field(default=())
 
 
@@ -89,6 +94,40 @@ def ways_of(*, colocated: bool, steps: int) -> dict[str, Any]:
     """Return the part ``asynchrony`` of a recipe."""
     mode = "async" if steps else "colocated" if colocated else "apart"
     return {"mode": mode, "max_steps_off": max(steps, 1), "steps_off": steps}
+
+
+# Arguments of LoRA that a priced step has none of.
+_UNPRICED = {"use_dora": "DoRA", "lora_modules_to_save": "modules trained in full next to adapters"}
+
+
+def adapters_part(values: Values, model: str, base: str, default: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the part ``adapters`` of a recipe.
+
+    Args:
+        values: rank and layers by the names of TRL's ModelConfig, and what else changes adapters.
+        model: of the catalog; empty: unknown.
+        base: precision of the frozen weights.
+        default: the layers where none are named; None: peft's own.
+
+    Raises:
+        InvalidProblemError: adapters that are not priced; the field, its value and the reason.
+    """
+    known = {name: LocatedValue(value, 0) for name, value in values.items()}
+    fields = Fields("", known, Overrides(), ("trl",))
+    for name, words in _UNPRICED.items():
+        if fields.raw(name):
+            raise refused(f"/{name}", f"{words} are not priced in a step yet", "adapters alone")
+    refuse_uncounted(fields)
+    targets = default if default and not fields.raw("lora_target_modules") else adapted(fields)
+    fields.faults = [replace(one, pointer=f"/{one.pointer}") for one in fields.faults]
+    fields.stop()
+    if model and default is None:
+        targets = of_peft(fields, targets, find_model(model))
+    rank = counted(values.get("lora_r"), "/lora_r")
+    return {
+        "rank": rank, "targets": [*(ALL_LINEAR if names_every(targets) else targets)],
+        "base_precision": base,
+    }  # fmt: skip
 
 
 def model_of(name: str, where: str) -> str:

@@ -6,6 +6,8 @@ scripts/vllm_serve.py, whose command for ``vllm serve`` the server's script stat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import yaml
 
 from meshwright.launchers.accelerate.export import (
@@ -18,6 +20,7 @@ from meshwright.launchers.accelerate.export import (
 from meshwright.launchers.post_training.target import RoleTarget, Values, head_of, role_target, warnings_of
 from meshwright.launchers.post_training.verl import prompt_tokens
 from meshwright.launchers.target import ExportBundle, Target
+from meshwright.launchers.trl.export import TrlFiles
 from meshwright.solver.post_training.problem import PostTraining, RolePlan
 from meshwright.solver.post_training.training import training_problem
 
@@ -82,7 +85,16 @@ def export(asked: PostTraining, plan: RolePlan) -> ExportBundle:
     }
     room = prompt_tokens(target)
     prompts = f"TRL has no limit on prompts: leave out those above {room} tokens. Answers get the rest"
-    return ExportBundle(files=files, warnings=[prompts, *warnings_of(target)])
+    return ExportBundle(files=files, warnings=[prompts, *_merging(target), *warnings_of(target)])
+
+
+def _merging(target: RoleTarget) -> Iterator[str]:
+    """Yield what TRL leaves open of adapters on shards (generation/vllm_generation.py:446)."""
+    if target.asked.adapts and target.config.zero_stage:
+        yield (
+            "TRL's source asks whether adapters of shards merge for the engine: try one step, "
+            "or keep the policy whole with training: {pin: {zero_stage: 0}}"
+        )
 
 
 def _of_training(target: RoleTarget) -> Target:
@@ -119,9 +131,11 @@ def values_of(target: RoleTarget, training: Target) -> Values:
         "use_vllm": True,
         "vllm_mode": "colocate" if target.is_colocated else "server",
     }
+    if asked.adapts:
+        found |= TrlFiles().adapters(training)
     if target.is_colocated:
         found |= {
-            "vllm_enable_sleep_mode": True,
+            "vllm_enable_sleep_mode": asked.sleeps,
             "vllm_gpu_memory_utilization": engine.memory_share,
             "vllm_max_model_length": asked.lengths.longest,
             "vllm_tensor_parallel_size": engine.tensor_parallel_size,

@@ -156,6 +156,7 @@ def _model(text: str) -> ModelSpec | None:
 # Files that are exported with the one that is read: used if their headers name the same plan.
 EXPORTED = ("launch.sh", "launch.sbatch", "deepspeed_plan.py", "torchtitan_0_2_model.py")
 # Placeholders for the reader's own paths: path/to/model, /your_model_path, <MODEL>.
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _PLACEHOLDER = re.compile(
     r"<.*>|(?:^|[/_. -])(?:your|path[/_-]?to|placeholder|xxx+|\.{3})(?:$|[/_. -])"
     r"|^/?models?(?:[_-]?(?:name|or|path|dir))*/?$",
@@ -282,10 +283,11 @@ class Known:
                 ) from fault
             hint = fault.errors[0].message.partition('". ')[2]
             near = f". {hint}" if hint.startswith("Did you") else ""
+            fetched = f" (hf download {named.text} config.json)" if _HUB_ID.fullmatch(named.text) else ""
             raise InvalidProblemError.of(
                 "/model",
                 f"{where}{shown(named.text)} is not in the catalog",
-                allowed=f"--model with a catalog name or the model's config.json{near}",
+                allowed=f"--model with a catalog name or the model's config.json{fetched}{near}",
             ) from fault
 
 

@@ -32,7 +32,7 @@ from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import OPTIMIZERS, USUAL_INTERVAL, WITHOUT_COPY, usual_rank
+from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, USUAL_INTERVAL, WITHOUT_COPY, usual_rank
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -521,8 +521,13 @@ def keeps_no_copy(found: LaunchFile) -> bool:
 
 
 def optimizer_under(found: LaunchFile, said: str) -> str:
-    """Return the optimizer of a run; DeepSpeed's file overrides the trainer's arguments."""
-    return found.workload.optimizer if found.launcher == "deepspeed" else said
+    """Return the optimizer of a run; DeepSpeed's file overrides the trainer's arguments.
+
+    Of shards, states that may leave the GPU are priced on it.
+    """
+    if found.launcher == "deepspeed":
+        return found.workload.optimizer
+    return UNPAGED.get(said, said) if found.configuration.zero_stage else said
 
 
 def _is_trls(fields: Fields, tool: Tool) -> bool:
@@ -789,7 +794,9 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
     row = flags_of("transformers")["optim"]
     name = fields.choice(key, default, row=row)
     if name.startswith("paged_"):
-        fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
+        fields.note(
+            f"{key} {name}: its states leave the GPU where it is full; shards of them are priced on it"
+        )
     if name in ("rmsprop", "adagrad"):  # torch 2.13, optim/rmsprop.py square_avg, optim/adagrad.py sum
         fields.note(f"{key} {name}: one state of a weight's type, priced as SGD's momentum")
     if name == "adamw_torch_4bit":

@@ -23,7 +23,7 @@ from meshwright.service.cli.options import (
     Request,
     with_request,
 )
-from meshwright.service.cli.post_training import explain_roles
+from meshwright.service.cli.post_training import explain_roles, starts_post_training
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import SavedPlan, find_plan, keep
 from meshwright.service.cli.terminal import code_of, print_json, screen
@@ -87,7 +87,7 @@ def explain(
     stated = ConfigurationOptions(
         config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
     )
-    if is_post_training(request):
+    if is_post_training(request) or starts_post_training(from_args):
         if not from_args or len(from_args) > 1:
             raise typer.BadParameter("kind: post_training takes one recipe: --from-args recipe.yaml")
         raise typer.Exit(explain_roles(request, from_args[0], json_output=json_output))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.launchers.post_training.log import read_step_log
-from meshwright.launchers.post_training.read import read_recipe
+from meshwright.launchers.post_training.read import is_recipe, read_recipe
 from meshwright.launchers.post_training.recipe import Recipe
 from meshwright.launchers.post_training.registry import export
 from meshwright.launchers.target import ExportBundle
@@ -43,6 +43,7 @@ from meshwright.service.report.post_training import (
     render_post_training,
     roles_page,
 )
+from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.solver.clock import Watch
 from meshwright.solver.post_training.plan import plan_post_training
 from meshwright.solver.post_training.problem import PARTS
@@ -146,15 +147,71 @@ def calibrate_roles(
     return FOUND
 
 
+def starts_post_training(files: Sequence[Path] | None) -> bool:
+    """Return whether launch files are one recipe of post-training."""
+    if files is None or len(files) != 1 or not files[0].is_file():
+        return False
+    try:
+        return is_recipe(files[0].name, read_text(files[0]))
+    except InvalidProblemError:  # no text, or no YAML: other readers say so
+        return False
+
+
+def _question_of(request: Mapping[str, object], found: Recipe, recipe: Path) -> dict[str, Any]:
+    """Return the question that a recipe answers, with the request's own fields over it.
+
+    Raises:
+        InvalidProblemError: no GPUs are stated.
+    """
+    if "kind" in request:
+        return dict(request)
+    if "cluster" not in request:
+        raise InvalidProblemError.of(
+            "/cluster", f"is required: {shown_path(recipe)} names no type of GPU",
+            allowed="--gpus and a number of GPUs with their type",
+            nearest=f"--gpus {found.nodes * found.gpus_per_node}xH100",
+        )  # fmt: skip
+    parts = found.parts
+    return {
+        "kind": POST_TRAINING,
+        **({"model": found.model} if found.model else {}),
+        "lengths": {"max": found.longest_tokens},
+        "launcher": found.launcher,
+        "rollout": {"engine": parts["rollout"]["engine"]},
+        "training": {"trainer": parts["training"]["trainer"]},
+        **{part: parts[part] for part in ("algorithm", "adapters", "reward") if part in parts},
+        **request,
+    }
+
+
+def predict_recipe(request: Mapping[str, object], recipe: Path, *, json_output: bool) -> int:
+    """Price the roles of a recipe, and print them; the exit code.
+
+    Raises:
+        InvalidProblemError: as ``explain_roles``.
+    """
+    found = _read(recipe)
+    question = _question_of(request, found, recipe)
+    for note in found.notes:
+        sys.stderr.write(f"note: {note}\n")
+    with faults_as(partial(_of_recipe, recipe)):
+        return predict_roles({**question, **_roles_of(question, found)}, json_output=json_output)
+
+
+def _read(recipe: Path) -> Recipe:
+    return read_recipe(recipe.name, read_text(recipe), partial(_beside, recipe.parent))
+
+
 def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: bool) -> int:
     """Price the roles of a recipe next to the best ones, and print what each part takes; the exit code.
 
-    The question stays the request's: of the recipe only the roles count.
+    The question stays the request's: of the recipe only the roles count, unless the request has none.
 
     Raises:
         InvalidProblemError: the request or the recipe is wrong, or the recipe's roles don't fit the pool.
     """
-    found = read_recipe(recipe.name, read_text(recipe), partial(_beside, recipe.parent))
+    found = _read(recipe)
+    request = _question_of(request, found, recipe)
     with faults_as(partial(_of_recipe, recipe)):
         yours = _answered({**request, **_roles_of(request, found)})
     best = _answered(request)
@@ -213,6 +270,7 @@ def _differences(request: Mapping[str, object], found: Recipe) -> list[str]:
     own = asked if isinstance(asked, Mapping) else {}
     scores = reward.get("model") is not None if isinstance(reward, Mapping) else False
     notes = []
+    notes += _other_adapters(request, found)
     if scores != ("reward" in found.parts):
         theirs = "no reward model" if scores else f"the reward model {found.parts['reward']['model']}"
         notes.append(f"the recipe has {theirs}; the rewards of your question count for both")
@@ -221,6 +279,17 @@ def _differences(request: Mapping[str, object], found: Recipe) -> list[str]:
         for name, value in found.parts["algorithm"].items()
         if name in own and own[name] != value
     ]
+
+
+def _other_adapters(request: Mapping[str, object], found: Recipe) -> list[str]:
+    stated, own = request.get("adapters"), found.parts.get("adapters")
+    if not isinstance(stated, Mapping) and own is None:
+        return []
+    if isinstance(stated, Mapping) and own is not None and stated.get("rank") == own["rank"]:
+        return []
+    words = "no adapters" if own is None else f"adapters of rank {own['rank']}"
+    theirs = f"rank {stated.get('rank')}" if isinstance(stated, Mapping) else "none"
+    return [f"the recipe has {words}; those of your question ({theirs}) count for both"]
 
 
 def _save(document: Mapping[str, Any], bundle: ExportBundle, folder: Path, *, force: bool) -> None:

@@ -65,6 +65,14 @@ def predict_command(
         if config or assign or plan or from_args or variable or ignored or run:
             raise typer.BadParameter("the roles of kind: post_training are stated in the file")
         raise typer.Exit(predict_roles(request, json_output=json_output))
+    if from_args:
+        from meshwright.service.cli.post_training import (  # noqa: PLC0415 - only for this kind
+            predict_recipe,
+            starts_post_training,
+        )
+
+        if starts_post_training(from_args):
+            raise typer.Exit(predict_recipe(request, from_args[0], json_output=json_output))
     if pin:
         raise InvalidProblemError.of(
             "--pin",

@@ -61,6 +61,7 @@ ROLE_PARTS = (
     "lengths",
     "rollout",
     "training",
+    "adapters",
     "reward",
     "asynchrony",
 )  # of a measured step
@@ -71,7 +72,15 @@ _PERCENTILE = re.compile(r"p(\d{1,3}(?:\.\d{1,6})?)")
 # Megatron-Core, their FSDP back ends shard as torchtitan does. TRL's trainer is transformers' own.
 _PRICED_AS = {"megatron": "megatron-bridge", "fsdp": "torchtitan"}
 _PRICED_ALONE = {"trl": "trl"}
+_PRICED_ADAPTED = {
+    "fsdp": "accelerate"
+}  # verl's FSDP workers and Automodel adapt transformers' models as peft does
+MAX_RANK = 1024
+BASES = ("bf16", "fp32")  # of frozen weights: engines take 16 bits alone
 # What the trainers can express of a layout, each with its source. NeMo-RL 4311929, verl b178a3c.
+_SHARDED = "dp > 1 => zero_stage == 3"
+# TRL with adapters: accelerate's DDP as well, which every rank's whole copy of a frozen model is for
+_ADAPTED = {("trl", "fsdp"): "dp > 1 => (zero_stage == 3 or zero_stage == 0)"}
 _WHOLE = "recompute_granularity == 'full' => recompute_layers * pp >= {layers}"
 _LIMITS: Mapping[tuple[str, str], tuple[str, ...]] = {
     # NeMo-RL nemo_rl/models/megatron/setup.py:1075: layers are recomputed one by one, in all stages;
@@ -81,23 +90,26 @@ _LIMITS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("verl", "megatron"): ("zero_stage <= 1", "vpp == 1", _WHOLE),
     # NeMo-RL dtensor_cfg: tensor_parallel_size, context_parallel_size, activation_checkpointing
     ("nemo-rl", "fsdp"): (
-        "dp > 1 => zero_stage == 3", "ep == 1", "recompute_granularity != 'selective'", _WHOLE
+        _SHARDED, "ep == 1", "recompute_granularity != 'selective'", _WHOLE
     ),
     # verl workers/config/engine.py FSDPEngineConfig: ulysses_sequence_parallel_size, no tensor size
     # slime backends/megatron_utils/arguments.py: use_distributed_optimizer = True
     ("slime", "megatron"): ("dp > 1 => zero_stage == 1", "vpp == 1"),
     ("verl", "fsdp"): (
-        "dp > 1 => zero_stage == 3", "tp == 1", "ep == 1", "recompute_granularity != 'selective'", _WHOLE
+        _SHARDED, "tp == 1", "ep == 1", "recompute_granularity != 'selective'", _WHOLE
     ),
     # TRL 1.16.0 trainer/grpo_config.py: sequence dimensions are refused (parallelism_config)
     ("trl", "fsdp"): (
-        "dp > 1 => zero_stage == 3", "tp == 1", "cp == 1", "ep == 1", "offload == 'none'",
+        _SHARDED, "tp == 1", "cp == 1", "ep == 1", "offload == 'none'",
         "recompute_granularity != 'selective'", _WHOLE,
     ),
 }  # fmt: skip
 _MOVED = {  # fields of the training problem by those of this request
     "/workload/seq_length": "/lengths/max",
     "/search/pin": "/training/pin",
+    "/workload/lora_rank": "/adapters/rank",
+    "/workload/lora_targets": "/adapters/targets",
+    "/workload/base_precision": "/adapters/base_precision",
 }
 
 _OF_TEXT = {"images_per_sample": 0, "precision": "bf16"}  # what the files of every launcher state
@@ -135,6 +147,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
     rollout = _rollout(_part(reader, "rollout", required=False), launcher)
     training = _training(_part(reader, "training", required=False), launcher, rollout["engine"])
+    adapters = _adapters(reader.child("adapters"))
     reward = _reward(_part(reader, "reward", required=False))
     ahead = _asynchrony(_part(reader, "asynchrony", required=False))
     search = _search(_part(reader, "search", required=False))
@@ -144,12 +157,13 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     reader.finish()
     lengths, assumed = _lengths(lengths_stated)
     problem = _limited(
-        _training_problem(plain, lengths, training, search, parse), launcher, training["trainer"],
-        search["constraints"],
+        _training_problem(plain, lengths, {**training, "adapters": adapters}, search, parse), launcher,
+        training["trainer"], search["constraints"],
     )  # fmt: skip
     asked = PostTraining(
         training=problem, launcher=launcher, trainer=training["trainer"], lengths=lengths,
         mean_is_assumed=assumed, engine=rollout["engine"], precision=rollout["precision"],
+        sleeps=rollout["sleep"],
         max_steps_off=ahead["max_steps_off"],
         top_k=search["top_k"], name=name, constraints=search["constraints"],
         pins=_pins(rollout, training, reward, ahead), reward_s=reward["seconds"],
@@ -274,6 +288,7 @@ def _rollout(reader: FieldReader, launcher: str) -> dict[str, Any]:
         "tp": reader.optional_integer("tp", high=1024),
         "nodes": reader.optional_integer("nodes", high=10**6),
         "memory_share": share,
+        "sleep": reader.flag("sleep", default=True),
     }
     reader.refuse_unknown()
     return found
@@ -295,12 +310,26 @@ def _training(reader: FieldReader, launcher: str, engine: str) -> dict[str, Any]
     group = reader.text("group", default="")
     trainer = reader.choice("trainer", TRAINERS, default=PLACES[launcher].able("trainers", engine)[0])
     found = {
+        "launcher": launcher,
         "trainer": trainer,
-        "priced_as": _PRICED_ALONE.get(launcher, _PRICED_AS[trainer]),
         "nodes": reader.optional_integer("nodes", high=10**6),
         "group": group or None,
         "pin": {} if (pin := reader.value("pin")) is None else pin,
     }
+    reader.refuse_unknown()
+    return found
+
+
+def _adapters(reader: FieldReader | None) -> dict[str, Any]:
+    """Return the adapters as fields of a workload; empty: every weight of the policy is trained."""
+    if reader is None:
+        return {}
+    found: dict[str, Any] = {
+        "lora_rank": reader.integer("rank", high=MAX_RANK),
+        "base_precision": reader.choice("base_precision", BASES, default=BASES[0]),
+    }
+    if reader.has("targets"):
+        found["lora_targets"] = reader.value("targets")
     reader.refuse_unknown()
     return found
 
@@ -486,13 +515,17 @@ def _training_problem(
     search: Mapping[str, Any],
     parse: Parse,
 ) -> Problem:
-    trainer = training["trainer"]
+    launcher, trainer, adapters = training["launcher"], training["trainer"], training["adapters"]
+    if adapters:
+        adapters = {"lora_targets": [*PLACES[launcher].adapted], **adapters}
     pins = {**({"pp": 1} if trainer == "fsdp" else {}), **_mapping(training["pin"])}
     raw: dict[str, object] = {
         "model": plain["model"],
         "cluster": plain["cluster"],
-        "workload": {"global_batch_size": 1, "seq_length": lengths.longest, **_OF_TEXT},
-        "launcher": training["priced_as"],
+        "workload": {
+            "global_batch_size": _one_batch(pins), "seq_length": lengths.longest, **_OF_TEXT, **adapters
+        },
+        "launcher": _priced_as(launcher, trainer, adapts=bool(adapters)),
         "search": {
             "top_k": 1, "allow": ["none"], "certify": "none", "time_limit_s": search["time_limit_s"],
             **({"pin": pins} if pins else {}),
@@ -505,9 +538,23 @@ def _training_problem(
     return replace(problem, workload=replace(problem.workload, lengths=lengths.documents))
 
 
+def _one_batch(pins: Mapping[str, Any]) -> int:
+    """Return a batch that a pinned micro-batch divides; each number of GPUs sets its own later."""
+    stated = pins.get("mbs", pins.get("micro_batch_size"))
+    return stated if isinstance(stated, int) and stated > 0 else 1
+
+
+def _priced_as(launcher: str, trainer: str, *, adapts: bool) -> str:
+    """Return the launcher whose trainings have a trainer's price."""
+    usual = _PRICED_ALONE.get(launcher, _PRICED_AS[trainer])
+    return _PRICED_ADAPTED.get(trainer, usual) if adapts and launcher not in _PRICED_ALONE else usual
+
+
 def _limited(problem: Problem, launcher: str, trainer: str, constraints: tuple[str, ...]) -> Problem:
     """Return the training problem with what its trainer can express of a layout, and its constraints."""
     stated = _LIMITS.get((launcher, trainer), ())  # none: refused as a trainer below
+    if problem.workload.lora_rank:
+        stated = tuple(_ADAPTED.get((launcher, trainer), one) if one == _SHARDED else one for one in stated)
     limits = [one.format(layers=problem.model.num_layers) for one in stated]
     limits += [text for text in map(layout_text, constraints) if text is not None]
     return replace(problem, options=replace(problem.options, constraints=tuple(limits)))
@@ -589,6 +636,7 @@ def _launcher_faults(asked: PostTraining) -> Iterator[FieldError]:
             pointer=pointer, message=f"{asked.launcher}{given} has no {_WORDS[what]} {value}",
             allowed=", or ".join(filter(None, (", ".join(able), others))), nearest=able[0],
         )  # fmt: skip
+    yield from _adapter_faults(asked)
     if asked.has_critic and not places.critic:
         able = tuple(name for name, one in PLACES.items() if one.critic)
         yield FieldError(
@@ -602,6 +650,25 @@ def _launcher_faults(asked: PostTraining) -> Iterator[FieldError]:
             message=f"{steps}: {asked.launcher} generates "
             + (f"{ahead} step ahead" if ahead else "in turn with training"),
             allowed=f"up to {ahead}" if ahead else "0", nearest=str(ahead),
+        )  # fmt: skip
+
+
+def _adapter_faults(asked: PostTraining) -> Iterator[FieldError]:
+    """Yield adapters that the launcher's trainer lacks, and engines that cannot stay awake."""
+    places = asked.places
+    if asked.adapts and asked.trainer not in places.adapts:
+        able = [name for name, one in PLACES.items() if one.adapts]
+        yield FieldError(
+            pointer="/adapters/rank",
+            message=f"files of {asked.launcher} with adapters are not written yet",
+            allowed=f"launcher: {', '.join(able)}", nearest=f"launcher: {able[0]}",
+        )  # fmt: skip
+    if not asked.sleeps and (not places.stays_awake or asked.pins.mode != "colocated"):
+        others = ", ".join(name for name, one in PLACES.items() if one.stays_awake)
+        where = "asynchrony: {mode: colocated}" if places.stays_awake else f"launcher: {others}"
+        yield FieldError(
+            pointer="/rollout/sleep", message="false: engines keep their memory while training runs on "
+            "their GPUs", allowed=f"true, or {where}", nearest="true",
         )  # fmt: skip
 
 

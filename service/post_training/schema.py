@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.service.post_training.request import (
+    BASES,
     DEFAULT_TIME_LIMIT_S,
     LAUNCHERS,
     MAX_CONSTRAINTS,
     MAX_MEASURED,
     MAX_PROMPTS,
+    MAX_RANK,
     MAX_RESPONSES,
     MAX_STEPS_OFF,
     MAX_TIME_LIMIT_S,
@@ -82,8 +84,25 @@ _ROLLOUT = _object(
         "tp": _count(1024, "pins the GPUs of an engine"),
         "memory_share": _number(0.98, "pins the share of a GPU's memory that an engine takes", least=0.1),
         "nodes": _count(10**6, "pins the most nodes that engines are on"),
+        "sleep": {
+            "type": "boolean", "default": True,
+            "description": "whether engines give their memory back while training runs on their GPUs",
+        },
     }
-)
+)  # fmt: skip
+_ADAPTERS = _object(
+    {
+        "rank": _count(MAX_RANK, "rank of LoRA adapters"),
+        "targets": {
+            "type": "array", "items": {"type": "string"},
+            "description": "layers with adapters, as workload.lora_targets of a problem; default every "
+            "linear layer, trl: q_proj and v_proj",
+        },
+        "base_precision": _words(BASES, "of the frozen weights"),
+    },
+    "rank",
+    text="adapters of a frozen policy, whose reference is the policy without them; none: all weights train",
+)  # fmt: skip
 _TRAINING = _object(
     {
         "trainer": _words(TRAINERS, "back end of the policy; default megatron, trl: fsdp", default=False),
@@ -143,6 +162,7 @@ POST_TRAINING_SCHEMA = _object(
         "lengths": _LENGTHS,
         "rollout": _ROLLOUT,
         "training": _TRAINING,
+        "adapters": _ADAPTERS,
         "reward": _REWARD,
         "asynchrony": _ASYNCHRONY,
         "launcher": _words(LAUNCHERS, "what the files are for"),

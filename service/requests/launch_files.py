@@ -18,7 +18,7 @@ from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.parse import parse_problem, stated_sizes
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.predict import predict
+from meshwright.solver.predict import predict, where_pages_lie
 from meshwright.solver.problem import Problem
 
 Request = Mapping[str, object]
@@ -77,7 +77,7 @@ def own_of_files(
         found = renamed(read_launch_files(source, overrides, launcher), _name_of(source))
         raw, workload, notes = _overridden(found, overrides)
         problem, why = _priced(_request_of(request, found, workload), found.launcher)
-        configuration = completed(raw, problem)
+        configuration = where_pages_lie(problem, completed(raw, problem))
     return Own(
         problem=problem,
         configuration=configuration,

@@ -35,6 +35,7 @@ from meshwright.solver.configuration import (
     IntArray,
     is_one_of,
 )
+from meshwright.solver.cost.paging import paged_share
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS, Sharding
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.schedules.schedule import splits_backward
@@ -581,7 +582,19 @@ class Context:
     @cached_property
     def offloads_optimizer(self) -> BoolArray:
         """Mark rows with optimizer states on the host or its drives; they are updated on the host."""
-        return is_offloaded(self.columns.offload, "optimizer", "optimizer@nvme")
+        away = is_offloaded(self.columns.offload, "optimizer", "optimizer@nvme")
+        return np.asarray(away & (not self.optimizer.paged))
+
+    @cached_property
+    def share_paged(self) -> FloatArray:
+        """Return the share of trained weights with moments that go to the host and back, shape (n,).
+
+        Pages leave where the GPU is full, and an update on the GPU brings them back.
+        """
+        share, work = 0.0, self.workload
+        if self.optimizer.paged:
+            share = paged_share(self.model, work.lora_targets, work.lora_rank, work.trained_modules)
+        return np.where(is_offloaded(self.columns.offload, "optimizer"), share, 0.0)
 
     @cached_property
     def offloads_gradients(self) -> BoolArray:

@@ -34,6 +34,7 @@ from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.losses import loss_bytes
 from meshwright.solver.cost.low_rank import low_rank
+from meshwright.solver.cost.paging import trained_tensors
 from meshwright.solver.cost.parameters import (
     Weights,
     adapter_kept_bytes,
@@ -169,6 +170,7 @@ def _bytes_of(
     whole = ctx.sharding.adds_whole_gradients & (stage >= SHARD_GRADIENTS)
     gradient = np.where(whole, np.maximum(ctx.facts.reduced_gradient_bytes, shard), shard)
     own = ctx.facts.own_gradient_bytes if ctx.facts.gradient_dtype == "fp32" else 0.0
+    paged = ctx.share_paged * ctx.optimizer.paged_bytes(moments)
     if not ctx.optimizer.fp32_copy:
         return _without_copy(ctx, count, trained, sharing, moments)
     states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments - ctx.remainder_bytes
@@ -189,7 +191,8 @@ def _bytes_of(
         weights=held,
         gradients=trained * (np.where(ctx.offloads_gradients & ~whole, 0.0, gradient) + own),
         reduced_gradients=trained * (np.where(ctx.offloads_gradients, 0.0, shard) + own),
-        optimizer=trained * (states + copy + further) / sharing * (1.0 - ctx.share_offloaded) + selected,
+        optimizer=trained * (states + copy + further - paged) / sharing * (1.0 - ctx.share_offloaded)
+        + selected,
     )
 
 
@@ -198,6 +201,7 @@ def _without_copy(
 ) -> StateBytes:
     """Return bf16 weights and gradients with the optimizer's moments alone, by ZeRO stage."""
     stage = ctx.columns.zero_stage
+    paged = ctx.share_paged * ctx.optimizer.paged_bytes(moments)
     held = 2.0 * (count + (trained if ctx.adapts else 0.0)) * np.where(ctx.offloads_weights, 0.0, 1.0)
     gradients = 2.0 * trained * np.where(ctx.offloads_gradients, 0.0, ctx.copies_of_gradients)
     gradients = gradients / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
@@ -205,7 +209,7 @@ def _without_copy(
         weights=held / np.where(stage == SHARD_WEIGHTS, sharing, 1.0),
         gradients=gradients,
         reduced_gradients=gradients,
-        optimizer=trained * moments / sharing * (1.0 - ctx.share_offloaded),
+        optimizer=trained * (moments - paged) / sharing * (1.0 - ctx.share_offloaded),
     )
 
 
@@ -901,6 +905,16 @@ def _begun_bytes(
     return ctx.full * into, begun
 
 
+def _page_bytes(ctx: Context) -> FloatArray:
+    """Return the pages that an update needs on a full GPU at once, (n,): those of its largest tensor."""
+    if not ctx.share_paged.any():
+        return np.zeros_like(ctx.t)
+    work = ctx.workload
+    sizes = trained_tensors(ctx.model, work.lora_targets, work.lora_rank, work.trained_modules)
+    largest = max(sizes, default=largest_tensor(ctx.model))
+    return np.where(ctx.share_paged > 0.0, largest * ctx.optimizer.end_state_bytes, 0.0)
+
+
 def memory_prices(
     ctx: Context, layout: LayerLayout, weights: list[Weights], trained: list[Weights]
 ) -> dict[str, Any]:
@@ -930,7 +944,7 @@ def memory_prices(
         "head_workspace_bytes": np.maximum.reduce([moments[name] for name in OF_HEAD if name in moments]),
         "replay_workspace_bytes": np.maximum(moments[BACKWARD], moments[UPDATE]),
         "moments": moments,
-        "context_bytes": ctx.constants.context_bytes - _COMMUNICATORS_BYTES * alone,
+        "context_bytes": ctx.constants.context_bytes - _COMMUNICATORS_BYTES * alone + _page_bytes(ctx),
         "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * np.ones_like(ctx.t),
     }
 
@@ -1066,7 +1080,8 @@ def outside_bytes(ctx: Context) -> Outside:
     (DeepSpeed 0.19 ``stage3.py:740``), the buffer comes with an fp32 gradient that Adam reads (``1287``;
     below stage 3 with a 2-byte copy of the weights, ``stage_1_and_2.py:505``); drives hold copy, moments
     and that fp32 gradient instead (``swap_tensor/optimizer_utils.py``), and pinned buffers are left on the
-    host. A sum of the CPU's own (FSDP2) has no further copy. The fullest rank has ``ceil(L / pp)``
+    host. A sum of the CPU's own (FSDP2) has no further copy. Pages that leave the GPU lie here. The
+    fullest rank has ``ceil(L / pp)``
     layers of the larger kind and the larger end of the model, or both ends.
     """
     layout, facts = LayerLayout.of(ctx.model), ctx.facts
@@ -1076,6 +1091,10 @@ def outside_bytes(ctx: Context) -> Outside:
     layers = np.ceil(layout.num_layers / ctx.p)
     sent = np.maximum.reduce([offloaded_bytes(ctx.of(one), one.kind) for one in layout.kinds])  # of a layer
     states = _fullest(memory["optimizer_bytes"], layers, ctx)
+    pages = np.zeros_like(states)
+    if ctx.share_paged.any():
+        stay = memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights))
+        pages = states - _fullest(stay["optimizer_bytes"], layers, ctx)
     shard = _fullest(memory["weights_bytes"], layers, ctx)
     elements = states / facts.optimizer_bytes
     arriving, main = elements * facts.gradient_bytes, np.zeros_like(states)
@@ -1090,7 +1109,7 @@ def outside_bytes(ctx: Context) -> Outside:
     read = 2.0 * (WEIGHT_BUFFERS * pinned + np.minimum(WEIGHTS_IN_CPU, elements))
     held = np.where(ctx.swaps_weights, read, np.where(ctx.offloads_weights, shard, 0.0))
     return Outside(
-        states=ctx.share_offloaded * updated + held,
+        states=ctx.share_offloaded * updated + held + pages,
         activations=np.where(ctx.offloads_activations, layers * sent, 0.0),
         in_flight=held_first(ctx.columns),
         nvme=np.where(swapped, states + main, 0.0) + np.where(ctx.swaps_weights, shard, 0.0),

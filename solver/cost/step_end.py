@@ -14,6 +14,7 @@ from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, Replicas
 from meshwright.solver.cost.launches import launches_left
 from meshwright.solver.cost.low_rank import SVD_FLOPS_PER_S, low_rank
+from meshwright.solver.cost.paging import PAGE_COPIES
 from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 
@@ -232,7 +233,18 @@ def _update_s(ctx: Context, weights: Weights, hiding: PassSeconds, counts: Seque
         update_s = np.maximum((1.0 - host_share) * update_s, on_host_s)
     if ctx.facts.cpu_update_interval > 1.0:
         update_s = update_s + _selected_s(ctx, weights)
+    if ctx.share_paged.any():
+        update_s = update_s + _paged_s(ctx, updated)
     return update_s
+
+
+def _paged_s(ctx: Context, updated: FloatArray) -> FloatArray:
+    """Price pages that leave the GPU and come back for the update, of every part, (P, n)."""
+    own = ctx.optimizer
+    head = own.end_state_bytes if own.head_apart else own.state_bytes
+    moments = [own.state_bytes] * (len(updated) - 2) + [own.end_state_bytes, head]
+    pages = updated * ctx.share_paged * np.array([own.paged_bytes(one) for one in moments])[:, None]
+    return np.asarray(PAGE_COPIES * pages / ctx.host.link_bytes_per_s)
 
 
 def _left_whole_s(ctx: Context, weights: Weights) -> FloatArray:

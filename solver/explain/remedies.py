@@ -19,6 +19,7 @@ from meshwright.profiles.capabilities import launcher_capabilities, launcher_nam
 from meshwright.profiles.cluster import MAX_GPUS, ClusterSpec, NodeGroup, power_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import larger_gpus, with_gpu
+from meshwright.profiles.optimizers import UNPAGED
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.switches import otherwise
 from meshwright.solver.answer import (
@@ -236,6 +237,8 @@ def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iter
             words.append(alone[0])
             allowed += alone[2].get("search.allow", [])
             every |= alone[2] | ({"search.allow": allowed} if allowed else {})
+    if offload and (paged := _paged(problem)) is not None:
+        yield ProblemChange("offload", paged[0], paged[1], profile, settings=paged[2])
     if len(words) > 1:
         both = " and ".join(words)
         yield ProblemChange("precision", both, together, profile, last_resort=True, settings=every)
@@ -283,6 +286,17 @@ def _offloaded(problem: Problem) -> _Lighter | None:
         return None
     options = replace(problem.options, allow=(*problem.options.allow, "offload"))
     return "CPU offload", replace(problem, options=options), {"search.allow": ["offload"]}
+
+
+def _paged(problem: Problem) -> _Lighter | None:
+    """Let states leave the GPU where it is full, and come back for updates on it."""
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+    known = (able.adapter_optimizers if work.lora_rank else ()) or able.optimizers
+    for name, plain in UNPAGED.items():
+        if plain == work.optimizer and name in known:
+            changed = replace(problem, workload=replace(work, optimizer=name))
+            return f"optimizer {name}", changed, {"workload.optimizer": name}
+    return None
 
 
 def less_work(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:

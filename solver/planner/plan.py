@@ -9,6 +9,7 @@ from math import inf
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import (
     Answer,
@@ -509,7 +510,8 @@ def _openings(
     """
 
     def may_offload(problem: Problem) -> bool:
-        return "offload" in problem.options.allow and "offload" not in limited_by(problem)
+        paged = optimizer_named(problem.workload.optimizer).paged  # its pages may always leave
+        return "offload" in {*problem.options.allow} - limited_by(problem) and not paged
 
     some = [[one for one in group if may_offload(one.problem)] for group in groups]
     able, found = [at for at, group in enumerate(some) if group], dict[int, Answered]()

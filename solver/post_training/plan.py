@@ -56,6 +56,7 @@ from meshwright.solver.post_training.rollout import rollout_of
 from meshwright.solver.post_training.training import (
     KnownPrices,
     TrainingPrice,
+    awake_share,
     counts_of,
     least_nodes,
     training_prices,
@@ -325,7 +326,8 @@ def _corrected(price: TrainingPrice, times: Mapping[str, float]) -> TrainingPric
     passes = times["log_probabilities"]
     return replace(
         price, update_s=price.update_s * times["update"], forward_s=price.forward_s * passes,
-        reference_s=price.reference_s * passes, swap_s=price.swap_s * times["swap"],
+        adapters_s=price.adapters_s * passes, reference_s=price.reference_s * passes,
+        swap_s=price.swap_s * times["swap"],
     )  # fmt: skip
 
 
@@ -399,7 +401,7 @@ def question_digest(asked: PostTraining) -> str:
             asked.lengths.longest,
             asked.lengths.percentiles,
         ],
-        "rollout": [asked.engine, asked.precision],
+        "rollout": [asked.engine, asked.precision, *([] if asked.sleeps else ["awake"])],
         "launcher": [asked.launcher, asked.trainer],
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -609,7 +611,12 @@ def _repriced(asked: PostTraining, prices: Prices, lengths: AnswerLengths) -> Pr
     ratio = 1.0 if asked.places.pads else lengths.mean / asked.lengths.mean
     factor, scored = _factor(prices, "generate"), _factor(prices, "reward")
     training = tuple(
-        replace(one, update_s=one.update_s * ratio, forward_s=one.forward_s * ratio)
+        replace(
+            one,
+            update_s=one.update_s * ratio,
+            forward_s=one.forward_s * ratio,
+            adapters_s=one.adapters_s * ratio,
+        )
         for one in prices.training
     )
     training = tuple(with_scoring(asked, one, lengths, scored) for one in training)
@@ -696,6 +703,14 @@ def _no_training(
             for at in own
         ])  # fmt: skip
     pool, tokens = asked.training.cluster, asked.training.workload.seq_length
+    asleep = replace(asked, sleeps=True)
+    if not asked.sleeps and next(training_prices(asleep, profile_of, should_stop=is_over), None):
+        return InvalidProblemError.of(
+            "/rollout/sleep",
+            f"false: engines keep {awake_share(asked):.0%} of memory, too much next to the training of "
+            f"{asked.model.title} (sequences of {tokens} tokens)",
+            allowed="true, or engines with a smaller memory_share", nearest="true",
+        )  # fmt: skip
     nodes = least_nodes(asked, profile_of, is_over)
     return InvalidProblemError.of(
         "/cluster",

@@ -13,7 +13,8 @@ model reads all answers once, on GPUs of its own or in turn on those of training
     apart, in turn      generate + reward + side + refit
     k steps off policy  max(generate with k batches in flight / k, reward, side) + refit
 
-A launcher that scores answers as they end has max(generate, reward) for their sum.
+A launcher that scores answers as they end has max(generate, reward) for their sum. Where adapters of a
+frozen policy are trained, the reference is the policy without them, and takes no memory of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from meshwright.profiles.adapters import ALL_LINEAR, adapter_parameters
 from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.answer import Plan, Status
@@ -59,6 +61,9 @@ class Places:
     memory_shares: tuple[float, ...] = MEMORY_SHARES  # that an engine is offered
     most_steps_off: int | None = None
     offloads: bool = True  # training's states are on the host while engines run on its GPUs
+    stays_awake: bool = False  # its engines may keep their memory while training runs on their GPUs
+    adapts: tuple[str, ...] = ()  # trainers that train adapters of a frozen policy
+    adapted: tuple[str, ...] = ALL_LINEAR  # the layers that get them, where nothing names any
     pads: bool = False  # answers of an update to the longest, instead of packing them
     constraints: tuple[str, ...] = ()  # on roles, in the language of search.constraints
     with_engine: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)  # fewer of these
@@ -103,7 +108,11 @@ PLACES: Mapping[str, Places] = {
     # processes or with one vLLM server (generation/vllm_generation.py:300), here on one node. Nothing goes
     # to the host, and a rank pads its answers to their longest (grpo_trainer.py:2454). Engines take the
     # policy's 16-bit weights. AsyncGRPOTrainer (trl.experimental) has no command. PPO is experimental too.
+    # vllm_enable_sleep_mode is off by default. peft's default adapts queries and values
     "trl": Places(
+        stays_awake=True,
+        adapts=("fsdp",),
+        adapted=("q_proj", "v_proj"),
         modes=("colocated", "apart"),
         trainers=("fsdp",),
         precisions=("bf16",),
@@ -157,6 +166,7 @@ class PostTraining:
     reward_s: float = 0.0  # of a step, by code, beyond what other counts
     engine: str = "vllm"
     precision: str = "bf16"  # of the engine's weights
+    sleeps: bool = True  # whether engines give their memory back while training runs on their GPUs
     max_steps_off: int = 1
     pins: Pins = field(default_factory=Pins)
     top_k: int = 3
@@ -178,6 +188,19 @@ class PostTraining:
     def passes(self) -> int:
         """Return the forward passes of a step: the policy's, and the reference model's."""
         return 1 + int(self.reference)
+
+    @property
+    def adapts(self) -> bool:
+        """Return whether adapters are trained: the reference is the policy without them."""
+        return self.training.workload.lora_rank > 0
+
+    @cached_property
+    def trained_parameters(self) -> int:
+        """Return the weights that the policy's optimizer updates."""
+        work = self.training.workload
+        if not self.adapts:
+            return self.model.num_parameters()
+        return adapter_parameters(self.model, work.lora_rank, work.lora_targets)
 
     @property
     def has_critic(self) -> bool:

@@ -21,6 +21,7 @@ from meshwright.solver.search.search import search
 
 HOST_BYTES_PER_S = 25e9  # of one GPU to pinned host memory (PCIe 5.0 x16 reaches 50e9, half of it shared)
 LEAST_BYTES = 14.0  # of a weight on all GPUs together: itself, its fp32 copy and moments, however sharded
+FROZEN_BYTES = 2.0  # of one that is not trained
 # To memory that is not pinned, with its staging copy, half of that (Harris, "How to Optimize Data Transfers
 # in CUDA C/C++": 2.3 to 3 of 5.7 GB/s). NeMo-RL's Megatron worker keeps the reference model there
 # (megatron_policy_worker.py use_reference_model, v0.3.0:1142, v0.7.0:1027): the policy out, the reference
@@ -46,6 +47,7 @@ class TrainingPrice:
     gpus: int
     update_s: float  # of all updates of a step
     forward_s: float  # one pass over all answers of a step
+    adapters_s: float = 0.0  # of that, adapters', which the reference leaves out
     reference_s: float = 0.0  # the reference model's weights in and the policy's back
     swap_s: float  # optimizer to the host and back
     scoring_s: float | None = None  # of a reward model in turn on its GPUs; None: it has no room there
@@ -76,7 +78,8 @@ def training_problem(asked: PostTraining, group: str, nodes: int, each: int) -> 
     """Return the policy update on so many GPUs of a group, before its packed sequences are counted."""
     own = asked.groups[group]
     island = min(own.island_gpus, each) if each < own.gpus_per_node else own.island_gpus
-    part = replace(own, num_nodes=nodes, gpus_per_node=each, island_gpus=island)
+    gpu = replace(own.gpu, memory_bytes=round(own.gpu.memory_bytes * (1.0 - awake_share(asked))))
+    part = replace(own, num_nodes=nodes, gpus_per_node=each, island_gpus=island, gpu=gpu)
     whole = asked.training.cluster
     cluster = ClusterSpec(name=f"{whole.name}-{group}", groups=(part,))
     options = asked.training.options
@@ -85,6 +88,12 @@ def training_problem(asked: PostTraining, group: str, nodes: int, each: int) -> 
     # smaller roles are searched apart
     options = replace(options, constraints=(*options.constraints, even), num_gpus=(nodes * each,))
     return replace(asked.training, cluster=cluster, options=options)
+
+
+def awake_share(asked: PostTraining) -> float:
+    """Return the share of memory that engines keep while training runs on their GPUs, at the least."""
+    pinned = asked.pins.memory_share
+    return 0.0 if asked.sleeps else min(asked.places.memory_shares) if pinned is None else pinned
 
 
 def without_layout_constraints(asked: PostTraining) -> PostTraining:
@@ -137,7 +146,7 @@ def training_prices(
         for nodes, each in counts_of(group):
             if pins.training_nodes not in (None, nodes) or should_stop():
                 continue
-            if nodes * each * group.gpu.memory_bytes < LEAST_BYTES * asked.model.num_parameters():
+            if nodes * each * group.gpu.memory_bytes < least_bytes(asked):
                 continue
             if (name, nodes, each) not in known:
                 on_search(name, nodes)
@@ -149,6 +158,12 @@ def training_prices(
                 found = known[name, nodes, each]
             if found is not None:
                 yield found
+
+
+def least_bytes(asked: PostTraining) -> float:
+    """Return the bytes that the policy's weights and states take on all GPUs together, at the least."""
+    trained, every = asked.trained_parameters, asked.model.num_parameters()
+    return LEAST_BYTES * trained + FROZEN_BYTES * every * asked.adapts
 
 
 def _best(
@@ -232,8 +247,8 @@ def _side_s(asked: PostTraining, price: TrainingPrice) -> float:
 
 
 def passes_s(passes: int, price: TrainingPrice) -> float:
-    """Return the seconds of the log-probabilities of a step."""
-    return passes * price.forward_s + price.reference_s
+    """Return the seconds of the log-probabilities of a step: the policy's, and the reference's."""
+    return passes * price.forward_s - (passes - 1) * price.adapters_s + price.reference_s
 
 
 def logits_pass_s(asked: PostTraining, plan: Plan, group: NodeGroup) -> float:
@@ -245,21 +260,25 @@ def logits_pass_s(asked: PostTraining, plan: Plan, group: NodeGroup) -> float:
 
 def reference_s(asked: PostTraining, plan: Plan) -> float:
     """Return the seconds in which the reference model takes the place of the policy, and back."""
-    if not asked.reference or (asked.launcher, asked.trainer) != ("nemo-rl", "megatron"):
+    if asked.adapts or not asked.reference or (asked.launcher, asked.trainer) != ("nemo-rl", "megatron"):
         return 0.0
     own = max(stage.memory_bytes["weights"] for stage in plan.prediction.stages)
     return REFERENCE_MOVES * own / PAGEABLE_BYTES_PER_S
 
 
 def engine_share_of(asked: PostTraining, plan: Plan, group: NodeGroup) -> float:
-    """Return the share of memory that states which stay on training's GPUs leave to an engine there."""
+    """Return the share of memory that states which stay on training's GPUs leave to an engine there.
+
+    An engine that stays awake has what training's peak leaves.
+    """
     if asked.places.offloads:
         return 1.0
-    kept = 0.0
+    kept, copies = 0.0, 1 + (asked.reference and not asked.adapts)
     for stage in plan.prediction.stages:
         weights = stage.memory_bytes["weights"]
-        states = weights * (1 + asked.reference) + stage.memory_bytes["optimizer"]
-        kept = max(kept, states + CONTEXT_BYTES)
+        states = weights * copies + stage.memory_bytes["optimizer"] + CONTEXT_BYTES
+        peak = sum(stage.memory_bytes.values()) + weights * (copies - 1)
+        kept = max(kept, states if asked.sleeps else peak)
     return 1.0 - kept / group.gpu.memory_bytes
 
 
@@ -270,18 +289,23 @@ def price_of(
     seen = plan.prediction
     (evaluation,) = evaluate(problem, profile, [plan.config])
     part = problem.cluster.groups[0]
-    weights = asked.model.num_parameters()
     logits_s = logits_pass_s(asked, plan, part)
-    swapped = 2.0 * OPTIMIZER_BYTES * weights / part.num_gpus / HOST_BYTES_PER_S
+    swapped = 2.0 * OPTIMIZER_BYTES * asked.trained_parameters / part.num_gpus / HOST_BYTES_PER_S
+    forward, adapters = forward_s(evaluation) * asked.updates, 0.0
+    if asked.adapts:  # the same passes without them
+        bare = replace(problem, workload=replace(problem.workload, lora_targets=()))
+        (alone,) = evaluate(bare, profile, [plan.config])
+        adapters = max(forward - forward_s(alone) * asked.updates, 0.0)
     return TrainingPrice(
         group=group,
         nodes=part.num_nodes,
         gpus=part.num_gpus,
         update_s=seen.step_time_s * asked.updates + 2.0 * LOGIT_PASSES * logits_s,
-        forward_s=forward_s(evaluation) * asked.updates + LOGIT_PASSES * logits_s,
+        forward_s=forward + LOGIT_PASSES * logits_s,
+        adapters_s=adapters,
         reference_s=reference_s(asked, plan),
         swap_s=swapped if asked.places.offloads else 0.0,
-        engine_share=engine_share_of(asked, plan, part),
+        engine_share=engine_share_of(asked, plan, asked.groups[group]),
         log_sigma=math.log(seen.step_time_high_s / seen.step_time_s) / Z_80_PERCENT,
         plan=plan,
         sequences=problem.workload.global_batch_size,

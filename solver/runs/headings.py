@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 from meshwright.profiles.units import GB, GIB, MIB
 
@@ -34,11 +35,16 @@ _NAMES: Mapping[str, str] = {
         "precision": "precision|dtype",
         "run_id": "run|run id",
         "step_time_s": "step time|iter time|iteration time|time per iteration|"
-        "time per step|time per iter",
+        "time per step|time per iter|s it|s iter|s step|sec it|sec iter|sec step|s iteration|"
+        "seconds per step|seconds per iteration|sec per step|sec per iter|s per step|s per iter",
         "peak_memory_gib": "peak memory|peak mem|max memory|max mem|memory",
         "tokens_per_s_per_gpu": "tokens s gpu|tok s gpu|tokens gpu s|tokens per second per gpu|"
         "tokens per s per gpu|tokens sec gpu|tps gpu",
         "tokens_per_s": "tokens s|tok s|tokens per second|tokens per s|tokens sec|tps|throughput tokens s",
+        "samples_per_s": "samples s|samples sec|samples per s|samples per second|sequences s|"
+        "sequences per second|train samples per second",
+        "steps_per_s": "it s|its s|iter s|steps s|steps sec|steps per s|steps per second|"
+        "iterations per second|train steps per second",
     }.items()
     for name in names.split("|")
 }  # fmt: skip
@@ -46,7 +52,13 @@ _UNITS: Mapping[str, Mapping[str, float]] = {  # of a column's own unit
     "step_time_s": {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3},
     "peak_memory_gib": {"gib": 1.0, "gb": GB / GIB, "mib": MIB / GIB},
 }
-_MEASURED = ("tokens_per_s_per_gpu", "tokens_per_s")
+READ_HEADINGS = frozenset(_NAMES.values())
+_MEASURED = ("tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "steps_per_s")
+_PER_STEP: Mapping[str, Sequence[str]] = {  # what a step does of each, as a product of columns
+    "tokens_per_s_per_gpu": ("seq_length", "global_batch_size"),
+    "tokens_per_s": ("seq_length", "global_batch_size"), "samples_per_s": ("global_batch_size",),
+    "steps_per_s": (),
+}  # fmt: skip
 _IN_CELLS: Mapping[str, Mapping[str, float]] = {  # of a number's cells; "4M" of a batch counts tokens
     **_UNITS,
     **{column: {"k": 1e3, "m": 1e6} for column in _MEASURED},
@@ -114,12 +126,12 @@ def _plain(column: str, cell: str, factor: float) -> str:
 
 
 def _step_time(row: Mapping[str, str]) -> dict[str, str]:
-    """Return the time of a step that a stated speed means: tokens of a step by tokens in a second."""
+    """Return the time of a step that a stated speed means: what a step does by what a second does."""
     if row.get("step_time_s") or not (speeds := [name for name in _MEASURED if row.get(name)]):
         return {}
     try:
-        tokens = float(row["seq_length"]) * float(row["global_batch_size"])
+        done = prod(float(row[name]) for name in _PER_STEP[speeds[0]])
         gpus = float(row["num_gpus"]) if speeds[0] == "tokens_per_s_per_gpu" else 1.0
-        return {"step_time_s": f"{tokens / (float(row[speeds[0]]) * gpus):.12g}"}
+        return {"step_time_s": f"{done / (float(row[speeds[0]]) * gpus):.12g}"}
     except (KeyError, ValueError, ZeroDivisionError):
         return {}

@@ -72,6 +72,22 @@ _KNOWN_FAMILIES = {
     "axolotl": "axolotl",
     "llama-factory": "llama-factory-accelerate",
 }
+# Families by a word of what either column of software holds, the first that is found: makers before parts.
+_FAMILIES_BY_WORD = {
+    "megatron-deepspeed": "megatron-deepspeed", "composer": "fsdp-composer", "llm-foundry": "fsdp-composer",
+    "maxtext": "maxtext", "automodel": "automodel", "llama-factory": "llama-factory",
+    "llamafactory": "llama-factory", "axolotl": "axolotl", "trl": "trl", "torchtitan": "torchtitan",
+    "nanotron": "nanotron", "nemo": "megatron-core", "megatron-bridge": "megatron-core",
+    "megatron-core": "megatron-core", "megatron": "megatron-core", "accelerate": "accelerate",
+    "deepspeed": "deepspeed-zero", "fsdp": "fsdp",
+}  # fmt: skip
+# Programs that are none of them, and the nearest: XLA compiles both; transformers' Trainer runs on
+# accelerate; recipes over FSDP2 in torch; Primus starts Megatron-Core.
+_NEAREST_BY_WORD = {
+    "jax": "maxtext", "axlearn": "maxtext", "unsloth": "trl", "transformers": "accelerate",
+    "optimum": "accelerate", "hugging-?face": "accelerate", "torchtune": "fsdp", "lightning": "fsdp",
+    "primus": "megatron-core",
+}  # fmt: skip
 # The nearest framework of a family that is not listed, by who shards its weights.
 _FSDP_KINDS = {"fsdp2": "fsdp", "hsdp": "fsdp", "xla_fsdp": "maxtext", "megatron_fsdp": "megatron-core"}
 _MODERN_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
@@ -124,11 +140,12 @@ def needed(cells: Cells, column: str) -> int:
 
 def framework_of_run(cells: Cells) -> tuple[str, str | None]:
     """Return a row's framework; for a family that is not listed the nearest, with a warning."""
-    family = cells.text("framework_family") or ""
+    stated = (cells.text("framework_family") or "").lower()
+    family = stated if stated in _KNOWN_FAMILIES else _by_word(cells, _FAMILIES_BY_WORD) or ""
     flash = cells.flag("flash_attention")
     modern = bool(flash) or cells.text("precision") in _MODERN_PRECISIONS
-    if family == "megatron-core" or (family == "megatron-lm" and modern):
-        words = (cells.text("framework") or "").lower()
+    if family == "megatron-core" or (family == "megatron-lm" and (modern or _is_after_2021(cells))):
+        words = f"{stated} {cells.text('framework') or ''}".lower()
         if any(word in words for word in ("nemo", "bridge", "nvidia")):
             return "nemo", None
         return "megatron-core-ci" if "megatron-core ci" in words else "megatron-core", None
@@ -136,14 +153,29 @@ def framework_of_run(cells: Cells) -> tuple[str, str | None]:
         return "deepspeed-2021", None
     if family in _KNOWN_FAMILIES:
         return _KNOWN_FAMILIES[family], None
-    near, kind = "megatron-core", cells.text("fsdp_kind")
-    if "deepspeed" in family:
-        near = "deepspeed"
-    elif kind in _FSDP_KINDS:
+    near, kind = _by_word(cells, _NEAREST_BY_WORD), cells.text("fsdp_kind")
+    if kind in _FSDP_KINDS:
         near = _FSDP_KINDS[kind]
-    elif cells.count("zero_stage") == 3 or "fsdp" in family or "torch" in family:  # noqa: PLR2004 (ZeRO-3)
-        near = "fsdp"
-    return near, f"framework family {family[:40] or 'unknown'} is read as {near}"
+    elif near is None:
+        near = "fsdp" if cells.count("zero_stage") == 3 or "torch" in stated else "megatron-core"  # noqa: PLR2004 (ZeRO-3)
+    told = stated or cells.text("framework") or "unknown"
+    return near, f"framework family {told[:40]} is read as {near}"
+
+
+def _is_after_2021(cells: Cells) -> bool:
+    """Return whether a run's GPU is younger than the Megatron-LM that had no core yet."""
+    gpu = gpu_of_run(cells.text("gpu") or "", cells.number("gpu_memory_gb"))
+    return gpu.architecture not in ("volta", "turing", "ampere")
+
+
+def _by_word(cells: Cells, families: Mapping[str, str]) -> str | None:
+    """Return what the first word that is found in a row's columns of software stands for."""
+    for column in ("framework_family", "framework"):
+        written = re.sub(r"[\s_]+", "-", (cells.text(column) or "").lower())
+        for word, family in families.items():
+            if re.search(rf"(?<![a-z]){word}(?![a-z])", written):
+                return family
+    return None
 
 
 def release_of(cells: Cells) -> str:

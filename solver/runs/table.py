@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, shown_name
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
@@ -17,7 +17,9 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.cells import Cells, read_cells
+from meshwright.solver.runs.headings import READ_HEADINGS
 from meshwright.solver.runs.layouts import (
+    READ_COLUMNS,
     ModelReader,
     RefusedRunError,
     cluster_of,
@@ -34,6 +36,7 @@ from meshwright.solver.runs.recipes import recipe_family_of, with_recipe
 MEMORY_KINDS = ("unknown", "allocated", "reserved", "device", "first_step")  # what a peak counts
 MEMORY_RANKS = ("unknown", "first", "last", "worst")  # the rank with this peak
 CATALOG_RUNS = CATALOG / "runs" / "measured_runs.csv"
+_MOST_NAMED = 5  # headings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,18 @@ def _catalog_lines() -> list[str]:
     return CATALOG_RUNS.read_text("utf-8").splitlines()
 
 
+@cache
+def _columns() -> frozenset[str]:
+    """Return the columns that a table may have, those that describe a run beside what is read included."""
+    return frozenset((*_catalog_lines()[0].split(","), *READ_COLUMNS, *READ_HEADINGS, "plan"))
+
+
+def _unread(cells: Cells) -> str | None:
+    """Return which headings of a row's table are no columns, so that nothing reads them."""
+    names = [shown_name(name) for name in cells.values if name and name not in _columns()]
+    return f"columns that are not read: {', '.join(names[:_MOST_NAMED])}" if names else None
+
+
 def _shape_of(cells: Cells, plan_shape: PlanReader, model_named: ModelReader) -> RunShape:
     plan = cells.text("plan")
     if plan is not None:
@@ -172,7 +187,14 @@ def _shape_as_stated(cells: Cells, model: ModelSpec) -> RunShape:
         configuration=configuration,
         framework=framework,
         warnings=tuple(
-            one for one in (warning, vocabulary_warning(cells, model), gpu_warning(cells, cluster)) if one
+            one
+            for one in (
+                warning,
+                vocabulary_warning(cells, model),
+                gpu_warning(cells, cluster),
+                _unread(cells),
+            )
+            if one
         ),
         recompute_known=cells.text("recompute") is not None
         or framework_facts(framework).unstated_recompute == "none",

@@ -36,7 +36,7 @@ from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY
+from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
@@ -946,8 +946,16 @@ def own_faults(problem: Problem, able: Capabilities, configs: Sequence[Configura
     return found
 
 
+PAGED = ("none", "optimizer")  # states on the GPU, or pages that come for an update and leave again
+
+
 def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
-    """Return what the launcher can keep in host memory: some activations, if modules are named."""
+    """Return what the launcher can keep in host memory: some activations, if modules are named.
+
+    Of a paged optimizer, its pages.
+    """
+    if optimizer_named(problem.workload.optimizer).paged:
+        return PAGED
     options = problem.workload.framework_options
     if able.offloads_modules and options.get("offload_modules", "all") == "all":
         return tuple(word for word in able.offload if "activations" not in word)
@@ -1104,9 +1112,10 @@ def _shard_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 def _offload_rule(problem: Problem, able: Capabilities) -> Rule:
     words = offloads(problem, able)
     places = [OFFLOAD.index(word) for word in words]
+    note = "" if words is PAGED else able.offload_note
     return Rule(
         name=f"{able.launcher} offloads so",
-        reason=f"it has {', '.join(words)}" + (able.offload_note and f"; {able.offload_note}"),
+        reason=f"it has {', '.join(words)}" + (note and f"; {note}"),
         reads=("offload",),
         violated=lambda c: ~is_one_of(c.offload, places),
         form=(among("offload", words),),

@@ -288,12 +288,15 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (SHARDS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
         (REPLICAS, {"optimizer": "adamw-pure-bf16"}),
+        (REPLICAS, {"optimizer": "adamw-paged-bf16"}),
+        (replace(REPLICAS, offload="optimizer"), {"optimizer": "adamw-8bit-paged"}),
     ),
     "axolotl": (
         (SHARDS, {"lora_rank": 32, "lora_targets": ("q_proj", "gate_proj", "up_proj", "down_proj")}),
         (SHARDS, {"lora_rank": 32, "lora_targets": ("q_proj",), **WHOLE}),
         (SHARDS, {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": DECOMPOSED}),
         (SHARDS, {"optimizer": "adamw-8bit-bf16"}),
+        (REPLICAS, {"optimizer": "adamw-8bit-paged-bf16"}),
     ),
     "llama-factory-accelerate": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),

@@ -81,6 +81,14 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "qwen3-8b", "nodes": 2, "training": 1,
         "layout": {"zero": 3, "recompute_granularity": "full"},
     },
+    "trl+lora-fsdp-colocated": {
+        "model": "qwen3-8b", "nodes": 1, "training": 1, "layout": {"zero": 0, "mbs": 2},
+        "adapters": {"rank": 32, "targets": ["all-linear"]},
+    },
+    "trl+lora-fsdp-apart": {
+        "model": "qwen3-8b", "nodes": 2, "training": 1, "adapters": {"rank": 8, "base_precision": "fp32"},
+        "layout": {"zero": 3, "recompute_granularity": "full"},
+    },
     "nemo-rl+reward-megatron-async": {
         "model": "qwen3-8b", "nodes": 4, "training": 1, "off": 1, "layout": {"tp": 2}, "reward": 8,
     },
@@ -111,6 +119,7 @@ def placed_roles(
             "rollout": {"engine": case.get("engine", "vllm")},
             "lengths": {"prompt": 200, "mean": 2500, "max": 8192},
             "training": {"trainer": trainer},
+            **({"adapters": case["adapters"]} if "adapters" in case else {}),
             **({"reward": {"model": "qwen3-8b"}} if "reward" in case else {}),
             "asynchrony": {"max_steps_off": 2},
         }

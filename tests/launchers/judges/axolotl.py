@@ -8,7 +8,11 @@ import tempfile
 import types
 from pathlib import Path
 
-sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
+from protocol import Case, Seen, serve
+from stand_ins import StandIns
+
+sys.path.remove(str(Path(__file__).parent))  # its files have the names of packages
+StandIns(entered=(), silent=("evaluate", "wandb"))  # of its callbacks, which its plugins import
 os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "1"}
 sys.modules["ring_flash_attn"] = types.ModuleType("ring_flash_attn")  # its presence counts
 
@@ -20,9 +24,6 @@ from axolotl.utils.config import prepare_plugins, validate_config  # noqa: E402
 from axolotl.utils.dict import DictDefault  # noqa: E402
 from axolotl.utils.distributed import _get_parallel_config_kwargs  # noqa: E402
 from transformers import TrainingArguments  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parent))
-from protocol import Case, Seen, serve  # noqa: E402
 
 BEFORE = dict(os.environ)
 trainer.check_cuda_p2p_ib_support = lambda: True  # asks a GPU
@@ -42,6 +43,8 @@ def judge(case: Case) -> Seen:
     given = DictDefault(yaml.safe_load(case["files"]["axolotl.yaml"]) | OWN)
     PluginManager._instance = None  # which would keep the plugins of the case before
     prepare_plugins(given)
+    if failed := set(given.plugins or []) - set(PluginManager.get_instance().plugins):
+        raise ValueError(f"plugins that cannot be imported: {sorted(failed)}")  # it says so and goes on
     read = validate_config(given, {**CLUSTER, "n_gpu": world}, {"torch_version": "2.13.0"})
     if unknown := set(given) - set(read):
         raise ValueError(f"unknown keys: {sorted(unknown)}")  # its schema drops them without a word
@@ -56,7 +59,8 @@ def judge(case: Case) -> Seen:
     ranks = sizes["tp"] * sizes["cp"] * sizes["dp_shard"] * sizes["dp_replicate"]
     if ranks != world:
         raise ValueError(f"the mesh has {ranks} of {world} ranks")
-    if not (read.bf16 and read.sample_packing and read.pad_to_sequence_len) or read.fp16:
+    packs = not read.processor_type  # it packs no sequences with images
+    if not read.bf16 or read.fp16 or not read.pad_to_sequence_len or bool(read.sample_packing) is not packs:
         raise ValueError("not full sequences in bf16")
     with tempfile.TemporaryDirectory() as folder:
         plugin = FullyShardedDataParallelPlugin(

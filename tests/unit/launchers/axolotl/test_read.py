@@ -471,3 +471,26 @@ def test_activations_leave_by_the_older_word_as_by_their_own() -> None:
     )
     assert found == own
     assert found.offload == "activations"
+
+
+def test_workers_of_ray_are_the_processes() -> None:
+    run = (
+        f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_linear: true\nuse_ray: true\nray_num_workers: 4\n"
+    )
+    found = read(run, Overrides(), "lora.yml")
+    assert found.configuration.num_gpus == 4
+    assert found.workload.global_batch_size == 4 * 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "optimizer"),
+    [
+        ("", "adamw-8bit-paged"),  # adapters of a packed base are fp32
+        ("fsdp_version: 2\nfsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "adamw-8bit-bf16"),
+    ],
+)
+def test_moments_of_replicas_are_paged_and_those_of_shards_stay(more: str, optimizer: str) -> None:
+    text = AXOLOTL.replace("adamw_bnb_8bit", "paged_adamw_8bit")
+    adapters = "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_linear: true\n"
+    found = read(f"{text}{adapters}{more}", Overrides(num_gpus=2), "qlora.yml")
+    assert found.workload.optimizer == optimizer

@@ -25,6 +25,10 @@ NEMO = (
 )
 SLIME = "ray job submit -- python3 train.py --rollout-batch-size 32 --hf-checkpoint /models/Qwen3-8B"
 TRL = "trl grpo --accelerate_config fsdp2 --model_name_or_path Qwen/Qwen3-8B --use_vllm"
+LORA = """\
+args = GRPOConfig(use_vllm=True, num_generations=8, gradient_accumulation_steps=4, beta=0.04)
+GRPOTrainer(model="Qwen/Qwen3-8B", args=args, peft_config=LoraConfig(r=32, target_modules="all-linear"))
+"""
 SERVER = "CUDA_VISIBLE_DEVICES=7 trl vllm-serve --model Qwen/Qwen3-8B --tensor_parallel_size 2\n"
 SLIME_WHOLE = f"{SLIME} --colocate --rollout-max-response-len 2048"
 ENGINE = "actor_rollout_ref.rollout.name"
@@ -41,7 +45,13 @@ REFUSED = [
     ("a.sh", SLIME + " --advantage-estimator gspo\n", "/--advantage-estimator"),
     ("a.sh", SLIME + " --colocate\n", "/--rollout-max-response-len"),
     ("a.sh", TRL.replace("--use_vllm", "--beta 0.1"), "/use_vllm"),
-    ("a.sh", TRL + " --use_peft\n", "/use_peft"),
+    ("a.sh", TRL + " --use_peft --use_dora\n", "/use_dora"),
+    ("a.sh", TRL + " --use_peft --lora_target_modules experts\n", "/lora_target_modules"),
+    ("a.sh", TRL + " --use_peft --load_in_4bit\n", "/load_in_4bit"),
+    ("a.py", LORA.replace("r=32", "r=32, rank_pattern={'q_proj': 4}"), "/rank_pattern"),
+    ("a.py", LORA.replace("r=32", "r=rank"), "/r"),
+    ("a.py", LORA.replace("LoraConfig(", "IA3Config("), "/peft_config"),
+    ("a.py", "model = FastLanguageModel.get_peft_model(m, r=8)\n" + LORA, "/FastLanguageModel"),
     ("a.sh", TRL + " --vllm_mode server\n", "/vllm_mode"),
     ("a.sh", TRL + " --num_iterations 2\n", "/num_iterations"),
     ("a.sh", TRL.replace("fsdp2", "zero2"), "/zero_stage"),
@@ -95,6 +105,9 @@ def test_our_own_files_read_as_the_roles_that_were_placed(name: str) -> None:
     assert found.parts["training"]["pin"]["cp"] == config.context_parallel_size
     assert found.parts["asynchrony"]["mode"] == plan.mode
     assert found.parts["asynchrony"]["steps_off"] == plan.steps_off
+    work = asked.training.workload
+    assert found.parts.get("adapters", {}).get("rank", 0) == work.lora_rank
+    assert found.parts.get("adapters", {}).get("base_precision", "bf16") == work.base_precision
     role, reward = plan.reward, found.parts.get("reward")
     assert (reward is None) == (role is None)
     if role is not None and reward is not None:
@@ -120,6 +133,34 @@ def test_a_command_of_trl_counts_accelerates_file_and_the_servers_command() -> N
     }  # fmt: skip
     assert (found.parts["rollout"]["tp"], found.parts["rollout"]["memory_share"]) == (2, 0.9)
     assert found.parts["asynchrony"]["mode"] == "apart"
+
+
+def test_adapters_of_a_script_come_from_its_lora_config_and_weights_are_fp32_as_trl_loads_them() -> None:
+    found = read_recipe("a.py", LORA)
+    assert found.parts["adapters"] == {"rank": 32, "targets": ["all-linear"], "base_precision": "fp32"}
+    assert found.parts["algorithm"] == {"prompts": 4, "responses": 8, "updates": 1, "reference": True}
+    assert found.parts["rollout"] == {"engine": "vllm", "tp": 1, "memory_share": 0.3, "sleep": False}
+    assert found.parts["training"]["pin"] == {
+        "cp": 1, "mbs": 8, "recompute_granularity": "full", "zero_stage": 0
+    }  # fmt: skip
+    half = LORA.replace("beta=", "model_init_kwargs={'dtype': torch.bfloat16}, beta=")
+    assert read_recipe("a.py", half).parts["adapters"]["base_precision"] == "bf16"
+    wrapped = "model = get_peft_model(m, LoraConfig(task_type='CAUSAL_LM'))\n" + LORA.replace(
+        "peft_config", "x"
+    )
+    default = read_recipe("a.py", wrapped).parts["adapters"]  # peft's own rank and layers
+    assert (default["rank"], default["targets"]) == (8, ["q_proj", "v_proj"])
+
+
+def test_processes_with_whole_adapters_are_replicas_and_zero_2_says_so() -> None:
+    command = TRL + " --use_peft --lora_r 64 --dtype bfloat16\n"
+    replicas = read_recipe("a.sh", command.replace("fsdp2", "multi_gpu"))
+    assert (replicas.parts["training"]["pin"]["zero_stage"], replicas.notes) == (0, ())
+    second = read_recipe("a.sh", command.replace("fsdp2", "deepspeed_zero2"))
+    assert second.parts["training"]["pin"]["zero_stage"] == 0
+    assert second.notes[0].startswith("ZeRO 2 of adapters is priced as whole replicas")
+    shards = read_recipe("a.sh", command).parts["training"]["pin"]
+    assert (shards["zero_stage"], shards["zero_shard_size"]) == (3, 8)
 
 
 @pytest.mark.parametrize(

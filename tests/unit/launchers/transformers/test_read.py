@@ -200,7 +200,7 @@ TRAINS: dict[str, tuple[str, Mapping[str, object]]] = {
         {"workload.global_batch_size": 8 * 8 * 4},  # 8 sequences by default
     ),
     "a batch of all ranks beside a rank's": (f"{PLAIN} --global_batch_size 64", BATCH),
-    "paged moments": (f"{PLAIN} --optim paged_adamw_8bit", {"workload.optimizer": "adamw-8bit"}),
+    "paged moments": (f"{PLAIN} --optim paged_adamw_8bit", {"workload.optimizer": "adamw-8bit-paged"}),
     "moments of 4 bits": (f"{PLAIN} --optim adamw_torch_4bit", {"workload.optimizer": "adamw-8bit"}),
     "a switch that changes nothing here": (
         f"{PLAIN} --freeze_vision_tower true", {"unread": ("freeze_vision_tower",)},
@@ -331,7 +331,7 @@ def test_a_run_that_stops_or_trains_otherwise_is_refused_with_its_argument(
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        ("--optim paged_adamw_8bit", "paged_adamw_8bit: its states are priced on the GPU"),
+        ("--optim paged_adamw_8bit", "paged_adamw_8bit: its states leave the GPU where it is full"),
         ("--optim adamw_torch_4bit", "states are priced in 8 bits"),
         ("--use_lora 1 --lora_r 8", "q_proj and v_proj, peft's own"),
     ],

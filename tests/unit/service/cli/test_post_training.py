@@ -9,7 +9,12 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.jobs import print_answer
-from meshwright.service.cli.post_training import explain_roles, predict_roles
+from meshwright.service.cli.post_training import (
+    explain_roles,
+    predict_recipe,
+    predict_roles,
+    starts_post_training,
+)
 from meshwright.service.post_training.answer import post_training_document
 from meshwright.service.post_training.request import read_post_training
 from meshwright.solver.post_training.plan import plan_post_training
@@ -40,6 +45,31 @@ def test_a_recipe_for_more_nodes_names_the_recipe_and_the_field() -> None:
     smaller = {**REQUEST, "cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1}]}}
     with pytest.raises(InvalidProblemError, match=r"nemo_rl_grpo.yaml: 2 nodes are more than there are"):
         explain_roles(smaller, recipe, json_output=False)
+
+
+GRPO = """\
+args = GRPOConfig(use_vllm=True, num_generations=8, model_init_kwargs={"dtype": "bfloat16"})
+GRPOTrainer(model="Qwen/Qwen3-1.7B", args=args, peft_config=LoraConfig(r=16, target_modules="all-linear"))
+"""
+
+
+def test_a_script_with_adapters_needs_no_question_but_the_gpus(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "grpo.py"
+    script.write_text(GRPO)
+    assert starts_post_training([script])
+    with pytest.raises(InvalidProblemError, match="names no type of GPU") as caught:
+        explain_roles({}, script, json_output=True)
+    assert caught.value.errors[0].nearest == "--gpus 1xH100"
+    pool = {"cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 1}]}}
+    assert explain_roles(pool, script, json_output=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["yours"]["training"]["plan"]["config"]["micro_batch_size"] == 8
+    assert found["best"]["step_s"] <= found["yours"]["step_s"]
+    assert predict_recipe(pool, script, json_output=True) == 0
+    (plan,) = json.loads(capsys.readouterr().out)["plans"]
+    assert plan["step_s"] == found["yours"]["step_s"]
 
 
 def test_given_roles_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,15 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
         "/asynchrony/mode",
         "apart",
     ),
+    ({"launcher": "slime", "adapters": {"rank": 8}}, "/adapters/rank", "launcher: trl"),
+    ({"launcher": "trl", "adapters": {"rank": 8, "targets": ["linear_qkv"]}}, "/adapters/targets", None),
+    (
+        {"launcher": "trl", "adapters": {"rank": 8, "base_precision": "nf4"}},
+        "/adapters/base_precision",
+        None,
+    ),
+    ({"rollout": {"sleep": False}}, "/rollout/sleep", "true"),
+    ({"launcher": "trl", "rollout": {"sleep": False}}, "/rollout/sleep", "true"),
     ({"rollout": {"tp": 3}}, "/rollout/tp", "2"),
     ({"rollout": {"nodes": 3}}, "/rollout/nodes", "2"),
     ({"reward": {"nodes": 1}}, "/reward/nodes", None),  # code scores

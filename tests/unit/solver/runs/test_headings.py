@@ -46,6 +46,33 @@ def test_a_heading_and_its_unit_are_a_column(heading: str, cell: str, column: st
     assert headings_of([heading]).row({heading: cell}) == {column: value}
 
 
+@pytest.mark.parametrize(
+    ("heading", "cell"),
+    [
+        ("s/it", "11.2"),
+        ("sec / iter", "11,2"),
+        ("it/s", str(1 / 11.2)),
+        ("train_samples_per_second", str(128 / 11.2)),
+    ],
+)
+def test_the_clock_of_a_training_log_gives_the_time_of_a_step(heading: str, cell: str) -> None:
+    row = headings_of(["GBS", heading]).row({"GBS": "128", heading: cell})
+    assert float(row["step_time_s"]) == pytest.approx(11.2)
+
+
+def test_what_nothing_reads_is_said(tmp_path: Path) -> None:
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "Model,GPU,GPUs,Seq len,GBS,MBS,TP,PP,Step time (s),TFLOPs/GPU,notes\n"
+        "llama3-8b,H100,8,8192,128,1,1,1,11.2,431,first\n"
+    )
+    (run,) = read_runs(table)
+    assert run.shape is not None
+    assert [one for one in run.shape.warnings if "not read" in one] == [
+        "columns that are not read: TFLOPs/GPU"
+    ]
+
+
 @pytest.mark.parametrize("between", [",", ";", "\t"])
 def test_a_speed_alone_gives_the_time_of_a_step(between: str, tmp_path: Path) -> None:
     table = tmp_path / "runs.csv"

@@ -270,6 +270,36 @@ def test_adapters_are_read_as_a_table_states_them(tmp_path: Path) -> None:
     assert '"everything" is not a module' in refused
 
 
+@pytest.mark.parametrize(
+    ("family", "framework", "read", "known"),
+    [
+        ("", "Megatron-Core", "megatron-core", True),
+        ("", "NeMo AutoModel 26.02", "automodel", True),
+        ("NeMo", "", "nemo", True),
+        ("MaxText", "", "maxtext", True),
+        ("", "MaxText (JAX)", "maxtext", True),
+        ("", "JAX 0.7", "maxtext", False),
+        ("", "LLaMA Factory", "llama-factory-accelerate", True),
+        ("", "TRL 1.16 on accelerate", "trl", True),
+        ("hf-accelerate", "", "accelerate", True),
+        ("", "transformers Trainer", "accelerate", False),
+        ("", "DeepSpeed ZeRO-3", "deepspeed", True),
+        ("", "Megatron-DeepSpeed", "megatron-deepspeed", True),
+        ("", "PyTorch FSDP2", "fsdp", True),
+        ("", "Primus", "megatron-core", False),
+        ("", "controlled experiment", "megatron-core", False),  # holds no name of TRL's
+        # on an H100, which the one of 2021 never saw
+        ("megatron-lm", "Megatron-LM", "megatron-core", True),
+    ],
+)
+def test_the_name_of_a_program_tells_its_family_in_either_column(
+    tmp_path: Path, family: str, framework: str, read: str, known: bool
+) -> None:
+    run = only(tmp_path, framework_family=family, framework=framework, gpu="h100-sxm-80gb")
+    assert run.shape is not None
+    assert (run.shape.framework, run.shape.software_known) == (read, known)
+
+
 def test_who_shards_the_weights_decides_the_nearest_framework(tmp_path: Path) -> None:
     for kind, near in (("fsdp2", "fsdp"), ("hsdp", "fsdp"), ("megatron_fsdp", "megatron-core")):
         run = only(tmp_path, framework_family="own", fsdp_kind=kind, zero_stage="2")
