@@ -22,7 +22,7 @@ from meshwright_client.errors import InvalidRequestError
 from meshwright_client.launching import filled, plan_flags
 from meshwright_client.nodes import Nodes
 from tests.processes.quiet_clock import quiet_seconds
-from tests.processes.servers import RunningServer, free_port, serving
+from tests.processes.servers import HANGS_S, RunningServer, free_port, serving
 from tests.processes.warm import ROOT, Warm
 from tests.served.job_records import TINY_PROBLEM
 
@@ -234,7 +234,7 @@ def test_a_disk_that_is_full_is_named_and_keeps_the_files_of_the_start_before(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=HANGS_S,
         env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
     )
     assert "NotWrittenError" in done.stderr, done.stderr
@@ -273,14 +273,14 @@ def test_two_nodes_launch_one_plan_and_what_it_took_answers_the_next_start(
     words = ("--", sys.executable, "train.py")
     second = launched(server.url, tmp_path, *words, SLURM_NODEID="1", RANK="8")
     first = launched(server.url, tmp_path, *words, SLURM_NODEID="0", RANK="0")
-    told = [one.communicate(timeout=60) for one in (first, second)]
+    told = [one.communicate(timeout=HANGS_S) for one in (first, second)]
     assert [one.returncode for one in (first, second)] == [0, 0], told
     flags = {out.partition("\n")[0] for out, _ in told}
     assert len(flags) == 1  # both were started with the same flags
     assert int(flags.pop().split()[1]) > 20
     assert "H100 SXM 80 GB under megatron-core, uncalibrated" in told[0][1]
     third = launched(server.url, tmp_path, *words, SLURM_JOB_ID="7002", RANK="0")
-    _, fault = third.communicate(timeout=60)
+    _, fault = third.communicate(timeout=HANGS_S)
     assert third.returncode == 0, fault
     assert "version 1 of this cluster's" in fault  # the latest calibration, named
     with Client(server.url) as client:
@@ -307,7 +307,7 @@ def test_a_launch_goes_on_without_a_calibration_that_cannot_be_and_says_which(
     (tmp_path / "problem.json").write_text(json.dumps(whole))
     words = ("--", sys.executable, "-c", "print('started')")
     start = launched(server.url, tmp_path, *words, RANK="0", SLURM_JOB_NUM_NODES="4")
-    out, told = start.communicate(timeout=60)
+    out, told = start.communicate(timeout=HANGS_S)
     assert (start.returncode, out) == (0, "started\n"), told
     assert f"profile {learnt.profile}, the latest calibration of this cluster, is left out" in told
     assert "uncalibrated" in told.splitlines()[-1]
@@ -316,13 +316,13 @@ def test_a_launch_goes_on_without_a_calibration_that_cannot_be_and_says_which(
 def test_a_command_that_fails_or_is_not_there_says_so(server: RunningServer, tmp_path: Path) -> None:
     (tmp_path / "problem.json").write_text(json.dumps(PROBLEM))
     failing = launched(server.url, tmp_path, "--", sys.executable, "-c", "raise SystemExit(3)", RANK="0")
-    _, fault = failing.communicate(timeout=60)
+    _, fault = failing.communicate(timeout=HANGS_S)
     assert failing.returncode == 3, fault
     missing = launched(server.url, tmp_path, "--", "no-such-program", RANK="0")
-    _, fault = missing.communicate(timeout=60)
+    _, fault = missing.communicate(timeout=HANGS_S)
     assert (missing.returncode, "no-such-program" in fault) == (2, True), fault
     endless = launched(server.url, tmp_path, "--limit-s", "inf", RANK="0")
-    _, fault = endless.communicate(timeout=60)
+    _, fault = endless.communicate(timeout=HANGS_S)
     assert (endless.returncode, "--limit-s" in fault, "Traceback" in fault) == (2, True, False), fault
 
 
@@ -338,10 +338,14 @@ def test_a_start_whose_node_0_is_killed_ends_on_the_others_and_the_next_one_is_f
         with silent.accept()[0]:
             asks.kill()
         asks.communicate()
-        assert "node 0 has written no meshwright-run/meshwright.json" in waits.communicate(timeout=60)[1]
+        assert (
+            "node 0 has written no meshwright-run/meshwright.json" in waits.communicate(timeout=HANGS_S)[1]
+        )
         assert (asks.returncode, waits.returncode) == (-9, 2)
     nodes = [launched(server.url, tmp_path, *words, SLURM_NODEID=str(one)) for one in (0, 1)]
-    assert [one.communicate(timeout=60)[0] for one in nodes] == ["started\n"] * 2  # of the same Slurm job
+    assert [one.communicate(timeout=HANGS_S)[0] for one in nodes] == [
+        "started\n"
+    ] * 2  # of the same Slurm job
 
 
 def test_a_start_without_a_usable_key_says_so_and_goes_on_with_what_was_accepted_before(
@@ -356,7 +360,7 @@ def test_a_start_without_a_usable_key_says_so_and_goes_on_with_what_was_accepted
 
         def start(key: str, job: str) -> tuple[int, str, str]:
             one = launched(keyed.url, tmp_path, *words, MESHWRIGHT_KEY=key, SLURM_JOB_ID=job)
-            out, told = one.communicate(timeout=60)
+            out, told = one.communicate(timeout=HANGS_S)
             return one.returncode, out, told
 
         for key, says in (

@@ -179,7 +179,7 @@ def test_ctrl_c_in_the_terminal_ends_everything_quietly_even_while_it_starts(tmp
         until(lambda: len(workers_of(server)) == 1)
         time.sleep(0.3)
         os.killpg(server.pid, signal.SIGINT)
-        _, said = server.communicate(timeout=20)
+        _, said = server.communicate(timeout=HANGS_S)
     assert server.returncode == 0
     assert "Traceback" not in said
 

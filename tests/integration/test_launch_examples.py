@@ -13,7 +13,7 @@ import yaml
 from meshwright_client import Client
 from tests.integration.test_choosing import TRAIN, with_batch
 from tests.processes import slurm, warm
-from tests.processes.servers import RunningServer
+from tests.processes.servers import HANGS_S, RunningServer
 from tests.processes.warm import ROOT
 
 # As DeepSpeed's engine says each step that it prints (deepspeed/runtime/engine.py, _report_progress).
@@ -53,7 +53,7 @@ def example_environment(server: RunningServer, folder: Path, **variables: str) -
 
 
 def all_ended(nodes: list[subprocess.Popen[str]]) -> list[str]:
-    outputs = [one.communicate(timeout=60) for one in nodes]
+    outputs = [one.communicate(timeout=HANGS_S) for one in nodes]
     assert {one.returncode for one in nodes} == {0}, outputs
     return [out for out, _ in outputs]
 
@@ -89,7 +89,7 @@ def test_without_a_command_the_plan_starts_on_the_nodes_that_it_needs_of_a_step_
     )
     (tmp_path / "cluster.json").write_text('{"name": "dgx-h100", "num_nodes": 4}')
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=HANGS_S
     )
     assert done.returncode == 0, done.stderr
     told = sorted(re.findall(r"node \d of \d, the first is \w+", done.stdout))  # also within others' lines
@@ -122,7 +122,13 @@ def test_in_an_allocation_that_lost_a_node_the_plan_is_made_anew_for_those_that_
 
     def ran(*words: str) -> str:
         done = subprocess.run(
-            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+            words,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANGS_S,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -146,7 +152,7 @@ def test_a_command_of_ones_own_does_not_start_more_nodes_than_the_plan_needs(
     (tmp_path / "problem.json").write_text(json.dumps({**with_batch(112), "search": {"reserve_nodes": 2}}))
     done = subprocess.run(
         ["srun", *LAUNCH, "--", "torchrun", "pretrain_gpt.py"], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=HANGS_S,
     )  # fmt: skip
     assert done.returncode == 2
     assert "is for 2 nodes, slurm has started 4; start 2, or give no command" in done.stderr
@@ -159,7 +165,7 @@ def test_srun_with_a_task_for_every_gpu_cannot_start_the_plans_own_script(
     environment |= slurm.allocation(tmp_path / "bin", 1)
     done = subprocess.run(
         ["srun", "--ntasks-per-node=2", "meshwright", "launch", "--save-dir", "run"], cwd=tmp_path,
-        env=environment, capture_output=True, text=True, check=False, timeout=60,
+        env=environment, capture_output=True, text=True, check=False, timeout=HANGS_S,
     )  # fmt: skip
     assert done.returncode == 2
     assert "srun has started 2 tasks a node, launch.sh wants one: --ntasks-per-node=1" in done.stderr
@@ -173,7 +179,7 @@ def test_the_example_for_slurm_starts_every_node_with_one_plan(
     program(tmp_path / "bin", "torchrun", TASK.replace("PYTHON", sys.executable))
     done = subprocess.run(
         ["bash", EXAMPLES / "slurm.sbatch"], cwd=tmp_path, env=environment, capture_output=True, text=True,
-        check=True, timeout=60,
+        check=True, timeout=HANGS_S,
     )  # fmt: skip
     flags = [line for line in done.stdout.splitlines() if line.startswith("flags")]
     assert len(flags) == 2
@@ -193,7 +199,7 @@ def test_the_example_for_megatron_bridge_hands_its_overrides_to_the_recipe_and_r
     (tmp_path / "pretrain_gpt.py").write_text(told)
     done = subprocess.run(
         ["bash", EXAMPLES / "megatron_bridge.sh"], cwd=tmp_path, env=environment, capture_output=True,
-        text=True, check=True, timeout=60,
+        text=True, check=True, timeout=HANGS_S,
     )  # fmt: skip
     assert "\nlogger.log_interval=1\n" in done.stdout
     assert "\nmodel.tensor_model_parallel_size=" in done.stdout
@@ -219,7 +225,7 @@ def test_the_example_for_deepspeed_hands_its_json_to_the_script_and_reads_its_lo
     (tmp_path / "train.py").write_text(DEEPSPEED)
     done = subprocess.run(
         ["bash", EXAMPLES / "deepspeed.sh", "--epochs", "1"], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, check=True, timeout=60,
+        capture_output=True, text=True, check=True, timeout=HANGS_S,
     )  # fmt: skip
     config = tmp_path / "run" / "ds_config.json"
     assert done.stdout.startswith(f"--epochs 1 --deepspeed --deepspeed_config {config}\n")
@@ -268,7 +274,7 @@ def test_the_examples_of_trainers_start_them_by_the_plans_own_script_and_read_th
         program(tmp_path / "bin", name, script)
     done = subprocess.run(
         ["bash", EXAMPLES / f"{launcher.replace('-', '_')}.sh"], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=HANGS_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     started = done.stdout.partition("\n")[0]

@@ -14,7 +14,7 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import DATABASE_AWAY, Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
-from tests.processes.servers import environment, is_stopped, until
+from tests.processes.servers import HANGS_S, environment, is_stopped, until
 from tests.reliability.figures import measured
 from tests.served.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
 
@@ -41,7 +41,7 @@ def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
     url = database.url.render_as_string(hide_password=False)
     command = [sys.executable, "-m", "tests.processes.dying_writer", url, INSIDE, "SIGSTOP"]
     with subprocess.Popen(command, env=environment({}), stderr=subprocess.PIPE, text=True) as frozen:
-        until(lambda: is_stopped(frozen.pid), within_s=20.0)
+        until(lambda: is_stopped(frozen.pid))
         stopped_at = time.monotonic()
         # the other one alone: had it waited for the frozen one to be cut off, it would be both
         assert engine.sweep().requeued == 1
@@ -49,7 +49,7 @@ def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
         measured(6, "queued again, frozen inside a transaction", time.monotonic() - stopped_at, "s")
         ended = [engine.complete(claim, SUCCESS) for claim in (claimed(engine), claimed(engine))]
         frozen.send_signal(signal.SIGCONT)
-        _, said = frozen.communicate(timeout=20)
+        _, said = frozen.communicate(timeout=HANGS_S)
     assert ended == [True, True]
     assert frozen.returncode == 1
     assert "sqlalchemy.exc.OperationalError" in said  # a database that is away, not a bug of the worker's
@@ -97,7 +97,7 @@ def test_a_server_that_starts_waits_for_another_ones_migration_however_long_it_t
             starting = pool.submit(migrations.upgrade, second, migrations.head())
             with pytest.raises(TimeoutError):
                 starting.result(timeout=0.5)
-        starting.result(timeout=20.0)
+        starting.result(timeout=HANGS_S)
     second.close()
 
 

@@ -36,20 +36,20 @@ class RunningServer:
     url: str
 
     def post_job(self, problem: dict[str, Any], **options: Any) -> dict[str, Any]:  # noqa: ANN401
-        answer = httpx.post(f"{self.url}/v1/jobs", json=problem, timeout=10, **options)
+        answer = httpx.post(f"{self.url}/v1/jobs", json=problem, timeout=HANGS_S, **options)
         assert answer.status_code == 202, answer.text
         job: dict[str, Any] = answer.json()
         return job
 
     def job(self, job_id: str) -> dict[str, Any]:
-        job: dict[str, Any] = httpx.get(f"{self.url}/v1/jobs/{job_id}", timeout=10).json()
+        job: dict[str, Any] = httpx.get(f"{self.url}/v1/jobs/{job_id}", timeout=HANGS_S).json()
         return job
 
     def finished_job(self, job_id: str, *, within_s: float = HANGS_S) -> dict[str, Any]:
         """The job once it ended, by long polls."""
         until = time.monotonic() + within_s
         while time.monotonic() < until:
-            answer = httpx.get(f"{self.url}/v1/jobs/{job_id}", params={"wait": 5}, timeout=10)
+            answer = httpx.get(f"{self.url}/v1/jobs/{job_id}", params={"wait": 5}, timeout=HANGS_S)
             if answer.json()["state"] in TERMINAL_STATES:
                 job: dict[str, Any] = answer.json()
                 return job

@@ -166,10 +166,12 @@ class Outside:
 
 @contextmanager
 def without_reasons() -> Iterator[None]:
-    """Leave out why a plan is the best one: two thirds of the time of a small question."""
+    """Leave out why a plan is the best one and what else helps: most of the time of a small question."""
     nothing = Why(waterfall_s={}, losses=(), limits=())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("meshwright.solver.planner.plan.with_reasons", lambda _, __, plans, ___: tuple(plans))
+        patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_: ())
+        patch.setattr("meshwright.solver.planner.launchers.reference_of", lambda *_: None)
         patch.setattr(
             "meshwright.service.library.reasons_of", lambda _, __, configs, ___: [nothing] * len(configs)
         )

@@ -13,6 +13,7 @@ import pytest
 from meshwright_client.choosing import Choice
 from meshwright_client.launching import LaunchError, start
 from meshwright_client.nodes import Nodes
+from tests.processes.servers import HANGS_S
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
@@ -80,10 +81,10 @@ while started.poll() is None:
     launch.stdout.close()  # as the head of ``meshwright launch | head`` does
     launch.stdout = None
     ended_by = {"killed": -signal.SIGKILL, "unheard": 128 + signal.SIGPIPE}[how]
-    assert launch.communicate(timeout=20)[1] == ""
+    assert launch.communicate(timeout=HANGS_S)[1] == ""
     assert launch.returncode == ended_by
     training = Path("/proc", (tmp_path / "pid").read_text(), "stat")
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + HANGS_S
     while training.exists() and training.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < until_s
         time.sleep(0.05)
@@ -106,7 +107,7 @@ subprocess.Popen(["sleep", "30"])
     assert started.stdout.read(5) == b"\r 50%"  # while the job runs
     started.stdin.write(b"\n")
     started.stdin.close()
-    assert started.wait(timeout=20) == 0
+    assert started.wait(timeout=HANGS_S) == 0
     started.stdout.close()
 
 

@@ -197,4 +197,4 @@ def test_a_child_at_work_leaves_with_the_process_that_asked(tmp_path: Path) -> N
         until(lambda: len(list(child.iterdir())) > 1)  # it watches
         parent.kill()
         parent.wait()
-        until(lambda: not is_alive(int(told.read_text())), within_s=5.0)
+        until(lambda: not is_alive(int(told.read_text())))
