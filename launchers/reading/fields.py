@@ -245,9 +245,9 @@ class Fields:
         self.faults: list[FieldError] = []
         self.notes: list[str] = []
         ignored = [name for name in values if overrides.ignores(name)] if overrides is not None else []
+        self._values = {name: found for name, found in values.items() if name not in ignored}
         for name in ignored:
             self.note(f"line {values[name].line}: {shown(name)} is ignored (--ignore)")
-        self._values = {name: found for name, found in values.items() if name not in ignored}
         self._taken: set[str] = set()
 
     def spelled(self, name: str) -> str:
