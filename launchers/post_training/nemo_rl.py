@@ -16,6 +16,7 @@ from meshwright.launchers.post_training.target import (
     yaml_text,
 )
 from meshwright.launchers.target import ExportBundle
+from meshwright.profiles.adapters import FUSED_TARGETS, names_every
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.solver.post_training.problem import PostTraining, RolePlan, SideRole
 
@@ -175,9 +176,20 @@ def _policy(target: RoleTarget) -> Values:
             "sequence_parallel": config.sequence_parallel and config.tensor_parallel_size > 1,
             "activation_checkpointing": config.recompute_granularity == "full",
             "cpu_offload": False,
+            **({"lora_cfg": _adapters(target, "match_all_linear")} if asked.adapts else {}),
         }
     found["generation"] = _generation(target)
     return found
+
+
+def _adapters(target: RoleTarget, switch: str = "") -> Values:
+    """Return LoRA of a back end: every linear layer by a switch, or by no names (docs/guides/lora.md)."""
+    work = target.asked.training.workload
+    every = names_every(work.lora_targets) or work.lora_targets == FUSED_TARGETS
+    return {
+        "enabled": True, "dim": work.lora_rank, "alpha": 2 * work.lora_rank,
+        "target_modules": [] if every else list(work.lora_targets), **({switch: every} if switch else {}),
+    }  # fmt: skip
 
 
 def _megatron(target: RoleTarget) -> Values:
@@ -201,6 +213,8 @@ def _megatron(target: RoleTarget) -> Values:
         found["num_layers_in_last_pipeline_stage"] = layers[-1]
     if config.recompute_granularity != "none":
         found["recompute_granularity"] = config.recompute_granularity
+    if target.asked.adapts:
+        found["peft"] = _adapters(target)
     return found
 
 

@@ -18,6 +18,7 @@ from meshwright.launchers.post_training.recipe import (
     Other,
     Recipe,
     Values,
+    adapters_part,
     counted,
     finite,
     mapping_of,
@@ -27,6 +28,8 @@ from meshwright.launchers.post_training.recipe import (
 )
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.commands import commands_of, script_of
+from meshwright.profiles.adapters import ALL_LINEAR
+from meshwright.profiles.library import find_model
 from meshwright.shell.values import UNKNOWN
 from meshwright.solver.post_training.engines import ENGINES
 
@@ -171,8 +174,9 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
     prompts, responses = (_whole_at(values, f"grpo.{name}") for name in _COUNTS)
     age = _whole_at(values, "grpo.async_grpo.max_trajectory_age_steps", 1)
     reward = _nemo_reward(values)
+    model = model_of(str(policy.get("model_name")), "/policy/model_name")
     return Recipe(
-        launcher="nemo-rl", model=model_of(str(policy.get("model_name")), "/policy/model_name"),
+        launcher="nemo-rl", model=model,
         nodes=nodes, gpus_per_node=each,
         longest_tokens=_whole_at(values, "policy.max_total_sequence_length"),
         parts={
@@ -190,6 +194,7 @@ def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
                 "pin": _nemo_sizes(values, is_megatron=is_megatron),
             },
             "asynchrony": ways_of(colocated=colocated, steps=age if runs_ahead else 0),
+            **_nemo_adapters(values, model, is_megatron=is_megatron),
             **({"reward": reward} if reward else {}),
         },
         notes=(_DRAWN_AGAIN,) if _at(values, "grpo.use_dynamic_sampling") else (),
@@ -202,6 +207,11 @@ _DRAWN_AGAIN = "the recipe draws prompts anew with answers all right or all wron
 def _nemo_engine(values: Mapping[str, Any], backend: str) -> dict[str, Any]:
     if backend == "sglang":
         at = "policy.generation.sglang_cfg"
+        for name in ("pp_size", "dp_size", "ep_size"):
+            size = _whole_at(values, f"{at}.{name}", 1)
+            if size != 1:
+                where = f"/{at.replace('.', '/')}/{name}"
+                raise refused(where, f"{size}: only tensor parallelism is priced in an engine", "1")
         share = _number_at(values, f"{at}.mem_fraction_static", SGLANG_SHARE)
         return {"engine": "sglang", "tp": _whole_at(values, f"{at}.tp_size", 1), "memory_share": share}
     at = "policy.generation.vllm_cfg"
@@ -223,6 +233,21 @@ def _nemo_reward(values: Mapping[str, Any]) -> dict[str, Any]:
         "nodes": _whole_at(values, f"{at}.resources.num_nodes", 1),
         "tp": _whole_at(values, f"{at}.dtensor_cfg.tensor_parallel_size", 1),
     }
+
+
+def _nemo_adapters(values: Mapping[str, Any], model: str, *, is_megatron: bool) -> dict[str, Any]:
+    """Return the part of adapters; empty: every weight is trained. FSDP holds all weights in fp32."""
+    at = "policy.megatron_cfg.peft" if is_megatron else "policy.dtensor_cfg.lora_cfg"
+    if not _at(values, f"{at}.enabled"):
+        return {}
+    every = not is_megatron and bool(_at(values, f"{at}.match_all_linear", default=True))
+    given: Values = {
+        "lora_r": _whole_at(values, f"{at}.dim", 8),
+        "lora_target_modules": None if every else _at(values, f"{at}.target_modules"),
+        "exclude_modules": _at(values, f"{at}.exclude_modules") or None,
+    }
+    base = "bf16" if is_megatron else "fp32"
+    return {"adapters": adapters_part(given, model, base, ALL_LINEAR)}
 
 
 _COUNTS = ("num_prompts_per_step", "num_generations_per_prompt")
@@ -255,8 +280,6 @@ def _require_grpo(values: Mapping[str, Any]) -> None:
 
 
 _NOT_PRICED = {
-    "policy.dtensor_cfg.lora_cfg.enabled": "adapters of a policy are not priced in a step yet",
-    "policy.megatron_cfg.peft.enabled": "adapters of a policy are not priced in a step yet",
     "policy.megatron_cfg.fp8_cfg.enabled": "an update in 8 bits is not priced yet",
     "policy.draft.enabled": "speculative decoding is not priced yet",
     "policy.generation.vllm_kwargs.speculative_config": "speculative decoding is not priced yet",
@@ -299,10 +322,12 @@ def _verl(name: str, text: str) -> Recipe:
     longest = _whole(values, "data.max_prompt_length") + _whole(values, "data.max_response_length")
     rollout_nodes = _whole({"rollout.nnodes": "1", **values}, "rollout.nnodes") if apart else 0
     reward = _verl_reward(values)
+    model = model_of(_path(values, "actor_rollout_ref.model.path"), "/actor_rollout_ref.model.path")
+    _require_critic_like(values, model)
     return Recipe(
         launcher="verl", nodes=nodes + rollout_nodes + reward.get("nodes", 0), gpus_per_node=each,
         longest_tokens=longest,
-        model=model_of(_path(values, "actor_rollout_ref.model.path"), "/actor_rollout_ref.model.path"),
+        model=model,
         parts={
             "algorithm": {
                 **({"name": "ppo"} if "gae" in values.get(_ESTIMATOR, "gae") else {}),
@@ -319,9 +344,24 @@ def _verl(name: str, text: str) -> Recipe:
                 "pin": _verl_sizes(values, is_megatron=is_megatron),
             },
             "asynchrony": ways_of(colocated=not apart, steps=int(steps)),
+            **_verl_adapters(values, model),
             **({"reward": reward} if reward else {}),
         },
     )  # fmt: skip
+
+
+def _require_critic_like(values: Values, model: str) -> None:
+    """Refuse a critic of another size than the policy.
+
+    Raises:
+        InvalidProblemError: with its path.
+    """
+    at = "critic.model.path"
+    if "gae" not in values.get(_ESTIMATOR, "gae") or at not in values:
+        return
+    sizes = [find_model(one).num_parameters() for one in (model, model_of(_path(values, at), f"/{at}"))]
+    if sizes[0] != sizes[1]:
+        raise refused(f"/{at}", "a critic of another size than the policy is not priced yet", model)
 
 
 def _verl_reward(values: Values) -> dict[str, Any]:
@@ -367,9 +407,29 @@ def _require_priced(values: Values) -> None:
         raise refused("/actor_rollout_ref.rollout.name", f"{engine} is not priced yet", words)
     if "npu" in str(values.get("trainer.device", "")):
         raise refused("/trainer.device", "npu: engines on NPUs are not priced", "cuda")
-    rank = str(values.get("actor_rollout_ref.model.lora_rank", "0"))
-    if rank not in {"0", ""}:
-        raise refused("/actor_rollout_ref.model.lora_rank", f"{rank}: adapters are not priced yet")
+    for name in ("actor_rollout_ref.model.lora.rank", "critic.model.lora_rank", "critic.model.lora.rank"):
+        rank = str(values.get(name, "0"))
+        if rank not in {"0", ""}:
+            words = "adapters of a critic" if name.startswith("critic") else "adapters under Megatron"
+            raise refused(f"/{name}", f"{rank}: {words} are not priced yet", "0")
+
+
+def _verl_adapters(values: Values, model: str) -> dict[str, Any]:
+    """Return the part of adapters; empty: all weights are trained. They are fp32 by default."""
+    at, actor = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+    rank = _whole({f"{at}.lora_rank": "0", **values}, f"{at}.lora_rank", least=0)
+    if not rank:
+        return {}
+    layers = _text({f"{at}.target_modules": "all-linear", **values}, f"{at}.target_modules")
+    dtype = f"{actor}.fsdp_config.model_dtype"
+    base = "bf16" if _text({dtype: "fp32", **values}, dtype) in ("bf16", "bfloat16") else "fp32"
+    excluded = str(values.get(f"{at}.exclude_modules", "null"))
+    given: Values = {
+        "lora_r": rank,
+        "lora_target_modules": layers.strip("[]").replace("'", "").split(",") if "[" in layers else layers,
+        "exclude_modules": None if excluded == "null" else excluded,
+    }
+    return {"adapters": adapters_part(given, model, base, ALL_LINEAR)}
 
 
 def _verl_sizes(values: Values, *, is_megatron: bool) -> dict[str, Any]:
@@ -494,5 +554,5 @@ def _number(values: Values, name: str) -> float:
     return finite(_text(values, name), f"/{name}")
 
 
-def _whole(values: Values, name: str) -> int:
-    return counted(_text(values, name), f"/{name}")
+def _whole(values: Values, name: str, least: int = 1) -> int:
+    return counted(_text(values, name), f"/{name}", least)

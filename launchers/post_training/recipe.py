@@ -11,7 +11,7 @@ from meshwright.launchers.reading.adapters import adapted, of_peft, refuse_uncou
 from meshwright.launchers.reading.base import Overrides
 from meshwright.launchers.reading.documents import LocatedValue
 from meshwright.launchers.reading.fields import Fields
-from meshwright.profiles.adapters import ALL_LINEAR, names_every
+from meshwright.profiles.adapters import ALL_LINEAR, FUSED_TARGETS, names_every
 from meshwright.profiles.documents import read_yaml, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import find_model
@@ -124,8 +124,9 @@ def adapters_part(values: Values, model: str, base: str, default: tuple[str, ...
     if model and default is None:
         targets = of_peft(fields, targets, find_model(model))
     rank = counted(values.get("lora_r"), "/lora_r")
+    every = names_every(targets) or targets == FUSED_TARGETS
     return {
-        "rank": rank, "targets": [*(ALL_LINEAR if names_every(targets) else targets)],
+        "rank": rank, "targets": [*(ALL_LINEAR if every else targets)],
         "base_precision": base,
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ from meshwright.launchers.post_training.target import (
     warnings_of,
 )
 from meshwright.launchers.target import ExportBundle
+from meshwright.profiles.adapters import names_every
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.post_training.engines import COLOCATED_SHARE, MEMORY_SHARES
@@ -117,6 +118,8 @@ def overrides_of(target: RoleTarget) -> Values:
         f"{rollout}.max_num_seqs": target.most_running,
         f"{rollout}.max_model_len": asked.lengths.longest,
     }
+    if asked.adapts:
+        found |= _adapters(target)
     if asked.has_critic:
         found |= _critic(target, found)
     if asked.reward_model is not None:
@@ -124,6 +127,21 @@ def overrides_of(target: RoleTarget) -> Values:
     if asked.precision == "fp8":
         found[f"{rollout}.quantization"] = "fp8"
     return found | (_together(target) if target.is_colocated else _apart(target))
+
+
+def _adapters(target: RoleTarget) -> Values:
+    """Return peft's adapters, and engines that load the frozen weights once (docs/advance/ppo_lora.rst)."""
+    work, model = target.asked.training.workload, "actor_rollout_ref.model"
+    layers = "all-linear" if names_every(work.lora_targets) else f"[{','.join(work.lora_targets)}]"
+    types = {"bf16": "bf16", "fp32": "fp32"}
+    return {
+        f"{model}.lora_rank": work.lora_rank,
+        f"{model}.lora_alpha": 2 * work.lora_rank,
+        f"{model}.target_modules": layers,
+        "actor_rollout_ref.actor.fsdp_config.model_dtype": types[work.base_precision],
+        "actor_rollout_ref.rollout.load_format": "safetensors",
+        "actor_rollout_ref.rollout.layered_summon": True,
+    }
 
 
 def _is_offloaded(target: RoleTarget) -> bool:

@@ -147,7 +147,8 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
     rollout = _rollout(_part(reader, "rollout", required=False), launcher)
     training = _training(_part(reader, "training", required=False), launcher, rollout["engine"])
-    adapters = _adapters(reader.child("adapters"))
+    usual = PLACES[launcher].base_of.get(training["trainer"])
+    adapters = _adapters(reader.child("adapters"), usual)
     reward = _reward(_part(reader, "reward", required=False))
     ahead = _asynchrony(_part(reader, "asynchrony", required=False))
     search = _search(_part(reader, "search", required=False))
@@ -320,14 +321,22 @@ def _training(reader: FieldReader, launcher: str, engine: str) -> dict[str, Any]
     return found
 
 
-def _adapters(reader: FieldReader | None) -> dict[str, Any]:
-    """Return the adapters as fields of a workload; empty: every weight of the policy is trained."""
+def _adapters(reader: FieldReader | None, usual: str | None) -> dict[str, Any]:
+    """Return the adapters as fields of a workload; empty: every weight of the policy is trained.
+
+    ``usual``: the only precision of frozen weights that the trainer has; None: the request's.
+    """
     if reader is None:
         return {}
     found: dict[str, Any] = {
         "lora_rank": reader.integer("rank", high=MAX_RANK),
-        "base_precision": reader.choice("base_precision", BASES, default=BASES[0]),
+        "base_precision": reader.choice("base_precision", BASES, default=usual or BASES[0]),
     }
+    if usual is not None and found["base_precision"] != usual:
+        reader.fault(
+            "base_precision", f"{found['base_precision']}: this trainer holds all weights in {usual}",
+            allowed=usual, nearest=usual,
+        )  # fmt: skip
     if reader.has("targets"):
         found["lora_targets"] = reader.value("targets")
     reader.refuse_unknown()
@@ -658,10 +667,12 @@ def _adapter_faults(asked: PostTraining) -> Iterator[FieldError]:
     places = asked.places
     if asked.adapts and asked.trainer not in places.adapts:
         able = [name for name, one in PLACES.items() if one.adapts]
+        own = f"training: {{trainer: {places.adapts[0]}}}" if places.adapts else ""
         yield FieldError(
             pointer="/adapters/rank",
-            message=f"files of {asked.launcher} with adapters are not written yet",
-            allowed=f"launcher: {', '.join(able)}", nearest=f"launcher: {able[0]}",
+            message=f"files of {asked.launcher} ({asked.trainer}) with adapters are not written yet",
+            allowed=", or ".join(filter(None, (own, f"launcher: {', '.join(able)}"))),
+            nearest=own or f"launcher: {able[0]}",
         )  # fmt: skip
     if not asked.sleeps and (not places.stays_awake or asked.pins.mode != "colocated"):
         others = ", ".join(name for name, one in PLACES.items() if one.stays_awake)

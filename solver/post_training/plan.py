@@ -183,8 +183,10 @@ def measured_corrections(
 
 
 def refit_s_of(asked: PostTraining) -> float:
-    """Return the seconds in which the engines get the new weights."""
-    return REFIT_FIXED_S + 2.0 * asked.model.num_parameters() / REFIT_BYTES_PER_S
+    """Return the seconds in which the engines get the new weights, or the new adapters alone."""
+    alone = asked.adapts and asked.places.syncs_adapters
+    moved = asked.trained_parameters if alone else asked.model.num_parameters()
+    return REFIT_FIXED_S + 2.0 * moved / REFIT_BYTES_PER_S
 
 
 def ways_of(asked: PostTraining) -> tuple[tuple[Mode, int], ...]:
@@ -854,5 +856,7 @@ def _notes(asked: PostTraining, *, was_cut: bool) -> Iterator[str]:
         yield f"lengths are assumed: log-normal answers, {100 * RUNAWAY:g} % of them run to lengths.max"
     if asked.engine != "vllm":
         yield f"kernels of {asked.engine} are priced as vLLM's, its host as hidden: measure a step"
+    if asked.adapts and asked.places.syncs_adapters:
+        yield "engines run adapters beside the weights, whose kernels are not priced: measure a step"
     if asked.model.sliding_window:
         yield "an engine's memory and time are upper bounds: windows of local attention are not counted"

@@ -64,6 +64,9 @@ class Places:
     stays_awake: bool = False  # its engines may keep their memory while training runs on their GPUs
     adapts: tuple[str, ...] = ()  # trainers that train adapters of a frozen policy
     adapted: tuple[str, ...] = ALL_LINEAR  # the layers that get them, where nothing names any
+    base_of: Mapping[str, str] = field(default_factory=dict)  # precision of frozen weights, by trainer
+    swaps_reference: bool = False  # with adapters, too: a copy with adapters of 0 takes the policy's place
+    syncs_adapters: bool = False  # engines get adapters alone, and run them beside the weights
     pads: bool = False  # answers of an update to the longest, instead of packing them
     constraints: tuple[str, ...] = ()  # on roles, in the language of search.constraints
     with_engine: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)  # fewer of these
@@ -81,6 +84,9 @@ PLACES: Mapping[str, Places] = {
     # dtensor_policy_worker_v2.py stream_weights_via_http). TensorRT-LLM comes after 0.7.0
     "nemo-rl": Places(
         reward=("own",),
+        adapts=("megatron", "fsdp"),
+        base_of={"fsdp": "fp32"},  # automodel/setup.py:671: all in one type, which FSDP requires
+        swaps_reference=True,  # megatron/setup.py:1489 setup_reference_model_state
         engines=("vllm", "sglang"),
         with_engine={
             "sglang": {"modes": ("colocated",), "trainers": ("fsdp",), "precisions": ("bf16",)},
@@ -93,6 +99,8 @@ PLACES: Mapping[str, Places] = {
         reward=("own", "turn"),
         reward_modes=("colocated",),
         scores_as_answers_end=True,
+        adapts=("fsdp",),  # workers/fsdp_workers.py:435; :725 has its engines' adapters
+        syncs_adapters=True,
         engines=("vllm", "sglang"),
     ),
     # slime: SGLang and Megatron alone. train_async.py draws one step ahead. slime 0.2.4's critic has GPUs

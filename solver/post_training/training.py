@@ -260,7 +260,8 @@ def logits_pass_s(asked: PostTraining, plan: Plan, group: NodeGroup) -> float:
 
 def reference_s(asked: PostTraining, plan: Plan) -> float:
     """Return the seconds in which the reference model takes the place of the policy, and back."""
-    if asked.adapts or not asked.reference or (asked.launcher, asked.trainer) != ("nemo-rl", "megatron"):
+    adapts_off = asked.adapts and not asked.places.swaps_reference
+    if adapts_off or not asked.reference or (asked.launcher, asked.trainer) != ("nemo-rl", "megatron"):
         return 0.0
     own = max(stage.memory_bytes["weights"] for stage in plan.prediction.stages)
     return REFERENCE_MOVES * own / PAGEABLE_BYTES_PER_S
@@ -292,7 +293,7 @@ def price_of(
     logits_s = logits_pass_s(asked, plan, part)
     swapped = 2.0 * OPTIMIZER_BYTES * asked.trained_parameters / part.num_gpus / HOST_BYTES_PER_S
     forward, adapters = forward_s(evaluation) * asked.updates, 0.0
-    if asked.adapts:  # the same passes without them
+    if asked.adapts and not asked.places.swaps_reference:  # the same passes without them
         bare = replace(problem, workload=replace(problem.workload, lora_targets=()))
         (alone,) = evaluate(bare, profile, [plan.config])
         adapters = max(forward - forward_s(alone) * asked.updates, 0.0)

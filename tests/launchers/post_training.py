@@ -89,6 +89,15 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "qwen3-8b", "nodes": 2, "training": 1, "adapters": {"rank": 8, "base_precision": "fp32"},
         "layout": {"zero": 3, "recompute_granularity": "full"},
     },
+    "verl+lora-fsdp-colocated": {
+        "model": "qwen3-8b", "nodes": 1, "training": 1, "layout": {"zero": 3}, "adapters": {"rank": 32},
+    },
+    "nemo-rl+lora-fsdp-colocated": {
+        "model": "qwen3-8b", "nodes": 1, "training": 1, "layout": {"zero": 3}, "adapters": {"rank": 128},
+    },
+    "nemo-rl+lora-megatron-colocated": {
+        "model": "qwen3-8b", "nodes": 1, "training": 1, "layout": {"tp": 2}, "adapters": {"rank": 64},
+    },
     "nemo-rl+reward-megatron-async": {
         "model": "qwen3-8b", "nodes": 4, "training": 1, "off": 1, "layout": {"tp": 2}, "reward": 8,
     },

@@ -39,6 +39,21 @@ REFUSED = [
     ("a.yaml", NEMO.replace("train_g", "draft: {enabled: true}, train_g"), "/policy/draft/enabled"),
     ("a.sh", VERL.replace("ENGINE", f"{ENGINE}=trtllm"), f"/{ENGINE}"),
     ("a.sh", VERL.replace("=grpo", "=rloo"), "/algorithm.adv_estimator"),
+    (
+        "a.sh",
+        VERL.replace("ENGINE", "actor_rollout_ref.model.lora.rank=8"),
+        "/actor_rollout_ref.model.lora.rank",
+    ),
+    (
+        "a.sh",
+        VERL.replace("=grpo", "=gae critic.model.path=Qwen/Qwen3-4B").replace("ENGINE", ""),
+        "/critic.model.path",
+    ),
+    (
+        "a.yaml",
+        NEMO[:-2] + ", generation: {backend: sglang, sglang_cfg: {pp_size: 2}}}\n",
+        "/policy/generation/sglang_cfg/pp_size",
+    ),
     ("a.sh", "python3 train.py\n", ""),
     ("a.sh", SLIME + " --loss-type sft_loss\n", "/--loss-type"),
     ("a.sh", SLIME + " --sglang-ep-size 8\n", "/--sglang-ep-size"),
@@ -150,6 +165,24 @@ def test_adapters_of_a_script_come_from_its_lora_config_and_weights_are_fp32_as_
     )
     default = read_recipe("a.py", wrapped).parts["adapters"]  # peft's own rank and layers
     assert (default["rank"], default["targets"]) == (8, ["q_proj", "v_proj"])
+
+
+def test_adapters_of_verl_and_nemo_rl_count_their_own_defaults() -> None:
+    """verl's FSDP actor holds fp32 by default, NeMo-RL's always; Megatron's workers bf16."""
+    verl = VERL.replace("ENGINE", "actor_rollout_ref.model.lora_rank=64 MORE")
+    found = read_recipe("a.sh", verl.replace("MORE", "")).parts["adapters"]
+    assert found == {"rank": 64, "targets": ["all-linear"], "base_precision": "fp32"}
+    named = "actor_rollout_ref.model.target_modules=[q_proj,v_proj] "
+    named += "actor_rollout_ref.actor.fsdp_config.model_dtype=bf16"
+    found = read_recipe("a.sh", verl.replace("MORE", named)).parts["adapters"]
+    assert (found["targets"], found["base_precision"]) == (["q_proj", "v_proj"], "bf16")
+    fsdp = NEMO[:-2] + ", dtensor_cfg: {lora_cfg: {enabled: true, dim: 128}}}\n"
+    assert read_recipe("a.yaml", fsdp).parts["adapters"] == {
+        "rank": 128, "targets": ["all-linear"], "base_precision": "fp32"
+    }  # fmt: skip
+    peft = "megatron_cfg: {enabled: true, peft: {enabled: true, target_modules: [linear_qkv]}}"
+    found = read_recipe("a.yaml", NEMO[:-2] + f", {peft}}}\n").parts["adapters"]
+    assert found == {"rank": 8, "targets": ["linear_qkv"], "base_precision": "bf16"}
 
 
 def test_processes_with_whole_adapters_are_replicas_and_zero_2_says_so() -> None:

@@ -55,7 +55,17 @@ REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
         "/asynchrony/mode",
         "apart",
     ),
-    ({"launcher": "slime", "adapters": {"rank": 8}}, "/adapters/rank", "launcher: trl"),
+    ({"launcher": "slime", "adapters": {"rank": 8}}, "/adapters/rank", "launcher: nemo-rl"),
+    (
+        {"launcher": "verl", "adapters": {"rank": 8}},  # under Megatron, its default
+        "/adapters/rank",
+        "training: {trainer: fsdp}",
+    ),
+    (
+        {"training": {"trainer": "fsdp"}, "adapters": {"rank": 8, "base_precision": "bf16"}},
+        "/adapters/base_precision",
+        "fp32",
+    ),
     ({"launcher": "trl", "adapters": {"rank": 8, "targets": ["linear_qkv"]}}, "/adapters/targets", None),
     (
         {"launcher": "trl", "adapters": {"rank": 8, "base_precision": "nf4"}},
