@@ -362,10 +362,11 @@ def _layout(whole: Values, mesh: Values, *, adapts: bool) -> dict[str, Any]:
     """Return the sizes of training that a recipe fixes."""
     replays = whole["gradient_checkpointing"] not in _FALSE
     found: dict[str, Any] = {
-        "cp": 1, "mbs": _whole(whole, "per_device_train_batch_size"),
+        "dp": _whole(mesh, "num_processes"), "cp": 1,
+        "mbs": _whole(whole, "per_device_train_batch_size"),
         "recompute_granularity": "full" if replays else "none",
     }  # fmt: skip
-    ranks = _whole(mesh, "num_processes")
+    ranks = found["dp"]
     if ranks == 1 or (adapts and _stage(mesh) != _ZERO_3):
         return {**found, "zero_stage": 0}
     return {**found, "zero_stage": _ZERO_3, "zero_shard_size": ranks}

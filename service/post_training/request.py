@@ -5,6 +5,7 @@ Lengths are of a prompt and its answer together, in tokens. Model and cluster ar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -548,9 +549,10 @@ def _training_problem(
 
 
 def _one_batch(pins: Mapping[str, Any]) -> int:
-    """Return a batch that a pinned micro-batch divides; each number of GPUs sets its own later."""
-    stated = pins.get("mbs", pins.get("micro_batch_size"))
-    return stated if isinstance(stated, int) and stated > 0 else 1
+    """Return a batch that pinned sizes divide; each number of GPUs sets its own later."""
+    named = (("mbs", "micro_batch_size"), ("dp", "data_parallel_size"))
+    stated = [pins.get(short, pins.get(name)) for short, name in named]
+    return math.prod(one for one in stated if isinstance(one, int) and one > 0)
 
 
 def _priced_as(launcher: str, trainer: str, *, adapts: bool) -> str:

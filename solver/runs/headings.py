@@ -67,6 +67,7 @@ _IN_CELLS: Mapping[str, Mapping[str, float]] = {  # of a number's cells; "4M" of
 }
 _NUMBER = re.compile(r"([\d.,_]*\d)(?: ?([a-zA-Z]+))?")
 _IN_GROUPS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_OF_A_STEP = re.compile(r"(?:step|it|iter|iteration)s?(?:[\s_]*[(\[{,]|_)[\s_]*(\w+)\W*")  # not iter/s
 _SMALL = 0.1  # units above it have few before the comma: 9,125 s may be 9.125 s, 9,125 ms are not
 
 
@@ -98,6 +99,9 @@ def headings_of(written: Sequence[str]) -> Headings:
 
 
 def _column_of(heading: str) -> tuple[str, float]:
+    timed = _OF_A_STEP.fullmatch(heading.strip().lower())
+    if timed is not None and timed[1] in _UNITS["step_time_s"]:
+        return "step_time_s", _UNITS["step_time_s"][timed[1]]
     words = re.sub(r"(?:[^\w%]|_)+", " ", heading.lower()).strip()  # letters of any alphabet stay: µs
     if (column := _NAMES.get(words)) is not None:
         return column, 1.0

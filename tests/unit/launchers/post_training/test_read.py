@@ -156,7 +156,7 @@ def test_adapters_of_a_script_come_from_its_lora_config_and_weights_are_fp32_as_
     assert found.parts["algorithm"] == {"prompts": 4, "responses": 8, "updates": 1, "reference": True}
     assert found.parts["rollout"] == {"engine": "vllm", "tp": 1, "memory_share": 0.3, "sleep": False}
     assert found.parts["training"]["pin"] == {
-        "cp": 1, "mbs": 8, "recompute_granularity": "full", "zero_stage": 0
+        "dp": 1, "cp": 1, "mbs": 8, "recompute_granularity": "full", "zero_stage": 0
     }  # fmt: skip
     half = LORA.replace("beta=", "model_init_kwargs={'dtype': torch.bfloat16}, beta=")
     assert read_recipe("a.py", half).parts["adapters"]["base_precision"] == "bf16"
@@ -188,12 +188,13 @@ def test_adapters_of_verl_and_nemo_rl_count_their_own_defaults() -> None:
 def test_processes_with_whole_adapters_are_replicas_and_zero_2_says_so() -> None:
     command = TRL + " --use_peft --lora_r 64 --dtype bfloat16\n"
     replicas = read_recipe("a.sh", command.replace("fsdp2", "multi_gpu"))
-    assert (replicas.parts["training"]["pin"]["zero_stage"], replicas.notes) == (0, ())
+    fixed = replicas.parts["training"]["pin"]
+    assert (fixed["dp"], fixed["zero_stage"], replicas.notes) == (8, 0, ())
     second = read_recipe("a.sh", command.replace("fsdp2", "deepspeed_zero2"))
     assert second.parts["training"]["pin"]["zero_stage"] == 0
     assert second.notes[0].startswith("ZeRO 2 of adapters is priced as whole replicas")
     shards = read_recipe("a.sh", command).parts["training"]["pin"]
-    assert (shards["zero_stage"], shards["zero_shard_size"]) == (3, 8)
+    assert (shards["dp"], shards["zero_stage"], shards["zero_shard_size"]) == (8, 3, 8)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,9 @@ def test_a_recipe_for_more_nodes_names_the_recipe_and_the_field() -> None:
 
 
 GRPO = """\
-args = GRPOConfig(use_vllm=True, num_generations=8, model_init_kwargs={"dtype": "bfloat16"})
+args = GRPOConfig(
+    use_vllm=True, num_generations=8, gradient_accumulation_steps=2, model_init_kwargs={"dtype": "bfloat16"}
+)
 GRPOTrainer(model="Qwen/Qwen3-1.7B", args=args, peft_config=LoraConfig(r=16, target_modules="all-linear"))
 """
 
@@ -62,10 +64,11 @@ def test_a_script_with_adapters_needs_no_question_but_the_gpus(
     with pytest.raises(InvalidProblemError, match="names no type of GPU") as caught:
         explain_roles({}, script, json_output=True)
     assert caught.value.errors[0].nearest == "--gpus 1xH100"
-    pool = {"cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 1}]}}
+    pool = {"cluster": {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]}}
     assert explain_roles(pool, script, json_output=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["yours"]["training"]["plan"]["config"]["micro_batch_size"] == 8
+    assert found["yours"]["training"]["gpus"] == 1, "python starts one process, whatever the pool has"
     assert found["best"]["step_s"] <= found["yours"]["step_s"]
     assert predict_recipe(pool, script, json_output=True) == 0
     (plan,) = json.loads(capsys.readouterr().out)["plans"]

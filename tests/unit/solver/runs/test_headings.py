@@ -31,6 +31,9 @@ from meshwright.solver.runs.table import read_runs
         ("tok/s/GPU", "11.2k", "tokens_per_s_per_gpu", "11200"),
         ("tokens/s", "1.2M", "tokens_per_s", "1200000"),
         ("Step (ms)", "1,234", "step_time_s", "1.234"),
+        ("Iter (s)", "11.2", "step_time_s", "11.2"),  # no iterations of a second
+        ("iteration [ms]", "11200", "step_time_s", "11.2"),
+        ("step_s", "11.2", "step_time_s", "11.2"),
         ("Step", "1000", "Step", "1000"),  # its number
         ("Step time (µs)", "850", "Step time (µs)", "850"),
         ("Memory (%)", "60.2", "Memory (%)", "60.2"),
