@@ -31,6 +31,7 @@ _PCIE = re.compile(r"\bpci[ -]?e(?:xpress)?\b|\bpci express\b")
 _BETWEEN = re.compile(r"(?:[\s_,()-]|(?<= )/(?= ))+")
 APPLE = re.compile(r"(?:apple )?m[1-9] ?(?:pro|max|ultra)?|apple silicon|mps|mac(?:book|mini)?(?: \w+)*")
 CPU = re.compile(r"cpus?|(?:intel )?(?:xeon|core)\b.*|(?:amd )?(?:epyc|ryzen|threadripper)\b.*")
+LAPTOP = re.compile(r".*\b(?:laptop|mobile|max-?q|notebook)\b.*")
 _SIZE = re.compile(r"(?<=\w) (\d{2,3})(?= (?:sxm|pcie)|$)")  # without its unit: a100-40, v100 16 sxm
 _COUNTS = ("64", "128", "256")  # which are as often how many: a100-64
 _SLICE = re.compile(r"(?:tpu )?v\d(?![\d])")  # v5e-16 are 16 chips

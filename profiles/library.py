@@ -28,6 +28,7 @@ from meshwright.profiles.errors import (
 from meshwright.profiles.gpu_words import (
     APPLE,
     CPU,
+    LAPTOP,
     Words,
     holds,
     maker_of,
@@ -217,6 +218,8 @@ def _unknown_gpu(name: str, pointer: str) -> UnknownNameError:
         why = "Apple GPUs are not supported"
     elif CPU.fullmatch(spaced(name)):
         why = "CPUs are not supported"
+    elif LAPTOP.fullmatch(spaced(name)):
+        why = "The catalog has cards, and a laptop's GPU has less memory and a lower clock"
     elif words is not None and known:
         fitting = sorted(_fitting(words))
         allowed = ", ".join(fitting or sorted(known))

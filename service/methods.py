@@ -120,6 +120,7 @@ def what_fits(
     optimizer: str | None = None,
     lora_rank: int = RANK,
     typed: Mapping[str, object] | None = None,
+    asked: Sequence[str] = (),
 ) -> list[FitRow]:
     """Return every method under every launcher that can train so: those that fit first, fastest first.
 
@@ -130,6 +131,7 @@ def what_fits(
         optimizer: of full training; None: AdamW, and AdamW in 8 bits.
         lora_rank: of the adapters.
         typed: options of samples and images as the user typed them, for the commands.
+        asked: model and GPUs as the user typed them, for the commands; empty: as the request has them.
 
     Raises:
         InvalidProblemError: the request is invalid, or no method is possible under the launcher.
@@ -138,35 +140,36 @@ def what_fits(
     from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - the same
     from meshwright.service.requests.checks import check_launcher  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
-    from meshwright.solver.space.launcher_choice import bound, launcher_faults, launchers_able  # noqa: PLC0415 - the same
+    from meshwright.solver.space.launcher_choice import bound, launchers_able  # noqa: PLC0415 - the same
 
     check_launcher(launcher)
     gpus = cluster_from_mapping(request.get("cluster")).num_gpus
     usual = usual_length(model_from_mapping(request.get("model")))
     work = {"seq_length": usual, "global_batch_size": SEQUENCES * gpus, **request.get("workload", {})}
+    alone = "none" if launcher == "any" else launcher
+    question = asked or [word for part in ("model", "cluster") for word in _typed(request.get(part), part)]
     found, refused = list[FitRow](), None
     for method in methods_of(optimizer, lora_rank):
-        asked = {
+        whole = {
             **request, "workload": {**work, **_of_method(method, work)}, "launcher": "any",
             "search": {**request.get("search", {}), "allow": [*method.allow]},
         }  # fmt: skip
         try:
-            problem = parse_problem(asked)
+            problem = parse_problem(whole)
             able = launchers_able(problem)
+            if method.is_first and not (able if launcher == "any" else launcher in able):
+                parse_problem({**whole, "launcher": alone})  # says why not, and who can
         except InvalidProblemError as fault:
             if method.is_first:
                 refused = fault
             continue
-        if method.is_first and launcher not in able:
-            faults = [*launcher_faults(problem, "none" if launcher == "any" else launcher)]
-            refused = InvalidProblemError(faults) if faults else None
         for name in able if launcher == "any" else [one for one in able if one == launcher]:
             fit, allow = _best_fit(bound(problem, name))
             if fit is not None:
                 own = replace(
                     method, option=" ".join((method.option, *(f"--allow {one}" for one in allow)))
                 )
-                command = _command(request, {**work, **(typed or {})}, own, name, fit)
+                command = _command(question, {**work, **(typed or {})}, own, name, fit)
                 each = max(work["global_batch_size"] // gpus, 1)
                 found.append(
                     FitRow(
@@ -236,11 +239,10 @@ def _of_method(method: Method, work: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _command(
-    request: Mapping[str, Any], work: Mapping[str, Any], method: Method, launcher: str, fit: Fit
+    question: Sequence[str], work: Mapping[str, Any], method: Method, launcher: str, fit: Fit
 ) -> str:
     """Return the command that plans a row and writes its launch files."""
-    model, cluster = (_typed(request.get(part), part) for part in ("model", "cluster"))
-    words = ["meshwright", "plan", *model, *cluster]
+    words = ["meshwright", "plan", *question]
     stated = {**work, **{name: one for name, one in _of_method(method, work).items() if name in _OF_DATA}}
     for name in ("global_batch_size", "seq_length", "precision", *_OF_DATA):
         if stated.get(name) is not None and (name, stated[name]) != ("precision", "bf16"):

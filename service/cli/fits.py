@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshwright.service.cli.options import completion_of
-from meshwright.service.methods import RANK, FitRow, memory_words, time_words, usual_length, what_fits
+from meshwright.service.methods import RANK, FitRow, memory_words, time_words, what_fits
 
 if TYPE_CHECKING:  # help loads no table
     from rich.console import RenderableType
 
 _TOKENS = 10_000_000
+_LINES = 12  # of the table, unless all rows are asked for
 
 
 def fits(  # noqa: PLR0913 - the signature is the list of options
@@ -25,7 +27,7 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
         ),
     ],
     *,
-    gpus: Annotated[str | None, typer.Option(help="GPUs by type, e.g. 1xRTX-4090 or 8xH100.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="GPUs by type, e.g. RTX-4090 or 8xH100.")] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -61,6 +63,7 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     ] = None,
     image_tokens: Annotated[str | None, typer.Option(help="Tokens of an image, e.g. 1024.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of your data set, e.g. 10M.")] = _TOKENS,
+    full: Annotated[bool, typer.Option("--full", help="Show every launcher.")] = False,
     every: Annotated[
         bool, typer.Option("--commands", help="Print the command of every row, which writes its files.")
     ] = False,
@@ -71,44 +74,53 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     yes: the out-of-memory risk is at most 5 %. tight: it is at most 50 %. no: it runs out of memory.
     """
     from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - help loads no solver
-    from meshwright.service.cli.problem_options import request_of  # noqa: PLC0415 - the same
+    from meshwright.service.cli.problem_options import one_of, request_of  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import FOUND, INFEASIBLE, print_json, screen  # noqa: PLC0415 - the same
     from meshwright.service.report.summary import gpus_words  # noqa: PLC0415 - the same
+    from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
 
-    batch = None if global_batch_size is None else str(global_batch_size)
     of_data: dict[str, object] = {
         "sample": sample, "reference": reference, "images_per_sample": images_per_sample,
         "image_tokens": image_tokens,
     }  # fmt: skip
-    of_run = {"gpus": gpus, "cluster": cluster, "global_batch_size": batch, "precision": precision}
+    of_run = {
+        "gpus": one_of(gpus), "cluster": cluster, "seq_length": seq_length, "precision": precision,
+        "global_batch_size": None if global_batch_size is None else str(global_batch_size),
+    }  # fmt: skip
     given = {name: value for name, value in {**of_run, **of_data}.items() if value is not None}
-    if gpus is None and cluster is None:
-        given["cluster"] = "here"
     request = request_of(model, given)
+    hardware = {name: value for name, value in (("gpus", of_run["gpus"]), ("cluster", cluster)) if value}
+    if "cluster" not in request:
+        hardware["cluster"] = "here"
+        request = request_of(model, {**given, **hardware})
+    if "model" not in request:
+        parse_problem(request)  # says what is missing
     spec = model_from_mapping(request["model"])
-    workload = request.get("workload")
-    stated = workload.get("seq_length") if isinstance(workload, dict) else None
-    length = seq_length or stated or usual_length(spec)
-    request = request_of(model, given := {**given, "seq_length": length})
     if alone := spec.tower is not None and images_per_sample is None:
         of_data["images_per_sample"] = 0.0
-        request = request_of(model, {**given, "images_per_sample": 0.0})
-    rows = what_fits(request, launcher=launcher, optimizer=optimizer, lora_rank=lora_rank, typed=of_data)
+        request = request_of(model, {**given, **hardware, "images_per_sample": 0.0})
+    typed = [model, *(word for name, value in hardware.items() for word in (f"--{name}", str(value)))]
+    rows = what_fits(
+        request, launcher=launcher, optimizer=optimizer, lora_rank=lora_rank, typed=of_data, asked=typed
+    )
     able = [row for row in rows if row.fit.verdict != "no"]
     if json_output:
         print_json([row.record(tokens) for row in rows])
         raise typer.Exit(FOUND if able else INFEASIBLE)
     console = screen()
     place = cluster_from_mapping(request["cluster"])
-    half = precision or place.usual_precision
-    console.print(f"{spec.title} on {gpus_words(place)} ({half}, {length} tokens a sequence)")
+    half, where = precision or place.usual_precision, f"{spec.title} on {gpus_words(place)}"
     if not rows:
-        console.print(f"No: {launcher} can't train it so. Try --launcher any", soft_wrap=True)
+        console.print(f"No: {launcher} can't train {where} so. Try --launcher any", soft_wrap=True)
         raise typer.Exit(INFEASIBLE)
+    console.print(f"{where} ({half}, {rows[0].seq_length} tokens a sequence)")
     console.print(_answer(able, tokens))
     console.print()
-    console.print(_table(rows, tokens))
+    shown = len(rows) if full else _rows_of_a_method(rows)
+    console.print(_table(rows, tokens, most=shown))
     console.print()
+    if any(len(others) > shown for others in _fitting_by_method(rows).values()):
+        console.print("All launchers: --full")
     if alone:
         console.print("note: text alone. With images: --images-per-sample 1 --image-tokens 1024")
     for line in _commands(able, every=every):
@@ -136,8 +148,26 @@ def _fastest(able: Sequence[FitRow]) -> Mapping[str, FitRow]:
     return first
 
 
-def _table(rows: Sequence[FitRow], tokens: int) -> RenderableType:
-    """Return a line for each row that fits, and one a method with the launchers where it does not."""
+def _fitting_by_method(rows: Sequence[FitRow]) -> Mapping[str, Sequence[FitRow]]:
+    titles = dict.fromkeys(row.method.title for row in rows)
+    able = [row for row in rows if row.fit.verdict != "no"]
+    return {title: [row for row in able if row.method.title == title] for title in titles}
+
+
+def _rows_of_a_method(rows: Sequence[FitRow]) -> int:
+    """Return how many launchers of a method the table shows, one at least; a line counts the others."""
+    fitting = _fitting_by_method(rows)
+    short = len({row.method.title for row in rows if row.fit.verdict == "no"})
+    room = _LINES - short
+
+    def has_room(most: int) -> bool:
+        return sum(min(len(able), most + 1) for able in fitting.values()) <= room
+
+    return max(1, *takewhile(has_room, range(1, len(rows) + 1)), 1)
+
+
+def _table(rows: Sequence[FitRow], tokens: int, *, most: int) -> RenderableType:
+    """Return lines of a method's fastest launchers, one of the others, and one of what does not fit."""
     from rich.table import Table  # noqa: PLC0415 - help loads no table
 
     table = Table(
@@ -145,23 +175,25 @@ def _table(rows: Sequence[FitRow], tokens: int) -> RenderableType:
     )
     for title in ("GiB\na GPU", "micro-\nbatch", "tokens\nper s", f"{tokens / 1e6:g}M\ntokens"):
         table.add_column(title, justify="right", no_wrap=True)
-    for method in dict.fromkeys(row.method.title for row in rows):
-        own = [row for row in rows if row.method.title == method]
-        for row in (one for one in own if one.fit.verdict != "no"):
+    for method, able in _fitting_by_method(rows).items():
+        shown = able if len(able) <= most + 1 else able[:most]
+        for row in shown:
             table.add_row(
                 method, row.launched, row.fit.verdict, memory_words(row), row.micro_batch,
                 f"{row.fit.tokens_per_s:,.0f}", time_words(row.seconds_for(tokens)),
             )  # fmt: skip
-        short = [one for one in own if one.fit.verdict == "no"]
-        if short:
-            least = min(short, key=lambda one: one.fit.lightest.prediction.peak_memory_bytes)
-            names = f"all {len(own)}" if len(short) == len(own) else _others(short)
-            table.add_row(method, names, "no", memory_words(least), "–", "–", "–")
+        short = [row for row in rows if row.method.title == method and row.fit.verdict == "no"]
+        for others in (able[len(shown) :], short):
+            if others:
+                least = min(others, key=lambda one: one.fit.lightest.prediction.peak_memory_bytes)
+                names = f"all {len(others)}" if not able else _others(others)
+                verdicts = "/".join(dict.fromkeys(one.fit.verdict for one in others))
+                table.add_row(method, names, verdicts, memory_words(least), "–", "–", "–")
     return table
 
 
-def _others(short: Sequence[FitRow]) -> str:
-    return short[0].launched if len(short) == 1 else f"{len(short)} others"
+def _others(rows: Sequence[FitRow]) -> str:
+    return rows[0].launched if len(rows) == 1 else f"{len(rows)} others"
 
 
 def _commands(able: Sequence[FitRow], *, every: bool) -> Iterator[str]:

@@ -67,6 +67,8 @@ def request_of(
     """
     file, given = _problem_or_model(problem, given, stored=stored)
     raw = read_problem_file(file) if file else {}
+    if file is not None:
+        _refuse_launch_file(file, raw)
     if is_post_training(raw):
         return _without_options(raw, given)
     request = dict(with_usual_words(named_parts(raw)))
@@ -160,15 +162,7 @@ def _is_model(text: str) -> bool:
 def _problem_file(text: str) -> Path:
     path = Path(text)
     if path.suffix.lower() in _SCRIPTS:
-        is_python = path.suffix.lower() == ".py"
-        fault = FieldError(
-            pointer="argument",
-            message=f"{shown_path(path)} is a script, not a problem file or a model",
-            allowed="meshwright plan --from-capture, or explain --from-args",
-            nearest=f"--from-{'capture' if is_python else 'args'} {shlex.quote(shown_path(path))}",
-            value=text,
-        )
-        raise InvalidProblemError([fault])
+        raise _of_launcher(path, "a script")
     if not os.path.exists(text):  # noqa: PTH110 - False for a name that no file system takes
         raise InvalidProblemError.of(
             "argument",
@@ -177,6 +171,38 @@ def _problem_file(text: str) -> Path:
             nearest=_named_by(text),
         )
     return path
+
+
+_PARTS = frozenset({"model", "cluster", "workload"})  # of a problem file
+_OFTEN = _PARTS | {"launcher", "search", "kind"}
+
+
+def _refuse_launch_file(path: Path, raw: Mapping[str, object]) -> None:
+    """Refuse the file of a launcher where a problem file is expected, with the option that reads it.
+
+    Raises:
+        InvalidProblemError: the names in the file are a launcher's.
+    """
+    if raw.keys() <= _OFTEN or raw.keys() >= _PARTS or "kind" in raw:
+        return
+    from meshwright.launchers.reading.base import Source  # noqa: PLC0415 - for a wrong file alone
+    from meshwright.launchers.reading.registry import launcher_of  # noqa: PLC0415 - the same
+
+    launcher = launcher_of(Source(name=path.name, text=path.read_text("utf-8", "replace")))
+    if launcher is not None:
+        raise _of_launcher(path, f"a launch file ({launcher})")
+
+
+def _of_launcher(path: Path, what: str) -> InvalidProblemError:
+    is_python = path.suffix.lower() == ".py"
+    fault = FieldError(
+        pointer="argument",
+        message=f"{shown_path(path)} is {what}, not a problem file or a model",
+        allowed="meshwright plan --from-capture, explain --from-args, or fix",
+        nearest=f"--from-{'capture' if is_python else 'args'} {shlex.quote(shown_path(path))}",
+        value=str(path),
+    )
+    return InvalidProblemError([fault])
 
 
 def _named_by(path: str) -> str | None:
@@ -231,6 +257,11 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
     return found
 
 
+def one_of(gpus: str | None) -> str | None:
+    """Return ``--gpus`` with the number of a type alone, where the question is about one card: 1xT4."""
+    return f"1x{gpus}" if gpus is not None and is_gpu_name(gpus) else gpus
+
+
 def _stated(name: str, text: str) -> dict[str, Any]:
     """Return what a word of ``--gpus``, ``--gpu`` or ``--nodes`` states, as other options."""
     if name == "gpus" and text.isdecimal() and len(text) <= MAX_DIGITS and not is_gpu_name(text):  # 4090
@@ -243,18 +274,32 @@ def _stated(name: str, text: str) -> dict[str, Any]:
         count = "nodes" if name == "nodes" else "gpus"
         return {"nodes": cluster_of_words(text, count=count, pointer=f"--{name}")}
     if name == "gpus":
-        raise InvalidProblemError.of(
-            "--gpus",
-            f'"{shown(text)}" has no number of GPUs',
-            allowed="64xH100, 16xH100,32xA100, all or fewest",
-            nearest=_counted_as(text),
-        )
+        raise _without_number(text)
     if "," in text:
         each = ",".join(f"1x{one.strip()}" for one in text.split(","))
         raise InvalidProblemError.of(
             "--gpu", f"{shown(text)} are several GPU types", nearest=f"--nodes {each}"
         )
     return {"gpu": text}
+
+
+def _without_number(text: str) -> InvalidProblemError:
+    """Return the error of a --gpus without a number, or of a name that is none."""
+    is_node = is_cluster(text) or cloud_instance(text) is not None
+    if not is_node and not is_gpu_name(text) and "," not in text:
+        try:
+            cluster_of_words(f"1x{text}", pointer="--gpus")
+        except InvalidProblemError as unknown:
+            firsts = [(one, re.split(r", | or ", one.nearest or "")[0]) for one in unknown.errors]
+            return InvalidProblemError(
+                replace(one, nearest=_counted_as(near) if near else None) for one, near in firsts
+            )
+    return InvalidProblemError.of(
+        "--gpus",
+        f'"{shown(text)}" has no number of GPUs',
+        allowed="64xH100, 16xH100,32xA100, all or fewest",
+        nearest=_counted_as(text),
+    )
 
 
 def _counted_as(text: str) -> str | None:

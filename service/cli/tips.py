@@ -453,11 +453,14 @@ def _looked_up(fault: FieldError, line: Line) -> str:
 
 
 def _of_other_command(option: str, wrong: str, line: Line) -> str:
-    """Return the command that reads a script, where the one that was typed does not."""
+    """Return the command that reads a script: the typed one where it does, else explain or plan."""
     kept = line.without(_ARGUMENT, wrong)
-    for name in ("explain", "plan"):
+    reads = line.option("--from-args") is not None
+    said = shlex.split(option)
+    said = ["--from-args", *said[1:]] if reads else said
+    for name in (*(line.path if reads else ()), "explain", "plan"):
         for words in (kept.words, ()):
-            typed = [name, *shlex.split(option), *(part for word in words for part in word.written())]
+            typed = [name, *said, *(part for word in words for part in word.written())]
             other = Line.of(typed, line.commands)
             if other.parses():
                 return shlex.join(["meshwright", *typed])

@@ -80,6 +80,7 @@ MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit o
 _FSDP = "FSDP runs under these launchers"
 _STARTS = "Name the launcher that it starts"
 _TRAINER = "It is the library of these launchers"
+_ROLES = "It trains by reinforcement learning: state the roles in a file with kind: post_training"
 _HUGGING_FACE = ("accelerate", "deepspeed", "trl", "axolotl")
 _FSDP_LAUNCHERS = ("torchtitan", "accelerate", "trl", "axolotl")
 # What people name in place of a launcher: what it is, and the launchers that they may mean.
@@ -91,6 +92,19 @@ _OTHER_WORDS: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     **dict.fromkeys(("transformers", "huggingface", "hf", "trainer", "peft"), (_TRAINER, _HUGGING_FACE)),
     **dict.fromkeys(("pytorch", "torch"), (_TRAINER, ("torchtitan", "accelerate"))),
+    **dict.fromkeys(("nemo", "nemo2"), ("Megatron-Bridge runs its recipes", ("megatron-bridge",))),
+    **dict.fromkeys(("zero", "zero1", "zero2", "zero3"), ("It is a stage of DeepSpeed", ("deepspeed",))),
+    **dict.fromkeys(
+        ("lightning", "pytorch-lightning", "fabric", "litgpt", "torchtune", "composer", "llm-foundry"),
+        (_FSDP, _FSDP_LAUNCHERS),
+    ),
+    "unsloth": ("These train adapters, too", ("trl", "axolotl", "ms-swift")),
+    **dict.fromkeys(
+        ("gpt-neox", "megatron-deepspeed", "colossalai"),
+        ("These split layers, too", ("megatron-lm", "nanotron")),
+    ),
+    **dict.fromkeys(("jax", "flax", "levanter"), ("JAX runs under", ("maxtext",))),
+    **dict.fromkeys(("verl", "openrlhf", "nemo-rl", "slime", "areal"), (_ROLES, ())),
 }
 
 
@@ -106,7 +120,10 @@ def check_launcher(name: str, *, at: str = "/launcher") -> None:
         raise UnknownNameError.among(at, name, LAUNCHERS)
     why, meant = other
     fault = FieldError(
-        pointer=at, message=f'"{name}" is no launcher. {why}', allowed=", ".join(meant), nearest=meant[0]
+        pointer=at,
+        message=f'"{name}" is no launcher here. {why}',
+        allowed=", ".join(meant) or None,
+        nearest=meant[0] if meant else None,
     )
     raise UnknownNameError([fault])
 

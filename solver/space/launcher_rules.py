@@ -95,7 +95,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         yield FieldError(
             pointer="/workload/seq_length",
             message=f"{seq} is longer than the {positions} learned positions",
-            allowed=f"1 to {positions}",
+            allowed=f"1 to {positions}, or your config.json that states more (n_positions)",
             nearest=str(positions),
         )
 

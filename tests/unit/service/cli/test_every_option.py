@@ -365,6 +365,7 @@ COMMANDS = {
         "--image-tokens": Case("512", base=f"internvl3.5-1b {_SEEING} --images-per-sample 1"),
         "--tokens": "20M",
         "--commands": Case(base="smollm-135m --gpus 1xH100"),
+        "--full": Case(base="smollm-135m --gpus 1xH100"),
         "--json": Case(base="smollm-135m --gpus 1xH100 --launcher trl"),
     }),
     "mcp": Command("", {"--server": "http://127.0.0.1:1", "--cpu-seconds": "7", "--memory-gib": "2"}),

@@ -1,6 +1,7 @@
 """Whether a model trains on some GPUs, by method and launcher."""
 
 import json
+import re
 import shlex
 from functools import cache
 from pathlib import Path
@@ -115,6 +116,59 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
     assert lines[0] == "Qwen3 8B on 1 × RTX 4090 (bf16, 4096 tokens a sequence)"
     assert any("llama-factory-accelerate" in line for line in lines)
     assert max(len(line) for line in lines if not line.startswith("tip: ")) <= 80
+
+
+def test_the_table_has_twelve_lines_unless_every_launcher_is_asked_for() -> None:
+    for model, gpus in (("Qwen/Qwen3-8B", "1xRTX-4090"), ("qwen2.5-7b", "8xH200")):
+        whole, short = (
+            CliRunner().invoke(app, ["fits", model, "--gpus", gpus, *more], env={"COLUMNS": "80"}).output
+            for more in (["--full"], [])
+        )
+        lines = [one.split("\n\n")[1].splitlines()[2:] for one in (short, whole)]
+        tables = [[line for line in one if line[:1].strip()] for one in lines]  # long names take two lines
+        assert 8 < len(tables[0]) <= 12 < len(tables[1])
+        assert "All launchers: --full" in short.splitlines()
+        counts = [int(found[1]) for found in re.finditer(r" (\d+) others +yes", short)]
+        others = [line for line in tables[0] if re.search(r"\b(yes|tight)\b", line)]
+        assert len(others) - len(counts) + sum(counts) == sum(
+            bool(re.search(r"\b(yes|tight)\b", line)) for line in tables[1]
+        )
+
+
+def test_a_type_alone_is_one_card() -> None:
+    assert rows("qwen3-4b", "--gpus", "T4", "--launcher", "trl") == rows(
+        "qwen3-4b", "--gpus", "1xT4", "--launcher", "trl"
+    )
+
+
+def test_a_problem_file_counts_with_its_cluster_and_its_commands_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(
+        "model: gpt2\ncluster: {gpu: l4, num_gpus: 2}\nworkload: {global_batch_size: 8, seq_length: 512}"
+    )
+    (own, *_), (other, *_) = rows("job.yaml"), rows("job.yaml", "--gpus", "a10g")
+    assert own["command"].startswith("meshwright plan job.yaml --global-batch-size 8 --seq-length 512 ")
+    assert other["command"].startswith("meshwright plan job.yaml --gpus 1xa10g --global-batch-size 8 ")
+
+
+def test_a_folder_of_a_model_stays_in_the_command(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+        "num_hidden_layers": 2, "vocab_size": 512,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for named in (tmp_path, tmp_path / "config.json"):
+        row, *_ = rows(str(named), "--gpus", "T4", "--launcher", "trl")
+        assert shlex.split(row["command"])[2] == str(named)
+
+
+def test_a_launch_file_is_no_model(tmp_path: Path) -> None:
+    file = tmp_path / "lora.yml"
+    file.write_text("base_model: meta-llama/Llama-3.1-8B\nadapter: lora\nsequence_len: 2048\n")
+    run = CliRunner().invoke(app, ["fits", str(file), "--gpus", "4090"])
+    assert "is a launch file (axolotl)" in str(run.exception)
 
 
 def test_nothing_that_fits_is_exit_code_3() -> None:
