@@ -19,10 +19,17 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer
+from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch
-from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_gpus, on_switches
+from meshwright.solver.configuration import Columns, Configuration, plan_id_of
+from meshwright.solver.problem import (
+    OnProgress,
+    Problem,
+    ShouldStop,
+    on_gpus,
+    on_switches,
+    problem_digest,
+)
 from meshwright.solver.search.feasible import fitting
 from meshwright.solver.search.priced_space import CHUNK, Priced, Room, priced_parts, priced_space
 from meshwright.solver.search.search import search
@@ -106,6 +113,7 @@ def fewest(
         if is_last or answer.status != "infeasible":
             return replace(
                 answer,  # the rows of smaller clusters, all of them refuted, count as well
+                plans=_as_asked(problem, here, ways, answer.plans),
                 space_size=answer.space_size + refuted,
                 explored=answer.explored + refuted,
                 elapsed_s=watch.elapsed_s,
@@ -113,6 +121,22 @@ def fewest(
             )
         refuted += answer.space_size
     raise AssertionError("there is at least one node")
+
+
+def _as_asked(
+    problem: Problem, here: Problem, ways: Sequence[Problem], plans: Sequence[Plan]
+) -> tuple[Plan, ...]:
+    """Return plans that were found on a cluster of fewer nodes, with their ids in the problem's own."""
+    digests = {
+        problem_digest(on_fewer): problem_digest(own)
+        for on_fewer, own in zip(_under_all(here, ways), _under_all(problem, ways), strict=True)
+    }
+    ids = {
+        plan_id_of(on_fewer, plan.config): plan_id_of(own, plan.config)
+        for on_fewer, own in digests.items()
+        for plan in plans
+    }
+    return tuple(replace(plan, plan_id=ids[plan.plan_id]) for plan in plans)
 
 
 def _with_room(

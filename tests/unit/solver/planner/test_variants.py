@@ -13,7 +13,16 @@ from meshwright.profiles.capabilities import launcher_capabilities, launcher_nam
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.sequences import SequenceLengths
-from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
+from meshwright.solver.answer import (
+    SAMPLE,
+    Answer,
+    Infeasibility,
+    ObjectiveClaim,
+    Outlook,
+    Plan,
+    Remedy,
+    settled_problem,
+)
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner import fewest_nodes, no_plan, variants
@@ -735,3 +744,20 @@ def test_reasons_for_no_plan_are_sought_after_all_launchers_were_searched(
     assert calls.count("reasons") > 0  # accelerate runs one stage alone
     assert calls.index("reasons") > max(at for at, name in enumerate(calls) if name == "search")
     assert all(one.reasons for one in answer.skipped_launchers if one.launcher == "accelerate")
+
+
+def test_a_plan_on_part_of_the_fewest_nodes_states_the_power_limit_that_it_was_priced_with() -> None:
+    # 8 sequences and 16 heads leave one of a node's 5 GPUs idle: a cluster of one such node is searched
+    nodes = a_cluster(num_nodes=2, gpu=a_gpu(power_watts=700.0))
+    group = replace(nodes.groups[0], gpus_per_node=5, island_gpus=5)
+    limits = {"allow": ("power_limit_w",), "objective": "energy_per_token", "gpus": "fewest"}
+    pin = {"pipeline_parallel_size": 1, "micro_batch_size": 1}
+    problem = a_problem(model=a_model(**SHAPE), cluster=replace(nodes, groups=(group,)), batch=8, top_k=2,
+                        certify="none", pin=pin, **limits)  # fmt: skip
+    first, *_ = plans = answered(problem).plans
+    assert first.config.num_gpus == 4
+    assert float(first.workload["power_limit_w"]) < 700.0
+    for plan in plans:
+        own, profile = settled_problem(plan, problem), profile_of(problem)
+        assert not list(violations(own, profile, plan))
+        assert predict(own, profile, plan.config).step_time_s == pytest.approx(plan.prediction.step_time_s)
