@@ -31,6 +31,7 @@ from meshwright.solver.configuration import (
     joined,
     settled_on_groups,
 )
+from meshwright.solver.predict import where_pages_lie
 from meshwright.solver.problem import Problem, lacking_gpus, usable_gpus
 from meshwright.solver.space import rules
 from meshwright.solver.splits import even_split, launcher_split, usual_split
@@ -219,6 +220,8 @@ def completed(
 ) -> Configuration:
     """Return the Configuration of ``raw``: remaining GPUs are data parallel, the split is the usual one.
 
+    Pages of an optimizer lie where the driver keeps them, unless their place is stated.
+
     ``at`` is its place in the request, for faults.
 
     Raises:
@@ -235,7 +238,7 @@ def completed(
             _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
     except InvalidProblemError as fault:
         raise as_written(_moved(fault, at), short, at) from None
-    return configuration
+    return configuration if raw.get("offload") else where_pages_lie(problem, configuration)
 
 
 def _mesh(raw: Mapping[str, object], problem: Problem) -> Configuration:

@@ -10,6 +10,7 @@ from meshwright.profiles.cluster import host_of
 from meshwright.profiles.inline import cluster_from_mapping
 from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.configuration import completed
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.paging import paged_share
@@ -80,6 +81,9 @@ def test_a_run_is_priced_with_its_pages_where_its_driver_keeps_them(gpu: str, wh
     """42 GiB with moments, 29 without: of 40 GiB the second."""
     problem = training("adamw-8bit-paged-bf16", gpu=gpu)
     assert where_pages_lie(problem, ONE).offload == where
+    stated = {"recompute_granularity": "full", "micro_batch_size": 1}
+    assert completed(stated, problem).offload == where
+    assert completed({**stated, "offload": "none"}, problem).offload == "none", "as it is stated"
     plan = ask(problem, default_profile(problem.cluster, problem.priced_as)).ranking[0]
     assert plan.config.offload == where
 
