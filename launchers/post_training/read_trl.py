@@ -43,6 +43,7 @@ _LORA = {  # arguments of peft's LoraConfig by ModelConfig's names; its rank is 
     "target_parameters": "lora_target_parameters",
 }  # fmt: skip
 _PEFTS_RANK = 8
+_DTYPES = ("bfloat16", "float32", "auto")  # auto: the checkpoint's, 16-bit brain floats
 _OF_LORA = ("use_dora", "lora_bias", "bias", "rank_pattern", "exclude_modules", "layers_to_transform")
 # A vLLM server's own (vllm serve, trl vllm-serve), where its command states none.
 _SHORT = {"-tp": "tensor_parallel_size", "-dp": "data_parallel_size"}  # of vllm serve
@@ -59,7 +60,9 @@ _NOT_PRICED = {
     "use_transformers_continuous_batching": "generation by transformers is not priced: vLLM's alone",
     "use_transformers_paged": "generation by transformers is not priced: vLLM's alone",
 }
-_FALSE = (False, "false", "False", None, "", 0, "0", "None")
+_FALSE = (False, "false", "False", None, "", 0, "0", "None", "no", "n", "f")
+_TRUE = ("true", "yes", "t", "y", "1")
+_SWITCHES = ("use_peft", "gradient_checkpointing", "vllm_enable_sleep_mode")
 
 
 def read(name: str, text: str, other: Other) -> Recipe | None:
@@ -376,11 +379,14 @@ def _adapters(whole: Values, model: str) -> dict[str, Any]:
     """Return the adapters, and the precision of the frozen weights: TRL loads them in fp32 by default."""
     given = whole.get("model_init_kwargs")
     stated = given.get("dtype", given.get("torch_dtype")) if isinstance(given, dict) else None
+    if stated is ...:
+        raise refused("/dtype", "is no literal in the script", "a literal")
     dtype = str(whole["dtype"] if stated is None else stated)
-    if dtype == "float16":
+    if dtype not in _DTYPES:
         raise refused(
-            "/dtype", "float16: frozen weights are priced in 16-bit brain floats or in fp32", "bfloat16"
-        )
+            "/dtype", f"{dtype[:40]}: frozen weights are priced in 16-bit brain floats or in fp32",
+            ", ".join(_DTYPES),
+        )  # fmt: skip
     return adapters_part(whole, model, "fp32" if dtype == "float32" else "bf16", None)
 
 
@@ -416,6 +422,10 @@ def _require_priced(whole: Values) -> None:
     for name, reason in _NOT_PRICED.items():
         if whole.get(name) not in _FALSE:
             raise refused(f"/{name}", reason)
+    for name in _SWITCHES:
+        given = whole.get(name)
+        if isinstance(given, str) and given not in _FALSE and given.lower() not in _TRUE:
+            raise refused(f"/{name}", f"{given[:40]} is neither true nor false", "true, false")
     if whole["use_vllm"] in _FALSE:
         raise refused("/use_vllm", "false: generation by transformers is not priced", "use_vllm: true")
     if whole["vllm_mode"] not in ("colocate", "server"):
