@@ -15,7 +15,6 @@ from functools import cached_property, partial
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
@@ -50,6 +49,7 @@ from meshwright.solver.search.bounds import SAFETY, PassBounds, least_of_kind_s,
 from meshwright.solver.search.memory_limits import may_fit
 from meshwright.solver.search.rows import InCommon, Rows
 from meshwright.solver.space.factored import Crossing, Families, Kinds
+from meshwright.solver.space.launcher_rules import offloads
 from meshwright.solver.space.rules import usable_host_bytes
 from meshwright.solver.splits import Prescribed
 
@@ -728,13 +728,13 @@ class Room:
     Some rank holds their mean or more: each weight, gradient and optimizer state is somewhere at least
     once. One copy is priced on one rank, and of a stage with as many chunks as layers, of which torch's
     pipeline runtime keeps fewest gathered; at the ZeRO stage and the offload that need least. Optimizer
-    states that are offloaded to host memory fit there, all or as large a share as asked.
+    states that are offloaded to host memory fit there: all, as large a share as asked, or pages alone.
     """
 
     held_bytes: FloatArray  # of all GPUs together, (places,)
     budget_bytes: float  # of a GPU
     in_memory: BoolArray  # of places: the hosts' memory holds optimizer states
-    there_bytes: float  # these, of all hosts together
+    there_bytes: FloatArray  # what leaves the GPUs, of all hosts together
     host_bytes: float  # for a GPU's share of them
 
     @classmethod
@@ -742,7 +742,7 @@ class Room:
         """Return what the states of a problem's model take."""
         able, parts = launcher_capabilities(problem.launcher), LayerLayout.of(problem.model).cumulative[-1]
         is_open = "offload" in problem.options.allow or "offload" in problem.options.named
-        places = able.offload if is_open else able.offload[:1]
+        places = offloads(problem, able) if is_open else able.offload[:1]
         ways = [(1, 1), (2, 1), (2, problem.most_chunks)]
         rows = Columns.of([
             Configuration(
@@ -755,16 +755,16 @@ class Room:
         prices, each = price_memory(problem, rows, profile), len(able.zero_stages) * len(ways)
         held = prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes
         least, states = (
-            (part @ np.append(parts, (1.0, 1.0))).reshape(-1, each).min(axis=1)
+            (part @ np.append(parts, (1.0, 1.0))).reshape(-1, each)
             for part in (held, prices.optimizer_bytes)
         )
-        facts = with_options(profile.framework, problem.workload.framework_options)
+        least = least.min(axis=1)
         anything = profile.residual is not None  # it may make a row lighter
         return cls(
             held_bytes=np.zeros_like(least) if anything else least,
             budget_bytes=memory_budget_bytes(problem, profile),
             in_memory=np.array([not anything and f"{place}+".startswith("optimizer+") for place in places]),
-            there_bytes=float(states[0]) * facts.optimizer_offload_fraction,
+            there_bytes=(states[0] - states).min(axis=1),
             host_bytes=usable_host_bytes(problem),
         )
 

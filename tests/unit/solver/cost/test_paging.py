@@ -118,3 +118,13 @@ def moved(pages: int, room: int, steps: int) -> int:
 def test_either_every_page_moves_in_a_step_or_none(pages: int, room: int) -> None:
     """Judged by a queue of pages: what moved there first leaves first."""
     assert moved(pages, room, 3) == (0 if pages <= room else 2 * pages)
+
+
+def test_pages_leave_the_gpus_of_the_fewest_nodes_under_a_launcher_that_offloads_nothing_itself() -> None:
+    # 6.7 billion weights and gradients of 2 bytes are 27 of 43 GB; with moments of 8 bytes 81 GB
+    one = training("adamw-paged-bf16", gpu="a100-sxm-40gb")
+    two = replace(one.cluster, groups=(replace(one.cluster.groups[0], num_nodes=2),))
+    options = replace(one.options, gpus="fewest")
+    problem = replace(one, launcher="axolotl", cluster=two, options=options)
+    answer = ask(problem, default_profile(two, "axolotl"))
+    assert [(plan.config.num_gpus, plan.config.offload) for plan in answer.plans] == [(1, "optimizer")]
