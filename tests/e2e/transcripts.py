@@ -33,10 +33,6 @@ VARYING = [
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"), "…"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?\S*"), "…"),
 ]
-# A search that takes long says how far it is: a slow machine must not print what a fast one doesn't.
-PROGRESS = re.compile(
-    r"^(listing configurations|ruling out|searching|proving the best plan)\b.* · \d[^·\n]*\n", re.MULTILINE
-)
 _END, _ERRORS = "\x1e", "\x1f"
 
 
@@ -87,7 +83,6 @@ def run_page(text: str, folder: Path) -> Iterator[tuple[Exchange, list[str]]]:
     assert len(outputs) > len(every), f"the shell ended early: {outputs[-1]}"
     for one, output in zip(every, outputs, strict=False):
         printed, _, message = output.partition(_ERRORS)
-        message = PROGRESS.sub("", message)
         yield one, [line.rstrip() for line in (printed.strip("\n") or message.rstrip("\n")).splitlines()]
 
 

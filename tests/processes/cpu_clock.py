@@ -1,12 +1,17 @@
-"""Searches whose limits are CPU seconds of their process: a busy or slow machine cuts no answer short."""
+"""Searches whose limits are CPU seconds of their process: a busy or slow machine cuts no answer short.
+
+Nor does it print more: what a pipe shows every few seconds of a search is left out meanwhile.
+"""
 
 import math
 import time
 
+from meshwright.service.cli import progress
 from meshwright.solver import clock
 from tests.processes.pace import pace, work_s
 
 _EVERY_S = 0.001
+_PIPE_EVERY_S = progress.PIPE_EVERY_S
 
 
 class _CpuClock:
@@ -33,8 +38,10 @@ class _CpuClock:
 def count_cpu_seconds() -> None:
     """Set the clock of every search of this process."""
     vars(clock)["time"] = _CpuClock()
+    vars(progress)["PIPE_EVERY_S"] = math.inf
 
 
 def count_seconds() -> None:
     """Set it back."""
     vars(clock)["time"] = time
+    vars(progress)["PIPE_EVERY_S"] = _PIPE_EVERY_S

@@ -20,6 +20,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.explain.alternatives import settle
 from meshwright.solver.problem import Progress
 from tests.builders import a_configuration, a_problem, an_answer, an_infeasible_answer
+from tests.processes.cpu_clock import count_seconds
 from tests.served.commands import commands
 
 
@@ -121,6 +122,7 @@ def test_progress_shows_incumbent_bound_and_gap() -> None:
 
 
 def test_a_pipe_gets_a_line_every_few_seconds_of_each_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_seconds()
     pipe = io.StringIO()
     monkeypatch.setattr("sys.stderr", pipe)
     line = ProgressLine()
