@@ -165,7 +165,7 @@ def an_open_request(random: Random, kind: str) -> Problem:
     """
     under_any = kind == "any" or random.randint(0, 3) == 0
     problem = an_unlimited_request(random)
-    while (kind == "fewest" or under_any) and not is_alone(problem):
+    while (kind.endswith("fewest") or under_any) and not is_alone(problem):
         problem = an_unlimited_request(random)
     if under_any:
         problem = replace(problem, launcher="any")
@@ -275,6 +275,11 @@ def _powered(random: Random, problem: Problem) -> Problem:
     return _with(problem, max_power_kw=max(gpus * each_w + random.choice([-1.0, 1.0]), 575.0) / 1e3)
 
 
+def _powered_on_fewest(random: Random, problem: Problem) -> Problem:
+    """Power limits are open on the fewest nodes, on which a pinned mesh may leave GPUs idle."""
+    return _fewest(random, _powered(random, problem))
+
+
 def _held_by_hosts(random: Random, problem: Problem) -> Problem:
     """DeepSpeed's hosts may hold and update some or all of the states, under passes or between them."""
     ways = ["optimizer_offload_fraction", "super_offload", "cpu_update_interval"]
@@ -336,6 +341,7 @@ OPEN_KINDS = {
     "workloads": _trained_otherwise,
     "documents": _of_documents,
     "power": _powered,
+    "power on the fewest": _powered_on_fewest,
     "hosts": _held_by_hosts,
     "projections": _projected,
 }
