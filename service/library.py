@@ -240,7 +240,7 @@ class ExplainResult(Result):
         """Return the comparison for a terminal of ``width`` columns, with notes from reading the files."""
         best = self.result.best
         names, pair = ("yours", f"best {best.plan_id[:4]}"), (self.configuration, best.config)
-        rules = [f"yours breaks the rule that {rule}" for rule in self.breaks]
+        rules = [f"a search tries no plan like yours: {rule}" for rule in self.breaks]
         return Group(
             render_comparison(self.comparison, names, pair, width=width, ranked=self.ranked_by),
             reading_lines([*notes, *rules], unread, width=width),

@@ -753,7 +753,7 @@ class Step:
     step_change_s: float  # of the step time; below 0: faster
     terms_s: Mapping[str, float]  # the same by term of the waterfall; sums to it
     fits: bool  # the stop after it fits in memory
-    breaks: tuple[str, ...]  # rules that this stop breaks
+    breaks: tuple[str, ...]  # rules that this stop breaks, and the first side does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ def memory(
     ],
     *,
     gpu: Annotated[
-        str, typer.Option(help="GPU type.", autocompletion=completion_of("gpu"))
+        str, typer.Option(help="GPU type, e.g. h100 or 2xh100.", autocompletion=completion_of("gpu"))
     ] = "h100-sxm-80gb",
     num_gpus: Annotated[
         int | None, typer.Option(help="GPUs that you have, up to 8 per node [default: the fewest that fit]")
@@ -61,10 +61,17 @@ def memory(
 
     Each figure is the least memory of one GPU. The fastest plan on more GPUs takes more: meshwright plan.
     """
-    from meshwright.profiles.inline import model_from_mapping  # noqa: PLC0415 - help loads no solver
+    from meshwright.profiles.inline import (  # noqa: PLC0415 - help loads no solver
+        cluster_of_words,
+        is_counted,
+        model_from_mapping,
+    )
     from meshwright.service.cli.problem_options import gpu_part, model_part  # noqa: PLC0415 - the same
     from meshwright.service.cli.terminal import print_json, screen  # noqa: PLC0415 - the same
 
+    counted = cluster_of_words(gpu) if is_counted(gpu) else {}
+    if isinstance(number := counted.get("num_gpus"), int):  # 1xRTX-4090, as other commands are asked
+        gpu, num_gpus = str(counted["gpu"]), num_gpus or number
     part = model_part(model)
     spec = model_from_mapping(part)
     text, seq_length = spec.tower is not None, seq_length or usual_length(spec)

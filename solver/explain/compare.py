@@ -267,7 +267,7 @@ def compared(profile: Profile, first: ComparedConfiguration, second: ComparedCon
             step_change_s=now.prediction.step_time_s - before.prediction.step_time_s,
             terms_s={name: now.fall_s[name] - before.fall_s[name] for name in now.fall_s},
             fits=now.fits,
-            breaks=now.breaks,
+            breaks=tuple(rule for rule in now.breaks if rule not in found[0].breaks),
         )
         for stop, (before, now) in zip(stops[1:], pairwise(found), strict=True)
     ]

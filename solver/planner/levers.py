@@ -276,8 +276,8 @@ def _batches(problem: Problem) -> Iterator[Change]:
         return
     near = (batch // gpus * gpus, -(-batch // gpus) * gpus)
     searched = (batch, *rounder(batch))  # what is asked, and its neighbours
-    sizes = [size for size in near if size and size not in searched and abs(size - batch) <= _NEAR * batch]
-    for size in (*sizes, 2 * batch):
+    sizes = [*(size for size in near if size and abs(size - batch) <= _NEAR * batch), 2 * batch]
+    for size in (size for size in sizes if size not in searched):
         yield Change(
             kind="batch",
             words=f"a global batch of {size}",

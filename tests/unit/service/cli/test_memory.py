@@ -66,6 +66,9 @@ def test_what_one_has_is_said_to_fit_or_not() -> None:
 
     assert (fits("1")["full"], fits("1")["LoRA"]) == (False, True)
     assert fits("2")["full"] is fits("2")["8-bit Adam"] is True
+    assert rows("qwen3-8b", "--gpu", "2xh100", "--launcher", "trl") == rows(
+        "qwen3-8b", "--num-gpus", "2", "--launcher", "trl"
+    )
 
 
 def test_numbers_that_make_up_no_nodes_are_refused() -> None:

@@ -14,8 +14,9 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.planner import launchers
 from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.levers import levers_of, rounder
+from meshwright.solver.planner.levers import _batches, _near_batches, levers_of, rounder
 from meshwright.solver.problem import Problem
+from tests.builders import a_problem
 
 
 def compared(problem: Problem) -> Answer:
@@ -149,6 +150,15 @@ def test_neighbours_are_those_that_more_powers_of_two_divide_the_roundest_first(
                 abs(one - number) <= abs(other - number) for other in better if twos(other) >= twos(one)
             )
         assert found[1:] == sorted(found[1:], key=lambda one: abs(one - number))
+
+
+@pytest.mark.parametrize("batch", [*range(1, 70), 97, 512, 514, 521])
+def test_no_batch_is_tried_twice(batch: int) -> None:
+    problem = a_problem(batch=batch)
+    sizes = [
+        one.problem.workload.global_batch_size for one in (*_batches(problem), *_near_batches(problem))
+    ]
+    assert sorted({*sizes, batch}) == sorted([*sizes, batch])
 
 
 @pytest.mark.parametrize(
