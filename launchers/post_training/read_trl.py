@@ -88,8 +88,13 @@ def is_recipe(name: str, text: str) -> bool:
     if name.endswith(".py"):
         return "GRPOTrainer" in text or "GRPOConfig" in text
     if name.endswith((".yaml", ".yml")):
-        return bool(_NAMES & {*mapping_of(text)})
+        return is_yaml_of_trl(name, text)
     return any(map(_starts, _commands(name, text)))
+
+
+def is_yaml_of_trl(name: str, text: str) -> bool:
+    """Return whether a file is a YAML of TRL's GRPO, which does not say how it is started."""
+    return name.endswith((".yaml", ".yml")) and bool(_NAMES & {*mapping_of(text)})
 
 
 def _commands(name: str, text: str) -> list[list[str]]:

@@ -13,11 +13,13 @@ from typing import Any
 
 from meshwright.launchers.post_training.log import read_step_log
 from meshwright.launchers.post_training.read import is_recipe, read_recipe
+from meshwright.launchers.post_training.read_trl import ACCELERATE_FILE, is_yaml_of_trl
 from meshwright.launchers.post_training.recipe import Recipe
 from meshwright.launchers.post_training.registry import export
 from meshwright.launchers.target import ExportBundle
 from meshwright.profiles.documents import document_text, shown_path
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
+from meshwright.profiles.inline import cluster_from_mapping
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.terminal import (
@@ -190,7 +192,7 @@ def predict_recipe(request: Mapping[str, object], recipe: Path, *, json_output: 
     Raises:
         InvalidProblemError: as ``explain_roles``.
     """
-    found = _read(recipe)
+    found = _read(recipe, request)
     question = _question_of(request, found, recipe)
     for note in found.notes:
         sys.stderr.write(f"note: {note}\n")
@@ -198,8 +200,24 @@ def predict_recipe(request: Mapping[str, object], recipe: Path, *, json_output: 
         return predict_roles({**question, **_roles_of(question, found)}, json_output=json_output)
 
 
-def _read(recipe: Path) -> Recipe:
-    return read_recipe(recipe.name, read_text(recipe), partial(_beside, recipe.parent))
+def _read(recipe: Path, request: Mapping[str, object]) -> Recipe:
+    """Return what a recipe fixes; a YAML of TRL's alone starts a process for each GPU of one node."""
+    text, beside = read_text(recipe), partial(_beside, recipe.parent)
+    gpus = 0 if "kind" in request or "cluster" not in request else _gpus_of_a_node(request["cluster"])
+    if not gpus or not is_yaml_of_trl(recipe.name, text) or beside(ACCELERATE_FILE) is not None:
+        return read_recipe(recipe.name, text, beside)
+    started = f"{{distributed_type: 'NO', num_machines: 1, num_processes: {gpus}}}"
+    found = read_recipe(
+        recipe.name, text, lambda name: started if name == ACCELERATE_FILE else beside(name)
+    )
+    note = f"num_processes is not stated: {gpus}, one for each GPU, as accelerate launch starts"
+    return replace(found, notes=(*found.notes, note))
+
+
+def _gpus_of_a_node(part: object) -> int:
+    """Return the GPUs of a cluster of one node; 0: there are more nodes, which accelerate is told of."""
+    cluster = cluster_from_mapping(part)
+    return cluster.num_gpus if sum(group.num_nodes for group in cluster.groups) == 1 else 0
 
 
 def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: bool) -> int:
@@ -210,7 +228,7 @@ def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: b
     Raises:
         InvalidProblemError: the request or the recipe is wrong, or the recipe's roles don't fit the pool.
     """
-    found = _read(recipe)
+    found = _read(recipe, request)
     request = _question_of(request, found, recipe)
     with faults_as(partial(_of_recipe, recipe)):
         yours = _answered({**request, **_roles_of(request, found)})

@@ -75,6 +75,24 @@ def test_a_script_with_adapters_needs_no_question_but_the_gpus(
     assert plan["step_s"] == found["yours"]["step_s"]
 
 
+def test_a_yaml_alone_starts_a_process_for_each_gpu_of_a_node_and_is_asked_for_those_of_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "grpo.yaml"
+    recipe.write_text(
+        "{model_name_or_path: Qwen/Qwen3-1.7B, use_vllm: true, num_generations: 8, use_peft: true,"
+        " dtype: bfloat16}"
+    )
+    group = {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4}
+    assert predict_recipe({"cluster": {"groups": [group]}}, recipe, json_output=True) == 0
+    printed = capsys.readouterr()
+    (plan,) = json.loads(printed.out)["plans"]
+    assert plan["training"]["gpus"] == 4
+    assert "num_processes is not stated: 4, one for each GPU" in printed.err
+    with pytest.raises(InvalidProblemError, match="num_processes"):
+        predict_recipe({"cluster": {"groups": [{**group, "num_nodes": 2}]}}, recipe, json_output=True)
+
+
 def test_given_roles_have_a_price(capsys: pytest.CaptureFixture[str]) -> None:
     assert predict_roles(GIVEN, json_output=True) == 0
     (plan,) = [one for one in json.loads(capsys.readouterr().out)["plans"] if one["rank"] == 1]
