@@ -266,7 +266,14 @@ def trained(workload: Workload) -> dict[str, object]:
         "loaded_as": "bfloat16"
         if (workload.lora_rank and workload.base_precision != "fp32")
         or workload.optimizer
-        in ("adamw-8bit-bf16", "adamw-pure-bf16", "galore-8bit-bf16", "galore-pure-bf16")
+        in (
+            "adamw-8bit-bf16",
+            "adamw-pure-bf16",
+            "galore-8bit-bf16",
+            "galore-pure-bf16",
+            "adamw-paged-bf16",
+            "adamw-8bit-paged-bf16",
+        )
         else "float32",
     }
 

@@ -51,6 +51,41 @@ def judge(case: Case) -> Seen:
     os.environ.clear()
     os.environ.update(BEFORE)
     trainer.prepare_optim_env(read)
+    packs = not read.processor_type  # it packs no sequences with images
+    if not read.bf16 or read.fp16 or not read.pad_to_sequence_len or bool(read.sample_packing) is not packs:
+        raise ValueError("not full sequences in bf16")
+    return {
+        **(_shards(read, world) if read.fsdp_config else _replicas(read, world)),
+        "seq_length": read.sequence_len,
+        "lora_rank": read.lora_r if read.adapter == "lora" else 0,
+        "lora_targets": sorted(read.lora_target_modules or []),
+        "trained_modules": sorted(read.lora_modules_to_save or []),
+        "optimizer_bits": 8 if "8bit" in str(read.optimizer) else 32,
+        "micro_batch_size": read.micro_batch_size,
+        "num_microbatches": read.gradient_accumulation_steps,
+    }
+
+
+def _replicas(read: DictDefault, world: int) -> Seen:
+    """What every rank holds without FSDP: all."""
+    if (
+        read.deepspeed
+        or read.fsdp
+        or (read.tensor_parallel_size or 1) * (read.context_parallel_size or 1) > 1
+    ):
+        raise ValueError("not replicas alone")
+    return {
+        "num_gpus": world,
+        "data_parallel_size": world,
+        "zero_stage": 0,
+        "zero_shard_size": 1,
+        "offload": "none",
+        "recompute_granularity": "full" if read.gradient_checkpointing else "none",
+    }
+
+
+def _shards(read: DictDefault, world: int) -> Seen:
+    """What FSDP2 makes of the mesh and of its section."""
     mesh = _get_parallel_config_kwargs(
         world, read.tensor_parallel_size, read.context_parallel_size, read.dp_shard_size,
         read.dp_replicate_size, is_fsdp=True,
@@ -59,9 +94,6 @@ def judge(case: Case) -> Seen:
     ranks = sizes["tp"] * sizes["cp"] * sizes["dp_shard"] * sizes["dp_replicate"]
     if ranks != world:
         raise ValueError(f"the mesh has {ranks} of {world} ranks")
-    packs = not read.processor_type  # it packs no sequences with images
-    if not read.bf16 or read.fp16 or not read.pad_to_sequence_len or bool(read.sample_packing) is not packs:
-        raise ValueError("not full sequences in bf16")
     with tempfile.TemporaryDirectory() as folder:
         plugin = FullyShardedDataParallelPlugin(
             **TrainingArguments(
@@ -74,7 +106,6 @@ def judge(case: Case) -> Seen:
         raise ValueError(f"every rank gathers all for a checkpoint: {plugin.state_dict_type}")
     return {
         "num_gpus": ranks,
-        "seq_length": read.sequence_len,
         "offload": "optimizer+parameters"
         if type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy"
         else "none",
@@ -86,12 +117,6 @@ def judge(case: Case) -> Seen:
         "recompute_granularity": "full"
         if plugin.activation_checkpointing or read.gradient_checkpointing
         else "none",
-        "lora_rank": read.lora_r if read.adapter == "lora" else 0,
-        "lora_targets": sorted(read.lora_target_modules or []),
-        "trained_modules": sorted(read.lora_modules_to_save or []),
-        "optimizer_bits": 8 if "8bit" in str(read.optimizer) else 32,
-        "micro_batch_size": read.micro_batch_size,
-        "num_microbatches": read.gradient_accumulation_steps,
     }
 
 

@@ -398,7 +398,7 @@ def test_a_name_without_its_owner_means_the_hub_id_that_ends_in_it() -> None:
         ("Qwen/Qwen2.5-VL-9B-Instruct", "qwen/qwen2.5-vl-7b-instruct"),
         ("Qwen/Qwen3.5-10B", "qwen/qwen3.5-0.8b"),  # a series that sees without a word for it
         ("Qwen/Qwen3-9B", "qwen/qwen3-8b"),
-        ("zai-org/GLM-4.6V", "zai-org/glm-4.5v"),
+        ("zai-org/GLM-4.6V", "zai-org/glm-4.6v-flash"),
         ("Qwen/Qwen3-Next-90B-A3B", "qwen/qwen3-next-80b-a3b"),
         ("deepseek-ai/DeepSeek-V3.3", "deepseek-ai/deepseek-v3.2"),
         ("meta-llama/Llama-3.2-11B-Vision-Instruct", None),

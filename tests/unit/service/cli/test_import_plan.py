@@ -328,10 +328,10 @@ def test_what_cannot_be_meant_is_refused(
 
 def test_a_calibration_of_another_software_stack_is_refused(tmp_path: Path) -> None:
     """A log without Megatron's arguments could be of any Megatron: it is read as that of 2021."""
-    log = logged(tmp_path, 30.0)
+    log = logged(tmp_path, 90.0)
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(line for line in lines if "transformer_impl" not in line))
-    options: dict[str, Any] = {"plan": None, "model": "llama-3.1-70b", "gpu": "h100"}
+    options: dict[str, Any] = {"plan": None, "model": "llama-3.1-70b", "gpu": "a100"}
     profile = calibrated(imported(tmp_path, log, assign=("context_parallel_size=1",), **options))
     with pytest.raises(InvalidProblemError) as raised:
         profile_for(PROBLEM, profile)
