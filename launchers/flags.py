@@ -162,6 +162,11 @@ class FlagNames:
         """Return how the first program spells an argument of a program after it."""
         return self._spelled.get(name, name)
 
+    def renamed(self, name: str) -> str | None:
+        """Return the first program's word for a name that only its relation has; None for other names."""
+        plain = plain_name(name)
+        return self._spelled.get(plain) if plain not in self.rows else None
+
     def original(self, name: str) -> str:
         """Return how a relative's relation spells one of its arguments."""
         return self._originals.get(name, name)

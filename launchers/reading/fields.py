@@ -461,7 +461,8 @@ class Fields:
         self, name: str, message: str, *, allowed: str | None = None, nearest: str | None = None
     ) -> None:
         """Record a fault of a value; its file and line become part of the message."""
-        found = self._found(name)
+        renamed = flag_names(*self.programs).renamed(name)
+        found = self._found(name) if renamed is None else self._values.get(name, self._found(renamed))
         where = f"line {found.line}: " if found and found.line else ""
         nearest = nearest or near_word(found.value if found else None, allowed)
         fault = FieldError(
@@ -474,11 +475,13 @@ class Fields:
             self.faults.append(fault)
 
     def slip_for(self, name: str) -> bool:
-        """Record a fault for a typo of a name that is not given; return whether there is one."""
+        """Record a fault for a typo of a name that is not given, or its relation's word; return if so."""
         name = self.spelled(name)
         if self.has(name) or len(name.rpartition(".")[2]) < _LONG:
             return False
-        slip = typo_of(name, [key for key in self._values if key not in self._taken])
+        known = flag_names(*self.programs)
+        slip = next((key for key in self._values if known.renamed(key) == name), None)
+        slip = slip or typo_of(name, [key for key in self._values if key not in self._taken])
         if slip is not None:
             self.fault(slip, "is unknown", nearest=name)
         return slip is not None
@@ -539,8 +542,9 @@ class Fields:
         """Return the unread names, except those that do not affect the price.
 
         Raises:
-            InvalidProblemError: one of them is a typo of a name that is not given, or of any if the first
-                program stops at unknown names; or affects the run.
+            InvalidProblemError: one of them is a relation's word for an argument with another here, a typo
+                of a name that is not given, or of any if the first program stops at unknown names; or
+                affects the run.
         """
         known = flag_names(*self.programs)
         self.refuse_unpriced()
@@ -550,7 +554,7 @@ class Fields:
         lacking = [name for name in self._taken if name not in self._values]
         self._refuse_kinds(known)
         for name in (name for name in left[:_SLIPS_TRIED] if name not in known):
-            near = meant(name, lacking)
+            near = known.renamed(name) or meant(name, lacking)
             if near is None and self._stops_at(name):
                 near = meant(name, known)
             if near is not None:

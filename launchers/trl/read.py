@@ -170,7 +170,8 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:
             fields.note(trainer.REPLICAS)
-    run = replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread), packed=packed)
+    notes = tuple(dict.fromkeys((*fields.notes, *run.notes)))  # both have those of the model
+    run = replace(run, notes=notes, unread=(*unread, *run.unread), packed=packed)
     return run if settings is None else with_images(run, known, settings)
 
 

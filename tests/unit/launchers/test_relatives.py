@@ -156,12 +156,22 @@ def test_a_relatives_default_is_its_own_and_named_by_its_own_word(ours: Renamed)
     assert f"ours_{LENGTH} is not given: 1024 is TRL's default" in found.notes
 
 
-def test_a_relations_word_is_unknown_to_a_relative_that_has_another(ours: Renamed) -> None:
+@pytest.mark.parametrize("name", [LENGTH, MICRO])
+def test_a_relations_word_is_unknown_to_a_relative_that_has_another(ours: Renamed, name: str) -> None:
     ours([LENGTH, MICRO])
     files = TrlFiles().export(PLAN).files
-    text = files["trl_sft.yaml"].replace(f"ours_{MICRO}", MICRO)
-    with pytest.raises(InvalidProblemError, match=f"^{MICRO}: unknown option"):
-        TRL_READER.read(source_of({**files, "trl_sft.yaml": text}), Overrides())
+    text = files["trl_sft.yaml"]
+    line = 1 + next(at for at, one in enumerate(text.splitlines()) if one.startswith(f"ours_{name}:"))
+    alone = text.replace(f"ours_{name}:", f"{name}:")
+    both = f"{text}{name}: 4096\n"
+    for said, at in ((alone, line), (both, both.count("\n"))):
+        with pytest.raises(InvalidProblemError) as refused:
+            TRL_READER.read(source_of({**files, "trl_sft.yaml": said}), Overrides())
+        (fault,) = refused.value.errors
+        assert (fault.pointer, fault.nearest) == (name, f"ours_{name}")
+        assert fault.message == f"line {at}: is unknown"
+    ignored = TRL_READER.read(source_of({**files, "trl_sft.yaml": both}), Overrides(ignored=(name,)))
+    assert trained(ignored) == trained(TRL_READER.read(source_of(files), Overrides()))
 
 
 def test_a_number_that_no_file_and_no_table_states_must_be_given() -> None:

@@ -45,6 +45,14 @@ def test_weights_of_4_bits_are_not_cut_over_ranks(plugin: str) -> None:
         on_deepspeed(f"{OWN}use_peft: true\nload_in_4bit: true\n", plugin, 3)
 
 
+def test_a_file_that_names_its_model_says_so_once() -> None:
+    text = OWN.replace("meta-llama/Llama-2-7b-hf", "Qwen/Qwen2.5-1.5B")
+    notes = read_launch_files(Source(name="a.yaml", text=text), Overrides(num_gpus=8)).notes
+    assert [one for one in notes if one.startswith("the model is ")] == [
+        "the model is qwen2.5-1.5b: Qwen/Qwen2.5-1.5B of the files"
+    ]
+
+
 @pytest.mark.parametrize("line", ["beta: 0.05", "loss_type: apo_zero", "precompute_ref_log_probs: true"])
 def test_preferences_are_told_by_their_own_words(line: str) -> None:
     text = (
