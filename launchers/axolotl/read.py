@@ -296,7 +296,6 @@ def _image_settings(fields: Fields, model: ModelSpec, tuned: Mapping[str, Any]) 
 
 
 _PROCESSOR = "processor_type"
-_ON_REPLICAS = ("adamw-paged-bf16", "adamw-8bit-paged-bf16")  # which its plans have without FSDP
 _TRAINED = "unfrozen_parameters"
 # How transformers names the weights of a language model: alone, and next to a tower (5 and 4).
 _LANGUAGES = ("model.", "model.language_model.", "language_model.")
@@ -636,7 +635,7 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
         return "accelerate"
     if "base_precision" in tuned and not (_is_cut(fields) and is_packed(tuned["base_precision"])):
         return "accelerate"
-    planned = "optimizer_rank" in tuned or tuned.get("optimizer") in _ON_REPLICAS
+    planned = "optimizer_rank" in tuned or tuned.get("optimizer") in UNPAGED  # planned without FSDP
     return "trl" if whole and not _is_cut(fields) and not planned else "axolotl"
 
 

@@ -116,10 +116,11 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     console.print(f"{where} ({half}, {rows[0].seq_length} tokens a sequence)")
     console.print(_answer(able, tokens))
     console.print()
-    shown = len(rows) if full else _rows_of_a_method(rows)
-    console.print(_table(rows, tokens, most=shown))
+    fitting = _fitting_by_method(rows)
+    most = len(rows) if full else _rows_of_a_method(rows, fitting)
+    console.print(_table(rows, fitting, tokens, most=most))
     console.print()
-    if any(len(others) > shown for others in _fitting_by_method(rows).values()):
+    if any(len(able) > most for able in fitting.values()):
         console.print("All launchers: --full")
     if alone:
         console.print("note: text alone. With images: --images-per-sample 1 --image-tokens 1024")
@@ -154,19 +155,20 @@ def _fitting_by_method(rows: Sequence[FitRow]) -> Mapping[str, Sequence[FitRow]]
     return {title: [row for row in able if row.method.title == title] for title in titles}
 
 
-def _rows_of_a_method(rows: Sequence[FitRow]) -> int:
+def _rows_of_a_method(rows: Sequence[FitRow], fitting: Mapping[str, Sequence[FitRow]]) -> int:
     """Return how many launchers of a method the table shows, one at least; a line counts the others."""
-    fitting = _fitting_by_method(rows)
     short = len({row.method.title for row in rows if row.fit.verdict == "no"})
     room = _LINES - short
 
     def has_room(most: int) -> bool:
         return sum(min(len(able), most + 1) for able in fitting.values()) <= room
 
-    return max(1, *takewhile(has_room, range(1, len(rows) + 1)), 1)
+    return max(takewhile(has_room, range(1, len(rows) + 1)), default=1)
 
 
-def _table(rows: Sequence[FitRow], tokens: int, *, most: int) -> RenderableType:
+def _table(
+    rows: Sequence[FitRow], fitting: Mapping[str, Sequence[FitRow]], tokens: int, *, most: int
+) -> RenderableType:
     """Return lines of a method's fastest launchers, one of the others, and one of what does not fit."""
     from rich.table import Table  # noqa: PLC0415 - help loads no table
 
@@ -175,7 +177,7 @@ def _table(rows: Sequence[FitRow], tokens: int, *, most: int) -> RenderableType:
     )
     for title in ("GiB\na GPU", "micro-\nbatch", "tokens\nper s", f"{tokens / 1e6:g}M\ntokens"):
         table.add_column(title, justify="right", no_wrap=True)
-    for method, able in _fitting_by_method(rows).items():
+    for method, able in fitting.items():
         shown = able if len(able) <= most + 1 else able[:most]
         for row in shown:
             table.add_row(

@@ -84,9 +84,7 @@ class Weighing:
     scale: FloatArray
     offset: FloatArray
     most_s: FloatArray  # longest step that meets the deadline; +inf without one
-    busy: (
-        FloatArray  # of each second that a GPU computes (``busy_s``); ``offset`` has what is known of them
-    )
+    busy: FloatArray  # of each second that a GPU computes (``busy_s``), which ``offset`` has where known
 
 
 def is_plain(problem: Problem) -> bool:

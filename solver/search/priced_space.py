@@ -150,10 +150,15 @@ class Priced(InCommon):
         if self.by_kind is None or self.by_kind.busy_parts is None:
             return np.asarray(self.weighing.offset[self.weight_of(index)])
         picked = np.atleast_1d(np.asarray(index, dtype=np.int64))
-        kind = self.by_kind.kinds.of(picked)
-        self.prices.at(kind)
-        busy = busy_s(self.columns.take(picked), self.by_kind.busy_parts[:, kind])
-        return np.asarray(self.weighing.busy[self.weight_of(picked)] * busy).reshape(np.shape(index))
+        self.prices.at(self.by_kind.kinds.of(picked))
+        return self._busy_offset(picked, self.columns.take(picked)).reshape(np.shape(index))
+
+    def _busy_offset(self, picked: IntArray, columns: Columns) -> FloatArray:
+        """Return what computing adds to the objectives of rows whose kinds have a price; else 0."""
+        if self.by_kind is None or self.by_kind.busy_parts is None or self.weighing is None:
+            return np.zeros(len(picked))
+        parts = self.by_kind.busy_parts[:, self.by_kind.kinds.of(picked)]
+        return np.asarray(self.weighing.busy[self.weight_of(picked)] * busy_s(columns, parts))
 
     def weight_of(self, index: IntArray | int) -> IntArray:
         """Return the ``weighing`` entries of rows: their own, or their outer rows'."""
@@ -166,9 +171,8 @@ class Priced(InCommon):
         picked = np.asarray(index, dtype=np.int64)
         kind = picked if self.by_kind is None else self.by_kind.kinds.of(picked)
         columns, prices = self.columns.take(picked), self.prices.at(kind)
-        if self.by_kind is not None and self.by_kind.busy_parts is not None and self.weighing is not None:
-            busy = busy_s(columns, self.by_kind.busy_parts[:, kind])
-            prices = _later(prices, self.weighing.busy[self.weight_of(picked)] * busy)
+        if self.by_kind is not None and self.by_kind.busy_parts is not None:
+            prices = _later(prices, self._busy_offset(picked, columns))
         return self.joined(columns, prices)
 
     def parts_of(self, index: list[int]) -> IntArray:
