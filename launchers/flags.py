@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import yaml
 
+from meshwright.profiles.errors import ProfileError
+
 _FOLDER = Path(__file__).resolve().parent
 # priced: it sets a field of the prediction. means: an older or a fork's spelling of other arguments.
 # harmless: no time or memory of a step depends on it. refused: with it, what is priced is not what runs.
@@ -35,7 +37,7 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class Flag:
     """One argument of a launcher, as its parser declares it."""
 
-    type: str
+    type: str = ""  # empty: the program has no argument of this name, though its relation has
     default: object = None  # None where the source computes it
     choices: Sequence[str] = ()
     until: str | None = None  # the last release that has it; None: the newest
@@ -75,6 +77,8 @@ class Flag:
 
         An empty object of a class turns it on with its defaults: Axolotl's ``diffusion_lm: {}``.
         """
+        if not self.type:
+            return self.role == "refused"
         empty = str(value) == "{}" and self.type.endswith("Config | None")
         off = is_off(str(value)) and self.default is not True and not empty
         return self.role == "refused" and not (
@@ -97,15 +101,24 @@ def _is_same_number(one: str, other: str) -> bool:
 def _flag_of(name: str, row: Mapping[str, Any]) -> Flag:
     own = {key: value for key, value in row.items() if key not in (*_SAID, "as")}
     if "as" in row:  # in the other table without its section
-        others = flags_of(row["as"])
-        if "renames" in row:
-            return replace(others[row["renames"]], **own)
-        return replace(others[name if name in others else name.partition(".")[2]], **_DECLARED | own)
+        others, own_name = _table_named(row["as"], name), name.partition(".")[2]
+        theirs = row.get("renames", name if name in others else own_name)
+        if theirs not in others:
+            words = " or ".join(filter(None, dict.fromkeys((row.get("renames", name), theirs))))
+            raise ProfileError(f"{name}: the table of {row['as']} has no argument {words}")
+        return replace(others[theirs], **({} if "renames" in row else _DECLARED) | own)
     role: Role | None = "means" if "means" in row else next((one for one in _SAID if one in row), None)
     why = row.get(str(role), "")
     return Flag(
         role=role, **{"sets": row.get("priced", ""), "why": why if isinstance(why, str) else ""} | own
     )
+
+
+def _table_named(program: str, name: str) -> Mapping[str, Flag]:
+    try:
+        return flags_of(program)
+    except FileNotFoundError:
+        raise ProfileError(f"{name}: no program {program} has a table: {', '.join(programs())}") from None
 
 
 _DECLARED: dict[str, Any] = {"default": None, "choices": (), "until": None, "of": None}

@@ -348,6 +348,10 @@ def node_words(group: NodeGroup) -> str:
 
 
 _REACHED = 0.8  # pinned copies over the line rate (nvbandwidth host_to_device_memcpy_ce: 25 of 31.5 GB/s)
+# Of its memory and drives; the rest is the operating system's, the data loaders' and the data's. Of the
+# memory it takes at most 8 GiB for each GPU, however much there is. (Assumed.)
+USABLE = 0.9
+_MOST_KEPT = 8 * GIB
 _UPDATE_SHARE = 0.6  # of the memory's rate that CPU-Adam reaches (ZeRO-Offload, arXiv:2101.06840, table 4)
 
 
@@ -362,6 +366,16 @@ class Host:
     nvme_read_bytes_per_s: float
     nvme_write_bytes_per_s: float
     source: str
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Return the memory that training may fill."""
+        return self.memory_bytes - min((1.0 - USABLE) * self.memory_bytes, float(_MOST_KEPT))
+
+    @property
+    def usable_nvme_bytes(self) -> float:
+        """Return what training may fill of the drives."""
+        return USABLE * self.nvme_bytes
 
 
 @cache

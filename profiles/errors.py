@@ -71,6 +71,8 @@ class FieldError:
         return (quoted[1] or quoted[2] or "") if quoted else ""
 
 
+REQUIRED, UNKNOWN_FIELD = "is required", "unknown field"
+_NAMES = re.compile(r" or |, ")  # between the nearest names
 _DID_YOU_MEAN = "Did you mean"
 _QUOTED = re.compile(r'"([^"]*)"|^(\S+) is out of range')
 
@@ -95,7 +97,7 @@ class InvalidProblemError(PlannerError):
     code = "invalid_problem"
 
     def __init__(self, errors: Iterable[FieldError]) -> None:
-        self.errors = tuple(errors)
+        self.errors = _named_once(tuple(errors))
         super().__init__("; ".join(error.sentence() for error in self.errors))
 
     @classmethod
@@ -105,6 +107,17 @@ class InvalidProblemError(PlannerError):
         """Return an error with a single faulty field."""
         error = FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest)
         return cls([error])
+
+
+def _named_once(errors: tuple[FieldError, ...]) -> tuple[FieldError, ...]:
+    """Return faults without those of missing fields that are there under another name."""
+    misnamed = {
+        f"{error.pointer.rpartition('/')[0]}/{name.replace('.', '/')}"
+        for error in errors
+        if error.message == UNKNOWN_FIELD and error.nearest
+        for name in _NAMES.split(error.nearest)
+    }
+    return tuple(one for one in errors if one.message != REQUIRED or one.pointer not in misnamed)
 
 
 @contextmanager
@@ -175,7 +188,7 @@ class RefusedExportError(PlannerError):
     code = "refused_export"
 
     def __init__(self, errors: Iterable[FieldError]) -> None:
-        self.errors = tuple(errors)
+        self.errors = _named_once(tuple(errors))
         super().__init__("; ".join(error.sentence() for error in self.errors))
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import UNKNOWN_FIELD, FieldError, InvalidProblemError
 
 T = TypeVar("T")
 MAX_SHOWN = 40  # characters of an input value that a message may repeat
@@ -191,7 +191,7 @@ class FieldReader:
                 continue
             alike = difflib.get_close_matches(str(key)[:MAX_SHOWN], known, n=1)
             near = meant.get(str(key), next(iter(alike), None))
-            self.fault(str(key), "unknown field", allowed=None if near else listed, nearest=near)
+            self.fault(str(key), UNKNOWN_FIELD, allowed=None if near else listed, nearest=near)
             listed = listed if near else None
 
     def finish(self) -> None:

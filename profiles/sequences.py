@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.profiles.documents import pointer, shown
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import UNKNOWN_FIELD, FieldError, InvalidProblemError
 
 Batching = Literal["packing", "padding", "padding_to_longest"]
 BATCHINGS: tuple[Batching, ...] = get_args(Batching)
@@ -319,7 +319,7 @@ def lengths_from_mapping(raw: Mapping[str, Any], at: tuple[str, ...]) -> Sequenc
     for name in raw:
         if name not in ("batching", "percentiles", "histogram"):
             raise InvalidProblemError.of(
-                pointer(*at, name), "unknown field", allowed="batching, percentiles, histogram"
+                pointer(*at, name), UNKNOWN_FIELD, allowed="batching, percentiles, histogram"
             )
     batching = raw.get("batching", "packing")
     if batching not in BATCHINGS:

@@ -277,9 +277,9 @@ def _reading_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     for group in problem.cluster.groups:
         readers = 1 if config.zero_stage >= first else min(config.num_gpus, group.gpus_per_node)
         needed = readers * each * problem.model.num_parameters()
-        room = host_of(group).memory_bytes * group.gpus_per_node
+        room = host_of(group).usable_memory_bytes * group.gpus_per_node
         if needed > room:
-            yield f"host memory of {room} bytes cannot hold {needed} bytes of weights that ranks read"
+            yield f"host memory of {room:.0f} bytes cannot hold {needed} bytes of weights that ranks read"
 
 
 def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -301,11 +301,14 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         each = {"optimizer": min(12.0, framework.optimizer_bytes) * share, "parameters": 2}.get(name, 0)
         needed[drive] += round(each * problem.model.num_parameters() * copies)
     hosts = [host_of(group) for group in problem.cluster.groups]
-    rooms = {"": min(host.memory_bytes for host in hosts), "nvme": min(host.nvme_bytes for host in hosts)}
+    rooms = {
+        "": min(host.usable_memory_bytes for host in hosts),
+        "nvme": min(host.usable_nvme_bytes for host in hosts),
+    }
     for drive, words in (("", "host memory"), ("nvme", "NVMe")):
         room = rooms[drive] * config.num_gpus
         if needed[drive] > room:
-            yield f"{words} of {room} bytes cannot hold {needed[drive]} bytes of offloaded states"
+            yield f"{words} of {room:.0f} bytes cannot hold {needed[drive]} bytes of offloaded states"
 
 
 # --------------------------------------------------------------------------------------------------

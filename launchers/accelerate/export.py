@@ -10,10 +10,10 @@ import yaml
 
 from meshwright.launchers import export as common
 from meshwright.launchers.dialect import written
-from meshwright.launchers.flags import FlagNames, flag_names
+from meshwright.launchers.flags import FlagNames, flag_names, flags_of
 from meshwright.launchers.images import image_warnings
 from meshwright.launchers.rules import Rule, refuse_first
-from meshwright.launchers.table import tables_of
+from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
@@ -185,6 +185,8 @@ class AccelerateFiles:
         """Return the names that the user may not set: those of the plan, and ``others``."""
         values = self.values(target)
         names = (*values, *(name for name in self.others if name not in values))
+        if launchers()[self.launcher].accelerates and "accelerate" not in self.program(target):
+            names += ACCELERATES_OWN  # which its own command takes among the trainer's
         return tuple(map(self.known.spelled, names))
 
     def files(self, head: str, target: Target) -> dict[str, str]:
@@ -213,6 +215,11 @@ class AccelerateFiles:
 
 
 export = AccelerateFiles().export
+ACCELERATES_OWN = tuple(
+    name
+    for name, flag in flags_of("accelerate").items()
+    if flag.role in ("priced", "refused") and "." not in name
+)
 
 
 def recomputes_in_script(target: Target) -> bool:

@@ -84,7 +84,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             fields.note(f"sub_group_size {group:g} is predicted as {SWAPPED_GROUP}: states are away")
     for name in fields.unread():
         if name.startswith("zero_optimization.") and name not in flag_names("deepspeed"):
-            fields.fault(name, "is not a key of ZeRO's section")
+            fields.fault(name, "is not a key of ZeRO's section", allowed="leave it out")
     fields.stop()
     where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
     workload = Workload(
@@ -201,7 +201,7 @@ def _bucket(fields: Fields, model: ModelSpec, zero: int) -> Options:
     automatic = fields.raw(_BUCKET) == "auto"
     size = model.hidden_size**2 if automatic else fields.number(_BUCKET, usual / BUCKET_ELEMENT_BYTES)
     if size < 1 or size != int(size):
-        fields.fault(_BUCKET, "is not a whole number above 0")
+        fields.fault(_BUCKET, "is not a whole number above 0", allowed="1 or more")
     return (
         {"bucket_bytes": float(BUCKET_ELEMENT_BYTES * size)}
         if zero and BUCKET_ELEMENT_BYTES * size != usual
@@ -236,7 +236,9 @@ def _group_size(fields: Fields) -> float:
     usual = framework_facts("deepspeed").sub_group_size
     group = usual if fields.raw(_GROUP) == "auto" else fields.number(_GROUP, usual)
     if group < 0 or group != int(group):  # zero/config.py: int, ge=0
-        fields.fault(_GROUP, "is not a whole number of 0 or more", nearest=f"{max(round(group), 0)}")
+        fields.fault(
+            _GROUP, "is not a whole number", allowed="0 or more", nearest=f"{max(round(group), 0)}"
+        )
     return max(group, 1.0)
 
 

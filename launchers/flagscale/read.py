@@ -353,7 +353,9 @@ def _whole_numbers(values: Document, name: str) -> list[int]:
     found = values[name].value
     numbers = found if isinstance(found, list) else []
     if not numbers or not all(type(one) is int and 0 <= one < 10**6 for one in numbers):
-        raise refused(f"line {values[name].line}: {name} is not a list of whole numbers")
+        raise refused(
+            f"line {values[name].line}: {name} is not a list of whole numbers", allowed="[0, 1, …]"
+        )
     return numbers
 
 
@@ -431,7 +433,8 @@ def _each_stage(values: Document, name: str) -> list[int]:
         numbers = one if isinstance(one, list) else []
         if len(numbers) < 3 or not len(numbers) % 2 or not all(type(n) is int for n in numbers):  # noqa: PLR2004
             raise refused(
-                f"line {values[name].line}: {name} must be lists of stages, micro-batches and values"
+                f"line {values[name].line}: {name} must be lists of stages, micro-batches and values",
+                allowed="[stages, micro-batches, value, …] for each stage",
             )
         if len(set(numbers[2::2])) > 1:
             raise refused(

@@ -324,7 +324,9 @@ def _layers_of(
         return [layer for layer in range(num_layers) if every and rule(every)(layer)]
     marks = _marks(text)
     if marks is None:
-        given.fault(name, "is not a list of layers such as ([0]*3+[1]*58)")
+        given.fault(
+            name, "is not a list of layers", allowed="a number, or 0 or 1 for each layer: ([0]*3+[1]*58)"
+        )
         given.stop()
     elif len(marks) != num_layers:
         given.fault(name, f"names {len(marks)} layers, --num-layers is {num_layers}")

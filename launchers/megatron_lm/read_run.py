@@ -132,7 +132,7 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
         piece = found[1].removeprefix("(").removesuffix(")") if len(found[1]) > 1 else found[1]
         text = text[: found.start()] + piece * min(int(found[2]), _MAX_LAYOUT) + text[found.end() :]
     if len(text) >= _MAX_LAYOUT or set(text) - set("Etm|L"):
-        given.fault(name, "is not a layout of E, t, m, L, |, (…)*N")
+        given.fault(name, "is not a layout", allowed="E, t, m, L, |, (…)*N")
         return ()
     stages = text.split("|")
     split = tuple(stage.count("t") for stage in stages)

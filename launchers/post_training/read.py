@@ -24,10 +24,10 @@ from meshwright.launchers.post_training.recipe import (
     mapping_of,
     model_of,
     refused,
+    script_in,
     ways_of,
 )
-from meshwright.launchers.reading.base import Overrides, Source
-from meshwright.launchers.reading.commands import commands_of, script_of
+from meshwright.launchers.reading.commands import commands_of
 from meshwright.profiles.adapters import ALL_LINEAR
 from meshwright.profiles.library import find_model
 from meshwright.shell.values import UNKNOWN
@@ -97,7 +97,7 @@ def is_recipe(name: str, text: str) -> bool:
         return "grpo" in values or {"policy", "defaults"} <= {*values}
     if name.endswith(".py"):
         return False
-    every = commands_of(script_of(Source(name=name, text=text), Overrides()))
+    every = commands_of(script_in(name, text))
     words = [word.text for one in every for word in (*one.before, *one.words)]
     started = any(program in word for program in _PROGRAMS for word in words)
     return started or _slime_arguments(name, text) is not None
@@ -382,7 +382,7 @@ def _overrides(name: str, text: str) -> dict[str, str]:
     Raises:
         InvalidProblemError: no command of the script starts GRPO of verl.
     """
-    script = script_of(Source(name=name, text=text), Overrides())
+    script = script_in(name, text)
     for command in commands_of(script):
         words = [word.text for word in (*command.before, *command.words)]
         program = next(
@@ -459,7 +459,7 @@ _OF_SLIME: Values = {
 
 def _slime_arguments(name: str, text: str) -> dict[str, str] | None:
     """Return the arguments of the command that starts slime, and ``program``; None: there is none."""
-    for command in commands_of(script_of(Source(name=name, text=text), Overrides())):
+    for command in commands_of(script_in(name, text)):
         words = [word.text for word in (*command.before, *command.words)]
         program = next((one for one in [command.program, *words] if one.endswith(_SLIME)), None)
         if program is None:

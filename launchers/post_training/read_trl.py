@@ -21,11 +21,10 @@ from meshwright.launchers.post_training.recipe import (
     mapping_of,
     model_of,
     refused,
+    script_in,
     section_of,
     ways_of,
 )
-from meshwright.launchers.reading.base import Overrides, Source
-from meshwright.launchers.reading.commands import script_of
 from meshwright.profiles.library import find_model
 from meshwright.shell.values import UNKNOWN
 
@@ -98,8 +97,7 @@ def is_yaml_of_trl(name: str, text: str) -> bool:
 
 
 def _commands(name: str, text: str) -> list[list[str]]:
-    script = script_of(Source(name=name, text=text), Overrides())
-    return [[word.text for word in words] for words in script.commands]
+    return [[word.text for word in words] for words in script_in(name, text).commands]
 
 
 def _starts(words: Sequence[str]) -> bool:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from meshwright.launchers.reading.adapters import adapted, of_peft, refuse_uncounted
-from meshwright.launchers.reading.base import Overrides
+from meshwright.launchers.reading.base import Overrides, Source
+from meshwright.launchers.reading.commands import script_of
 from meshwright.launchers.reading.documents import LocatedValue
 from meshwright.launchers.reading.fields import Fields
 from meshwright.profiles.adapters import ALL_LINEAR, FUSED_TARGETS, names_every
 from meshwright.profiles.documents import read_yaml, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import find_model
-from meshwright.shell.values import UNKNOWN
+from meshwright.shell.values import UNKNOWN, Script
 
 _MOST = 2**40  # of any count
 Values = Mapping[str, Any]
@@ -33,6 +35,12 @@ class Recipe:
     longest_tokens: int
     parts: Mapping[str, Mapping[str, Any]]  # algorithm, rollout, training, asynchrony; adapters, reward
     notes: tuple[str, ...] = field(default=())
+
+
+@lru_cache(maxsize=4)
+def script_in(name: str, text: str) -> Script:
+    """Return the commands of a recipe that is a script, which each launcher is asked for."""
+    return script_of(Source(name=name, text=text), Overrides())
 
 
 def refused(where: str, message: str, allowed: str | None = None) -> InvalidProblemError:
@@ -61,20 +69,21 @@ def section_of(values: Values, name: str) -> Values:
     return found
 
 
-def finite(stated: object, where: str) -> float:
-    """Return a number of a recipe.
+def finite(stated: object, where: str, allowed: str = "a number") -> float:
+    """Return a number of a recipe; ``allowed``: which ones, in words.
 
     Raises:
         InvalidProblemError: it is none that is known without the shell, or not finite.
     """
     if stated is None:
-        raise refused(where, "is not stated")
+        raise refused(where, "is not stated", allowed)
     try:
         found = math.nan if isinstance(stated, bool) else float(str(stated))
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise refused(where, f"{shown(str(stated).replace(UNKNOWN, '…'))} is no number that is known here")
+        value = shown(str(stated).replace(UNKNOWN, "…"))
+        raise refused(where, f"{value} is no number that is known here", allowed)
     return found
 
 
@@ -84,9 +93,10 @@ def counted(stated: object, where: str, least: int = 1) -> int:
     Raises:
         InvalidProblemError: it is none.
     """
-    found = finite(stated, where)
+    allowed = f"a whole number from {least} on"
+    found = finite(stated, where, allowed)
     if found != int(found) or not least <= found <= _MOST:
-        raise refused(where, f"{shown(str(stated))} is out of range", f"a whole number from {least} on")
+        raise refused(where, f"{shown(str(stated))} is out of range", allowed)
     return int(found)
 
 

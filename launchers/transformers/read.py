@@ -277,6 +277,9 @@ def trainer_run(
     found = ranks.ranks_run(tool.launcher, fields, known, overrides, shares)
     if not program and shares is None and found.launcher != "deepspeed" and (world or 1) > 1:
         fields.note(REPLICAS)
+    relative = next((one for one in over_trl() if one.kind_of(program)), None)
+    if relative is not None and found.launcher == "accelerate":
+        fields.note(f"{relative.title} is priced for accelerate, which starts its processes")
     dropout = tool.dropout if tuned["lora_rank"] else None
     options = options_of(fields, found, by_trl=_is_trls(fields, tool), dropout=dropout)
     tuned = _as_run(fields, tool, found, tuned)

@@ -164,6 +164,8 @@ def tips_of(faults: Sequence[FieldError], line: Line) -> list[str]:
     if fixed is not None and not unfixed and fixed.typed != line.typed and fixed.parses():
         return [shlex.join(["meshwright", *fixed.typed])]
     found = list(dict.fromkeys(_looked_up(fault, line) for fault in unfixed or faults))
+    if fixed is not None and fixed.typed != line.typed and fixed.parses() and all(map(_is_help, found)):
+        return [shlex.join(["meshwright", *fixed.typed])]  # with fewer faults
     return [one for one in found if f"{one}-all" not in found][:_MAX_TIPS]
 
 
@@ -465,6 +467,10 @@ def _of_other_command(option: str, wrong: str, line: Line) -> str:
             if other.parses():
                 return shlex.join(["meshwright", *typed])
     return shlex.join(["meshwright", *line.path, _HELP])
+
+
+def _is_help(command: str) -> bool:
+    return command.rpartition(" ")[2] in (_HELP, "--help-all")
 
 
 def _help_of(line: Line, name: str) -> str:

@@ -13,12 +13,13 @@ from rich.text import Text
 from meshwright.profiles.figures import percent, tied
 from meshwright.service.report import formatting as figures
 from meshwright.solver.answer import Plan, ranked_plans
-from meshwright.solver.configuration import mesh_of
+from meshwright.solver.configuration import VARIABLES, mesh_of
 
 GUTTER = 1  # blanks before every column
 _MFU = "MFU*"
 _BAND = "± is the 80 % interval"
 _EQUAL = " ≈"
+_UNUSED = 3  # leaves: sizes that no plan uses
 _AS_LIKELY = 0.5  # of the chance to be the fastest that the likeliest plan has
 
 
@@ -111,7 +112,7 @@ def _differing(plans: Sequence[Plan]) -> list[Column]:
 def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -> list[Column]:
     """Return every column, in order; expert parallelism only with experts, what else plans differ in."""
     sizes = [
-        Column(title=short, cell=_size(name), apart=short == "tp")
+        Column(title=short, cell=_size(name), apart=short == "tp", leaves=_UNUSED * _is_unused(name, plans))
         for name, short in figures.SHORT_NAMES.items()
         if moe or name != "expert_parallel_size"
     ]
@@ -122,16 +123,18 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         *sizes,
         Column(title="recompute", cell=lambda plan: figures.recompute(plan.config), left=True),
         Column(title="step", cell=lambda plan: _step(plan, equal), left=True),
-        Column(title="tokens/s/GPU", cell=lambda p: f"{p.prediction.tokens_per_s_per_gpu:.0f}", leaves=2),
-        Column(title=_MFU, cell=lambda plan: percent(plan.prediction.mfu), leaves=3),
+        Column(title="tokens/s/GPU", cell=lambda p: f"{p.prediction.tokens_per_s_per_gpu:.0f}", leaves=4),
+        Column(title=_MFU, cell=lambda plan: percent(plan.prediction.mfu), leaves=5),
         Column(
             title="peak memory (stage)", cell=lambda plan: figures.peak_memory(plan.prediction), left=True
         ),
-        Column(
-            title="OOM risk", cell=lambda p: figures.risk(p.prediction.out_of_memory_probability), leaves=1
-        ),
+        Column(title="OOM risk", cell=lambda p: figures.risk(p.prediction.out_of_memory_probability)),
         _last(plans, marked=marked),
     ]
+
+
+def _is_unused(name: str, plans: Sequence[Plan]) -> bool:
+    return all(getattr(plan.config, name) == VARIABLES[name].off for plan in plans)
 
 
 def equal_to_first(plans: Sequence[Plan]) -> frozenset[int]:
@@ -190,7 +193,7 @@ def _last(plans: Sequence[Plan], *, marked: bool) -> Column:
         return f"← {', '.join(marks)}" if marked and marks else ""
 
     if not any(map(_also, plans)):
-        return Column(title="", cell=mark, left=True, leaves=4)
+        return Column(title="", cell=mark, left=True, leaves=6)
     return Column(title="also", cell=lambda p: " · ".join(filter(None, (mark(p), _also(p)))), left=True)
 
 
@@ -223,7 +226,7 @@ def short_ranking(plans: Sequence[Plan], *, rates: bool, width: int) -> Renderab
         *([Column(title="tokens/s/GPU", cell=_rate, leaves=2)] if asked else []),
         *_outlook_columns(plans),
         Column(title="memory", cell=lambda plan: f"{figures.gib(plan.prediction.peak_memory_bytes)} GiB"),
-        Column(title="risk", cell=lambda p: figures.risk(p.prediction.out_of_memory_probability), leaves=3),
+        Column(title="risk", cell=lambda p: figures.risk(p.prediction.out_of_memory_probability), leaves=1),
         Column(title="with", cell=own_changes(plans), left=True, leaves=6),
         Column(title="also", cell=_also, left=True, leaves=6),
     ]
@@ -291,7 +294,8 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
             notes = [*ranking_notes(plans), *switch_notes(plans)]
             return Group(*lines, *(figures.wrapped(note, width, indent=2) for note in notes))
         columns.remove(last)
-        left_out += [last.title.rstrip("*")] * bool(last.title)
+        value = f" {last.cell(plans[0])}" if last.leaves == _UNUSED else ""
+        left_out += [f"{last.title.rstrip('*')}{value}"] * bool(last.title)
     has_mfu = any(column.title == _MFU for column in columns)
     notes = ranking_notes(plans)
     if has_mfu:
@@ -321,6 +325,7 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
 def _line(plan: Plan, differing: Sequence[Column], equal: frozenset[int]) -> str:
     others = [f"{column.title} {column.cell(plan)}" for column in differing]
     words = figures.pieces(" · ".join([figures.configuration_words(plan.config), *others]), "·")
-    cells = (_step(plan, equal), figures.peak_memory(plan.prediction), *_needs(plan))
+    risk = f"OOM risk {figures.risk(plan.prediction.out_of_memory_probability)}"
+    cells = (_step(plan, equal), figures.peak_memory(plan.prediction), risk, *_needs(plan))
     number = f"{plan.rank}. " if plan.rank else ""
     return f"{number}{words}: {', '.join(map(tied, cells))}"

@@ -28,6 +28,7 @@ from meshwright.solver.answer import (
     Plan,
     Reference,
     Remedy,
+    Shortfall,
     accepts_risk,
     at_most,
     expected_error,
@@ -444,6 +445,8 @@ def _of_nothing(answer: Answer, problem: Problem, title: str) -> Summary:
         facts.append(
             SummaryFact(label="why", question="Why?", parts=tuple(found.reasons[:2]), of_sentences=True)
         )
+    if found is not None and found.nearest is not None:
+        facts += _of_host(found.nearest)
     remedies = () if found is None else found.remedies
     offers = [_remedy(one, problem) for one in remedies[:_REMEDIES]]
     if not offers and found is not None:
@@ -458,6 +461,14 @@ def _of_nothing(answer: Answer, problem: Problem, title: str) -> Summary:
         notes=_notes(answer),
         fits=False,
     )
+
+
+def _of_host(nearest: Shortfall) -> Iterator[SummaryFact]:
+    """Yield what the hosts lack for the offload that needs least; nothing where GPUs alone lack memory."""
+    lacks = [f"{figures.gib(lacks)} GiB more {what} a GPU" for what, lacks in nearest.lacks_outside.items()]
+    if lacks:
+        words = f"{' and '.join(lacks)} would do for {figures.configuration_words(nearest.config)}"
+        yield SummaryFact(label="host", question="What does the host lack?", parts=(words,))
 
 
 def _remedy(remedy: Remedy, problem: Problem) -> Offer:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 
 from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
@@ -70,9 +71,14 @@ def own_of_files(
     named = request.get("launcher")
     if launcher is None and isinstance(named, str) and named in reader_names():
         launcher = named
-    overrides = replace(
-        _overrides_of(request, variables or {}, values or {}), ignored=tuple(ignored), run=run
+    read = partial(read_launch_files, source, launcher=launcher)
+    stated = Overrides(
+        variables=variables or {},
+        values=_plain(values or {}, "configuration"),
+        ignored=tuple(ignored),
+        run=run,
     )
+    overrides = _overrides_of(request, read, stated)
     with _fewer_ranks_named(request, source, overrides, launcher):
         found = renamed(read_launch_files(source, overrides, launcher), _name_of(source))
         raw, workload, notes = _overridden(found, overrides)
@@ -230,7 +236,10 @@ def request_of_files(
     Raises:
         InvalidProblemError: as ``own_of_files``; a value that decides nothing of a search.
     """
-    overrides = replace(_overrides_of(request, variables, values), ignored=tuple(ignored), run=run)
+    read = partial(read_launch_files, source)
+    own = _plain(values, "configuration")
+    stated = Overrides(variables=variables, values=own, ignored=tuple(ignored), run=run)
+    overrides = _overrides_of(request, read, stated)
     with _fewer_ranks_named(request, source, overrides):
         found = read_launch_files(source, overrides)
     _require_used(source, overrides, values, found)
@@ -271,24 +280,44 @@ def _name_of(source: Source) -> str:
     return source.name.rpartition(".")[0][:64] or "launch file"
 
 
-def _overrides_of(request: Request, variables: Mapping[str, str], values: Values) -> Overrides:
+def _overrides_of(
+    request: Request, read: Callable[[Overrides], LaunchFile], stated: Overrides
+) -> Overrides:
+    """Return what the request and its options state over launch files.
+
+    Raises:
+        InvalidProblemError: a value is none of a run's, or no GPUs are stated, with what the files lack.
+    """
+    overrides = replace(
+        stated,
+        model=model_from_mapping(request["model"]) if "model" in request else None,
+        values={**_workload_overrides(request.get("workload")), **stated.values},
+    )
     if "cluster" not in request:
         fault = FieldError(
             pointer="/cluster",
             message="no launch file names the GPUs: give --cluster with --num-nodes, or --gpus",
             tip="--cluster dgx-h100",
         )
-        raise InvalidProblemError([fault])
+        raise InvalidProblemError([fault, *_faults_on_any_gpus(read, overrides)])
     cluster = request["cluster"]
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     parts = [cluster, *(groups if isinstance(groups, list) else [])]
     counted = any(isinstance(one, dict) and {"num_nodes", "num_gpus"} & one.keys() for one in parts)
-    return Overrides(
-        model=model_from_mapping(request["model"]) if "model" in request else None,
-        num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None,
-        variables=variables,
-        values={**_workload_overrides(request.get("workload")), **_plain(values, "configuration")},
-    )
+    return replace(overrides, num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None)
+
+
+def _faults_on_any_gpus(read: Callable[[Overrides], LaunchFile], overrides: Overrides) -> list[FieldError]:
+    """Return the faults that launch files have on one GPU, on a node, and where they state the number."""
+    every = list[tuple[FieldError, ...]]()
+    for number in (None, 1, 8):
+        try:
+            read(replace(overrides, num_gpus=number))
+        except InvalidProblemError as fault:
+            every.append(fault.errors)
+        else:
+            return []
+    return [one for one in every[0] if all(one in others for others in every)]
 
 
 def _workload_overrides(workload: object) -> dict[str, int | str | bool]:
@@ -420,7 +449,10 @@ def with_launch_file(body: Request) -> Request:
     if not isinstance(raw, Mapping):
         raise InvalidProblemError.of(pointer(_AT), "must be an object")
     rest, given = {name: value for name, value in body.items() if name != _AT}, given_launch_file(raw)
-    overrides = replace(_overrides_of(rest, given.variables, {}), ignored=given.ignored, run=given.run)
+    read = partial(read_launch_files, given.source, launcher=given.launcher)
+    stated = Overrides(variables=given.variables, ignored=given.ignored, run=given.run)
+    with faults_as(in_the_text):
+        overrides = _overrides_of(rest, read, stated)
     with faults_as(in_the_text), _fewer_ranks_named(rest, given.source, overrides, given.launcher):
         found = read_launch_files(given.source, overrides, given.launcher)
     return _completed(rest, renamed(found, _name_of(given.source)))

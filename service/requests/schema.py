@@ -27,7 +27,7 @@ from meshwright.profiles.adapters import (
 )
 from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
-from meshwright.profiles.errors import FieldError
+from meshwright.profiles.errors import REQUIRED, UNKNOWN_FIELD, FieldError
 from meshwright.profiles.frameworks import allowed_values, framework_names, option_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.samples import Reference, SampleKind
@@ -117,7 +117,7 @@ _KINDS = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "list_type": "must be a list",
-    "missing": "is required",
+    "missing": REQUIRED,
 }
 
 
@@ -270,7 +270,7 @@ def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldEr
     )
     return FieldError(
         pointer=pointer(*where),
-        message="unknown field",
+        message=UNKNOWN_FIELD,
         allowed=None if near else ", ".join(known),
         nearest=" or ".join(near) or None,
     )
@@ -320,6 +320,12 @@ def names_with_values() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.replace("_", "-") for name in names if listed_values(name)))
 
 
+def _columns() -> Iterable[str]:
+    from meshwright.solver.runs.table import column_names  # noqa: PLC0415 - which few commands read
+
+    return column_names()
+
+
 def _sweep_names() -> Iterable[str]:
     from meshwright.service.requests.jobs import AXES  # noqa: PLC0415 - which reads this module
 
@@ -332,6 +338,7 @@ _LISTED: Mapping[str, Callable[[], Iterable[str]]] = {
     "framework_options": lambda: sorted(option_names()),
     "constraint": lambda: NAMES,
     "sweep": _sweep_names,
+    "columns": _columns,
     **dict.fromkeys(("pin", "bound", "bounds", "forbid", "set"), lambda: VARIABLES),
 }
 

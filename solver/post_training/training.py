@@ -78,7 +78,8 @@ def training_problem(asked: PostTraining, group: str, nodes: int, each: int) -> 
     """Return the policy update on so many GPUs of a group, before its packed sequences are counted."""
     own = asked.groups[group]
     island = min(own.island_gpus, each) if each < own.gpus_per_node else own.island_gpus
-    gpu = replace(own.gpu, memory_bytes=round(own.gpu.memory_bytes * (1.0 - awake_share(asked))))
+    beside = awake_share(asked) + reference_bytes(asked) / (nodes * each) / own.gpu.memory_bytes
+    gpu = replace(own.gpu, memory_bytes=max(round(own.gpu.memory_bytes * (1.0 - beside)), 1))
     part = replace(own, num_nodes=nodes, gpus_per_node=each, island_gpus=island, gpu=gpu)
     whole = asked.training.cluster
     cluster = ClusterSpec(name=f"{whole.name}-{group}", groups=(part,))
@@ -94,6 +95,16 @@ def awake_share(asked: PostTraining) -> float:
     """Return the share of memory that engines keep while training runs on their GPUs, at the least."""
     pinned = asked.pins.memory_share
     return 0.0 if asked.sleeps else min(asked.places.memory_shares) if pinned is None else pinned
+
+
+def reference_bytes(asked: PostTraining) -> float:
+    """Return the bytes of a reference model that stays on training's GPUs, on all of them together.
+
+    TRL's is a second model, loaded and sharded as the policy is (TRL 1.9, trainer/grpo_trainer.py
+    ``ref_model``, models/utils.py ``prepare_fsdp``). With adapters it is the policy without them.
+    """
+    copies = asked.reference and not (asked.adapts or asked.places.offloads)
+    return copies * FROZEN_BYTES * asked.model.num_parameters()
 
 
 def without_layout_constraints(asked: PostTraining) -> PostTraining:

@@ -16,7 +16,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
-from meshwright.solver.runs.cells import Cells, read_cells
+from meshwright.solver.runs.cells import REQUIRED_COLUMNS, Cells, read_cells
 from meshwright.solver.runs.headings import READ_HEADINGS
 from meshwright.solver.runs.layouts import (
     READ_COLUMNS,
@@ -145,6 +145,11 @@ def published_recipes(layers: int, hidden_size: int) -> tuple[PublishedRecipe, .
 @cache
 def _catalog_lines() -> list[str]:
     return CATALOG_RUNS.read_text("utf-8").splitlines()
+
+
+def column_names() -> tuple[str, ...]:
+    """Return the columns that a table may have, those that it needs first."""
+    return tuple(dict.fromkeys(("model", *REQUIRED_COLUMNS, "step_time_s", *sorted(_columns()))))
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
-from meshwright.profiles.cluster import NodeGroup, host_of
+from meshwright.profiles.cluster import USABLE, NodeGroup, host_of
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import default_profile, framework_of
 from meshwright.profiles.units import GIB
@@ -59,10 +59,6 @@ from meshwright.solver.space.rule import ACROSS_ISLANDS, OF_CHUNKS, Rule, among
 # stages.
 
 
-# Of a host's memory and drives; the rest is the operating system's, the data loaders' and the data's. Of
-# the memory it takes at most 8 GiB for each GPU, however much there is. (Assumed.)
-USABLE = 0.9
-_MOST_KEPT = 8 * GIB
 # Variables that host states do not depend on: read by the other rule alone, so that this one is early.
 _OF_STEPS = (*OF_CHUNKS, "rank_order")
 _OF_ORDER = ("rank_order",)  # activations lie where they lie
@@ -156,13 +152,12 @@ def lacking_outside(problem: Problem, columns: Columns) -> tuple[FloatArray, Flo
 
 
 def _usable_drive_bytes(problem: Problem) -> float:
-    return USABLE * min(host_of(group).nvme_bytes for group in problem.cluster.groups)
+    return min(host_of(group).usable_nvme_bytes for group in problem.cluster.groups)
 
 
 def usable_host_bytes(problem: Problem) -> float:
     """Return the host memory of one GPU that may be filled."""
-    share = host_share_bytes(problem)
-    return share - min((1.0 - USABLE) * share, float(_MOST_KEPT))
+    return min(host_of(group).usable_memory_bytes for group in problem.cluster.groups)
 
 
 def host_share_bytes(problem: Problem) -> int:

@@ -13,13 +13,14 @@ import yaml
 from meshwright.launchers import flags
 from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.documents import document_of
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.registry import launcher_names
 from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.target import Target
 from meshwright.launchers.trl.export import TrlFiles
 from meshwright.launchers.trl.read import reader_of
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from tests.launchers.plans import CASES
 
 PLAN = CASES["trl"]["llama-3.1-70b-fsdp"]
@@ -172,6 +173,44 @@ def test_a_relations_word_is_unknown_to_a_relative_that_has_another(ours: Rename
         assert fault.message == f"line {at}: is unknown"
     ignored = TRL_READER.read(source_of({**files, "trl_sft.yaml": both}), Overrides(ignored=(name,)))
     assert trained(ignored) == trained(TRL_READER.read(source_of(files), Overrides()))
+
+
+def test_a_name_that_a_relative_lacks_is_refused_with_any_value(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = with_table(monkeypatch, tmp_path, {"packing": {"refused": "it has no such argument"}})
+    for value in ("true", "false", "null"):
+        fields = Fields(
+            "a.yaml", document_of(Source(name="a.yaml", text=f"packing: {value}")), programs=(own, "trl")
+        )
+        fields.refuse_unpriced()
+        assert [one.pointer for one in fields.faults] == ["packing"], value
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"as": "trl", "renames": "max_lenth"}, "the table of trl has no argument max_lenth"),
+        ({"as": "trl"}, "the table of trl has no argument tokens"),
+        ({"as": "tlr"}, "no program tlr has a table: accelerate, "),
+    ],
+)
+def test_a_row_that_names_a_wrong_table_or_argument_says_which(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, row: dict[str, str], says: str
+) -> None:
+    with pytest.raises(ProfileError, match=f"^tokens: {says}"):
+        flags_of(with_table(monkeypatch, tmp_path, {"tokens": row}))
+
+
+def test_the_guard_of_a_relatives_own_command_knows_accelerates_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind ``accelerate launch … sft.py`` they are no options; ``trl sft`` takes both kinds."""
+    monkeypatch.setattr(OpenR1Files, "program", lambda *_: 'exec open-r1 sft "$@"')
+    own, theirs = (files.export(PLAN).files["launch.sh"].split() for files in (OpenR1Files(), TrlFiles()))
+    assert [("num-processes" in guarded, "use-fsdp" in guarded) for guarded in (own, theirs)] == [
+        (True, True), (False, False),
+    ]  # fmt: skip
 
 
 def test_a_number_that_no_file_and_no_table_states_must_be_given() -> None:

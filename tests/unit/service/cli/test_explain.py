@@ -98,6 +98,15 @@ def test_what_is_missing_or_too_much_is_said(
         code, _, error = run_here(monkeypatch, capsys, *file, *words)
         assert code == 2
         assert says in error
+    own = "from peft import LoraConfig\nfrom trl import SFTConfig\nLoraConfig(r=8)\n"
+    script.with_name("own.py").write_text(own)
+    _, _, error = run_here(monkeypatch, capsys, *file[:2], str(script.with_name("own.py")))
+    kinds = [
+        "no launch file names the GPUs",
+        "launch file: ",
+        "own.py --cluster dgx-h100",
+    ]
+    assert [kind in line for kind, line in zip(kinds, error.splitlines(), strict=True)] == [True] * 3
 
 
 def test_the_users_own_configuration_is_explained_in_words(

@@ -137,7 +137,6 @@ def test_what_a_question_lacks_is_named_with_what_it_may_be() -> None:
     with pytest.raises(InvalidProblemError) as caught:
         read_post_training({"model": "qwen3-8b", "gpus": "8xH100", "algorithm": {"name": "grpo"}})
     assert [error.sentence() for error in caught.value.errors] == [
-        "cluster: is required. Allowed: as in a problem of meshwright plan: 8xH100",
         "algorithm.prompts: is required. Allowed: 1 to 1048576",
         "algorithm.responses: is required. Allowed: 1 to 4096",
         "lengths: is required. Allowed: an object, as in {prompt: 200, mean: 2500, max: 8192}",

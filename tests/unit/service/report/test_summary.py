@@ -142,6 +142,18 @@ def test_nothing_fits_in_fourteen_lines() -> None:
     assert lines[1].strip().startswith("Nothing fits")
 
 
+def test_an_offload_that_only_the_host_lacks_memory_for_is_named_with_the_number() -> None:
+    answer = an_infeasible_answer()
+    found = answer.infeasible
+    assert found is not None
+    assert found.nearest is not None
+    near = replace(found.nearest, lacks_outside={"host memory": 6 * 2**30})
+    lines = lines_of(replace(answer, infeasible=replace(found, nearest=near)), width=120)
+    (host,) = (line.strip() for line in lines if line.startswith("  host"))
+    assert host.startswith("host   6.0 GiB more host memory a GPU would do for ")
+    assert not any(line.startswith("  host") for line in lines_of(answer, width=120))
+
+
 def test_report_and_page_lead_with_the_comparison_and_have_the_facts_for_a_mail() -> None:
     answer = an_answer(reference=RECIPE, levers=(BF16,))
     verdict = verdict_of(answer, a_problem())

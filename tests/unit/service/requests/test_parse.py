@@ -158,6 +158,8 @@ def test_every_fault_of_a_request_is_reported_at_once() -> None:
 
 def test_an_unknown_field_names_its_nearest_sibling() -> None:
     assert sentence(request(serach={})) == "serach: unknown field. Nearest: search"
+    misnamed = {name.replace("workload", "worklod"): one for name, one in request().items()}
+    assert sentence(misnamed) == "worklod: unknown field. Nearest: workload", "and not that it is missing"
     assert sentence(request(search={"topk": 3})) == "search.topk: unknown field. Nearest: top_k"
 
 

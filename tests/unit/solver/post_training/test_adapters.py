@@ -10,7 +10,12 @@ import pytest
 from meshwright.service.post_training.request import read_post_training
 from meshwright.solver.post_training.plan import plan_post_training, profile_by_default
 from meshwright.solver.post_training.problem import PostTraining
-from meshwright.solver.post_training.training import TrainingPrice, passes_s, training_prices
+from meshwright.solver.post_training.training import (
+    TrainingPrice,
+    passes_s,
+    training_prices,
+    training_problem,
+)
 
 REQUEST: dict[str, Any] = {
     "kind": "post_training", "model": "qwen3-8b", "launcher": "trl",
@@ -46,6 +51,15 @@ def test_states_next_to_an_engine_are_frozen_weights_once_and_adapters_in_fp32()
     assert with_reference.engine_share == alone.engine_share
     kept = (1.0 - with_reference.engine_share) * MEMORY
     assert kept == pytest.approx(2.0 * EVERY + 12.0 * TRAINED + 2e9, rel=1e-6)
+
+
+def test_a_reference_beside_a_wholly_trained_policy_takes_2_bytes_of_each_weight_there() -> None:
+    question = asked(adapters=None, launcher="trl")
+    for copies, changed in (
+        (1, question), (0, replace(question, reference=False)), (0, asked()),
+    ):  # fmt: skip
+        free = training_problem(changed, "h100-sxm-80gb", 1, 2).cluster.groups[0].gpu.memory_bytes
+        assert free == pytest.approx(MEMORY - copies * 2.0 * EVERY / 2.0, abs=1.0)
 
 
 def test_a_reference_is_one_pass_without_adapters() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.capabilities import launcher_names
-from meshwright.profiles.cluster import host_of
+from meshwright.profiles.cluster import USABLE, host_of
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.check import violations
@@ -26,7 +26,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import _DYNAMIC_LIMITS
 from meshwright.solver.space.request_rules import broken_by, constraint_of
-from meshwright.solver.space.rules import USABLE, host_warnings, rules_of
+from meshwright.solver.space.rules import host_warnings, rules_of
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
 
 ROWS = 400
