@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
 from meshwright.launchers.post_training import read_trl as trl
 from meshwright.launchers.post_training.recipe import (
+    A_MODEL,
     Other,
     Recipe,
     Values,
@@ -73,19 +75,25 @@ _ESTIMATOR = "algorithm.adv_estimator"
 _PROGRAMS = ("main_ppo", "fully_async_main")
 
 
-def read_recipe(name: str, text: str, other: Other = lambda _name: None) -> Recipe:
-    """Return what a recipe fixes.
+def read_recipe(
+    name: str, text: str, other: Other = lambda _name: None, stated: Values | None = None
+) -> Recipe:
+    """Return what a recipe fixes, with values that are ``stated`` over its own by the recipe's names.
 
     Raises:
         InvalidProblemError: it is no GRPO recipe that is priced; the field, its value and the reason.
     """
-    found = trl.read(name, text, other)
+    over = dict(stated or {})
+    found = trl.read(name, text, other, over)
     if found is not None:
         return found
     if name.endswith((".yaml", ".yml")):
-        return _nemo_rl(_merged(text, other))
+        return _nemo_rl(_merged(text, other, over))
+    words = {key: str(value) for key, value in over.items()}
     slime = _slime_arguments(name, text)
-    return _verl(name, text) if slime is None else _slime(slime)
+    if slime is None:
+        return _verl(_overrides(name, text) | words)
+    return _slime(slime | {f"--{key}": value for key, value in words.items()})
 
 
 def is_recipe(name: str, text: str) -> bool:
@@ -107,7 +115,7 @@ def is_recipe(name: str, text: str) -> bool:
 # NeMo-RL.
 
 
-def _merged(text: str, other: Other) -> dict[str, Any]:
+def _merged(text: str, other: Other, over: Values) -> dict[str, Any]:
     """Return a recipe over the files that its ``defaults`` name, references resolved."""
     layers, folder = [dict(mapping_of(text))], ""
     while (base := layers[-1].pop("defaults", None)) is not None and len(layers) <= _MOST_BASES:
@@ -124,6 +132,9 @@ def _merged(text: str, other: Other) -> dict[str, Any]:
     whole: dict[str, Any] = _over(dict(BASE), {})
     for layer in reversed(layers):
         whole = _over(whole, layer)
+    for path, value in over.items():
+        *above, last = path.split(".")
+        whole = _over(whole, reduce(lambda found, part: {part: found}, reversed(above), {last: value}))
     resolved: dict[str, Any] = _resolved(whole, whole)
     return resolved
 
@@ -156,11 +167,12 @@ def _at(values: Any, path: str, default: Any = None) -> Any:  # noqa: ANN401 - Y
 
 
 def _number_at(values: Mapping[str, Any], path: str, default: float | None = None) -> float:
-    return finite(_at(values, path, default), f"/{path.replace('.', '/')}")
+    return finite(_at(values, path, default), f"/{path.replace('.', '/')}", usual=_at(BASE, path, default))
 
 
 def _whole_at(values: Mapping[str, Any], path: str, default: int | None = None, *, least: int = 1) -> int:
-    return counted(_at(values, path, default), f"/{path.replace('.', '/')}", least)
+    usual = _at(BASE, path, default)
+    return counted(_at(values, path, default), f"/{path.replace('.', '/')}", least, usual=usual)
 
 
 def _nemo_rl(values: Mapping[str, Any]) -> Recipe:
@@ -261,17 +273,19 @@ def _require_grpo(values: Mapping[str, Any]) -> None:
     """
     for other in ("dpo", "sft", "rm", "ppo", "distillation", "off_policy_distillation"):
         if other in values:
-            raise refused(f"/{other}", "is another algorithm than GRPO, which alone is priced", "grpo")
+            reason = "is another algorithm than GRPO, which alone is priced"
+            raise refused(f"/{other}", reason, "a recipe of GRPO")
     policy = values["policy"]
     if _at(policy, "model_name") is None:
-        raise refused("/policy/model_name", "is not stated: the file is no recipe of GRPO")
+        reason = "is not stated: the file is no recipe of GRPO"
+        raise refused("/policy/model_name", reason, usual=A_MODEL)
     backend = _at(policy, "generation.backend")
     if backend not in ENGINES:
         words = ", ".join(ENGINES)
         raise refused("/policy/generation/backend", f"{backend} is not priced yet", words)
     for path, reason in _NOT_PRICED.items():
         if _at(values, path):
-            raise refused("/" + path.replace(".", "/"), reason)
+            raise refused("/" + path.replace(".", "/"), reason, usual=False)
     for path in ("vllm_cfg.expert_parallel_size", "vllm_cfg.pipeline_parallel_size"):
         size = _at(policy, f"generation.{path}", 1)
         if size != 1:
@@ -302,8 +316,7 @@ def _nemo_sizes(values: Mapping[str, Any], *, is_megatron: bool) -> dict[str, An
 # verl.
 
 
-def _verl(name: str, text: str) -> Recipe:
-    given = _overrides(name, text)
+def _verl(given: Values) -> Recipe:
     values = {**_VERL, **given}
     _require_priced(values)
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -491,7 +504,7 @@ def _slime(given: Values) -> Recipe:
     values = {**_OF_SLIME, **given}
     for argument, reason in _SLIME_NOT_PRICED.items():
         if given.get(argument, _POLICY_LOSS) not in (_POLICY_LOSS, "1"):
-            raise refused(f"/{argument}", f"{given[argument]}: {reason}")
+            raise refused(f"/{argument}", f"{given[argument]}: {reason}", usual=1)
     estimator = _text(values, "--advantage-estimator")
     if estimator not in ("grpo", "ppo"):
         raise refused("/--advantage-estimator", f"{estimator} is not priced yet", "grpo, ppo")
@@ -537,10 +550,11 @@ def _slime(given: Values) -> Recipe:
     )  # fmt: skip
 
 
-def _text(values: Values, name: str) -> str:
+def _text(values: Values, name: str, usual: object = None) -> str:
     value = str(values.get(name, "")).strip("'\"")
     if not value or UNKNOWN in value:
-        raise refused(f"/{name}", "is not stated, or depends on the shell that runs the script")
+        reason = "is not stated, or depends on the shell that runs the script"
+        raise refused(f"/{name}", reason, usual=_VERL.get(name, _OF_SLIME.get(name, usual)))
     return value
 
 
@@ -551,8 +565,9 @@ def _path(values: Values, name: str) -> str:
 
 
 def _number(values: Values, name: str) -> float:
-    return finite(_text(values, name), f"/{name}")
+    return finite(_text(values, name), f"/{name}", usual=_VERL.get(name, _OF_SLIME.get(name)))
 
 
 def _whole(values: Values, name: str, least: int = 1) -> int:
-    return counted(_text(values, name), f"/{name}", least)
+    usual = 1024 if "-len" in name else max(least, 1)  # an example of a length, for the tip
+    return counted(_text(values, name, usual), f"/{name}", least, usual=usual)

@@ -7,11 +7,13 @@ literal arguments of ``GRPOConfig`` count, and options of the commands in its do
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 from meshwright.launchers.post_training.recipe import (
+    A_MODEL,
     Other,
     Recipe,
     Values,
@@ -37,6 +39,8 @@ _DEFAULTS: Values = {
     "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_tensor_parallel_size": 1,
     "vllm_enable_sleep_mode": False, "gradient_checkpointing": True, "dtype": "float32", "lora_r": 16,
 }  # fmt: skip
+_USUAL: Values = {**_DEFAULTS, "num_processes": 8, "num_machines": 1}  # of tips
+_OF_MESH = ("num_processes", "num_machines", "zero_stage")
 _LORA = {  # arguments of peft's LoraConfig by ModelConfig's names; its rank is 8 where none is named
     "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
     "target_parameters": "lora_target_parameters",
@@ -64,22 +68,23 @@ _TRUE = ("true", "yes", "t", "y", "1")
 _SWITCHES = ("use_peft", "gradient_checkpointing", "vllm_enable_sleep_mode")
 
 
-def read(name: str, text: str, other: Other) -> Recipe | None:
-    """Return what a recipe of TRL fixes; None: the file is another launcher's.
+def read(name: str, text: str, other: Other, stated: Values) -> Recipe | None:
+    """Return what a recipe of TRL fixes with ``stated`` values over it; None: the file is another's.
 
     Raises:
         InvalidProblemError: it is no GRPO that is priced; the field, its value and the reason.
     """
+    stated = {_LORA.get(own, own): value for own, value in stated.items()}
     if name.endswith(".py"):
-        return _script(text, other)
+        return _script(text, other, stated)
     if name.endswith((".yaml", ".yml")):
         values = mapping_of(text)
-        return _recipe(values, _mesh({}, other), other) if is_recipe(name, text) else None
+        return _recipe(values, _mesh({}, other), other, stated) if is_recipe(name, text) else None
     started = [words for words in _commands(name, text) if _starts(words)]
     if not started:
         return None
     served = next((words for words in _commands(name, text) if _serves(words)), None)
-    return _commanded(started[0], served, other)
+    return _commanded(started[0], served, other, stated)
 
 
 def is_recipe(name: str, text: str) -> bool:
@@ -126,7 +131,7 @@ def options_of(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _commanded(words: Sequence[str], served: Sequence[str] | None, other: Other) -> Recipe:
+def _commanded(words: Sequence[str], served: Sequence[str] | None, other: Other, over: Values) -> Recipe:
     before, behind = _apart(words)
     options = options_of(behind)
     file = options.get("config")
@@ -136,13 +141,16 @@ def _commanded(words: Sequence[str], served: Sequence[str] | None, other: Other)
         mesh: Values = _mesh({**stated, **options, **options_of(before)}, other)
     elif starts[-1].startswith("python"):
         mesh = {"num_processes": 1, "num_machines": 1}
+    elif "num_processes" in over:
+        mesh = {}
     else:
         program = starts[0].replace(UNKNOWN, "…")[:40]
         raise refused(
             "/num_processes", f"{program} starts the processes of training, which is not read",
-            "accelerate launch, trl grpo, or python for one GPU",
+            "accelerate launch, trl grpo, or python for one GPU", usual=_SHIPPED_GPUS,
         )  # fmt: skip
-    return _recipe({**stated, **options}, mesh, other, None if served is None else options_of(served))
+    own = None if served is None else options_of(served)
+    return _recipe({**stated, **options}, mesh, other, over, own)
 
 
 def _apart(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -174,7 +182,7 @@ def _mesh(options: Values, other: Other) -> dict[str, Any]:
     name = path.rpartition("/")[2]
     text = other(name if UNKNOWN in path else path)
     found = _shipped(name.removesuffix(".yaml")) if text is None else _of_file(mapping_of(text))
-    named = {one: options[one] for one in ("num_processes", "num_machines", "zero_stage") if one in options}
+    named = {one: options[one] for one in _OF_MESH if one in options}
     return {**found, **named}
 
 
@@ -205,7 +213,7 @@ def _of_file(values: Values) -> dict[str, Any]:
 # A Python script.
 
 
-def _script(text: str, other: Other) -> Recipe:
+def _script(text: str, other: Other, over: Values) -> Recipe:
     try:
         tree = ast.parse(text)
     except SyntaxError as fault:
@@ -218,8 +226,8 @@ def _script(text: str, other: Other) -> Recipe:
         raise refused("/AsyncGRPOTrainer", reason)
     passed = calls.get("GRPOTrainer", {})
     for name in passed:  # whatever it is given
-        if name in _NOT_PRICED and name != "peft_config":
-            raise refused(f"/{name}", _NOT_PRICED[name])
+        if name in _NOT_PRICED and name != "peft_config" and name not in over:
+            raise refused(f"/{name}", _NOT_PRICED[name], usual=False)
     stated = {name: value for name, value in calls.get("GRPOConfig", {}).items() if value is not ...}
     if passed.get("model") not in (None, ...):
         stated["model_name_or_path"] = passed["model"]
@@ -229,15 +237,16 @@ def _script(text: str, other: Other) -> Recipe:
     served = next((words for words in commands if _serves(words)), None)
     before, behind = _apart(started)
     options = options_of(behind)
-    _require_literals({**calls.get("GRPOConfig", {}), **options})
-    stated |= _lora_of_script(tree, passed, text)
+    _require_literals({**calls.get("GRPOConfig", {}), **options, **over})
+    stated |= _lora_of_script(tree, passed, text, over)
     mesh = _mesh({**options, **options_of(before)}, other)
     if "launch" not in started:
         mesh = {"num_processes": 1, "num_machines": 1, **mesh}
-    return _recipe({**stated, **options}, mesh, other, None if served is None else options_of(served))
+    own = None if served is None else options_of(served)
+    return _recipe({**stated, **options}, mesh, other, over, own)
 
 
-def _lora_of_script(tree: ast.AST, passed: Values, text: str) -> dict[str, Any]:
+def _lora_of_script(tree: ast.AST, passed: Values, text: str, over: Values) -> dict[str, Any]:
     """Return what a script's LoraConfig states, by ModelConfig's names.
 
     Raises:
@@ -254,8 +263,9 @@ def _lora_of_script(tree: ast.AST, passed: Values, text: str) -> dict[str, Any]:
     if found is None:
         raise refused(f"/{wrapped}", "has no LoraConfig in the script, the only adapters that are priced")
     for name, value in found.items():
-        if value is ... and (name in _LORA or name in _OF_LORA):
-            raise refused(f"/{name}", "is no literal in the script", "a literal")
+        known = _LORA.get(name, name)
+        if value is ... and (name in _LORA or name in _OF_LORA) and known not in over:
+            raise refused(f"/{name}", "is no literal in the script", "a literal", usual=_USUAL.get(known))
     return {
         "use_peft": True,
         "lora_r": _PEFTS_RANK,
@@ -271,7 +281,8 @@ def _require_literals(values: Values) -> None:
     """
     for name in (*_DEFAULTS, *_NAMES, "max_prompt_length", "vllm_max_model_length"):
         if values.get(name) is ...:
-            raise refused(f"/{name}", "is no literal in the script", f"a literal, or --{name} …")
+            allowed = f"a literal, or --{name} …"
+            raise refused(f"/{name}", "is no literal in the script", allowed, usual=_USUAL.get(name))
 
 
 _CALLS = ("GRPOConfig", "GRPOTrainer", "AsyncGRPOConfig", "AsyncGRPOTrainer")
@@ -318,8 +329,11 @@ def _docstring_commands(text: str) -> str:
 # The roles.
 
 
-def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = None) -> Recipe:
-    whole = {**_DEFAULTS, **values}
+def _recipe(
+    values: Values, mesh: Values, other: Other, over: Values, served: Values | None = None
+) -> Recipe:
+    whole = {**_DEFAULTS, **values, **over}
+    mesh = {**mesh, **{name: over[name] for name in _OF_MESH if name in over}}
     adapts = whole.get("use_peft") not in _FALSE
     _require_priced(whole)
     notes = [*_require_mesh(mesh, adapts=adapts)]
@@ -342,7 +356,8 @@ def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = 
     else:
         model = model_of(str(whole["model_name_or_path"]), where)
         if find_model(model).tower is not None:
-            raise refused(where, f"{model}: images of prompts are not priced in a step yet")
+            reason = f"{model}: images of prompts are not priced in a step yet"
+            raise refused(where, reason, usual=A_MODEL)
     return Recipe(
         launcher="trl", model=model, nodes=nodes + beside, gpus_per_node=processes // nodes,
         longest_tokens=counted(room, "/vllm_max_model_length"),
@@ -350,14 +365,14 @@ def _recipe(values: Values, mesh: Values, other: Other, served: Values | None = 
             "algorithm": {
                 "prompts": _divided(device * steps, responses, "/num_generations", "answers to a prompt"),
                 "responses": responses, "updates": updates,
-                "reference": finite(whole["beta"], "/beta") > 0.0,
+                "reference": _number(whole, "beta") > 0.0,
             },
             "rollout": rollout,
             "training": {
                 "trainer": "fsdp", "nodes": nodes, "pin": _layout(whole, mesh, adapts=adapts)
             },
             "asynchrony": ways_of(colocated=colocated, steps=0),
-            **({"adapters": _adapters(whole, model)} if adapts else {}),
+            **({"adapters": _adapters(whole, model, over)} if adapts else {}),
             **_reward(whole),
         },
         notes=tuple(notes),
@@ -378,13 +393,13 @@ def _layout(whole: Values, mesh: Values, *, adapts: bool) -> dict[str, Any]:
     return {**found, "zero_stage": _ZERO_3, "zero_shard_size": ranks}
 
 
-def _adapters(whole: Values, model: str) -> dict[str, Any]:
+def _adapters(whole: Values, model: str, over: Values) -> dict[str, Any]:
     """Return the adapters, and the precision of the frozen weights: TRL loads them in fp32 by default."""
     given = whole.get("model_init_kwargs")
     stated = given.get("dtype", given.get("torch_dtype")) if isinstance(given, dict) else None
-    if stated is ...:
-        raise refused("/dtype", "is no literal in the script", "a literal")
-    dtype = str(whole["dtype"] if stated is None else stated)
+    if stated is ... and "dtype" not in over:
+        raise refused("/dtype", "is no literal in the script", "a literal", usual=_DTYPES[0])
+    dtype = str(whole["dtype"] if stated is None or "dtype" in over else stated)
     if dtype not in _DTYPES:
         raise refused(
             "/dtype", f"{dtype[:40]}: frozen weights are priced in 16-bit brain floats or in fp32",
@@ -404,7 +419,7 @@ def _engines(whole: Values, other: Other, served: Values | None) -> tuple[dict[s
         return {
             "engine": "vllm", "tp": _whole(whole, "vllm_tensor_parallel_size"),
             "sleep": whole["vllm_enable_sleep_mode"] not in _FALSE,
-            "memory_share": finite(whole["vllm_gpu_memory_utilization"], "/vllm_gpu_memory_utilization"),
+            "memory_share": _number(whole, "vllm_gpu_memory_utilization"),
         }, 0  # fmt: skip
     text = other(SERVER_FILE) if served is None else None
     if text is not None:
@@ -412,25 +427,26 @@ def _engines(whole: Values, other: Other, served: Values | None) -> tuple[dict[s
     if served is None:
         raise refused(
             "/vllm_mode", "server: the file has no command that starts the server",
-            f"trl vllm-serve or vllm serve in the file, or in {SERVER_FILE} next to it",
+            f"trl vllm-serve or vllm serve in the file, or in {SERVER_FILE} next to it", usual="colocate",
         )  # fmt: skip
     own = {**_SERVED, **served}
     return {
         "engine": "vllm", "tp": _whole(own, "tensor_parallel_size"),
-        "memory_share": finite(own["gpu_memory_utilization"], "/gpu_memory_utilization"),
+        "memory_share": _number(own, "gpu_memory_utilization"),
     }, 1  # fmt: skip
 
 
 def _require_priced(whole: Values) -> None:
     for name, reason in _NOT_PRICED.items():
         if whole.get(name) not in _FALSE:
-            raise refused(f"/{name}", reason)
+            raise refused(f"/{name}", reason, usual=False)
     for name in _SWITCHES:
         given = whole.get(name)
         if isinstance(given, str) and given not in _FALSE and given.lower() not in _TRUE:
             raise refused(f"/{name}", f"{given[:40]} is neither true nor false", "true, false")
     if whole["use_vllm"] in _FALSE:
-        raise refused("/use_vllm", "false: generation by transformers is not priced", "use_vllm: true")
+        reason = "false: generation by transformers is not priced"
+        raise refused("/use_vllm", reason, "use_vllm: true", usual=True)
     if whole["vllm_mode"] not in ("colocate", "server"):
         raise refused("/vllm_mode", f"{str(whole['vllm_mode'])[:40]} is no mode", "colocate, server")
     if _whole(whole, "num_iterations") > 1:
@@ -452,12 +468,14 @@ def _require_mesh(mesh: Values, *, adapts: bool) -> Iterator[str]:
         raise refused(
             "/num_processes", "is not stated: the number of training's GPUs",
             f"--num_processes, or accelerate's file next to the recipe ({ACCELERATE_FILE})",
+            usual=_SHIPPED_GPUS,
         )  # fmt: skip
     stage, words = _stage(mesh), f"ZeRO {_stage(mesh)}" if _stage(mesh) else "whole replicas"
     if adapts and 0 < stage < _ZERO_3:
         yield f"{words} of adapters is priced as whole replicas, with all states of adapters on each GPU"
     elif not adapts and stage != _ZERO_3 and _whole(mesh, "num_processes") > 1:
-        raise refused("/zero_stage", f"{words}: the policy is priced with ZeRO 3 alone", "FSDP, or ZeRO 3")
+        reason = f"{words}: the policy is priced with ZeRO 3 alone"
+        raise refused("/zero_stage", reason, "FSDP, or ZeRO 3", usual=_ZERO_3)
     nodes = _whole(mesh, "num_machines")
     _divided(_whole(mesh, "num_processes"), nodes, "/num_processes", "nodes (num_machines)")
 
@@ -469,9 +487,17 @@ def _divided(whole: int, part: int, where: str, words: str) -> int:
         InvalidProblemError: it is no multiple.
     """
     if whole % part:
-        raise refused(where, f"{whole} is no multiple of the {part} {words}")
+        usual, allowed = max(whole // part, 1) * part, f"multiples of {part}"
+        if where == "/num_generations":  # it is the part
+            usual, allowed = math.gcd(whole, part), f"divisors of {whole}"
+        raise refused(where, f"{whole} is no multiple of the {part} {words}", allowed, usual=usual)
     return whole // part
 
 
 def _whole(values: Values, name: str) -> int:
-    return counted(values.get(name, 1), f"/{name}", least=0 if name == "zero_stage" else 1)
+    least = 0 if name == "zero_stage" else 1
+    return counted(values.get(name, 1), f"/{name}", least, usual=_USUAL.get(name))
+
+
+def _number(values: Values, name: str) -> float:
+    return finite(values[name], f"/{name}", usual={**_SERVED, **_USUAL}.get(name))

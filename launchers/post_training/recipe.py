@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,6 +20,8 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.profiles.library import find_model
 from meshwright.shell.values import UNKNOWN, Script
 
+_A_RANK = 16
+A_MODEL = "qwen3-8b"  # of a tip
 _MOST = 2**40  # of any count
 Values = Mapping[str, Any]
 Other = Callable[[str], str | None]  # text of a file that is named relative to the recipe; None: missing
@@ -43,9 +46,19 @@ def script_in(name: str, text: str) -> Script:
     return script_of(Source(name=name, text=text), Overrides())
 
 
-def refused(where: str, message: str, allowed: str | None = None) -> InvalidProblemError:
-    """Return the refusal of a recipe by a field."""
-    return InvalidProblemError([FieldError(pointer=where, message=message, allowed=allowed)])
+_WORDS = re.compile(r"[\w.-]+(, [\w.-]+)*")  # that are allowed
+
+
+def refused(
+    where: str, message: str, allowed: str | None = None, *, usual: object = None
+) -> InvalidProblemError:
+    """Return the refusal of a recipe by a field; ``usual``: a value that it may have, for the tip."""
+    if usual is None and allowed is not None and _WORDS.fullmatch(allowed):
+        usual = allowed.partition(",")[0]
+    name = where.strip("/").lstrip("-").replace("/", ".")
+    value = str(usual).lower() if isinstance(usual, bool) else usual
+    tip = f"--set {name}={value}" if name and usual is not None else ""
+    return InvalidProblemError([FieldError(pointer=where, message=message, allowed=allowed, tip=tip)])
 
 
 def mapping_of(text: str) -> Mapping[str, Any]:
@@ -69,34 +82,35 @@ def section_of(values: Values, name: str) -> Values:
     return found
 
 
-def finite(stated: object, where: str, allowed: str = "a number") -> float:
+def finite(stated: object, where: str, allowed: str = "a number", *, usual: object = None) -> float:
     """Return a number of a recipe; ``allowed``: which ones, in words.
 
     Raises:
         InvalidProblemError: it is none that is known without the shell, or not finite.
     """
     if stated is None:
-        raise refused(where, "is not stated", allowed)
+        raise refused(where, "is not stated", allowed, usual=usual)
     try:
         found = math.nan if isinstance(stated, bool) else float(str(stated))
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
         value = shown(str(stated).replace(UNKNOWN, "…"))
-        raise refused(where, f"{value} is no number that is known here", allowed)
+        raise refused(where, f"{value} is no number that is known here", allowed, usual=usual)
     return found
 
 
-def counted(stated: object, where: str, least: int = 1) -> int:
+def counted(stated: object, where: str, least: int = 1, *, usual: object = None) -> int:
     """Return a whole number of a recipe that is not below ``least``.
 
     Raises:
         InvalidProblemError: it is none.
     """
     allowed = f"a whole number from {least} on"
-    found = finite(stated, where, allowed)
+    usual = max(least, 1) if usual is None else usual
+    found = finite(stated, where, allowed, usual=usual)
     if found != int(found) or not least <= found <= _MOST:
-        raise refused(where, f"{shown(str(stated))} is out of range", allowed)
+        raise refused(where, f"{shown(str(stated))} is out of range", allowed, usual=usual)
     return int(found)
 
 
@@ -106,6 +120,11 @@ def ways_of(*, colocated: bool, steps: int) -> dict[str, Any]:
     return {"mode": mode, "max_steps_off": max(steps, 1), "steps_off": steps}
 
 
+_MENDED = {
+    "lora_target_modules": "all-linear",
+    "lora_bias": "none",
+    "bias": "none",
+}  # of tips; others are off
 # Arguments of LoRA that a priced step has none of.
 _UNPRICED = {"use_dora": "DoRA", "lora_modules_to_save": "modules trained in full next to adapters"}
 
@@ -122,18 +141,22 @@ def adapters_part(values: Values, model: str, base: str, default: tuple[str, ...
     Raises:
         InvalidProblemError: adapters that are not priced; the field, its value and the reason.
     """
-    known = {name: LocatedValue(value, 0) for name, value in values.items()}
+    known = {name: LocatedValue(value, 0) for name, value in values.items() if value is not False}
     fields = Fields("", known, Overrides(), ("trl",))
     for name, words in _UNPRICED.items():
         if fields.raw(name):
-            raise refused(f"/{name}", f"{words} are not priced in a step yet", "adapters alone")
+            reason = f"{words} are not priced in a step yet"
+            raise refused(f"/{name}", reason, "adapters alone", usual=False)
     refuse_uncounted(fields)
     targets = default if default and not fields.raw("lora_target_modules") else adapted(fields)
-    fields.faults = [replace(one, pointer=f"/{one.pointer}") for one in fields.faults]
+    for at, one in enumerate(fields.faults):
+        name = one.pointer
+        tip = f"--set {name}={_MENDED.get(name, 'false')}"
+        fields.faults[at] = replace(one, pointer=f"/{name}", tip=tip)
     fields.stop()
     if model and default is None:
         targets = of_peft(fields, targets, find_model(model))
-    rank = counted(values.get("lora_r"), "/lora_r")
+    rank = counted(values.get("lora_r"), "/lora_r", usual=_A_RANK)
     every = names_every(targets) or targets == FUSED_TARGETS
     return {
         "rank": rank, "targets": [*(ALL_LINEAR if every else targets)],
@@ -154,4 +177,5 @@ def model_of(name: str, where: str) -> str:
         except UnknownNameError:
             continue
         return found
-    raise refused(where, f"{name[:80]} is not a model of the catalog", "meshwright models lists them")
+    reason = f"{name[:80]} is not a model of the catalog"
+    raise refused(where, reason, "meshwright models lists them", usual=A_MODEL)

@@ -29,16 +29,17 @@ from meshwright.service.cli.saved_plans import SavedPlan, find_plan, keep
 from meshwright.service.cli.terminal import code_of, print_json, screen
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.library import PlanResult, compared_with_best, recommended
+from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.levers import render_levers
 from meshwright.service.report.question import header
-from meshwright.service.report.terminal import profile_words, render_plan, render_summary
+from meshwright.service.report.terminal import profile_words, render_own, render_plan, render_summary
 from meshwright.service.requests.assignments import asked_values
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import is_post_training
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.predict import predict_all
+from meshwright.solver.predict import predict, predict_all
 from meshwright.solver.problem import Problem, ShouldStop
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def explain(
     if is_post_training(request) or starts_post_training(from_args):
         if not from_args or len(from_args) > 1:
             raise typer.BadParameter("kind: post_training takes one recipe: --from-args recipe.yaml")
-        raise typer.Exit(explain_roles(request, from_args[0], json_output=json_output))
+        if config or variable or ignored or run or plan or levers or why_not or profile:
+            raise typer.BadParameter("a recipe of kind: post_training takes --set alone")
+        raise typer.Exit(explain_roles(request, from_args[0], assign, json_output=json_output))
     has_own = bool(config or assign or from_args or variable)
     if levers and has_own:
         raise typer.BadParameter(
@@ -146,6 +149,9 @@ def _explain_configuration(
     console = screen()
     if not answer.plans:
         console.print(render_summary(answer, problem, width=console.width))
+        seen = predict(own.problem, profile_for(own.problem, calibration), own.configuration)
+        console.print(render_own(own.configuration, seen, width=console.width))
+        console.print(reading_lines(own.notes, own.unread, width=console.width))
         raise typer.Exit(code_of(answer, cancelled=should_stop()))
     keep(answer_document(answer, problem), problem)
     ranking = PlanResult(problem=problem, answer=answer, profile=costs)

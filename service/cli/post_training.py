@@ -45,6 +45,7 @@ from meshwright.service.report.post_training import (
     render_post_training,
     roles_page,
 )
+from meshwright.service.requests.assignments import values_by_own_names
 from meshwright.service.requests.fields import POST_TRAINING
 from meshwright.solver.clock import Watch
 from meshwright.solver.post_training.plan import plan_post_training
@@ -168,11 +169,7 @@ def _question_of(request: Mapping[str, object], found: Recipe, recipe: Path) -> 
     if "kind" in request:
         return dict(request)
     if "cluster" not in request:
-        raise InvalidProblemError.of(
-            "/cluster", f"is required: {shown_path(recipe)} names no type of GPU",
-            allowed="--gpus and a number of GPUs with their type",
-            nearest=f"--gpus {found.nodes * found.gpus_per_node}xH100",
-        )  # fmt: skip
+        raise InvalidProblemError([_lacking_gpus(recipe, f"{found.nodes * found.gpus_per_node}xH100")])
     parts = found.parts
     return {
         "kind": POST_TRAINING,
@@ -186,13 +183,23 @@ def _question_of(request: Mapping[str, object], found: Recipe, recipe: Path) -> 
     }
 
 
-def predict_recipe(request: Mapping[str, object], recipe: Path, *, json_output: bool) -> int:
-    """Price the roles of a recipe, and print them; the exit code.
+def _lacking_gpus(recipe: Path, example: str) -> FieldError:
+    return FieldError(
+        pointer="/cluster", message=f"is required: {shown_path(recipe)} names no type of GPU",
+        allowed="--gpus and a number of GPUs with their type", nearest=f"--gpus {example}",
+        tip=f"--gpus {example}",
+    )  # fmt: skip
+
+
+def predict_recipe(
+    request: Mapping[str, object], recipe: Path, stated: Sequence[str] | None = None, *, json_output: bool
+) -> int:
+    """Price the roles of a recipe, with ``NAME=VALUE`` over its own, and print them; the exit code.
 
     Raises:
         InvalidProblemError: as ``explain_roles``.
     """
-    found = _read(recipe, request)
+    found = _read(recipe, request, stated)
     question = _question_of(request, found, recipe)
     for note in found.notes:
         sys.stderr.write(f"note: {note}\n")
@@ -200,15 +207,22 @@ def predict_recipe(request: Mapping[str, object], recipe: Path, *, json_output: 
         return predict_roles({**question, **_roles_of(question, found)}, json_output=json_output)
 
 
-def _read(recipe: Path, request: Mapping[str, object]) -> Recipe:
+def _read(recipe: Path, request: Mapping[str, object], stated: Sequence[str] | None) -> Recipe:
     """Return what a recipe fixes; a YAML of TRL's alone starts a process for each GPU of one node."""
     text, beside = read_text(recipe), partial(_beside, recipe.parent)
+    over = values_by_own_names("--set", stated or ())
+    if "kind" not in request and "cluster" not in request:
+        try:
+            return read_recipe(recipe.name, text, beside, over)
+        except InvalidProblemError as fault:
+            rest = [one for one in fault.errors if one.pointer != "/num_processes"]  # which GPUs may state
+            raise InvalidProblemError([_lacking_gpus(recipe, "1xH100"), *rest]) from None
     gpus = 0 if "kind" in request or "cluster" not in request else _gpus_of_a_node(request["cluster"])
     if not gpus or not is_yaml_of_trl(recipe.name, text) or beside(ACCELERATE_FILE) is not None:
-        return read_recipe(recipe.name, text, beside)
+        return read_recipe(recipe.name, text, beside, over)
     started = f"{{distributed_type: 'NO', num_machines: 1, num_processes: {gpus}}}"
     found = read_recipe(
-        recipe.name, text, lambda name: started if name == ACCELERATE_FILE else beside(name)
+        recipe.name, text, lambda name: started if name == ACCELERATE_FILE else beside(name), over
     )
     note = f"num_processes is not stated: {gpus}, one for each GPU, as accelerate launch starts"
     return replace(found, notes=(*found.notes, note))
@@ -220,15 +234,18 @@ def _gpus_of_a_node(part: object) -> int:
     return cluster.num_gpus if sum(group.num_nodes for group in cluster.groups) == 1 else 0
 
 
-def explain_roles(request: Mapping[str, object], recipe: Path, *, json_output: bool) -> int:
+def explain_roles(
+    request: Mapping[str, object], recipe: Path, stated: Sequence[str] | None = None, *, json_output: bool
+) -> int:
     """Price the roles of a recipe next to the best ones, and print what each part takes; the exit code.
 
     The question stays the request's: of the recipe only the roles count, unless the request has none.
+    ``stated`` values (``NAME=VALUE``) count before the recipe's.
 
     Raises:
         InvalidProblemError: the request or the recipe is wrong, or the recipe's roles don't fit the pool.
     """
-    found = _read(recipe, request)
+    found = _read(recipe, request, stated)
     request = _question_of(request, found, recipe)
     with faults_as(partial(_of_recipe, recipe)):
         yours = _answered({**request, **_roles_of(request, found)})

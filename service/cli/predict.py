@@ -72,7 +72,9 @@ def predict_command(
         )
 
         if starts_post_training(from_args):
-            raise typer.Exit(predict_recipe(request, from_args[0], json_output=json_output))
+            if config or variable or ignored or run or plan or profile:
+                raise typer.BadParameter("a recipe of kind: post_training takes --set alone")
+            raise typer.Exit(predict_recipe(request, from_args[0], assign, json_output=json_output))
     if pin:
         raise InvalidProblemError.of(
             "--pin",

@@ -195,6 +195,16 @@ def render_prediction(
     return Group(render_plan(plan, problem, width=width, profile=profile), *_warnings(warnings, width))
 
 
+def render_own(configuration: Configuration, seen: Prediction, *, width: int) -> RenderableType:
+    """Return the user's own configuration in one sentence, where there is no plan next to it."""
+    pieces = (
+        f"{figures.configuration_words(configuration)}: {figures.step_time(seen)} a step",
+        figures.peak_memory(seen),
+        f"out-of-memory risk {figures.risk(seen.out_of_memory_probability)}",
+    )
+    return figures.wrapped(f"{'yours':<{_LABEL - 2}}" + ", ".join(pieces), width, indent=2, hang=_LABEL - 2)
+
+
 def render_plan(
     plan: Plan, problem: Problem, *, width: int, profile: str, answer: Answer | None = None,
     groups: Sequence[GroupUse] = (),

@@ -36,6 +36,15 @@ def values_of(option: str, texts: Iterable[str]) -> dict[str, Value | list[Value
     }
 
 
+def values_by_own_names(option: str, texts: Iterable[str]) -> dict[str, Value]:
+    """Return values by the names of a file's program, which the glossary doesn't have.
+
+    Raises:
+        InvalidProblemError: a text is not NAME=VALUE, or a name is given twice.
+    """
+    return {name: _value(value) for name, value in _pairs(option, texts, "NAME=VALUE", glossary=False)}
+
+
 def asked_values(option: str, texts: Iterable[str]) -> dict[str, Value]:
     """``tp=4,pp=2`` as values of variables that a configuration can have.
 
@@ -146,17 +155,21 @@ def typed_at(expression: str, at: int) -> int:
     return at - longer
 
 
-def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, str]]:
+def _pairs(
+    option: str, texts: Iterable[str], form: str, *, glossary: bool = True
+) -> Iterator[tuple[str, str]]:
     seen = set()
     for text in (one for several in texts for one in _NEXT_PAIR.split(several)):
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and all(part.strip() for part in value.split(","))):
             raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')
-        meant = None if name in _LONG_NAMES or name in _WORKLOAD else near_short_name(name)
+        known = not glossary or name in _LONG_NAMES or name in _WORKLOAD
+        meant = None if known else near_short_name(name)
         if meant:
             message = f'unknown "{shown(name)}". Did you mean {meant}?'
             raise InvalidProblemError.of(option, message, nearest=meant)
         long_name = _LONG_NAMES.get(name) or _WORKLOAD.get(name, name.replace("-", "_"))
+        long_name = long_name if glossary else name
         if long_name in seen:
             raise InvalidProblemError.of(option, f"{shown(long_name)} is given more than once")
         seen.add(long_name)

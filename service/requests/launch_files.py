@@ -294,12 +294,7 @@ def _overrides_of(
         values={**_workload_overrides(request.get("workload")), **stated.values},
     )
     if "cluster" not in request:
-        fault = FieldError(
-            pointer="/cluster",
-            message="no launch file names the GPUs: give --cluster with --num-nodes, or --gpus",
-            tip="--cluster dgx-h100",
-        )
-        raise InvalidProblemError([fault, *_faults_on_any_gpus(read, overrides)])
+        raise InvalidProblemError(_without_gpus(read, overrides))
     cluster = request["cluster"]
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     parts = [cluster, *(groups if isinstance(groups, list) else [])]
@@ -307,17 +302,25 @@ def _overrides_of(
     return replace(overrides, num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None)
 
 
-def _faults_on_any_gpus(read: Callable[[Overrides], LaunchFile], overrides: Overrides) -> list[FieldError]:
-    """Return the faults that launch files have on one GPU, on a node, and where they state the number."""
-    every = list[tuple[FieldError, ...]]()
-    for number in (None, 1, 8):
+_A_NODE = 8  # GPUs
+
+
+def _without_gpus(read: Callable[[Overrides], LaunchFile], overrides: Overrides) -> list[FieldError]:
+    """Return the fault of a request without GPUs, and those that its files have on any number of them."""
+    every, started = list[tuple[FieldError, ...]](), 0
+    for number in (None, 1, _A_NODE):
         try:
-            read(replace(overrides, num_gpus=number))
+            found = read(replace(overrides, num_gpus=number))
+            started = found.configuration.num_gpus if number is None else started
+            every.append(())
         except InvalidProblemError as fault:
             every.append(fault.errors)
-        else:
-            return []
-    return [one for one in every[0] if all(one in others for others in every)]
+    lacking = FieldError(
+        pointer="/cluster",
+        message="no launch file names the GPUs: give --cluster with --num-nodes, or --gpus",
+        tip=f"--gpus {started}xH100" if 0 < started <= _A_NODE else "--cluster dgx-h100",
+    )
+    return [lacking, *(one for one in every[0] if all(one in others for others in every))]
 
 
 def _workload_overrides(workload: object) -> dict[str, int | str | bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from meshwright.launchers.post_training.read import is_recipe, read_recipe
 from meshwright.launchers.post_training.recipe import script_in
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.service.requests.assignments import values_by_own_names
 from tests.launchers.post_training import CASES, placed_roles
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "post_training"
@@ -33,6 +35,8 @@ GRPOTrainer(model="Qwen/Qwen3-8B", args=args, peft_config=LoraConfig(r=32, targe
 SERVER = "CUDA_VISIBLE_DEVICES=7 trl vllm-serve --model Qwen/Qwen3-8B --tensor_parallel_size 2\n"
 SLIME_WHOLE = f"{SLIME} --colocate --rollout-max-response-len 2048"
 ENGINE = "actor_rollout_ref.rollout.name"
+# What no value mends: another algorithm, program or trainer, and files that are missing.
+WITHOUT_A_TIP = ("", "/dpo", "/defaults", "/peft_config", "/FastLanguageModel", "/AsyncGRPOTrainer")
 REFUSED = [
     ("a.yaml", "use_vllm: true\nuse_peft: true\nlora_r: abc\nnum_generations: 8\n", "/num_processes"),
     ("a.yaml", "dpo: {}\n", "/dpo"),
@@ -227,12 +231,24 @@ def test_a_script_is_read_once_however_many_launchers_are_asked_for_it() -> None
 
 
 @pytest.mark.parametrize(("file", "text", "pointer"), REFUSED)
-def test_what_is_not_priced_is_refused_by_its_field(file: str, text: str, pointer: str) -> None:
-    with pytest.raises(InvalidProblemError) as caught:
-        read_recipe(file, text)
-    (error,) = caught.value.errors
+def test_what_is_not_priced_is_refused_by_its_field_and_its_tip_moves_on(
+    file: str, text: str, pointer: str
+) -> None:
+    (error,) = faults_of(file, text)
     assert error.pointer == pointer
     assert error.allowed or "no number" not in error.message
+    assert bool(error.tip) == (pointer not in WITHOUT_A_TIP)
+    if error.tip:
+        stated = values_by_own_names("--set", [error.tip.removeprefix("--set ")])
+        assert faults_of(file, text, stated) != (error,), error.tip
+
+
+def faults_of(file: str, text: str, stated: Mapping[str, object] | None = None) -> tuple[FieldError, ...]:
+    try:
+        read_recipe(file, text, stated=stated)
+    except InvalidProblemError as fault:
+        return fault.errors
+    return ()
 
 
 @pytest.mark.parametrize(("written", "reference"), {"0.00": False, "0.1": True}.items())

@@ -55,6 +55,17 @@ GRPOTrainer(model="Qwen/Qwen3-1.7B", args=args, peft_config=LoraConfig(r=16, tar
 """
 
 
+def test_a_recipe_says_all_that_it_lacks_and_set_states_its_own_values(tmp_path: Path) -> None:
+    recipe = tmp_path / "a.yaml"
+    recipe.write_text("model_name_or_path: Qwen/Qwen3-8B\nnum_generations: 8\nuse_vllm: false\n")
+    with pytest.raises(InvalidProblemError) as caught:
+        predict_recipe({}, recipe, json_output=True)
+    assert [one.tip for one in caught.value.errors] == ["--gpus 1xH100", "--set use_vllm=true"]
+    with pytest.raises(InvalidProblemError) as caught:
+        predict_recipe({}, recipe, ["use_vllm=true", "num_processes=4"], json_output=True)
+    assert [one.tip for one in caught.value.errors] == ["--gpus 4xH100"]
+
+
 def test_a_script_with_adapters_needs_no_question_but_the_gpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
