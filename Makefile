@@ -81,7 +81,7 @@ ifneq ($(ARGS),--quick)
 endif
 
 launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed"; --refusals 4: what we refuse)
-	@$(BIN)/python -m tests.launchers $(ARGS)
+	@.ci/uv $(BIN)/python -m tests.launchers $(ARGS)
 
 corpus: $(STAMP) ## launch files of public repositories, read and counted; runs none (ARGS="--files DIR --list")
 	@$(BIN)/python -m benchmarks.corpus $(ARGS)

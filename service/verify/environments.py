@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,17 +123,16 @@ def make(environment: Environment) -> None:
 def _make(environment: Environment) -> None:
     """Make it anew; whoever else wants one waits."""
     shutil.rmtree(environment.folder, ignore_errors=True)
-    # Our own pip installs into it, where we have one: a pip of its own takes three seconds.
+    # uv or our own pip installs into it, where we have one: a pip of its own takes three seconds.
     _run(sys.executable, "-m", "venv", *["--without-pip"] * _has_pip(), str(environment.folder))
     environment.unpacking.mkdir()
     if environment.torch and environment.packages is not TORCH:
         own = next(environment.folder.glob("lib/python*/site-packages"))
         (own / "torch.pth").write_text(f"{_shared_torch(environment.root)}\n")
     if environment.tools:
-        _pip(environment, "install", *environment.tools)
+        _install(environment, *environment.tools)
     if environment.packages:
-        # Modules are compiled when they are first imported: most of transformers never is.
-        _pip(environment, "install", "--no-compile", "--no-build-isolation", *environment.packages)
+        _install(environment, "--no-build-isolation", *environment.packages)
     for wheel in environment.unpacked:
         _pip(
             environment, "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12",
@@ -155,6 +155,20 @@ def _shared_torch(root: Path | None) -> Path:
     if not shared.is_ready:
         _make(shared)
     return next(shared.folder.glob("lib/python*/site-packages"))
+
+
+def _install(environment: Environment, *arguments: str) -> None:
+    """Install packages by uv where it is on the path and finds them, else by pip.
+
+    uv takes seconds, but knows neither pip's configuration nor that torch is shared.
+    """
+    uv, shared = shutil.which("uv"), [TORCH[0]] * environment.torch
+    if uv:
+        with suppress(subprocess.CalledProcessError):
+            _run(uv, "pip", "install", "--quiet", "--python", str(environment.python), *shared, *arguments)
+            return
+    # Modules are compiled when they are first imported: most of transformers never is.
+    _pip(environment, "install", "--no-compile", *arguments)
 
 
 def _pip(environment: Environment, command: str, *arguments: str) -> None:

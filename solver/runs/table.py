@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from meshwright.profiles.catalog import CATALOG
@@ -124,6 +124,7 @@ def read_runs(
     return tuple(_run_of(cells, plan_shape, model_named) for cells in rows)
 
 
+@lru_cache(maxsize=64)
 def published_recipes(layers: int, hidden_size: int) -> tuple[PublishedRecipe, ...]:
     """Return the catalog's runs with published switches and a format, of models of these sizes."""
     found = list[PublishedRecipe]()
