@@ -121,7 +121,7 @@ def _splits(given: Given, _: ModelSpec) -> None:
     """Require a layout that begins with the embedding and has one loss."""
     text = given.word(_LAYOUT).replace(" ", "")
     if given.has(_LAYOUT) and (not text.startswith("E") or text.count("L") != 1):
-        given.fault(_LAYOUT, "is not a layout", allowed="E first, and exactly one L")
+        given.fault(_LAYOUT, "must begin with E and hold exactly one L", allowed="Et*8|t*8L")
 
 
 def _gathered_in_8_bits(given: Given, _: ModelSpec) -> None:
