@@ -15,6 +15,7 @@ from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import document_of
 from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import launcher_names
 from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.target import Target
@@ -211,6 +212,13 @@ def test_the_guard_of_a_relatives_own_command_knows_accelerates_options(
     assert [("num-processes" in guarded, "use-fsdp" in guarded) for guarded in (own, theirs)] == [
         (True, True), (False, False),
     ]  # fmt: skip
+
+
+def test_a_command_without_a_yaml_says_that_accelerate_is_priced() -> None:
+    words = f"--model_name_or_path Qwen/Qwen3-8B --{LENGTH} 512 --{MICRO} 1 --num_processes 2 --use_fsdp"
+    found = read_launch_files(Source(name="a.sh", text=f"trl sft {words}"), Overrides())
+    assert found.launcher == "accelerate"
+    assert "TRL is priced for accelerate, which starts its processes" in found.notes
 
 
 def test_a_number_that_no_file_and_no_table_states_must_be_given() -> None:

@@ -16,7 +16,7 @@ from meshwright.profiles.units import GIB, TERA
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import with_options, with_questions
 from meshwright.service.report.table import to_csv
-from meshwright.service.report.terminal import render_answer, render_prediction, short_id
+from meshwright.service.report.terminal import render_answer, render_own, render_prediction, short_id
 from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Infeasibility, Remedy, SkippedLauncher
 from meshwright.solver.problem import Problem
@@ -212,6 +212,15 @@ def test_a_priced_configuration_has_no_rank_and_no_certificate() -> None:
     assert "–   8  4   5" in capture.get()
     assert "best" not in capture.get()
     assert "proved" not in capture.get()
+
+
+def test_a_configuration_with_no_plan_next_to_it_is_one_sentence() -> None:
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(render_own(a_plan().config, a_plan().prediction, width=160))
+    (line,) = capture.get().splitlines()
+    assert line.startswith("  yours  tp 8 · pp 4 · vpp 5 · dp 4 · zero 1")
+    assert line.endswith("out-of-memory risk <0.1 %")
 
 
 def test_a_priced_configuration_says_what_speaks_against_it() -> None:
