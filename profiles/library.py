@@ -364,9 +364,13 @@ def is_cluster(name: str) -> bool:
 
 def _cluster_spelt(name: str) -> ClusterSpec | None:
     """Return the cluster of that name in any case, with spaces or hyphens."""
-    by_name = {unspaced(one): one for one in cluster_names()}
-    found = by_name.get(unspaced(name))
+    found = _unspaced_clusters().get(unspaced(name))
     return None if found is None else _cluster(found)
+
+
+@cache
+def _unspaced_clusters() -> dict[str, str]:
+    return {unspaced(one): one for one in cluster_names()}
 
 
 def find_model(name: str) -> ModelSpec:

@@ -52,7 +52,7 @@ class FilledTemplate:
     names: Mapping[str, str]  # replaced names and their values
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # compared by identity, so that what is made of one is made once
 class Script:
     """The commands that a script would run, and its variables."""
 

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 
 from meshwright.launchers.flags import flag_names, flags_of
@@ -430,6 +430,7 @@ def _frozen(found: LaunchFile, parts: tuple[FrozenPart, ...]) -> tuple[FrozenPar
 MEGATRON_BRIDGE_READER = Reader(name="megatron-bridge", recognises=_recognises, read=_read)
 
 
+@lru_cache(maxsize=1024)
 def _is_override(text: str) -> bool:
     key, equals, _ = text.lstrip("+").partition("=")
     return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from meshwright.launchers.megatron_core.names import FROM_CHECKPOINT, flag_kinds, spelled, table
 from meshwright.launchers.megatron_lm.read_forks import require_known, translate
@@ -92,6 +93,11 @@ def arguments_of(source: Source, overrides: Overrides) -> tuple[str, ...]:
     given = given_flags(command.words, overrides)
     kept = [*given.values.items(), *((name, value) for name, (_, value) in given.left.items())]
     return tuple(word for name, value in kept for word in (name, *value.texts))
+
+
+@lru_cache(maxsize=1024)
+def _is_flag(text: str) -> bool:
+    return text.partition("=")[0] in flag_kinds()
 
 
 MEGATRON_LM_READER = Reader(
@@ -274,10 +280,6 @@ def _take_default_batch(given: Given, gpus: int | None) -> None:
         given.note(f"--gas {count} micro-batches of each replica are {batch}")
         return
     given.note(f"no --global-batch-size: one micro-batch a replica, {batch}, is Megatron-LM's default")
-
-
-def _is_flag(text: str) -> bool:
-    return text.partition("=")[0] in flag_kinds()
 
 
 _SIZES = {

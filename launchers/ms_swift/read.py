@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from meshwright.launchers.flags import flag_names, flags_of, is_off
 from meshwright.launchers.megatron_core import read as core
@@ -101,6 +102,15 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         return replace(found, model=replace(found.model, tower=None))
     run = with_images(found, known, _image_settings(others, commands.environment_of(script, command)))
     return replace(run, notes=(*run.notes, *_tower_notes(run, others)))
+
+
+@lru_cache(maxsize=1024)
+def _is_name(text: str) -> bool:
+    """Return whether a word is one of Megatron's names in snake case, of more than one part."""
+    name = text.partition("=")[0]
+    return (
+        name.startswith("--") and "_" in name and "-" not in name[2:] and core.flag_of(name[2:]) is not None
+    )
 
 
 MS_SWIFT_READER = Reader(
@@ -220,14 +230,6 @@ def _tower_notes(run: LaunchFile, others: Mapping[str, str]) -> Iterator[str]:
             f"vit_gradient_checkpointing is {str(replays).lower()}: layers of the tower are predicted "
             "as those of the language model, which replay where recompute_granularity is full"
         )
-
-
-def _is_name(text: str) -> bool:
-    """Return whether a word is one of Megatron's names in snake case, of more than one part."""
-    name = text.partition("=")[0]
-    return (
-        name.startswith("--") and "_" in name and "-" not in name[2:] and core.flag_of(name[2:]) is not None
-    )
 
 
 def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str, str]]:

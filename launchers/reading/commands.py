@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import chain, pairwise, zip_longest
 
 from meshwright.launchers.flags import flags_of, plain_name
@@ -49,7 +49,7 @@ HANDLERS = (  # train without a file argument
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Command:
     """A started program with the words before and after its name."""
 
@@ -57,6 +57,11 @@ class Command:
     words: Sequence[Word]
     before: Sequence[Word] = ()
     environment: Mapping[str, tuple[str, ...]] | None = None  # None: the script's at its end
+
+    @cached_property
+    def prepares_data(self) -> bool:
+        """Return whether it has arguments of Megatron-LM's preparation of data (tools/retro/main.py)."""
+        return any(word.text.startswith("--retro-") for word in self.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +279,8 @@ def commands_beside(
         yield from ((script, words) for words in readable_script(script, overrides).commands)
 
 
-def commands_of(script: Script) -> list[Command]:
+@lru_cache(maxsize=16)  # scripts, by identity
+def commands_of(script: Script) -> tuple[Command, ...]:
     """Return the programs that a script starts, then all of its words and the contents of its variables."""
     found = [
         replace(command, environment=environment)
@@ -288,7 +294,7 @@ def commands_of(script: Script) -> list[Command]:
         for word in words
         for piece in split_words(word.text)
     ]
-    return [*found, Command("", everything), Command("", stored)]
+    return *found, Command("", everything), Command("", stored)
 
 
 def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[Command, int]:
@@ -507,12 +513,16 @@ def other_use(command: Command) -> str:
     base = command.program.rsplit("/", 1)[-1]
     if base == "main.py" and any(word.text == "--task" for word in command.words):
         return "evaluates a model on a task"  # Megatron-LM, tasks/main.py
-    if any(word.text.startswith("--retro-") for word in command.words) and not base.startswith("pretrain"):
-        return "prepares data"  # Megatron-LM, tools/retro/main.py
-    if _TRLS_OWN.search(command.program) or any(
-        one.kind_of(command.program) for one in launchers().values()
-    ):
+    if command.prepares_data and not base.startswith("pretrain"):
+        return "prepares data"
+    return _use_of(command.program)
+
+
+@lru_cache(maxsize=256)
+def _use_of(program: str) -> str:
+    if _TRLS_OWN.search(program) or any(one.kind_of(program) for one in launchers().values()):
         return ""
+    base = program.rsplit("/", 1)[-1]
     name = base.replace("-", "_").lower() if base.endswith(".py") else base
     return next((does for pattern, does in _others() if pattern.fullmatch(name)), "")
 
@@ -532,10 +542,11 @@ def _others() -> list[tuple[re.Pattern[str], str]]:
 _DATA = re.compile(r"_*(\w*(data|vocab|tokenizer|merge)\w*|(train|validation|eval|test)_(file|path)s?)")
 
 
+@lru_cache(maxsize=64)  # scripts, by identity
 def files_named(
     script: Script, *, programs: bool = True, data: bool = True, trained: bool = False
-) -> Iterator[Word]:
-    """Yield base names of files and modules that the script's commands name, also in ``bash -c '…'``.
+) -> tuple[Word, ...]:
+    """Return base names of files and modules that the script's commands name, also in ``bash -c '…'``.
 
     Args:
         script: the script.
@@ -543,6 +554,10 @@ def files_named(
         data: include the training data.
         trained: leave out commands that start no program, or one that does not train.
     """
+    return tuple(_files_named(script, programs=programs, data=data, trained=trained))
+
+
+def _files_named(script: Script, *, programs: bool, data: bool, trained: bool) -> Iterator[Word]:
     for words, environment in zip(script.commands, script.environments, strict=True):
         if trained and ((command := program_of(words)) is None or other_use(command)):
             continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -650,6 +651,7 @@ def _is_known(command: commands.Command, count: int) -> bool:
     return count >= (1 if command.program in ("swift sft", "swift pt", "swift rlhf") else _LEAST_NAMES)
 
 
+@lru_cache(maxsize=1024)
 def _is_name(text: str) -> bool:
     name = text.partition("=")[0]
     return name.startswith("--") and _names_of_trainers().original(_whole(plain_name(name))) in _OWN
