@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ def test_every_value_of_other_tools_belongs_to_an_option_of_plan(ours: str) -> N
 # Every error that is drawn.
 
 
-def refused_requests() -> Iterator[InvalidProblemError]:
+def refused_requests() -> Iterator[tuple[dict[str, Any], InvalidProblemError]]:
     rows = (json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines())
     refused = [(base, changes) for base, changes, found in rows if isinstance(found, str)]
     for base, changes in refused[::EVERY]:
@@ -227,15 +227,45 @@ def refused_requests() -> Iterator[InvalidProblemError]:
         try:
             read_job_request(request, parse_problem)
         except InvalidProblemError as fault:
-            yield fault
+            yield request, fault
 
 
 def test_every_error_of_a_request_ends_with_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     typed, seen = ["plan", "problem.json"], 0
-    for seen, fault in enumerate(refused_requests(), start=1):  # noqa: B007 - the number is held below
+    for seen, (_, fault) in enumerate(refused_requests(), start=1):  # noqa: B007 - the number is held below
         report(fault, commands(), typed)
         requires_a_tip(typed, capsys.readouterr().err)
     assert seen > 60
+
+
+def test_the_tip_of_a_refused_request_has_an_answer_or_another_error() -> None:
+    seen = 0
+    for request, fault in refused_requests():
+        for error in fault.errors:
+            patch = patch_of(error.tip) if error.tip else None
+            if patch is not None:
+                seen += 1
+                assert error not in errors_of(merged(request, patch)), error.tip
+    assert seen > 2
+
+
+def errors_of(request: dict[str, Any]) -> tuple[FieldError, ...]:
+    try:
+        read_job_request(request, parse_problem)
+    except InvalidProblemError as fault:
+        return fault.errors
+    return ()
+
+
+def merged(request: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request with a JSON merge patch (RFC 7396)."""
+    kept = {name: value for name, value in request.items() if patch.get(name, value) is not None}
+    parts = {
+        name: merged(kept.get(name) or {}, value) if isinstance(value, dict) else value
+        for name, value in patch.items()
+        if value is not None
+    }
+    return {**kept, **parts}
 
 
 def test_every_option_with_a_value_that_it_does_not_take_ends_with_a_command(
