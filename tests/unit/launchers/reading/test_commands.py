@@ -9,7 +9,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.shell.script import read_script
 
 
-def commands(text: str) -> list[Command]:
+def commands(text: str) -> tuple[Command, ...]:
     return commands_of(read_script(text))
 
 
