@@ -525,7 +525,7 @@ def settled_mesh(
         return None
     full = c.recompute_granularity == "full"
     replayed = c.recompute_layers if c.recompute_layers < min(split) else sum(split)
-    settled = replace(
+    return replace(
         c,
         sequence_parallel=c.sequence_parallel and c.tensor_parallel_size > 1,
         context_parallel_mode=c.context_parallel_mode if c.context_parallel_size > 1 else "ring",
@@ -535,8 +535,8 @@ def settled_mesh(
         stage_recompute_layers=(),
         recompute_layers=replayed if full else 0,
         stage_layers=split,
+        rank_order=plain_order(c),
     )
-    return replace(settled, rank_order=plain_order(settled))
 
 
 def settled_on_groups(cluster: ClusterSpec, config: Configuration, batch: int) -> Configuration:

@@ -141,20 +141,32 @@ def nearest(rows: Rows) -> tuple[int, Split] | None:
             stages = rows.take(list(splits)).stages(list(splits.values()))
             peaks[list(splits)] = stages.peak_memory_bytes.max(axis=1)
     least, found = np.inf, None
-    for row in np.argsort(peaks, kind="stable")[:_CANDIDATES].tolist():
+    candidates = np.argsort(peaks, kind="stable")[:_CANDIDATES]
+    while len(candidates):
+        row, candidates = int(candidates[0]), candidates[1:]
         one, enough = rows.take([row]), min(float(peaks[row]), least) * (1.0 - _EQUAL)
         if found is None and peaks[row] < np.inf:
             enough = float(peaks[row]) * (1.0 + _EQUAL)
-        if best_splits(replace(one, budget_bytes=enough))[0] is not None:
-            least, split = _least_budget(one, enough)
+        split = best_splits(replace(one, budget_bytes=enough))[0]
+        if split is not None:
+            least, split = _least_budget(one, enough, split)
             found = (row, split)
+            candidates = _with_room(rows, candidates, least * (1.0 - _EQUAL))
     return found
 
 
-def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
-    """Return the smallest budget under which a row fits, and its split; ``enough_bytes`` suffices."""
+def _with_room(rows: Rows, index: IntArray, budget_bytes: float) -> IntArray:
+    """Return the rows that may fit into a budget: all that do are among them."""
+    if rows.only_split or not rows.is_uniform or not len(index):
+        return index
+    return np.asarray(index[have_room(replace(rows.take(index), budget_bytes=budget_bytes))])
+
+
+def _least_budget(row: Rows, enough_bytes: float, split: Split) -> tuple[float, Split]:
+    """Return the smallest budget under which a row fits, and its split; ``split`` fits ``enough_bytes``."""
     low, high = 0.0, enough_bytes
-    split = best_splits(replace(row, budget_bytes=high))[0]
+    if best_splits(replace(row, budget_bytes=high * (1.0 - 2.0 * _EQUAL)))[0] is None:
+        return high, split
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
         found = best_splits(replace(row, budget_bytes=middle))[0]
@@ -162,7 +174,7 @@ def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
             low = middle
         else:
             high, split = middle, found
-    return high, split or ()
+    return high, split
 
 
 def bound_at_sight_s(rows: Rows, limit_s: float = np.inf) -> FloatArray:

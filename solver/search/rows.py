@@ -69,6 +69,8 @@ class Rows(InCommon):
     def take(self, index: IntArray | list[int]) -> Rows:
         """Return the rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)
+        if len(picked) == len(self) and np.array_equal(picked, np.arange(len(picked))):
+            return self  # with all that is known of them
         return Rows(
             columns=self.columns.take(picked),
             prices=self.prices.take(picked),

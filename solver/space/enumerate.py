@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from itertools import chain, product
+from itertools import product
 
 import numpy as np
 
@@ -388,6 +388,13 @@ def _fallbacks(problem: Problem) -> Iterator[int]:
     return (num_gpus for num_gpus in _fewer_gpus(problem) if num_gpus % per_node == 0 or part(num_gpus))
 
 
+def _tried_in_turn(problem: Problem, counts: Sequence[int], legal: Sequence[int]) -> Iterator[int]:
+    """Yield numbers of GPUs, and if the first of them is not found to be ``legal``, smaller ones too."""
+    yield from counts
+    if counts[0] not in legal:
+        yield from _fallbacks(problem)
+
+
 def _fewer_products(problem: Problem) -> IntArray:
     """Return GPU counts below all usable ones that axes and batch allow, largest first."""
     products = _products(problem)
@@ -408,7 +415,7 @@ def _may_idle_part_of_a_node(problem: Problem) -> Callable[[int], bool]:
 def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) -> bool:
     """Return whether a row is legal on so many GPUs."""
     look()
-    if _some_legal(problem, _estimated_on(problem, num_gpus, wide=False)[1]):
+    if _some_legal(problem, _estimated_on(problem, num_gpus, wide=False)[1], rules):
         return True  # of most numbers; else all rows are looked at
     here = on_gpus(problem, (num_gpus,))
     asked = _Asked(legal_only=True, whole_too_large=partial(is_too_large, here, wide=True))
@@ -488,12 +495,12 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
     if are_named(problem):
         return counts
     asked = _Asked(legal_only=True, whole_too_large=cache(partial(is_too_large, problem, wide=True)))
-    for num_gpus in chain(counts, _fallbacks(problem)):
+    for num_gpus in _tried_in_turn(problem, counts, legal):
         if counts[0] in legal or _are_enough(legal, num_gpus):
             break
         look()
         some = _estimated_on(problem, num_gpus, wide=False)[1]
-        found = _some_legal(problem, some)  # of most numbers; else all are looked at
+        found = _some_legal(problem, some, rules)  # of most numbers; else all are looked at
         if not (found or _may_be_legal(problem, num_gpus, rules)):
             continue
         if not found and num_gpus == counts[0] and is_too_large(problem):  # a sample of it is searched
@@ -511,7 +518,7 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
     """
     counts, total, legal = gpu_counts(problem), 0.0, list[int]()
     named, rules = are_named(problem), rules_of(problem)
-    for num_gpus in chain(counts, () if named else _fallbacks(problem)):
+    for num_gpus in counts if named else _tried_in_turn(problem, counts, legal):
         look()
         if _are_enough(legal, num_gpus) or counts[0] in legal or total > _MOST_WRITTEN:
             break
@@ -519,7 +526,8 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
             continue
         size, some = _estimated_on(problem, num_gpus, wide=wide)
         total += size
-        if not named and _some_legal(problem, some):  # where none is, some other may be: more are counted
+        # where none is legal, some other may be: more are counted
+        if not named and _some_legal(problem, some, rules):
             legal.append(num_gpus)
     return total
 
@@ -528,8 +536,7 @@ def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
     return len(legal) == _MOST_COUNTS or (bool(legal) and num_gpus < _NEARLY * max(legal))
 
 
-def _some_legal(problem: Problem, outer: Columns) -> bool:
-    rules = rules_of(problem)
+def _some_legal(problem: Problem, outer: Columns, rules: tuple[Rule, ...]) -> bool:
     left = outer.take(outer_legal(rules, outer))
     for pp in np.unique(left.pipeline_parallel_size).tolist():
         some = left.take(left.pipeline_parallel_size == pp)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
@@ -56,7 +56,8 @@ class Question:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists and numbers."""
-        return {"kind": KIND, **asdict(self)}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}  # ``asdict`` copies each number
+        return {"kind": KIND, **own, "limits": [asdict(one) for one in self.limits]}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Question:
