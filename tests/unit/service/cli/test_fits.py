@@ -12,6 +12,16 @@ from typer.testing import CliRunner
 
 from benchmarks.fits import judged, statements
 from meshwright.service.cli.main import app
+from meshwright.service.methods import what_fits
+from tests.served.commands import remembering
+
+_WHAT_FITS = remembering(what_fits)
+
+
+@pytest.fixture(autouse=True)
+def _each_question_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table, a short one and JSON show the same rows."""
+    monkeypatch.setattr("meshwright.service.cli.fits.what_fits", _WHAT_FITS)
 
 
 @cache
@@ -148,7 +158,8 @@ def test_a_problem_file_counts_with_its_cluster_and_its_commands_name_it(
     Path("job.yaml").write_text(
         "model: gpt2\ncluster: {gpu: l4, num_gpus: 2}\nworkload: {global_batch_size: 8, seq_length: 512}"
     )
-    (own, *_), (other, *_) = rows("job.yaml"), rows("job.yaml", "--gpus", "a10g")
+    trl = ("--launcher", "trl")
+    (own, *_), (other, *_) = rows("job.yaml", *trl), rows("job.yaml", "--gpus", "a10g", *trl)
     assert own["command"].startswith("meshwright plan job.yaml --global-batch-size 8 --seq-length 512 ")
     assert other["command"].startswith("meshwright plan job.yaml --gpus 1xa10g --global-batch-size 8 ")
 
