@@ -360,10 +360,15 @@ def try_dry_runs(name: str, count: Count) -> Try:
     print(f"{name}: dry runs: {len(runs)} plans, {sum(len(run.ranks()) for run in runs)} ranks")
 
 
-def try_model_types(name: str, environment: Environment, count: Count, *, whole: bool) -> Try:
-    """Ranks of every model type that the launcher can state; ``whole``: of all configs, and recorded."""
+TYPES_A_PLAN = 6  # model types that are tried for each random plan: all of them with sixteen plans
+
+
+def try_model_types(
+    name: str, environment: Environment, count: Count, *, types: int | None = None, seed: int = 0
+) -> Try:
+    """Ranks of so many model types that the launcher can state; None: of all configs, and recorded."""
     judge, launcher = DRY_RUNS[name][0], EXPORTER.get(name, name)
-    runs = list(judged(launcher, short=not whole))
+    runs = list(judged(launcher, types=types, seed=seed))
     targets = [one.run.target for one in runs]
     files = [export(one.plan, one.problem, launcher).files for one in targets]
     cases = [
@@ -377,9 +382,9 @@ def try_model_types(name: str, environment: Environment, count: Count, *, whole:
         found = wrong.setdefault((one.model_type, one.config), [])
         found += [f"{one.model_type}: {one.run.name}: {text}" for text in said]
     built = [one for one in runs if not wrong[one.model_type, one.config]]
-    types, tried = {one.model_type for one in built}, {one.model_type for one in runs}
-    print(f"{name}: model types: {len(types)} exact of {len(tried)}, {len(built)} plans")
-    if whole:
+    right, tried = {one.model_type for one in built}, {one.model_type for one in runs}
+    print(f"{name}: model types: {len(right)} exact of {len(tried)}, {len(built)} plans")
+    if types is None:
         version = environment.pinned
         BUILT_MODELS.write_text(recorded({launcher: record(version, built)}))
         for text in (text for said in wrong.values() for text in said[:1]):
@@ -387,7 +392,7 @@ def try_model_types(name: str, environment: Environment, count: Count, *, whole:
         return
     exact = exact_types(launcher)
     told = [text for one in runs if one.model_type in exact for text in wrong[one.model_type, one.config]]
-    told += [f"{kind}: exact, but not recorded" for kind in sorted(types - exact)]
+    told += [f"{kind}: exact, but not recorded" for kind in sorted(right - exact)]
     count.faults += [f"{name}: {text}" for text in told]
 
 
@@ -485,7 +490,7 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
     """All of one launcher."""
     if options.record:
         if name in DRY_RUNS:
-            judge_together(environment, try_model_types(name, environment, count, whole=True))
+            judge_together(environment, try_model_types(name, environment, count))
         return
     judge = EXPORTER.get(name, name).replace("-", "_")
     if options.verify:
@@ -512,7 +517,11 @@ def try_legal_and_illegal(
         if name != "flagscale":  # its judge knows process meshes; what is not of them is Megatron-LM's
             tries.append(try_edits(name, judge, count))
     if name in DRY_RUNS:
-        tries += [try_dry_runs(name, count), try_model_types(name, environment, count, whole=False)]
+        types = TYPES_A_PLAN * options.plans
+        tries += [
+            try_dry_runs(name, count),
+            try_model_types(name, environment, count, types=types, seed=options.seed),
+        ]
     judge_together(environment, *tries)
 
 

@@ -71,17 +71,19 @@ def configs() -> Iterator[tuple[str, str, ModelSpec]]:
         yield kind, "defaults", model_from_config(config, name="defaults")
 
 
-def judged(launcher: str, *, short: bool) -> Iterator[Judged]:
-    """Plans of all configs that the launcher can state; in short one of each type, of few layers.
+def judged(launcher: str, *, types: int | None = None, seed: int = 0) -> Iterator[Judged]:
+    """Plans of all configs that the launcher can state; of so many drawn ``types`` one of few layers.
 
     Real models are built whole as well, where they have not thousands of experts.
     """
     able = launcher_capabilities(launcher)
     stated = [one for one in configs() if not lacking_facts(able, one[2])]
-    if short:
+    short = types is not None
+    if types is not None:
         built = built_configs(launcher)
         stated.sort(key=lambda one: one[1] in built.get(one[0], ()))  # one that was built comes last
         stated = list({kind: (kind, name, model) for kind, name, model in stated}.values())
+        stated = random.Random(f"{launcher} {seed}").sample(stated, min(types, len(stated)))
     for model_type, name, model in stated:
         experts = model.moe.num_experts * model.num_layers if model.moe else 0
         row = row_of(launcher, model, random.Random(f"{launcher} {name}"))
