@@ -215,7 +215,7 @@ def test_without_the_drives_or_the_memory_they_do_not(lacking: dict[str, object]
 
 
 def test_the_check_counts_the_room_by_itself() -> None:
-    # 14 bytes of each of 3.7 billion weights are 52 GB; two nodes of 8 x 1 GB, .9 of each usable, cannot hold them
+    # 14 bytes of each of 3.7 billion weights are 52 GB; of two nodes of 8 x 1 GB nine tenths are usable
     problem = on_drives(host_memory_bytes=8 * 10**9)
     faults = list(
         violations(problem, default_profile(problem.cluster, "deepspeed"), a_run("optimizer+parameters"))
