@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 
 from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
@@ -71,14 +70,9 @@ def own_of_files(
     named = request.get("launcher")
     if launcher is None and isinstance(named, str) and named in reader_names():
         launcher = named
-    read = partial(read_launch_files, source, launcher=launcher)
-    stated = Overrides(
-        variables=variables or {},
-        values=_plain(values or {}, "configuration"),
-        ignored=tuple(ignored),
-        run=run,
-    )
-    overrides = _overrides_of(request, read, stated)
+    own = _plain(values or {}, "configuration")
+    stated = Overrides(variables=variables or {}, values=own, ignored=tuple(ignored), run=run)
+    overrides = _overrides_of(request, source, stated, launcher)
     with _fewer_ranks_named(request, source, overrides, launcher):
         found = renamed(read_launch_files(source, overrides, launcher), _name_of(source))
         raw, workload, notes = _overridden(found, overrides)
@@ -236,10 +230,9 @@ def request_of_files(
     Raises:
         InvalidProblemError: as ``own_of_files``; a value that decides nothing of a search.
     """
-    read = partial(read_launch_files, source)
     own = _plain(values, "configuration")
     stated = Overrides(variables=variables, values=own, ignored=tuple(ignored), run=run)
-    overrides = _overrides_of(request, read, stated)
+    overrides = _overrides_of(request, source, stated)
     with _fewer_ranks_named(request, source, overrides):
         found = read_launch_files(source, overrides)
     _require_used(source, overrides, values, found)
@@ -281,7 +274,7 @@ def _name_of(source: Source) -> str:
 
 
 def _overrides_of(
-    request: Request, read: Callable[[Overrides], LaunchFile], stated: Overrides
+    request: Request, source: Source, stated: Overrides, launcher: str | None = None
 ) -> Overrides:
     """Return what the request and its options state over launch files.
 
@@ -294,7 +287,7 @@ def _overrides_of(
         values={**_workload_overrides(request.get("workload")), **stated.values},
     )
     if "cluster" not in request:
-        raise InvalidProblemError(_without_gpus(read, overrides))
+        raise InvalidProblemError(_without_gpus(source, overrides, launcher))
     cluster = request["cluster"]
     groups = cluster.get("groups") if isinstance(cluster, dict) else None
     parts = [cluster, *(groups if isinstance(groups, list) else [])]
@@ -305,12 +298,12 @@ def _overrides_of(
 _A_NODE = 8  # GPUs
 
 
-def _without_gpus(read: Callable[[Overrides], LaunchFile], overrides: Overrides) -> list[FieldError]:
+def _without_gpus(source: Source, overrides: Overrides, launcher: str | None) -> list[FieldError]:
     """Return the fault of a request without GPUs, and those that its files have on any number of them."""
     every, started = list[tuple[FieldError, ...]](), 0
     for number in (None, 1, _A_NODE):
         try:
-            found = read(replace(overrides, num_gpus=number))
+            found = read_launch_files(source, replace(overrides, num_gpus=number), launcher)
             started = found.configuration.num_gpus if number is None else started
             every.append(())
         except InvalidProblemError as fault:
@@ -452,10 +445,9 @@ def with_launch_file(body: Request) -> Request:
     if not isinstance(raw, Mapping):
         raise InvalidProblemError.of(pointer(_AT), "must be an object")
     rest, given = {name: value for name, value in body.items() if name != _AT}, given_launch_file(raw)
-    read = partial(read_launch_files, given.source, launcher=given.launcher)
     stated = Overrides(variables=given.variables, ignored=given.ignored, run=given.run)
     with faults_as(in_the_text):
-        overrides = _overrides_of(rest, read, stated)
+        overrides = _overrides_of(rest, given.source, stated, given.launcher)
     with faults_as(in_the_text), _fewer_ranks_named(rest, given.source, overrides, given.launcher):
         found = read_launch_files(given.source, overrides, given.launcher)
     return _completed(rest, renamed(found, _name_of(given.source)))
