@@ -44,13 +44,18 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 EXAMPLES, QUICK_EXAMPLES = 390, 12  # drawn for each address
 QUICK_EVERY = 50  # of the cases of pages one is sent
 FOUND = 0.5  # of the names in paths are of something that is there
-# Its coverage phase cannot make bodies of the problem schema ("Inconsistent results"); drawing can.
+# Schemathesis's own limit of 10 s asks how busy the machine is: calibrations may take longer beside others.
 ANSWERED_WITHIN_S = 300  # on any machine
-STREAM, STREAM_S = "/v1/jobs/{job_id}/events", 1  # of a job that waits it says nothing, and does not end
-PHASES = (
-    ["--phases", "fuzzing", "--exclude-path", STREAM],
-    ["--phases", "coverage", *(f"--exclude-path={one}" for one in (STREAM, "/v1/jobs", "/v1/predictions"))],
-    ["--phases", "fuzzing,coverage", "--include-path", STREAM],
+# The stream of a job that waits says nothing and does not end: it is asked for alone, for a second.
+STREAM = "/v1/jobs/{job_id}/events"
+# Its coverage phase cannot make bodies of the problem schema ("Inconsistent results"); drawing can.
+PHASES = tuple(
+    [f"--request-timeout={within_s}", f"--phases={phases}", *(f"--{which}-path={one}" for one in paths)]
+    for within_s, phases, which, paths in (
+        (ANSWERED_WITHIN_S, "fuzzing", "exclude", (STREAM,)),
+        (ANSWERED_WITHIN_S, "coverage", "exclude", (STREAM, "/v1/jobs", "/v1/predictions")),
+        (1, "fuzzing,coverage", "include", (STREAM,)),
+    )
 )
 _DEEP = 100_000
 TEXTS = (
@@ -152,11 +157,6 @@ def schemathesis(
     for phase in PHASES:
         # One worker: threads that parse at once trip over each other.
         options = ["--checks", CHECKS, "--max-examples", str(examples), "--seed", "1", "--workers", "1"]
-        # Its own limit of 10 s asks how busy the machine is: calibrations may take longer beside others.
-        options += [
-            "--request-timeout",
-            str(STREAM_S if phase[-2:-1] == ["--include-path"] else ANSWERED_WITHIN_S),
-        ]
         options += ["--header", f"Authorization: {headers['Authorization']}", "--no-color", *phase]
         command = [str(program), "--config-file", str(settings), "run", f"{url}/openapi.json", *options]
         run = subprocess.run(
