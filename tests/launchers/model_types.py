@@ -78,7 +78,6 @@ def judged(launcher: str, *, types: int | None = None, seed: int = 0) -> Iterato
     """
     able = launcher_capabilities(launcher)
     stated = [one for one in configs() if not lacking_facts(able, one[2])]
-    short = types is not None
     if types is not None:
         built = built_configs(launcher)
         stated.sort(key=lambda one: one[1] in built.get(one[0], ()))  # one that was built comes last
@@ -89,7 +88,8 @@ def judged(launcher: str, *, types: int | None = None, seed: int = 0) -> Iterato
         row = row_of(launcher, model, random.Random(f"{launcher} {name}"))
         if row:
             yield Judged(model_type, name, row)
-        if row is None or not (short or name.startswith("drawn") or experts > MANY_EXPERTS):
+        small = name.startswith("drawn") or experts > MANY_EXPERTS
+        if row is None or (types is None and not small):
             yield Judged(model_type, name, alone(launcher, model))
 
 
