@@ -162,6 +162,12 @@ def trained_by(text: str) -> str:
     return f"trl/scripts/{kinds.pop()}.py" if len(kinds) == 1 else ""
 
 
+def trains(text: str) -> bool:
+    """Return whether a program has a trainer of TRL or transformers, and all that it sets is read."""
+    tree = _tree_of(text) if _IS_OURS.search(text) is not None and not beyond_arguments(text)[0] else None
+    return tree is not None and bool(trained_by(text) or _calls(tree, "Trainer"))
+
+
 def may_start(words: Sequence[Word]) -> bool:
     """Return whether a command starts a Python program with a launcher or alone."""
     first = words[0].text.rsplit("/", 1)[-1]

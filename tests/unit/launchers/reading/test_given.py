@@ -265,6 +265,29 @@ def test_a_program_of_trls_trainer_trains_as_trls_own_script_whatever_its_name()
 
 
 @pytest.mark.parametrize(
+    ("num_gpus", "start"), [(None, "python"), (1, "python"), (4, "accelerate launch --num_processes 4")]
+)
+def test_a_program_alone_is_started_on_all_gpus(num_gpus: int | None, start: str) -> None:
+    alone = read_launch_files(Source(name="rloo.py", text=SFT), Overrides(num_gpus=num_gpus))
+    assert f"no script starts the program: taken as {start} rloo.py" in alone.notes
+    assert alone.workload == own_run(SFT, f"{start} rloo.py").workload
+    assert alone.configuration.data_parallel_size == (num_gpus or 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("print(8)", "is a Python program"),
+        (f"import unsloth\n{SFT}", "unsloth sets in code"),
+        (SFT.replace("SFT", "GRPO"), "roles are priced together.*meshwright explain --from-args rloo.py"),
+    ],
+)
+def test_a_program_alone_that_is_not_read_says_what_is(program: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read_launch_files(Source(name="rloo.py", text=program))
+
+
+@pytest.mark.parametrize(
     "use",
     ["'Qwen/Qwen3-8B', peft_config=CONFIG", "get_peft_model(M.from_pretrained('Qwen/Qwen3-8B'), CONFIG)"],
 )
