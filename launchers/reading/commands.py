@@ -14,6 +14,7 @@ from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.launchers.reading.fields import meant
 from meshwright.launchers.reading.own_defaults import (
+    WIDENS,
     beyond_arguments,
     may_start,
     trained_by,
@@ -160,6 +161,8 @@ def _with_defaults(script: Script, other: Include) -> Script:
         for name, (beyond, line) in ((name, beyond_arguments(text)) for name, text in texts.items()):
             if beyond:
                 script.note(f"{name}, line {line}: {beyond} sets in code what no argument says: not read")
+        if any(WIDENS in text for text in texts.values()):
+            script.note(f"{WIDENS} keeps embeddings and norms in fp32: priced in 16 bits")
         if added := [
             word.text[2:] for word in script.commands[at] if word.text[:2] == "--" and word not in words
         ]:

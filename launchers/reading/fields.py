@@ -226,6 +226,9 @@ def is_placeholder(text: str) -> bool:
 _UNSAID = Flag(type="object")
 
 
+_IGNORES = re.compile(r"--ignore [A-Za-z_][\w.-]*")
+
+
 class Fields:
     """The values of a launch file by dotted name, and the faults found in them."""
 
@@ -465,11 +468,13 @@ class Fields:
         found = self._found(name) if renamed is None else self._values.get(name, self._found(renamed))
         where = f"line {found.line}: " if found and found.line else ""
         nearest = nearest or near_word(found.value if found else None, allowed)
+        passes = _IGNORES.search(allowed or "")
         fault = FieldError(
             pointer=self._in_words(name),
             message=self._in_words(where + message),
             allowed=allowed and self._in_words(allowed),
             nearest=nearest and self._in_words(nearest),
+            tip=self._in_words(passes[0]) if passes and not nearest else "",
         )
         if len(self.faults) < _FAULTS and fault not in self.faults:
             self.faults.append(fault)

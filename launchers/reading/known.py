@@ -168,6 +168,9 @@ _NO_MODEL = "the files name no model: give --model, or the shape under model"
 _PLACED = ("plan.tensor_parallel_size", "workload.seq_length")  # sizes that ranks must divide
 
 
+_EXAMPLES = {"seq_length": 4096, "micro_batch_size": 1, "num_microbatches": 1}  # of tips
+
+
 @dataclass(slots=True, kw_only=True)
 class Known:
     """Values of a configuration and a workload that the launcher's own file may omit."""
@@ -202,8 +205,9 @@ class Known:
         if value is None:
             message = f"the files don't have it: {where}, or add --set {name}=…"
             lacking = self.world.lacking if name == "num_gpus" else None
+            tip = f"--set {name}={_EXAMPLES[name]}" if name in _EXAMPLES else ""
             raise InvalidProblemError(
-                [FieldError(pointer=name, message=message), *([lacking] if lacking else [])]
+                [FieldError(pointer=name, message=message, tip=tip), *([lacking] if lacking else [])]
             )
         return value
 

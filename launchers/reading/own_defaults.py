@@ -7,9 +7,11 @@ and the model that ``from_pretrained`` names. Nothing is run. An argument of the
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections import Counter, deque
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import pairwise
 
@@ -39,6 +41,7 @@ LORA_ARGUMENTS = {  # of peft's LoraConfig, by the names of TRL's ModelConfig
     "target_parameters": "lora_target_parameters",
 }  # fmt: skip
 PEFTS_RANK = 8  # of LoraConfig, where none is named
+WIDENS = "prepare_model_for_kbit_training"  # peft's
 _LORA, _BITS, _WRAPS = "LoraConfig", "BitsAndBytesConfig", "get_peft_model"
 _READ = {  # what is read of their arguments, by the words of our tables; empty: it changes no price
     _LORA: {
@@ -237,7 +240,7 @@ def _set_by(
             yield name, condition if getattr(value, "value", None) is True else value
     elif called == _WRAPS:
         yield "use_peft", condition
-    elif called == "prepare_model_for_kbit_training":
+    elif called == WIDENS:
         yield "gradient_checkpointing", given.get("use_gradient_checkpointing", ast.Constant(value=True))
     elif called.endswith("Trainer"):
         model = given.get("model", next(iter(node.args), None))
@@ -315,11 +318,8 @@ def _text_of(value: ast.expr, owners: Container[str] = ()) -> str | None:
 
     ``owners``: names of the program's arguments, besides those that say so.
     """
-    if isinstance(value, ast.List | ast.Tuple):
-        texts = [_text_of(one) for one in value.elts]
-        return (
-            None if any(not text or text[:1] == _REFERENCE for text in texts) else " ".join(map(str, texts))
-        )
+    if isinstance(value, ast.List | ast.Tuple | ast.Dict):
+        return _text_of_several(value)
     if isinstance(value, ast.Constant):
         literal = value.value
         return (
@@ -333,6 +333,17 @@ def _text_of(value: ast.expr, owners: Container[str] = ()) -> str | None:
         return (
             value.attr if of_torch else f"{_REFERENCE}{value.attr}" if is_argument(value, owners) else None
         )
+    return None
+
+
+def _text_of_several(value: ast.expr) -> str | None:
+    """Return literals as a command line has them: a list's with blanks between, a dictionary as JSON."""
+    with suppress(ValueError, TypeError):
+        found = ast.literal_eval(value)
+        if isinstance(found, dict):
+            return json.dumps(found)
+        texts = [_text_of(ast.Constant(one)) for one in found]
+        return " ".join(map(str, texts)) if all(texts) else None
     return None
 
 

@@ -238,6 +238,7 @@ def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
         assert defaults_of(other) == {}
 
 
+BATCHED = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--bf16", "true")
 LORA = "LoraConfig(r=8, target_modules=['q_proj', 'v_proj'])"
 SFT = """\
 from trl import SFTConfig, SFTTrainer
@@ -262,6 +263,17 @@ def test_a_program_of_trls_trainer_trains_as_trls_own_script_whatever_its_name()
     pairs = own_run(SFT.replace("SFT", "DPO"))
     assert (pairs.workload.sample, pairs.workload.reference) == ("pair", "frozen")
     assert own_run(SFT.replace("SFT", "Reward")).workload.reference == "none"
+
+
+def test_what_a_run_lacks_or_may_ignore_is_an_option_of_its_tip() -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        own_run("", f"torchrun --nproc_per_node 4 a.py {' '.join(BATCHED)} --model_name_or_path llama-3-8b")
+    assert [one.tip for one in caught.value.errors] == ["--set seq_length=4096"]
+    axolotl = "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true\n"
+    axolotl += "flash_attention: true\noptimizer: adamw_torch\nunfrozen_parameters: [model.layers.3]\n"
+    with pytest.raises(InvalidProblemError) as caught:
+        read_launch_files(Source(name="a.yml", text=axolotl), Overrides(num_gpus=1))
+    assert [one.tip for one in caught.value.errors] == ["--ignore unfrozen_parameters"]
 
 
 @pytest.mark.parametrize(
@@ -344,6 +356,8 @@ CHECKPOINTS = "    model.gradient_checkpointing_enable()\n"
             f"--{BATCH} 4",
         ),
         ("TrainingArguments(fsdp=['full_shard', 'auto_wrap'])\n", "", "--fsdp full_shard auto_wrap"),
+        ("TrainingArguments(fsdp_config={'fsdp_version': 2})\n", "", '--fsdp_config {"fsdp_version": 2}'),
+        ("TrainingArguments(fsdp_config={'fsdp_version': version()})\n", "", "--fsdp_config ?"),
         (f"{SETS.replace('SIZE', '4')}args.{BATCH} //= 2\n", "", f"--{BATCH} ?"),
         (f"p.add_argument('--{BATCH}', default=size())\n", "", f"--{BATCH} ?"),
         (f"p.add_argument('--{BATCH}', default=size())\n", f"--{BATCH} 2", f"--{BATCH} 2"),
