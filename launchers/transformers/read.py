@@ -372,10 +372,13 @@ def _projected(fields: Fields) -> dict[str, Any]:
     if name not in _PROJECTED:
         allowed = ", ".join(_PROJECTED)
         fields.fault("optim", f"{shown(name)} is not supported with use_galore", allowed=allowed)
-    for other, usual in (("galore_target", "all"), ("galore_proj_type", "std")):
-        stated = fields.word(other, usual)
-        if stated != usual:
-            fields.fault(other, f"{shown(stated)} is not supported", allowed=usual, nearest=usual)
+    targets = fields.word("galore_target", "all")  # parts of names: of all linear layers but the head
+    names = {one.strip() for one in targets.split(",")}
+    if "all" not in names and names not in (*_EVERY, {"self_attn", "mlp"}):
+        fields.fault("galore_target", f"{shown(targets)} is not supported", allowed="all", nearest="all")
+    kind = fields.word("galore_proj_type", "std")
+    if kind != "std":
+        fields.fault("galore_proj_type", f"{shown(kind)} is not supported", allowed="std", nearest="std")
     interval = fields.integer("galore_update_interval", USUAL_INTERVAL)
     return {
         "optimizer": _PROJECTED.get(name, "galore"),

@@ -313,6 +313,12 @@ def test_galore_of_llama_factory_is_read_with_its_rank_and_interval() -> None:
     assert layerwise.optimizer == "galore-8bit-bf16-layerwise"
 
 
+@pytest.mark.parametrize("targets", ["all", "mlp,self_attn", "self_attn, mlp"])
+def test_galore_of_both_parts_of_a_layer_is_that_of_all_linear_layers(targets: str) -> None:
+    words = f"CUDA_VISIBLE_DEVICES=0 {GALORE} --bf16 --galore_target '{targets}'\n"
+    assert read(words).workload.optimizer == "galore"
+
+
 @pytest.mark.parametrize(
     ("start", "words", "name", "why"),
     [
