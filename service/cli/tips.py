@@ -212,11 +212,24 @@ def tip_of_usage(line: Line, wrong: str = "", nearest: str = "") -> str:
     here = ((one, _words_here(line, one)) for one in line.words)
     words = [part for one, found in here for part in ([one] if found is None else found)]
     words = [replace(one, name=nearest) if nearest and one.name == wrong else one for one in words]
-    words = list(_stated_once(words))
+    words = list(_stated_once(_each_file(words)))
     fixed = replace(line, words=tuple(words))
     if fixed != line and line.command is not None and _has_values(line, words) and fixed.parses():
         return shlex.join(["meshwright", *fixed.typed])
     return shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+
+
+_OF_FILES = "--from-args"  # takes several files, each behind the option
+
+
+def _each_file(words: Sequence[Word]) -> list[Word]:
+    """Return the words of a line with each of the files that one option lists behind the option."""
+    found = list[Word]()
+    for word in words:
+        follows = bool(found) and found[-1].name == _OF_FILES and word.name == _ARGUMENT
+        is_file = follows and word.value is not None and Path(word.value).is_file()
+        found.append(replace(word, name=_OF_FILES) if is_file else word)
+    return found
 
 
 def _stated_once(words: Sequence[Word]) -> Iterator[Word]:

@@ -348,6 +348,20 @@ def test_a_command_without_the_option_of_a_tip_gets_its_help() -> None:
     assert tips_of([fault], Line.of(["compare", "1", "2"], commands())) == ["meshwright compare --help"]
 
 
+def test_files_behind_one_option_are_each_given_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, plugin = tmp_path / "run.sh", tmp_path / "ds.json"
+    run.write_text("torchrun train.py\n")
+    plugin.write_text("{}")
+    typed = ["explain", "--from-args", str(run), str(plugin), str(plugin), "--gpus", "8xh100"]
+    tip = requires_a_tip(typed, printed_of(typed, capsys))
+    assert tip == f"explain --from-args {run} --from-args {plugin} --gpus 8xh100"
+    typed[4] = "qwen3-8b"  # no file: the model
+    tip = requires_a_tip(typed, printed_of(typed, capsys))
+    assert tip == f"explain --from-args {run} --from-args {plugin} qwen3-8b --gpus 8xh100"
+
+
 def test_a_file_of_another_kind_gets_no_option_that_it_refuses(tmp_path: Path) -> None:
     fault = FieldError(pointer="/launcher", message="trl is not priced yet", nearest="nemo-rl")
     for text, tip in {
