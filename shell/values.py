@@ -72,6 +72,9 @@ class Script:
     keyed: set[str] = field(default_factory=set)  # associative arrays, with words in variables NAME[key]
     passed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # set for one command only
     exported: dict[str, int] = field(default_factory=dict)  # after how many commands
+    known_as: dict[str, str] = field(
+        default_factory=dict
+    )  # by its own programs: a known one that does the same
     stopped: int = 0  # the line of the final ``exit``
     tested: tuple[str, ...] = ()  # variables that the conditions around it test
     line: int = 0  # being read

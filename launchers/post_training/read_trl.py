@@ -27,6 +27,7 @@ from meshwright.launchers.post_training.recipe import (
     section_of,
     ways_of,
 )
+from meshwright.launchers.reading.own_defaults import LORA_ARGUMENTS, PEFTS_RANK
 from meshwright.profiles.library import find_model
 from meshwright.shell.values import UNKNOWN
 
@@ -41,11 +42,6 @@ _DEFAULTS: Values = {
 }  # fmt: skip
 _USUAL: Values = {**_DEFAULTS, "num_processes": 8, "num_machines": 1}  # of tips
 _OF_MESH = ("num_processes", "num_machines", "zero_stage")
-_LORA = {  # arguments of peft's LoraConfig by ModelConfig's names; its rank is 8 where none is named
-    "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
-    "target_parameters": "lora_target_parameters",
-}  # fmt: skip
-_PEFTS_RANK = 8
 _DTYPES = ("bfloat16", "float32", "auto")  # auto: the checkpoint's, 16-bit brain floats
 _OF_LORA = ("use_dora", "lora_bias", "bias", "rank_pattern", "exclude_modules", "layers_to_transform")
 # A vLLM server's own (vllm serve, trl vllm-serve), where its command states none.
@@ -74,7 +70,7 @@ def read(name: str, text: str, other: Other, stated: Values) -> Recipe | None:
     Raises:
         InvalidProblemError: it is no GRPO that is priced; the field, its value and the reason.
     """
-    stated = {_LORA.get(own, own): value for own, value in stated.items()}
+    stated = {LORA_ARGUMENTS.get(own, own): value for own, value in stated.items()}
     if name.endswith(".py"):
         return _script(text, other, stated)
     if name.endswith((".yaml", ".yml")):
@@ -263,13 +259,13 @@ def _lora_of_script(tree: ast.AST, passed: Values, text: str, over: Values) -> d
     if found is None:
         raise refused(f"/{wrapped}", "has no LoraConfig in the script, the only adapters that are priced")
     for name, value in found.items():
-        known = _LORA.get(name, name)
-        if value is ... and (name in _LORA or name in _OF_LORA) and known not in over:
+        known = LORA_ARGUMENTS.get(name, name)
+        if value is ... and (name in LORA_ARGUMENTS or name in _OF_LORA) and known not in over:
             raise refused(f"/{name}", "is no literal in the script", "a literal", usual=_USUAL.get(known))
     return {
         "use_peft": True,
-        "lora_r": _PEFTS_RANK,
-        **{_LORA.get(name, name): found[name] for name in found},
+        "lora_r": PEFTS_RANK,
+        **{LORA_ARGUMENTS.get(name, name): found[name] for name in found},
     }
 
 

@@ -13,7 +13,12 @@ from itertools import chain, pairwise, zip_longest
 from meshwright.launchers.flags import flags_of, plain_name
 from meshwright.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.launchers.reading.fields import meant
-from meshwright.launchers.reading.own_defaults import beyond_arguments, may_start, with_defaults
+from meshwright.launchers.reading.own_defaults import (
+    beyond_arguments,
+    may_start,
+    trained_by,
+    with_defaults,
+)
 from meshwright.launchers.table import command_names, launchers
 from meshwright.launchers.templates import data
 from meshwright.profiles.documents import shown
@@ -57,6 +62,7 @@ class Command:
     words: Sequence[Word]
     before: Sequence[Word] = ()
     environment: Mapping[str, tuple[str, ...]] | None = None  # None: the script's at its end
+    known_as: str = ""  # TRL's own program that trains as this one of the user's does
 
     @cached_property
     def prepares_data(self) -> bool:
@@ -146,8 +152,10 @@ def _read(
 def _with_defaults(script: Script, other: Include) -> Script:
     """Return a script with what each Python program next to it trains with unless it is told otherwise."""
     for at, words in enumerate(script.commands):
-        names = {word.text.rsplit("/", 1)[-1] for word in words if word.text.endswith(".py")}
+        programs = [word.text for word in words if word.text.endswith(".py")]
+        names = {program.rsplit("/", 1)[-1] for program in programs}
         texts = {name: text for name in names if may_start(words) and (text := other(name)) is not None}
+        script.known_as |= {one: trained_by(texts.get(one.rsplit("/", 1)[-1], "")) for one in programs}
         script.commands[at] = with_defaults(words, texts)
         for name, (beyond, line) in ((name, beyond_arguments(text)) for name, text in texts.items()):
             if beyond:
@@ -283,7 +291,7 @@ def commands_beside(
 def commands_of(script: Script) -> tuple[Command, ...]:
     """Return the programs that a script starts, then all of its words and the contents of its variables."""
     found = [
-        replace(command, environment=environment)
+        replace(command, environment=environment, known_as=script.known_as.get(command.program, ""))
         for words, environment in zip(script.commands, script.environments, strict=True)
         if (command := program_of(words)) is not None
     ]
@@ -515,7 +523,7 @@ def other_use(command: Command) -> str:
         return "evaluates a model on a task"  # Megatron-LM, tasks/main.py
     if command.prepares_data and not base.startswith("pretrain"):
         return "prepares data"
-    return _use_of(command.program)
+    return _use_of(command.known_as or command.program)
 
 
 @lru_cache(maxsize=256)

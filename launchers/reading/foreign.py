@@ -33,6 +33,7 @@ _EXIT = "--var NAME=… for what it asks for, or meshwright capture -- bash …"
 _PYTHON = re.compile(
     r"^\s*(?:from|import)\s+(nemo_run|nemo\.collections|nemo\.lightning|megatron\.bridge)", re.MULTILINE
 )
+_OF_GRPO = re.compile(r"^\s*from\s+trl\b.*\bGRPO(?:Config|Trainer)\b", re.MULTILINE)
 _NEMO, _NEMO_1, _BRIDGE = "a recipe of NeMo 2", "a run of NeMo 1", "a recipe of Megatron-Bridge"
 _AS_ARGUMENTS = (
     "a command with the same as arguments (trl sft --use_peft --lora_r 16 …), or predict --model"
@@ -70,7 +71,11 @@ def foreign(source: Source) -> Iterator[FieldError]:
         found = _PYTHON.search(source.text)
         what = _PYTHON_NAMES[found[1].partition(".")[0]] if found else "a Python program"
         word, line = beyond_arguments(source.text)
-        if word and not found:
+        if _OF_GRPO.search(source.text):
+            message = f"{shown(source.name)} is a recipe of TRL's GRPO, whose roles are priced together"
+            step = f"meshwright explain --from-args {shown(source.name)}"
+            yield FieldError(pointer=WHOLE_FILE, message=message, allowed=step)
+        elif word and not found:
             where = f"line {line} of {shown(source.name)}"
             message = f"{where}: {word} sets in code what no argument says. Meshwright can't read it"
             yield FieldError(pointer=WHOLE_FILE, message=message, allowed=_AS_ARGUMENTS)

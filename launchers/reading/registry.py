@@ -50,6 +50,7 @@ from meshwright.launchers.reading.documents import (
     repeated_keys,
 )
 from meshwright.launchers.reading.foreign import foreign, require_start
+from meshwright.launchers.reading.own_defaults import trains
 from meshwright.launchers.reading.python_values import looks_like_module, module_values
 from meshwright.launchers.registry import launcher_names, named
 from meshwright.launchers.rules import near_divisors, near_multiples
@@ -104,6 +105,10 @@ def read_launch_files(
             f"{shown(source.name)} is a Makefile. Meshwright can't read it",
             allowed="what it runs, saved as a script: make -n TARGET > train.sh",
         )
+    start = _start_of_program(source, overrides)
+    if start:
+        files = {**source.files, source.name: source.text}
+        source = replace(source, name=_STARTED, text=f"{start} {shlex.quote(source.name)}\n", files=files)
     source = _from_its_script(_with_written(replace(source, variables=overrides.variables), overrides))
     _require_readable(source)
     found, reader = _recognised(source, launcher)
@@ -125,7 +130,20 @@ def read_launch_files(
     _require_headers(source, overrides)
     _require_one_training(source, found, launch, overrides)
     again = [f"{said}: the last one counts" for said in repeated_keys(found)]
+    again += [f"no script starts the program: taken as {source.text.strip()}"] if start else []
     return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
+
+
+_STARTED = "command"  # the name of what starts a program that is given alone
+
+
+def _start_of_program(source: Source, overrides: Overrides) -> str:
+    """Return what starts a trainer's program that comes without a script, on all GPUs; empty for others."""
+    alone = source.suffix == ".py" and not source.scripts() and not looks_like_module(source)
+    if not alone or not trains(source.text):
+        return ""
+    gpus = overrides.num_gpus or 1
+    return "python" if gpus == 1 else f"accelerate launch --num_processes {gpus}"
 
 
 def source_of_folder(files: Mapping[str, str]) -> Source:

@@ -113,8 +113,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if shares is not None and known.header.plan_id is None:
         known.header = header_of(shares.source.text)  # of an exported plan left as a capture
     ranks.require_gpus_of_their_own(fields, script, command, shares)
-    tool, started = _tool(fields, command.program), ranks.started_by(script, command)
-    return trainer_run(fields, known, tool, started=started, shares=shares, program=command.program)
+    program = command.known_as or command.program
+    tool, started = _tool(fields, program), ranks.started_by(script, command)
+    return trainer_run(fields, known, tool, started=started, shares=shares, program=program)
 
 
 TRAINER_READER = Reader(name="transformers", recognises=_recognises, read=_read)

@@ -34,7 +34,8 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
 _BUILT_IN = re.compile(
-    r"(?:default-)?(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(offload))?(?:_config)?(?:\.json)?"
+    r"(?:default-)?(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(?:cpu)?(offload)(?:_(all|params))?)?"
+    r"(?:_config)?(?:\.json)?"
 )
 _STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
 _FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` if the trainer sets them
@@ -304,7 +305,8 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, LocatedValue]:
         f"{shown(base)} is taken as ZeRO-{match[1]} with the usual values. To be sure, give the file"
     )
     found = {"zero_optimization.stage": int(match[1]), "bf16.enabled": "auto", "fp16.enabled": "auto"}
-    device = {"zero_optimization.offload_optimizer.device": "cpu"} if match[2] else {}
+    states = match[2] and match[3] != "params"  # Axolotl's zero3_bf16_cpuoffload_params.json
+    device = {"zero_optimization.offload_optimizer.device": "cpu"} if states else {}
     weights = {"zero_optimization.offload_param.device": "cpu"} if match[2] and match[1] == "3" else {}
     return {name: LocatedValue(value, 0) for name, value in {**found, **device, **weights}.items()}
 

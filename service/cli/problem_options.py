@@ -194,15 +194,24 @@ def _refuse_launch_file(path: Path, raw: Mapping[str, object]) -> None:
 
 
 def _of_launcher(path: Path, what: str) -> InvalidProblemError:
-    is_python = path.suffix.lower() == ".py"
+    runs = path.suffix.lower() == ".py" and not _is_read(path)
     fault = FieldError(
         pointer="argument",
         message=f"{shown_path(path)} is {what}, not a problem file or a model",
         allowed="meshwright plan --from-capture, explain --from-args, or fix",
-        nearest=f"--from-{'capture' if is_python else 'args'} {shlex.quote(shown_path(path))}",
+        nearest=f"--from-{'capture' if runs else 'args'} {shlex.quote(shown_path(path))}",
         value=str(path),
     )
     return InvalidProblemError([fault])
+
+
+def _is_read(path: Path) -> bool:
+    """Return whether a Python program is read as it lies there: a trainer's, or GRPO's of TRL."""
+    from meshwright.launchers.post_training.read_trl import is_recipe  # noqa: PLC0415 - for a wrong file alone
+    from meshwright.launchers.reading.own_defaults import trains  # noqa: PLC0415 - the same
+
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    return trains(text) or is_recipe(path.name, text)
 
 
 def _named_by(path: str) -> str | None:

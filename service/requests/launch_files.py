@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
 from meshwright.launchers.reading.registry import read_launch_files, reader_names, renamed
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError, faults_as
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
@@ -359,10 +360,21 @@ def _request_of(request: Request, found: LaunchFile, values: Values | None = Non
     workload |= {name: list(values) for name, values in lists.items() if values}
     complete = {**request, "model": model_to_mapping(found.model), "workload": workload}
     complete.setdefault("launcher", found.launcher)
+    if found.configuration.offload in launcher_capabilities(str(complete["launcher"])).offload[1:]:
+        complete["search"] = _allowing_offload(request.get("search"))
     cluster = request["cluster"]
     if found.num_nodes and found.gpus_per_node and isinstance(cluster, dict):
         complete["cluster"] = _sized(cluster, found.num_nodes, found.gpus_per_node)
     return complete
+
+
+def _allowing_offload(search: object) -> dict[str, object]:
+    """Return the search of a request whose files keep something on the host: the best plan may, too."""
+    stated: dict[str, object] = dict(search) if isinstance(search, Mapping) else {}
+    allow = stated.get("allow", [])
+    if isinstance(allow, list) and not {"offload", "none"} & {*allow}:
+        stated["allow"] = [*allow, "offload"]
+    return stated
 
 
 def _sized(cluster: dict[str, object], num_nodes: int, gpus_per_node: int) -> dict[str, object]:

@@ -101,10 +101,12 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         named = _named_by_precision(fault, request.workload)
         if choice is None:
             raise with_other_launchers(named, launcher, under) from None
-        able = next(passing(under), None)
-        if able is None:
+        able = tuple(passing(under))
+        if not able:
             raise with_every_reason(named, choice) from None
-        problem = under(able)
+        from meshwright.solver.planner.least_memory import first_with_room  # noqa: PLC0415 - a start loads no search
+
+        problem = under(first_with_room(under("any"), able))
     else:
         problem = problem if choice is None else _with_room(problem, under)
     if request.search.baseline is None:

@@ -87,22 +87,28 @@ _FEW_GPUS = 16  # on which a launcher's least memory takes some hundredths of a 
 
 
 def default_launcher(problem: Problem) -> LauncherChoice:
-    """Return the launcher of a question that names none: the first that can express it, and that it fits.
-
-    Memory is asked about where GPUs are alike, and few or without a pipeline. Where no launcher has room it
-    is the first.
-    """
+    """Return the launcher of a question that names none: the first that can, and has room."""
     choice = chosen_launcher(problem)
-    pipelines = {*launcher_capabilities(choice.launcher).schedules} - {"none"}
-    few = problem.cluster.is_homogeneous and (problem.cluster.num_gpus <= _FEW_GPUS or not pipelines)
-    if choice.launcher == "none" or not choice.able or not few or _may_fit(problem, choice.launcher):
+    if choice.launcher == "none" or not choice.able:
         return choice
-    for name in launchers_able(problem):
-        if name != choice.launcher and _may_fit(problem, name):
-            return LauncherChoice(
-                launcher=name, why=f"memory: nothing fits under {choice.launcher}", refused=choice.refused
-            )
-    return choice
+    name = first_with_room(problem, (choice.launcher, *launchers_able(problem)))
+    if name == choice.launcher:
+        return choice
+    why = f"memory: nothing fits under {choice.launcher}"
+    return LauncherChoice(launcher=name, why=why, refused=choice.refused)
+
+
+def first_with_room(problem: Problem, launchers: Sequence[str]) -> str:
+    """Return the first launcher that a question fits, of some; the first one where none has room.
+
+    Memory is asked about where GPUs are alike, and few or without a pipeline.
+    """
+    first = launchers[0]
+    pipelines = {*launcher_capabilities(first).schedules} - {"none"}
+    few = problem.cluster.is_homogeneous and (problem.cluster.num_gpus <= _FEW_GPUS or not pipelines)
+    if not few:
+        return first
+    return next((name for name in dict.fromkeys(launchers) if _may_fit(problem, name)), first)
 
 
 def _may_fit(problem: Problem, launcher: str) -> bool:

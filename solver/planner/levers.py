@@ -310,19 +310,23 @@ def rounder(number: int) -> list[int]:
 def _neighbours(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Iterator[Lever]:
     """Yield the nearest batch and the nearest length that train enough faster, each found by a search.
 
-    The roundest one is asked first: where it does not, no nearer one does.
+    The roundest one is asked first: where it does not, no nearer one does. A nearer one counts where it
+    saves as much, within what a change is worth naming for.
     """
     for changes in (_near_batches(problem), _near_lengths(problem)):
         best = _searched(problem, changes[0], profile, answer, watch) if changes else None
         if best is None:
             continue
-        chosen, *nearer = changes
+        roundest, *nearer = changes
+        chosen = _lever(problem, answer, roundest, best)
         for change in nearer:
             look()
-            if found := _searched(problem, change, profile, answer, watch):
-                chosen, best = change, found
+            found = _searched(problem, change, profile, answer, watch)
+            lever = None if found is None else _lever(problem, answer, change, found)
+            if lever is not None and lever.saves >= chosen.saves - WORTH:
+                chosen = lever
                 break
-        yield _lever(problem, answer, chosen, best)
+        yield chosen
 
 
 def _near_batches(problem: Problem) -> list[Change]:

@@ -19,6 +19,7 @@ from meshwright.profiles.library import gpu_names, model_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.configuration import RECOMPUTE, SCHEDULES
+from meshwright.solver.planner.least_memory import least_memory
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
 from tests.draws import draws
@@ -115,3 +116,24 @@ def test_a_refusal_of_a_named_launcher_names_every_one_that_can(seed: int) -> No
             assert tip.removeprefix("--launcher ") in able
             said = found.errors[0].allowed or ""
             assert all(one in said for one in able), (name, said)
+
+
+def has_room(problem: Problem) -> bool:
+    need = least_memory(problem)
+    return need is not None and need.fits
+
+
+@pytest.mark.parametrize("seed", range(draws(8)))
+def test_the_default_launcher_has_room_where_another_has_whatever_is_allowed(seed: int) -> None:
+    rng = random.Random(seed)
+    raw = {
+        "model": {"name": rng.choice(["llama-3.2-1b", "qwen3-0.6b", "qwen3-1.7b", "gemma-2-2b"])},
+        "cluster": {"gpu": rng.choice(["rtx-3060", "rtx-4090", "l4", "t4"]), "gpus_per_node": 1},
+        "workload": {"global_batch_size": rng.choice([8, 33]), "seq_length": rng.choice([1000, 3000])},
+        "search": {"allow": [rng.choice(["loss_kernel", "offload", "switches", "adamw-8bit"])]},
+    }
+    own = parsed(raw)
+    if isinstance(own, Problem) and not has_room(own):
+        others = {name: parsed(raw, name) for name in able_by_name(raw)}
+        roomy = [name for name, one in others.items() if isinstance(one, Problem) and has_room(one)]
+        assert not roomy, (raw, own.launcher)

@@ -184,6 +184,9 @@ def test_axolotl_on_deepspeed_is_read_with_its_file() -> None:
     # 8 replicas × 2 × 3
     assert (found.workload.global_batch_size, found.workload.optimizer) == (48, "adamw-8bit")
     assert any("zero3_bf16.json is taken as ZeRO-3" in note for note in found.notes)
+    for name, offload in (("zero3_bf16_cpuoffload_all", "optimizer+parameters"), ("zero2", "none")):
+        found = read(text.replace("zero3_bf16", name), Overrides(num_gpus=8), "a.yml")
+        assert found.configuration.offload == offload
     files = {
         "a.yml": text,
         "zero3_bf16.json": '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}',

@@ -228,14 +228,94 @@ def test_what_a_program_sets_itself_counts_behind_its_command() -> None:
     told = " ".join(word.text for word in with_defaults(words("train.py --steps 2 --lr 1"), files))
     assert told.startswith("train.py --lr 1 --")
     assert told.endswith("--gradient_accumulation_steps 2")  # args.steps of the command
-    lora = PROGRAM + "model = get_peft_model(model, LoraConfig(r=8))\n"  # nothing says so in arguments
-    assert beyond_arguments(lora) == ("get_peft_model", PROGRAM.count("\n") + 1)
+    frozen = PROGRAM + "for one in model.parameters(): one.requires_grad_(False)\n"  # in no argument
+    assert beyond_arguments(frozen) == ("requires_grad_", PROGRAM.count("\n") + 1)
     said = "--model_name_or_path llama-3-8b --max_length 512 --per_device_train_batch_size 1 --bf16 true"
-    beside = {**files, "train.py": lora, "a.sh": f"{text.strip()} {said}\n"}
+    beside = {**files, "train.py": frozen, "a.sh": f"{text.strip()} {said}\n"}
     found = read_launch_files(Source(name="a.sh", text=beside["a.sh"], files=beside))
-    assert any("get_peft_model sets in code" in note for note in found.notes)
-    for other in (lora, "print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
+    assert any("requires_grad_ sets in code" in note for note in found.notes)
+    for other in (frozen, "print(8)\n", "def (", "import transformers\n" + "(" * 9_000):
         assert defaults_of(other) == {}
+
+
+LORA = "LoraConfig(r=8, target_modules=['q_proj', 'v_proj'])"
+SFT = """\
+from trl import SFTConfig, SFTTrainer
+config = SFTConfig(per_device_train_batch_size=4, max_length=512)
+trainer = SFTTrainer("Qwen/Qwen3-8B", args=config)
+"""
+
+
+def own_run(program: str, command: str = "accelerate launch --num_processes 4 rloo.py") -> LaunchFile:
+    files = {"a.sh": command, "rloo.py": program}
+    return read_launch_files(Source(name="a.sh", text=command, files=files))
+
+
+def test_a_program_of_trls_trainer_trains_as_trls_own_script_whatever_its_name() -> None:
+    found, own = own_run(SFT), "--model_name_or_path Qwen/Qwen3-8B --max_length 512"
+    known = f"accelerate launch --num_processes 4 trl/scripts/sft.py {own} --per_device_train_batch_size 4"
+    assert found.configuration == own_run("", known).configuration
+    assert found.workload == own_run("", known).workload
+    assert found.configuration.recompute_granularity == "full"  # SFTConfig's default, not transformers'
+    off = own_run(SFT + "config.gradient_checkpointing = False\n")
+    assert off.configuration.recompute_granularity == "none"
+    pairs = own_run(SFT.replace("SFT", "DPO"))
+    assert (pairs.workload.sample, pairs.workload.reference) == ("pair", "frozen")
+    assert own_run(SFT.replace("SFT", "Reward")).workload.reference == "none"
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "start"), [(None, "python"), (1, "python"), (4, "accelerate launch --num_processes 4")]
+)
+def test_a_program_alone_is_started_on_all_gpus(num_gpus: int | None, start: str) -> None:
+    alone = read_launch_files(Source(name="rloo.py", text=SFT), Overrides(num_gpus=num_gpus))
+    assert f"no script starts the program: taken as {start} rloo.py" in alone.notes
+    assert alone.workload == own_run(SFT, f"{start} rloo.py").workload
+    assert alone.configuration.data_parallel_size == (num_gpus or 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("print(8)", "is a Python program"),
+        (f"import unsloth\n{SFT}", "unsloth sets in code"),
+        (SFT.replace("SFT", "GRPO"), "roles are priced together.*meshwright explain --from-args rloo.py"),
+    ],
+)
+def test_a_program_alone_that_is_not_read_says_what_is(program: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read_launch_files(Source(name="rloo.py", text=program))
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["'Qwen/Qwen3-8B', peft_config=CONFIG", "get_peft_model(M.from_pretrained('Qwen/Qwen3-8B'), CONFIG)"],
+)
+def test_adapters_and_bits_that_code_states_are_those_of_arguments(use: str) -> None:
+    given = use.replace("CONFIG", LORA).replace("M.", "AutoModelForCausalLM.")
+    found = own_run(SFT.replace('"Qwen/Qwen3-8B"', given)).workload
+    assert (found.lora_rank, found.lora_targets) == (8, ("q_proj", "v_proj"))
+    assert found.framework_options.get("adapter_dropout") is None  # LoraConfig's 0, not ModelConfig's .05
+    bits = "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)\n"
+    both = SFT.replace("args=config)", f"args=config, peft_config={LORA})") + bits
+    assert own_run(both).workload.base_precision == "nf4-double"
+    assert own_run(SFT + f"unused = {LORA}\n").workload.lora_rank == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "get_peft_model(model, config)",
+        f"{LORA}\n{LORA}",
+        LORA.replace("r=8", "r=8, rank_pattern={}"),
+        LORA.replace("r=8", "r=8, bias='all'"),
+        LORA.replace("r=8", "**more"),
+        "AdaLoraConfig(r=8)",
+    ],
+)
+def test_adapters_that_no_argument_states_are_said_and_not_read(more: str) -> None:
+    assert beyond_arguments(SFT + more)[1] > SFT.count("\n")
+    assert defaults_of(SFT + more) == {}
 
 
 BATCH = "per_device_train_batch_size"
@@ -257,6 +337,13 @@ CHECKPOINTS = "    model.gradient_checkpointing_enable()\n"
         ),
         (f"if __name__ == '__main__':\n    {SETS.replace('SIZE', '2')}", "", f"--{BATCH} 2"),
         (f"args.{BATCH} = 2\n", "", f"--{BATCH} 2"),
+        (f"a, c, m = parser.parse_args_and_config()\nc.{BATCH} = 2\n", "", f"--{BATCH} 2"),
+        (
+            f"a = p.parse_args()\n{SETS.replace('SIZE', 'a.rows')}p.add_argument('--rows', default=2)\n",
+            "--rows 4",
+            f"--{BATCH} 4",
+        ),
+        ("TrainingArguments(fsdp=['full_shard', 'auto_wrap'])\n", "", "--fsdp full_shard auto_wrap"),
         (f"{SETS.replace('SIZE', '4')}args.{BATCH} //= 2\n", "", f"--{BATCH} ?"),
         (f"p.add_argument('--{BATCH}', default=size())\n", "", f"--{BATCH} ?"),
         (f"p.add_argument('--{BATCH}', default=size())\n", f"--{BATCH} 2", f"--{BATCH} 2"),
