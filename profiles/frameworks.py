@@ -46,6 +46,8 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "optimizer_kernel": ("fused", "foreach"),
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
     "grouped_gemm": ("grouped", "multi_stream", "loop", "batched"),
+    # inputs and weights of linear layers, rounded as they are to be served (quantisation-aware training)
+    "fake_quantization": ("none", "bf16-int4", "int8-int4", "fp8-int4", "fp8-fp8", "mxfp4"),
 }  # fmt: skip
 FOREACH = "foreach"  # of optimizer_kernel
 FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
@@ -106,12 +108,14 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "selected_gradient_share": (0.01, 1.0),
     "evaluation_batch_size": (0.0, 1e6),
     "power_limit_w": (0.0, 1e9),  # each GPU has a range of its own
+    "fake_quantized_group": (2.0, 1e6),
 }
 _WHOLE = {
     "secondary_shard_size": "ranks",
     "cpu_update_interval": "steps",
     "sub_group_size": "weights",
     "evaluation_batch_size": "samples",
+    "fake_quantized_group": "weights",
 }  # what a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
@@ -252,6 +256,8 @@ class FrameworkFacts:
     adapter_dropout: bool  # inputs of adapters are dropped out of
     dora: bool  # adapters' outputs are scaled by a trained norm of each row of the adapted weight
     quantizes_experts: bool  # experts that lie in one tensor are of fewer bits too, as the linear layers
+    fake_quantization: str  # what inputs and weights of linear layers are rounded to, and back, in passes
+    fake_quantized_group: float  # weights with one scale, where those are of 4 bits
     pipeline_batch: float  # micro-batches after which a pipeline drains; 0: all of a step
     casts_copies: bool  # modules trained in full with adapters are fp32; else, below ZeRO-3, unchanged
     reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are stored

@@ -75,6 +75,17 @@ _CUT: Values = {
 }
 
 
+def _rounds(target: Target) -> Values:
+    """Return what quantisation-aware training rounds inputs and weights to, if it was priced."""
+    options = target.workload.framework_options
+    word = str(options.get("fake_quantization", "none"))
+    if word == "none":
+        return {}
+    inputs, _, weights = word.rpartition("-")
+    rounded: Values = {"weight_dtype": weights, "group_size": int(options.get("fake_quantized_group", 32))}
+    return {"qat": rounded | ({} if inputs in ("", "bf16") else {"activation_dtype": inputs})}
+
+
 def _cuts_logits(target: Target) -> bool:
     """Return whether the loss was priced without logits."""
     return target.workload.framework_options.get("loss_kernel") == "cut"
@@ -107,7 +118,7 @@ class AxolotlFiles(TrainerFiles):
         "lora_target_modules", "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
         "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
         "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
-        "precompute_ref_log_probs",
+        "precompute_ref_log_probs", "qat",
     )  # fmt: skip
     # The two files become one; for a key in both the last would silently win.
     before = """\
@@ -137,6 +148,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             **_images(target),
             **({"rl": kind} if kind else {}),
             **(_CUT if _cuts_logits(target) else {}),
+            **_rounds(target),
             **experts(target),
             **(_shards(target) if target.config.zero_stage else {}),
         }
@@ -177,7 +189,8 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         """Yield the differences of Axolotl from the plan."""
         cut = ("loss_kernel",) if _cuts_logits(target) else ()
         ways = ("grouped_gemm",) if experts(target) else ()
-        yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways))
+        rounds = ("fake_quantization", "fake_quantized_group") if _rounds(target) else ()
+        yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds))
         yield model_is_in_the_script(target)
         if target.config.zero_stage:
             yield (

@@ -109,6 +109,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model()),
             **_of_adapters(fields, tuned),
+            **_fake_quantisers(fields, tuned),
             **ranks.evaluation_of(fields),
         },
         **tuned,
@@ -206,6 +207,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     (recompute, inputs_away), micro = _activations(fields), fields.integer("micro_batch_size")
     count = _count(fields, micro)
     products = ranks.products_of(fields, "deepspeed")
+    if _rounds(fields):
+        fields.fault(_QAT, "next to DeepSpeed is not read", allowed=f"no {_QAT}, or an fsdp_config")
     options = {**_kernels(fields, known.model()), **products, **_of_adapters(fields, tuned)}
     options |= ranks.evaluation_of(fields)
     fields.stop()
@@ -461,6 +464,47 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
     return found
 
 
+_QAT = "qat"
+# Axolotl's names of what inputs and weights are rounded to, and ours of both together.
+_ROUNDED = {"": "bf16", "int8": "int8", "float8_e4m3fn": "fp8", "fp8": "fp8", "float8": "fp8"}
+_SCHEMES = ("bf16-int4", "int8-int4", "fp8-int4", "fp8-fp8")
+_MX, _TERNARY = "mxfp4", "ternary"
+_GROUP = 32  # weights with one scale by default, and in a block of MXFP4
+
+
+def _rounds(fields: Fields) -> bool:
+    """Return whether training is quantisation-aware; a section without a value has all its defaults."""
+    return fields.has_section(_QAT) or fields.has(_QAT)
+
+
+def _fake_quantisers(fields: Fields, tuned: Mapping[str, Any]) -> Options:
+    """Return what quantisation-aware training rounds to (0.19 utils/quantization.py _make_qat_config).
+
+    torchao 0.17 has no fake quantisers for the configuration that Axolotl names for NVFP4
+    (``fake_quantize_config.py:504``), and none of 8-bit integers for weights.
+    """
+    if not _rounds(fields):
+        return {}
+    at = f"{_QAT}.weight_dtype"
+    weights, inputs = fields.word(at, "int8"), fields.word(f"{_QAT}.activation_dtype", "")
+    group = fields.integer(f"{_QAT}.group_size", _GROUP)
+    rounded = f"{_ROUNDED.get(inputs, inputs)}-{_ROUNDED.get(weights, weights)}"
+    word = _MX if weights == _MX else rounded
+    if weights == _TERNARY:
+        fields.fault(at, "weights of three values are not supported", allowed="int4, fp8, mxfp4")
+    elif word not in (*_SCHEMES, _MX) or (word == _MX and group != _GROUP):
+        fields.fault(
+            at,
+            f"its trainer refuses {shown(weights)} of {group} with inputs in {shown(inputs or 'bf16')}",
+            allowed="int4, fp8 with activation_dtype fp8, or mxfp4 in groups of 32",
+        )
+    if "lora_rank" in tuned or _priced_as(fields, dict(tuned)) != "axolotl":
+        fields.fault(_QAT, "is priced of whole weights, replicated or under FSDP2", allowed="no adapter")
+    fields.stop()
+    found: Options = {"fake_quantization": word}
+    return found if group == _GROUP else {**found, "fake_quantized_group": float(group)}
+
+
 def _cuts(fields: Fields) -> bool:
     """Return whether cut cross entropy is on: its plugin is listed, and not turned off."""
     listed = "cutcrossentropy" in " ".join(_listed(fields))
@@ -636,6 +680,7 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     if "base_precision" in tuned and not (_is_cut(fields) and is_packed(tuned["base_precision"])):
         return "accelerate"
     planned = "optimizer_rank" in tuned or tuned.get("optimizer") in UNPAGED  # planned without FSDP
+    planned |= _rounds(fields)
     return "trl" if whole and not _is_cut(fields) and not planned else "axolotl"
 
 

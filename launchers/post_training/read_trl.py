@@ -49,6 +49,7 @@ _SHORT = {"-tp": "tensor_parallel_size", "-dp": "data_parallel_size"}  # of vllm
 _SERVED: Values = {"tensor_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9}
 _SHIPPED = ("deepspeed_zero", "zero")  # trl/accelerate_configs and examples/accelerate_configs, by stage
 _SHIPPED_GPUS, _ZERO_3 = 8, 3
+_DEEPSPEED = "deepspeed"
 _PROMPT_TOKENS = 512  # of a recipe that states no room for prompts
 _NOT_PRICED = {
     "load_in_4bit": "a policy in 4 bits is not priced in a step yet",
@@ -189,7 +190,8 @@ def _shipped(name: str) -> dict[str, Any]:
         return {"num_processes": _SHIPPED_GPUS, "num_machines": 1, "zero_stage": _ZERO_3}
     stage = next((name.removeprefix(one) for one in _SHIPPED if name.startswith(one)), "")
     if stage in ("1", "2", "3") or name == "multi_gpu":
-        return {"num_processes": _SHIPPED_GPUS, "num_machines": 1, "zero_stage": int(stage or 0)}
+        shipped = {"num_processes": _SHIPPED_GPUS, "num_machines": 1, "zero_stage": int(stage or 0)}
+        return {**shipped, **({"engine": _DEEPSPEED} if stage else {})}
     return {}
 
 
@@ -200,6 +202,7 @@ def _of_file(values: Values) -> dict[str, Any]:
         found["zero_stage"] = _ZERO_3 if reshards in ("True", "true", "FULL_SHARD") else 2
     elif kind == "DEEPSPEED":
         found["zero_stage"] = section_of(values, "deepspeed_config").get("zero_stage", 2)
+        found["engine"] = _DEEPSPEED
     elif kind is not None:
         found["zero_stage"] = 0
     return {**found, **{one: values[one] for one in ("num_processes", "num_machines") if one in values}}
@@ -354,6 +357,9 @@ def _recipe(
         if find_model(model).tower is not None:
             reason = f"{model}: images of prompts are not priced in a step yet"
             raise refused(where, reason, usual=A_MODEL)
+    copied: dict[str, Any] = {}
+    if _number(whole, "beta") > 0.0 and not adapts:
+        copied["reference_precision"] = _reference_precision(whole, mesh, over)
     return Recipe(
         launcher="trl", model=model, nodes=nodes + beside, gpus_per_node=processes // nodes,
         longest_tokens=counted(room, "/vllm_max_model_length"),
@@ -361,14 +367,14 @@ def _recipe(
             "algorithm": {
                 "prompts": _divided(device * steps, responses, "/num_generations", "answers to a prompt"),
                 "responses": responses, "updates": updates,
-                "reference": _number(whole, "beta") > 0.0,
+                "reference": _number(whole, "beta") > 0.0, **copied,
             },
             "rollout": rollout,
             "training": {
                 "trainer": "fsdp", "nodes": nodes, "pin": _layout(whole, mesh, adapts=adapts)
             },
             "asynchrony": ways_of(colocated=colocated, steps=0),
-            **({"adapters": _adapters(whole, model, over)} if adapts else {}),
+            **({"adapters": adapters_part(whole, model, _loaded_in(whole, over), None)} if adapts else {}),
             **_reward(whole),
         },
         notes=tuple(notes),
@@ -389,8 +395,13 @@ def _layout(whole: Values, mesh: Values, *, adapts: bool) -> dict[str, Any]:
     return {**found, "zero_stage": _ZERO_3, "zero_shard_size": ranks}
 
 
-def _adapters(whole: Values, model: str, over: Values) -> dict[str, Any]:
-    """Return the adapters, and the precision of the frozen weights: TRL loads them in fp32 by default."""
+def _reference_precision(whole: Values, mesh: Values, over: Values) -> str:
+    """Return the precision of a reference model: as loaded, but for DeepSpeed's engine, which casts."""
+    return "bf16" if mesh.get("engine") == _DEEPSPEED else _loaded_in(whole, over)
+
+
+def _loaded_in(whole: Values, over: Values) -> str:
+    """Return what weights are loaded in: fp32 by default, unless ``model_init_kwargs`` say otherwise."""
     given = whole.get("model_init_kwargs")
     stated = given.get("dtype", given.get("torch_dtype")) if isinstance(given, dict) else None
     if stated is ... and "dtype" not in over:
@@ -398,10 +409,10 @@ def _adapters(whole: Values, model: str, over: Values) -> dict[str, Any]:
     dtype = str(whole["dtype"] if stated is None or "dtype" in over else stated)
     if dtype not in _DTYPES:
         raise refused(
-            "/dtype", f"{dtype[:40]}: frozen weights are priced in 16-bit brain floats or in fp32",
+            "/dtype", f"{dtype[:40]}: weights are priced as loaded in 16-bit brain floats or in fp32",
             ", ".join(_DTYPES),
         )  # fmt: skip
-    return adapters_part(whole, model, "fp32" if dtype == "float32" else "bf16", None)
+    return "fp32" if dtype == "float32" else "bf16"
 
 
 def _reward(whole: Values) -> dict[str, Any]:

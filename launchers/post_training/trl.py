@@ -110,6 +110,12 @@ def _gpus(target: RoleTarget, first: int, number: int) -> str:
     return f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(first, first + number)))}\n"
 
 
+def _loads_wide(target: RoleTarget) -> bool:
+    """Return whether policy and reference are loaded in fp32; FSDP2 casts the shards of a policy up."""
+    asked = target.asked
+    return asked.adapts or asked.reference_precision == "fp32" or target.config.data_parallel_size == 1
+
+
 def values_of(target: RoleTarget, training: Target) -> Values:
     """Return the fields of GRPOConfig and ModelConfig that the plan sets."""
     asked, config, engine = target.asked, target.config, target.engine
@@ -123,7 +129,7 @@ def values_of(target: RoleTarget, training: Target) -> Values:
         "max_completion_length": asked.lengths.longest - prompt_tokens(target),
         "beta": _KL if asked.reference else 0.0,
         "bf16": True,
-        "dtype": "float32",  # of FSDP's shards
+        "dtype": "float32" if _loads_wide(target) else "bfloat16",
         "gradient_checkpointing": recomputes_in_script(training),
         "attn_implementation": attention(training),
         "optim": optimizer(training),

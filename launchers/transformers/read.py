@@ -6,8 +6,10 @@ start it: replicas, ZeRO by DeepSpeed, or FSDP. ``tools.py`` has the names and d
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise, takewhile
@@ -81,7 +83,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         start = start_of(source, overrides)
         over = {} if start is None else values_of(start[1].words, overrides)
         over.pop("config", None)
-        fields = Fields(source.name, document_of(source) | over, overrides)
+        fields = Fields(source.name, as_loaded(document_of(source) | over), overrides)
         fields.note_commands(over)
         if start is None:
             return trainer_run(fields, known, _tool(fields))
@@ -105,7 +107,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     values |= ranks.of_environment(commands.environment_of(script, command), values)
     passed_on = of_accelerate(command)
     values = {name: one for name, one in values.items() if name not in passed_on}
-    fields = Fields(source.name, values, overrides)
+    fields = Fields(source.name, as_loaded(values), overrides)
     fields.take("config")
     fields.note(*script.notes)
     shares = shares_of(_of_start(command), known.source)
@@ -672,6 +674,30 @@ def _names_of_trainers() -> FlagNames:
     return flag_names(*dict.fromkeys(("transformers", "trl", "llama-factory", "ms-swift", *relatives)))
 
 
+_LOADING = "model_init_kwargs"
+_LOADED = {"torch_dtype": "dtype", "dtype": "dtype", "attn_implementation": "attn_implementation"}
+_OF_THE_START = ("revision", "trust_remote_code", "use_cache", "low_cpu_mem_usage", "device_map")
+
+
+def as_loaded(values: Mapping[str, LocatedValue]) -> dict[str, LocatedValue]:
+    """Return arguments with the type and the kernel of ``model_init_kwargs``, by which TRL loads models.
+
+    Its scripts put them over ``dtype`` and ``attn_implementation`` of their own (TRL 1.16,
+    ``scripts/sft.py:76-84``, ``dpo.py``, ``kto.py``, ``grpo.py``).
+    """
+    whole, start = values.get(_LOADING), f"{_LOADING}."
+    found = {name: one for name, one in values.items() if not name.startswith(start)}
+    given = {name.removeprefix(start): one for name, one in values.items() if name.startswith(start)}
+    if whole is not None and isinstance(whole.value, str):
+        with suppress(ValueError):
+            stated = json.loads(whole.value)
+            own = stated.items() if isinstance(stated, dict) else ()
+            given |= {str(name): LocatedValue(value, whole.line) for name, value in own}
+            del found[_LOADING]
+    left = {f"{start}{name}": one for name, one in given.items() if name not in {*_LOADED, *_OF_THE_START}}
+    return {**found, **left, **{name: given[one] for one, name in _LOADED.items() if one in given}}
+
+
 def values_of(
     words: Sequence[Word], overrides: Overrides, known: FlagNames | None = None
 ) -> dict[str, LocatedValue]:
@@ -792,11 +818,13 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
         return said
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "").removeprefix("torch.")
     dtype = "bfloat16" if dtype == "auto" else dtype  # the type of most checkpoints, with a note
+    by_trl = tool.makes_chunks and dtype == "float32" and not fields.has("bf16")  # trainer/base_config.py
     # weights that are cast up are multiplied as they are (LLaMA-Factory's model/adapter.py)
     wide = tool.is_script or (tool.loads == "cast up" and not (lora or fields.flag("pure_bf16")))
     dtype = tool.types.get(dtype, dtype)
-    if dtype in ("bfloat16", "float16") or (not dtype and not wide):
-        fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")
+    if by_trl or dtype in ("bfloat16", "float16") or (not dtype and not wide):
+        own = "bfloat16, TRL's default" if by_trl else f"{dtype or 'bfloat16'}, the weights' own type"
+        fields.note(f"neither bf16 nor fp16 is given: {own}")
         return "fp16" if dtype == "float16" else "bf16"
     fields.has("bf16")
     fields.note(

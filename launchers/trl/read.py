@@ -108,7 +108,7 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     known = known_of(source if shares is None else shares.source, overrides)
     over = _of_sft_command(dialect, sft, overrides) if sft else {}
     values = document_of(sft) | over if sft else {}
-    fields = Fields((sft or source).name, values, overrides, dialect.row.tables)
+    fields = Fields((sft or source).name, trainer.as_loaded(values), overrides, dialect.row.tables)
     fields.note_commands(over)
     precision = _precision(fields)
     packed = trainer.packed_by_trl(fields)

@@ -38,6 +38,7 @@ from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.launchers import ask_and_compare
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, ShouldStop
 from meshwright.solver.search.certify.judge import forked_child, kept_child
 
@@ -233,7 +234,8 @@ def _solved(
             yield SolvedPoint(values=point.values, state="cancelled")
             continue
         profile = profile_for(problem, calibration)
-        answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
+        # no column shows what else would be faster, which takes as long as the search
+        answer = ask(problem, profile, on_progress=line.show, should_stop=should_stop)
         if answer.plans or (answer.infeasible and answer.infeasible.closest):  # found by their ids
             say_warnings(keep(answer_document(answer, problem), problem))
         body = answer.to_json()

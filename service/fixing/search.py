@@ -1,15 +1,17 @@
 """The search over edited texts: every set of edits is read back, and what is read back is priced.
 
-Level by level: all single moves first, then the best sets with each of the best moves. A set counts where
+Level by level: all single moves first, then the best sets with each of the best moves. What a set would
+read as is foreseen from its parts, so that only the sets which look best are read back. A set counts where
 the files that it makes read as the same model and training on the same GPUs, with nothing more unread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from itertools import product, takewhile
+from typing import Any
 
 from meshwright.launchers.editing.edits import TextEdit, Texts
 from meshwright.launchers.reading.base import Overrides, Source
@@ -130,6 +132,8 @@ class Bench:
         try:
             seen = evaluate(problem, self._profile, [one.own.configuration for one in trials])
         except (PlannerError, ValueError, ArithmeticError):
+            if len(trials) > 1:  # one of them has no price
+                yield from (priced for one in trials for priced in self._priced([one]))
             return
         judge = RuleJudge(problem)
         for one, found in zip(trials, seen, strict=True):
@@ -260,21 +264,92 @@ def _singles(bench: Bench, wanted: Mapping[str, Sequence[str]]) -> Iterator[Tria
 
 
 def _joined(
-    bench: Bench, level: Iterable[Trial], moves: Iterable[Trial], known: set[State]
+    bench: Bench, level: Sequence[Trial], moves: Sequence[Trial], known: set[State]
 ) -> Iterator[Trial | None]:
+    """Yield the sets of a level with one more move that look best, read back; None: of no new run."""
+
+    def read_back(joined: Trial) -> Trial | None:
+        trial = bench.attempt(joined.moves)
+        if trial is None or state_of(trial.own) in known:
+            return None
+        known.add(state_of(trial.own))
+        return trial
+
+    foreseen = list[Trial]()
+    for base, one in _pairs(level, moves):
+        if not _is_whole(*(own.configuration for own in (bench.own, base.own, one.own))):
+            continue
+        own = _foreseen(bench.own, base.own, one.own)
+        joined = replace(base, moves=(*base.moves, one.moves[0]), own=own or base.own)
+        if own is None:
+            yield read_back(joined)
+        elif state_of(own) not in known:
+            foreseen.append(joined)
+    for order, most in _orders(_distinct(bench.priced(foreseen))):
+        found = 0
+        for one in order:
+            if found < most and state_of(one.own) not in known:
+                trial = read_back(one)
+                found += trial is not None
+                yield trial
+
+
+def _pairs(level: Iterable[Trial], moves: Iterable[Trial]) -> Iterator[tuple[Trial, Trial]]:
+    """Yield each set with each move of other arguments, every union once."""
     tried = set[frozenset[Move]]()
     for base in level:
         for one in moves:
-            move = one.moves[0]
-            key = frozenset((*base.moves, move))
-            if move.names & base.names or key in tried:
-                continue
-            tried.add(key)
-            trial = bench.attempt([*base.moves, move])
-            is_new = trial is not None and state_of(trial.own) not in known
-            if trial is not None and is_new:
-                known.add(state_of(trial.own))
-            yield trial if is_new else None
+            key = frozenset((*base.moves, *one.moves))
+            if not one.names & base.names and key not in tried:
+                tried.add(key)
+                yield base, one
+
+
+def _is_whole(start: Configuration, base: Configuration, move: Configuration) -> bool:
+    """Return whether a set and a move leave whole numbers of ranks and micro-batches."""
+    return all(getattr(base, name) * getattr(move, name) % getattr(start, name) == 0 for name in _PRODUCTS)
+
+
+def _foreseen(start: Own, base: Own, move: Own) -> Own | None:
+    """Return what a set and a move should read as together, by what each reads as; None: it is not clear.
+
+    What one of them changes is changed. Numbers of ranks and micro-batches follow from several arguments,
+    so their factors are multiplied.
+    """
+    owns = (start, base, move)
+    config = _together(
+        *({one.name: getattr(own.configuration, one.name) for one in _FIELDS} for own in owns)
+    )
+    options = _together(*(own.problem.workload.framework_options for own in owns))
+    stages = {own.configuration.zero_stage for own in owns}
+    if config is None or options is None or len(stages) > 1:  # how many share a shard follows from it
+        return None
+    for name in _PRODUCTS:
+        config[name] = (
+            config[name] * getattr(move.configuration, name) // getattr(start.configuration, name)
+        )
+    problem = base.problem
+    if options != problem.workload.framework_options:
+        problem = replace(problem, workload=replace(problem.workload, framework_options=options))
+    return replace(base, configuration=Configuration(**config), problem=problem)
+
+
+_FIELDS = fields(Configuration)
+_PRODUCTS = ("data_parallel_size", "zero_shard_size", "num_microbatches")
+
+
+def _together(
+    start: Mapping[str, Any], base: Mapping[str, Any], move: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the values after two changes, products as the first leaves them; None: both change one."""
+    found = dict(base)
+    for name in (start.keys() | base.keys() | move.keys()) - set(_PRODUCTS):
+        old, mine, other = (one.get(name) for one in (start, base, move))
+        if other not in (old, mine) and mine != old:
+            return None
+        if mine == old:
+            found[name] = other
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _distinct(trials: Iterable[Trial]) -> list[Trial]:
@@ -306,10 +381,14 @@ def _promising(trials: Sequence[Trial]) -> list[Trial]:
 
 def _kept(trials: Sequence[Trial]) -> list[Trial]:
     """Return the sets that the next level starts from, those that do not fit or break a rule, too."""
-    fitting = _feasible(trials)[:_FASTEST]
-    others = sorted((one for one in trials if not one.is_feasible), key=lambda one: one.step_s)[:_FASTEST]
-    smallest = sorted(trials, key=lambda one: one.short_bytes)[:_SMALLEST]
-    return _unique((*fitting, *others, *smallest))
+    return _unique(one for order, wanted in _orders(trials) for one in order[:wanted])
+
+
+def _orders(trials: Sequence[Trial]) -> list[tuple[list[Trial], int]]:
+    """Return the orders in which sets are worth a look, and how many of each are kept."""
+    others = sorted((one for one in trials if not one.is_feasible), key=lambda one: one.step_s)
+    smallest = sorted(trials, key=lambda one: one.short_bytes)
+    return [(_feasible(trials), _FASTEST), (others, _FASTEST), (smallest, _SMALLEST)]
 
 
 def _unique(trials: Iterable[Trial]) -> list[Trial]:

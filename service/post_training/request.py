@@ -36,6 +36,7 @@ from meshwright.solver.post_training.problem import (
     MeasuredStep,
     Mode,
     Pins,
+    Places,
     PostTraining,
 )
 from meshwright.solver.problem import Problem
@@ -144,7 +145,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
         if reader.value(part) is None:
             reader.fault(part, "is required", allowed=f"as in a problem of meshwright plan: {example}")
     launcher = _of_now(reader, "launcher", LAUNCHERS)
-    algorithm = _algorithm(_part(reader, "algorithm"))
+    algorithm = _algorithm(_part(reader, "algorithm"), PLACES[launcher])
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
     rollout = _rollout(_part(reader, "rollout", required=False), launcher)
     training = _training(_part(reader, "training", required=False), launcher, rollout["engine"])
@@ -203,13 +204,16 @@ def _of_now(reader: FieldReader, name: str, allowed: tuple[str, ...]) -> str:
     return reader.choice(name, allowed, default=allowed[0])
 
 
-def _algorithm(reader: FieldReader) -> dict[str, Any]:
+def _algorithm(reader: FieldReader, places: Places) -> dict[str, Any]:
     found: dict[str, Any] = {
         "algorithm": reader.choice("name", ALGORITHMS, default=ALGORITHMS[0]),
         "prompts": reader.integer("prompts", high=MAX_PROMPTS),
         "responses": reader.integer("responses", high=MAX_RESPONSES),
         "updates": reader.integer("updates", high=MAX_UPDATES, default=1),
         "reference": reader.flag("reference", default=True),
+        "reference_precision": reader.choice(
+            "reference_precision", ("bf16", "fp32"), default=places.reference_precision
+        ),
     }
     answers = found["prompts"] * found["responses"]
     if answers > MAX_ANSWERS:

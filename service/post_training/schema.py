@@ -60,6 +60,10 @@ _ALGORITHM = _object(
         "reference": {
             "type": "boolean", "default": True, "description": "whether a reference model scores them"
         },
+        "reference_precision": _words(
+            ("bf16", "fp32"), "of its weights where training's GPUs keep them; default bf16, trl: fp32",
+            default=False,
+        ),
     },
     "prompts", "responses",
 )  # fmt: skip

@@ -33,6 +33,7 @@ from meshwright.solver.space.expressions import ExpressionError, term_of, writte
 from meshwright.solver.space.launcher_choice import LauncherChoice, launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
     dynamic_faults,
+    fake_quantization_faults,
     pin_faults,
     selection_faults,
     workload_faults,
@@ -612,6 +613,7 @@ def _trainable(problem: Problem) -> Iterator[FieldError]:
     else:
         yield from dynamic_faults(problem)
         yield from selection_faults(problem)
+        yield from fake_quantization_faults(problem)
     work = problem.workload
     if work.lora_rank and (why := target_fault(problem.model, work.lora_targets)):
         yield FieldError(

@@ -153,7 +153,7 @@ class Stage:
         return {name: round(value) for name, value in found.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """All stages of a configuration with equal replicas, each stage on its node group."""
 
@@ -176,6 +176,7 @@ class Pipeline:
         forward, backward, weight = zip(*(found[chunk] for chunk in sorted(found)), strict=True)
         return forward, backward, weight
 
+    @cached_property
     def finish_s(self) -> list[float]:
         """Return when each stage ends its last pass: simulated, or by the closed form of its schedule."""
         c = self.config
@@ -190,7 +191,7 @@ class Pipeline:
 
     def causes_s(self) -> dict[str, float]:
         """Simulate the schedule, and return the step by the causes of the stage that ends last."""
-        finish = self.finish_s()
+        finish = self.finish_s
         at = int(np.argmax([end + stage.tail_s for end, stage in zip(finish, self.stages, strict=True)]))
         stage, m, scale = self.stages[at], self.config.num_microbatches, self.straggler
         causes = {name: scale * value for name, value in stage.causes_s(m).items()}
@@ -207,7 +208,7 @@ class Pipeline:
 
     def step_s(self) -> float:
         """Return the simulated step: the end of the last tail, stragglers and fixed time counted."""
-        ends = zip(self.finish_s(), self.stages, strict=True)
+        ends = zip(self.finish_s, self.stages, strict=True)
         end_s = max(finish + stage.tail_s for finish, stage in ends)
         return step_of_end_s(end_s, self.straggler, self.fixed_s)
 
@@ -233,6 +234,12 @@ class Evaluation:
     def stages(self) -> tuple[Stage, ...]:
         """Return the stages of all classes, one class after the other."""
         return tuple(stage for one in self.classes for stage in one.stages)
+
+    def step_s(self) -> float:
+        """Return the step that is predicted: the slowest class's causes and the exchange, added up."""
+        causes = max((one.causes_s() for one in self.classes), key=lambda one: sum(one.values()))
+        causes["data_parallel"] += self.exchange_s
+        return sum(causes.values())
 
     def short_bytes(self) -> list[float]:
         """Return the bytes that each stage lacks, (s,); at most 0 where it fits."""
@@ -280,7 +287,7 @@ def evaluate(
         InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
     """
     if not problem.cluster.differs:
-        return _evaluate(problem, profile, configs, with_spread=with_spread)
+        return _once(problem, profile, configs, with_spread=with_spread)
     alike = dict[tuple[LinkPace, ...], list[int]]()
     for at, config in enumerate(configs):
         alike.setdefault(paces_of(problem, config), []).append(at)
@@ -290,6 +297,32 @@ def evaluate(
         priced = _evaluate(problem, paced(profile, paces), own, with_spread=with_spread)
         found |= dict(zip(some, priced, strict=True))
     return [found[at] for at in range(len(configs))]
+
+
+_KEPT = 512  # evaluations
+_latest = dict[tuple[int, int, Configuration, bool], tuple[Problem, Profile, Evaluation]]()
+
+
+def _once(
+    problem: Problem, profile: Profile, configs: Sequence[Configuration], *, with_spread: bool
+) -> list[Evaluation]:
+    """Evaluate what was not evaluated lately: plans are predicted, checked and explained in turn."""
+    question = (id(problem), id(profile))  # both are kept, so that no other gets their number
+    known = {
+        one: _latest.get((*question, one, True))
+        or (not with_spread and _latest.get((*question, one, False)))
+        for one in configs
+    }
+    fresh = [one for one, found in known.items() if not found]
+    evaluated = _evaluate(problem, profile, fresh, with_spread=with_spread) if fresh else []
+    if len(_latest) + len(fresh) > _KEPT:
+        _latest.clear()
+    found = {one: seen[-1] for one, seen in known.items() if seen}
+    for one in evaluated:
+        found[one.config] = one
+        if len(fresh) <= _KEPT:
+            _latest[(*question, one.config, with_spread)] = (problem, profile, one)
+    return [found[one] for one in configs]
 
 
 def _evaluate(

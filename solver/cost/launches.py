@@ -17,6 +17,7 @@ from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
+from meshwright.solver.cost.fake_quantization import fake_kernels
 from meshwright.solver.cost.parameters import Part
 from meshwright.solver.cost.scores import eager_scores
 
@@ -164,6 +165,8 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
     matrices = sum(len(one.matrices) for one in dense)
     reading = sum(len(one.matrices) for one in dense if one.reads_norm)  # each casts its rows
     number = number + matrices * (1.0 + wide) + reading * wide
+    # whose backward pass has as many kernels as it has, so both passes are counted, and shared out
+    number = number + fake_kernels(ctx, matrices) / (1.0 + _SINGLE_BACKWARD)
     if ctx.frozen:
         adapters = sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))
         normed = (_NORMED + _NORMED_CASTS * ctx.facts.autocasts) * ctx.facts.dora

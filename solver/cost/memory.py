@@ -32,6 +32,11 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
+from meshwright.solver.cost.fake_quantization import (
+    fake_kept_bytes,
+    fake_workspace_bytes,
+    keeps_inputs,
+)
 from meshwright.solver.cost.losses import loss_bytes
 from meshwright.solver.cost.low_rank import low_rank
 from meshwright.solver.cost.paging import trained_tensors
@@ -112,6 +117,8 @@ def _input_bytes(ctx: Context, *layers: str, routed: bool = False) -> float:
     weight asks for a gradient) unless ``saves_input`` is set: in 2 bytes.
     """
     work = ctx.workload
+    if not (routed or keeps_inputs(ctx)):
+        return 0.0  # but what fake quantisers have made of it
     if ctx.frozen:
         kept = saves_input(ctx.model, layers, work.lora_targets, work.base_precision, routed=routed)
         return 2.0 if kept else 0.0
@@ -404,6 +411,8 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     kept = outer + inner
     if ctx.adapts:
         kept = kept + adapter_kept_bytes(ctx, kind)
+    if ctx.facts.fake_quantization != "none":
+        kept = kept + fake_kept_bytes(ctx, kind)
     if ctx.selective.any():
         freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
         left = np.maximum(kept - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
@@ -902,6 +911,9 @@ def _begun_bytes(
     if ctx.facts.dora and ctx.frozen:
         norms = [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
         begun = begun + np.maximum.reduce(norms)
+    if ctx.facts.fake_quantization != "none":
+        rounded = [fake_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
+        begun = begun + np.maximum.reduce(rounded)
     return ctx.full * into, begun
 
 

@@ -56,6 +56,7 @@ from meshwright.solver.cost.context import (
     paired_passes,
     total,
 )
+from meshwright.solver.cost.fake_quantization import fake_quantized
 from meshwright.solver.cost.launches import (
     issued,
     launched,
@@ -181,6 +182,8 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
         made = gemm_seconds(ctx, norm_gemms(ctx, kind), "bf16")
         pieces.append(replace(made, backward=np.zeros_like(made.backward)))
         pieces.append(_moved_s(ctx, adapter_bytes(ctx, kind)))
+    if ctx.facts.fake_quantization != "none":
+        pieces.append(fake_quantized(ctx, kind))
     if ctx.held_precision != "bf16":
         pieces.append(_moved_s(ctx, converted_bytes(ctx, kind)))
     compute = total(*pieces, accumulation(ctx, trained.dense + trained.routed))

@@ -16,7 +16,6 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import (
     SHORT_NAMES,
     Configuration,
-    IntArray,
     settled_mesh,
     settled_on_groups,
 )
@@ -25,6 +24,7 @@ from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.explain.waterfall import waterfalls
 from meshwright.solver.problem import WEIGHT_SHARDS, Problem, lacking_gpus
 from meshwright.solver.schedules.schedule import plain_schedule, takes_chunks
+from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
 from meshwright.solver.splits import even_split, launcher_split
 
@@ -219,25 +219,27 @@ class RuleJudge:
         self.batch = problem.workload.global_batch_size
         self._batches = {self.batch, *problem.options.batch_sizes}
         self._problem = problem
-        self._masks = cache(_masks)
+        self._rules = dict[int, tuple[Rule, ...]]()  # by node group
+        self._masks = cache(self._masks_of)
 
     def broken(self, found: Evaluation) -> tuple[str, ...]:
         """Return rules that a configuration breaks on any group, and missing GPUs or sequences."""
         names = dict[str, None]()
         for on, row in {(stage.on, stage.row): None for stage in found.stages}:
-            rules, masks = self._masks(on)
-            mask = int(masks[row])
-            names |= {name: None for bit, name in enumerate(rules) if mask >> bit & 1}
+            if mask := self._masks(on)[row]:
+                rules = enumerate(self._rules[on.group])
+                names |= {rule.name: None for bit, rule in rules if mask >> bit & 1}
         names.pop(BATCH_RULE, None)  # a class has its own share of the batch
         if found.config.global_batch_size not in self._batches:
             names[BATCH_RULE] = None
         lacking = lacking_gpus(self._problem, found.config)
         return (*names, *(f"GPUs of {name}: only {have}" for name, (_, have) in lacking.items()))
 
-
-def _masks(on: PricedPipelines) -> tuple[list[str], IntArray]:
-    rules = rules_of(on.problem)
-    return [rule.name for rule in rules], violation_masks(rules, on.columns)
+    def _masks_of(self, on: PricedPipelines) -> list[int]:
+        if on.group not in self._rules:
+            self._rules[on.group] = rules_of(on.problem)
+        masks: list[int] = violation_masks(self._rules[on.group], on.columns).tolist()
+        return masks
 
 
 # --------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from meshwright.solver.explain.alternatives import (
     splits_with_ends_alone,
 )
 from meshwright.solver.explain.waterfall import NO_LOSS, waterfalls
-from meshwright.solver.predict import predict_all, predicted
 from meshwright.solver.problem import Problem
 
 # --------------------------------------------------------------------------------------------------
@@ -298,8 +297,8 @@ def _outcomes(
     found = dict[tuple[str, Configuration], _Outcome]()
     for name, some in wanted.items():
         problem, batch = problems[name], problems[name].workload.global_batch_size
-        evaluated = evaluate(problem, profile, list(some), with_spread=True)
-        steps = [predicted(problem, one).step_time_s for one in evaluated]
+        evaluated = evaluate(problem, profile, list(some))
+        steps = [one.step_s() for one in evaluated]
         falls = waterfalls(problem, evaluated, steps)
         asked = [one for one in some if (name, one) in checked]
         faults = violations_of_all(problem, profile, asked)
@@ -396,7 +395,7 @@ def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan])
     ]
     if not tried:
         return ()
-    steps = [found.step_time_s for found in predict_all(opened, profile, tried)]
+    steps = [one.step_s() for one in evaluate(opened, profile, tried)]
     limit_s = first.prediction.step_time_s * (1.0 - WORTH_SAYING)
     faster = sorted((step, at) for at, step in enumerate(steps) if step < limit_s)
     faults = violations_of_all(opened, profile, [tried[at] for _, at in faster])

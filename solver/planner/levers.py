@@ -525,10 +525,11 @@ def descend(
         for one in _fastest(known, fits=True, most=_LAST)
         if known[one].step_s <= (1.0 + _UNCERTAIN) * most_s
     ]
+    found = evaluate(problem, profile, last) if last else []
+    last = [one.config for one in found if one.step_s() <= most_s]
     faults = violations_of_all(problem, profile, last) if last else []
     right = [one for one, broken in zip(last, faults, strict=True) if not broken]
-    seen = predict_all(problem, profile, right) if right else []
-    return [one for one in zip(right, seen, strict=True) if one[1].step_time_s <= most_s]
+    return list(zip(right, predict_all(problem, profile, right) if right else [], strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,12 +128,11 @@ def _of_problem(problem: Problem, precision: str) -> Iterator[PublishedRecipe]:
         return
     asked = with_options(framework_facts(framework_of(problem.priced_as)), work.framework_options)
     stated = work.framework_options.get("precision_recipe")
-    for recipe in published_recipes(model.num_layers, model.hidden_size):
+    for recipe in published_recipes(model.num_layers, model.hidden_size, *gpus):
         theirs = recipe.shape.problem
         alike = (
             _experts(theirs) == _experts(problem)
             and theirs.model.num_attention_heads == model.num_attention_heads
-            and theirs.cluster.groups[0].gpu.slug in gpus
             and _same_program(recipe.shape.framework, asked.name)
             and theirs.workload.precision == precision
             and bool(theirs.workload.lora_rank) == bool(work.lora_rank)

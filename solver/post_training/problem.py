@@ -65,6 +65,7 @@ class Places:
     adapts: tuple[str, ...] = ()  # trainers that train adapters of a frozen policy
     adapted: tuple[str, ...] = ALL_LINEAR  # the layers that get them, where nothing names any
     base_of: Mapping[str, str] = field(default_factory=dict)  # precision of frozen weights, by trainer
+    reference_precision: str = "bf16"  # of a reference model that stays on training's GPUs
     swaps_reference: bool = False  # with adapters, too: a copy with adapters of 0 takes the policy's place
     syncs_adapters: bool = False  # engines get adapters alone, and run them beside the weights
     pads: bool = False  # answers of an update to the longest, instead of packing them
@@ -119,6 +120,7 @@ PLACES: Mapping[str, Places] = {
     # vllm_enable_sleep_mode is off by default. peft's default adapts queries and values
     "trl": Places(
         stays_awake=True,
+        reference_precision="fp32",  # trainer/model_config.py dtype: float32; grpo_trainer.py:1001
         adapts=("fsdp",),
         adapted=("q_proj", "v_proj"),
         modes=("colocated", "apart"),
@@ -169,6 +171,7 @@ class PostTraining:
     reference: bool  # whether a reference model scores the answers
     lengths: AnswerLengths
     mean_is_assumed: bool = False  # not the user's
+    reference_precision: str = "bf16"  # of the reference's weights, where they stay on training's GPUs
     algorithm: str = "grpo"  # of ALGORITHMS; ppo trains a critic as well
     reward_model: ModelSpec | None = None  # that scores the answers; None: code does
     reward_s: float = 0.0  # of a step, by code, beyond what other counts

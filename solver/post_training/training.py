@@ -100,11 +100,13 @@ def awake_share(asked: PostTraining) -> float:
 def reference_bytes(asked: PostTraining) -> float:
     """Return the bytes of a reference model that stays on training's GPUs, on all of them together.
 
-    TRL's is a second model, loaded and sharded as the policy is (TRL 1.9, trainer/grpo_trainer.py
-    ``ref_model``, models/utils.py ``prepare_fsdp``). With adapters it is the policy without them.
+    TRL's is a second model in the dtype that the policy is loaded in, and sharded so (TRL 1.16,
+    trainer/grpo_trainer.py:1001, models/utils.py:292 ``prepare_fsdp``): nothing casts it up or down but
+    DeepSpeed, to its own 2 bytes. With adapters it is the policy without them.
     """
     copies = asked.reference and not (asked.adapts or asked.places.offloads)
-    return copies * FROZEN_BYTES * asked.model.num_parameters()
+    each = 2.0 * FROZEN_BYTES if asked.reference_precision == "fp32" else FROZEN_BYTES
+    return copies * each * asked.model.num_parameters()
 
 
 def without_layout_constraints(asked: PostTraining) -> PostTraining:

@@ -25,6 +25,7 @@ from meshwright.solver.runs.layouts import (
     cluster_of,
     configuration_of,
     framework_of_run,
+    gpu_of_run,
     gpu_warning,
     model_of,
     release_of,
@@ -125,8 +126,11 @@ def read_runs(
 
 
 @lru_cache(maxsize=64)
-def published_recipes(layers: int, hidden_size: int) -> tuple[PublishedRecipe, ...]:
-    """Return the catalog's runs with published switches and a format, of models of these sizes."""
+def published_recipes(layers: int, hidden_size: int, gpu: str | None = None) -> tuple[PublishedRecipe, ...]:
+    """Return the catalog's runs with published switches and a format, of models of these sizes.
+
+    ``gpu``: the slug of the GPU that they ran on; None: any.
+    """
     found = list[PublishedRecipe]()
     for line, text in enumerate(_catalog_lines()[1:], start=2):
         if f",{layers},{hidden_size}," not in text:  # few are parsed
@@ -137,6 +141,8 @@ def published_recipes(layers: int, hidden_size: int) -> tuple[PublishedRecipe, .
         if not source or not cells.text("precision"):
             continue
         try:
+            if gpu and gpu_of_run(cells.text("gpu") or "", cells.number("gpu_memory_gb")).slug != gpu:
+                continue
             found.append(PublishedRecipe(source=source, shape=_shape_of(cells, _no_plans, find_model)))
         except (RefusedRunError, InvalidProblemError):
             continue

@@ -151,8 +151,8 @@ def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
     own = (rank[:, None, :] == np.arange(num_ranks)[None, :, None]) & there[:, None, :]
     first = np.where(own, chunks[:, None, :], width).min(axis=2)
     last = np.where(own, chunks[:, None, :], -1).max(axis=2)
-    passed, backed = np.cumsum(forward, axis=1), np.cumsum(back, axis=1)
-    ahead, behind, returned = _prefix(passed, first), _prefix(backed, last + 1), _prefix(backed, first)
+    passed, backed = _sums(forward), _sums(back)
+    ahead, behind, returned = _first(passed, first), _first(backed, last + 1), _first(backed, first)
     m, held = rows.m[:, None], rows.held[:, :width]
     spared = (own * (held * forward)[:, None, :]).sum(axis=2)
     wait = forward.sum(axis=1, keepdims=True) - ahead + back.sum(axis=1, keepdims=True) - behind
@@ -427,10 +427,16 @@ def objective_bound_s(rows: Rows, phi: FloatArray | None = None) -> FloatArray:
     return _step_s(rows, phi * rows.total_s + slowest)
 
 
-def _prefix(sums: FloatArray, end: IntArray) -> FloatArray:
-    """Return the sum of the first ``end`` chunks from cumulative sums (n, C); ``end`` is (n, R)."""
-    shifted = np.concatenate([np.zeros((len(sums), 1)), sums], axis=1)
-    return np.take_along_axis(shifted, np.minimum(end, sums.shape[1]), axis=1)
+def _sums(chunks: FloatArray) -> FloatArray:
+    """Return the sums of the first 0, 1, … C chunks, (n, C + 1)."""
+    sums = np.zeros((len(chunks), chunks.shape[1] + 1))
+    np.cumsum(chunks, axis=1, out=sums[:, 1:])
+    return sums
+
+
+def _first(sums: FloatArray, end: IntArray) -> FloatArray:
+    """Return the sum of the first ``end`` chunks, (n, R), from ``_sums``."""
+    return np.take_along_axis(sums, np.minimum(end, sums.shape[1] - 1), axis=1)
 
 
 def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
@@ -464,16 +470,18 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
     whichever rank u <= s has the longest sum of what is left of it and its own tail.
     """
     forward, backward = stages.chunk_forward_s, stages.chunk_backward_s
-    passed, returned = np.cumsum(forward, axis=1), np.cumsum(backward, axis=1)
+    passed, returned = _sums(forward), _sums(backward)
     rank = np.broadcast_to(np.arange(stages.rank_valid.shape[1])[None, :], stages.rank_valid.shape)
     last = (rows.v[:, None] - 1) * rows.p[:, None] + rank
-    there, way_back = _prefix(passed, rank), _prefix(returned, rank)
+    there, way_back = passed[:, : rank.shape[1]], returned[:, : rank.shape[1]]
     chain = there + rows.m[:, None] * stages.rank_time_s
-    behind = returned[:, -1:] - _prefix(returned, last + 1)
+    behind = returned[:, -1:] - _first(returned, last + 1)
     late = passed[:, -1:] + behind + _own_work_s(rows, stages)
-    all_first = chain + passed[:, -1:] - _prefix(passed, last + 1) + behind
-    all_first = np.where(runs_all_forward_first(rows.columns)[:, None], all_first, -np.inf)
-    end = np.maximum.reduce([chain, late, all_first, _steady_end_s(rows, stages, rank)])
+    end = np.maximum.reduce([chain, late, _steady_end_s(rows, stages, rank)])
+    forward_first = runs_all_forward_first(rows.columns)
+    if forward_first.any():
+        all_first = chain + passed[:, -1:] - _first(passed, last + 1) + behind
+        end = np.where(forward_first[:, None], np.maximum(end, all_first), end)
     step = end + way_back + np.maximum.accumulate(stages.rank_tail_s - way_back, axis=1)
     if rows.splits_backward.any():
         apart = least_end_s(rows, stages) + stages.rank_tail_s
@@ -481,6 +489,6 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
     slowest = np.where(stages.rank_valid, step, 0.0).max(axis=1)
     home = backward - stages.chunk_weight_s
     longest = forward.max(axis=1), home.max(axis=1)
-    again = np.where(runs_all_forward_first(rows.columns), sum(longest), np.maximum(*longest))
+    again = np.where(forward_first, sum(longest), np.maximum(*longest))
     path = forward.sum(axis=1) + home.sum(axis=1) + (rows.m - 1.0) * again  # (P)
     return _step_s(rows, np.maximum(slowest, path + stages.chunk_weight_s[:, 0] + stages.rank_tail_s[:, 0]))

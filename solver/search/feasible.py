@@ -186,8 +186,10 @@ def bound_at_sight_s(rows: Rows, limit_s: float = np.inf) -> FloatArray:
         return only_bound_s(rows)
     bound = np.full(len(rows), np.inf)
     index = np.flatnonzero(may_fit(rows))
-    bound[index] = whole_layers_s(rows.take(index))
+    some = rows.take(index)
+    first = whole_layers_s(some)
     if rows.is_uniform:
-        within = index[bound[index] <= limit_s]
-        bound[within[~have_room(rows.take(within))]] = np.inf
+        within = np.flatnonzero(first <= limit_s)
+        first[within[~have_room(some.take(within))]] = np.inf
+    bound[index] = first
     return bound

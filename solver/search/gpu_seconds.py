@@ -7,17 +7,18 @@ several stages, chunks, replicas and micro-batches, so that few rows stand for a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.price import least_passes_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import SAFETY
 from meshwright.solver.search.priced_space import CHUNK
-from meshwright.solver.space.enumerate import passes_on_any_number
+from meshwright.solver.space.enumerate import passes_on_any_number, same_rows
 
 
 def least_gpu_s(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> float:
@@ -53,9 +54,11 @@ def least_pass_gpu_s(
     offloads = "offload" in problem.options.allow or "offload" in problem.options.named
     if profile.residual is not None or offloads:
         return 0.0
-    least = np.inf
+    least, rows_of = np.inf, dict[Hashable, Columns]()
     for one in _unlike(problem, ways):
-        every = passes_on_any_number(one, wide=wide)
+        if (key := same_rows(one)) not in rows_of:
+            rows_of[key] = passes_on_any_number(one, wide=wide)
+        every = rows_of[key]
         if not len(every):
             return 0.0
         for rows in (every.take(slice(at, at + CHUNK)) for at in range(0, len(every), CHUNK)):

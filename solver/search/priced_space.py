@@ -88,7 +88,7 @@ class ByKind:
 
     kinds: Kinds
     problems: tuple[Problem, ...]  # by which the parts of the kinds are priced
-    fitting: Callable[[Families], Families]  # the kinds that memory does not refute at sight
+    refuted: Callable[[Families], IntArray]  # how many first members of each family memory refutes at sight
     unsharded: Callable[[IntArray], RowPrices]  # no kind's times are less than its family's
     quickest: Callable[[IntArray], RowPrices]  # with what no row of the kind computes in less time
     roughly_s: Callable[[IntArray], tuple[FloatArray, FloatArray]]  # bounds as ``_bounds_of``, at less cost
@@ -98,7 +98,8 @@ class ByKind:
     @cached_property
     def families(self) -> Families:
         """Return the kinds that memory does not refute at sight."""
-        return self.fitting(self.kinds.families)
+        every = self.kinds.families
+        return every.without(self.refuted(every))
 
     @cached_property
     def least_step_of(self) -> dict[tuple[int, int], float]:
@@ -260,12 +261,12 @@ def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) ->
     kinds = Kinds(crossing=columns, by_chunks=counts_chunks(profile), parts=begin, same=same)
     weights = None if is_plain(problem) else _Weights.of(parts, profile, kinds)
     every = _Parts(problems=problems, profile=profile, kinds=kinds, weights=weights)
-    none, fitting = _of_none(problem, profile), partial(_that_may_fit, problems, profile, kinds)
+    none = _of_none(problem, profile)
     prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), every.find)
     by_kind = ByKind(
         kinds=kinds,
         problems=problems,
-        fitting=fitting,
+        refuted=partial(_refuted_members, problems, profile, kinds),
         unsharded=every.unsharded,
         quickest=partial(every.quickest, prices),
         roughly_s=every.roughly_s,
@@ -428,10 +429,10 @@ def _by_part(
     return prices.take(np.argsort(np.concatenate([here for _, here in runs])))
 
 
-def _that_may_fit(
+def _refuted_members(
     problems: Sequence[Problem], profile: Profile, kinds: Kinds, families: Families
-) -> Families:
-    """Return the kinds of some families with a lightest representative that may fit.
+) -> IntArray:
+    """Return how many first members of each family have no lightest representative that may fit, (f,).
 
     More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
     set that fits is bisected.
@@ -449,7 +450,7 @@ def _that_may_fit(
             able = may_fit(_rows(problems[0], profile, columns, _laid_out(problems[0], prices)))
             high[here[able]], low[here[~able]] = tried[able], tried[~able] + 1
         index, turn = index[low[index] < high[index]], turn + 1
-    return families.without(high)
+    return high
 
 
 def weighed(rows: Priced, weighing: Weighing) -> Priced:
@@ -537,6 +538,17 @@ class Bounded:
             rows=self.rows[index],
         )
 
+    def that_may_fit(self, by: ByKind) -> Bounded:
+        """Return the families without the kinds that memory refutes at sight; no bound is of one kind."""
+        dropped, sizes = by.refuted(self.families), self.families.sizes
+        left = np.flatnonzero(dropped < sizes)
+        return Bounded(
+            families=self.families.without(dropped),
+            step_s=self.step_s[left],
+            objective_s=self.objective_s[left],
+            rows=(self.rows // sizes * (sizes - dropped))[left],
+        )
+
     def split(self, limit_s: float) -> tuple[Bounded, Bounded]:
         """Split into families that may have a row within the limit, and the others."""
         near, far = np.split(np.arange(len(self)), [self.within(limit_s)])
@@ -589,7 +601,7 @@ class Unopened:
         if limit_s < np.inf:  # few are within it by closer bounds; memory is asked of those alone
             promising, far = Bounded.roughly(by, by.kinds.families).split(limit_s)
             closer, beyond = Bounded.of(rows, by, promising.families).split(limit_s)
-            near, left_out = Bounded.of(rows, by, by.fitting(closer.families)), [far, beyond]
+            near, left_out = closer.that_may_fit(by), [far, beyond]
         else:
             near, left_out = Bounded.of(rows, by, by.families), []
         found = cls(rows=rows, by=by, near=near, far=left_out, at_once=at_once or AT_ONCE, limit_s=limit_s)
@@ -618,7 +630,7 @@ class Unopened:
             less = closer.objective_s < limit_s
             far.append(closer.take(np.flatnonzero(~less)))
             if less.any():
-                self._sort_in(self.by.fitting(closer.families.take(np.flatnonzero(less))).members)
+                self._sort_in(closer.take(np.flatnonzero(less)).that_may_fit(self.by).families.members)
         self.far = [some for some in far if len(some)]
 
     def _settle(self) -> None:

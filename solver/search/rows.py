@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -91,8 +92,11 @@ class Rows(InCommon):
         if isinstance(splits, np.ndarray):
             padded = splits
         else:
-            width = max(len(split) for split in splits)
-            padded = np.array([split + (0,) * (width - len(split)) for split in splits], dtype=np.int64)
+            counts = np.array([len(split) for split in splits])
+            padded = np.zeros((len(splits), int(counts.max())), dtype=np.int64)
+            padded[np.arange(padded.shape[1]) < counts[:, None]] = np.fromiter(
+                chain.from_iterable(splits), dtype=np.int64, count=int(counts.sum())
+            )
         replayed = self.replayed_layers(padded)
         return assemble(self.prices, self.columns, self.layout, padded, replayed, with_memory=with_memory)
 

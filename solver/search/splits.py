@@ -279,20 +279,31 @@ def _best_of_uniform(rows: Rows) -> list[Split | None]:
         index = others[rows.p[others] == pp]
         some = rows.take(index)
         counts = best_counts(some, caps.take(index, pp))
-        for at, (row, v) in enumerate(zip(index.tolist(), some.v.tolist(), strict=True)):
-            if rows.uneven_stages:
-                found[row] = _lightest(some.take([at]), counts[at])
-            else:
-                found[row] = tuple((counts[at] // v).tolist() * v)
+        splits = _lightest(some, counts) if rows.uneven_stages else _even(some, counts)
+        for row, split in zip(index.tolist(), splits, strict=True):
+            found[row] = split
     return found
 
 
-def _lightest(row: Rows, counts: IntArray) -> Split:
-    """Return the layers of each chunk of a row, so that its ranks hold these counts in their memory."""
+def _even(rows: Rows, counts: IntArray) -> list[Split]:
+    return [tuple((own // v).tolist() * v) for own, v in zip(counts, rows.v.tolist(), strict=True)]
+
+
+def _lightest(rows: Rows, counts: IntArray) -> list[Split]:
+    """Return the layers of each chunk of rows, so that their ranks hold these counts in their memory."""
+    chunks, smallest, shaped = rows.v.tolist(), rows.smallest_chunk.tolist(), rows.in_a_v.tolist()
+    found = [
+        lightest_chunks(own, v, least, in_a_v=in_a_v)
+        for own, v, least, in_a_v in zip(counts, chunks, smallest, shaped, strict=True)
+    ]
+    for at in np.flatnonzero(rows.prices.ranks_in_turn).tolist():
+        found[at] = _lightest_in_turn(rows.take([at]), counts[at], found[at])
+    return found
+
+
+def _lightest_in_turn(row: Rows, counts: IntArray, split: Split) -> Split:
+    """Return a row's split with the chunks of ranks that have gradients in turn laid out anew."""
     pp, vpp, shaped = int(row.p[0]), int(row.v[0]), bool(row.in_a_v[0])
-    split = lightest_chunks(counts, vpp, int(row.smallest_chunk[0]), in_a_v=shaped)
-    if not row.prices.ranks_in_turn[0]:
-        return split
     chunks, ranks = np.array(split), InTurn.of(row)
     own = np.array(ranks_of(pp * vpp, pp, in_a_v=shaped))
     for at, rank in enumerate(ranks.rank.tolist()):

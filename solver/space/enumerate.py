@@ -616,7 +616,7 @@ def empty_space(problem: Problem) -> Space:
 
 def spread_evenly(count: int, most: int) -> IntArray:
     """Return at most so many of the first ``count`` numbers, evenly spaced."""
-    return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64))
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
 
 
 def _thinned(columns: Columns, most: int) -> Columns:

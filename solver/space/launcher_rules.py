@@ -256,6 +256,7 @@ def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Reject framework options that the launcher does not start with, whatever the configuration."""
     yield from dynamic_faults(problem)
     yield from selection_faults(problem)
+    yield from fake_quantization_faults(problem)
     if facts := _facts(problem, able):
         yield from switch_faults(
             able.launcher, problem.workload.framework_options, facts=facts, model=problem.model,
@@ -275,6 +276,7 @@ def _facts(problem: Problem, able: Capabilities) -> FrameworkFacts | None:
 def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
     name = able.launcher
     recipe = str(workload.framework_options.get("precision_recipe", "none"))
+    rounded = str(workload.framework_options.get("fake_quantization", "none"))
     no_8_bits = bool(able.precisions) and "fp8" not in able.precisions
     recipes = able.recipes or (("none",) if no_8_bits else ())
     optimizers = (able.adapter_optimizers if workload.lora_rank else ()) or able.optimizers
@@ -299,6 +301,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
         ("precision", workload.precision, low, able.precisions),
         ("optimizer", workload.optimizer, workload.optimizer, optimizers),
         ("framework_options/precision_recipe", recipe, recipe, recipes),
+        ("framework_options/fake_quantization", rounded, rounded, able.fake_quantizations),
     ):
         if words and word not in words:
             projects = word in OPTIMIZERS and OPTIMIZERS[word].low_rank
@@ -659,6 +662,40 @@ def selection_faults(problem: Problem) -> Iterator[FieldError]:
             message=f"{work.framework_options[name]}: it does nothing without {every}",
             allowed=f"absent, or with {every} stated or in search.allow",
         )
+
+
+def fake_quantization_faults(problem: Problem) -> Iterator[FieldError]:
+    """Refuse fake quantisers where a model has layers of which they are not priced, or can't round some."""
+    model, work, option = problem.model, problem.workload, "/workload/framework_options/fake_quantization"
+    options = work.framework_options
+    word, group = options.get("fake_quantization", "none"), int(options.get("fake_quantized_group", 32))
+    if word == "none":
+        return
+    widths = {
+        matrix.inputs
+        for shape in model.layer_shapes()
+        for one in model.shaped(shape).layer(shape.kind).operators
+        for matrix in one.matrices
+        if one.is_priced and matrix.is_linear and not matrix.experts
+    }
+    faults = {
+        "next to adapters it is not priced": ("lora_rank 0", bool(work.lora_rank)),
+        "a vision tower's layers would be rounded, too, which is not priced": (
+            "a model without a tower",
+            model.tower is not None,
+        ),
+        "it rounds a head that multiplies, which is not priced": (
+            "loss_kernel liger or cut, which read its weight alone",
+            options.get("loss_kernel") not in ("liger", "cut"),
+        ),
+        f"groups of {group} weights do not divide {', '.join(map(str, sorted(widths)))} inputs": (
+            "fake_quantized_group that divides all of them",
+            word != "fp8-fp8" and any(width % group for width in widths),
+        ),
+    }
+    for why, (instead, holds) in faults.items():
+        if holds:
+            yield FieldError(pointer=option, message=f"{word}: {why}", allowed=f"none, or {instead}")
 
 
 def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

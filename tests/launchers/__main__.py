@@ -261,6 +261,7 @@ def trained(workload: Workload) -> dict[str, object]:
         "base_precision": workload.base_precision,
         "trained_modules": sorted(workload.trained_modules),
         "dora": bool(workload.framework_options.get("dora")),
+        "rounded": rounded(workload),
         "moments": "bfloat16" if workload.optimizer == "adamw-bf16" else "float32",
         "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
         "loaded_as": "bfloat16"
@@ -276,6 +277,14 @@ def trained(workload: Workload) -> dict[str, object]:
         )
         else "float32",
     }
+
+
+def rounded(workload: Workload) -> list[str | int]:
+    """What quantisation-aware training rounds inputs and weights to, and the weights of one scale."""
+    word = str(workload.framework_options.get("fake_quantization", "none"))
+    inputs, _, weights = word.rpartition("-")
+    group = int(workload.framework_options.get("fake_quantized_group", 32))
+    return [] if word == "none" else [inputs or weights, weights, group]
 
 
 def images(found: Target) -> dict[str, object]:

@@ -45,6 +45,9 @@ from tests.launchers.cases import (
     target,
 )
 
+# cut leaves out the head, and with it its fake quantiser
+ROUNDED = {"loss_kernel": "cut", "fake_quantization": "int8-int4", "fake_quantized_group": 256.0}
+BLOCKS = {"loss_kernel": "cut", "fake_quantization": "mxfp4"}
 DECOMPOSED = {"dora": True, "adapter_dropout": True}
 SHARDED = replace(LLAMA_70B_FSDP, zero_stage=3)
 STAGES = Configuration(
@@ -297,6 +300,8 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (SHARDS, {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": DECOMPOSED}),
         (SHARDS, {"optimizer": "adamw-8bit-bf16"}),
         (REPLICAS, {"optimizer": "adamw-8bit-paged-bf16"}),
+        (SHARDS, {"framework_options": ROUNDED}),
+        (SHARDS, {"framework_options": BLOCKS}),
     ),
     "llama-factory-accelerate": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),

@@ -59,11 +59,24 @@ def judge(case: Case) -> Seen:
         "seq_length": read.sequence_len,
         "lora_rank": read.lora_r if read.adapter == "lora" else 0,
         "lora_targets": sorted(read.lora_target_modules or []),
+        "rounded": _rounded(read),
         "trained_modules": sorted(read.lora_modules_to_save or []),
         "optimizer_bits": 8 if "8bit" in str(read.optimizer) else 32,
         "micro_batch_size": read.micro_batch_size,
         "num_microbatches": read.gradient_accumulation_steps,
     }
+
+
+def _rounded(read: DictDefault) -> list[str | int]:
+    """What its quantisation-aware training rounds inputs and weights to; both alike in blocks of MXFP4."""
+    if not read.qat:
+        return []
+    names = {"float8_e4m3fn": "fp8", "None": "bf16"}
+    weights, inputs = (
+        getattr(one, "name", str(one)) for one in (read.qat.weight_dtype, read.qat.activation_dtype)
+    )
+    inputs = weights if weights == "mxfp4" else inputs
+    return [names.get(inputs, inputs), names.get(weights, weights), read.qat.group_size]
 
 
 def _replicas(read: DictDefault, world: int) -> Seen:

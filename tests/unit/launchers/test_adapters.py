@@ -206,6 +206,28 @@ def test_axolotls_loss_without_logits_is_written_as_its_plugin_and_read_back() -
     assert read_launch_files(source).workload.framework_options == options
 
 
+@pytest.mark.parametrize(
+    ("word", "group", "told"),
+    [
+        ("int8-int4", 256.0, {"activation_dtype": "int8", "weight_dtype": "int4", "group_size": 256}),
+        ("bf16-int4", 32.0, {"weight_dtype": "int4", "group_size": 32}),
+        ("fp8-fp8", 32.0, {"activation_dtype": "fp8", "weight_dtype": "fp8", "group_size": 32}),
+        ("mxfp4", 32.0, {"weight_dtype": "mxfp4", "group_size": 32}),
+    ],
+)
+def test_axolotl_is_told_what_it_rounds_and_that_is_read_back(
+    word: str, group: float, told: dict[str, object]
+) -> None:
+    options: dict[str, object] = {"loss_kernel": "cut", "fake_quantization": word}
+    options |= {} if group == 32.0 else {"fake_quantized_group": group}
+    found = tuned("axolotl", SHARDS, framework_options=options, lora_rank=0)
+    bundle = export(found.plan, found.problem, "axolotl")
+    assert not any("fake_quant" in warning for warning in bundle.warnings)
+    assert yaml.safe_load(bundle.files["axolotl.yaml"])["qat"] == told
+    source = Source(name="axolotl.yaml", text=bundle.files["axolotl.yaml"], files=bundle.files)
+    assert read_launch_files(source).workload.framework_options == options
+
+
 def test_ms_swift_is_told_rank_and_layers_and_they_are_read_back() -> None:
     found = tuned("ms-swift", lora_targets=("linear_qkv", "linear_fc1"))
     texts = files(found)

@@ -303,7 +303,7 @@ def test_what_trains_other_weights_or_holds_them_elsewhere_is_refused(more: str,
 
 @pytest.mark.parametrize(
     "own",
-    ["selective_checkpointing: {save: [a]}", "diffusion_lm: {alpha: 0.25}", "diffusion_lm: {}", "qat: {}"],
+    ["selective_checkpointing: {save: [a]}", "diffusion_lm: {alpha: 0.25}", "diffusion_lm: {}"],
 )
 def test_a_refused_section_is_refused_by_the_names_in_it(own: str) -> None:
     text = (
@@ -313,6 +313,57 @@ def test_a_refused_section_is_refused_by_the_names_in_it(own: str) -> None:
     assert read(text, Overrides(num_gpus=4), "a.yml").launcher == "trl"
     with pytest.raises(InvalidProblemError, match=r"line 7: cannot be read: .* not supported"):
         read(f"{text}{own}\n", Overrides(num_gpus=4), "a.yml")
+
+
+ROUNDED = (
+    AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch_fused") + "sample_packing: true\nflash_attention: true\n"
+    "plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_fused_linear_cross_entropy: true\n"
+)
+SHARDED = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+
+
+@pytest.mark.parametrize(
+    ("qat", "word", "group"),
+    [
+        ("{activation_dtype: int8, weight_dtype: int4, group_size: 256}", "int8-int4", 256),
+        ("{weight_dtype: int4}", "bf16-int4", 32),
+        ("{activation_dtype: float8, weight_dtype: int4}", "fp8-int4", 32),
+        (
+            "{activation_dtype: fp8, weight_dtype: fp8, fake_quant_after_n_steps: 9}",
+            "fp8-fp8",
+            32,
+        ),
+        ("{activation_dtype: mxfp4, weight_dtype: mxfp4}", "mxfp4", 32),
+    ],
+)
+def test_quantisation_aware_training_is_read_with_what_it_rounds_to(
+    qat: str, word: str, group: int
+) -> None:
+    for cut in (SHARDED, ""):
+        found = read(f"{ROUNDED}{cut}qat: {qat}\n", Overrides(num_gpus=8), "qat.yml")
+        options = found.workload.framework_options
+        stated = (options["fake_quantization"], options.get("fake_quantized_group", 32))
+        assert (found.launcher, found.unread, stated) == ("axolotl", (), (word, group))
+    whole = "qat: {activation_dtype: int8, weight_dtype: int4, quantize_embedding: true}\n"
+    with pytest.raises(InvalidProblemError, match=r"qat\.quantize_embedding: .* is not priced"):
+        read(f"{ROUNDED}{SHARDED}{whole}", Overrides(num_gpus=8), "qat.yml")
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (SHARDED + "qat: {weight_dtype: nvfp4, group_size: 16}\n", "refuses nvfp4 of 16"),
+        (SHARDED + "qat: {}\n", "refuses int8 of 32 with inputs in bf16"),
+        (SHARDED + "qat: {activation_dtype: int8}\n", "refuses int8 of 32 with inputs in int8"),
+        (SHARDED + "qat: {weight_dtype: mxfp4, group_size: 16}\n", "refuses mxfp4 of 16"),
+        (SHARDED + "qat: {weight_dtype: ternary}\n", "weights of three values"),
+        ("fsdp: [full_shard]\nqat: {weight_dtype: int4}\n", "of whole weights, replicated or under FSDP2"),
+        (SHARDED + "adapter: lora\nlora_r: 8\nqat: {weight_dtype: int4}\n", "of whole weights"),
+    ],
+)  # fmt: skip
+def test_rounding_that_its_trainer_refuses_or_that_is_not_priced_is_refused(lines: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read(ROUNDED + lines, Overrides(num_gpus=8), "qat.yml")
 
 
 def test_what_a_refused_section_holds_is_refused_at_any_depth_if_the_section_does_something() -> None:

@@ -120,8 +120,9 @@ def test_our_own_files_read_as_the_roles_that_were_placed(name: str) -> None:
     found = read_recipe(file.name, text, partial(beside, file.parent))
     config = plan.training.plan.config
     assert (found.launcher, found.model, found.longest_tokens) == (asked.launcher, asked.model.name, 8192)
+    copied = {"reference_precision": "fp32"} if name.startswith("trl-") else {}  # no adapters to turn off
     assert {"name": "grpo", **found.parts["algorithm"]} == {
-        "name": asked.algorithm, "prompts": 128, "responses": 16, "updates": 2, "reference": True
+        "name": asked.algorithm, "prompts": 128, "responses": 16, "updates": 2, "reference": True, **copied
     }  # fmt: skip
     assert found.parts["rollout"]["engine"] == asked.engine
     assert (found.parts["rollout"]["tp"], found.parts["rollout"]["memory_share"]) == (2, 0.6)
@@ -153,7 +154,8 @@ def test_a_command_of_trl_counts_accelerates_file_and_the_servers_command() -> N
     found = read_recipe("a.sh", SERVER + TRL + words)
     assert (found.model, found.nodes, found.gpus_per_node) == ("qwen3-8b", 1 + 1, 8)
     assert found.parts["algorithm"] == {
-        "prompts": 8 * 8 * 16 // 8, "responses": 8, "updates": 4, "reference": True
+        "prompts": 8 * 8 * 16 // 8, "responses": 8, "updates": 4, "reference": True,
+        "reference_precision": "fp32",
     }  # fmt: skip
     assert (found.parts["rollout"]["tp"], found.parts["rollout"]["memory_share"]) == (2, 0.9)
     assert found.parts["asynchrony"]["mode"] == "apart"
@@ -174,6 +176,24 @@ def test_adapters_of_a_script_come_from_its_lora_config_and_weights_are_fp32_as_
     )
     default = read_recipe("a.py", wrapped).parts["adapters"]  # peft's own rank and layers
     assert (default["rank"], default["targets"]) == (8, ["q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize(
+    ("more", "precision"),
+    [
+        ("", "fp32"),  # TRL's dtype, which FSDP's shards keep
+        (" --dtype bfloat16", "bf16"),
+        (" --dtype auto", "bf16"),
+        (" --beta 0", None),
+        (" --use_peft", None),  # the policy without its adapters
+    ],
+)
+def test_a_reference_of_trl_is_as_wide_as_it_is_loaded(more: str, precision: str | None) -> None:
+    beta = "" if "--beta" in more else " --beta .04"
+    for config in ("fsdp2", "deepspeed_zero3"):
+        command = TRL.replace("fsdp2", config) + beta + more
+        found = read_recipe("a.sh", command + "\n").parts["algorithm"].get("reference_precision")
+        assert found == (precision and ("bf16" if "zero" in config else precision))
 
 
 def test_adapters_of_verl_and_nemo_rl_count_their_own_defaults() -> None:

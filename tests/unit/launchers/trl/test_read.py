@@ -151,6 +151,15 @@ def test_frozen_weights_that_trl_loads_in_fp32_are_told() -> None:
     assert not any("take 4 bytes each" in note for note in found.notes)
 
 
+def test_what_models_are_loaded_by_counts_before_the_files_own_type_and_kernel() -> None:
+    lora = f"{TRLS}use_peft: true\nlora_target_modules: all-linear\ndtype: float32\n"
+    loaded = f"{lora}model_init_kwargs:\n  dtype: bfloat16\n  attn_implementation: sdpa\n"
+    found = read(loaded, Overrides(num_gpus=2), "sft.yaml")
+    named = lora.replace("float32", "bfloat16") + "attn_implementation: sdpa\n"
+    assert found.workload == read(named, Overrides(num_gpus=2), "sft.yaml").workload
+    assert found.unread == ()
+
+
 def test_a_trls_file_without_a_model_takes_the_told_one() -> None:
     text = "use_peft: true\nlora_r: 16\nlora_target_modules: ALL\nmax_seq_length: 4096\nbf16: true\n"
     text += "per_device_train_batch_size: 2\ntorch_dtype: bfloat16\n"

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -39,6 +40,36 @@ def test_a_sweep_prints_its_points_and_one_ranking() -> None:
     assert [one["rank"] for one in answer["plans"]] == [1, 2]
     best = max(answer["points"], key=lambda row: row["tokens_per_s"])
     assert (answer["plans"][0]["plan_id"], best["rank"]) == (best["plan_id"], 1)
+
+
+SWEPT = {
+    "cluster.num_nodes": [1, 2],
+    "search.pin.tensor_parallel_size": [1, 8],
+    "workload.global_batch_size": [8, 24],
+}
+
+
+@pytest.mark.parametrize("path", SWEPT)
+def test_a_point_of_a_sweep_has_the_answer_of_its_own_search(path: str, tmp_path: Path) -> None:
+    *parts, name = path.split(".")
+
+    def answer(value: list[int] | int) -> dict[str, Any]:
+        problem = json.loads(json.dumps(TINY_PROBLEM))
+        inner = problem if isinstance(value, int) else problem.setdefault("sweep", {})
+        for part in parts if isinstance(value, int) else ():
+            inner = inner.setdefault(part, {})
+        inner[name] = value
+        file = tmp_path / "problem.json"
+        file.write_text(json.dumps(problem))
+        return dict(json.loads(plan(str(file), "--json").stdout))
+
+    for row, value in zip(answer(SWEPT[path])["points"], SWEPT[path], strict=True):
+        own = answer(value)
+        first = own["plans"][0]
+        same = ("status", "gap", "bound_step_time_s", "certified_by")
+        assert [row[each] for each in same] == [own[each] for each in same]
+        assert (row["plan_id"], row["config"]) == (first["plan_id"], first["config"])
+        assert row["step_time_s"] == first["prediction"]["step_time_s"]
 
 
 def test_a_problem_file_may_hold_the_sweep_and_csv_has_a_line_for_each_point(tmp_path: Path) -> None:

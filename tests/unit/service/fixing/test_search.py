@@ -2,6 +2,7 @@
 
 from difflib import unified_diff
 from functools import partial
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from meshwright.launchers.torchtitan.read import configuration_of
 from meshwright.profiles.profile import default_profile
 from meshwright.service.fixing.lines import _other_uses
 from meshwright.service.fixing.moves import Change
-from meshwright.service.fixing.search import Bench, Trial, state_of
+from meshwright.service.fixing.search import Bench, Trial, _foreseen, state_of
 from meshwright.service.requests.launch_files import own_of_files
 
 TP, MBS, FULL = "tensor_model_parallel_size", "micro_batch_size", "recompute_granularity"
@@ -163,15 +164,20 @@ CASES: dict[str, tuple[dict[str, str], tuple[str, str | None], list[str]]] = {
 }  # fmt: skip
 
 
-def edited(files: dict[str, str], setting: tuple[str, str | None]) -> Trial | None:
+def bench_of(files: dict[str, str]) -> Bench:
     main = next(iter(files))
     source = Source(name=main, text=files[main], files=files)
     read = partial(own_of_files, REQUEST)
     own = read(source)
     profile = default_profile(own.problem.cluster, own.problem.launcher)
-    bench = Bench(source, Texts(files), own=own, read=read, profile=profile, overrides=Overrides())
+    return Bench(source, Texts(files), own=own, read=read, profile=profile, overrides=Overrides())
+
+
+def edited(bench: Bench, setting: tuple[str, str | None]) -> Trial | None:
     tried = (bench.attempt([move]) for move in bench.arguments.moves(setting))
-    return next((one for one in tried if one is not None and state_of(one.own) != state_of(own)), None)
+    return next(
+        (one for one in tried if one is not None and state_of(one.own) != state_of(bench.own)), None
+    )
 
 
 def changed(old: str, new: str) -> list[str]:
@@ -182,11 +188,30 @@ def changed(old: str, new: str) -> list[str]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_value_changes_where_it_is_set_and_nothing_else_does(name: str) -> None:
     files, setting, expected = CASES[name]
-    trial = edited(files, setting)
+    trial = edited(bench_of(files), setting)
     assert trial is not None
     assert trial.own.configuration.num_gpus == 8
     found = [line for file, text in sorted(trial.texts.items()) for line in changed(files[file], text)]
     assert found == expected
+
+
+def test_two_changes_read_as_what_was_foreseen_of_each() -> None:
+    # From 4 x 2 ranks: tensor-parallel 2 makes 4 replicas, pipeline-parallel 2 makes one, both 4 * 1 / 2.
+    bench = bench_of({"t.sh": f"{MEGATRON} --tensor-model-parallel-size 4 {BATCH} {PARTLY}\n"})
+    settings = (
+        (TP, "2"), (TP, "1"), (MBS, "2"), ("pipeline_model_parallel_size", "2"), (FULL, None),
+        ("context_parallel_size", "2"), ("use_distributed_optimizer", "on"),
+    )  # fmt: skip
+    singles = [one for setting in settings if (one := edited(bench, setting)) is not None]
+    pairs = [(one, other) for one, other in combinations(singles, 2) if not one.names & other.names]
+    seen = 0
+    for one, other in pairs:
+        own, both = _foreseen(bench.own, one.own, other.own), bench.attempt((*one.moves, *other.moves))
+        if own is not None and both is not None:
+            assert state_of(own) == state_of(both.own)
+            seen += 1
+    assert len(singles) == len(settings)
+    assert seen >= len(pairs) // 2
 
 
 @pytest.mark.parametrize("name", ["each", "per-rank", "size.1"])

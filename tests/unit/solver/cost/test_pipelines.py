@@ -132,7 +132,7 @@ def test_an_order_that_micro_batches_do_not_fill_ends_by_the_closed_form() -> No
     assert not can_simulate(config)
     assert can_simulate(replace(config, num_microbatches=8))
     times = [stage.time_s for stage in pipeline.stages]
-    assert pipeline.finish_s() == pytest.approx([sum(times) / 2 + 5.5 * own for own in times])
+    assert pipeline.finish_s == pytest.approx([sum(times) / 2 + 5.5 * own for own in times])
 
 
 def test_prediction_layers_in_a_stage_of_their_own_are_counted_as_its_layer() -> None:

@@ -53,13 +53,15 @@ def test_states_next_to_an_engine_are_frozen_weights_once_and_adapters_in_fp32()
     assert kept == pytest.approx(2.0 * EVERY + 12.0 * TRAINED + 2e9, rel=1e-6)
 
 
-def test_a_reference_beside_a_wholly_trained_policy_takes_2_bytes_of_each_weight_there() -> None:
-    question = asked(adapters=None, launcher="trl")
-    for copies, changed in (
-        (1, question), (0, replace(question, reference=False)), (0, asked()),
+def test_a_reference_beside_a_wholly_trained_policy_takes_the_bytes_that_it_is_loaded_in() -> None:
+    question = asked(adapters=None, launcher="trl")  # which loads in fp32, and shards over two GPUs here
+    half = {**REQUEST["algorithm"], "reference_precision": "bf16"}
+    for each, changed in (
+        (4, question), (2, asked(adapters=None, algorithm=half)),
+        (0, replace(question, reference=False)), (0, asked()),
     ):  # fmt: skip
         free = training_problem(changed, "h100-sxm-80gb", 1, 2).cluster.groups[0].gpu.memory_bytes
-        assert free == pytest.approx(MEMORY - copies * 2.0 * EVERY / 2.0, abs=1.0)
+        assert free == pytest.approx(MEMORY - each * EVERY / 2.0, abs=1.0)
 
 
 def test_a_reference_is_one_pass_without_adapters() -> None:
