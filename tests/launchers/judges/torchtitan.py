@@ -22,6 +22,10 @@ float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the 
 sys.path.insert(0, str(Path(__file__).parent))
 import torchtitan_model  # noqa: E402
 from protocol import Case, Seen, serve  # noqa: E402
+from stand_ins import StandIns  # noqa: E402
+
+# kernels of delta nets, and readers of images, which load torchvision
+StandIns(entered=(), silent=("fla", "torchtitan.hf_datasets.multimodal.utils.image"))
 
 SCHEDULES = {
     "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved_1f1b", "LoopedBFS": "looped_bfs",
@@ -60,6 +64,8 @@ def of_module(case: Case) -> Seen:
     seen = seen_of(config, dims)
     seen["compiled"] = config.compile.enable and [*config.compile.components] == ["model", "loss"]
     seen["model"] = torchtitan_model.facts_of(model)
+    if hasattr(config.dataloader, "max_pixels"):
+        seen["most_pixels"] = config.dataloader.max_pixels
     seen["recompute_granularity"] = {"nonetype": "none"}.get(recompute, recompute)
     eighth = [one for one in model.traverse(Linear.Config) if "Float8" in type(one[1]).__qualname__]
     seen["precision"] = "fp8" if eighth else "bf16"
