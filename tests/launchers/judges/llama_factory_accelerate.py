@@ -114,6 +114,8 @@ def _judge_new(case: Case) -> Seen:
     engine, adapters = fsdp2.FSDP2Engine.__new__(fsdp2.FSDP2Engine), model.peft_config or {}
     with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # ranks that are not there
         engine.__init__(dict(run.dist_config))
+    if str(getattr(model.model_class, "value", model.model_class)) != "llm":
+        raise ValueError(f"a class of {model.model_class}")
     if run.dist_config["name"] != "fsdp2" or not run.bf16 or str(run.batching_strategy) != "normal":
         raise ValueError(f"{run.dist_config}, bf16 {run.bf16}, {run.batching_strategy}")
     targets = adapters.get("target_modules", [])
