@@ -137,12 +137,18 @@ def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
         yield CASES["mixtral-8x7b-weight-shards"]
     yield from tuned(launcher)
     yield from with_towers(launcher)
-    if name == "torchtitan-0.3":
+    if name in ("torchtitan-0.3", "llama-factory-accelerate"):
         yield from OTHER_CASES[launcher].values()
 
 
 # Schedules with a backward pass in two halves, for which torch compiles neither stages nor their loss.
 SPLIT = ("interleaved_zb", "zb_v", "dualpipe_v")
+
+
+def files_of(found: Target) -> dict[str, str]:
+    """The files of a plan, of the release that it is for."""
+    name, version = found.problem.launcher, found.version or None
+    return export(found.plan, found.problem, name, version=version).files
 
 
 def case_of(found: Target, files: dict[str, str]) -> Case:
@@ -301,7 +307,7 @@ def images(found: Target) -> dict[str, object]:
 
 def try_plans(name: str, judge: str, targets: list[Target], count: Count) -> Try:
     """Every plan passes and is understood as it was planned."""
-    files = [export(one.plan, one.problem, one.problem.launcher).files for one in targets]
+    files = [files_of(one) for one in targets]
     cases = [case_of(found, text) for found, text in zip(targets, files, strict=True)]
     for found, verdict in zip(targets, (yield judge, cases), strict=True):
         count.plans += 1
@@ -413,7 +419,7 @@ def try_changes(name: str, environment: Environment, judge: str, count: Count, s
     changed: list[tuple[Target, Change]] = []
     times = Counter[tuple[str, str]]()
     for found in targets:
-        files = export(found.plan, found.problem, launcher).files
+        files = files_of(found)
         for change in changes(files):
             times[change.key, str(change.old)] += 1
             if times[change.key, str(change.old)] <= CONTEXTS:

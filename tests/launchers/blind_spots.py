@@ -250,6 +250,8 @@ BLIND: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("max_norm", "std", "LOAD_BALANCE"), _RUN),
         **dict.fromkeys(("name", "flavor"), "the module registers its model whatever it is called"),
         "MAX_SEQ_LEN": _SHORT,
+        "MODEL_FAMILY": "for readers: the module imports the registry of the family that it names",
+        **dict.fromkeys(("max_images_per_batch", "min_pixels"), "a limit on images of the user's data"),
         "ROUTER_BIAS": "for readers: torchtitan's mixtures all have one",
         "model_compile_enabled": "a converter warns without it, and converts all the same",
     },

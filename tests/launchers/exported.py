@@ -24,7 +24,7 @@ OF_ONE_TEMPLATE = ("README.md", "launch.sbatch", "launch.sh")
 def exported(launcher: str, name: str) -> Mapping[str, str]:
     """The files of a plan, by name."""
     case = CASES[launcher][name]
-    return export(case.plan, case.problem, launcher).files
+    return export(case.plan, case.problem, launcher, version=case.version or None).files
 
 
 # Plans of torchtitan that 0.2 can run; users may have files of them.

@@ -110,6 +110,16 @@ def _asked(found: Target, precision: str, **options: str | float) -> Target:
     return replace(found, problem=replace(found.problem, workload=workload))
 
 
+def _seeing(launcher: str, name: str) -> Target:
+    """A model with a tower on shards, which reads two images of 64 to 256 tokens in a sequence."""
+    model = find_model(name)
+    layers = model.num_layers
+    found = _for(launcher, model, replace(SHARDED, stage_layers=(layers,), recompute_layers=layers), 4096)
+    sizes = SequenceLengths(percentiles=((0.0, 64), (100.0, 256)))
+    workload = replace(found.workload, images_per_sample=2.0, image_tokens=sizes)
+    return replace(found, problem=replace(found.problem, workload=workload))
+
+
 def _nodes(name: str, count: int) -> NodeGroup:
     gpu = find_gpu(name)
     return NodeGroup(
@@ -211,6 +221,7 @@ CASES: dict[str, dict[str, Target]] = {
         "deepseek-v3-experts": _for(
             "torchtitan", replace(DEEPSEEK_V3, norm_epsilon=1e-6), TITAN_EXPERTS, 4096
         ),
+        "qwen3.5-9b-images": _seeing("torchtitan", "qwen3.5-9b"),
     },
     "accelerate": {
         "llama-3.1-70b-fsdp": _for("accelerate", LLAMA_70B, SHARDED),
@@ -226,6 +237,12 @@ CASES: dict[str, dict[str, Target]] = {
     },
     "llama-factory-accelerate": {
         "llama-3.1-70b-fsdp": _for("llama-factory-accelerate", LLAMA_70B, SHARDED),
+        "llama-3.1-70b-v1": replace(
+            _asked(
+                _for("llama-factory-accelerate", LLAMA_70B, SHARDED), "bf16", optimizer_kernel="foreach"
+            ),
+            version="v1",
+        ),
     },
     "nanotron": {"llama-3-70b-tensor": _for("nanotron", LLAMA_3_70B, NANOTRON)},
     "maxtext": {

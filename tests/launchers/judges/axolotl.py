@@ -60,6 +60,7 @@ def judge(case: Case) -> Seen:
         "lora_rank": read.lora_r if read.adapter == "lora" else 0,
         "lora_targets": sorted(read.lora_target_modules or []),
         "rounded": _rounded(read),
+        "facts.loss_kernel": "cut" if read.cut_cross_entropy else "whole",
         "trained_modules": sorted(read.lora_modules_to_save or []),
         "optimizer_bits": 8 if "8bit" in str(read.optimizer) else 32,
         "micro_batch_size": read.micro_batch_size,

@@ -5,6 +5,7 @@ For the mesh accelerate's judge speaks, under the accelerate that LLaMA-Factory 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -29,6 +30,8 @@ os.environ |= {"DISABLE_VERSION_CHECK": "1", "HF_HUB_OFFLINE": "1"}
 import torch  # noqa: E402
 from llamafactory.hparams import parser  # noqa: E402
 from llamafactory.model.adapter import init_adapter  # noqa: E402
+from llamafactory.v1.config import arg_parser  # noqa: E402
+from llamafactory.v1.plugins.trainer_plugins.distributed import fsdp2  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("accelerate_judge", f"{HERE}/accelerate.py")
@@ -37,6 +40,8 @@ sys.path.insert(0, HERE)  # which it removes
 _spec.loader.exec_module(accelerate_judge)
 
 BEFORE = dict(os.environ)
+NEW = "llama_factory_v1.yaml"
+NEW_KERNELS = {"flash_attention_2": "flash2", "sdpa": "sdpa", "eager": "torch"}
 KERNELS = {"fa2": "flash2", "sdpa": "sdpa", "disabled": "torch"}
 SMALL = LlamaConfig(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
@@ -45,7 +50,9 @@ SMALL = LlamaConfig(
 
 
 def judge(case: Case) -> Seen:
-    """What LLaMA-Factory and accelerate make of their YAML."""
+    """What LLaMA-Factory and accelerate make of their YAML, or its new trainer of its own."""
+    if NEW in case["files"]:
+        return _judge_new(case)
     seen = accelerate_judge.judge(case)
     os.environ.clear()
     os.environ.update(BEFORE)
@@ -97,6 +104,33 @@ def judge(case: Case) -> Seen:
         "micro_batch_size": run.per_device_train_batch_size,
         "num_microbatches": run.gradient_accumulation_steps,
     }
+
+
+def _judge_new(case: Case) -> Seen:
+    """What the new trainer makes of its YAML: its parser, and its engine's reading of the mesh."""
+    given, world = yaml.safe_load(case["files"][NEW]), case["world_size"]
+    own = {"model": "m", "train_dataset": "d", "template": "default", "output_dir": "o"}
+    model, _, run, _ = arg_parser.get_args(given | own)
+    engine, adapters = fsdp2.FSDP2Engine.__new__(fsdp2.FSDP2Engine), model.peft_config or {}
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # ranks that are not there
+        engine.__init__(dict(run.dist_config))
+    if str(getattr(model.model_class, "value", model.model_class)) != "llm":
+        raise ValueError(f"a class of {model.model_class}")
+    if run.dist_config["name"] != "fsdp2" or not run.bf16 or str(run.batching_strategy) != "normal":
+        raise ValueError(f"{run.dist_config}, bf16 {run.bf16}, {run.batching_strategy}")
+    targets = adapters.get("target_modules", [])
+    return {
+        "num_gpus": world, "data_parallel_size": world, "zero_shard_size": world,
+        "zero_stage": 3 if engine.reshard_after_forward else 2,
+        "offload": "optimizer+parameters" if engine.offload_params else "none",
+        "micro_batch_size": run.micro_batch_size,
+        "num_microbatches": run.global_batch_size // (run.micro_batch_size * world),
+        "seq_length": run.cutoff_len,
+        "recompute_granularity": "full" if run.enable_activation_checkpointing else "none",
+        "facts.attention_kernel": NEW_KERNELS[str(getattr(model.flash_attn, "value", model.flash_attn))],
+        "lora_rank": adapters.get("r", 0),
+        "lora_targets": sorted(targets),
+    }  # fmt: skip
 
 
 def _images(shape: dict[str, object], model: object, tuning: object) -> Seen:

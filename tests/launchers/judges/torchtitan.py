@@ -22,6 +22,10 @@ float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the 
 sys.path.insert(0, str(Path(__file__).parent))
 import torchtitan_model  # noqa: E402
 from protocol import Case, Seen, serve  # noqa: E402
+from stand_ins import StandIns  # noqa: E402
+
+# kernels of delta nets, and readers of images, which load torchvision
+StandIns(entered=(), silent=("fla", "torchtitan.hf_datasets.multimodal.utils.image"))
 
 SCHEDULES = {
     "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved_1f1b", "LoopedBFS": "looped_bfs",
@@ -60,6 +64,8 @@ def of_module(case: Case) -> Seen:
     seen = seen_of(config, dims)
     seen["compiled"] = config.compile.enable and [*config.compile.components] == ["model", "loss"]
     seen["model"] = torchtitan_model.facts_of(model)
+    if hasattr(config.dataloader, "max_pixels"):
+        seen["most_pixels"] = pixels_of(config.dataloader, model.vision_encoder)
     seen["recompute_granularity"] = {"nonetype": "none"}.get(recompute, recompute)
     eighth = [one for one in model.traverse(Linear.Config) if "Float8" in type(one[1]).__qualname__]
     seen["precision"] = "fp8" if eighth else "bf16"
@@ -71,6 +77,16 @@ def of_module(case: Case) -> Seen:
     if dims.tp > 1:
         seen["sequence_parallel"] = config.parallelism.enable_sequence_parallel
     return seen
+
+
+def pixels_of(loader: Any, tower: Any) -> int:
+    """The largest image, whose patches are the tower's."""
+    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size"):
+        if getattr(loader, name) != getattr(tower, name):
+            raise ValueError(f"{name} {getattr(loader, name)}, of the tower {getattr(tower, name)}")
+    if not loader.build_mrope_positions:
+        raise ValueError("positions of text alone")
+    return int(loader.max_pixels)
 
 
 def routers(model: Any) -> int:

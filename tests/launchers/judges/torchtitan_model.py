@@ -9,7 +9,7 @@ from protocol import Seen
 
 def facts_of(model: Any) -> Seen:
     """The model's facts as torchtitan understood them."""
-    rope = model.layers[0].attention.rope
+    rope = attending(model).rope
     dense = next((layer.feed_forward for layer in model.layers if layer.feed_forward), None)
     return {
         "num_layers": len(model.layers),
@@ -27,9 +27,23 @@ def facts_of(model: Any) -> Seen:
     }
 
 
+def attending(model: Any) -> Any:
+    """The attention of the first layer that has one; others have a delta net."""
+    return next(layer.attention for layer in model.layers if layer.attention)
+
+
 def attention_facts(model: Any) -> Seen:
     """Heads, and of latent attention its ranks and widths."""
-    attention = model.layers[0].attention
+    attention = attending(model)
+    if hasattr(attention, "rotary_dim"):  # Qwen3.5, whose queries have gates in their projection
+        return {
+            "num_attention_heads": attention.n_heads,
+            "num_kv_heads": attention.n_kv_heads,
+            "head_dim": attention.head_dim,
+            "query_key_norm": "per_head" if attention.q_norm else "none",
+            "qkv_bias": bool(attention.wq.bias),
+            "tower.num_layers": model.vision_encoder.num_layers,
+        }
     if not hasattr(attention, "kv_lora_rank"):
         return {
             "num_attention_heads": attention.n_heads,
