@@ -11,11 +11,14 @@ from pathlib import Path
 from protocol import Case, Seen, serve
 from stand_ins import StandIns
 
-sys.path.remove(str(Path(__file__).parent))  # its files have the names of packages
+HERE = str(Path(__file__).parent)
+sys.path.remove(HERE)  # its files have the names of packages
+sys.path.append(HERE)
 StandIns(entered=(), silent=("evaluate", "wandb"))  # of its callbacks, which its plugins import
 os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "1"}
 sys.modules["ring_flash_attn"] = types.ModuleType("ring_flash_attn")  # its presence counts
 
+import transformers  # noqa: E402
 import yaml  # noqa: E402
 from accelerate.utils import FullyShardedDataParallelPlugin  # noqa: E402
 from axolotl.integrations.base import PluginManager  # noqa: E402
@@ -23,7 +26,9 @@ from axolotl.utils import trainer  # noqa: E402
 from axolotl.utils.config import prepare_plugins, validate_config  # noqa: E402
 from axolotl.utils.dict import DictDefault  # noqa: E402
 from axolotl.utils.distributed import _get_parallel_config_kwargs  # noqa: E402
-from transformers import TrainingArguments  # noqa: E402
+from axolotl.utils.freeze import freeze_mm_modules  # noqa: E402
+from towers import shape_in, small_model, trained  # noqa: E402
+from transformers import AutoProcessor, TrainingArguments  # noqa: E402
 
 BEFORE = dict(os.environ)
 trainer.check_cuda_p2p_ib_support = lambda: True  # asks a GPU
@@ -56,9 +61,11 @@ def judge(case: Case) -> Seen:
         raise ValueError("not full sequences in bf16")
     return {
         **(_shards(read, world) if read.fsdp_config else _replicas(read, world)),
+        **_images(read, shape_in(case["files"]["axolotl.yaml"])),
         "seq_length": read.sequence_len,
         "lora_rank": read.lora_r if read.adapter == "lora" else 0,
         "lora_targets": sorted(read.lora_target_modules or []),
+        "dora": bool(read.peft_use_dora),
         "rounded": _rounded(read),
         "facts.loss_kernel": "cut" if read.cut_cross_entropy else "whole",
         "trained_modules": sorted(read.lora_modules_to_save or []),
@@ -66,6 +73,21 @@ def judge(case: Case) -> Seen:
         "micro_batch_size": read.micro_batch_size,
         "num_microbatches": read.gradient_accumulation_steps,
     }
+
+
+def _images(read: DictDefault, shape: dict[str, object] | None) -> Seen:
+    """What of a tower is trained; without adapters alone, which freeze the rest."""
+    if shape is None:
+        return {}
+    # its loader takes the class by name; images are prepared batch by batch (docs/multimodal.qmd)
+    if getattr(transformers, str(read.processor_type), None) is not AutoProcessor:
+        raise ValueError(f"images are read by {read.processor_type}")
+    if not read.skip_prepare_dataset or read.remove_unused_columns is not False:
+        raise ValueError("images are prepared before, or left out")
+    small = small_model(shape)
+    if read.freeze_mm_modules:
+        freeze_mm_modules(small)
+    return {"trained_tower": trained(small.model.visual)} if not read.adapter else {}
 
 
 def _rounded(read: DictDefault) -> list[str | int]:
