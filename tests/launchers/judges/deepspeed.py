@@ -119,6 +119,8 @@ def offload_of(zero: DeepSpeedZeroConfig) -> str:
 def switches_of(zero: DeepSpeedZeroConfig) -> Seen:
     """Return the options that a plan varies: the bucket of reductions and updates behind the GPU's work."""
     seen: Seen = {"facts.bucket_bytes": zero.reduce_bucket_size * BYTES_OF_HALF} if zero.stage else {}
+    if zero.zero_hpz_partition_size > 1:
+        seen["facts.secondary_shard_size"] = zero.zero_hpz_partition_size
     if zero.offload_optimizer is not None:
         seen["facts.super_offload"] = zero.offload_optimizer.super_offload
         seen["facts.cpu_update_interval"] = zero.zenflow.update_interval if zero.zenflow else 1

@@ -98,12 +98,27 @@ def judge(case: Case) -> Seen:
         seen["loaded_as"] = dtype
     else:
         seen["loaded_as"] = "bfloat16"  # of what is frozen
+        seen["dora"] = tuning.use_dora
+    if run.ddp_bucket_cap_mb:
+        seen["facts.bucket_bytes"] = run.ddp_bucket_cap_mb * 2**20
     return seen | {
+        "optimizer_rank": _projected(tuning),
+        "facts.loss_kernel": "liger" if model.enable_liger_kernel else "whole",
         "seq_length": data.cutoff_len + 1,
         "facts.attention_kernel": KERNELS[str(getattr(model.flash_attn, "value", model.flash_attn))],
         "micro_batch_size": run.per_device_train_batch_size,
         "num_microbatches": run.gradient_accumulation_steps,
     }
+
+
+def _projected(tuning: object) -> int:
+    """The rank to which GaLore projects gradients, of every layer and as seldom as by default."""
+    if not tuning.use_galore:
+        return 0
+    kept = (tuning.galore_target, tuning.galore_update_interval, tuning.galore_layerwise)
+    if kept != (["all"], 200, False):
+        raise ValueError(f"GaLore of {kept}")
+    return tuning.galore_rank
 
 
 def _judge_new(case: Case) -> Seen:

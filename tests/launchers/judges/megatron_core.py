@@ -120,7 +120,9 @@ def exchanges_of(config: typing.Any) -> Seen:
     word = config.moe_token_dispatcher_type
     if config.moe_router_dtype != "fp32":
         raise ValueError(f"the router computes in {config.moe_router_dtype}")
+    delayed = {"facts.delay_wgrad": config.delay_wgrad_compute}
     return {
+        **(delayed if config.overlap_moe_expert_parallel_comm else {}),
         "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
         "facts.moe_dispatcher": config.moe_flex_dispatcher_backend if word == "flex" else word,
         "one_product_of_experts": config.moe_grouped_gemm,
@@ -206,6 +208,8 @@ def latent_of(config: typing.Any) -> Seen:
 def normalizes(config: typing.Any) -> bool:
     """Whether the chosen experts' weights sum to 1: moe_utils.py, topk_routing_with_score_function."""
     if config.moe_router_score_function == "sigmoid":
+        if config.moe_router_pre_softmax:
+            raise ValueError("a softmax before the choice, of sigmoids")
         return bool(config.moe_router_topk > 1)
     return not config.moe_router_pre_softmax
 
