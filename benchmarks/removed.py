@@ -20,6 +20,7 @@ from meshwright.profiles.operators.operators import GpuOperators, operators_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, context_of
+from meshwright.solver.cost.evaluation import forget
 from meshwright.solver.cost.launches import _smooth_maximum, launched, layer_floor_s
 from meshwright.solver.cost.stages import RowPrices, Stages
 from meshwright.solver.problem import Problem
@@ -165,4 +166,6 @@ def without(ingredient: str) -> Iterator[None]:
     with ExitStack() as stack:
         for place, replacement in INGREDIENTS[ingredient]:
             stack.enter_context(patch(place, replacement))
+        forget()
+        stack.callback(forget)
         yield

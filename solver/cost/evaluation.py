@@ -303,6 +303,11 @@ _KEPT = 512  # evaluations
 _latest = dict[tuple[int, int, Configuration, bool], tuple[Problem, Profile, Evaluation]]()
 
 
+def forget() -> None:
+    """Evaluate anew what was evaluated: the cost model itself was changed."""
+    _latest.clear()
+
+
 def _once(
     problem: Problem, profile: Profile, configs: Sequence[Configuration], *, with_spread: bool
 ) -> list[Evaluation]:
