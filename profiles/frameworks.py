@@ -127,6 +127,7 @@ _NOT_OPTIONS = {
     "casts_frozen", "casts_copies", "autocasts", "clips_apart", "frees_gradients", "weights_read_by",
     "joins_packed_rows", "reduces_copies", "bucketed_stages", "bucket_weights", "keeps_buckets",
     "copies_units", "latents_whole", "low_precision_sequences", "balances_by_neighbours", "routes_padding",
+    "layer_operators",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -197,6 +198,7 @@ class FrameworkFacts:
     cuda_graph: str  # what is captured: none, layer, full_iteration, or parts of a layer joined by +
     launch_blocking: bool  # CUDA_LAUNCH_BLOCKING=1: the CPU waits for every kernel
     synchronous_transfers: bool  # the CPU waits for every message between stages before it launches more
+    layer_operators: float  # that a dense layer's forward pass launches
     layer_launch_s: float  # CPU seconds of a dense layer's forward pass on a DGX A100; 0: as fitted
     moe_dispatcher: str  # how tokens reach their experts: allgather, alltoall, deepep, hybridep
     low_precision_dispatch: bool  # tokens travel to their experts in 8 bits (and back in 16)

@@ -45,7 +45,7 @@ from meshwright.solver.calibration.observations import (
 )
 from meshwright.solver.configuration import BoolArray, Configuration, FloatArray
 from meshwright.solver.cost.residuals import features_of
-from meshwright.solver.cost.uncertainty import between, catalog_spreads
+from meshwright.solver.cost.uncertainty import between, catalog_spreads, least_log_sigma
 from meshwright.solver.predict import Z_80_PERCENT, predict
 from meshwright.solver.problem import Problem, Workload
 
@@ -375,7 +375,9 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
 
     measured = np.log([one.step_time_s or 1.0 for one in timed])
     sigmas = np.log([one.step_time_high_s / one.step_time_s for one in blind]) / Z_80_PERCENT
-    own = sigmas**2 - np.square([between(one.problem) for one in timed])
+    # what launches and links are in doubt by is among the features that are fitted
+    least = np.array([least_log_sigma(one.problem, profile_of(one)) for one in timed])
+    own = np.where(least > 0.0, least, sigmas) ** 2 - np.square([between(one.problem) for one in timed])
     rough, shared = roughness_of(batches), catalog_spreads()["shared"]
     part = _part(
         timed,

@@ -9,13 +9,13 @@ spread far, and of those that launches blur a twin as well; no measurement enter
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
 import numpy as np
 
-from meshwright.profiles.profile import squared_distances
+from meshwright.profiles.profile import has_experts, regimes, squared_distances
 from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.calibration.observations import (
     Observation,
@@ -26,6 +26,7 @@ from meshwright.solver.calibration.observations import (
 )
 from meshwright.solver.configuration import FloatArray, IntArray
 from meshwright.solver.cost.residuals import features_of
+from meshwright.solver.cost.uncertainty import catalog_spreads
 
 Choice = Literal["suggested", "random"]
 _STEP = -0.05  # of a finite difference
@@ -38,7 +39,7 @@ class RunCandidates:
     """Runs that could be measured."""
 
     features: FloatArray  # (n, F)
-    effects: FloatArray  # (n, c): what one prior width of each constant does to the log step time
+    effects: FloatArray  # (n, c): what one prior width of each constant or factor does to the log step time
     noises: FloatArray  # (n,), log
 
     def __len__(self) -> int:
@@ -54,9 +55,9 @@ class RunCandidates:
         batches = batches_of(observations, profile_of)
         values = log_step_s(batches, names, offsets)
         effects = ((values[1:] - values[0]) / _STEP).T * np.array(list(TIME_WIDTHS.values()))
-        points = [features_of(one.problem, one.configuration) for one in observations]
+        points = np.stack([features_of(one.problem, one.configuration) for one in observations])
         rough = roughness_of(batches) if with_noises else np.zeros(len(points))
-        return cls(features=np.stack(points), effects=effects, noises=TIME_PROCESS.noise * rough)
+        return cls(features=points, effects=effects, noises=TIME_PROCESS.noise * rough)
 
     def covariance(self, columns: IntArray) -> FloatArray:
         """Return the covariance of the log step times of all runs with some, (n, m)."""
@@ -72,6 +73,22 @@ class RunCandidates:
         return np.asarray(own)
 
 
+def shared_effects(features: FloatArray) -> FloatArray:
+    """Return what the factors that a cluster's runs share do to the log step time, (n, c).
+
+    Their covariance is ``shared_kernel``'s: a factor of all dense models, one of all with experts, and one
+    of each regime.
+
+    Args:
+        features: of the runs, (n, F).
+    """
+    spread, experts, regime = catalog_spreads()["shared"], has_experts(features), regimes(features)
+    deviation = np.where(experts, spread["experts"], spread["dense"])[:, None]
+    kinds, own = np.stack([~experts, experts], axis=1), regime[:, None] == np.unique(regime)[None, :]
+    common = spread["common"]
+    return np.asarray(deviation * np.hstack([np.sqrt(common) * kinds, np.sqrt(1.0 - common) * own]))
+
+
 def random_order(num_runs: int, seed: int) -> Iterator[int]:
     """Yield all runs, shuffled by the seed."""
     return (int(i) for i in np.random.default_rng(seed).permutation(num_runs))
@@ -85,7 +102,8 @@ def measuring_order(candidates: RunCandidates, measured: Sequence[int] = ()) -> 
         measured: runs that have been measured; not in the answer.
     """
     known = list(dict.fromkeys(measured))
-    return islice(_greedy(candidates, known), len(known), None)
+    effects = np.hstack([candidates.effects, shared_effects(candidates.features)])
+    return islice(_greedy(replace(candidates, effects=effects), known), len(known), None)
 
 
 def _greedy(candidates: RunCandidates, first: Sequence[int]) -> Iterator[int]:

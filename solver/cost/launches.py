@@ -24,6 +24,7 @@ from meshwright.solver.cost.scores import eager_scores
 # Operators of a dense layer's forward pass: norm, one product for queries, keys and values, two rotations,
 # attention, its projection, its sum with the residual; norm, two products, activation and sum of the MLP,
 # and what lies between (Transformer Engine's modules in Megatron-LM d98e8a64 ``attention.py``, ``mlp.py``).
+# A framework of more states them (``layer_operators``).
 _ATTENTION, _MLP = 8.0, 6.0
 DENSE = _ATTENTION + _MLP
 # Latent attention projects down and up, norms its latents, rotates and copies parts of heads
@@ -131,7 +132,7 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
 def _floor_of_frameworks_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
     facts, constants, moe = ctx.facts, ctx.constants, ctx.model.moe
     each = constants.floor_s / DENSE
-    own = facts.layer_launch_s or constants.floor_s
+    own = facts.layer_launch_s or constants.floor_s * facts.layer_operators / DENSE
     floor_s: FloatArray | float
     if kind == "dense" or moe is None:
         paired = _ATTENTION if ctx.model.paired else 0.0

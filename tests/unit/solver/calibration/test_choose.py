@@ -3,8 +3,15 @@ from itertools import islice
 
 import numpy as np
 
-from meshwright.solver.calibration.choose import RunCandidates, measuring_order, random_order
+from meshwright.profiles.profile import EXPERTS_FEATURE, FP8_FEATURE, shared_kernel
+from meshwright.solver.calibration.choose import (
+    RunCandidates,
+    measuring_order,
+    random_order,
+    shared_effects,
+)
 from meshwright.solver.configuration import FloatArray
+from meshwright.solver.cost.uncertainty import catalog_spreads
 
 
 def points(*values: float) -> RunCandidates:
@@ -40,6 +47,24 @@ def test_runs_that_depend_alike_on_the_same_constant_are_one_question() -> None:
     effects = np.array([[0.5, 0.0], [0.5, 0.0], [0.5, 0.0], [0.0, 0.5]])
     far = candidates(100.0 * np.arange(4.0)[:, None], effects)
     assert set(islice(measuring_order(far), 2)) == {0, 3}
+
+
+def test_a_run_with_experts_and_one_without_tell_of_what_each_kind_shares() -> None:
+    # all far apart, three of five with experts: their factor first, and a dense run before a second of them
+    features = np.zeros((5, EXPERTS_FEATURE + 1))
+    features[:, 0] = 100.0 * np.arange(5.0)
+    features[2:, EXPERTS_FEATURE] = 1.0
+    first = set(islice(measuring_order(candidates(features, np.zeros((5, 1)))), 2))
+    assert len(first & {0, 1}) == 1
+    assert len(first & {2, 3, 4}) == 1
+
+
+def test_shared_factors_vary_together_as_calibration_says() -> None:
+    features = np.zeros((6, EXPERTS_FEATURE + 1))
+    features[3:, EXPERTS_FEATURE], features[[1, 4], FP8_FEATURE] = 1.0, 1.0
+    effects, spread = shared_effects(features), catalog_spreads()["shared"]
+    expected = shared_kernel(features, features, (spread["dense"], spread["experts"]), spread["common"])
+    np.testing.assert_allclose(effects @ effects.T, expected, atol=1e-12)
 
 
 def test_every_run_is_suggested_once() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.solver.configuration import Columns
@@ -50,6 +51,14 @@ def test_graphs_take_away_the_launches_of_the_parts_that_they_capture() -> None:
     captured = {"cuda_graph": "full_iteration", "moe_capacity_factor": 1.0}
     looped = floor("moe", ON_8, **captured)
     assert looped == pytest.approx(floor("moe", ON_8, **captured, grouped_gemm="grouped"))
+
+
+def test_a_framework_of_more_operators_launches_a_layer_in_as_much_more_time() -> None:
+    # nanotron copies queries, keys and values, and adds up the lengths of sequences in each layer
+    ctx, own = of(GPT), framework_facts("nanotron").layer_operators
+    more = replace(ctx, facts=replace(ctx.facts, layer_operators=own))
+    once_s, more_s = (float(layer_floor_s(one, "dense")[0]) for one in (ctx, more))
+    assert more_s == pytest.approx(once_s * 25 / 14)
 
 
 def test_an_expert_layer_launches_what_it_runs() -> None:
