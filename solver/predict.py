@@ -49,8 +49,7 @@ def predicted(problem: Problem, evaluation: Evaluation) -> Prediction:
     memory of the stages of all classes, the heaviest by its own GPU's limit.
     """
     config = evaluation.config
-    causes_of = [(pipeline, pipeline.causes_s()) for pipeline in evaluation.classes]
-    slowest, causes = max(causes_of, key=lambda found: sum(found[1].values()))
+    slowest, causes = evaluation.slowest_class()
     band = exp(Z_80_PERCENT * slowest.log_time_sigma(causes))
     causes["data_parallel"] += evaluation.exchange_s
     step = sum(causes.values())

@@ -77,12 +77,11 @@ _CUT: Values = {
 
 def _rounds(target: Target) -> Values:
     """Return what quantisation-aware training rounds inputs and weights to, if it was priced."""
-    options = target.workload.framework_options
-    word = str(options.get("fake_quantization", "none"))
-    if word == "none":
+    facts = target.facts
+    if facts.fake_quantization == "none":
         return {}
-    inputs, _, weights = word.rpartition("-")
-    rounded: Values = {"weight_dtype": weights, "group_size": int(options.get("fake_quantized_group", 32))}
+    inputs, _, weights = facts.fake_quantization.rpartition("-")
+    rounded: Values = {"weight_dtype": weights, "group_size": int(facts.fake_quantized_group)}
     return {"qat": rounded | ({} if inputs in ("", "bf16") else {"activation_dtype": inputs})}
 
 

@@ -48,9 +48,8 @@ _READ = {  # what is read of their arguments, by the words of our tables; empty:
         **LORA_ARGUMENTS,
         **{name: name for name in ("lora_dropout", "use_dora")},
         **dict.fromkeys(
-            ("lora_alpha", "use_rslora", "task_type", "init_lora_weights", "inference_mode"), ""
+            ("lora_alpha", "use_rslora", "task_type", "init_lora_weights", "inference_mode", "bias"), ""
         ),
-        "bias": "",
     },
     _BITS: {
         **{name: name for name in ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type")},

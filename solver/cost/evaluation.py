@@ -235,9 +235,14 @@ class Evaluation:
         """Return the stages of all classes, one class after the other."""
         return tuple(stage for one in self.classes for stage in one.stages)
 
+    def slowest_class(self) -> tuple[Pipeline, dict[str, float]]:
+        """Return the class whose simulated passes take longest, and their causes without the exchange."""
+        causes_of = [(one, one.causes_s()) for one in self.classes]
+        return max(causes_of, key=lambda found: sum(found[1].values()))
+
     def step_s(self) -> float:
         """Return the step that is predicted: the slowest class's causes and the exchange, added up."""
-        causes = max((one.causes_s() for one in self.classes), key=lambda one: sum(one.values()))
+        _, causes = self.slowest_class()
         causes["data_parallel"] += self.exchange_s
         return sum(causes.values())
 

@@ -72,7 +72,8 @@ _MXFP4 = _Quantizer(
     keeps_input=False,
 )  # fmt: skip
 # Of inputs and of weights, by Axolotl's ``activation_dtype`` and ``weight_dtype``.
-_SCHEMES: Mapping[str, tuple[_Quantizer | None, _Quantizer]] = {
+_SCHEMES: Mapping[str, tuple[_Quantizer | None, _Quantizer | None]] = {
+    "none": (None, None),
     "bf16-int4": (None, _INT4_OF_FP8),
     "int8-int4": (_INT8, _INT4),
     "fp8-int4": (_FP8, _INT4_OF_FP8),
@@ -83,7 +84,7 @@ _SCHEMES: Mapping[str, tuple[_Quantizer | None, _Quantizer]] = {
 
 def keeps_inputs(ctx: Context) -> bool:
     """Return whether linear layers keep their inputs as they are for the backward pass."""
-    rows, _ = _SCHEMES.get(ctx.facts.fake_quantization, (None, None))
+    rows, _ = _SCHEMES[ctx.facts.fake_quantization]
     return rows is None or rows.keeps_input
 
 
@@ -110,7 +111,7 @@ def fake_workspace_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
 def fake_kernels(ctx: Context, matrices: float) -> float:
     """Return the kernels of a forward and a backward pass that round what so many linear layers read."""
-    found = _SCHEMES.get(ctx.facts.fake_quantization, (None, None))
+    found = _SCHEMES[ctx.facts.fake_quantization]
     return matrices * sum(one.kernels for one in found if one is not None)
 
 
@@ -121,7 +122,7 @@ def _each(ctx: Context, amount: tuple[float, float]) -> float:
 
 def _tensors(ctx: Context, kind: LayerKind) -> Iterator[tuple[_Quantizer, FloatArray, FloatArray]]:
     """Yield the elements that each operator's quantisers round, of all its layers and of the largest."""
-    rows, weights = _SCHEMES.get(ctx.facts.fake_quantization, (None, None))
+    rows, weights = _SCHEMES[ctx.facts.fake_quantization]
     operators = ctx.model.layer(kind).operators if weights else ()
     for one in operators:
         linear = [matrix.outputs for matrix in one.matrices if matrix.is_linear and not matrix.experts]
