@@ -186,7 +186,7 @@ def _spreads_between(runs: Sequence[Run]) -> None:
     evidence, spreads = Evidence.of_times(runs), _read_spreads()
     known = spreads["between"]
     report = validate(runs, profile_of=blind_profile_of(evidence, stranger_of))
-    samples = (judged(report), first_sight(runs))
+    samples = [[row for row in rows if _on_many(row.run)] for rows in (judged(report), first_sight(runs))]
     for kind, holds in (("dense", False), ("experts", True)):
         mine = [[row for row in rows if has_experts(row.run) is holds] for rows in samples]
         own = [
@@ -198,6 +198,11 @@ def _spreads_between(runs: Sequence[Run]) -> None:
         spreads["between"] = spreads["between"] | {kind: _two_digits(spread_between(own))}
     print(f"between clusters: {spreads['between']}", flush=True)
     _write_spreads(spreads)
+
+
+def _on_many(run: Run) -> bool:
+    """Whether a run has several GPUs: single ones have a spread of their own (``one_gpu``)."""
+    return run.shape is not None and run.shape.problem.cluster.num_gpus > 1
 
 
 def _spreads_of_peaks(runs: Sequence[Run], levels: dict[str, Any]) -> None:

@@ -705,8 +705,12 @@ class ModelSpec(Checked):
         entries = self.compression.read_entries(self.rate, seq_length) if self.compression else 0.0
         return entries + self._attended(seq_length)
 
+    def visible_tokens(self, seq_length: float) -> float:
+        """Return the mean number of tokens that a query could have for keys, windows and choices apart."""
+        return (seq_length + 1) / 2 if self.causal else float(seq_length)
+
     def _attended(self, seq_length: float) -> float:
-        whole = (seq_length + 1) / 2 if self.causal else float(seq_length)
+        whole = self.visible_tokens(seq_length)
         window = self.indexer.top_k if self.indexer else self.sliding_window
         if window is None or window >= seq_length:
             return whole

@@ -680,8 +680,11 @@ def test_an_indexer_adds_its_projections_and_scores_and_leaves_attention_the_key
         2 * 128 * (192 + 128) * read + 2 * 64 * 128 * 8193 / 2
     )
     seconds = [float(core_attention(context(one, on_one)).forward[0]) for one in (with_it, without)]
-    # a sequence of 8192 is read by half, and its index scores cost a tenth of what whole attention does
-    assert 0.4 < seconds[0] / seconds[1] < 0.8
+    # A kernel reads 1,792 of 4,096.5 keys, 0.44; what comes on top of kernels stays; index scores of
+    # 2 x 64 x 128 FLOPs for 2 x 128 x (192 + 128) of whole attention add a fifth at most.
+    level = context(without, on_one).constants.attention
+    kept = read / 4096.5 * level + (1 - level)
+    assert kept < seconds[0] / seconds[1] < kept + 0.25
 
 
 def test_an_indexer_of_a_sequence_that_it_need_not_cut_only_adds() -> None:

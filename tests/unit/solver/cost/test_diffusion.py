@@ -71,9 +71,11 @@ def test_keys_and_values_of_a_context_are_products_of_its_512_tokens() -> None:
 def test_attention_reads_all_latent_tokens_and_then_the_context() -> None:
     alone = _without_context()
     both, self_alone = (core_attention(_context(one)).forward[0] for one in (WAN, alone))
-    ctx = _context(alone)  # of 512 keys a kernel's time is less, so what comes on top of it weighs more
+    # What comes on top of a kernel weighs as much over 512 keys as over the 4,096.5 of the fitted level.
+    ctx = _context(alone)
+    on_top = (1 / ctx.constants.attention - 1) * 4096.5
+    assert both == pytest.approx(self_alone * (TOKENS + 512 + 2 * on_top) / (TOKENS + on_top), rel=5e-3)
     level = float(attention_level(ctx) / ctx.constants.attention)
-    assert both == pytest.approx(self_alone * (1 + level * 512 / TOKENS), rel=1e-3)
     # Every query reads all 8,192 tokens, where a causal one reads half of them on the mean.
     assert self_alone == pytest.approx(
         core_attention(_context(replace(alone, diffusion=None, causal=True))).forward[0]
