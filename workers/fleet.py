@@ -148,6 +148,7 @@ class FleetWork:
             self.claim.tenant,
             request,
             versions_of(question.training if isinstance(question, PostTraining) else question),
+            is_part=not is_roles,
         )
         return AnsweredPart(
             job_id=f"{self.stem}{position:0{POSITION_DIGITS}x}", name=job, request=request, plans=plans,

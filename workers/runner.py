@@ -52,8 +52,12 @@ class SearchCall(Protocol):
         on_progress: OnProgress,
         should_stop: ShouldStop,
         known: Sequence[Configuration],
+        compared: bool,
     ) -> Answer:
-        """Search, beginning with ``known`` configurations; called on a thread of its own."""
+        """Search, beginning with ``known`` configurations; called on a thread of its own.
+
+        ``compared``: with changes that train faster, which take as long as the search.
+        """
         ...
 
 
@@ -86,10 +90,14 @@ class SearchWork:
     def do(self, *, on_progress: OnProgress, should_stop: ShouldStop) -> None:
         """Search, beginning with what an earlier worker had found."""
         claim = self.claim
-        problem = parse_problem(claim.request)
-        self.cache_key = cache_key_of(claim.tenant, claim.request, versions_of(problem))
+        problem, is_part = parse_problem(claim.request), claim.parent_id is not None
+        self.cache_key = cache_key_of(claim.tenant, claim.request, versions_of(problem), is_part=is_part)
         self.answer = self.search(
-            problem, on_progress=on_progress, should_stop=should_stop, known=known_in(claim.checkpoint)
+            problem,
+            on_progress=on_progress,
+            should_stop=should_stop,
+            known=known_in(claim.checkpoint),
+            compared=not is_part,  # a sweep's table shows none
         )
 
     @property

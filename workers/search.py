@@ -12,6 +12,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.launchers import ask_and_compare
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 
 _LEAST_S = 0.05  # of a search that begins with plans: enough to price them
@@ -30,10 +31,12 @@ class StoredSearch:
         on_progress: OnProgress,
         should_stop: ShouldStop,
         known: Sequence[Configuration] = (),
+        compared: bool = True,
     ) -> Answer:
         """Search with the profile that the problem names, or with the one that ships.
 
         ``known`` are configurations that an earlier search had found; this one begins with them.
+        ``compared``: with changes that train faster.
         Where the service's own choice of a profile is left out, the time that is left finds the answer.
         """
         watch = Watch(time_limit_s=problem.options.time_limit_s)
@@ -41,7 +44,8 @@ class StoredSearch:
         def answer(profile: Profile, found: Sequence[Configuration]) -> Answer:
             limit_s = max(watch.left_s, _LEAST_S) if found else problem.options.time_limit_s
             asked = replace(problem, options=replace(problem.options, time_limit_s=limit_s))
-            return ask_and_compare(
+            answered = ask_and_compare if compared else ask
+            return answered(
                 asked, profile, on_progress=on_progress, should_stop=should_stop, known=(*found, *known)
             )
 

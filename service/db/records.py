@@ -407,7 +407,7 @@ def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> 
 # Queries over sweeps and their children; they run in the caller's transaction.
 
 
-_COPIED = ("tenant", "state", "progress", "answer", "problem", "cache_key")
+_COPIED = ("tenant", "state", "progress", "answer", "problem")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,8 +417,14 @@ class NewChild:
     values: Mapping[str, object]
     request: Mapping[str, object]
     title: str | None = None
-    cache_key: str = ""  # shared with an earlier answer to the same request
+    cache_key: str = ""  # shared with an earlier point of the same request
+    job_key: str = ""  # shared with an earlier job of the same request
     known: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, str]:
+        """Return the keys of the answers that answer it."""
+        return self.cache_key, self.job_key
 
 
 def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChild], stem: str) -> JobRecord:
@@ -431,7 +437,8 @@ def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChil
         values["title"] = child.title and child.title[:MAX_NAME]
         values |= {"parent_id": new.id, "position": position}
         values["point"] = {"values": dict(child.values), "reused_from": child.known}
-        if child.known is None or not _copy(connection, new.tenant, child.known, values):
+        copied = {**values, "cache_key": child.cache_key}
+        if child.known is None or not _copy(connection, new.tenant, child.known, copied):
             values["point"] = {"values": dict(child.values), "reused_from": None}
             connection.execute(insert(jobs).values(values))
     return _labelled(connection, new, JobRecord(**row))

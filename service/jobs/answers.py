@@ -139,9 +139,20 @@ def _profile_version(cluster: str, launcher: str) -> str:
     return default_profile(cluster_from_mapping(json.loads(cluster)), launcher).version
 
 
-def cache_key_of(tenant: str, request: Mapping[str, object], versions: Mapping[str, str]) -> str:
-    """Return SHA-256, in hex, of everything that changes an answer: tenant, canonical request, versions."""
-    whole = {"tenant": tenant, "request": request, "versions": versions}
+def cache_key_of(
+    tenant: str, request: Mapping[str, object], versions: Mapping[str, str], *, is_part: bool = False
+) -> str:
+    """Return SHA-256, in hex, of everything that changes an answer: tenant, canonical request, versions.
+
+    ``is_part``: of a sweep or a fleet. Its answer has plans without changes that train faster, so that it
+    answers no request of its own.
+    """
+    whole = {
+        "tenant": tenant,
+        "request": request,
+        "versions": versions,
+        **({"part": True} if is_part else {}),
+    }
     return hashlib.sha256(
         json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     ).hexdigest()

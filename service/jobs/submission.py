@@ -101,7 +101,12 @@ def question_of(tenant: str, submission: Submission) -> StoredSubmission:
     parts = []
     for point, one in zip(sweep.points, sweep.problems, strict=True):
         own, own_key = _canonical(tenant, one)
-        parts.append(NewChild(values=point.values, request=own, title=title_of(one), cache_key=own_key))
+        part_key = cache_key_of(tenant, own, versions_of(one), is_part=True)
+        parts.append(
+            NewChild(
+                values=point.values, request=own, title=title_of(one), cache_key=part_key, job_key=own_key
+            )
+        )
     key = sweep_key(tenant, [part.values for part in parts], [part.cache_key for part in parts])
     return StoredSubmission(
         request={**request, "sweep": {name: list(given) for name, given in sweep.axes.items()}},
@@ -140,9 +145,12 @@ def add(
     )
     if not question.parts:
         return records.insert_job(connection, new)
-    keys = [] if submission.fresh else [part.cache_key for part in question.parts]
+    keys = [] if submission.fresh else [key for part in question.parts for key in part.keys]
     known = answered_jobs(connection, tenant, keys)
-    children = [replace(part, known=known.get(part.cache_key)) for part in question.parts]
+    children = [
+        replace(part, known=next((known[key] for key in part.keys if key in known), None))
+        for part in question.parts
+    ]
     return insert_sweep(connection, new, children, uuid.uuid4().hex[:-POSITION_DIGITS])
 
 

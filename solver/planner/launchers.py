@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer
-from meshwright.solver.clock import Watch
+from meshwright.solver.clock import LOOKS_PER_S, Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reference import reference_of
 from meshwright.solver.planner.least_memory import default_launcher
@@ -16,7 +16,9 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 
 _SEARCHED = "meshwright explain --levers"
-_SHARE = 0.1  # of the time limit: what levers may take if a search left none, and what is searched for them
+_SHARE = (
+    0.1  # of the time limit: what levers may take if a search left none, and the work of their searches
+)
 
 
 def ask_and_compare(
@@ -26,10 +28,10 @@ def ask_and_compare(
     """Return the answer of ``ask`` with its levers, what one would run unasked, and why its launcher."""
     whole = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     answer = ask(problem, profile, on_progress=on_progress, should_stop=should_stop, known=known)
-    searches = Watch(time_limit_s=_SHARE * problem.options.time_limit_s, should_stop=should_stop)
-    left_s = max(searches.time_limit_s, whole.left_s)  # a slow machine finds what a fast one finds
-    watch = Watch(time_limit_s=left_s, should_stop=should_stop)
-    answer = replace(answer, levers=levers_of(problem, profile, answer, watch, searches))
+    share_s = _SHARE * problem.options.time_limit_s
+    watch = Watch(time_limit_s=max(share_s, whole.left_s), should_stop=should_stop)
+    looks = round(share_s * LOOKS_PER_S)
+    answer = replace(answer, levers=levers_of(problem, profile, answer, watch, looks=looks))
     if watch.interrupted() and has_levers(problem, answer):
         untried = f"{watch.ended_by}: not every faster change was tried ({_SEARCHED})"
         answer = replace(answer, warnings=(*answer.warnings, untried))

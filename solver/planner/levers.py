@@ -7,13 +7,14 @@ request finds that plan or a better one, so that the gain is a lower bound. Nume
 searched: a layout far away may then fit. ``every_lever`` searches each change instead, as
 ``explain --levers`` does.
 
-Work is counted in configurations, so that an answer is the same on every machine that has the time to try
-all of them. One that has not leaves levers out, and its answer warns of that.
+Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
+that has the time to try all of them. One that has not leaves levers out, and its answer warns of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -24,7 +25,7 @@ from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.switches import EVERY_SWITCH, switches
 from meshwright.solver.answer import Answer, Lever, Prediction
 from meshwright.solver.check import violations_of_all
-from meshwright.solver.clock import Watch, look
+from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import is_plain
@@ -42,7 +43,7 @@ from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import same_rows
+from meshwright.solver.space.enumerate import is_too_large, same_rows
 from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import with_recipe, workload_faults
 from meshwright.solver.space.request_rules import limited_by
@@ -69,7 +70,7 @@ class Change:
 
 
 def levers_of(
-    problem: Problem, profile: Profile, answer: Answer, watch: Watch, searches: Watch
+    problem: Problem, profile: Profile, answer: Answer, watch: Watch, *, looks: int
 ) -> tuple[Lever, ...]:
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
@@ -80,17 +81,18 @@ def levers_of(
         profile: its costs.
         answer: its plans.
         watch: its time; what is not tried before it ends is left out.
-        searches: the time of changes that take a search, which others do not wait for.
+        looks: the work of all searches of changes. Of one that does not end within it counts what is near.
     """
     if not has_levers(problem, answer):
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
+        searches = WorkWatch(looks=looks)
         found += _published(own, profile, answer)
         for change in changes_of(own):
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
-                best = _searched(own, change, profile, answer, searches)
+                best, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
             else:
                 best = _nearby(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, best)]
@@ -98,6 +100,12 @@ def levers_of(
         found += _lighter(own, profile, answer, searches)
         found += _neighbours(own, profile, answer, searches)
     return in_order([*found, *_packaged(problem, answer)])
+
+
+def _within(change: Change, seconds: float) -> Change:
+    """Return a change with a limit of seconds: CP-SAT seldom proves stages on unlike nodes."""
+    options = replace(change.problem.options, time_limit_s=seconds)
+    return replace(change, problem=replace(change.problem, options=options))
 
 
 def has_levers(problem: Problem, answer: Answer) -> bool:
@@ -307,21 +315,23 @@ def rounder(number: int) -> list[int]:
     return sorted(found, key=lambda one: (one != roundest, abs(one - number)))
 
 
-def _neighbours(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Iterator[Lever]:
+def _neighbours(
+    problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch | None = None
+) -> Iterator[Lever]:
     """Yield the nearest batch and the nearest length that train enough faster, each found by a search.
 
     The roundest one is asked first: where it does not, no nearer one does. A nearer one counts where it
     saves as much, within what a change is worth naming for.
     """
     for changes in (_near_batches(problem), _near_lengths(problem)):
-        best = _searched(problem, changes[0], profile, answer, watch) if changes else None
+        best = _searched_or_near(problem, changes[0], profile, answer, searches) if changes else None
         if best is None:
             continue
         roundest, *nearer = changes
         chosen = _lever(problem, answer, roundest, best)
         for change in nearer:
             look()
-            found = _searched(problem, change, profile, answer, watch)
+            found = _searched_or_near(problem, change, profile, answer, searches)
             lever = None if found is None else _lever(problem, answer, change, found)
             if lever is not None and lever.saves >= chosen.saves - WORTH:
                 chosen = lever
@@ -404,14 +414,14 @@ def _launchers(problem: Problem) -> Iterator[Change]:
 
 
 def _of_launcher(
-    problem: Problem, profile: Profile, answer: Answer, watch: Watch, found: Sequence[Lever]
+    problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch, found: Sequence[Lever]
 ) -> Iterator[Lever]:
     """Yield what the preferred other launcher saves, by a search, where none saves enough nearby."""
     first = next(_launchers(problem), None)
     if first is None or any(one.kind == first.kind for one in found) or problem.places_stages:
         return
     look()
-    best = _searched(problem, first, profile, answer, watch)
+    best, _ = _searched(problem, first, profile, answer, searches)
     if best is not None:
         yield _lever(problem, answer, first, best)
 
@@ -543,7 +553,7 @@ def _fastest(known: Mapping[Configuration, _Seen], *, fits: bool, most: int) -> 
     return sorted(able, key=lambda one: known[one].step_s)[:most]
 
 
-def _lighter(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Iterator[Lever]:
+def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch) -> Iterator[Lever]:
     """Yield the gradients and Adam states of fewer bits that save enough.
 
     They leave more room and take no longer, so that one search of all of them together refutes each whose
@@ -554,15 +564,16 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
     if not changes:
         return
     lightest, saved = changes[-1], 0.0
-    rows, best = same_rows(lightest.problem), _searched(problem, lightest, profile, answer, watch)
-    refutes = best is None and not watch.interrupted()
-    if best is None and not refutes:
+    rows = same_rows(lightest.problem)
+    best, proved = _searched(problem, lightest, profile, answer, searches)
+    refutes = best is None and proved
+    if not proved:
         best = _nearby(problem, lightest, profile, answer)
     for change in changes[:-1]:
         look()
         near = None if refutes else _nearby(problem, change, profile, answer, like=best)
         if near is None and same_rows(change.problem) != rows:
-            near = _searched(problem, change, profile, answer, watch)
+            near, _ = _searched(problem, change, profile, answer, searches)
         if near is not None:
             lever = _lever(problem, answer, change, near)
             saved = max(saved, lever.saves)
@@ -585,40 +596,49 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
     with watch.cut():
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
-            best = _searched(own, change, profile, answer, watch)
+            best, _ = _searched(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, best)]
         found += _published(own, profile, answer)
-        found += _neighbours(own, profile, answer, watch)
+        found += _neighbours(own, profile, answer)
     every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > worth_of(one.kind)]
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
 
 
-def _searched(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, watch: Watch
+def _searched_or_near(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch | None
 ) -> _Best | None:
-    """Return the first plan of a changed request, if it saves enough to be named."""
+    """Return the best plan of a changed request; of one that takes too much work the best that is near."""
+    best, proved = _searched(problem, change, profile, answer, searches)
+    return best if proved else _nearby(problem, change, profile, answer)
+
+
+def _searched(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch | None = None
+) -> tuple[_Best | None, bool]:
+    """Return the first plan of a changed request, if it saves enough to be named, and whether it is proved.
+
+    Where work is limited, a plan that is not proved is none: how soon it is found depends on the machine.
+    """
     changed, limit_s = change.problem, _worth_s(problem, change, answer)
-    variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
-    best: _Best | None = None
-    for group in searched_together(variants):
-        asked = [
-            replace(
-                one,
-                problem=replace(
-                    one.problem, options=replace(one.problem.options, time_limit_s=watch.left_s)
-                ),
-            )
-            for one in group
-        ]
-        first, *others = asked
-        found = search(
-            first.problem, first.profile, should_stop=watch.should_stop,
-            ways=[one.problem for one in others], rivals=Rivals(limit_s, limit_s), proved=False,
-        )  # fmt: skip
-        for plan in found.plans[:1]:
-            limit_s = plan.prediction.step_time_s
-            best = _Best(plan.config, plan.prediction, found_by(asked)(plan).problem)
-    return best
+    best, proved = None, False
+    with nullcontext() if searches is None else searches.cut():
+        variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
+        groups = searched_together(variants)
+        if searches is not None and any(is_too_large(group[0].problem) for group in groups):
+            return None, False  # a sample proves nothing
+        proved = True
+        for group in groups:
+            first, *others = group
+            found = search(
+                first.problem, first.profile, ways=[one.problem for one in others],
+                rivals=Rivals(limit_s, limit_s), proved=False,
+            )  # fmt: skip
+            proved = proved and found.status in ("optimal", "infeasible")
+            for plan in found.plans[:1]:
+                limit_s = plan.prediction.step_time_s
+                best = _Best(plan.config, plan.prediction, found_by(group)(plan).problem)
+    proved = proved and not (searches is not None and searches.interrupted())
+    return (best if proved or searches is None else None), proved
 
 
 def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:

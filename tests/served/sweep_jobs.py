@@ -38,7 +38,8 @@ def record_in(database: Database, job_id: str) -> JobRecord:
 def answer_child(engine: JobEngine, answer: Answer | None = None) -> str:
     """As a worker would answer the next job; its id."""
     claim = claimed(engine)
-    key = cache_key_of(claim.tenant, claim.request, versions_of(parse_problem(claim.request)))
+    versions = versions_of(parse_problem(claim.request))
+    key = cache_key_of(claim.tenant, claim.request, versions, is_part=claim.parent_id is not None)
     outcome = outcome_of(answer or an_answer(), cache_key=key, cancelled=False)
     assert engine.complete(claim, outcome)
     return claim.job_id

@@ -12,6 +12,8 @@ from sqlalchemy.exc import OperationalError
 from meshwright.profiles.errors import InternalError
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import OnProgress, Problem, Progress, ShouldStop
 from meshwright.workers.runner import Runner, SearchCall
@@ -19,6 +21,7 @@ from tests.builders import a_plan, a_problem, an_answer, an_infeasible_answer
 from tests.processes.quiet_clock import quiet_seconds
 from tests.processes.servers import HANGS_S, until
 from tests.served.job_records import TENANT, add_job, job_in, let_lease_run_out, num_plans
+from tests.served.sweep_jobs import a_sweep, children_in
 
 REPORT = Progress(
     stage="solving",
@@ -307,3 +310,21 @@ def test_a_database_that_comes_back_within_the_lease_gets_the_answer(
 
     runner_of(engine, search).run_next()
     assert (job_in(database).state, num_plans(database)) == ("succeeded", 1)
+
+
+def test_a_point_of_a_sweep_is_not_compared_with_faster_changes(database: Database) -> None:
+    engine, asked = JobEngine(database, lease_s=30.0), list[bool]()
+
+    def search(problem: Problem, *, compared: bool, **_how: object) -> Answer:
+        del problem
+        asked.append(compared)
+        return an_answer()
+
+    jobs = Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0)
+    parent = jobs.submit(TENANT, a_sweep(global_batch_size=[8]))
+    runner = Runner(engine, search, worker="w", leaving=threading.Event())
+    assert runner.run_next()
+    add_job(database, "alone")
+    assert runner.run_next()
+    assert asked == [False, True]
+    assert [child.state for child in children_in(database, parent.id)] == ["succeeded"]

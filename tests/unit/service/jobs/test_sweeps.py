@@ -8,10 +8,12 @@ from sqlalchemy import update
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import PlanFilter
+from meshwright.service.db.records import JobRecord
 from meshwright.service.db.tables import jobs as job_table
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs, TenantLimits
 from meshwright.service.jobs.retention import DAY_S, Retention
+from meshwright.service.jobs.submission import Submission
 from meshwright.service.jobs.sweeps import Sweeps
 from tests.builders import a_plan, an_infeasible_answer
 from tests.served.job_records import TENANT, RememberingQueue, claimed
@@ -70,6 +72,26 @@ def test_a_child_that_was_answered_before_is_not_searched_again(
     assert reused == [known[1], None, known[0]]
     assert states_of(database, jobs.submit(TENANT, a_sweep(fresh=True)).id) == ["queued"] * 3
     assert first.id != wider.id
+
+
+def test_a_job_answers_a_point_and_a_point_answers_no_job(
+    jobs: Jobs, engine: JobEngine, database: Database
+) -> None:
+    """A point's search looks for no changes that train faster, which a job's answer has."""
+
+    def alone(batch: int) -> JobRecord:
+        sweep = a_sweep(global_batch_size=[batch]).sweep
+        assert sweep is not None
+        return jobs.submit(TENANT, Submission(problem=sweep.problems[0], body={}))
+
+    jobs.submit(TENANT, a_sweep(global_batch_size=[8]))
+    answer_child(engine)
+    assert alone(8).state == "queued"
+    answer_child(engine)
+    known = alone(16)
+    answer_child(engine)
+    (child,) = children_in(database, jobs.submit(TENANT, a_sweep(global_batch_size=[16])).id)
+    assert (child.state, (child.point or {})["reused_from"]) == ("succeeded", known.id)
 
 
 def test_a_sweep_of_known_answers_ends_at_once_and_the_same_sweep_is_the_same_job(

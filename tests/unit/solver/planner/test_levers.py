@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.requests.parse import parse_problem
+from meshwright.solver import clock as clocks
 from meshwright.solver.answer import Answer
-from meshwright.solver.clock import Watch
+from meshwright.solver.clock import Watch, WorkWatch, look
 from meshwright.solver.planner import launchers
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.levers import _batches, _near_batches, levers_of, rounder
@@ -81,13 +84,51 @@ def test_levers_wait_for_the_rest_of_the_time_limit_and_not_for_a_share_of_it(
     """All of them are tried where the search left time; only changes that take a search have less."""
     problem, answer = slow
     profile = default_profile(problem.cluster, problem.priced_as)
-    watch, none = Watch(time_limit_s=1e6), Watch(time_limit_s=0.0)
-    found = levers_of(problem, profile, answer, watch, searches=none)
+    found = levers_of(problem, profile, answer, Watch(time_limit_s=1e6), looks=0)
     assert {one.kind for one in found} == {one.kind for one in answer.levers}
     searched = ("gradients", "optimizer")  # near to the first plan alone
     assert [one for one in found if one.kind not in searched] == [
         one for one in answer.levers if one.kind not in searched
     ]
+
+
+def test_a_slow_machine_names_what_a_fast_one_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes on with each reading, a share of the time ends sooner; work doesn't."""
+    problem = parse_problem(
+        {
+            "model": {"name": "llama-3.1-8b"},
+            "cluster": {"name": "dgx-h100", "num_nodes": 2},
+            "workload": {"global_batch_size": 13, "seq_length": 8191},
+            "search": {"top_k": 1, "certify": "none", "time_limit_s": 30.0},
+        }
+    )
+
+    def named(look_s: float) -> list[tuple[str, float]]:
+        moments = count()
+        clock = SimpleNamespace(monotonic=lambda: look_s * next(moments))
+        monkeypatch.setattr(clocks, "time", clock)
+        answer = compared(problem)
+        assert not any("the time limit" in warning for warning in answer.warnings)
+        return [(one.change, one.saves) for one in answer.levers]
+
+    fast = named(0.0002)
+    assert {"a global batch of 16", "a global batch of 12"} <= {change for change, _ in fast}
+    assert named(0.001) == fast == named(0.0005)
+
+
+def test_the_searches_of_changes_share_one_limit_of_work() -> None:
+    work = WorkWatch(looks=2)
+    with work.cut():
+        inner = Watch(time_limit_s=1e6)
+        with inner.cut():
+            look()
+            look()
+            assert not inner.interrupted()
+            inner.quiet_until_s = 0.0
+            look()
+            raise AssertionError("the work was done before")
+        assert inner.interrupted()
+    assert work.interrupted()
 
 
 def test_an_answer_says_that_the_time_was_over_before_every_change_was_tried(
