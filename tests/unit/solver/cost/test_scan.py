@@ -178,9 +178,10 @@ def test_a_selective_scan_takes_as_long_as_its_exponentials_on_an_h100() -> None
     ctx = _context(replace(PLAIN, mixer=SELECTIVE))
     # One of each of 4096 * 16 states and token, at a sixteenth of 66.9 TFLOP/s; its bytes take as long.
     seconds = core_attention(ctx)
-    assert seconds.forward[0] == pytest.approx(8192 * 4096 * 16 / (66.9e12 / 16))
-    moved = 8192 * 2 * (5 * 4096 + 2 * 16)
-    assert seconds.forward[0] == pytest.approx(moved / ctx.hbm_bytes_per_s, rel=0.02)
+    exponentials_s = 8192 * 4096 * 16 / (66.9e12 / 16)
+    moved_s = 8192 * 2 * (5 * 4096 + 2 * 16) / ctx.hbm_bytes_per_s
+    assert seconds.forward[0] == pytest.approx(max(exponentials_s, moved_s))
+    assert exponentials_s == pytest.approx(moved_s, rel=0.1)
     assert seconds.backward[0] == pytest.approx(3 * seconds.forward[0])
 
 
