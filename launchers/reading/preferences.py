@@ -1,6 +1,6 @@
 """Training on preferences by the trainers' own arguments: what a sample is, and which model scores it.
 
-TRL 1.16.0 (trainer/dpo_trainer.py, kto_trainer.py; experimental/cpo, orpo, bco), LLaMA-Factory 0.9.5
+TRL 1.16.0 (trainer/dpo_trainer.py, kto_trainer.py; experimental/cpo, orpo, bco, tpo), LLaMA-Factory 0.9.5
 (train/dpo, kto, rm), ms-swift 4 (arguments/rlhf_args.py), Axolotl 0.19 (core/builders/rl.py, train.py).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.launchers.reading.fields import Fields
@@ -24,6 +24,7 @@ class Kind:
     sample: SampleKind
     compares: bool = True  # to a reference model
     labels: int = 0  # outputs of its head, in place of logits; 0: logits
+    makes_chunks: bool = True  # of logits, where its trainer is TRL's
 
 
 _PAIRS = Kind(sample="pair", compares=False)
@@ -38,13 +39,18 @@ KINDS: Mapping[str, Kind] = {
 # trainer/reward_trainer.py; experimental/prm/prm_trainer.py, examples/scripts/prm.py).
 REWARD = Kind(sample="pair", compares=False, labels=1)
 PROCESS_REWARD = Kind(sample="sequence", compares=False, labels=2)
-_TRLS_KINDS = {**KINDS, "reward": REWARD, "prm": PROCESS_REWARD}
+# Its reference is the third answer, not a model. Without that term's weight the collator leaves it out.
+_TRIPLES = Kind(sample="triple", compares=False, makes_chunks=False)
+_THIRD = "tpo_alpha"
+_TRLS_KINDS = {
+    **KINDS, "reward": REWARD, "prm": PROCESS_REWARD, "tpo": _TRIPLES, "mpo": KINDS["dpo"],
+}  # fmt: skip
 GENERATES = (
     "generates answers while it trains, which files of this trainer are not read for: plan its roles with "
     "kind: post_training"
 )
 _TRLS = re.compile(
-    r"(?:^trl |(?:^|/)(?:trl|examples)/scripts/)(dpo|kto|bco|cpo|orpo|reward|prm)(?:_modeling|_vlm)?"
+    r"(?:^trl |(?:^|/)(?:trl|examples)/scripts/)([dcmt]po|kto|bco|orpo|reward|prm)(?:_modeling|_vlm)?"
     r"(?:\.py)?$"
 )
 _STAGES = ("sft", "pt", "pretrain", "")
@@ -72,7 +78,8 @@ def kind_named(fields: Fields, program: str) -> Kind | None:
             _require_known(fields, "stage", name)
         if name == "dpo" and fields.choice("pref_loss", "sigmoid") in ("orpo", "simpo"):
             name = "orpo"
-    return _TRLS_KINDS.get(name)
+    kind = _TRLS_KINDS.get(name)
+    return replace(_TRIPLES, sample="pair") if kind is _TRIPLES and not fields.number(_THIRD, 1.0) else kind
 
 
 def _require_known(fields: Fields, key: str, name: str) -> None:

@@ -285,7 +285,8 @@ def trainer_run(
     if relative is not None and found.launcher == "accelerate":
         fields.note(f"{relative.title} is priced for accelerate, which starts its processes")
     dropout = tool.dropout if tuned["lora_rank"] else None
-    options = options_of(fields, found, by_trl=_is_trls(fields, tool), dropout=dropout)
+    chunks = _is_trls(fields, tool) and (kind is None or kind.makes_chunks)
+    options = options_of(fields, found, by_trl=chunks, dropout=dropout)
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= samples_of(fields, kind, adapts=tuned["lora_rank"] > 0)
     in_bf16 = tool.loads == "cast up" or _loads_in_bf16(fields, tool)  # only what trains is cast up

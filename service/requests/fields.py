@@ -538,10 +538,11 @@ FIELDS = (
         default="sequence",
         sparse=True,
         about="what a batch is made of: sequence, pair (a chosen and a rejected answer of seq_length "
-        "tokens each: DPO, rewards) or unpaired (one answer, and another one's score: KTO). Batches count "
-        "samples",
+        "tokens each: DPO, rewards), triple (and a third answer that is learnt: TPO) or unpaired (one "
+        "answer, and another one's score: KTO). Batches count samples",
         option=Option(
-            group=MODEL, help="Samples of a batch: sequence, pair (DPO, rewards) or unpaired (KTO)."
+            group=MODEL,
+            help="Samples of a batch: sequence, pair (DPO, rewards), triple (TPO) or unpaired (KTO).",
         ),
         question=FormQuestion(
             part="adapters",
@@ -550,6 +551,7 @@ FIELDS = (
             choices=(
                 ("sequence", "sequences"),
                 ("pair", "pairs: DPO, rewards"),
+                ("triple", "triples: TPO"),
                 ("unpaired", "unpaired answers: KTO"),
             ),
             hint="of preference training: pairs of answers",

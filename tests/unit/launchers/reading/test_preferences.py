@@ -47,6 +47,10 @@ _READ = {
                     ("pair", "frozen", "fp32")),
     "kto": (f"python trl/scripts/kto.py {_TRL} --dtype bfloat16", ("unpaired", "frozen", "bf16")),
     "cpo": (f"python examples/scripts/cpo.py {_TRL} --loss_type simpo", ("pair", "none", "bf16")),
+    "tpo": (f"python examples/scripts/tpo.py {_TRL} --tpo_alpha .5", ("triple", "none", "bf16")),
+    "tpo of two": (f"python examples/scripts/tpo.py {_TRL} --tpo_alpha 0.0", ("pair", "none", "bf16")),
+    "mpo": (f"python examples/scripts/mpo.py {_TRL} --dtype bfloat16 --loss_type sigmoid bco_pair sft",
+            ("pair", "frozen", "bf16")),
     "swift": (f"swift rlhf --model {_MODEL} {_SWIFT}", ("pair", "adapters-off", "bf16")),
     "dpo.yaml": (f"{_LLAMA_FACTORY}stage: dpo\nfinetuning_type: full\n", ("pair", "frozen", "bf16")),
     "lora.yaml": (f"{_LLAMA_FACTORY}stage: dpo\nfinetuning_type: lora\n", ("pair", "adapters-off", "bf16")),
@@ -132,6 +136,24 @@ def test_a_pair_is_two_sequences_and_its_reference_a_forward_pass() -> None:
     assert scored == pytest.approx(pair + own)
     assert 0.7 * pair < own < pair  # autocast casts what is trained in fp32, and nothing of a copy in bf16
     assert copied - held == pytest.approx(2 * layer, rel=1e-3)  # whole on each rank, 2 bytes a weight
+
+
+def test_a_triple_is_three_sequences_in_one_pass() -> None:
+    """TRL f2cd5771, experimental/tpo/tpo_trainer.py: :186 joins the answers, :639 runs them together."""
+    plain, pair, triple = (_prices(0, sample=word)[0] for word in ("sequence", "pair", "triple"))
+    assert triple - pair == pytest.approx(
+        pair - plain, rel=0.05
+    )  # a third one costs what a second one does
+
+
+def test_tpo_keeps_all_logits() -> None:
+    """TRL f2cd5771, experimental/tpo/tpo_trainer.py:643 reads ``outputs.logits``; DPO makes chunks."""
+    kernels = []
+    for name in ("dpo", "tpo"):
+        source = Source(name="run.sh", text=f"python examples/scripts/{name}.py {_TRL}")
+        found = read_launch_files(source, Overrides(num_gpus=1))
+        kernels.append(found.workload.framework_options.get("loss_kernel"))
+    assert kernels == ["chunked", None]  # None: whole, as accelerate's other runs
 
 
 def test_a_reference_is_cut_as_the_model_is() -> None:
