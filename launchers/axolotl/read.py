@@ -603,20 +603,26 @@ def _is_away(fields: Fields) -> bool:
     return _is_cut(fields) and fields.flag(_OFFLOADS)
 
 
+# Attention under which Axolotl leaves embeddings in fp32, and older switches of the others: it casts all to
+# bf16 (0.18 utils/schemas/enums.py:117, :159 ATTN_IMPLS_WITHOUT_DTYPE_CAST).
+_UNCAST = ("sdpa", "eager")
+_CAST = ("xformers_attention", "sage_attention", "flex_attention", "flash_attention")
+
+
 def _take_replicas(fields: Fields) -> None:
-    """Note the replicas of every rank without FSDP, or why they are not priced (loaders/model.py)."""
-    named = fields.word("attn_implementation", "").startswith(("flash_attention", "flex_attention"))
-    flags = [fields.flag(name) for name in ("flash_attention", "flex_attention")]
+    """Note the replicas of every rank without FSDP, or why they are not priced (loaders/model.py:460)."""
+    named = fields.word("attn_implementation", "")
+    cast = named not in _UNCAST if named else any(fields.flag(name) for name in _CAST)
     if fields.word("adapter", "") in _ADAPTERS:
         fields.note("without FSDP every rank holds the whole base, and all adapters")
-    elif named or any(flags) or _cuts(fields):  # its loss needs embedding and head in bf16 (:478)
+    elif cast or _cuts(fields):  # its loss needs embedding and head in bf16 (:478)
         fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
     else:
         fields.fault(
             "fsdp_config",
-            "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not "
-            "supported",
-            allowed="fsdp_version: 2 and an fsdp_config",
+            "without FSDP, and with no attention named but sdpa or eager, Axolotl's weights are in two "
+            "precisions, which is not supported",
+            allowed="attn_implementation: flash_attention_2, or fsdp_version: 2 and an fsdp_config",
         )
 
 

@@ -516,6 +516,28 @@ def test_cut_cross_entropy_casts_the_head_so_that_replicas_need_no_flash_attenti
     assert (found.launcher, found.workload.framework_options["loss_kernel"]) == ("trl", "cut")
 
 
+@pytest.mark.parametrize(
+    ("more", "cast"),
+    [
+        ("attn_implementation: xformers\n", True),
+        ("xformers_attention: true\n", True),
+        ("attn_implementation: flash_attention_2\n", True),
+        ("attn_implementation: sdpa\n", False),
+        ("sdp_attention: true\n", False),
+        ("", False),
+    ],
+)
+def test_attention_other_than_torchs_takes_replicas_back_to_bf16(more: str, cast: bool) -> None:
+    """Axolotl 067b021c: loaders/model.py:460 should_convert, schemas/config.py:1500, enums.py:159."""
+    plain = AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch") + more
+    if cast:
+        found = read(plain, Overrides(num_gpus=1), "full.yml")
+        assert (found.launcher, found.workload.optimizer) == ("trl", "adamw-pure-bf16")
+        return
+    with pytest.raises(InvalidProblemError, match="weights are in two precisions"):
+        read(plain, Overrides(num_gpus=1), "full.yml")
+
+
 def test_activations_leave_by_the_older_word_as_by_their_own() -> None:
     plain = AXOLOTL + CUT
     older = plain.replace("gradient_checkpointing: true", "gradient_checkpointing: offload")
