@@ -783,9 +783,9 @@ def _micro(fields: Fields, known: Known, tool: Tool) -> int:
     return micro
 
 
-# transformers 00d481d1 (examples/pytorch/language-modeling/run_clm.py): without ``block_size`` the tokenizer's
-# longest text, or 1024 tokens where that is longer than the model's positions; 1024 in older ones, whatever
-# it is (DeepSpeedExamples 45b4b715, compression/gpt2/run_clm_no_trainer.py:340).
+# transformers 00d481d1, examples/pytorch/language-modeling/run_clm.py: without ``block_size`` it is the
+# tokenizer's longest text, or 1024 tokens where that is longer than the model's positions; 1024 in older
+# ones, whatever it is (DeepSpeedExamples 45b4b715, compression/gpt2/run_clm_no_trainer.py:340).
 _RUN_CLM = re.compile(r"(?:^|/)run_clm(?:_no_trainer)?\.py$")
 _BLOCK = 1024
 

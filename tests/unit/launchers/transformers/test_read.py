@@ -439,8 +439,8 @@ def test_blocks_of_the_example_are_those_of_its_own_rule(model: str, longest: in
     newer = longest if longest <= positions else min(1024, positions)
     older = 1024  # DeepSpeedExamples 45b4b715, run_clm_no_trainer.py:347
     assert newer == older
-    text = f"torchrun --nproc_per_node 2 run_clm.py --do_train --model_name_or_path {model} --bf16 true\n"
-    source = Source(name="run.sh", text=text)
+    words = f"--do_train --model_name_or_path {model} --per_device_train_batch_size 4 --bf16 true"
+    source = Source(name="run.sh", text=f"torchrun --nproc_per_node 2 run_clm.py {words}\n")
     if positions == older:
         assert read_launch_files(source, Overrides()).workload.seq_length == newer
         return
