@@ -250,7 +250,7 @@ def trainer_run(
     micro = _micro(fields, known, tool)
     count = _supplied(fields, known, "num_microbatches", fields.optional(_COUNT))
     count = count or max(-(-tool.batch // (max(micro, 1) * (world or 1))), 1)
-    length = _length(fields, known, tool)
+    length = _length(fields, known, _with_block(tool, program, model))
     tuned = _tuned(fields, known, tool, model, program)
     alone = started == 1 and known.world.num_gpus in (None, 0, 1)
     if alone and (world or 1) > 1 and tuned["base_precision"] != "bf16":
@@ -781,6 +781,24 @@ def _micro(fields: Fields, known: Known, tool: Tool) -> int:
     elif whole:
         fields.note(f"global_batch_size is another program's: {_MICRO} counts")
     return micro
+
+
+# transformers 00d481d1, examples/pytorch/language-modeling/run_clm.py: without ``block_size`` it is the
+# tokenizer's longest text, or 1024 tokens where that is longer than the model's positions; 1024 in older
+# ones, whatever it is (DeepSpeedExamples 45b4b715, compression/gpt2/run_clm_no_trainer.py:340).
+_RUN_CLM = re.compile(r"(?:^|/)run_clm(?:_no_trainer)?\.py$")
+_BLOCK = 1024
+
+
+def _with_block(tool: Tool, program: str, model: ModelSpec) -> Tool:
+    """Return the tool with the blocks of transformers' own example, of models as GPT-2 alone.
+
+    Their tokenizer's longest text, their positions and the example's limit are one number.
+    """
+    alike = model.learned_position_embeddings and model.max_position_embeddings == _BLOCK
+    if not (alike and _RUN_CLM.search(program)):
+        return tool
+    return replace(tool, name="run_clm.py", limit="block_size", length=_BLOCK)
 
 
 def _length(fields: Fields, known: Known, tool: Tool) -> int:

@@ -428,3 +428,21 @@ def test_accelerates_file_may_be_json() -> None:
     files = {"a.json": '{"distributed_type": "MULTI_GPU", "num_processes": 8}', "run.sh": words}
     found = read_launch_files(Source(name="run.sh", text=words, files=files), Overrides())
     assert found.configuration.data_parallel_size == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "longest", "positions"),
+    [("gpt2", 1024, 1024), ("distilgpt2", 1024, 1024), ("facebook/opt-125m", 10**30, 2048)],
+)
+def test_blocks_of_the_example_are_those_of_its_own_rule(model: str, longest: int, positions: int) -> None:
+    """transformers 00d481d1, run_clm.py: where both rules agree, and the tokenizer's length is known."""
+    newer = longest if longest <= positions else min(1024, positions)
+    older = 1024  # DeepSpeedExamples 45b4b715, run_clm_no_trainer.py:347
+    assert newer == older
+    words = f"--do_train --model_name_or_path {model} --per_device_train_batch_size 4 --bf16 true"
+    source = Source(name="run.sh", text=f"torchrun --nproc_per_node 2 run_clm.py {words}\n")
+    if positions == older:
+        assert read_launch_files(source, Overrides()).workload.seq_length == newer
+        return
+    with pytest.raises(InvalidProblemError, match="max_seq_length of the training script"):
+        read_launch_files(source, Overrides())  # no fact of a model says its tokenizer's length
