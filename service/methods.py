@@ -69,6 +69,7 @@ class FitRow:
 
     method: Method
     launcher: str
+    problem: Problem  # that its command plans
     fit: Fit
     command: str  # of ``meshwright plan``, which finds the plan and writes its files
     seq_length: int
@@ -140,6 +141,7 @@ def what_fits(
     from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - the same
     from meshwright.service.requests.checks import check_launcher  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
+    from meshwright.solver.planner.fits import planned  # noqa: PLC0415 - the same
     from meshwright.solver.space.launcher_choice import bound, launchers_able  # noqa: PLC0415 - the same
 
     check_launcher(launcher)
@@ -164,22 +166,28 @@ def what_fits(
                 refused = fault
             continue
         for name in able if launcher == "any" else [one for one in able if one == launcher]:
-            fit, allow = _best_fit(bound(problem, name))
+            under = bound(problem, name)
+            fit, allow = _best_fit(under)
             if fit is not None:
-                own = replace(
-                    method, option=" ".join((method.option, *(f"--allow {one}" for one in allow)))
-                )
+                every = ["--lora-target all-linear"] * _adapts_fewer(problem, name)
+                options = (method.option, *every, *(f"--allow {one}" for one in allow))
+                own = replace(method, option=" ".join(options))
                 command = _command(question, {**work, **(typed or {})}, own, name, fit)
                 each = max(work["global_batch_size"] // gpus, 1)
                 found.append(
                     FitRow(
-                        method=method, launcher=name, fit=fit, command=command,
-                        seq_length=work["seq_length"], largest=each, allow=allow,
+                        method=method, launcher=name, problem=_allowing(under, allow), fit=fit,
+                        command=command, seq_length=work["seq_length"], largest=each, allow=allow,
                     )
                 )  # fmt: skip
     if not found and refused is not None:
         raise refused
-    return _in_order(found)
+    rows = [replace(row, fit=planned(row.problem, row.fit)) for row in _in_order(found)]
+    return _in_order(rows)
+
+
+def _allowing(problem: Problem, switches: Sequence[str]) -> Problem:
+    return replace(problem, options=replace(problem.options, allow=(*problem.options.allow, *switches)))
 
 
 _USUAL_LENGTH = 4096
@@ -192,6 +200,17 @@ def usual_length(model: ModelSpec) -> int:
 
 # Switches that save memory on one card, in the order in which they are tried, and what people call them.
 _SWITCHES = {"quantizes_experts": "4-bit experts", "loss_kernel": "loss in parts"}
+
+
+def _adapts_fewer(problem: Problem, launcher: str) -> bool:
+    """Return whether a launcher adapts fewer layers by itself than all, with which a row is priced."""
+    from meshwright.profiles.capabilities import launcher_capabilities  # noqa: PLC0415 - help loads no solver
+
+    able, work = launcher_capabilities(launcher), problem.workload
+    if not work.lora_rank:
+        return False
+    every = able.targets_of(problem.model, work.lora_targets)
+    return {*able.default_targets(problem.model)} != {*every}
 
 
 def _best_fit(problem: Problem) -> tuple[Fit | None, tuple[str, ...]]:
@@ -252,8 +271,7 @@ def _command(
             ]
     words += ["--launcher", launcher, *method.option.split()]
     if fit.verdict == "tight":
-        risk = math.ceil(fit.prediction.out_of_memory_probability * 100) / 100
-        words += ["--max-oom-probability", f"{risk:g}"]
+        words += ["--max-oom-probability", f"{fit.accepted_risk:g}"]
     folder = f"{launcher}-{method.title.lower().replace(', ', '-').replace(' ', '-')}"
     return " ".join([*map(shlex.quote, words), "--save-dir", shlex.quote(folder)])
 

@@ -1,11 +1,12 @@
 """Whether a question fits its GPUs under one launcher: at which micro-batch, and how fast.
 
-All legal rows are priced at once, and no proof is searched: the answer takes tenths of a second.
+All legal rows are priced at once, and bound the search of the plan (``planned``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Literal
 
 import numpy as np
@@ -14,11 +15,14 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Prediction, accepts_risk
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.least_memory import Need, least_memory
+from meshwright.solver.planner.variants import searchable, searched_together, variants_of
 from meshwright.solver.predict import predict, predict_all
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import bound_at_sight_s, fitting, nearest
+from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.rows import Rows
+from meshwright.solver.search.search import search
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import enumerate_space
 
@@ -40,9 +44,38 @@ class Fit:
     largest_micro_batch: int  # sequences of one pass that fit; 0: none
 
     @property
+    def accepted_risk(self) -> float:
+        """Return the risk of running out of memory that a plan is asked to accept, in whole per cents."""
+        return ceil(self.lightest.prediction.out_of_memory_probability * 100) / 100
+
+    @property
     def tokens_per_s(self) -> float:
         """Return tokens per second of all GPUs together."""
         return self.prediction.tokens_per_s_per_gpu * self.config.num_gpus
+
+
+def planned(problem: Problem, fit: Fit) -> Fit:
+    """Return what fits with the configuration that a plan of the question lists first.
+
+    ``problem``: the question as it is planned, with all switches that it allows. A search finds the plan as
+    ``plan`` does, but proves nothing of other splits.
+    """
+    if fit.verdict == "no":
+        return fit
+    known, step_s = (fit.config, fit.prediction), fit.prediction.step_time_s
+    options = replace(problem.options, top_k=1, certify="none", diverse=False)
+    if fit.verdict == "tight":
+        options = replace(options, max_out_of_memory_probability=fit.accepted_risk)
+    asked = replace(problem, options=options)
+    variants, _ = searchable(variants_of(asked, default_profile(asked.cluster, asked.priced_as)))
+    for first, *others in searched_together(variants):
+        ways, rivals = [one.problem for one in others], Rivals(step_s, step_s)
+        for plan in search(first.problem, first.profile, ways=ways, rivals=rivals, proved=False).plans[:1]:
+            if plan.prediction.step_time_s < step_s:
+                known, step_s = (plan.config, plan.prediction), plan.prediction.step_time_s
+    config, prediction = known
+    largest = max(fit.largest_micro_batch, config.micro_batch_size)
+    return replace(fit, config=config, prediction=prediction, largest_micro_batch=largest)
 
 
 def fit_of(problem: Problem) -> Fit | None:
