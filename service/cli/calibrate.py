@@ -32,7 +32,8 @@ from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.runs.table import Run
 
 _WORTH_SAYING = 0.05  # relative moves of a constant
-_MUCH_MORE = 1.35  # times the catalog's scatter; 4 to 16 runs of a catalogued cluster mostly show .3 to 1.3 of it
+# Times the catalog's scatter: 4 to 16 runs of a catalogued cluster mostly show 0.3 to 1.3 of it.
+_MUCH_MORE = 1.35
 
 
 def calibrate_command(

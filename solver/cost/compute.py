@@ -103,9 +103,9 @@ def attention_level(ctx: Context) -> FloatArray | float:
 
     What comes on top of a kernel inside a step (copies to and from its layout, casts, rotary embedding)
     grows with the tokens, the kernel with tokens times keys. So the fitted level holds up to the lengths
-    that it was fitted on, where every token is read: a window or a choice of keys shortens the kernel alone.
-    Of more keys the kernel's own rate remains, which at 16,384 tokens and more its authors measure within
-    a tenth of the tables: cuDNN 9.19 and 9.22 (NVIDIA/cudnn-frontend 3929da2e
+    that it was fitted on, where every token is read: a window or a choice of keys shortens the kernel
+    alone. Of more keys the kernel's own rate remains, which at 16,384 tokens and more its authors measure
+    within a tenth of the tables: cuDNN 9.19 and 9.22 (NVIDIA/cudnn-frontend 3929da2e
     ``benchmark/sdpa_benchmark_training/results``, llama3.1) 0.68 and 0.65 of the peak of an H200 and a
     GB200 forward, 0.58 and 0.49 backward; FlashAttention 3 0.62 forward (arXiv:2407.08608, figure 5).
     """
