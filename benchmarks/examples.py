@@ -249,7 +249,7 @@ def _said(source: Source) -> dict[str, int]:
     whole = {key: int(value) for key, value in pairs if value.isdecimal()}
     adapted = {"lora_rank", "lora_r"} & whole.keys()
     uses = "use_peft" in source.text or re.search(
-        r"^(?:adapter|finetuning_type):\s*\w*lora", source.text, re.MULTILINE
+        r"^(?:adapter|finetuning_type):[ \t]*\w*lora", source.text, re.MULTILINE
     )
     return {key: value for key, value in whole.items() if key not in adapted or uses}
 

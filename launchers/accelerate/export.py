@@ -236,7 +236,7 @@ def optimizer(target: Target) -> str:
     name = target.workload.optimizer
     if optimizer_named(name).paged:
         return "paged_adamw_8bit" if "8bit" in name else "paged_adamw_32bit"
-    if name in ("adamw", "adamw-pure-bf16"):
+    if name in ("adamw", "adamw-pure-bf16", "muon"):  # Muon replaces it: train/trainer_utils.py:498
         return "adamw_torch" if target.facts.optimizer_kernel == FOREACH else "adamw_torch_fused"
     if optimizer_named(name).low_rank and "8bit" not in name:
         return "adamw_torch"  # which GaLore replaces: LLaMA-Factory 0.9.5, train/trainer_utils.py:237

@@ -60,6 +60,7 @@ class LlamaFactoryFiles(TrainerFiles):
         "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
         "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "pure_bf16", "quantization_bit",
         "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
+        "use_muon",
         "use_unsloth", "freeze_trainable_layers", "additional_target", "pref_loss", "ref_model",
     )  # fmt: skip
 
@@ -87,11 +88,11 @@ class LlamaFactoryFiles(TrainerFiles):
         return {"flash_attn": _FLASH_ATTN[attention(target)]}
 
     def projected(self, target: Target) -> Values:
-        """Return GaLore's arguments: every linear layer but the head is projected."""
+        """Return the switches of Muon or GaLore: every linear layer but the head is projected."""
         workload = target.workload
         found = optimizer_named(workload.optimizer)
         if not found.low_rank:
-            return {}
+            return {"use_muon": True} if found.newton_schulz else {}
         return {
             "use_galore": True,
             "galore_target": "all",

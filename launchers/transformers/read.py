@@ -318,6 +318,7 @@ def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: floa
         by_trl: TRL trains, which makes logits in chunks.
         dropout: default of adapters' inputs; None: no adapters.
     """
+    key = "optimizer" if fields.has("optimizer") else "optim"
     return {
         **found.workload.framework_options,
         **ranks.kernel_of(fields, found.launcher, found.configuration),
@@ -326,7 +327,7 @@ def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: floa
         **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=by_trl),
         **({} if dropout is None else adapters.options_of(fields, usual=dropout)),
         **ranks.evaluation_of(fields),
-        **update_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
+        **({} if any(fields.flag(own) for own in _OWN_OPTIMIZERS) else update_of(fields, key)),
     }
 
 
@@ -349,9 +350,8 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         supplied=known.overrides.values.get("lora_rank"),
     )
     targets = adapters.of_peft(fields, targets, model) if tool.pefts else targets
-    if tool.own_galore and fields.flag("use_galore"):
-        optimizer = _projected(fields)
-    else:
+    optimizer = _own_optimizer(fields) if tool.own_galore else {}
+    if not optimizer:
         key = "optimizer" if fields.has("optimizer") else "optim"
         optimizer = trainers_galore(fields, model) or {"optimizer": optimizer_of(fields, key)}
     return {
@@ -367,6 +367,20 @@ _PROJECTED = {  # LLaMA-Factory 0.9.5, train/trainer_utils.py:237
     "adamw_torch": "galore", "adamw_bnb_8bit": "galore-8bit", "adamw_8bit": "galore-8bit",
     "paged_adamw_8bit": "galore-8bit",
 }  # fmt: skip
+
+
+def _own_optimizer(fields: Fields) -> dict[str, Any]:
+    """Return the fields of an optimizer that LLaMA-Factory makes itself, by the first switch that is on.
+
+    Its Muon updates matrices that are neither embedding nor head, on every rank that holds them.
+    """
+    if fields.flag("use_galore"):
+        return _projected(fields)
+    return {"optimizer": "muon"} if fields.flag(_MUON) else {}
+
+
+_MUON = "use_muon"
+_OWN_OPTIMIZERS = ("use_galore", _MUON)  # LLaMA-Factory's, in place of the Trainer's
 
 
 def _projected(fields: Fields) -> dict[str, Any]:
@@ -491,6 +505,12 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
     """Return the tuning fields with the types that weights have on the ranks of the run."""
     rank, base, in_bf16 = tuned["lora_rank"], tuned["base_precision"], _loads_in_bf16(fields, tool)
     optimizer = optimizer_under(found, tuned["optimizer"])
+    shards = found.launcher == "deepspeed" or found.configuration.zero_stage > 0
+    if tuned["optimizer"] == "muon" and (shards or in_bf16):  # third_party/muon/muon.py: whole matrices
+        fields.fault(
+            _MUON, "is supported on replicas with weights in fp32 alone", allowed="false", nearest="false"
+        )
+        fields.stop()
     if not rank and keeps_no_copy(found):
         optimizer = WITHOUT_COPY.get(optimizer, optimizer) if in_bf16 else optimizer
         _note_type(fields, tool, in_bf16=in_bf16)

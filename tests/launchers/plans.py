@@ -331,6 +331,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
         (REPLICAS, {"optimizer": "adamw-pure-bf16"}),
+        (REPLICAS, {"optimizer": "muon"}),
     ),
     "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS),
     "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS),

@@ -134,6 +134,8 @@ def test_drawn_fine_tunings_are_read_unchanged(launcher: str) -> None:
             optimizer=rng.choice(able.optimizers or ("adamw",)),
             **(frozen if adapted else {}),  # type: ignore[arg-type]
         )
+        low_rank = optimizer_named(workload.optimizer).low_rank  # files state a rank
+        workload = replace(workload, optimizer_rank=64 * low_rank)
         problem = replace(problem, workload=workload)
         if tried < 3 * PLANS and not list(problem_faults(problem, able)):
             for found in random_targets(problem, 1, rng):

@@ -92,6 +92,7 @@ def judge(case: Case) -> Seen:
         ),
         "base_precision": {4: base, 8: "int8"}.get(model.quantization_bit, "bf16"),
         "optimizer_bits": 8 if "8bit" in str(getattr(run.optim, "value", run.optim)) else 32,
+        "orthogonalised": tuning.use_muon,
     }
     if tuning.finetuning_type == "full":
         (dtype,) = {str(one).removeprefix("torch.") for one in trained.values()}

@@ -50,7 +50,7 @@ readonly PLAN_DECIDES=(
     gradient-checkpointing load-in-4bit load-in-8bit lora-rank lora-target loraplus-lr-ratio
     neat-packing optim packing per-device-train-batch-size pref-loss pure-bf16 quantization-bit
     quantization-method ref-model stage torch-compile upcast-layernorm use-badam use-dora use-galore
-    use-unsloth
+    use-muon use-unsloth
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

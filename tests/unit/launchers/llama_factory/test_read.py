@@ -313,6 +313,17 @@ def test_galore_of_llama_factory_is_read_with_its_rank_and_interval() -> None:
     assert layerwise.optimizer == "galore-8bit-bf16-layerwise"
 
 
+MUON = GALORE.replace("--use_galore --galore_rank 64", "--use_muon")
+
+
+def test_muon_of_llama_factory_is_read_on_replicas_in_fp32() -> None:
+    assert read(f"CUDA_VISIBLE_DEVICES=0 {MUON} --bf16\n").workload.optimizer == "muon"
+    first = read(f"CUDA_VISIBLE_DEVICES=0 {MUON} --use_galore --bf16\n").workload  # trainer_utils.py:529
+    assert first.optimizer == "galore"
+    with pytest.raises(InvalidProblemError, match="replicas with weights in fp32 alone"):
+        read(f"CUDA_VISIBLE_DEVICES=0 {MUON} --pure_bf16\n")
+
+
 @pytest.mark.parametrize("targets", ["all", "mlp,self_attn", "self_attn, mlp"])
 def test_galore_of_both_parts_of_a_layer_is_that_of_all_linear_layers(targets: str) -> None:
     words = f"CUDA_VISIBLE_DEVICES=0 {GALORE} --bf16 --galore_target '{targets}'\n"
