@@ -16,9 +16,8 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 
 _SEARCHED = "meshwright explain --levers"
-_SHARE = (
-    0.1  # of the time limit: what levers may take if a search left none, and the work of their searches
-)
+# Of the time limit: what levers may take if a search left none, and the work of their searches.
+_SHARE = 0.1
 
 
 def ask_and_compare(
