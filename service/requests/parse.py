@@ -24,6 +24,7 @@ from meshwright.profiles.frameworks import FORMATS, framework_facts, framework_n
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
 from meshwright.profiles.towers import FROZEN_PARTS
@@ -87,7 +88,21 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
     request, cluster = _with_usual_precision(request, cluster)
     if request.stack is not None and request.stack not in framework_names():
         raise UnknownNameError.among("/stack", request.stack, framework_names())
-    under = partial(_under, request, model, cluster)
+    if request.launcher is None and request.search.allow:
+        request, cluster = _with_launcher_of_question(request, model, cluster)
+    problem = _under_launcher(request, partial(_under, request, model, cluster))
+    if request.search.baseline is None:
+        return problem
+    return replace(
+        problem,
+        options=replace(
+            problem.options, baseline=completed(request.search.baseline, problem, at=("search", "baseline"))
+        ),
+    )
+
+
+def _under_launcher(request: Any, under: Callable[[str], Problem]) -> Problem:  # noqa: ANN401 - a ProblemRequest
+    """Return the checked question under its launcher, or under the default one."""
     problem = under(request.launcher or "any")
     choice = None if request.launcher else chosen_launcher(problem)
     launcher = choice.launcher if choice else started_otherwise(problem)
@@ -106,17 +121,56 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
             raise with_every_reason(named, choice) from None
         from meshwright.solver.planner.least_memory import first_with_room  # noqa: PLC0415 - a start loads no search
 
-        problem = under(first_with_room(under("any"), able))
-    else:
-        problem = problem if choice is None else _with_room(problem, under)
-    if request.search.baseline is None:
-        return problem
-    return replace(
-        problem,
-        options=replace(
-            problem.options, baseline=completed(request.search.baseline, problem, at=("search", "baseline"))
-        ),
+        return under(first_with_room(under("any"), able))
+    return problem if choice is None else _with_room(problem, under)
+
+
+def _with_launcher_of_question(
+    request: Any,  # noqa: ANN401 - a ProblemRequest
+    model: ModelSpec,
+    cluster: ClusterSpec,
+) -> tuple[Any, ClusterSpec]:
+    """Return a request under the launcher that it has without permissions, so that none makes it slower.
+
+    What that launcher has not is left out, with a warning. Where nothing fits without permissions, or no
+    launcher has them, the request stays as it is.
+    """
+    from meshwright.solver.planner.least_memory import may_have_room  # noqa: PLC0415 - a start loads no search
+
+    def allowing(words: Sequence[str]) -> Any:  # noqa: ANN401 - a ProblemRequest
+        return request.model_copy(update={"search": request.search.model_copy(update={"allow": [*words]})})
+
+    def is_able(words: Sequence[str]) -> bool:
+        return launcher in passing(partial(_under, allowing(words), model, cluster))
+
+    plain = allowing([])
+    try:
+        problem = _under_launcher(plain, partial(_under, plain, model, cluster))
+    except InvalidProblemError:
+        return request, cluster
+    launcher, words = problem.launcher, request.search.allow
+    if launcher == "none" or not may_have_room(problem):
+        return request, cluster
+    able = list(passing(partial(_under, request, model, cluster)))
+    kept = words if launcher in able else [word for word in words if is_able([word])]
+    if not able or (kept != words and not is_able(kept)):
+        return request, cluster
+    lacking = _optimizers_lacking(problem, launcher, words)  # they may stay: no search tries them there
+    lost, said = [word for word in words if word not in kept or word in lacking], list[str]()
+    if lost:
+        other = next((name for name in able if not _optimizers_lacking(problem, name, lost)), None)
+        has = f": --launcher {other} has" if other else ""
+        said.append(f"search.allow: {launcher} has no {', '.join(lost)}{has}")
+    return (
+        allowing(kept).model_copy(update={"launcher": launcher}),
+        replace(cluster, warnings=(*cluster.warnings, *said)),
     )
+
+
+def _optimizers_lacking(problem: Problem, launcher: str, words: Sequence[str]) -> set[str]:
+    able = launcher_capabilities(launcher)
+    known = (able.adapter_optimizers if problem.workload.lora_rank else ()) or able.optimizers
+    return {word for word in words if word in OPTIMIZERS and word not in known}
 
 
 def _with_usual_precision(request: Any, cluster: ClusterSpec) -> tuple[Any, ClusterSpec]:  # noqa: ANN401 - a ProblemRequest

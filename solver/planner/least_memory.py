@@ -104,11 +104,19 @@ def first_with_room(problem: Problem, launchers: Sequence[str]) -> str:
     Memory is asked about where GPUs are alike, and few or without a pipeline.
     """
     first = launchers[0]
-    pipelines = {*launcher_capabilities(first).schedules} - {"none"}
-    few = problem.cluster.is_homogeneous and (problem.cluster.num_gpus <= _FEW_GPUS or not pipelines)
-    if not few:
+    if not _asks_memory(problem, first):
         return first
     return next((name for name in dict.fromkeys(launchers) if _may_fit(problem, name)), first)
+
+
+def may_have_room(problem: Problem) -> bool:
+    """Return whether a question may fit under its launcher; True where memory is not asked about."""
+    return not _asks_memory(problem, problem.launcher) or _may_fit(problem, problem.launcher)
+
+
+def _asks_memory(problem: Problem, launcher: str) -> bool:
+    pipelines = {*launcher_capabilities(launcher).schedules} - {"none"}
+    return problem.cluster.is_homogeneous and (problem.cluster.num_gpus <= _FEW_GPUS or not pipelines)
 
 
 def _may_fit(problem: Problem, launcher: str) -> bool:

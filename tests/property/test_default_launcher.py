@@ -7,7 +7,7 @@ Adapters, precisions, optimizers, chips, models and pins are drawn; every launch
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -17,9 +17,11 @@ from meshwright.profiles.capabilities import launcher_capabilities, launcher_nam
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import gpu_names, model_names
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.configuration import RECOMPUTE, SCHEDULES
 from meshwright.solver.planner.least_memory import least_memory
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
 from tests.draws import draws
@@ -137,3 +139,31 @@ def test_the_default_launcher_has_room_where_another_has_whatever_is_allowed(see
         others = {name: parsed(raw, name) for name in able_by_name(raw)}
         roomy = [name for name, one in others.items() if isinstance(one, Problem) and has_room(one)]
         assert not roomy, (raw, own.launcher)
+
+
+def fastest_s(raw: Mapping[str, Any]) -> float | None:
+    problem = parse_problem(raw)
+    answer = ask(problem, default_profile(problem.cluster, problem.priced_as))
+    return answer.plans[0].prediction.step_time_s if answer.plans else None
+
+
+@pytest.mark.parametrize("seed", range(draws(4)))
+def test_no_permission_makes_the_plan_slower(seed: int) -> None:
+    """Not even one that another launcher than the default one has alone."""
+    rng = random.Random(seed)
+    words = ["loss_kernel", "offload", "adamw-8bit", "adamw-bf16"]
+    raw = {
+        "model": {"name": rng.choice(["qwen3-4b", "qwen3-0.6b", "llama-3.2-1b", "gemma-2-2b"])},
+        "cluster": {
+            "gpu": rng.choice(["a100-sxm-40gb", "rtx-4090", "h100-sxm-80gb"]),
+            "gpus_per_node": rng.choice([1, 2]),
+        },
+        "workload": {"global_batch_size": rng.choice([13, 32]), "seq_length": 2048},
+    }
+    options = {"top_k": 1, "certify": "none"}
+    plain_s = fastest_s({**raw, "search": options})
+    allow = rng.sample(words, rng.choice([1, 2]))
+    allowed_s = fastest_s({**raw, "search": {**options, "allow": allow}})
+    if plain_s is not None:
+        assert allowed_s is not None, (raw, allow)
+        assert allowed_s <= plain_s * (1 + 1e-9), (raw, allow)
