@@ -170,7 +170,7 @@ def without_reasons() -> Iterator[None]:
     nothing = Why(waterfall_s={}, losses=(), limits=())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("meshwright.solver.planner.plan.with_reasons", lambda _, __, plans, ___: tuple(plans))
-        patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_: ())
+        patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
         patch.setattr("meshwright.solver.planner.launchers.reference_of", lambda *_: None)
         patch.setattr(
             "meshwright.service.library.reasons_of", lambda _, __, configs, ___: [nothing] * len(configs)
