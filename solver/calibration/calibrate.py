@@ -45,7 +45,7 @@ from meshwright.solver.calibration.observations import (
 )
 from meshwright.solver.configuration import BoolArray, Configuration, FloatArray
 from meshwright.solver.cost.residuals import features_of
-from meshwright.solver.cost.uncertainty import between, catalog_spreads, least_log_sigma
+from meshwright.solver.cost.uncertainty import between, least_log_sigma, shared_spreads
 from meshwright.solver.predict import Z_80_PERCENT, predict
 from meshwright.solver.problem import Problem, Workload
 
@@ -378,7 +378,7 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
     # what launches and links are in doubt by is among the features that are fitted
     least = np.array([least_log_sigma(one.problem, profile_of(one)) for one in timed])
     own = np.where(least > 0.0, least, sigmas) ** 2 - np.square([between(one.problem) for one in timed])
-    rough, shared = roughness_of(batches), catalog_spreads()["shared"]
+    rough, (shared, common) = roughness_of(batches), shared_spreads()
     part = _part(
         timed,
         profile_of(timed[0]),
@@ -388,8 +388,8 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
             features=_features(timed),
             noises=np.sqrt(_OWN_SHARE * np.maximum(own, 0.0) + (TIME_PROCESS.noise * rough) ** 2),
             roughness=rough,
-            shared=(shared["dense"], shared["experts"]),
-            common=shared["common"],
+            shared=shared,
+            common=common,
         ),
         "time",
     )

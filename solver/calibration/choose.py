@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.profiles.profile import has_experts, regimes, squared_distances
-from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
+from meshwright.profiles.profile import squared_distances
+from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS, kinds_of, spreads_of
 from meshwright.solver.calibration.observations import (
     Observation,
     ProfileOf,
@@ -26,7 +26,7 @@ from meshwright.solver.calibration.observations import (
 )
 from meshwright.solver.configuration import FloatArray, IntArray
 from meshwright.solver.cost.residuals import features_of
-from meshwright.solver.cost.uncertainty import catalog_spreads
+from meshwright.solver.cost.uncertainty import shared_spreads
 
 Choice = Literal["suggested", "random"]
 _STEP = -0.05  # of a finite difference
@@ -73,22 +73,6 @@ class RunCandidates:
         return np.asarray(own)
 
 
-def shared_effects(features: FloatArray) -> FloatArray:
-    """Return what the factors that a cluster's runs share do to the log step time, (n, c).
-
-    Their covariance is ``shared_kernel``'s: a factor of all dense models, one of all with experts, and one
-    of each regime.
-
-    Args:
-        features: of the runs, (n, F).
-    """
-    spread, experts, regime = catalog_spreads()["shared"], has_experts(features), regimes(features)
-    deviation = np.where(experts, spread["experts"], spread["dense"])[:, None]
-    kinds, own = np.stack([~experts, experts], axis=1), regime[:, None] == np.unique(regime)[None, :]
-    common = spread["common"]
-    return np.asarray(deviation * np.hstack([np.sqrt(common) * kinds, np.sqrt(1.0 - common) * own]))
-
-
 def random_order(num_runs: int, seed: int) -> Iterator[int]:
     """Yield all runs, shuffled by the seed."""
     return (int(i) for i in np.random.default_rng(seed).permutation(num_runs))
@@ -102,7 +86,8 @@ def measuring_order(candidates: RunCandidates, measured: Sequence[int] = ()) -> 
         measured: runs that have been measured; not in the answer.
     """
     known = list(dict.fromkeys(measured))
-    effects = np.hstack([candidates.effects, shared_effects(candidates.features)])
+    shared = kinds_of(candidates.features) * spreads_of(candidates.features, *shared_spreads())
+    effects = np.hstack([candidates.effects, shared])
     return islice(_greedy(replace(candidates, effects=effects), known), len(known), None)
 
 

@@ -32,7 +32,7 @@ from meshwright.profiles.profile import (
     shared_kernel,
     squared_distances,
 )
-from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.uncertainty import catalog_spreads
 
 # --------------------------------------------------------------------------------------------------
@@ -121,6 +121,24 @@ TIME_PROCESS = Process(amplitude=0.1, noise=0.03, length=1.4, freedom=0.8, noise
 MEMORY_PROCESS = Process(amplitude=0.05, noise=0.05, length=1.4, freedom=1.0, noise_freedom=1.0)
 
 
+def kinds_of(features: FloatArray) -> FloatArray:
+    """Return which factors runs of these features (K, F) share: dense, experts, each regime, (K, 2 + R)."""
+    experts, own = has_experts(features), regimes(features)
+    of_regimes = own[:, None] == np.unique(own)[None, :]
+    return np.concatenate([np.stack([~experts, experts], axis=1), of_regimes], axis=1).astype(np.float64)
+
+
+def spreads_of(features: FloatArray, shared: tuple[float, float], common: float) -> FloatArray:
+    """Return the standard deviation of each factor of ``kinds_of``, log, (2 + R,).
+
+    The covariance of the runs, that of their factors' sums, is ``shared_kernel``.
+    """
+    _, first = np.unique(regimes(features), return_index=True)
+    of_regimes = np.array(shared)[has_experts(features)[first].astype(np.int64)]
+    parts = np.repeat([common, 1.0 - common], [2, len(of_regimes)])
+    return np.asarray(np.sqrt(parts) * np.array([*shared, *of_regimes]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
     """Measured runs of one cluster, with their prior predictions."""
@@ -143,24 +161,14 @@ class Runs:
         )
 
     @property
-    def regimes(self) -> IntArray:
-        """Return the regimes of the runs, each once, (R,)."""
-        return np.unique(regimes(self.features))
-
-    @property
     def kinds(self) -> FloatArray:
-        """Return which factors each run has: dense models', experts', one of each regime, (K, 2 + R)."""
-        experts = has_experts(self.features)
-        own = regimes(self.features)[:, None] == self.regimes[None, :]
-        return np.concatenate([np.stack([~experts, experts], axis=1), own], axis=1).astype(np.float64)
+        """Return which factors each run has, (K, 2 + R)."""
+        return kinds_of(self.features)
 
     @property
     def spreads(self) -> FloatArray:
-        """Return the standard deviation of each of the factors of ``kinds``, log, (2 + R,)."""
-        experts = has_experts(self.features)
-        of_regimes = [self.shared[int(experts[regimes(self.features) == one][0])] for one in self.regimes]
-        parts = np.repeat([self.common, 1.0 - self.common], [2, len(of_regimes)])
-        return np.asarray(np.sqrt(parts) * np.array([*self.shared, *of_regimes]))
+        """Return the standard deviation of each of these factors, log, (2 + R,)."""
+        return spreads_of(self.features, self.shared, self.common)
 
 
 def kernel(features: FloatArray, process: Process) -> FloatArray:
@@ -499,7 +507,7 @@ def left_over(found: Fit, quantity: str) -> Left:
             shared=runs.shared,
             factors=(dense, experts),
             common=runs.common,
-            own_factors=tuple(zip(map(int, runs.regimes), of_regimes, strict=True)),
+            own_factors=tuple(zip(map(int, np.unique(regimes(runs.features))), of_regimes, strict=True)),
             amplitude=process.amplitude,
             length=process.length,
             trend_amplitude=trend,

@@ -52,6 +52,12 @@ def catalog_spreads() -> dict[str, dict[str, float]]:
     return catalog_file(SPREADS_FILE)  # type: ignore[no-any-return]
 
 
+def shared_spreads() -> tuple[tuple[float, float], float]:
+    """Return ``shared`` and ``common`` of ``shared_kernel`` for the runs of a cluster."""
+    known = catalog_spreads()["shared"]
+    return (known["dense"], known["experts"]), known["common"]
+
+
 def log_time_sigma(
     problem: Problem,
     columns: Columns,

@@ -8,10 +8,10 @@ from meshwright.solver.calibration.choose import (
     RunCandidates,
     measuring_order,
     random_order,
-    shared_effects,
 )
+from meshwright.solver.calibration.fit import kinds_of, spreads_of
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.uncertainty import catalog_spreads
+from meshwright.solver.cost.uncertainty import shared_spreads
 
 
 def points(*values: float) -> RunCandidates:
@@ -59,11 +59,11 @@ def test_a_run_with_experts_and_one_without_tell_of_what_each_kind_shares() -> N
     assert len(first & {2, 3, 4}) == 1
 
 
-def test_shared_factors_vary_together_as_calibration_says() -> None:
+def test_factors_of_runs_vary_together_as_the_kernel_says() -> None:
     features = np.zeros((6, EXPERTS_FEATURE + 1))
     features[3:, EXPERTS_FEATURE], features[[1, 4], FP8_FEATURE] = 1.0, 1.0
-    effects, spread = shared_effects(features), catalog_spreads()["shared"]
-    expected = shared_kernel(features, features, (spread["dense"], spread["experts"]), spread["common"])
+    effects = kinds_of(features) * spreads_of(features, *shared_spreads())
+    expected = shared_kernel(features, features, *shared_spreads())
     np.testing.assert_allclose(effects @ effects.T, expected, atol=1e-12)
 
 
