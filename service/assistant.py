@@ -249,14 +249,15 @@ def _compare(arguments: Json) -> Result:
 
 
 def _fits(arguments: Json) -> Result:
-    from meshwright.service.methods import RANK, memory_words, time_words, what_fits  # noqa: PLC0415 - the same
+    from meshwright.service.methods import RANK, memory_words, time_words, what_fits, with_speeds  # noqa: PLC0415 - the same
 
     work = {name: arguments[name] for name in ("seq_length", "precision") if name in arguments}
     request = {**_asked({name: arguments[name] for name in ("model", "gpus")}), "workload": work}
-    rows = what_fits(
+    found = what_fits(
         request, launcher=arguments.get("launcher", "any"), optimizer=arguments.get("optimizer"),
         lora_rank=arguments.get("lora_rank", RANK),
     )  # fmt: skip
+    rows = with_speeds(found)
     tokens = arguments.get("tokens", 10_000_000)
     lines = [
         f"{row.method.title} · {row.launched}: {row.fit.verdict}, {memory_words(row)} GiB, "

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from meshwright.profiles.units import GIB
@@ -130,7 +132,9 @@ def what_fits(
     typed: Mapping[str, object] | None = None,
     asked: Sequence[str] = (),
 ) -> list[FitRow]:
-    """Return every method under every launcher that can train so: those that fit first, fastest first.
+    """Return every method under every launcher that can train so, those that fit first.
+
+    How fast they are is asked of ``with_speeds``.
 
     Args:
         request: a request with model and cluster, and what is known of the workload: seq_length
@@ -148,7 +152,6 @@ def what_fits(
     from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping  # noqa: PLC0415 - the same
     from meshwright.service.requests.checks import check_launcher  # noqa: PLC0415 - the same
     from meshwright.service.requests.parse import parse_problem  # noqa: PLC0415 - the same
-    from meshwright.solver.planner.fits import planned  # noqa: PLC0415 - the same
     from meshwright.solver.space.launcher_choice import bound, launchers_able  # noqa: PLC0415 - the same
 
     check_launcher(launcher)
@@ -190,8 +193,52 @@ def what_fits(
                 )  # fmt: skip
     if not found and refused is not None:
         raise refused
-    rows = [replace(row, fit=planned(row.problem, row.fit)) for row in _in_order(found)]
-    return _in_order(rows)
+    return _best_of_each(found)
+
+
+def with_speeds(rows: Sequence[FitRow], most: int | None = None) -> list[FitRow]:
+    """Return rows in order, those that fit at the speed of the plan of their command, fastest first.
+
+    ``most``: how many of a method get it, and come first among its rows, unless they are all but one; None:
+    all. Others keep the configuration of least memory.
+    """
+    able = [row for row in rows if row.fit.verdict != "no"]
+    number = Counter(row.method.title for row in able)
+    left = {title: count if most is None or count <= most + 1 else most for title, count in number.items()}
+    bounds_s = _bounds_s([row for row in able if left[row.method.title] < number[row.method.title]])
+    ordered = list[tuple[tuple[int, float], FitRow]]()
+    for title, verdict in product(number, _VERDICTS[:-1]):
+        some = [row for row in able if (row.method.title, row.fit.verdict) == (title, verdict)]
+        fast = _fastest_of([(bounds_s.get(id(row), 0.0), row) for row in some], left[title])
+        left[title] -= len(fast)
+        rest = [row for at, row in enumerate(some) if at not in fast]
+        ordered += [(_place(row), row) for row in fast.values()]
+        ordered += [((_VERDICTS.index(verdict), math.inf), row) for row in rest]
+    ordered += [(_place(row), row) for row in rows if row.fit.verdict == "no"]
+    return [row for _, row in sorted(ordered, key=lambda one: one[0])]
+
+
+def _bounds_s(rows: Sequence[FitRow]) -> Mapping[int, float]:
+    """Return a lower bound of each row's step, by its identity; 0: none is known."""
+    from meshwright.solver.planner.fits import least_steps_s  # noqa: PLC0415 - help loads no solver
+
+    return dict(zip(map(id, rows), least_steps_s([row.problem for row in rows]), strict=True))
+
+
+def _fastest_of(rows: Sequence[tuple[float, FitRow]], most: int) -> Mapping[int, FitRow]:
+    """Return the fastest rows by their place, planned; their bounds or the others refute the rest."""
+    from meshwright.solver.planner.fits import planned  # noqa: PLC0415 - help loads no solver
+
+    fast = list[tuple[float, int, FitRow]]()
+    # those without a bound last: others refute them in less time
+    for at in sorted(range(len(rows)), key=lambda at: (rows[at][0] or math.inf, at)):
+        bound_s, row = rows[at]
+        within_s = math.inf if len(fast) < most else fast[-1][0] if fast else 0.0
+        if most and bound_s <= within_s:
+            fit = planned(row.problem, row.fit, within_s)
+            found = [] if fit is None else [(fit.prediction.step_time_s, at, replace(row, fit=fit))]
+            fast = sorted([*fast, *found], key=lambda one: one[:2])[:most]
+    return {at: row for _, at, row in fast}
 
 
 def _allowing(problem: Problem, switches: Sequence[str]) -> Problem:
@@ -241,19 +288,31 @@ def _rank(fit: Fit) -> tuple[int, float]:
     return _VERDICTS.index(fit.verdict), fit.prediction.out_of_memory_probability
 
 
-def _in_order(rows: Sequence[FitRow]) -> list[FitRow]:
-    """Return rows that fit first, of a method and launcher the better one of two."""
+def _best_of_each(rows: Sequence[FitRow]) -> list[FitRow]:
+    """Return the best row of each method and launcher."""
+    from meshwright.solver.planner.fits import with_fastest  # noqa: PLC0415 - help loads no solver
 
-    def worse(row: FitRow) -> tuple[int, float]:
-        fits = row.fit.verdict != "no"
-        least = float(row.fit.lightest.prediction.peak_memory_bytes)
-        return _VERDICTS.index(row.fit.verdict), -row.fit.tokens_per_s if fits else least
+    alike = dict[tuple[str, str, str], list[FitRow]]()
+    for row in rows:
+        alike.setdefault((row.method.title, row.launcher, row.fit.verdict), []).append(row)
+    found = [
+        row if len(some) == 1 else replace(row, fit=with_fastest(row.problem, row.fit))
+        for some in alike.values()
+        for row in some
+    ]
+    best = dict[tuple[str, str], FitRow]()
+    for row in found:
+        known = best.setdefault((row.method.title, row.launcher), row)
+        if _place(row) < _place(known):
+            best[row.method.title, row.launcher] = row
+    return [*best.values()]
 
-    ranked = sorted(rows, key=worse)
-    first = dict[tuple[str, str], FitRow]()
-    for row in ranked:
-        first.setdefault((row.method.title, row.launcher), row)
-    return [*first.values()]
+
+def _place(row: FitRow) -> tuple[int, float]:
+    """Return what rows are ordered by: those that fit first, fastest first."""
+    fits = row.fit.verdict != "no"
+    least = float(row.fit.lightest.prediction.peak_memory_bytes)
+    return _VERDICTS.index(row.fit.verdict), -row.fit.tokens_per_s if fits else least
 
 
 _OF_DATA = ("sample", "reference", "images_per_sample", "image_tokens")

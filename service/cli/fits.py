@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwright.service.cli.options import completion_of
-from meshwright.service.methods import RANK, FitRow, memory_words, time_words, what_fits
+from meshwright.service.methods import RANK, FitRow, memory_words, time_words, what_fits, with_speeds
 
 if TYPE_CHECKING:  # help loads no table
     from rich.console import RenderableType
@@ -103,6 +103,8 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     rows = what_fits(
         request, launcher=launcher, optimizer=optimizer, lora_rank=lora_rank, typed=of_data, asked=typed
     )
+    shown = None if full or every or json_output else _rows_of_a_method(rows)
+    rows = with_speeds(rows, shown)
     able = [row for row in rows if row.fit.verdict != "no"]
     if json_output:
         print_json([row.record(tokens) for row in rows])
@@ -117,7 +119,7 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     console.print(_answer(able, tokens))
     console.print()
     fitting = _fitting_by_method(rows)
-    most = len(rows) if full else _rows_of_a_method(rows, fitting)
+    most = len(rows) if full else _rows_of_a_method(rows)
     console.print(_table(rows, fitting, tokens, most=most))
     console.print()
     if any(len(able) > most for able in fitting.values()):
@@ -155,8 +157,9 @@ def _fitting_by_method(rows: Sequence[FitRow]) -> Mapping[str, Sequence[FitRow]]
     return {title: [row for row in able if row.method.title == title] for title in titles}
 
 
-def _rows_of_a_method(rows: Sequence[FitRow], fitting: Mapping[str, Sequence[FitRow]]) -> int:
+def _rows_of_a_method(rows: Sequence[FitRow]) -> int:
     """Return how many launchers of a method the table shows, one at least; a line counts the others."""
+    fitting = _fitting_by_method(rows)
     short = len({row.method.title for row in rows if row.fit.verdict == "no"})
     room = _LINES - short
 

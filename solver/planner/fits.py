@@ -1,10 +1,12 @@
 """Whether a question fits its GPUs under one launcher: at which micro-batch, and how fast.
 
-All legal rows are priced at once, and bound the search of the plan (``planned``).
+Its configuration of least memory says whether it fits. A search finds the plan (``planned``), and the price
+of passes bounds what no plan takes less than (``least_steps_s``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
@@ -15,11 +17,13 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Prediction, accepts_risk
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.least_memory import Need, least_memory
-from meshwright.solver.planner.variants import searchable, searched_together, variants_of
+from meshwright.solver.planner.variants import Variant, searchable, searched_together, variants_of
 from meshwright.solver.predict import predict, predict_all
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, problem_digest, usable_gpus
 from meshwright.solver.search.feasible import bound_at_sight_s, fitting, nearest
 from meshwright.solver.search.frontier import Rivals
+from meshwright.solver.search.gpu_seconds import least_pass_gpu_s
+from meshwright.solver.search.memory_limits import may_fit
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.search import search
@@ -54,59 +58,85 @@ class Fit:
         return self.prediction.tokens_per_s_per_gpu * self.config.num_gpus
 
 
-def planned(problem: Problem, fit: Fit) -> Fit:
-    """Return what fits with the configuration that a plan of the question lists first.
-
-    ``problem``: the question as it is planned, with all switches that it allows. A search finds the plan as
-    ``plan`` does, but proves nothing of other splits.
-    """
-    if fit.verdict == "no":
-        return fit
-    known, step_s = (fit.config, fit.prediction), fit.prediction.step_time_s
-    options = replace(problem.options, top_k=1, certify="none", diverse=False)
-    if fit.verdict == "tight":
-        options = replace(options, max_out_of_memory_probability=fit.accepted_risk)
-    asked = replace(problem, options=options)
-    variants, _ = searchable(variants_of(asked, default_profile(asked.cluster, asked.priced_as)))
-    for first, *others in searched_together(variants):
-        ways, rivals = [one.problem for one in others], Rivals(step_s, step_s)
-        for plan in search(first.problem, first.profile, ways=ways, rivals=rivals, proved=False).plans[:1]:
-            if plan.prediction.step_time_s < step_s:
-                known, step_s = (plan.config, plan.prediction), plan.prediction.step_time_s
-    config, prediction = known
-    largest = max(fit.largest_micro_batch, config.micro_batch_size)
-    return replace(fit, config=config, prediction=prediction, largest_micro_batch=largest)
-
-
 def fit_of(problem: Problem) -> Fit | None:
-    """Return whether a question fits under its launcher; None: it has no legal configuration there."""
+    """Return whether a question fits under its launcher; None: it has no legal configuration there.
+
+    Its configuration is the lightest one: ``with_fastest`` and ``planned`` seek faster ones.
+    """
     need = least_memory(problem)
     if need is None:
         return None
-    seen = need.prediction
-    risk = seen.out_of_memory_probability
+    risk = need.prediction.out_of_memory_probability
     verdict: Verdict = "yes" if need.fits else "tight" if risk <= _TIGHT else "no"
-    if verdict != "yes":
-        mbs = need.config.micro_batch_size if verdict == "tight" else 0
-        return Fit(
-            verdict=verdict, lightest=need, config=need.config, prediction=seen, largest_micro_batch=mbs
-        )
-    profile = default_profile(problem.cluster, problem.priced_as)
+    largest = 0 if verdict == "no" else need.config.micro_batch_size
+    return Fit(
+        verdict=verdict, lightest=need, config=need.config, prediction=need.prediction,
+        largest_micro_batch=largest,
+    )  # fmt: skip
+
+
+def with_fastest(problem: Problem, fit: Fit) -> Fit:
+    """Return what fits with the fastest of its legal rows, all priced at once, without a plan."""
+    if fit.verdict != "yes":
+        return fit
     space = enumerate_space(problem, legal_only=True)
     if len(space.rows) > _MOST_ROWS:
-        return Fit(
-            verdict=verdict, lightest=need, config=need.config, prediction=seen,
-            largest_micro_batch=need.config.micro_batch_size,
-        )  # fmt: skip
+        return fit
+    profile = default_profile(problem.cluster, problem.priced_as)
     rows = priced_rows(problem, profile, space.rows.take(np.arange(len(space.rows))))
-    rows = rows.take(np.flatnonzero(fitting(rows)))
-    config, prediction = _fastest(problem, profile, rows) or (need.config, seen)
-    largest = max(
-        _largest_micro_batch(problem, profile, rows), config.micro_batch_size, need.config.micro_batch_size
-    )
-    return Fit(
-        verdict=verdict, lightest=need, config=config, prediction=prediction, largest_micro_batch=largest
-    )
+    found = _fastest(problem, profile, rows.take(np.flatnonzero(fitting(rows))))
+    return fit if found is None else replace(fit, config=found[0], prediction=found[1])
+
+
+def planned(problem: Problem, fit: Fit, within_s: float = np.inf) -> Fit | None:
+    """Return what fits with the configuration that a plan of the question lists first.
+
+    ``problem``: the question as it is planned, with all switches that it allows. A search finds the plan as
+    ``plan`` does, but proves nothing of other splits. None: its step takes longer than ``within_s``.
+    """
+    options = replace(problem.options, top_k=1, certify="none", diverse=False)
+    if fit.verdict == "tight":
+        options = replace(options, max_out_of_memory_probability=fit.accepted_risk)
+    found, step_s = fit, within_s
+    for first, *others in _variants(replace(problem, options=options)):
+        ways, rivals = [one.problem for one in others], Rivals(step_s, step_s)
+        for plan in search(first.problem, first.profile, ways=ways, rivals=rivals, proved=False).plans[:1]:
+            if plan.prediction.step_time_s < found.prediction.step_time_s:
+                found = replace(fit, config=plan.config, prediction=plan.prediction)
+                step_s = min(step_s, plan.prediction.step_time_s)
+    if found.prediction.step_time_s > within_s:
+        return None
+    largest = max(fit.largest_micro_batch, found.config.micro_batch_size)
+    if fit.verdict == "yes":
+        largest = _largest_micro_batch(problem, largest)
+    return replace(found, largest_micro_batch=largest)
+
+
+def least_steps_s(problems: Sequence[Problem]) -> list[float]:
+    """Return a lower bound of all steps of questions that may be planned; 0: none is known.
+
+    Offload shortens no pass, and the bound asks for no memory.
+    """
+    known = dict[tuple[str, tuple[str, ...]], float]()
+    for problem in problems:
+        if (key := _passes_key(problem)) not in known:
+            asked = replace(problem, options=replace(problem.options, allow=key[1]))
+            gpu_s = (
+                least_pass_gpu_s(first.problem, first.profile, [one.problem for one in others], wide=True)
+                for first, *others in _variants(asked)
+            )
+            known[key] = min(gpu_s) / usable_gpus(problem)
+    return [known[_passes_key(problem)] for problem in problems]
+
+
+def _passes_key(problem: Problem) -> tuple[str, tuple[str, ...]]:
+    """Return what questions agree in that differ in whether they may offload."""
+    return problem_digest(problem), tuple(name for name in problem.options.allow if name != "offload")
+
+
+def _variants(problem: Problem) -> list[list[Variant]]:
+    every = variants_of(problem, default_profile(problem.cluster, problem.priced_as))
+    return searched_together(searchable(every)[0])
 
 
 def _fastest(problem: Problem, profile: Profile, rows: Rows) -> tuple[Configuration, Prediction] | None:
@@ -125,16 +155,21 @@ def _fastest(problem: Problem, profile: Profile, rows: Rows) -> tuple[Configurat
     return min(seen, key=lambda pair: pair[1].step_time_s, default=None)
 
 
-def _largest_micro_batch(problem: Problem, profile: Profile, rows: Rows) -> int:
-    """Return the largest micro-batch of rows that fit, proved by the row of least memory with it."""
+def _largest_micro_batch(problem: Problem, known: int) -> int:
+    """Return the largest micro-batch that fits, proved by the row of least memory with it; one is known."""
+    space = enumerate_space(problem, legal_only=True)
+    if len(space.rows) > _MOST_ROWS or space.columns.micro_batch_size.max(initial=0) <= known:
+        return known
+    profile = default_profile(problem.cluster, problem.priced_as)
+    larger = np.flatnonzero(space.columns.micro_batch_size > known)
+    rows = priced_rows(problem, profile, space.rows.take(larger))
+    rows = rows.take(np.flatnonzero(may_fit(rows)))
     sizes = rows.columns.micro_batch_size
-    for size in sorted(set(sizes.tolist()), reverse=True):
+    for size in np.unique(sizes)[::-1].tolist():
         some = rows.take(np.flatnonzero(sizes == size))
-        found = nearest(some)
-        if found is None:
-            continue
-        row, split = found
-        (config,) = some.take([row]).configurations([split])
-        if accepts_risk(problem, predict(problem, profile, config)):
-            return int(size)
-    return 0
+        if (found := nearest(some)) is not None:
+            row, split = found
+            (config,) = some.take([row]).configurations([split])
+            if accepts_risk(problem, predict(problem, profile, config)):
+                return int(size)
+    return known

@@ -54,7 +54,7 @@ def least_memory(problem: Problem) -> Need | None:
 
     None where there is no row, or too many to write down.
     """
-    if is_too_large(problem):
+    if problem.cluster.num_gpus > _FEW_GPUS and is_too_large(problem):
         return None
     profile = default_profile(problem.cluster, problem.priced_as)
     space = enumerate_space(problem, legal_only=True)

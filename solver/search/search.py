@@ -420,7 +420,7 @@ def _bounded(
             if found.frontier.ranked:
                 _interrupt(problem, watch, usual, found.frontier, now=True)
 
-    enumerated = _enumeration(problem, wide=wide, meanwhile=begin)
+    enumerated = _enumeration(problem, wide=wide, meanwhile=None if has_plans else begin)
     with (watch if is_large else first).cut():
         space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
         return _of_whole(found, space, watch, first, known=known, wide=wide)
@@ -452,17 +452,23 @@ def _of_usual(found: AnswerInputs, usual: Space, watch: Watch) -> AnswerInputs:
 
 
 def _enumeration(
-    problem: Problem, *, wide: bool, meanwhile: Callable[[Space], object] = lambda _: None
+    problem: Problem,
+    *,
+    wide: bool,
+    meanwhile: Callable[[Space], object] | None = None,
+    like: Space | None = None,
 ) -> Callable[..., Space]:
     """Return what enumerates the candidates that are searched: all, the usual ones, or as many as pay."""
     if wide:
         return partial(enumerate_space, wide=True)
-    return enumerate_space if problem.options.usual else partial(searched_space, meanwhile=meanwhile)
+    if problem.options.usual:
+        return enumerate_space
+    return partial(searched_space, meanwhile=meanwhile, like=like)
 
 
 def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
     """Return the rows of a problem under all its switches, priced; those that have none are ``space``."""
-    enumerated = _enumeration(found.problem, wide=wide)
+    enumerated = _enumeration(found.problem, wide=wide, like=space)
     space_of = {same_rows(found.problem): space}
     for other in found.others:
         if (key := same_rows(other)) not in space_of:

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from meshwright.service.cli.main import app
-from meshwright.service.methods import what_fits
+from meshwright.service.methods import what_fits, with_speeds
+from meshwright.solver.planner.fits import least_steps_s
 from tests.draws import draws
 
 MODELS = ("qwen3-0.6b", "llama-3.2-1b", "gemma-3-4b", "qwen3-1.7b")
@@ -26,7 +27,12 @@ def test_a_row_of_fits_is_what_its_command_answers(seed: int) -> None:
         "cluster": {"gpu": card, "num_gpus": gpus},
         "workload": {"seq_length": rng.choice([1024, 3000]), "global_batch_size": 16 * gpus},
     }
-    able = [row for row in what_fits(request) if row.fit.verdict != "no"]
+    rows = what_fits(request)
+    able = [row for row in with_speeds(rows) if row.fit.verdict != "no"]
+    few = [row for row in with_speeds(rows, 1) if row.fit.verdict != "no"]
+    for title in {row.method.title for row in able}:  # the first of a method needs no plan of the others
+        every, first = (next(row for row in some if row.method.title == title) for some in (able, few))
+        assert (first.launcher, first.fit) == (every.launcher, every.fit)
     for row in rng.sample(able, min(4, len(able))):
         words = shlex.split(row.command)[1:]
         at = words.index("--save-dir")
@@ -34,3 +40,16 @@ def test_a_row_of_fits_is_what_its_command_answers(seed: int) -> None:
         assert run.exit_code == 0, (row.command, run.output)
         first = json.loads(run.stdout)["plans"][0]["prediction"]
         assert row.fit.prediction.step_time_s == pytest.approx(first["step_time_s"], rel=1e-6), row.command
+
+
+@pytest.mark.parametrize("seed", range(draws(2)))
+def test_no_plan_is_faster_than_the_bound_of_its_question(seed: int) -> None:
+    rng = random.Random(seed)
+    request = {
+        "model": {"name": rng.choice(MODELS)},
+        "cluster": {"gpu": rng.choice(CARDS), "num_gpus": rng.choice([1, 4])},
+        "workload": {"seq_length": rng.choice([1024, 3000]), "global_batch_size": 32},
+    }
+    able = [row for row in with_speeds(what_fits(request)) if row.fit.verdict != "no"]
+    for row, bound_s in zip(able, least_steps_s([row.problem for row in able]), strict=True):
+        assert row.fit.prediction.step_time_s >= bound_s, row.command

@@ -27,7 +27,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.fixing.fixes import fixes_of
 from meshwright.service.here import Machine
 from meshwright.service.jobs.answers import answer_document
-from meshwright.service.methods import what_fits
+from meshwright.service.methods import what_fits, with_speeds
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning.decide import short_list, standing
 from meshwright.solver.calibration.calibrate import calibrate
@@ -70,6 +70,7 @@ SHARED = {
     "meshwright.service.cli.searching.ask_and_compare": remembering(ask_and_compare),
     "meshwright.service.cli.explain.ask": _ASK,
     "meshwright.service.cli.fits.what_fits": remembering(what_fits),
+    "meshwright.service.cli.fits.with_speeds": remembering(with_speeds),
     "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),
     "meshwright.service.fixing.search._MOVES_BY_TIME": 3,  # of pairs
     "meshwright.service.fixing.search._MOVES_BY_MEMORY": 1,

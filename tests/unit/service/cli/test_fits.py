@@ -12,16 +12,18 @@ from typer.testing import CliRunner
 
 from benchmarks.fits import judged, statements
 from meshwright.service.cli.main import app
-from meshwright.service.methods import what_fits
+from meshwright.service.methods import what_fits, with_speeds
 from tests.served.commands import remembering
 
 _WHAT_FITS = remembering(what_fits)
+_WITH_SPEEDS = remembering(with_speeds)
 
 
 @pytest.fixture(autouse=True)
 def _each_question_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table, a short one and JSON show the same rows."""
     monkeypatch.setattr("meshwright.service.cli.fits.what_fits", _WHAT_FITS)
+    monkeypatch.setattr("meshwright.service.cli.fits.with_speeds", _WITH_SPEEDS)
 
 
 @cache
