@@ -52,7 +52,7 @@ from meshwright.profiles.optimizers import UNPAGED, WITHOUT_COPY
 from meshwright.profiles.storage import is_packed
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import OFFLOAD, Configuration
 from meshwright.solver.problem import Workload
 
 _OWN = ("base_model", "sequence_len", "sample_packing", "pad_to_sequence_len", "dp_shard_size")
@@ -418,12 +418,11 @@ def _activations(fields: Fields) -> tuple[bool, bool]:
 
 
 def _with_inputs_away(fields: Fields, found: Configuration) -> Configuration:
-    if found.offload not in ("none", "optimizer"):
-        fields.fault(
-            _AWAY, "next to weights on the host is not supported", allowed="false", nearest="false"
-        )
+    offload = "activations" if found.offload == "none" else f"{found.offload}+activations"
+    if offload not in OFFLOAD:
+        fields.fault(_AWAY, "next to drives is not supported", allowed="false", nearest="false")
         fields.stop()
-    return replace(found, offload="activations" if found.offload == "none" else "optimizer+activations")
+    return replace(found, offload=offload)
 
 
 _AWAY = "activation_offloading"
@@ -588,13 +587,10 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     zero = (_SHARDED if resharded and not _keeps_gathered(fields) else 2) if shares else 0
     if (away := _is_away(fields)) and zero != _SHARDED:
         fields.fault(_OFFLOADS, "weights on the host are priced where they are resharded", allowed="false")
-    if away and inputs_away:
-        fields.fault(
-            _AWAY, "next to weights on the host is not supported", allowed="false", nearest="false"
-        )
     fields.stop()
     mesh = (tp, cp, shard, replicas)
-    offload = "optimizer+parameters" if away else "activations" if inputs_away else "none"
+    parts = [*["optimizer", "parameters"] * away, *["activations"] * inputs_away]
+    offload = "+".join(parts) or "none"
     layers = known.model().num_layers
     return accelerate.meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
 

@@ -448,13 +448,22 @@ def _fetched_s(ctx: Context, weights: Weights, gather: FloatArray) -> FloatArray
     of both (``partitioned_param_coordinator.py __prefetch_nvme_param_partitions``; ZeRO-Infinity,
     arXiv:2104.07857, section 6.2).
     """
-    away = ctx.offloads_weights
+    sent = _held_bytes(ctx, weights)
+    read = np.where(ctx.swaps_weights, sent / ctx.host.nvme_read_bytes_per_s, 0.0)
+    found = gather + fetched_s(ctx, weights)
+    return np.where(ctx.offloads_weights, np.maximum(found, read), gather)
+
+
+def fetched_s(ctx: Context, weights: Weights) -> FloatArray:
+    """Return how long a rank copies its own shard of offloaded weights from the host, (n,)."""
+    copied_s = _held_bytes(ctx, weights) / ctx.host.link_bytes_per_s
+    return np.where(ctx.offloads_weights, copied_s, 0.0)
+
+
+def _held_bytes(ctx: Context, weights: Weights) -> FloatArray:
     plain = 2.0 if ctx.frozen and not ctx.facts.casts_frozen else ctx.facts.weight_bytes
     held = ctx.layer_bytes_sent if ctx.packed else plain
-    sent = held * _shard(ctx, weights)
-    found = gather + sent / ctx.host.link_bytes_per_s
-    read = np.where(ctx.swaps_weights, sent / ctx.host.nvme_read_bytes_per_s, 0.0)
-    return np.where(away, np.maximum(found, read), gather)
+    return np.asarray(held * _shard(ctx, weights))
 
 
 def _kept_s(ctx: Context, trained: Weights) -> FloatArray:

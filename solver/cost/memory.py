@@ -805,16 +805,20 @@ def out_of_memory_probability(peak_bytes: float, limit_bytes: float, sigma: floa
 # Memory of every part and row as prices: what the formulas of ``memory`` add up to.
 
 
-def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
+def spilled_s(
+    ctx: Context, kind: LayerKind, passes: PassSeconds, weights_s: FloatArray | float
+) -> PassSeconds:
     """Return how long each pass waits for offloaded activations on their way to or from the host.
 
     Copies run on a stream of their own under the pass (Transformer Engine ``get_cpu_offload_context``).
+    Offloaded weights take ``weights_s`` of the same link: in a backward pass both come to the GPU, in a
+    forward pass one comes while the other leaves.
     """
     copied = offloaded_bytes(ctx, kind) / ctx.host.link_bytes_per_s
     copied = np.where(ctx.offloads_activations, copied, 0.0)
     return PassSeconds(
         forward=np.maximum(copied - passes.forward, 0.0),
-        backward=np.maximum(copied - passes.backward, 0.0),
+        backward=np.maximum(copied - np.maximum(passes.backward - weights_s, 0.0), 0.0),
     )
 
 

@@ -31,6 +31,7 @@ from meshwright.solver.cost.communication import (
     OfLengths,
     context_parallel,
     expert_parallel,
+    fetched_s,
     replayed_gathers,
     tensor_parallel,
     transfer,
@@ -214,7 +215,8 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
             passes = replace(passes, backward=np.where(ctx.full & modules, behind, passes.backward))
         replay = np.where(ctx.full, again_s, 0.0)
     if ctx.offloads_activations.any():
-        waits = spilled_s(ctx, kind, replace(passes, backward=passes.backward + replay))
+        longer = replace(passes, backward=passes.backward + replay)
+        waits = spilled_s(ctx, kind, longer, fetched_s(ctx, weights))
         replay = replay + np.where(ctx.full, waits.backward, 0.0)
         passes += replace(waits, backward=np.where(ctx.full, 0.0, waits.backward))
     matrices = float(layer.dense_products)

@@ -621,3 +621,19 @@ def test_mixed_attention_is_written_by_axolotl_alone_and_for_layers_of_unlike_he
         other = replace(problem, launcher=launcher, model=find_model(name))
         (fault,) = option_faults(other, launcher_capabilities(launcher))
         assert "doesn't support flash2+sdpa" in fault.message
+
+
+def test_axolotls_weights_and_activations_leave_together() -> None:
+    text = (
+        "base_model: openai/gpt-oss-20b\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
+        "gradient_accumulation_steps: 2\noptimizer: adamw_torch_fused\ngradient_checkpointing: true\n"
+        "sample_packing: true\nfsdp_version: 2\nfsdp_config:\n  offload_params: true\n"
+        "  reshard_after_forward: true\n"
+    )
+    for more, offload in (
+        ("", "optimizer+parameters"),
+        ("activation_offloading: true\n", "optimizer+parameters+activations"),
+    ):
+        found = read(f"{text}{more}", Overrides(num_gpus=8), "fft.yaml")
+        assert found.configuration.offload == offload
+        assert found.configuration.recompute_granularity == "full"

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,14 +19,16 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.cost.context import Context, context_of, is_offloaded
+from meshwright.solver.cost.communication import fetched_s
+from meshwright.solver.cost.context import Context, PassSeconds, context_of, is_offloaded
 from meshwright.solver.cost.memory import (
     checkpoint_bytes,
     layer_activation_bytes,
     offloaded_bytes,
     outside_bytes,
+    spilled_s,
 )
-from meshwright.solver.cost.parameters import largest_tensor
+from meshwright.solver.cost.parameters import Weights, largest_tensor
 from meshwright.solver.cost.price import price, price_unsharded
 from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.planner.plan import ask
@@ -436,3 +439,27 @@ def test_an_update_copies_a_group_of_gradients_to_fp32(stage: int, group: float,
 def test_states_on_the_host_are_updated_without_a_copy_on_the_gpu() -> None:
     here, away = (priced(a_run(word)).replay_workspace_bytes[0] for word in ("none", "optimizer"))
     assert away < here
+
+
+def test_activations_and_weights_come_to_the_gpu_over_one_link() -> None:
+    """In a backward pass; in a forward pass activations leave while weights come."""
+    words = ("none", "activations", "optimizer+parameters", "optimizer+parameters+activations")
+    found = {word: by_fsdp(a_run(word, micro_batch_size=4)) for word in words}
+    ctx, both = found["optimizer+parameters+activations"]
+    for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert getattr(both, name)[0, 0] == getattr(found["optimizer+parameters"][1], name)[0, 0]
+    assert both.checkpoint_bytes[0, 0] == found["activations"][1].checkpoint_bytes[0, 0]
+    there = {word: float(outside_bytes(of_word).host[0]) for word, (of_word, _) in found.items()}
+    assert there[words[3]] == pytest.approx(there[words[1]] + there[words[2]])
+    # a link so slow that it alone decides: both copies, one after the other
+    slow = replace(ctx, host=replace(ctx.host, link_bytes_per_s=1e7))
+    passes = PassSeconds(forward=np.ones(1), backward=np.full(1, 2.0))
+    spilled = offloaded_bytes(slow, "dense") / 1e7
+    for fetched in (0.0, 0.5, 2.0, 3.0):
+        waits = spilled_s(slow, "dense", passes, fetched)
+        assert waits.forward == pytest.approx(spilled - 1.0)
+        weights_wait = max(fetched - 2.0, 0.0)  # which their own gathers count
+        assert 2.0 + weights_wait + waits.backward == pytest.approx(spilled + fetched)
+    assert fetched_s(slow, Weights(dense=np.full(1, float(LAYER)), routed=np.zeros(1))) == pytest.approx(
+        4.0 * LAYER / DP / 1e7
+    )
