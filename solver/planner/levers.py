@@ -13,9 +13,9 @@ that has the time to try all of them. One that has not leaves levers out, and it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -38,7 +38,7 @@ from meshwright.solver.planner.recipes import (
     has_recipes,
     in_words,
 )
-from meshwright.solver.planner.variants import found_by, searchable, searched_together, variants_of
+from meshwright.solver.planner.variants import Variant, found_by, searchable, searched_together, variants_of
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
 from meshwright.solver.search.frontier import Rivals
@@ -98,7 +98,8 @@ def levers_of(
             found += [] if best is None else [_lever(own, answer, change, best)]
         found += _of_launcher(own, profile, answer, searches, found)
         found += _lighter(own, profile, answer, searches)
-        found += _neighbours(own, profile, answer, searches)
+        find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
+        found += _neighbours(own, profile, answer, find)
     return in_order([*found, *_packaged(problem, answer)])
 
 
@@ -316,23 +317,27 @@ def rounder(number: int) -> list[int]:
 
 
 def _neighbours(
-    problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch | None = None
+    problem: Problem, profile: Profile, answer: Answer, find: Callable[[Change], tuple[_Best | None, bool]]
 ) -> Iterator[Lever]:
     """Yield the nearest batch and the nearest length that train enough faster, each found by a search.
 
     The roundest one is asked first: where it does not, no nearer one does. A nearer one counts where it
-    saves as much, within what a change is worth naming for.
+    saves as much, within what a change is worth naming for. Where ``find`` proves nothing, the best plan
+    nearby counts.
     """
+
+    def lever_of(change: Change) -> Lever | None:
+        best, proved = find(change)
+        best = best if proved else _nearby(problem, change, profile, answer)
+        return None if best is None else _lever(problem, answer, change, best)
+
     for changes in (_near_batches(problem), _near_lengths(problem)):
-        best = _searched_or_near(problem, changes[0], profile, answer, searches) if changes else None
-        if best is None:
+        chosen = lever_of(changes[0]) if changes else None
+        if chosen is None:
             continue
-        roundest, *nearer = changes
-        chosen = _lever(problem, answer, roundest, best)
-        for change in nearer:
+        for change in changes[1:]:
             look()
-            found = _searched_or_near(problem, change, profile, answer, searches)
-            lever = None if found is None else _lever(problem, answer, change, found)
+            lever = lever_of(change)
             if lever is not None and lever.saves >= chosen.saves - WORTH:
                 chosen = lever
                 break
@@ -421,7 +426,7 @@ def _of_launcher(
     if first is None or any(one.kind == first.kind for one in found) or problem.places_stages:
         return
     look()
-    best, _ = _searched(problem, first, profile, answer, searches)
+    best, _ = _proved(problem, first, profile, answer, searches)
     if best is not None:
         yield _lever(problem, answer, first, best)
 
@@ -565,7 +570,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         return
     lightest, saved = changes[-1], 0.0
     rows = same_rows(lightest.problem)
-    best, proved = _searched(problem, lightest, profile, answer, searches)
+    best, proved = _proved(problem, lightest, profile, answer, searches)
     refutes = best is None and proved
     if not proved:
         best = _nearby(problem, lightest, profile, answer)
@@ -573,7 +578,7 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         look()
         near = None if refutes else _nearby(problem, change, profile, answer, like=best)
         if near is None and same_rows(change.problem) != rows:
-            near, _ = _searched(problem, change, profile, answer, searches)
+            near, _ = _proved(problem, change, profile, answer, searches)
         if near is not None:
             lever = _lever(problem, answer, change, near)
             saved = max(saved, lever.saves)
@@ -599,46 +604,54 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
             best, _ = _searched(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, best)]
         found += _published(own, profile, answer)
-        found += _neighbours(own, profile, answer)
+        find = partial(_searched, own, profile=profile, answer=answer)
+        found += _neighbours(own, profile, answer, find)
     every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > worth_of(one.kind)]
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
 
 
-def _searched_or_near(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch | None
-) -> _Best | None:
-    """Return the best plan of a changed request; of one that takes too much work the best that is near."""
-    best, proved = _searched(problem, change, profile, answer, searches)
-    return best if proved else _nearby(problem, change, profile, answer)
-
-
 def _searched(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch | None = None
+    problem: Problem, change: Change, profile: Profile, answer: Answer
 ) -> tuple[_Best | None, bool]:
-    """Return the first plan of a changed request, if it saves enough to be named, and whether it is proved.
+    """Return the first plan of a changed request, if it saves enough to be named, and if it is proved."""
+    return _first_of(_groups_of(change, profile), _worth_s(problem, change, answer))
 
-    Where work is limited, a plan that is not proved is none: how soon it is found depends on the machine.
+
+def _proved(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
+) -> tuple[_Best | None, bool]:
+    """Return the same within limited work, and no plan where it is not proved.
+
+    How soon such a plan is found depends on the machine.
     """
-    changed, limit_s = change.problem, _worth_s(problem, change, answer)
     best, proved = None, False
-    with nullcontext() if searches is None else searches.cut():
-        variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
-        groups = searched_together(variants)
-        if searches is not None and any(is_too_large(group[0].problem) for group in groups):
-            return None, False  # a sample proves nothing
-        proved = True
-        for group in groups:
-            first, *others = group
-            found = search(
-                first.problem, first.profile, ways=[one.problem for one in others],
-                rivals=Rivals(limit_s, limit_s), proved=False,
-            )  # fmt: skip
-            proved = proved and found.status in ("optimal", "infeasible")
-            for plan in found.plans[:1]:
-                limit_s = plan.prediction.step_time_s
-                best = _Best(plan.config, plan.prediction, found_by(group)(plan).problem)
-    proved = proved and not (searches is not None and searches.interrupted())
-    return (best if proved or searches is None else None), proved
+    with searches.cut():
+        groups = _groups_of(change, profile)
+        if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
+            best, proved = _first_of(groups, _worth_s(problem, change, answer))
+    return (best, True) if proved and not searches.interrupted() else (None, False)
+
+
+def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
+    changed = change.problem
+    variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
+    return searched_together(variants)
+
+
+def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float) -> tuple[_Best | None, bool]:
+    """Return the fastest plan of all groups within a limit, and whether it is proved."""
+    best, proved = None, True
+    for group in groups:
+        first, *others = group
+        found = search(
+            first.problem, first.profile, ways=[one.problem for one in others],
+            rivals=Rivals(limit_s, limit_s), proved=False,
+        )  # fmt: skip
+        proved = proved and found.status in ("optimal", "infeasible")
+        for plan in found.plans[:1]:
+            limit_s = plan.prediction.step_time_s
+            best = _Best(plan.config, plan.prediction, found_by(group)(plan).problem)
+    return best, proved
 
 
 def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
