@@ -495,7 +495,7 @@ def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
         stack_constants(facts.stack),
         network=network_share(facts.stack, group.inter_node.payload_bytes_per_s),
     )
-    operators = operators_of(group.gpu)
+    operators = operators_of(group.gpu, group.inter_node.kind)
     warnings = []
     if facts.attention_kernel in _BEFORE_BLACKWELL and group.gpu.architecture == "blackwell":
         facts = replace(facts, attention_kernel="cudnn")

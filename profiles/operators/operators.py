@@ -136,11 +136,17 @@ def architectures_log_spread() -> float:
     return float(np.sqrt(2.0) * np.std(np.log(shares), ddof=1))
 
 
-def operators_of(gpu: GpuSpec) -> GpuOperators:
-    """Return the operator shares of a GPU type; of its architecture when the type was not measured."""
+def operators_of(gpu: GpuSpec, network: str = "") -> GpuOperators:
+    """Return the operator shares of a GPU type; of its architecture when the type was not measured.
+
+    Args:
+        gpu: the type.
+        network: the kind of link between its nodes, which tells a cloud's host from the usual one.
+    """
     table = catalog_file(_SHARES)
     row = table["gpus"].get(gpu.slug)
     values = table["default"] | table["architectures"].get(gpu.architecture, {}) | (row or {})
+    values["host"] = values.pop("hosts", {}).get(network, values["host"])
     if gpu.slug in operator_table_names():
         values["tables"] = gpu.slug
     return GpuOperators(

@@ -109,6 +109,13 @@ def test_a_gpu_uses_its_own_tables_and_a_relative_those_of_its_architecture() ->
     assert operators_of(a_gpu(slug="x1", architecture="cdna3")).tables == ""
 
 
+def test_aws_gives_an_h100_a_slower_host_than_the_usual_one() -> None:
+    # EPYC 7R13 over EPYC 7742: 3.6 / 3.4 GHz times 1.19 a cycle, seven tenths of the way from 1
+    spec = a_gpu(slug="h100-sxm-80gb")
+    assert operators_of(spec, "efa").host == pytest.approx(1 - 0.7 * (1 - 3.4 / 3.6 / 1.19), abs=0.005)
+    assert operators_of(spec, "infiniband").host == operators_of(spec).host == 0.79
+
+
 def test_other_tables_are_another_digest() -> None:
     own, other = (operators_of(a_gpu(slug=slug)) for slug in ("h100-sxm-80gb", "h200-sxm-141gb"))
     assert len(own.tables_digest) == 12
