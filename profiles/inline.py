@@ -459,7 +459,8 @@ def _assume(
         if value is None and name not in without:
             assumed = getattr(gpu, name)
             rate = link_rate(assumed) if isinstance(assumed, LinkSpec) else str(assumed)
-            words = f"{rate} {_ASSUMED[name]}"
+            one = rate == "1"
+            words = f"{rate} {'GPU a node' if one else _ASSUMED[name]}"
             own = usual.setdefault(gpu.display_name, [])
             own += [] if words in own else [words]
 

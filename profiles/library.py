@@ -156,7 +156,10 @@ def _is_as_stated(slug: str, words: Words) -> bool:
     kind = str(catalog_file(CATALOG / "gpus" / f"{slug}.yaml").get("memory_kind", "")).lower()
     return (
         words.form in ("", _form(slug))
-        and (words.memory_gb is None or holds(gpu.memory_bytes / GIB, words.memory_gb))
+        and (
+            words.memory_gb in (None, _named_gb(slug))
+            or holds(gpu.memory_bytes / GIB, words.memory_gb or 0.0)
+        )
         and (not words.memory_kind or not kind or words.memory_kind == kind)
     )
 

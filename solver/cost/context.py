@@ -195,10 +195,10 @@ _GEMM_PRECISION = {
     "mxfp8": "fp8", "nvfp4": "fp4",
 }  # fmt: skip
 # With 8-bit products, but not of such blocks: for MXFP8 TransformerEngine's pytorch/quantization.py wants
-# compute capability 10.0 and refuses 12.0 (Blackwell with GDDR); for blocks of 128 it wants 9.0.
-_WITHOUT_BLOCKS = {
-    "mxfp8": {"ada", "hopper", "cdna3", "rtx-5090", "rtx-pro-6000-server"}, "fp8-blockwise": {"ada"},
-}  # fmt: skip
+# compute capability 10.0 and refuses 12.0; for blocks of 128 it wants 9.0. Blackwell with GDDR or LPDDR has
+# 12: the fastest has 1.8 TB/s, and the slowest with HBM 8.
+_WITHOUT_BLOCKS = {"mxfp8": {"ada", "hopper", "cdna3", "blackwell-12"}, "fp8-blockwise": {"ada"}}
+_LEAST_HBM3E_BYTES_PER_S = 4e12
 # Rate of products with a scale for each block over those with one for each tensor: steps of equal dense
 # models that differ in the recipe only (open Megatron-Bridge runs) differ by 3 to 7 %.  A scale for each
 # row makes CUTLASS's products of cuBLAS's (torch ``_scaled_mm``); torchao's table of Llama 3 8B on eight
@@ -793,10 +793,13 @@ def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> s
     """
     recipe = facts.precision_recipe
     precision = _GEMM_PRECISION.get(recipe, problem.workload.precision)
+    generation = gpu.architecture
+    if generation == "blackwell" and gpu.hbm_bytes_per_s < _LEAST_HBM3E_BYTES_PER_S:
+        generation = "blackwell-12"
     able = [
         name
         for name, needs in _GEMM_PRECISION.items()
-        if needs in gpu.peak_flops and not {gpu.architecture, gpu.slug} & _WITHOUT_BLOCKS.get(name, set())
+        if needs in gpu.peak_flops and generation not in _WITHOUT_BLOCKS.get(name, set())
     ]
     if recipe in _GEMM_PRECISION and recipe not in able:
         lacking = (

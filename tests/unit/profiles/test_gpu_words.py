@@ -34,6 +34,7 @@ PRINTED = {
     "a800-sxm-80gb": "NVIDIA A800-SXM4-80GB",
     "b200-sxm-180gb": "NVIDIA B200",
     "b300": "NVIDIA B300 SXM6 AC",
+    "gb10-128gb": "NVIDIA GB10",
     "gb200": "NVIDIA GB200",
     "gb300": "NVIDIA GB300",
     "gh200-96gb": "NVIDIA GH200 480GB",
@@ -156,6 +157,8 @@ def test_what_torch_reports_of_a_device_is_the_same_type(slug: str) -> None:
         ("a100-40", "a100-sxm-40gb", "assuming SXM; 40 is its memory in GB"),
         ("v100-16 pcie", "v100-pcie-16gb", "16 is its memory in GB"),
         ("HGX H100", "h100-sxm-80gb", "assuming SXM; assuming 80 GB"),
+        ("NVIDIA DGX Spark", "gb10-128gb", None),
+        ("gb10 128 GB", "gb10-128gb", None),  # as sold, of which CUDA has 102 GiB
     ],
 )
 def test_people_leave_out_what_the_catalog_can_tell(written: str, slug: str, note: str | None) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from meshwright.profiles.collectives.collectives import all_to_all_s
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.library import find_gpu, find_model
+from meshwright.profiles.library import find_gpu, find_model, gpu_names
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.operators.tables import load_operator_tables
@@ -189,11 +190,9 @@ def test_a_recipe_that_the_gpu_lacks_is_refused_with_those_it_has() -> None:
     assert fault.allowed == "none, fp8-delayed, fp8-current, fp8-rowwise, fp8-blockwise"
 
 
-@pytest.mark.parametrize(
-    ("gpu", "refused"),
-    [("b200-sxm-180gb", False), ("rtx-5090", True), ("h100-sxm-80gb", True), ("l40s", True)],
-)
-def test_transformer_engine_has_mxfp8_for_blackwell_with_hbm_alone(gpu: str, refused: bool) -> None:
+@pytest.mark.parametrize("gpu", [one for one in gpu_names() if "fp8" in find_gpu(one).peak_flops])
+def test_transformer_engine_has_mxfp8_for_blackwell_with_hbm_alone(gpu: str) -> None:
+    refused = not re.match("g?b[23]00|mi35", gpu)  # RTX of Blackwell and GB10 have compute capability 12
     problem = a_problem(framework_options={"precision_recipe": "mxfp8"})
     problem = replace(problem, cluster=a_cluster(num_nodes=1, gpu=find_gpu(gpu)))
     with pytest.raises(InvalidProblemError) if refused else nullcontext():
