@@ -456,19 +456,19 @@ def _enumeration(
     *,
     wide: bool,
     meanwhile: Callable[[Space], object] | None = None,
-    like: Space | None = None,
+    few: bool | None = None,
 ) -> Callable[..., Space]:
     """Return what enumerates the candidates that are searched: all, the usual ones, or as many as pay."""
     if wide:
         return partial(enumerate_space, wide=True)
     if problem.options.usual:
         return enumerate_space
-    return partial(searched_space, meanwhile=meanwhile, like=like)
+    return partial(searched_space, meanwhile=meanwhile, few=few)
 
 
 def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
     """Return the rows of a problem under all its switches, priced; those that have none are ``space``."""
-    enumerated = _enumeration(found.problem, wide=wide, like=space)
+    enumerated = _enumeration(found.problem, wide=wide, few=space.every)
     space_of = {same_rows(found.problem): space}
     for other in found.others:
         if (key := same_rows(other)) not in space_of:

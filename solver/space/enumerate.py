@@ -762,33 +762,29 @@ def searched_space(
     tick: Callable[[], object] = lambda: None,
     one_by_one: bool = False,
     meanwhile: Callable[[Space], object] | None = None,
-    like: Space | None = None,
+    few: bool | None = None,
 ) -> Space:
     """Return the space that a search covers; ``Space.every``: whether of all candidates.
 
     ``one_by_one``: its rows are written down, which costs more than refuting them by kind. ``meanwhile`` is
-    called with the space of the usual candidates before all are enumerated. ``like``: the space of the same
-    problem under other switches.
+    called with the space of the usual candidates before all are enumerated. ``few``: whether all candidates
+    are few, if that is known.
     Other arguments and errors as ``enumerate_space``.
     """
-    most = _most(problem, one_by_one)
-    if meanwhile is None and _is_small(problem, like):
-        every = enumerate_space(problem, legal_only=legal_only, tick=tick, wide=True)
+    enumerated = partial(enumerate_space, problem, legal_only=legal_only, tick=tick)
+    most, every = _most(problem, one_by_one), None
+    if few is None:
+        few = meanwhile is None and estimated_outer(problem, wide=True) <= LARGE_OUTER
+    if few:
+        every = enumerated(wide=True)
         if every.num_legal <= most:  # the usual ones are no more
             return every
-    usual = enumerate_space(problem, legal_only=legal_only, tick=tick)
-    if usual.every or usual.num_legal > most or is_too_large(problem, wide=True):
+    usual = enumerated()
+    if usual.every or usual.num_legal > most or (every is None and is_too_large(problem, wide=True)):
         return usual
     if meanwhile is not None:
         meanwhile(usual)
-    return enumerate_space(problem, legal_only=legal_only, tick=tick, wide=True)
-
-
-def _is_small(problem: Problem, like: Space | None) -> bool:
-    """Return whether all candidates are so few that they are enumerated before the usual ones."""
-    if like is not None:
-        return like.every
-    return estimated_outer(problem, wide=True) <= LARGE_OUTER
+    return every or enumerated(wide=True)
 
 
 def _most(problem: Problem, one_by_one: bool) -> int:
