@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from typer.exceptions import Exit, TyperException
 
-from meshwright.profiles.errors import FieldError, PlannerError
+from meshwright.profiles.errors import UNKNOWN_FIELD, FieldError, PlannerError
 from meshwright.service.cli.meant import EXAMPLE, is_off, meant_by
 from meshwright.service.errors import remedy_of
 from meshwright.service.requests.fields import COMMON, COUNTS, OPTIONS
@@ -50,6 +50,7 @@ _LISTS: Mapping[str, str] = {
     "--gpus": "meshwright gpus",
     "argument": "meshwright models",
 }
+_GPU_OPTIONS = ("--gpu", "--gpus", "--num-gpus", "--gpus-per-node")
 _HARDWARE = ("--gpu", "--gpus", "--nodes", "--cluster")
 _COUNTED = frozenset(
     name for name, row in OPTIONS.items() if row.option and COUNTS in (row.option.metavar or "")
@@ -61,6 +62,7 @@ _MAX_TIPS = 3
 _DOCUMENTS = (".yaml", ".yml", ".json")
 _KIND = re.compile(r'^\s*"?kind"?:\s*"?post_training\b', re.MULTILINE)
 _ALIKE = 0.75  # of difflib, at which an option's name is a slip of another: --modle, --prot
+_FIELD = re.compile(r"\w+")
 _ASSIGNED = re.compile(r"[\w-]+=[^,=]+(,[\w-]+=[^,=]+)+")  # tp=8,pp=4: assignments in one word
 
 
@@ -209,14 +211,43 @@ def tip_of_command(line: Line) -> str:
 
 def tip_of_usage(line: Line, wrong: str = "", nearest: str = "") -> str:
     """Return the command to paste under a usage error; ``nearest``: the option spelled like ``wrong``."""
-    here = ((one, _words_here(line, one)) for one in line.words)
+    words = list(_hardware_here(line))
+    here = ((one, _words_here(line, one)) for one in words)
     words = [part for one, found in here for part in ([one] if found is None else found)]
     words = [replace(one, name=nearest) if nearest and one.name == wrong else one for one in words]
+    words = [_spelt_here(line, one) for one in words]
     words = list(_stated_once(_each_file(words)))
     fixed = replace(line, words=tuple(words))
     if fixed != line and line.command is not None and _has_values(line, words) and fixed.parses():
         return shlex.join(["meshwright", *fixed.typed])
     return shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+
+
+def _hardware_here(line: Line) -> Iterator[Word]:
+    """Yield the words of a line with its GPUs in the options that its command has.
+
+    ``--gpu 4090 --num-gpus 2`` and ``--gpus 2x4090`` state the same.
+    """
+    typed = {one.name: one.value for one in line.words if one.value}
+    has = {name: line.command is not None and line.option(name) is not None for name in _GPU_OPTIONS}
+    number, times, gpu = (typed.get("--gpus") or "").partition("x")
+    count = typed.get("--num-gpus") or typed.get("--gpus-per-node")
+    for word in line.words:
+        if word.name == "--gpu" and "--gpus" not in typed and has["--gpus"] > has["--gpu"]:
+            yield Word("--gpus", f"{count}x{word.value}" if count else word.value)
+        elif word.name == "--gpus" and times and number.isdecimal() and has["--gpu"] > has["--gpus"]:
+            yield from (Word("--gpu", gpu), Word("--num-gpus", number))
+        elif has.get(word.name, True) or "--gpu" not in typed or word.name == "--gpu":
+            yield word
+
+
+def _spelt_here(line: Line, word: Word) -> Word:
+    """Return a word with the option of the command that its own is a slip of."""
+    if line.command is None or not word.name.startswith("--") or line.option(word.name) is not None:
+        return word
+    known = [name for one in line.command.params for name in one.opts if name.startswith("--")]
+    near = near_options(word.name, known)
+    return replace(word, name=near[0]) if near else word
 
 
 _OF_FILES = "--from-args"  # takes several files, each behind the option
@@ -457,6 +488,8 @@ def _looked_up(fault: FieldError, line: Line) -> str:
         return _of_other_command(fault.nearest or "", fault.wrong, line)
     if remedy := remedy_of(fault):
         return remedy
+    if fault.message == UNKNOWN_FIELD and (renamed := _renamed(fault, line)):
+        return renamed
     name, key = ("", "") if _states_itself(line) else option_of(fault.pointer)
     if fault.pointer.startswith("/workload/framework_options"):
         name, key = "--framework-options", ""
@@ -480,6 +513,25 @@ def _of_other_command(option: str, wrong: str, line: Line) -> str:
             if other.parses():
                 return shlex.join(["meshwright", *typed])
     return shlex.join(["meshwright", *line.path, _HELP])
+
+
+def _renamed(fault: FieldError, line: Line) -> str:
+    """Return the command that renames a misspelt field in the one file that has it; empty: none has."""
+    wrong, right = fault.pointer.rpartition("/")[2], fault.nearest or ""
+    if not (_FIELD.fullmatch(wrong) and _FIELD.fullmatch(right)):
+        return ""
+    found = []
+    for word in line.words:
+        with suppress(OSError, UnicodeDecodeError):
+            path = Path(word.value or "")
+            text = path.read_text("utf-8") if not word.name and path.suffix in _DOCUMENTS else ""
+            keys = re.findall(rf'(?<![\w-]){wrong}"?\s*:', text)
+            if len(keys) == 1 == len(re.findall(re.escape(keys[0]), text)):
+                found.append((keys[0], str(path)))
+    if len(found) != 1:
+        return ""
+    key, file = found[0]
+    return shlex.join(["sed", "-i.bak", f"s/{key}/{key.replace(wrong, right)}/", file])
 
 
 def _is_help(command: str) -> bool:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,13 @@ def printed_of(typed: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
 # What people type.
 
 TYPED = (  # words, and the command under the error
+    ("fits qwen3-8b --gpu 4090 --num-gpus 2", "fits qwen3-8b --gpus 2x4090"),
+    ("fits qwen3-8b --gpu 4090", "fits qwen3-8b --gpus 4090"),
+    ("memory qwen3-8b --gpus 8xh100", "memory qwen3-8b --gpu h100 --num-gpus 8"),
+    ("plan qwen3-8b --gpus 8xh100 --batch-size 64 --seq-lenght 4k",
+     "plan qwen3-8b --gpus 8xh100 --global-batch-size 64 --seq-length 4k"),
+    ("plan qwen3-8b --gpus 8xh100 --seq-len 4k --batch-size 64",
+     "plan qwen3-8b --gpus 8xh100 --seq-length 4k --global-batch-size 64"),
     (
         f"plan llama-3.1-8b --cluster dgx-h100 --num-nodes 2 --cluster dgx-a100 --num-nodes 4 {BATCH}",
         f"plan llama-3.1-8b {BATCH} --nodes 2xdgx-h100,4xdgx-a100",
@@ -371,3 +379,27 @@ def test_a_file_of_another_kind_gets_no_option_that_it_refuses(tmp_path: Path) -
         (tmp_path / "a.yaml").write_text(text)
         (found,) = tips_of([fault], Line.of(["plan", str(tmp_path / "a.yaml")], commands()))
         assert found.replace(f"{tmp_path}/", "") == tip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "edit"),
+    [
+        ("a.yaml", "workload: {global_batch_size: 64, seq_len: 4096}", "s/seq_len:/seq_length:/"),
+        ("a.json", '{"workload": {"seq_len" : 4096}}', 's/seq_len" :/seq_length" :/'),
+        ("b.yaml", "workload: {seq_len: 4096, max_seq_len: 1}", ""),  # which would be renamed too
+    ],
+)
+def test_a_misspelt_field_of_a_file_is_renamed_there(
+    tmp_path: Path, name: str, text: str, edit: str
+) -> None:
+    fault = FieldError(pointer="/workload/seq_len", message="unknown field", nearest="seq_length")
+    file = tmp_path / name
+    file.write_text(text)
+    (tip,) = tips_of([fault], Line.of(["plan", str(file)], commands()))
+    if not edit:
+        assert tip == "meshwright plan --help"
+        return
+    assert shlex.split(tip) == ["sed", "-i.bak", edit, str(file)]
+    subprocess.run(shlex.split(tip), check=True)
+    assert "seq_length" in file.read_text()
+    assert (tmp_path / f"{name}.bak").read_text() == text
