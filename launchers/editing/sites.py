@@ -116,18 +116,18 @@ def _script(text: str) -> Iterator[Site]:
     yield from items.values()
     yield from (site for site in _flags(text, bare, 0, len(bare)) if site.begin not in items)
     for found in _ENTRY.finditer(bare):
-        yield _shell_site(text, "assignment", found, 1, 2)
+        yield _shell_site(text, "assignment", found, 2)
     for found in _SUBCOMMAND.finditer(bare):
-        yield replace(_shell_site(text, "assignment", found, 1, 2), name=_MODE)
+        yield replace(_shell_site(text, "assignment", found, 2), name=_MODE)
     for found in _ASSIGNED.finditer(bare):
-        yield _shell_site(text, "assignment", found, 1, 2)
+        yield _shell_site(text, "assignment", found, 2)
     for found in _DEFAULT.finditer(bare):  # : ${TP:=8}
         if bare[: found.start()].rstrip(' "').endswith(":"):
-            yield _shell_site(text, "assignment", found, 1, 2)
+            yield _shell_site(text, "assignment", found, 2)
     for found in _PAIR.finditer(bare):  # of a JSON that the script writes
-        yield _shell_site(text, "json", found, 1, 2)
+        yield _shell_site(text, "json", found, 2)
     for found in _LINE.finditer(bare):  # of a YAML or TOML
-        yield _shell_site(text, "yaml" if ":" in found[2] else "toml", found, 1, 3)
+        yield _shell_site(text, "yaml" if ":" in found[2] else "toml", found, 3)
 
 
 def _items(text: str, bare: str) -> Iterator[Site]:
@@ -150,21 +150,21 @@ def _flags(text: str, bare: str, start: int, end: int) -> Iterator[Site]:
         if found[group] is not None and " --" in found[group] and found[group][0] in "\"'":
             yield from _flags(text, bare, found.start(group) + 1, found.end(group) - 1)
         else:
-            yield _shell_site(text, "flag", found, 1, group if found[group] is not None else None)
+            yield _shell_site(text, "flag", found, group if found[group] is not None else None)
 
 
-def _shell_site(text: str, form: Form, found: re.Match[str], name: int, group: int | None) -> Site:
-    """Return the site of a name and its value, which are groups of a match."""
-    start, end = found.span(group) if group is not None else (found.end(name),) * 2
+def _shell_site(text: str, form: Form, found: re.Match[str], group: int | None) -> Site:
+    """Return the site of a name, a match's first group, and of its value, which is another."""
+    start, end = found.span(group) if group is not None else (found.end(1),) * 2
     value = text[start:end] if group is not None else None
     if value and len(value) > 1 and value[0] in "\"'" and value[-1] == value[0]:
         start, end, value = start + 1, end - 1, value[1:-1]
     default = _DEFAULT.fullmatch(value) if value else None
     if default is not None:
         start, end, value = start + default.start(2), start + default.end(2), default[2]
-    begin = found.start() if form == "json" else found.start(name)
+    begin = found.start() if form == "json" else found.start(1)
     return Site(
-        name=plain_name(found[name].lstrip("+~")), shown=found[name], value=value, begin=begin, start=start,
+        name=plain_name(found[1].lstrip("+~")), shown=found[1], value=value, begin=begin, start=start,
         end=end, line=text.count("\n", 0, begin) + 1, form=form,
     )  # fmt: skip
 

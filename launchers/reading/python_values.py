@@ -248,7 +248,7 @@ def _values(tree: ast.AST, names: Mapping[str, LocatedValue]) -> dict[str, Locat
         before = found.get("model.converters")
         found["model.converters"] = LocatedValue([*([FLOAT8] if before else []), *others], 0)
     flavor = arguments_of(tree, "model_registry", names) or {}
-    flavor = flavor if "flavor" in flavor else _first_argument(tree, "model_registry")
+    flavor = flavor if "flavor" in flavor else _registered_flavor(tree)
     if "flavor" in flavor and flavor["flavor"].value is not NOTHING:
         found["model.flavor"] = flavor["flavor"]
     recompute = _recompute(tree)
@@ -270,9 +270,9 @@ def flavor_values(name: str, text: str) -> dict[str, LocatedValue]:
     return {SHAPE + key: one for key, one in (found | {"scaling_factor": scaling}).items()}
 
 
-def _first_argument(tree: ast.AST, callee: str) -> dict[str, LocatedValue]:
+def _registered_flavor(tree: ast.AST) -> dict[str, LocatedValue]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and called_name(node) == callee and node.args:
+        if isinstance(node, ast.Call) and called_name(node) == "model_registry" and node.args:
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 return {"flavor": LocatedValue(first.value, first.lineno)}

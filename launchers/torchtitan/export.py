@@ -53,8 +53,8 @@ def training_values(target: Target) -> Values:
     }
 
 
-def parallelism_values(target: Target, head_name: str) -> Values:
-    """Return the mesh, the schedule and the modules of each stage; ``head_name`` is the output layer's."""
+def parallelism_values(target: Target) -> Values:
+    """Return the mesh, the schedule and the modules of each stage."""
     config = target.config
     shards = config.zero_shard_size // config.context_parallel_size if config.zero_stage else 1
     values: Values = {
@@ -70,7 +70,7 @@ def parallelism_values(target: Target, head_name: str) -> Values:
         values |= {
             "pipeline_parallel_schedule": SCHEDULES[config.pipeline_schedule],
             "pipeline_parallel_microbatch_size": config.micro_batch_size,
-            "module_fqns_per_model_part": stage_modules(config.stage_layers, head_name, target.model),
+            "module_fqns_per_model_part": stage_modules(config.stage_layers, target.model),
         }
     return values
 
@@ -92,7 +92,7 @@ def compiled_parts(target: Target) -> list[str]:
     return [] if apart else ["model", "loss"]
 
 
-def stage_modules(stage_layers: tuple[int, ...], head_name: str, model: ModelSpec) -> list[list[str]]:
+def stage_modules(stage_layers: tuple[int, ...], model: ModelSpec) -> list[list[str]]:
     """Return the modules of every stage in model order: a partition, since torchtitan does not check it.
 
     Its own split counts embedding and head as a layer each, so the list is always written.
@@ -102,7 +102,7 @@ def stage_modules(stage_layers: tuple[int, ...], head_name: str, model: ModelSpe
         parts.append([f"layers.{layer}" for layer in range(first, first + count)])
         first += count
     parts[0][:0] = ["vision_encoder"] * (model.tower is not None) + ["tok_embeddings"]
-    parts[-1] += ["norm", head_name]
+    parts[-1] += ["norm", "lm_head"]
     return parts
 
 
@@ -152,7 +152,7 @@ def python_file(head: str, target: Target) -> str:
         "TOKENIZER": model.tokenizer,
         "DATA": model.data,
         "TRAINING": _arguments(training),
-        "PARALLELISM": _arguments(parallelism_values(target, "lm_head") | sequence),
+        "PARALLELISM": _arguments(parallelism_values(target) | sequence),
         "RECOMPUTE": target.config.recompute_granularity,
         "COMPILE": ", ".join(f"{name}={value}" for name, value in compiled.items()),
     }

@@ -32,9 +32,9 @@ class _Found:
     element: ET.Element
     above: tuple[ET.Element, ...]
 
-    def attribute_above(self, tag: str, name: str) -> str | None:
-        """Return an attribute of the closest element of one kind above."""
-        return next((parent.get(name) for parent in reversed(self.above) if parent.tag == tag), None)
+    def pci(self, name: str) -> str | None:
+        """Return an attribute of the closest pci element above."""
+        return next((parent.get(name) for parent in reversed(self.above) if parent.tag == "pci"), None)
 
 
 def _parse(file: ForeignFile) -> ET.Element:
@@ -71,8 +71,8 @@ def _find(file: ForeignFile, root: ET.Element) -> tuple[list[_Found], list[_Foun
 
 def _pcie_bytes_per_s(file: ForeignFile, gpu: _Found) -> float | None:
     """Return the rate of the GPU's slot: transfers a second × lanes × encoding / 8 bits."""
-    speed = _LINK_SPEED.fullmatch(gpu.attribute_above("pci", "link_speed") or "")
-    width = gpu.attribute_above("pci", "link_width")
+    speed = _LINK_SPEED.fullmatch(gpu.pci("link_speed") or "")
+    width = gpu.pci("link_width")
     if speed is None or width in (None, "0", ""):
         return None
     lanes = file.whole(width, "pci link_width", high=64)
@@ -92,7 +92,7 @@ def _nvlinks(file: ForeignFile, gpu: _Found) -> tuple[int, list[str]]:
 
 def _islands(gpus: Sequence[_Found], targets: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
     """Return GPUs that reach each other directly or through NVSwitches (which form one fabric)."""
-    bus_ids = {(gpu.attribute_above("pci", "busid") or "").lower(): index for index, gpu in enumerate(gpus)}
+    bus_ids = {(gpu.pci("busid") or "").lower(): index for index, gpu in enumerate(gpus)}
     switched = [i for i, ends in enumerate(targets) if any(end not in bus_ids for end in ends)]
     direct = [(i, bus_ids[end]) for i, ends in enumerate(targets) for end in ends if end in bus_ids]
     return connected(len(gpus), direct + [(switched[0], other) for other in switched])

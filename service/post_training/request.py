@@ -50,7 +50,7 @@ from meshwright.solver.space.expressions import (
 
 LAUNCHERS = tuple(PLACES)
 TRAINERS = ("megatron", "fsdp")
-LATER = {"launcher": ("areal",)}
+LATER = ("areal",)
 # Engines that no launcher has at its release: NeMo-RL and verl got TensorRT-LLM after 0.7.0
 RELEASES = {"nemo-rl": "NeMo-RL 0.7.0", "verl": "verl 0.7.0", "slime": "slime 0.3.1", "trl": "TRL 1.16.0"}
 _NO_ENGINE = ("tensorrt-llm", "trtllm", "trt-llm")
@@ -144,7 +144,7 @@ def read_post_training(raw: Mapping[str, object], *, parse: Parse = parse_proble
     for part, example in (("model", "qwen3-8b"), ("cluster", "8xH100")):
         if reader.value(part) is None:
             reader.fault(part, "is required", allowed=f"as in a problem of meshwright plan: {example}")
-    launcher = _of_now(reader, "launcher", LAUNCHERS)
+    launcher = _launcher(reader)
     algorithm = _algorithm(_part(reader, "algorithm"), PLACES[launcher])
     lengths_stated = _stated_lengths(_part(reader, "lengths"))
     rollout = _rollout(_part(reader, "rollout", required=False), launcher)
@@ -195,13 +195,14 @@ def _part(reader: FieldReader, name: str, *, required: bool = True) -> FieldRead
     return found
 
 
-def _of_now(reader: FieldReader, name: str, allowed: tuple[str, ...]) -> str:
-    """Return one of several words; those that are known but not priced yet are refused as such."""
-    value = reader.value(name)
-    if isinstance(value, str) and value.lower() in LATER.get(name, ()):
-        reader.fault(name, f"{value} is not priced yet", allowed=", ".join(allowed), nearest=allowed[0])
-        return allowed[0]
-    return reader.choice(name, allowed, default=allowed[0])
+def _launcher(reader: FieldReader) -> str:
+    """Return the launcher; those that are known but not priced yet are refused as such."""
+    value, usual = reader.value("launcher"), LAUNCHERS[0]
+    if isinstance(value, str) and value.lower() in LATER:
+        message = f"{value} is not priced yet"
+        reader.fault("launcher", message, allowed=", ".join(LAUNCHERS), nearest=usual)
+        return usual
+    return reader.choice("launcher", LAUNCHERS, default=usual)
 
 
 def _algorithm(reader: FieldReader, places: Places) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
     lines = [_loss(loss, step_s) for loss in why.losses]
     lines += [f"binds: {limit_words(limit, step_s)}" for limit in why.limits]
     if plan.odds is not None:
-        lines.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
+        lines.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}')}")
     return [formatting.wrapped(line, width, indent=2) for line in lines]
 
 
@@ -125,14 +125,14 @@ def proof_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     return [formatting.wrapped(f"Proof: {'; '.join(words)}.", width, indent=2)] if words else []
 
 
-def odds_words(odds: Odds, subject: str, rivals: str) -> str:
-    """``#1 has a 25 % chance of being the fastest of these; with 90 % probability it is at most …``."""
+def odds_words(odds: Odds, subject: str) -> str:
+    """``#1 has a 25 % chance of being the fastest of its ranking; with 90 % probability at most …``."""
     chance, regret = odds.best_probability, formatting.risk(odds.regret_p90)
     share = "more than 99.9 %" if chance > _SURE else f"{chance * 100:.0f} %"
     article = "an" if share.startswith(("8", "11 ", "18 ")) else "a"
     most = f"less than {regret[1:]}" if regret.startswith("<") else f"at most {regret}"
     return (
-        f"{subject} has {article} {tied(share)} chance of being the fastest of {rivals}; "
+        f"{subject} has {article} {tied(share)} chance of being the fastest of its ranking; "
         f"with {tied('90 %')} probability it is {tied(most)} slower than the fastest"
     )
 

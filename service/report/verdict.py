@@ -140,7 +140,7 @@ def _ranked(plan: Plan) -> Verdict:
     """Return a plan that is not the first: what it takes, without the claims that are the first's."""
     notes, seen = list[str](), plan.prediction
     if plan.odds is not None and plan.odds.regret_p90 != 0.0:
-        notes = [f"{odds_words(plan.odds, 'it', 'its ranking')}."]
+        notes = [f"{odds_words(plan.odds, 'it')}."]
     if not plan.ranked:
         lacking = " and ".join(plan.needs)
         notes = [f"It is not ranked: it needs {lacking}, which a stock installation lacks."]

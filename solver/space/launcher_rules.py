@@ -791,7 +791,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reason="--fp8-param-gather with --optimizer-cpu-offload needs delayed scaling",
             reads=("offload",),
             violated=lambda c: is_one_of(c.offload, _STATES_AWAY),
-            form=(_offloaded_as(_STATES_AWAY, "!="),),
+            form=(_offloads_none_of(_STATES_AWAY),),
         )
     if options.get("dynamic_context_parallel"):
         yield Rule(
@@ -845,7 +845,7 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             ),
             form=(
                 f"zero_stage == 3 => dp <= {near} or dp % {near} == 0",
-                f"zero_stage == 3 => {_offloaded_as(_AWAY, '!=')}",
+                f"zero_stage == 3 => {_offloads_none_of(_AWAY)}",
             ),
         )  # fmt: skip
     if options.get("quantized_reductions"):
@@ -870,15 +870,15 @@ def _zero_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
                 (c.zero_stage != SHARD_WEIGHTS) | is_one_of(c.offload, _STATES_ON_DRIVES)
             ),
             form=(
-                f"zero_stage == 3 or ({_offloaded_as(_STATES_AWAY, '!=')})",
-                _offloaded_as(_STATES_ON_DRIVES, "!="),
+                f"zero_stage == 3 or ({_offloads_none_of(_STATES_AWAY)})",
+                _offloads_none_of(_STATES_ON_DRIVES),
             ),
         )  # fmt: skip
     yield from _host_update_rules(problem, able)
 
 
-def _offloaded_as(codes: Sequence[int], sign: str) -> str:
-    return among("offload", [OFFLOAD[code] for code in codes], sign)
+def _offloads_none_of(codes: Sequence[int]) -> str:
+    return among("offload", [OFFLOAD[code] for code in codes], "!=")
 
 
 def _offloads_share(problem: Problem) -> bool:
