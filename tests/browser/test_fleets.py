@@ -1,9 +1,9 @@
 """The schedule of a fleet on a wide window and on a phone: its page, its report and a link to it."""
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.browser.addresses import addresses_of
 from tests.browser.chromium import a_page, grave_findings, overflow
 from tests.processes.servers import RunningServer
 
@@ -23,13 +23,7 @@ FLEET = {
 @pytest.fixture(scope="module")
 def shown(server: RunningServer) -> dict[str, str]:
     """An address of every page that shows the schedule."""
-    with httpx.Client(base_url=server.url, timeout=90.0) as client:
-        fleet_id = client.post("/v1/fleets", json=FLEET).json()["id"]
-        while client.get(f"/v1/fleets/{fleet_id}?wait=30").json()["state"] in {"queued", "running"}:
-            pass
-        link = client.post(f"/v1/jobs/{fleet_id}/share-links", json={}).json()["path"]
-    paths = {"page": f"/fleets/{fleet_id}", "report": f"/v1/fleets/{fleet_id}/report", "link": link}
-    return {name: f"{server.url}{path}" for name, path in paths.items()}
+    return addresses_of(server, "fleets", FLEET)
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -1,9 +1,9 @@
 """The roles of reinforcement learning on a wide window and on a phone: their page, report and a link."""
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.browser.addresses import addresses_of
 from tests.browser.chromium import a_page, grave_findings, overflow
 from tests.processes.servers import RunningServer
 
@@ -18,13 +18,7 @@ REQUEST = {
 @pytest.fixture(scope="module")
 def shown(server: RunningServer) -> dict[str, str]:
     """An address of every page that shows where the roles are."""
-    with httpx.Client(base_url=server.url, timeout=90.0) as client:
-        job_id = client.post("/v1/jobs", json=REQUEST).json()["id"]
-        while client.get(f"/v1/jobs/{job_id}?wait=30").json()["state"] in {"queued", "running"}:
-            pass
-        link = client.post(f"/v1/jobs/{job_id}/share-links", json={}).json()["path"]
-    paths = {"page": f"/jobs/{job_id}", "report": f"/v1/jobs/{job_id}/report", "link": link}
-    return {name: f"{server.url}{path}" for name, path in paths.items()}
+    return addresses_of(server, "jobs", REQUEST)
 
 
 @pytest.mark.parametrize("width", [390, 1440])
