@@ -23,6 +23,7 @@ ROWS_PER_DOUBLING = 2  # of ranks or islands; a count between two rows takes the
 INSIDE_ROWS = 21  # 1 to 1024 ranks of one island
 ACROSS_ROWS = 41  # 1 to about a million islands
 LOW, HIGH = -14, 40  # log2 of the smallest and largest part: a kilobyte over a million ranks, and 1 TiB
+_MEASURED_ISLAND = 8.0  # GPUs of an island in the measured rows across islands
 PARTS: FloatArray = np.exp2(np.arange(LOW, HIGH + 1, dtype=np.float64))
 
 
@@ -181,16 +182,30 @@ def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> Float
     return np.asarray(np.minimum(size, np.maximum(np.floor(island_gpus / stride), 1.0)))
 
 
+def _ring_s(collective: str, payload_bytes: FloatArray, group: Group) -> FloatArray:
+    """Return the seconds of passing a payload once round a ring.
+
+    Rows across islands were measured on islands of up to eight GPUs. A ring of larger ones also passes
+    their ranks one by one, which takes no less than the same payload takes inside one of them.
+    """
+    table, lines = group.fabric.tables[collective], group.fabric.lines
+    seconds = table.at(group.row, payload_bytes / group.size) * group.ring_s_per_byte
+    if lines.island_gpus > _MEASURED_ISLAND:
+        inside = group.in_island
+        row = row_of(inside, np.ones_like(inside))
+        alone = table.at(row, payload_bytes / inside) * (inside - 1.0) / lines.fast_bytes_per_s
+        seconds = np.maximum(seconds, alone)
+    return np.asarray(seconds)
+
+
 def all_gather_s(payload_bytes: FloatArray, group: Group) -> FloatArray:
     """Return the seconds of an all-gather (or a reduce-scatter) with a result of ``payload_bytes``."""
-    taken = group.fabric.tables["all_gather"].at(group.row, payload_bytes / group.size)
-    return np.asarray(taken * group.ring_s_per_byte + group.start_s)
+    return _ring_s("all_gather", payload_bytes, group) + group.start_s
 
 
 def all_reduce_s(payload_bytes: FloatArray, group: Group) -> FloatArray:
     """Return the seconds of an all-reduce: bus bytes of a reduce-scatter and an all-gather."""
-    taken = group.fabric.tables["all_reduce"].at(group.row, payload_bytes / group.size)
-    return np.asarray(2.0 * taken * group.ring_s_per_byte + group.start_s)
+    return 2.0 * _ring_s("all_reduce", payload_bytes, group) + group.start_s
 
 
 def all_to_all_s(sent_bytes: FloatArray, group: Group) -> FloatArray:

@@ -72,6 +72,16 @@ def test_ring_all_reduce_of_8_ranks_takes_17_5_ms() -> None:
     assert one(all_reduce_s(GB, group(8, 1, fabric))) == pytest.approx(17.5e-3)
 
 
+@pytest.mark.parametrize("collective", [all_gather_s, all_reduce_s])
+def test_a_second_nvlink_domain_makes_no_ring_faster(collective: Collective) -> None:
+    # 144 ranks on two islands of 72 pass what 72 pass inside one, whose hops they have too
+    lines = Lines(island_gpus=72.0, nodes_per_island=9.0, fast_bytes_per_s=900e9, network_bytes_per_s=50e9)
+    fabric = Fabric(lines=lines, tables=slowdown_tables("gb200", lines, None), launch_s=0.0)
+    for payload in (1e7, 1e8, 1e9):
+        inside, across = (one(collective(np.array([payload]), group(n, 1, fabric))) for n in (72, 144))
+        assert across >= inside
+
+
 def test_a_strided_group_uses_one_rail_of_each_node() -> None:
     # stride 8 of 8 GPUs a node: 4 ranks on 4 nodes; 3/4 GB through one 25 GB/s rail = 30 ms
     fabric = a_fabric()
