@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from meshwright.profiles.model import ModelSpec
 
 # Words of ``attention_kernel``: what transformers takes unless told otherwise; torch's choice; scores in
-# plain operators; torch's compiled kernel, which skips blocks of scores that no query needs.
-AUTO, SDPA, EAGER, FLEX = "auto", "sdpa", "torch", "flex"
+# plain operators; torch's compiled kernel, which skips blocks of scores that no query needs; FlashAttention
+# 2 in the layers whose heads it takes, torch's choice in others.
+AUTO, SDPA, EAGER, FLEX, HYBRID = "auto", "sdpa", "torch", "flex", "flash2+sdpa"
 _WIDEST_FLASH = 256
 _FILE = CATALOG / "attention.yaml"
 
@@ -60,7 +61,13 @@ def runnable(kernel: str, model: ModelSpec) -> str:
     """
     local = 0 if model.local_attention is None else model.local_attention.head_dim or 0
     widest = max(model.head_dim, model.v_head_dim, local)
-    return SDPA if kernel.startswith("flash") and widest > _WIDEST_FLASH else kernel
+    flash = kernel.startswith("flash") and kernel != HYBRID
+    return SDPA if flash and widest > _WIDEST_FLASH else kernel
+
+
+def of_layers(kernel: str, model: ModelSpec) -> str:
+    """Return the kernel of layers that all attend as this model's do."""
+    return runnable("flash2", model) if kernel == HYBRID else kernel
 
 
 def _has(model: ModelSpec, fact: str) -> bool:

@@ -96,6 +96,7 @@ class Capabilities:
         False  # it has DoRA of fused layers; peft's, of single ones, all launchers have
     )
     fake_quantizations: tuple[str, ...] = ("none",)  # of full training; empty: not limited by the launcher
+    mixes_attention: bool = False  # FlashAttention and torch's choice, each in the layers that it takes
     sequence_parallel: bool = True  # with tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: Limit = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: Limit = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp

@@ -17,7 +17,7 @@ from functools import cache, cached_property, lru_cache
 from math import nan
 from typing import Any
 
-from meshwright.profiles.attention import transformers_releases
+from meshwright.profiles.attention import HYBRID, transformers_releases
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError, UnknownNameError
 
@@ -33,7 +33,7 @@ QUANTIZED_GRADIENT_BYTES = 0.5
 OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "attention_kernel": (
         "flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "flex", "megatron-fused", "torch",
-        "efficient", "sdpa", "auto",
+        "efficient", "sdpa", "flash2+sdpa", "auto",
     ),
     "transformers_release": transformers_releases(),
     "gradient_dtype": tuple(_BYTES),
@@ -139,7 +139,9 @@ _FOREIGN_OFFLOADS = ("mlp_act",)  # MaxText's mlpwi
 _NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
 # Of torch's ``scaled_dot_product_attention``: documents and windows are a mask.
 MASKING_KERNELS = ("efficient", "sdpa", "auto")
-FLASH_KERNELS = ("flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "flex", *MASKING_KERNELS)
+FLASH_KERNELS = (
+    "flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "flex", HYBRID, *MASKING_KERNELS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from meshwright.launchers.registry import export
 from meshwright.profiles.errors import PlannerError, RefusedExportError
 from meshwright.profiles.profile import Profile
 from meshwright.service.report.document import Details, Document, document_of, prediction_document
+from meshwright.service.report.formatting import seconds
 from meshwright.service.report.page import render_page
 from meshwright.service.requests.parse import digest_of, problem_to_mapping
 from meshwright.service.what_if.grid import Method, what_ifs
@@ -22,9 +23,6 @@ from meshwright.solver.problem import Problem
 
 MOST_DETAILED = 5  # plans that are shown in full
 MOST_LISTED = 100  # plans of a ranking
-_OTHER_COSTS = (
-    "Timeline and roofline are left out: this plan was predicted with another profile or version."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ def report_of(
 def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:
     """Return the additional details of one plan."""
     settled, own = settled_for(plan, problem, profile)
-    timelines = checked_timelines(plan, settled, own)
+    timelines, note = drawn_timelines(plan, settled, own)
     launcher, files, notes = _launch_files(plan, problem)
     return Details(
         timelines=timelines,
@@ -79,17 +77,18 @@ def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:
         launcher=launcher,
         files=files,
         file_notes=notes,
-        note="" if timelines else _OTHER_COSTS,
+        note=note,
     )
 
 
 def prediction_page(plan: Plan, problem: Problem, profile: Profile, *, breaks: Sequence[str]) -> str:
     """Return one configuration in full as an HTML page: ``plan`` has its prediction and reasons."""
-    timelines = checked_timelines(plan, problem, profile)
+    timelines, note = drawn_timelines(plan, problem, profile)
     details = Details(
         timelines=timelines,
         rooflines=rooflines_of(problem, profile, plan.config) if timelines else (),
         log_memory_sigma=profile.log_memory_sigma,
+        note=note,
     )
     return render_page(prediction_document(plan, problem, details, breaks=breaks))
 
@@ -100,15 +99,22 @@ def settled_for(plan: Plan, problem: Problem, profile: Profile) -> tuple[Problem
     return settled, profile_of_variant(settled, profile)
 
 
-def checked_timelines(plan: Plan, problem: Problem, profile: Profile) -> tuple[Timeline, ...]:
-    """Return the timelines of a plan; none if they do not add up to its predicted time."""
+def drawn_timelines(plan: Plan, problem: Problem, profile: Profile) -> tuple[tuple[Timeline, ...], str]:
+    """Return a plan's timelines by ``profile``, and a note where other costs had predicted the plan.
+
+    There are none, and no note, where no order of passes is known.
+    """
     try:
-        found = timelines_of(problem, profile, plan.config)
+        found = tuple(timelines_of(problem, profile, plan.config))
     except PlannerError:
-        return ()
-    longest = max((one.step_time_s for one in found), default=0.0)
-    alike = isclose(longest, plan.prediction.step_time_s, rel_tol=1e-6)
-    return tuple(found) if alike else ()
+        return (), ""
+    predicted_s, now_s = plan.prediction.step_time_s, max((one.step_time_s for one in found), default=0.0)
+    if not found or isclose(now_s, predicted_s, rel_tol=1e-6):
+        return found, ""
+    return found, (
+        f"Another profile or version predicted this plan: {seconds(predicted_s)} a step. The timeline shows"
+        f" what the costs here give: {seconds(now_s)}."
+    )
 
 
 def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tuple[str, ...]]:

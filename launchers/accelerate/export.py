@@ -17,7 +17,7 @@ from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
 from meshwright.profiles.adapters import names_every
-from meshwright.profiles.attention import AUTO, implementation, runnable
+from meshwright.profiles.attention import AUTO, HYBRID, implementation, runnable
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import FOREACH
 from meshwright.profiles.optimizers import optimizer_named
@@ -45,7 +45,7 @@ def _kernel(target: Target) -> str:
     known = target.facts
     named = known.attention_kernel
     taken = implementation(target.model, known.transformers_release).kernel if named == AUTO else named
-    return runnable(taken, target.model)
+    return "flash2" if taken == HYBRID else runnable(taken, target.model)  # what its files say of others
 
 
 def attention(target: Target) -> str:

@@ -20,6 +20,7 @@ from meshwright.launchers.images import (
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles, Values, experts
 from meshwright.profiles.adapters import linear_names
+from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
@@ -117,7 +118,7 @@ class AxolotlFiles(TrainerFiles):
         "lora_target_modules", "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
         "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
         "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
-        "precompute_ref_log_probs", "qat",
+        "precompute_ref_log_probs", "qat", "gemma4_hybrid_attn_impl",
     )  # fmt: skip
     # The two files become one; for a key in both the last would silently win.
     before = """\
@@ -152,6 +153,11 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             **self.patched(target),
             **(_shards(target) if target.config.zero_stage else {}),
         }
+
+    def attention(self, target: Target) -> Values:
+        """Return the attention kernel, and that layers with wider heads have torch's."""
+        mixed = target.facts.attention_kernel == HYBRID
+        return super().attention(target) | ({"gemma4_hybrid_attn_impl": True} if mixed else {})
 
     def adapted(self, target: Target) -> Values:
         """Return the layers with adapters; all of them have a switch."""

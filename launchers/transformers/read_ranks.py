@@ -23,7 +23,7 @@ from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.table import command_names
 from meshwright.launchers.transformers.export import EXPERTS
-from meshwright.profiles.attention import AUTO, SDPA, implementation, runnable
+from meshwright.profiles.attention import AUTO, HYBRID, SDPA, implementation, runnable
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
@@ -495,6 +495,7 @@ _KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
 
 # Axolotl's older switches (0.19.0 ``utils/schemas/enums.py LEGACY_ATTN_FLAG_TO_IMPL``).
 _FLAGGED = {"flash_attention": "flash2", "flex_attention": "flex", "sdp_attention": "sdpa"}
+_HYBRID = "gemma4_hybrid_attn_impl"  # Axolotl's: flash_attention_2 in windows, sdpa in other layers
 _KERNEL_NAMES = ("attn_implementation", "attn_impl", "flash_attn")  # the last is LLaMA-Factory's
 
 
@@ -507,6 +508,8 @@ def kernel_of(fields: Fields, launcher: str, configuration: Configuration) -> Op
     word = fields.word(name) if name else ""
     flagged = next((kernel for flag, kernel in _FLAGGED.items() if fields.flag(flag)), AUTO)
     found = _KERNELS.get(word.lower(), "") if word else flagged
+    if fields.flag(_HYBRID):
+        found = HYBRID
     if name and word and not found:
         fields.note(f"{name} {shown(word)} is predicted as the launcher's own attention")
     return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)

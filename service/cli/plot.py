@@ -12,9 +12,10 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import chosen_plan
+from meshwright.service.cli.terminal import say_warnings
 from meshwright.service.report.plot import SUFFIXES
 from meshwright.service.report.plot import plot as drawn
-from meshwright.service.reporting import checked_timelines, settled_for
+from meshwright.service.reporting import drawn_timelines, settled_for
 
 
 def plot(
@@ -33,8 +34,10 @@ def plot(
     kept = chosen_plan(plan_id, source, rank)
     plan = kept.plan
     settled, costs = settled_for(plan, kept.problem, profile_for(kept.problem, profile))
+    timelines, note = drawn_timelines(plan, settled, costs)
+    say_warnings([note] if note else [])
     try:
-        drawn(kept.answer, kept.problem, plan, out, checked_timelines(plan, settled, costs))
+        drawn(kept.answer, kept.problem, plan, out, timelines)
     except ImportError:
         raise InvalidProblemError.of("plot", "needs matplotlib: pip install '.[plot]'") from None
     except OSError as fault:

@@ -16,11 +16,11 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import SavedPlan, chosen_plan, verdicts_of
-from meshwright.service.cli.terminal import service_packages_for, write_file
+from meshwright.service.cli.terminal import say_warnings, service_packages_for, write_file
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.page import render_page
 from meshwright.service.report.trace import trace_of
-from meshwright.service.reporting import ReportOptions, checked_timelines, report_of, settled_for
+from meshwright.service.reporting import ReportOptions, drawn_timelines, report_of, settled_for
 from meshwright.service.what_if.grid import Method
 from meshwright.solver.answer import Answer
 
@@ -86,12 +86,11 @@ def _page(kept: SavedPlan, answer: Answer, costs: Profile, what_if: Method) -> s
 
 def _timeline(kept: SavedPlan, costs: Profile) -> str:
     plan = kept.plan
-    found = checked_timelines(plan, *settled_for(plan, kept.problem, costs))
+    found, note = drawn_timelines(plan, *settled_for(plan, kept.problem, costs))
     if not found:
-        raise InvalidProblemError.of(
-            "plan", "no timeline: its schedule has no known order, or other costs predicted it (--profile)"
-        )
-    return _json(trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}"))
+        raise InvalidProblemError.of("plan", "no timeline: no order of passes is known for its schedule")
+    say_warnings([note] if note else [])
+    return _json(trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}", note=note))
 
 
 def _json(document: Mapping[str, Any]) -> str:

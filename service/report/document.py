@@ -46,7 +46,7 @@ class Details:
     launcher: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     file_notes: tuple[str, ...] = ()
-    note: str = ""  # why something is missing
+    note: str = ""  # what a reader has to know of the timelines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
         memory=memory_bars(seen, details.log_memory_sigma),
         waterfall=waterfall_bars(terms, step_s),
         timelines=tuple(timeline_chart(one, each) for one in details.timelines),
-        timeline_step=figures.seconds(step_s),
+        timeline_step=figures.seconds(max((one.step_time_s for one in details.timelines), default=step_s)),
         ranks=rank_map(plan, problem.cluster),
         rooflines=tuple(map(_roof_view, details.rooflines)),
         losses=losses,

@@ -16,12 +16,13 @@ _US = 1e6  # microseconds of a second
 _AFTER = "once per step"
 
 
-def trace_of(timelines: Sequence[Timeline], *, title: str) -> dict[str, Any]:
+def trace_of(timelines: Sequence[Timeline], *, title: str, note: str = "") -> dict[str, Any]:
     """Return the trace of a plan's step.
 
     Args:
         timelines: one, or one of each class of unlike replicas.
         title: what the trace is of.
+        note: what a reader has to know of its times.
     """
     most = max(MOST_EVENTS // max(len(timelines), 1), 1)
     shown = [window(timeline, most) for timeline in timelines]
@@ -32,6 +33,7 @@ def trace_of(timelines: Sequence[Timeline], *, title: str) -> dict[str, Any]:
         "displayTimeUnit": "ms",
         "otherData": {
             "title": title,
+            **({"note": note} if note else {}),
             "step_time_s": max((one.step_time_s for one in timelines), default=0.0),
             "left_out_s": [list(one.gap_s) for one in shown if one.gap_s],
             "micro_batches": [one.num_microbatches for one in timelines],

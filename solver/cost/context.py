@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshwright.profiles.adapters import TRAINED_MODULES
-from meshwright.profiles.attention import AUTO, FLEX, SDPA, implementation, runnable, torchs_kernel
+from meshwright.profiles.attention import (
+    AUTO,
+    FLEX,
+    SDPA,
+    implementation,
+    of_layers,
+    runnable,
+    torchs_kernel,
+)
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
@@ -288,7 +296,11 @@ class Context:
 
     def _viewed(self, model: ModelSpec) -> Context:
         if model not in self._by_model:
-            self._by_model[model] = replace(self, model=model)
+            kernel = of_layers(self.facts.attention_kernel, model)
+            same = kernel == self.facts.attention_kernel
+            facts = self.facts if same else replace(self.facts, attention_kernel=kernel)
+            packs = self.packs and facts.knows_documents
+            self._by_model[model] = replace(self, model=model, facts=facts, packs=packs)
         return self._by_model[model]
 
     @cached_property
@@ -863,6 +875,8 @@ def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts
         facts = replace(facts, attention_kernel=taken.kernel)
     if facts.separate_projections:
         facts = replace(facts, attention_kernel=runnable(facts.attention_kernel, problem.model))
+    if problem.model.attends_alike:
+        facts = replace(facts, attention_kernel=of_layers(facts.attention_kernel, problem.model))
     if workload.precision == "fp32":
         profile, facts = _in_32_bits(profile, facts)
     if not optimizer_named(workload.optimizer).fp32_copy:

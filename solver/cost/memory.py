@@ -895,9 +895,9 @@ def _begun_bytes(
     if ctx.facts.separate_projections:
         passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
         into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
-    if not ctx.flash:  # an attention's backward pass comes after its MLP's
-        scores = [passing_scores_bytes(ctx.of(shape)) for shape in layout.kinds]
-        back = np.maximum.reduce([back, *scores])
+    layers = [ctx.of(shape) for shape in layout.kinds]
+    # an attention's backward pass comes after its MLP's
+    back = np.maximum.reduce([back, *(passing_scores_bytes(one) for one in layers if not one.flash)])
     largest = kept.largest
     begun = kept.copying + ctx.full * (largest + cast) + np.where(overlapping, largest, 0.0) + back
     if ctx.facts.dora and ctx.frozen:

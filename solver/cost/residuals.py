@@ -24,7 +24,7 @@ NUM_FEATURES = 26
 _SWITCH = 0.7  # a switch weighs about as much as a doubling, ln 2
 _KERNELS = {
     "flash1": 2.0, "flash2": 2.0, "triton": 2.0, "flex": 2.0, "flash3": 2.5, "flash4": 2.5, "cudnn": 2.5,
-    "megatron-fused": 0.0, "torch": -1.0, "efficient": 1.5, "sdpa": 2.0, "auto": 2.0,
+    "megatron-fused": 0.0, "torch": -1.0, "efficient": 1.5, "sdpa": 2.0, "flash2+sdpa": 2.0, "auto": 2.0,
 }  # fmt: skip
 _NOT_STATED = 1.0
 # Of switches of recipes, in the same unit: what takes another path through the machine lies further off.

@@ -172,8 +172,8 @@ def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[t
         gemm = load_operator_tables(ctx.operators.tables).find("gemm")
         plain = [g for own, kind in layers for g in layer_gemms(own, kind) if not g.grouped]
         beyond["gemm"] = np.logical_or.reduce([gemm.extrapolated(g.m, g.n, g.k) for g in plain])
-        attend = [own for own, _ in layers if own.model.mixes_tokens and not own.model.mixes]
-        if ctx.flash and attend:
+        attend = [own for own, _ in layers if own.flash and own.model.mixes_tokens and not own.model.mixes]
+        if attend:
             found = [flash_lookup(own) for own in attend]
             beyond["attention"] = np.logical_or.reduce([table.extrapolated(*at) for table, at in found])
     return [

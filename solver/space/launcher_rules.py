@@ -19,6 +19,7 @@ from meshwright.profiles.adapters import (
     all_linear_adapts,
 )
 from meshwright.profiles.advice import advice_on_experts
+from meshwright.profiles.attention import HYBRID, SDPA
 from meshwright.profiles.capabilities import (
     ANY_MIXER,
     Capabilities,
@@ -280,12 +281,28 @@ def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     yield from dynamic_faults(problem)
     yield from selection_faults(problem)
     yield from fake_quantization_faults(problem)
+    yield from _mixed_attention_faults(problem, able)
     if facts := _facts(problem, able):
         yield from switch_faults(
             able.launcher, problem.workload.framework_options, facts=facts, model=problem.model,
             precision=problem.workload.precision, gpus=[group.gpu for group in problem.cluster.groups],
             pinned=problem.options.pin.get("recompute_granularity"),
         )  # fmt: skip
+
+
+def _mixed_attention_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    if problem.workload.framework_options.get("attention_kernel") != HYBRID:
+        return
+    whose = "" if able.mixes_attention else able.launcher
+    if able.mixes_attention and problem.model.local_attention is None:
+        whose = f"{able.launcher} with {problem.model.title}, whose layers have heads alike,"
+    if whose:
+        yield FieldError(
+            pointer="/workload/framework_options/attention_kernel",
+            message=f"{whose} doesn't support {HYBRID}",
+            allowed=f"flash2, {SDPA}",
+            nearest="flash2",
+        )
 
 
 def _facts(problem: Problem, able: Capabilities) -> FrameworkFacts | None:

@@ -26,7 +26,7 @@ from meshwright.service.report.trace import trace_of
 from meshwright.service.reporting import (
     MOST_LISTED,
     ReportOptions,
-    checked_timelines,
+    drawn_timelines,
     only,
     report_of,
     settled_for,
@@ -99,10 +99,10 @@ async def trace_plan(
     def made() -> dict[str, Any]:
         problem, plan = parse_problem(job.request), stored_plan(body)
         profile, _ = profile_for(service, problem, (job.answer or {}).get("versions", {}))
-        found = checked_timelines(plan, *settled_for(plan, problem, profile))
+        found, note = drawn_timelines(plan, *settled_for(plan, problem, profile))
         if not found:
-            raise NotFoundError("the plan has no timeline: no order of passes, or other costs predicted it")
-        return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
+            raise NotFoundError("the plan has no timeline: no order of passes is known for its schedule")
+        return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}", note=note)
 
     return await computed(request, made)
 

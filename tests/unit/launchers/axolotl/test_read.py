@@ -10,12 +10,14 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.profiles.adapters import adapter_parameters
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, SearchOptions, Workload
+from meshwright.solver.space.launcher_rules import option_faults
 
 AXOLOTL = (
     "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 4096\nmicro_batch_size: 2\n"
@@ -636,3 +638,52 @@ def test_linear_experts_planned_for_axolotl_are_written_and_read_back() -> None:
     assert "llama4_linearized_experts: true\n" in files["axolotl.yaml"]
     found = read_launch_files(Source(name="axolotl.yaml", text=files["axolotl.yaml"], files=files))
     assert (found.model.moe, found.configuration) == (model.moe, plan.config)
+
+
+MIXED = (
+    "base_model: google/gemma-4-31B\nsequence_len: 2048\nsample_packing: true\nmicro_batch_size: 1\n"
+    "gradient_accumulation_steps: 4\nbf16: auto\noptimizer: adamw_torch_8bit\nadapter: qlora\nlora_r: 16\n"
+    "load_in_4bit: true\nlora_target_linear: true\ngradient_checkpointing: true\n"
+    "gemma4_hybrid_attn_impl: true\n"
+)
+
+
+@pytest.mark.parametrize("more", ["", "attn_implementation: flash_attention_2\n"])
+def test_layers_with_wider_heads_have_torchs_attention_where_axolotl_mixes_kernels(more: str) -> None:
+    found = read(f"{MIXED}{more}", Overrides(num_gpus=8), "gemma.yaml")
+    assert found.workload.framework_options["attention_kernel"] == "flash2+sdpa"
+    cluster = find_cluster("dgx-h100")
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], num_nodes=1),))
+    problem = Problem(model=found.model, cluster=cluster, workload=found.workload, launcher="axolotl")
+    profile = default_profile(cluster, "axolotl")
+    options = {**found.workload.framework_options, "attention_kernel": "sdpa"}
+    whole = replace(problem, workload=replace(found.workload, framework_options=options))
+    seconds, slower = (predict(one, profile, found.configuration).step_time_s for one in (problem, whole))
+    assert seconds < slower
+
+
+def test_mixed_attention_is_written_by_axolotl_alone_and_for_layers_of_unlike_heads_alone() -> None:
+    cluster = find_cluster("dgx-h100")
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], num_nodes=1),))
+    options = {"attention_kernel": "flash2+sdpa"}
+    workload = Workload(
+        global_batch_size=16,
+        seq_length=1024,
+        lora_rank=16,
+        lora_targets=("q_proj",),
+        framework_options=options,
+    )
+    problem = Problem(
+        model=find_model("gemma-4-26b-a4b"), cluster=cluster, workload=workload, launcher="axolotl",
+        options=SearchOptions(certify="none", top_k=1),
+    )  # fmt: skip
+    (plan, *_) = ask(problem, default_profile(cluster, "axolotl")).plans
+    files = export(plan, problem, "axolotl").files
+    assert "gemma4_hybrid_attn_impl: true\n" in files["axolotl.yaml"]
+    assert "attn_implementation: flash_attention_2\n" in files["axolotl.yaml"]
+    again = read_launch_files(Source(name="axolotl.yaml", text=files["axolotl.yaml"], files=files))
+    assert again.workload.framework_options["attention_kernel"] == "flash2+sdpa"
+    for launcher, name in (("trl", "gemma-4-26b-a4b"), ("axolotl", "gemma-2-9b")):
+        other = replace(problem, launcher=launcher, model=find_model(name))
+        (fault,) = option_faults(other, launcher_capabilities(launcher))
+        assert "doesn't support flash2+sdpa" in fault.message

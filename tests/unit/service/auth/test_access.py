@@ -102,9 +102,8 @@ def records_of(client: TestClient, database: Database, engine: JobEngine) -> tup
 OWNED = [(method, path) for method, path in GUARDED if "{" in path and method != "PUT"]
 
 
-# Nobody has re-planned the job or verified its plan, which has no timeline and no file of that name.
+# Nobody has re-planned the job or verified its plan, which has no file of that name.
 UNMADE = {
-    "/v1/plans/{plan_id}/timeline",
     "/v1/jobs/{job_id}/replans/{replan_id}",
     "/v1/plans/{plan_id}/verification",
     "/v1/plans/{plan_id}/export/{name}",

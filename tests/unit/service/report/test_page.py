@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 from meshwright.service.report.charts.palette import MEMORY_COLORS, TIME_COLORS
-from meshwright.service.report.formatting import MEMORY_TERMS, TIME_TERMS
+from meshwright.service.report.formatting import MEMORY_TERMS, TIME_TERMS, seconds
 from meshwright.service.report.page import content_security_policy
 from meshwright.service.report.sides import comparison_of
 from meshwright.service.report.verdict import verdict_of
@@ -151,13 +151,15 @@ def test_more_plans_than_a_page_holds_are_said_to_be_left_out() -> None:
     assert last.all("article")[0]["id"] == f"plan-{plans[-1].plan_id}"
 
 
-def test_costs_that_predict_another_step_draw_no_timeline() -> None:
+def test_costs_that_predict_another_step_draw_their_own_timeline_and_say_so() -> None:
     problem, answer = small_answer()
     other = replace(answer.plans[0].prediction, step_time_s=1.0, time_breakdown_s={"compute": 1.0})
     plan = replace(answer.plans[0], prediction=other, why=None)
     page = Page(page_of(replace(answer, plans=(plan,)), problem))
-    assert "Timeline and roofline are left out" in page.text
-    assert not [one for one in page.all("table") if one.get("class") == "timeline"]
+    now = seconds(answer.plans[0].prediction.step_time_s)
+    then = f"predicted this plan: {seconds(1.0)} a step."
+    assert f"{then} The timeline shows what the costs here give: {now}." in page.text
+    assert [one for one in page.all("table") if one.get("class") == "timeline"]
 
 
 @pytest.mark.parametrize(

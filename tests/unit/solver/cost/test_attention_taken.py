@@ -170,3 +170,26 @@ def test_a_mask_slows_cudnns_scores_as_eight_shapes_on_an_h100_show() -> None:
     rates = [2.0 * us[shape, "causal"] / us[shape, "mask"] for shape in shapes]
     assert len(shapes) == 8
     assert fmean(rates) == pytest.approx(_MASKED["cudnn"], abs=0.005)
+
+
+def test_windows_run_flash_attention_next_to_layers_whose_heads_are_too_wide() -> None:
+    model = find_model("gemma-4-31b")  # heads of 256 in windows, of 512 in global layers
+    mixed, flash, sdpa = (context(model, kernel) for kernel in ("flash2+sdpa", "flash2", "sdpa"))
+    for shape in model.shapes():
+        own, whole = mixed.of(shape), sdpa.of(shape)
+        seconds, wanted = (core_attention(one).forward[0] for one in (own, whole))
+        if not shape.local:
+            assert seconds == wanted == core_attention(flash.of(shape)).forward[0]
+            assert layer_activation_bytes(own, "dense") == layer_activation_bytes(whole, "dense")
+            continue
+        alone = replace(model.shaped(shape), local_attention=None)
+        assert own.kernel == "flash2"
+        assert seconds == core_attention(context(alone, "flash2")).forward[0]
+        assert seconds < wanted / 4  # a window of 1024 of 8192 keys
+
+
+def test_packed_documents_are_known_where_flash_attention_runs() -> None:
+    ctx = packed(find_model("gemma-4-31b"), "flash2+sdpa", "axolotl")
+    masks = {shape.local: float(ctx.of(shape).masked[0]) for shape in ctx.model.shapes()}
+    assert masks == {True: 0.0, False: 1.0}  # axolotl monkeypatch/gemma4_hybrid_mask.py
+    assert {shape.local: ctx.of(shape).packs for shape in ctx.model.shapes()} == {True: True, False: False}

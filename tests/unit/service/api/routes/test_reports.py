@@ -4,6 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from meshwright.service.jobs.engine import JobEngine
+from meshwright.service.report.formatting import seconds
 from tests.served.api_client import answer_next, plan_next, submit
 from tests.served.reports import Page
 
@@ -50,13 +51,19 @@ def test_the_timeline_of_a_plan_takes_as_long_as_its_prediction(client: TestClie
     assert max(event["ts"] + event["dur"] for event in events) == pytest.approx(step_s * 1e6)
 
 
-def test_a_plan_that_other_costs_predicted_has_a_report_but_no_timeline(
+def test_a_plan_that_other_costs_predicted_has_the_timeline_of_todays_and_both_times(
     client: TestClient, engine: JobEngine
 ) -> None:
     submit(client)
     answer_next(engine)
-    assert client.get("/v1/plans/aaa/timeline").status_code == 404
-    assert "Timeline and roofline are left out" in Page(client.get("/v1/plans/aaa/report").text).text
+    made = client.get("/v1/plans/aaa/timeline").json()["otherData"]
+    predicted_s = client.get("/v1/plans/aaa").json()["plan"]["prediction"]["step_time_s"]
+    assert made["step_time_s"] != pytest.approx(predicted_s)
+    assert f"predicted this plan: {seconds(predicted_s)} a step" in made["note"]
+    assert f"give: {seconds(made['step_time_s'])}." in made["note"]
+    page = Page(client.get("/v1/plans/aaa/report").text).text
+    assert made["note"] in page
+    assert f"One step, {seconds(made['step_time_s'])}, of each" in page
 
 
 def test_what_is_not_there_or_not_finished_has_no_report(client: TestClient) -> None:
