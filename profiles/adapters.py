@@ -296,13 +296,18 @@ def of_linear_experts(model: ModelSpec, rank: int) -> int:
     return rank * each * moe.num_experts * model.layer_kinds().count("moe")
 
 
+def has_linear_experts(model: ModelSpec) -> bool:
+    """Return whether every routed expert is of linear layers, which bitsandbytes quantises."""
+    return model.moe is not None and model.moe.expert_adapters in ("linear", "listed")
+
+
 def quantized_layers(model: ModelSpec, kind: LayerKind, *, experts: bool = False) -> Iterator[Matrix]:
     """Yield the linear layers of one layer that bitsandbytes replaces, experts where they are such.
 
     ``experts``: those in one tensor are quantised, too (Axolotl's ``quantize_moe_experts``).
     """
     yield from single_layers(model, kind).values()
-    if model.moe is not None and model.moe.expert_adapters == "linear":
+    if has_linear_experts(model):
         yield from _experts(model, kind).values()
     elif experts and kind == "moe":
         yield from (one for one in model.layer(kind).matrices if one.experts)
@@ -320,7 +325,7 @@ def saves_input(
 
     ``routed``: the layers of routed experts are meant.
     """
-    targets, linear = tuple(targets), model.moe is not None and model.moe.expert_adapters == "linear"
+    targets, linear = tuple(targets), has_linear_experts(model)
     storage = storage_of(precision)
     if storage is not None and storage.saves_input and (linear or not routed):
         return True

@@ -109,8 +109,9 @@ RotaryScalingKind = Literal["llama3", "yarn", "linear", "dynamic", "longrope", "
 # Under which names peft finds routed experts. transformers 5 has those of a layer in two fused tensors; of
 # the types that peft lists it takes ``gate_proj``, ``up_proj``, ``down_proj`` and ``gate`` for them, or
 # Mixtral's ones; of all others they get no adapters. In remote code they are linear layers (peft 0.21,
-# utils/transformers_weight_conversion.py; transformers 5.23, conversion_mapping.py).
-ExpertAdapters = Literal["gate_up", "w1_w3", "linear", "none"]
+# utils/transformers_weight_conversion.py; transformers 5.23, conversion_mapping.py). Listed ones are linear
+# layers too, numbered and run one after another (Axolotl 0.19, monkeypatch/models/llama4/modeling.py).
+ExpertAdapters = Literal["gate_up", "w1_w3", "linear", "listed", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +162,7 @@ class MoeSpec(Checked):
     shared_expert_gate: bool = False  # the shared experts' output times a sigmoid of one more row
     expert_adapters: ExpertAdapters = "gate_up"
     linear_router: bool = False  # it is a linear layer, which can have adapters
+    runs_every_expert: bool = False  # transformers' class does, on every token, and adds what was chosen
 
     def exclusions(self) -> Iterable[Exclusion]:
         """Yield experts that cannot be routed to, and parts of experts that are not there."""

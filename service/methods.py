@@ -41,9 +41,9 @@ class Method:
 def methods_of(optimizer: str | None, lora_rank: int, stored: StoredAs = "") -> Iterator[Method]:
     """Yield the methods: an optimizer that is asked for takes the place of the usual ones.
 
-    ``stored``: how the model's checkpoint is stored, which QLoRA may freeze as it is.
+    ``stored``: how the model's checkpoint is stored, which adapters may leave as it is.
     """
-    from meshwright.profiles.stored import checkpoint_base  # noqa: PLC0415 - help loads no profiles
+    from meshwright.profiles.stored import STORED, checkpoint_base  # noqa: PLC0415 - help loads no profiles
 
     plain = optimizer or "adamw"
     chosen = f"--optimizer {plain}" if optimizer else ""
@@ -61,9 +61,12 @@ def methods_of(optimizer: str | None, lora_rank: int, stored: StoredAs = "") -> 
     )  # fmt: skip
     adapters = f"--lora-rank {lora_rank}"
     yield Method(title="LoRA", option=adapters, workload={"lora_rank": lora_rank})
-    for base in filter(None, ("nf4", checkpoint_base(stored))):
+    bases: dict[str, str] = {"nf4": "QLoRA"}
+    if (own := checkpoint_base(stored)) is not None:
+        bases[own] = f"on {STORED[stored].words}"
+    for base, title in bases.items():
         yield Method(
-            title="QLoRA", option=f"{adapters} --base-precision {base}",
+            title=title, option=f"{adapters} --base-precision {base}",
             workload={"lora_rank": lora_rank, "base_precision": base},
         )  # fmt: skip
 

@@ -150,6 +150,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             **(_CUT if _cuts_logits(target) else {}),
             **_rounds(target),
             **experts(target),
+            **self.patched(target),
             **(_shards(target) if target.config.zero_stage else {}),
         }
 
@@ -175,6 +176,12 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         if workload.framework_options.get("quantizes_experts"):
             quantised["quantize_moe_experts"] = True
         return {"adapter": "qlora" if "load_in_4bit" in quantised else "lora", **quantised}
+
+    def patched(self, target: Target) -> Values:
+        """Return the switch of Llama 4's experts as linear layers."""
+        moe = target.model.moe
+        listed = moe is not None and moe.expert_adapters == "listed"
+        return {"llama4_linearized_experts": True} if listed else {}
 
     def files(self, head: str, target: Target) -> dict[str, str]:
         """Return Axolotl's YAML without data and model."""

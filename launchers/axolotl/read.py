@@ -85,7 +85,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
                 fields.fault(changed, "changes to the named model can't be read")
     fields.stop()
     take_model(fields, known, "base_model")
-    known.overrides = replace(known.overrides, model=labelled(fields, known.model(), _preferences(fields)))
+    model = labelled(fields, _with_listed_experts(fields, known.model()), _preferences(fields))
+    known.overrides = replace(known.overrides, model=model)
     tuned = _tuned(fields, known)
     precision = _precision(fields)
     for name in ("micro_batch_size", "sequence_len"):
@@ -245,6 +246,17 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     )
 
 
+def _with_listed_experts(fields: Fields, model: ModelSpec) -> ModelSpec:
+    """Return a model with experts of linear layers, one after another, where Llama 4 is patched so.
+
+    Axolotl 0.19, loaders/patch_manager.py:435: other types ignore the switch.
+    """
+    is_llama4 = model.moe is not None and model.moe.runs_every_expert
+    if not (fields.flag("llama4_linearized_experts") and is_llama4 and model.moe):
+        return model
+    return replace(model, moe=replace(model.moe, expert_adapters="listed"))
+
+
 def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     """Return the trained modules, adapters and optimizer; 8-bit Adam updates weights in bf16 only."""
     projected = trainer.trainers_galore(fields, known.model(), "optimizer")
@@ -277,7 +289,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         refuse_uncounted(fields)
         every = fields.flag("lora_target_linear")
         found["lora_rank"] = fields.integer("lora_r", 8)
-        named = adapted(fields, pefts=not every)
+        named = adapted(fields, known.model(), pefts=not every)
         found["trained_modules"] = trained_whole(fields)
         found["lora_targets"] = of_trainer(fields, SINGLE_TARGETS if every else named, known.model())
     found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)

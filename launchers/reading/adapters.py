@@ -201,7 +201,24 @@ _WHOLE = {  # modules trained in full, by the names of transformers' classes
 _PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (peft, constants.py)
 
 
-def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
+_MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
+_OF_ATTENTION = {*SINGLE_TARGETS} - {*_MLP_NAMES, "gate"}
+
+
+def _plain(word: object, model: ModelSpec | None) -> object:
+    """Return a target without the module that has it, where no other module of the model has that name."""
+    parent, _, name = str(word).rpartition(".")
+    moe = model.moe if model else None
+    listed = moe is not None and moe.expert_adapters == "listed"  # whose experts have other names
+    alone = {
+        "self_attn": name in _OF_ATTENTION,
+        "mlp": model is not None and moe is None and name in _MLP_NAMES,
+        "shared_expert": listed and model is not None and "dense" not in model.layer_kinds(),
+    }
+    return name if alone.get(parent) else word
+
+
+def adapted(fields: Fields, model: ModelSpec | None = None, *, pefts: bool = True) -> tuple[str, ...]:
     """Return LoRA's targets; by default peft's own, or all linear layers."""
     name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
     for whole in _ADAPTED_AS_THEY_ARE:
@@ -216,6 +233,7 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
     if isinstance(said, str) and is_pattern(said):
         return _of_pattern(fields, name, said)
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
+    words = [_plain(word, model) for word in words]
     if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
     known = [(word,) if word in LORA_TARGETS else _FUSED.get(str(word), ()) for word in words]

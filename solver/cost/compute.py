@@ -129,7 +129,7 @@ def _rate_of(ctx: Context, kernel: str) -> float:
 def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
     """Return the tokens of each expert on the busiest rank, and the experts of a rank."""
     local = np.maximum(moe.num_experts / ctx.e, 1.0)
-    return ctx.moe_tokens * ctx.et * moe.top_k * ctx.expert_load / local, local
+    return ctx.moe_tokens * ctx.et * ctx.visits * ctx.expert_load / local, local
 
 
 def _distinct(shape: tuple[FloatArray, ...]) -> tuple[IndexArray, IndexArray]:
@@ -485,7 +485,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         inside = inside + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
-        routed = moe.top_k * moe.ffn_hidden_size * (1.0 + ctx.wide_experts)
+        routed = ctx.visits * moe.ffn_hidden_size * (1.0 + ctx.wide_experts)
         width = tokens * (moe.shared_ffn_hidden_size + routed) / ctx.t
         permute = permuted_bytes(ctx) * (1.0 + ctx.wide_experts)
     else:
@@ -567,7 +567,7 @@ def _eager_bytes(
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
         biased = _EXPERT_BIAS_BYTES * model.expert_width * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)
-        moved = moved + ctx.moe_tokens * moe.top_k * ctx.expert_load * (biased * ctx.et + clamped)
+        moved = moved + ctx.moe_tokens * ctx.visits * ctx.expert_load * (biased * ctx.et + clamped)
     return moved
 
 
@@ -610,7 +610,7 @@ def permuted_bytes(ctx: Context) -> FloatArray | float:
     share = _DISPATCH_PERMUTES if facts.deduplicates else 1.0
     share *= 1.0 if facts.moe_permute_fusion else _UNFUSED_PERMUTATION
     share = _GROUPED_PERMUTES if facts.moe_grouped_mlp_fused else share
-    sent = ctx.moe_tokens * moe.top_k * ctx.model.expert_width
+    sent = ctx.moe_tokens * ctx.visits * ctx.model.expert_width
     arrived = np.where(ctx.e < moe.num_experts, sent * ctx.et, 0.0)
     return share * ctx.constants.permute_bytes * 0.5 * (sent + arrived)
 
@@ -714,7 +714,7 @@ def _activation_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
     moe = ctx.model.moe
     if kind != "moe" or moe is None:
         return 0.0
-    return 6.0 * ctx.moe_tokens * ctx.et * moe.top_k * moe.ffn_hidden_size / ctx.hbm_bytes_per_s
+    return 6.0 * ctx.moe_tokens * ctx.et * ctx.visits * moe.ffn_hidden_size / ctx.hbm_bytes_per_s
 
 
 def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:

@@ -503,9 +503,9 @@ class Context:
 
         torch's grouped product is not autocast (transformers 5.17 ``integrations/moe.py _grouped_mm``).
         """
-        return self.wide_rows * float(
-            self.facts.separate_projections and self.facts.grouped_gemm == "grouped"
-        )
+        moe, grouped = self.model.moe, self.facts.grouped_gemm == "grouped"
+        apart = moe is not None and moe.runs_every_expert  # by products of batches, or of modules
+        return self.wide_rows * float(self.facts.separate_projections and grouped and not apart)
 
     @property
     def at_lengths(self) -> list[tuple[FloatArray, Context]]:
@@ -686,6 +686,20 @@ class Context:
         """Return the rows of the head's matrix: of the padded vocabulary, or its labels."""
         labels = self.model.num_labels
         return np.full_like(self.t, labels) if labels else self.padded_vocabulary
+
+    @property
+    def visits(self) -> int:
+        """Return the experts that each token goes to: those that it chooses, or all."""
+        moe = self.model.moe
+        if moe is None:
+            return 0
+        return moe.num_experts if moe.runs_every_expert and self.facts.separate_projections else moe.top_k
+
+    @property
+    def loops_experts(self) -> bool:
+        """Return whether experts run one after another: as asked, or each has modules of its own."""
+        moe = self.model.moe
+        return self.facts.grouped_gemm == "loop" or (moe is not None and moe.expert_adapters == "listed")
 
     @cached_property
     def expert_load(self) -> FloatArray:

@@ -187,7 +187,7 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
     activation = 1.0 + single * model.gated_mlp
     if kind == "dense" or (moe := model.moe) is None:
         return number + model.has_mlp * activation
-    looped = ctx.facts.grouped_gemm == "loop"
+    looped = ctx.loops_experts
     routed = _LOOP + _LOOPED_EXPERT * moe.num_experts if looped else _GROUPED_EXPERTS + wide
     return number + routed + (activation + 1.0) * (moe.num_shared_experts > 0)
 
@@ -201,7 +201,7 @@ def calls_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
         products += 2.0 * sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))
     views = _VIEWS_OF_PRODUCT * products + _VIEWS_OF_HEADS * model.mixes_tokens
     if kind == "moe" and model.moe is not None:  # a loop has as many views as kernels
-        looped = ctx.facts.grouped_gemm == "loop"
+        looped = ctx.loops_experts
         views += _LOOP + _LOOPED_EXPERT * model.moe.num_experts if looped else _GROUPED_VIEWS
     return kernels_of_modules(ctx, kind) + views
 
@@ -220,6 +220,8 @@ def _ungrouped_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
     Hopper and Blackwell have one of bf16 (torch 2.10 ``aten/src/ATen/native/cuda/GroupedBlas.cpp``).
     """
     if kind == "dense" or (moe := ctx.model.moe) is None or ctx.facts.grouped_gemm != "grouped":
+        return 0.0
+    if moe.runs_every_expert:
         return 0.0
     alone = ctx.gpu.architecture not in ("hopper", "blackwell")
     return np.maximum(ctx.wide_experts, alone) * _PRODUCTS * ctx.operators.launch_s * moe.num_experts

@@ -337,8 +337,7 @@ def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
 def _routed_tokens(ctx: Context) -> FloatArray:
     """Return the tokens that a rank's experts get, each once for every expert that it goes to."""
-    moe = ctx.model.moe
-    return np.asarray(ctx.moe_tokens * (moe.top_k if moe else 0) * ctx.expert_load)
+    return np.asarray(ctx.moe_tokens * ctx.visits * ctx.expert_load)
 
 
 _COPIED_WEIGHT_BYTES = (
@@ -736,7 +735,7 @@ def evaluated_bytes(ctx: Context) -> FloatArray:
     its = replace(ctx, micro_batch=ctx.micro_batch * more, tokens=ctx.tokens * more)
     model, moe = ctx.model, ctx.model.moe
     width = max(
-        moe.ffn_hidden_size * moe.top_k + moe.shared_ffn_hidden_size if moe else 0, model.ffn_hidden_size
+        moe.ffn_hidden_size * ctx.visits + moe.shared_ffn_hidden_size if moe else 0, model.ffn_hidden_size
     )
     passing = 2.0 * its.tokens * (2.0 * model.hidden_size + 3.0 * width / ctx.t)
     return np.asarray(np.maximum(loss_bytes(its)[0], passing))

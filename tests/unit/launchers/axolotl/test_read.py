@@ -9,6 +9,7 @@ import pytest
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
+from meshwright.profiles.adapters import adapter_parameters
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_cluster, find_model
@@ -572,6 +573,71 @@ def test_moments_of_replicas_are_paged_and_those_of_shards_stay(more: str, optim
     adapters = "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_target_linear: true\n"
     found = read(f"{text}{adapters}{more}", Overrides(num_gpus=2), "qlora.yml")
     assert found.workload.optimizer == optimizer
+
+
+# Axolotl's examples/llama-4/scout-qlora-single-h100-flex.yaml, what is priced of it.
+SCOUT = (
+    "base_model: axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16\n"
+    "plugins: [axolotl.integrations.liger.LigerPlugin, "
+    "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+    "liger_glu_activation: true\nliger_rms_norm: true\nllama4_linearized_experts: true\n"
+    "load_in_4bit: true\nadapter: qlora\nlora_r: 32\nlora_target_modules: [self_attn.q_proj, "
+    "self_attn.k_proj, self_attn.v_proj, self_attn.o_proj, shared_expert.gate_proj, "
+    "shared_expert.up_proj, shared_expert.down_proj]\n"
+    "sequence_len: 4096\nsample_packing: true\nmicro_batch_size: 1\ngradient_accumulation_steps: 1\n"
+    "optimizer: adamw_torch_4bit\nbf16: true\ntorch_compile: true\nattn_implementation: flex_attention\n"
+    "gradient_checkpointing: offload\n"
+)
+
+
+def test_llama_4_with_linear_experts_takes_what_axolotl_publishes_of_it() -> None:
+    found = read(SCOUT, Overrides(num_gpus=1), "a.yml")
+    model, workload = found.model, found.workload
+    assert model.moe is not None
+    assert model.moe.expert_adapters == "listed"
+    # of 48 layers of h = 5120, 40 heads of 128 and 8 of keys and values, and shared experts of 8192
+    attention = (5120 + 5120) + 2 * (5120 + 1024) + (5120 + 5120)
+    trained = 48 * 32 * (attention + 3 * (5120 + 8192))
+    assert adapter_parameters(model, workload.lora_rank, workload.lora_targets) == trained == 111_673_344
+    problem = Problem(
+        model=model, cluster=find_cluster("dgx-h100", num_nodes=1), workload=workload,
+        launcher=found.launcher,
+    )  # fmt: skip
+    problem = replace(problem, options=SearchOptions(num_gpus=(1,)))
+    profile = default_profile(problem.cluster, found.launcher)
+    priced = predict(problem, profile, found.configuration)
+    # examples/llama-4/README.md: 519 tokens a second and 64.5 GB; routed to one expert of 16, it took 1.8 s
+    assert priced.step_time_s == pytest.approx(4096 / 519, rel=0.2)
+    assert priced.peak_memory_bytes == pytest.approx(64.5 * 2**30, rel=0.1)
+
+
+def test_the_experts_switch_is_llama_4s_and_its_names_need_one_module() -> None:
+    other = f"{AXOLOTL}llama4_linearized_experts: true\nadapter: lora\nlora_target_modules: [mlp.up_proj]\n"
+    assert read(other, Overrides(num_gpus=8), "a.yml").workload.lora_targets == ("up_proj",)
+    for text in (
+        SCOUT.replace("llama4_linearized_experts: true\n", ""),  # where gate_proj is the experts', too
+        SCOUT.replace("Scout-17B-16E", "Maverick-17B-128E"),  # whose other layers have another MLP
+    ):
+        with pytest.raises(InvalidProblemError, match=r'"shared_expert\.gate_proj" is not a layer'):
+            read(text, Overrides(num_gpus=1), "a.yml")
+
+
+def test_linear_experts_planned_for_axolotl_are_written_and_read_back() -> None:
+    model = find_model("llama-4-scout")
+    assert model.moe is not None
+    model = replace(model, moe=replace(model.moe, expert_adapters="listed"))
+    workload = Workload(
+        global_batch_size=8, seq_length=2048, lora_rank=16, lora_targets=("q_proj", "v_proj"),
+        base_precision="nf4",
+    )  # fmt: skip
+    cluster = find_cluster("dgx-h100", num_nodes=1)
+    problem = Problem(model=model, cluster=cluster, workload=workload, launcher="axolotl")
+    problem = replace(problem, options=SearchOptions(certify="none", top_k=1))
+    (plan, *_) = ask(problem, default_profile(cluster, "axolotl")).plans
+    files = export(plan, problem, "axolotl").files
+    assert "llama4_linearized_experts: true\n" in files["axolotl.yaml"]
+    found = read_launch_files(Source(name="axolotl.yaml", text=files["axolotl.yaml"], files=files))
+    assert (found.model.moe, found.configuration) == (model.moe, plan.config)
 
 
 MIXED = (

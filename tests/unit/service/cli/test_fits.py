@@ -96,6 +96,15 @@ def test_experts_have_few_bits_where_they_do_not_fit_otherwise() -> None:
     assert (row["fits"], row["allow"]) == ("yes", ["quantizes_experts"])
 
 
+def test_a_stored_checkpoint_is_one_more_base_of_adapters() -> None:
+    found = rows("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "--gpus", "1xRTX-4090")
+    stored = [one for one in found if one["method"] == "on GPTQ"]
+    assert [(one["launcher"], one["fits"]) for one in stored] == [("llama-factory-accelerate", "yes")]
+    assert "--base-precision gptq" in stored[0]["command"]
+    methods = {one["method"] for one in rows("Qwen/Qwen2.5-7B-Instruct", "--gpus", "1xRTX-4090")}
+    assert "on GPTQ" not in methods
+
+
 def test_text_alone_is_asked_of_a_model_with_a_tower_unless_images_are_stated() -> None:
     asked = (
         "Qwen/Qwen2.5-VL-7B-Instruct",

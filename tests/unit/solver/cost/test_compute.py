@@ -219,6 +219,15 @@ def test_experts_with_many_rows_take_a_plain_product_at_the_level_of_grouped_one
     assert routed_forward_s(problem) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize(("stack", "visits"), [("accelerate", 16), ("megatron-lm", 1)])
+def test_transformers_runs_all_experts_of_llama_4_on_all_tokens(stack: str, visits: int) -> None:
+    # one of 16 experts a token: 2048 tokens are 128 rows of each, or 2048
+    problem = a_problem(find_model("llama-4-scout"))
+    ctx = context_of(problem, Columns.of([a_layout(stage_layers=(48,))]), a_profile(problem, stack))
+    rows = {float(np.ravel(one.m)[0]) for one in layer_gemms(ctx, "moe") if one.grouped}
+    assert rows == {float(ctx.tokens[0]) * visits / 16}
+
+
 def test_experts_with_few_rows_use_the_gpu_worse() -> None:
     # ep 8 leaves one expert a rank with the rows of eight; alone each has an eighth of them
     few = routed_forward_s(a_problem(a_moe_model(), seq_length=256))
