@@ -2,8 +2,7 @@
 
 LoRA (Hu et al. 2021, arXiv:2106.09685): a linear layer of ``inputs`` to ``outputs`` gets ``A`` (rank by
 inputs) and ``B`` (outputs by rank), the only trained weights. QLoRA (Dettmers et al. 2023,
-arXiv:2305.14314): the layers themselves are kept in NF4, with a scale for every block of 64. LLM.int8()
-(Dettmers et al. 2022, arXiv:2208.07339): in whole numbers of 8 bits, with a scale for every output.
+arXiv:2305.14314): the layers themselves are kept in few bits (``profiles/storage.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Literal, get_args
 
 from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.model import MIXER_LAYER, LayerKind, ModelSpec
+from meshwright.profiles.storage import PACKED_BYTES, BasePrecision, storage_of
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
 # ones, by the names that Llama's have; ``gate`` is the router. All of the latter together are every linear
@@ -47,10 +47,6 @@ _FUSED = {
 }  # fmt: skip
 _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
-
-BasePrecision = Literal["bf16", "fp32", "int8", "nf4", "nf4-double"]
-WHOLE_PRECISIONS = ("bf16", "fp32")  # of all weights; others are of linear layers alone
-_BLOCK, _DOUBLE_BLOCK = 64, 256  # weights of one scale; scales of one scale of scales
 
 
 def all_linear_adapts(model: ModelSpec) -> bool:
@@ -359,49 +355,26 @@ def saves_input(
     *,
     routed: bool,
 ) -> bool:
-    """Return whether the input of frozen ``layers`` is saved: for their adapters, or always in int8.
+    """Return whether the input of frozen ``layers`` is saved: for their adapters, or by their own product.
 
-    bitsandbytes 0.50, ``MatMul8bitLt``: its context holds the input, which only a trained weight would
-    need. ``routed``: the layers of routed experts are meant.
+    ``routed``: the layers of routed experts are meant.
     """
     targets, linear = tuple(targets), model.moe is not None and model.moe.expert_adapters == "linear"
-    if precision == "int8" and (linear or not routed):
+    storage = storage_of(precision)
+    if storage is not None and storage.saves_input and (linear or not routed):
         return True
     adapted = adapted_layers(model, "moe", targets) if routed else ()
     return bool(set(layers) & set(targets)) and (not routed or any(layer.experts for layer in adapted))
 
 
-# Of a 4-bit weight that lies packed in elements of bf16 (``bnb_4bit_quant_storage``), which FSDP cuts over
-# ranks and gathers as it lies. Scales stay whole on every rank.
-PACKED_BYTES = 0.5
-
-
-def is_packed(precision: BasePrecision) -> bool:
-    """Return whether frozen weights are of 4 bits, which can be cut over ranks."""
-    return precision.startswith("nf4")
+def base_bytes(layer: Matrix, precision: BasePrecision) -> int:
+    """Return the bytes of one frozen matrix with all that belongs to it."""
+    storage = storage_of(precision)
+    if storage is None:
+        return (2 if precision == "bf16" else 4) * layer.inputs * layer.outputs
+    return storage.matrix_bytes(layer.inputs, layer.outputs)
 
 
 def scale_bytes(layer: Matrix, precision: BasePrecision) -> float:
     """Return the bytes of a 4-bit matrix besides its packed weights."""
     return base_bytes(layer, precision) - PACKED_BYTES * layer.inputs * layer.outputs
-
-
-def base_bytes(layer: Matrix, precision: BasePrecision) -> int:
-    """Return the bytes of one frozen matrix with all that belongs to it.
-
-    8 bits: a byte a weight and an fp32 scale for each output (``functional.int8_vectorwise_quant``).
-    NF4: half a byte a weight, a scale for each 64 and 16 code points in fp32. Double quantisation keeps
-    scales in one byte, with an fp32 scale for each 256, 256 code points and an offset (bitsandbytes 0.50,
-    ``functional.quantize_4bit`` and ``QuantState``).
-    """
-    weights = layer.inputs * layer.outputs
-    if precision in WHOLE_PRECISIONS:
-        return (2 if precision == "bf16" else 4) * weights
-    if precision == "int8":
-        return weights + 4 * layer.outputs
-    blocks = -(-weights // _BLOCK)
-    codes = 16 * 4
-    if precision == "nf4":
-        return -(-weights // 2) + 4 * blocks + codes
-    nested = 4 * -(-blocks // _DOUBLE_BLOCK) + 256 * 4 + 4
-    return -(-weights // 2) + blocks + nested + codes

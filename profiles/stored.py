@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from meshwright.profiles.storage import STORAGE, BasePrecision
+
 StoredAs = Literal[
-    "", "fp8", "mxfp4", "nvfp4", "compressed-tensors", "bnb-4bit", "bnb-8bit", "gptq", "awq", "gguf",
-    "quantized",
+    "", "fp8", "mxfp4", "nvfp4", "compressed-tensors", "bnb-4bit", "bnb-8bit", "gptq", "gptq-8bit", "awq",
+    "aqlm", "gguf", "quantized",
 ]  # fmt: skip
 
 
@@ -25,7 +27,7 @@ class StoredKind:
 
     words: str
     dequantize: str = ""  # the call that yields 16-bit weights; empty: there is none
-    base: tuple[str, ...] = ()  # frozen bases that are loaded as they are stored
+    base: tuple[BasePrecision, ...] = ()  # frozen bases that are loaded as they are stored
 
 
 # GPTQ, AWQ and others have no ``_dequantize`` (quantizers/base.py:253); pre-quantised NVFP4 is not loaded
@@ -41,14 +43,18 @@ STORED: Mapping[StoredAs, StoredKind] = {
         words="bitsandbytes' 4 bits", dequantize="model.dequantize()", base=("nf4", "nf4-double")
     ),
     "bnb-8bit": StoredKind(words="bitsandbytes' 8 bits", dequantize="model.dequantize()", base=("int8",)),
-    "gptq": StoredKind(words="GPTQ"),
-    "awq": StoredKind(words="AWQ"),
+    "gptq": StoredKind(words="GPTQ", base=("gptq",)),
+    "gptq-8bit": StoredKind(words="GPTQ's 8 bits", base=("gptq-8bit",)),
+    "awq": StoredKind(words="AWQ", base=("awq",)),
+    "aqlm": StoredKind(words="AQLM", base=("aqlm",)),
     "gguf": StoredKind(words="GGUF", dequantize="GgufConfig(dequantize=True)"),
     "quantized": StoredKind(words="fewer than 16 bits"),
 }
 # Words of names, the first that is found; those of 16 bits state that nothing is quantised.
 _NAMED: tuple[tuple[str, StoredAs], ...] = (
-    ("gptq", "gptq"), ("awq", "awq"), (r"gguf|i?q[2-8](?:_[0-9a-z]+)+", "gguf"),
+    (r"gptq[-_.](?:int8|8bits?)", "gptq-8bit"),
+    ("gptq", "gptq"), ("awq", "awq"), (r"aqlm[-_.]2bits?[-_.]1x16", "aqlm"),
+    (r"gguf|i?q[2-8](?:_[0-9a-z]+)+", "gguf"),
     ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("fp8", "fp8"), (r"bnb-8bits?|8bits?", "bnb-8bit"),
     (r"bnb|nf4|4bits?", "bnb-4bit"),
     (r"(?:quantized\.)?w\d+a\d+", "compressed-tensors"), (r"int[48]|aqlm|autoround|hqq", "quantized"),
@@ -81,4 +87,35 @@ def _of_method(stated: Mapping[str, object]) -> StoredAs:
         method == "modelopt"
     ):  # which transformers does not load, so that its fp8 has no way to 16 bits either
         return "nvfp4" if "NVFP4" in str(stated.get("quant_algo", "")).upper() else "quantized"
+    if method in _SIZES:
+        return next((kind for kind, sizes in _SIZES[method].items() if _states(stated, sizes)), "quantized")
     return next((kind for kind in STORED if kind == method), "quantized")
+
+
+# Keys of a method's config in any release, and their values in the kinds that are priced (``STORAGE``).
+_AQLM = {"num_codebooks": 1, "nbits_per_codebook": 16, "in_group_size": 8, "out_group_size": 1}
+_SIZES: Mapping[str, Mapping[StoredAs, Mapping[str, int]]] = {
+    "gptq": {
+        "gptq": {"bits": 4, "group_size": STORAGE["gptq"].group},
+        "gptq-8bit": {"bits": 8, "group_size": STORAGE["gptq-8bit"].group},
+    },
+    "awq": {
+        "awq": {
+            "bits": 4,
+            "w_bit": 4,
+            "group_size": STORAGE["awq"].group,
+            "q_group_size": STORAGE["awq"].group,
+        }
+    },
+    "aqlm": {"aqlm": _AQLM},
+}
+
+
+def _states(stated: Mapping[str, object], sizes: Mapping[str, int]) -> bool:
+    return all(stated.get(name, size) == size for name, size in sizes.items())
+
+
+def checkpoint_base(stored: StoredAs) -> BasePrecision | None:
+    """Return the precision of frozen weights that only a checkpoint has: as loaded, not quantised then."""
+    kind = STORED.get(stored)
+    return next((one for one in kind.base if STORAGE[one].checkpoint), None) if kind else None

@@ -15,6 +15,7 @@ from meshwright.profiles.units import GIB
 
 if TYPE_CHECKING:  # help loads no solver
     from meshwright.profiles.model import ModelSpec
+    from meshwright.profiles.stored import StoredAs
     from meshwright.solver.planner.fits import Fit
     from meshwright.solver.problem import Problem
 
@@ -35,8 +36,13 @@ class Method:
     is_first: bool = False
 
 
-def methods_of(optimizer: str | None, lora_rank: int) -> Iterator[Method]:
-    """Yield the methods: an optimizer that is asked for takes the place of the usual ones."""
+def methods_of(optimizer: str | None, lora_rank: int, stored: StoredAs = "") -> Iterator[Method]:
+    """Yield the methods: an optimizer that is asked for takes the place of the usual ones.
+
+    ``stored``: how the model's checkpoint is stored, which QLoRA may freeze as it is.
+    """
+    from meshwright.profiles.stored import checkpoint_base  # noqa: PLC0415 - help loads no profiles
+
     plain = optimizer or "adamw"
     chosen = f"--optimizer {plain}" if optimizer else ""
     yield Method(
@@ -53,10 +59,11 @@ def methods_of(optimizer: str | None, lora_rank: int) -> Iterator[Method]:
     )  # fmt: skip
     adapters = f"--lora-rank {lora_rank}"
     yield Method(title="LoRA", option=adapters, workload={"lora_rank": lora_rank})
-    yield Method(
-        title="QLoRA", option=f"{adapters} --base-precision nf4",
-        workload={"lora_rank": lora_rank, "base_precision": "nf4"},
-    )  # fmt: skip
+    for base in filter(None, ("nf4", checkpoint_base(stored))):
+        yield Method(
+            title="QLoRA", option=f"{adapters} --base-precision {base}",
+            workload={"lora_rank": lora_rank, "base_precision": base},
+        )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------
@@ -146,12 +153,13 @@ def what_fits(
 
     check_launcher(launcher)
     gpus = cluster_from_mapping(request.get("cluster")).num_gpus
-    usual = usual_length(model_from_mapping(request.get("model")))
+    model = model_from_mapping(request.get("model"))
+    usual = usual_length(model)
     work = {"seq_length": usual, "global_batch_size": SEQUENCES * gpus, **request.get("workload", {})}
     alone = "none" if launcher == "any" else launcher
     question = asked or [word for part in ("model", "cluster") for word in _typed(request.get(part), part)]
     found, refused = list[FitRow](), None
-    for method in methods_of(optimizer, lora_rank):
+    for method in methods_of(optimizer, lora_rank, model.stored_as):
         whole = {
             **request, "workload": {**work, **_of_method(method, work)}, "launcher": "any",
             "search": {**request.get("search", {}), "allow": [*method.allow]},

@@ -12,13 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.profiles.adapters import (
-    ATTENTION_TARGETS,
-    HEAD,
-    BasePrecision,
-    adapter_parameters,
-    copied_parameters,
-)
+from meshwright.profiles.adapters import ATTENTION_TARGETS, HEAD, adapter_parameters, copied_parameters
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of, packing_multiple
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup, Reliability
 from meshwright.profiles.errors import InternalError
@@ -28,6 +22,7 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, USUAL_INTERVAL
 from meshwright.profiles.samples import SAMPLES, Reference, Sample, SampleKind
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
+from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, Switch, allowed_switches, switches
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart, ImageLoad, TowerSpec
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike

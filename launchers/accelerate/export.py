@@ -16,12 +16,13 @@ from meshwright.launchers.rules import Rule, refuse_first
 from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
-from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every, parted
+from meshwright.profiles.adapters import names_every, parted
 from meshwright.profiles.attention import AUTO, HYBRID, implementation, runnable
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import FOREACH
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.storage import WHOLE_PRECISIONS
 
 # --------------------------------------------------------------------------------------------------
 # The configuration files of ``accelerate launch``: FSDP2 with a mesh, plain replicas, or DeepSpeed.

@@ -45,11 +45,12 @@ from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import SINGLE_TARGETS, is_packed, parted
+from meshwright.profiles.adapters import SINGLE_TARGETS, parted
 from meshwright.profiles.documents import shown
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import UNPAGED, WITHOUT_COPY
+from meshwright.profiles.storage import is_packed
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import OFFLOAD, Configuration

@@ -21,6 +21,7 @@ from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.storage import is_checkpoints
 
 FOLLOWS = "model_name_or_path=… dataset=… template=… output_dir=…"
 NEEDS = (("LLAMA_FACTORY_DIR", f"a checkout of LLaMA-Factory; {FOLLOWS} follow"),)
@@ -114,7 +115,7 @@ class LlamaFactoryFiles(TrainerFiles):
         base = target.workload.base_precision
         if base == "int8":
             return {"quantization_bit": 8, "quantization_method": "bnb"}
-        if base == "bf16":
+        if base == "bf16" or is_checkpoints(base):  # whose own configuration counts
             return {}
         return {
             "quantization_bit": 4,

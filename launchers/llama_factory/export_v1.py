@@ -21,10 +21,11 @@ from meshwright.launchers.transformers.export import (
     adapter_kinds,
     keeps_fp32,
 )
-from meshwright.profiles.adapters import WHOLE_PRECISIONS, linear_names
+from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FOREACH
 from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.storage import WHOLE_PRECISIONS, is_checkpoints
 
 _SHARDED = (2, 3)  # ZeRO stages of FSDP2
 
@@ -53,6 +54,7 @@ def trains_as_v1_does(target: Target) -> Iterator[FieldError]:
     workload, kernel = target.workload, attention(target)
     whole = keeps_fp32(target) and workload.optimizer == "adamw"
     stated = {
+        ("/workload/base_precision", "bf16, int8, nf4", not is_checkpoints(workload.base_precision)),
         ("/workload/sample", "sequence", workload.sample_word == "sequence"),
         ("/workload/optimizer", "adamw", whole or workload.lora_rank > 0),
         ("/model", "a model without a tower", target.model.tower is None),

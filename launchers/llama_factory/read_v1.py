@@ -58,6 +58,9 @@ def is_v1(source: Source) -> bool:
     return own >= (_LEAST if "model" in names else _ALONE)
 
 
+_TRAINER = replace(LLAMA_FACTORY, freezes_stored=False)
+
+
 def read_v1(source: Source, overrides: Overrides, known: Known) -> LaunchFile:
     """Return the run of a file of the new configuration.
 
@@ -78,7 +81,7 @@ def read_v1(source: Source, overrides: Overrides, known: Known) -> LaunchFile:
     liger = fields.word("kernel_config.name", "") == "liger_kernel"
     values["enable_liger_kernel"] = _said(liger and fields.word("kernel_config.include_kernels", "") != "")
     values_of_run = Fields(source.name, values, overrides, LLAMA_FACTORY.programs)
-    found = trainer.trainer_run(values_of_run, known, LLAMA_FACTORY, shares=shares, packed="")
+    found = trainer.trainer_run(values_of_run, known, _TRAINER, shares=shares, packed="")
     options = dict(found.workload.framework_options)
     if options.get("loss_kernel") == "liger":  # "SFT stage needs logits for loss_weights" (model_engine.py)
         del options["loss_kernel"]

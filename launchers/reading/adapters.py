@@ -20,7 +20,6 @@ from meshwright.profiles.adapters import (
     PARAMETER_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
-    BasePrecision,
     linear_names,
     names_every,
     of_linear_experts,
@@ -28,6 +27,8 @@ from meshwright.profiles.adapters import (
 )
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.storage import BasePrecision
+from meshwright.profiles.stored import checkpoint_base, stored_in_name
 
 # --------------------------------------------------------------------------------------------------
 # Adapters.
@@ -357,11 +358,45 @@ def stored_as_qlora(fields: Fields) -> str:
     return next(stored, "")
 
 
-def refuse_stored(fields: Fields, name: str) -> None:
-    """Record a fault for a model with a name that states a quantised checkpoint."""
+def refuse_stored(fields: Fields, name: str, *, frozen: bool = False) -> None:
+    """Record a fault for a model with a name that states a quantised checkpoint.
+
+    ``frozen``: the trainer loads GPTQ, AWQ and AQLM as the base of adapters (``stored_base``).
+    """
     text = str(fields.raw(name) or "")
+    if frozen and checkpoint_base(stored_in_name(text)):
+        return
     if _STORED.search(_STORED_AS_QLORA.sub("", text)):
         fields.fault(name, f"{shown(text)} is stored quantised: such a model {_WHY}")
+
+
+def stored_base(fields: Fields, model: ModelSpec, rank: int) -> BasePrecision | None:
+    """Return the type of frozen weights that the model's checkpoint has in few bits; None: it has not."""
+    base = checkpoint_base(model.stored_as)
+    if base is None:
+        return None
+    name = next((name for name in _OF_MODELS if fields.has(name)), _OF_MODELS[0])
+    if not rank:
+        fields.fault(name, f"weights in {base} are frozen: nothing would be trained", allowed="with LoRA")
+    bits = next((bits for bits in _BITS if fields.has(bits)), None)
+    if bits:
+        fields.note(f"{bits} does nothing: the checkpoint is stored in {base}")
+    return base
+
+
+def require_replicas(fields: Fields, base: BasePrecision, *, shards: bool) -> None:
+    """Refuse a checkpoint of few bits under ZeRO-3 and FSDP, as LLaMA-Factory does.
+
+    LLaMA-Factory 0.9.5, model/model_utils/quantization.py:95.
+    """
+    if shards:
+        name = next((name for name in _OF_MODELS if fields.has(name)), _OF_MODELS[0])
+        fields.fault(
+            name,
+            f"weights in {base} are not cut over ranks: LLaMA-Factory refuses them under ZeRO-3 and FSDP",
+            allowed="without ZeRO-3 and FSDP",
+        )
+        fields.stop()
 
 
 def base_of(fields: Fields, *, nested: bool) -> BasePrecision:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.commands import World, script_of, world_of
 from meshwright.launchers.reading.fields import Fields
-from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision
+from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES
 from meshwright.profiles.documents import read_json, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import find_model, model_of_folder
@@ -23,6 +23,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.profiles.samples import SAMPLES, Reference
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
+from meshwright.profiles.storage import BasePrecision
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload

@@ -37,6 +37,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, USUAL_INTERVAL, WITHOUT_COPY, usual_rank
+from meshwright.profiles.storage import is_checkpoints
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -244,7 +245,7 @@ def trainer_run(
         fields.stop()
     kind = chat.kind_of(fields, known.source.folder) if tool is tools.CHAT else kind_named(fields, program)
     packed = _packed(fields, tool, compares=kind is not None) if packed is None else packed
-    model = labelled(fields, _model(fields, known, sees=sees), kind)
+    model = labelled(fields, _model(fields, known, tool, sees=sees), kind)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _micro(fields, known, tool)
@@ -350,6 +351,9 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         supplied=known.overrides.values.get("lora_rank"),
     )
     targets = adapters.of_peft(fields, targets, model) if tool.pefts else targets
+    base = adapters.base_of(fields, nested=not tool.pefts)
+    if tool.freezes_stored:
+        base = adapters.stored_base(fields, model, rank) or base
     optimizer = _own_optimizer(fields) if tool.own_galore else {}
     if not optimizer:
         key = "optimizer" if fields.has("optimizer") else "optim"
@@ -359,7 +363,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         "lora_rank": rank,
         "lora_targets": targets if tool.pefts else adapters.of_trainer(fields, targets, model, rank),
         "trained_modules": adapters.trained_whole(fields) if rank else (),
-        "base_precision": adapters.base_of(fields, nested=not tool.pefts),
+        "base_precision": base,
     }
 
 
@@ -524,6 +528,10 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
                 "neither bf16 nor fp16 is given: weights of few bits in fp32 products are not supported",
                 allowed="bf16 or fp16 true, or --set precision=bf16",
             )
+    elif is_checkpoints(base):
+        zero = found.configuration.zero_stage
+        sharded = zero > 2 or (zero > 0 and found.launcher != "deepspeed")  # noqa: PLR2004 - a ZeRO stage
+        adapters.require_replicas(fields, base, shards=sharded)
     elif base != "bf16":
         adapters.require_whole_weights(fields, found.configuration.zero_stage, rank, packs=tool.packs)
     elif rank and tool.pefts and not in_bf16 and found.launcher != "deepspeed":
@@ -625,11 +633,11 @@ def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
         )
 
 
-def _model(fields: Fields, known: Known, *, sees: bool) -> ModelSpec:
+def _model(fields: Fields, known: Known, tool: Tool, *, sees: bool) -> ModelSpec:
     named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
     text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
-        adapters.refuse_stored(fields, named)
+        adapters.refuse_stored(fields, named, frozen=tool.freezes_stored)
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]) and not sees:
         fields.fault(
             named,

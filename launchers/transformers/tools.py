@@ -50,6 +50,7 @@ class Tool:
     dropout: float = 0.0  # of adapters' inputs
     pefts: bool = False  # uses peft's own adapters by default
     packs: bool = False  # weights of few bits in the compute type, which FSDP cuts
+    freezes_stored: bool = False  # checkpoints in GPTQ, AWQ and AQLM are bases of adapters
     own_galore: bool = False  # ``use_galore``, in place of the Trainer's optimizers
     parts: Mapping[FrozenPart, str] = field(default_factory=dict)  # switches that freeze parts of a tower
     pixels: str = ""  # the argument of the largest image
@@ -72,6 +73,7 @@ LLAMA_FACTORY = Tool(
     loads="cast up",
     tuner="lora",
     packs=True,  # model/model_utils/quantization.py:178
+    freezes_stored=True,  # model/model_utils/quantization.py:88
     own_galore=True,
     parts=LLAMA_FACTORY_PARTS,
     pixels=LLAMA_FACTORY_PIXELS,
@@ -81,6 +83,7 @@ FORK = replace(
     LLAMA_FACTORY,
     name="a script in LLaMA-Factory's names",
     is_fork=True,
+    freezes_stored=False,
     needs_do_train=False,
     length=None,
     limit="max_length",

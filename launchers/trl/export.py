@@ -16,8 +16,9 @@ from meshwright.launchers.images import (
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
-from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every, parted
+from meshwright.profiles.adapters import names_every, parted
 from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.storage import WHOLE_PRECISIONS
 
 
 class TrlFiles(TrainerFiles):

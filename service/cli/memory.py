@@ -82,7 +82,7 @@ def memory(
     )  # fmt: skip
     counts = _counts(num_gpus)
     first = dict[tuple[str, str], Row]()  # of a launcher with both of two ways to do the same
-    for method in methods_of(optimizer, lora_rank):
+    for method in methods_of(optimizer, lora_rank, spec.stored_as):
         for row in _rows(asked, method, launcher, counts):
             first.setdefault((row.method.title, row.launcher), row)
     rows = [*first.values()]

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from meshwright.profiles.figures import tied
 from meshwright.profiles.frameworks import FORMATS
+from meshwright.profiles.storage import WHOLE_PRECISIONS
 from meshwright.service.report.formatting import count, wrapped
 from meshwright.solver.problem import Problem, Workload
 
@@ -91,7 +92,7 @@ def sweep_title(problem: Problem, axes: Collection[str], num_points: int) -> str
 
 def adapters_word(workload: Workload) -> str:
     """Return QLoRA where the frozen weights have 8 or 4 bits, else LoRA."""
-    return "QLoRA" if workload.base_precision.startswith(("int8", "nf4")) else "LoRA"
+    return "LoRA" if workload.base_precision in WHOLE_PRECISIONS else "QLoRA"
 
 
 def _subject(problem: Problem) -> str:

@@ -377,10 +377,11 @@ FIELDS = (
         sparse=True,
         about="storage of the frozen weights, if lora_rank > 0: bf16 or fp32 for all, or int8 or nf4 "
         "for linear layers as in bitsandbytes (LLM.int8, QLoRA). nf4-double also quantizes nf4's "
-        "scales",
+        "scales. gptq, gptq-8bit, awq and aqlm are those of a checkpoint that is stored so",
         option=Option(
             group=MODEL,
-            help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA).",
+            help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA), or as a "
+            "checkpoint is stored: gptq, gptq-8bit, awq, aqlm.",
         ),
         question=FormQuestion(
             part="first",
@@ -391,6 +392,8 @@ FIELDS = (
                 ("nf4", "4-bit (QLoRA)"),
                 ("nf4-double", "4-bit, double"),
                 ("int8", "8-bit"),
+                ("gptq", "GPTQ checkpoint"),
+                ("awq", "AWQ checkpoint"),
                 ("fp32", "fp32"),
             ),
             hint="frozen under LoRA; double: quantized scales",

@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from meshwright.profiles.adapters import BasePrecision
 from meshwright.profiles.capabilities import (
     launcher_capabilities,
     launcher_names,
@@ -21,6 +20,7 @@ from meshwright.profiles.documents import pointer, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.samples import Reference, SampleKind
+from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.switches import NO_SWITCH, switches
 from meshwright.service.requests.fields import MAX_BATCH, POST_TRAINING
 from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, WORDS

@@ -18,19 +18,14 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from meshwright.profiles.adapters import (
-    ALL_LINEAR,
-    LORA_TARGETS,
-    TRAINED_MODULES,
-    BasePrecision,
-    TrainedModule,
-)
+from meshwright.profiles.adapters import ALL_LINEAR, LORA_TARGETS, TRAINED_MODULES, TrainedModule
 from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import REQUIRED, UNKNOWN_FIELD, FieldError
 from meshwright.profiles.frameworks import allowed_values, framework_names, option_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.samples import Reference, SampleKind
+from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
 from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, OPTIONS, RequestField
 from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwright.profiles.adapters import PACKED_BYTES, TRAINED_MODULES, BasePrecision, is_packed
+from meshwright.profiles.adapters import TRAINED_MODULES
 from meshwright.profiles.attention import (
     AUTO,
     FLEX,
@@ -30,6 +30,7 @@ from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
 from meshwright.profiles.profile import Constants, Profile
+from meshwright.profiles.storage import PACKED_BYTES, BasePrecision, is_packed
 from meshwright.solver.configuration import (
     ALL_TO_ALL,
     MAX_SIZE,

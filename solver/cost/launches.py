@@ -15,6 +15,7 @@ from meshwright.profiles.adapters import adapted_layers
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
+from meshwright.profiles.storage import storage_of
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.fake_quantization import fake_kernels
@@ -91,7 +92,6 @@ _SINGLE_ROTARY, _ROTARY = 10.0, 2.0  # of queries and of keys: two products, neg
 _ROTATED = 2.0  # casts of what fp32 cosines have rotated
 _ADAPTER, _ADAPTER_CASTS = 4.0, 4.0  # two products, scale, sum; casts of input, to and fro, and of matrices
 _NORMED, _NORMED_CASTS = 11.0, 3.0  # DoRA: unit matrix, two products, norm and scale; casts to fp32
-_DEQUANTIZE = 2.0  # scales, then weights (bitsandbytes 0.50 ``functional.py dequantize_4bit``)
 _GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``integrations/moe.py``)
 # What else the host does for them, sorting above all: few tokens take 1.78 ms on an H100's host, as 99
 # calls do (benchmarks/data/experts.jsonl: 32 experts of 4,096 tokens, grouped or copied for each token).
@@ -172,7 +172,8 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
         adapters = sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))
         normed = (_NORMED + _NORMED_CASTS * ctx.facts.autocasts) * ctx.facts.dora
         number = number + adapters * (_ADAPTER + _ADAPTER_CASTS * ctx.facts.autocasts + normed)
-        number = number + matrices * _DEQUANTIZE * (ctx.held_precision in ("nf4", "int8"))
+        storage = storage_of(ctx.held_precision)
+        number = number + matrices * (0.0 if storage is None else storage.kernels)
     if model.mixes_tokens:
         rotary = _ROTARY + single * (_SINGLE_ROTARY - _ROTARY)
         number = number + _core_kernels(ctx) + (rotary + _ROTATED * wide) * model.has_rotary_positions

@@ -14,20 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.profiles.adapters import (
-    ATTENTION_INPUT,
-    EMBEDDING,
-    MLP_INNER,
-    MLP_INPUT,
-    PACKED_BYTES,
-    WHOLE_PRECISIONS,
-    saves_input,
-)
+from meshwright.profiles.adapters import ATTENTION_INPUT, EMBEDDING, MLP_INNER, MLP_INPUT, saves_input
 from meshwright.profiles.figures import percent
 from meshwright.profiles.frameworks import FOREACH, FrameworkFacts
 from meshwright.profiles.layers.operators import MIXING
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
+from meshwright.profiles.storage import PACKED_BYTES, WHOLE_PRECISIONS
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES

@@ -17,17 +17,15 @@ from meshwright.profiles.adapters import (
     MLP_INNER,
     MLP_INPUT,
     NORMS,
-    PACKED_BYTES,
-    WHOLE_PRECISIONS,
     adapted_layers,
     base_bytes,
     copied_parameters,
-    is_packed,
     quantized_layers,
     scale_bytes,
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
+from meshwright.profiles.storage import PACKED_BYTES, WHOLE_PRECISIONS, is_packed, storage_of
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows, wraps_experts
@@ -256,8 +254,8 @@ def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
 def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
     """Count a layer's weights that are made 2 bytes each before every product, shape (n,); none of bf16.
 
-    Those of 8 bits a rank keeps whole: only layouts without tensor parallelism and ZeRO-3 have them. Those
-    of 4 bits are gathered packed.
+    Few bits a rank keeps whole: only layouts without tensor parallelism and ZeRO-3 have them. Those of
+    bitsandbytes' 4 bits are gathered packed.
     Autocast casts those in fp32 where nothing is gathered; FSDP casts where it gathers.
     """
     precision, layers = ctx.held_precision, _quantized(ctx, kind)
@@ -278,19 +276,22 @@ def _on_rank(ctx: Context, layer: Matrix) -> FloatArray | float:
     return layer.experts / ctx.e if layer.experts else 1.0
 
 
-# Moved for each weight that is not bf16 before its product, forward and backward (bitsandbytes 0.50,
-# torch 2.13; casts of fp32 are saved for the backward pass, which casts gradients of trained ones back).
-# ``MatMul4Bit``: half a byte read, two written. ``MatMul8bitLt``: scaled backward; forward, casts of
-# inputs and outputs (15 bytes, .08 ms for 4096 tokens of h = 4096 on an H100) take what the product saves.
-_CONVERTED_BYTES = {
-    "fp32": (6.0, 0.0), "nf4": (2.5, 2.5), "nf4-double": (2.5, 2.5), "int8": (0.0, 7.0),
-}  # fmt: skip
+# Moved for each fp32 weight that is cast before its product, forward and backward (torch 2.13; casts are
+# saved for the backward pass, which casts gradients of trained ones back).
+_CAST_BYTES = (6.0, 0.0)
+
+
+def _moved_bytes(ctx: Context) -> tuple[float, float]:
+    storage = storage_of(ctx.held_precision)
+    if storage is not None:
+        return storage.moved_bytes
+    return _CAST_BYTES if ctx.held_precision == "fp32" else (0.0, 0.0)
 
 
 def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes moved to make a layer's weights bf16, in each forward and backward pass."""
     weights = _converted_weights(ctx, kind)
-    forward, backward = _CONVERTED_BYTES.get(ctx.held_precision, (0.0, 0.0))
+    forward, backward = _moved_bytes(ctx)
     return forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
 
 
@@ -303,6 +304,9 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) ->
     zero = np.zeros_like(ctx.t)
     if ctx.facts.quantizes_experts and is_packed(ctx.held_precision):
         return [*(2.0 * _stacked(ctx.of(one), one.kind) for one in kinds), zero, zero]
+    storage = storage_of(ctx.held_precision)
+    if storage is not None and storage.keeps_whole:
+        return [*(2.0 * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, zero]
     if ctx.held_precision != "fp32":
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (ctx.converts & (ctx.frozen | first | (ctx.columns.num_microbatches > 1)))
@@ -543,7 +547,7 @@ def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray
         forward = forward + dropped * read + (_SCALED + _ADDED) * written
         backward = backward + (dropped + _ADDED) * read + _SCALED * written
         if ctx.facts.dora:
-            again = _CONVERTED_BYTES.get(ctx.held_precision, (0.0, 0.0))[0] * is_packed(ctx.held_precision)
+            again = _moved_bytes(ctx)[0] * is_packed(ctx.held_precision)
             weights = _decomposed(ctx, "weights") + again  # 4 bits are made 16 once more
             sides = _decomposed(ctx, "squares") * g.k * g.k + weights * g.n * g.k
             forward = forward + sides * g.count + _decomposed(ctx, "forward") * written

@@ -14,13 +14,13 @@ from itertools import chain, combinations
 from math import ceil
 from typing import Any, Literal
 
-from meshwright.profiles.adapters import BasePrecision
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.cluster import MAX_GPUS, ClusterSpec, NodeGroup, power_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import larger_gpus, with_gpu
 from meshwright.profiles.optimizers import UNPAGED
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.switches import otherwise
 from meshwright.solver.answer import (
     Answer,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast, get_args
 
-from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, BasePrecision
+from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup, transport_of
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError
@@ -23,6 +23,7 @@ from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.resembling import resembling_gpu
 from meshwright.profiles.samples import Reference, SampleKind
 from meshwright.profiles.sequences import SequenceLengths
+from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.towers import FROZEN_PARTS
 from meshwright.profiles.units import GB, GBIT
 from meshwright.solver.configuration import OFFLOAD, RECOMPUTE, SCHEDULES, Configuration

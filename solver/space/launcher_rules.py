@@ -17,9 +17,7 @@ from meshwright.profiles.adapters import (
     PARAMETER_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
-    WHOLE_PRECISIONS,
     all_linear_adapts,
-    is_packed,
 )
 from meshwright.profiles.advice import advice_on_experts
 from meshwright.profiles.attention import HYBRID, SDPA
@@ -40,7 +38,8 @@ from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_fa
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.profile import framework_of
-from meshwright.profiles.stored import STORED
+from meshwright.profiles.storage import WHOLE_PRECISIONS, is_checkpoints, is_packed
+from meshwright.profiles.stored import STORED, checkpoint_base
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
 from meshwright.profiles.units import GIB
@@ -150,6 +149,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             nearest=able.base_precisions[0],
         )
     yield from _parameter_faults(workload)
+    yield from _checkpoint_faults(problem)
     if (
         workload.framework_options.get("dora")
         and "single" not in able.adapters
@@ -175,6 +175,29 @@ def _parameter_faults(workload: Workload) -> Iterator[FieldError]:
                 message=f"peft has none next to {' or '.join(PARAMETER_TARGETS)}",
                 allowed="false",
                 nearest="false",
+            )
+
+
+def _checkpoint_faults(problem: Problem) -> Iterator[FieldError]:
+    """Yield what does not go with a base that only a quantised checkpoint has.
+
+    peft 0.18 and 0.21 refuse DoRA (``tuners/lora/gptq.py``, ``awq.py``, ``aqlm.py``). transformers' GPTQ
+    loads text alone (``quantizer_gptq.py``), and releases don't agree which experts are quantised.
+    """
+    base, model = problem.workload.base_precision, problem.model
+    if not (problem.workload.lora_rank and is_checkpoints(base)):
+        return
+    lacking = {
+        "/workload/framework_options/dora": problem.workload.framework_options.get("dora") and "DoRA",
+        "/workload/base_precision": (model.moe and "experts") or (model.tower and "images"),
+    }
+    for path, what in lacking.items():
+        if what:
+            yield FieldError(
+                pointer=path,
+                message=f"{what} with frozen weights in {base} can't be predicted",
+                allowed="false" if what == "DoRA" else "bf16",
+                nearest="false" if what == "DoRA" else "bf16",
             )
 
 
@@ -400,17 +423,27 @@ _QLORA = "--lora-rank 16 --base-precision nf4"
 def stored_notes(problem: Problem) -> tuple[str, ...]:
     """State which weights are trained where the published ones are quantised."""
     model, work = problem.model, problem.workload
-    kind = STORED.get(model.stored_as)
-    if kind is None or (work.lora_rank and work.base_precision in kind.base):
+    kind, own = STORED.get(model.stored_as), checkpoint_base(model.stored_as)
+    if kind is None:
+        named = f"The plan freezes a checkpoint of {model.title} that is stored in {work.base_precision}"
+        return (
+            (f"{named}: name it in the launch files",)
+            if work.lora_rank and is_checkpoints(work.base_precision)
+            else ()
+        )
+    if work.lora_rank and work.base_precision in kind.base:
         return ()
     start = "16-bit weights"
     start += f" (transformers: {kind.dequantize})" if kind.dequantize else " of the unquantized model"
     said = f"the weights of {model.title} are stored in {kind.words}"
     if not work.lora_rank:
         cannot = "" if kind.dequantize else ". They can't be trained in full"
-        return (f"{said}{cannot}. The plan trains {start}. For QLoRA, add {_QLORA}",)
+        few = f"--lora-rank 16 --base-precision {own}" if own else _QLORA
+        return (f"{said}{cannot}. The plan trains {start}. For QLoRA, add {few}",)
     if work.base_precision in ("bf16", "fp32"):
-        return (f"{said}. The plan freezes {start}: adapters on {kind.words} can't be predicted",)
+        few = f". To freeze them as they are stored, add --base-precision {own}"
+        few = few if own else f": adapters on {kind.words} can't be predicted"
+        return (f"{said}. The plan freezes {start}{few}",)
     again = "" if kind.base else ": transformers can't quantize a checkpoint twice"
     return (f"{said}. The plan quantizes {start} to {work.base_precision}{again}",)
 

@@ -27,7 +27,6 @@ from meshwright.profiles.adapters import (
     LORA_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
-    BasePrecision,
     adapter_parameters,
     all_linear_adapts,
     base_bytes,
@@ -41,6 +40,7 @@ from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.storage import BasePrecision
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload

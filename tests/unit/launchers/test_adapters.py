@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.launchers.reading.base import Source
+from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
-from meshwright.profiles.adapters import ALL_LINEAR, BasePrecision
+from meshwright.profiles.adapters import ALL_LINEAR
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.storage import BasePrecision
 from meshwright.service.requests.checks import check_limits
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Columns, Configuration
@@ -52,7 +53,7 @@ def read_back(found: Target) -> Workload:
     return read_launch_files(source).workload
 
 
-@pytest.mark.parametrize("base", ["bf16", "int8", "nf4", "nf4-double"])
+@pytest.mark.parametrize("base", ["bf16", "int8", "nf4", "nf4-double", "gptq", "gptq-8bit", "awq", "aqlm"])
 def test_llama_factory_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) -> None:
     found = tuned("llama-factory-accelerate", base_precision=base)
     texts = files(found)
@@ -60,7 +61,7 @@ def test_llama_factory_is_told_rank_layers_and_the_base_and_they_are_read_back(b
     assert [told[name] for name in ("finetuning_type", "lora_rank", "lora_alpha", "lora_target")] == [
         "lora", 16, 32, "q_proj,v_proj",
     ]  # fmt: skip
-    assert told.get("quantization_bit") == {"bf16": None, "int8": 8}.get(base, 4)
+    assert told.get("quantization_bit") == {"int8": 8, "nf4": 4, "nf4-double": 4}.get(base)
     source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
     assert read_launch_files(source).workload == found.workload
 
@@ -150,6 +151,32 @@ def test_packed_weights_are_cut_and_their_scales_are_whole() -> None:
         whole, cut = held(base, 0), held(base, 3)
         assert whole == pytest.approx(matrices * (0.5 + each), rel=0.01)
         assert cut == pytest.approx(matrices * (0.5 / 8 + each), rel=0.02)
+
+
+def _alone(source: Source) -> Source:
+    return Source(name="lora.yaml", text=source.files["lora.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ", "gptq"),
+        ("TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ-Int8", "gptq-8bit"),
+        ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "awq"),
+        ("ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "aqlm"),
+    ],
+)
+def test_llama_factory_freezes_a_checkpoint_as_it_is_stored(name: str, base: BasePrecision) -> None:
+    found = of_llama_factory(model_name_or_path=name)
+    with pytest.raises(InvalidProblemError, match="not cut over ranks: LLaMA-Factory refuses"):
+        read_launch_files(found)  # under the FSDP file next to it
+    read = read_launch_files(_alone(found), Overrides(num_gpus=2))
+    assert (read.model.name, read.workload.base_precision) == ("llama-3-8b", base)
+    full = of_llama_factory(model_name_or_path=name, finetuning_type="full")
+    with pytest.raises(
+        InvalidProblemError, match=f"weights in {base} are frozen: nothing would be trained"
+    ):
+        read_launch_files(_alone(full), Overrides(num_gpus=2))
 
 
 @pytest.mark.parametrize(

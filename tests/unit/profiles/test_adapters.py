@@ -110,6 +110,17 @@ def test_a_frozen_matrix_of_fewer_bits_has_its_weights_and_their_scales() -> Non
         assert base_bytes(layer, "nf4-double") == 32 * scales + scales + 4 * own + 1024 + 4 + 64
 
 
+def test_a_matrix_of_a_checkpoint_has_its_codes_scales_and_tables() -> None:
+    layer = Matrix(name="", inputs=4096, outputs=1024)
+    weights, groups = 4096 * 1024, 4096 // 128 * 1024
+    # half a byte a weight; of a group a scale of 2 bytes and a zero point of 4 bits; 4 bytes an input
+    assert base_bytes(layer, "gptq") == weights // 2 + groups * 2 + groups // 2 + 4 * 4096
+    assert base_bytes(layer, "gptq-8bit") == weights + groups * 2 + groups + 4 * 4096
+    assert base_bytes(layer, "awq") == weights // 2 + groups * 2 + groups // 2
+    # 16 bits for 8 weights, 2 bytes for each output, and a codebook of 65536 vectors of 8
+    assert base_bytes(layer, "aqlm") == weights // 4 + 2 * 1024 + 65536 * 8 * 2
+
+
 def test_peft_adapts_every_linear_layer_but_those_of_mambas_own_kernels() -> None:
     joined = model_from_config({"model_type": "falcon_h1"}, name="falcon-h1")  # a mixer next to attention
     assert all_linear_adapts(a_model())

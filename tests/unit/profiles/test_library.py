@@ -509,7 +509,14 @@ QUANTIZED: list[tuple[dict[str, object], str, StoredAs]] = [
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bnb-4bit", "bnb-4bit"),
     ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb-8bit", "bnb-8bit"),
     ({"quant_method": "gptq", "bits": 4}, "GPTQ-Int4", "gptq"),
+    ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "GPTQ-Int8", "gptq-8bit"),
     ({"quant_method": "awq", "bits": 4}, "AWQ", "awq"),
+    ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "aqlm-2Bit-2x8", "quantized"),
+    (
+        {"quant_method": "aqlm", "num_codebooks": 1, "nbits_per_codebook": 16, "in_group_size": 8},
+        "AQLM-2Bit-1x16",
+        "aqlm",
+    ),
 ]
 
 
@@ -527,7 +534,8 @@ def test_a_name_and_a_config_state_the_same_of_quantised_weights(
 
 def test_any_other_method_of_a_config_is_stated_too_and_none_is_none() -> None:
     plain = {"model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512}
-    for stated in ({"quant_method": "hqq"}, {"quant_method": "a new one"}, {"bits": 3}):
+    groups_of_32 = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    for stated in ({"quant_method": "hqq"}, {"quant_method": "a new one"}, {"bits": 3}, groups_of_32):
         assert (
             model_from_config({**plain, "quantization_config": stated}, name="a").stored_as == "quantized"
         )

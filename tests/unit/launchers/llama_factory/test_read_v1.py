@@ -10,8 +10,8 @@ import pytest
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
-from meshwright.profiles.adapters import BasePrecision
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.storage import BasePrecision
 from tests.launchers.cases import plan
 from tests.launchers.plans import CASES
 

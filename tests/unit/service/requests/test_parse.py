@@ -725,12 +725,9 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
             {},
             r"stored in fp8. The plan trains 16-bit weights \(transformers: FineGrained",
         ),
-        ("Qwen/Qwen3-8B-AWQ", {}, r"AWQ. They can't be trained in full. .* For QLoRA, add --lora-rank 16"),
-        (
-            "Qwen/Qwen3-8B-AWQ",
-            {"lora_rank": 16},
-            r"The plan freezes 16-bit .* on AWQ can't be predicted",
-        ),
+        ("Qwen/Qwen3-8B-AWQ", {}, r"can't be trained in full. .* For QLoRA, add .* --base-precision awq$"),
+        ("Qwen/Qwen3-8B-AWQ", {"lora_rank": 16}, r"The plan freezes 16-bit .* add --base-precision awq$"),
+        ("Qwen/Qwen3-8B-NVFP4", {"lora_rank": 16}, r"freezes 16-bit .* on nvfp4 can't be predicted"),
         (
             "Qwen/Qwen3-8B-FP8",
             {"lora_rank": 16, "base_precision": "nf4"},

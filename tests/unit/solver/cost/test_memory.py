@@ -4,11 +4,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.profiles.adapters import BasePrecision
+from meshwright.profiles.adapters import single_layers
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec
+from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
@@ -354,6 +355,20 @@ def test_frozen_layers_of_int8_keep_their_inputs_as_trained_ones_do() -> None:
     wide = (2 + 2) * 2 * 2048 * 1024
     cast = 2 * 2048 * 1024  # of o_proj's input to the fp32 adapter's type and back
     assert nf4 == kept(adapted) < kept(a_problem()) - wide + cast == int8
+
+
+def test_gptq_keeps_a_16_bit_copy_of_every_matrix_until_the_backward_pass_unless_it_is_replayed() -> None:
+    def weights(base: BasePrecision, recompute: str = "none") -> float:
+        problem = a_problem(lora_rank=16, lora_targets=("q_proj",), base_precision=base)
+        layout = a_layout(recompute_granularity=recompute)
+        return float(prices_of(problem, layout, "llama-factory-accelerate").weights_bytes[0, 0])
+
+    # torch's matmul saves the copy, 2 bytes a weight; AutoAWQ makes it twice. GPTQ's index: 4 an input
+    model = a_problem().model
+    matrices = list(single_layers(model, "dense").values())
+    number, inputs = sum(one.inputs * one.outputs for one in matrices), sum(one.inputs for one in matrices)
+    assert weights("gptq") - weights("awq") == pytest.approx(2 * number + 4 * inputs)
+    assert weights("gptq", "full") - weights("awq", "full") == pytest.approx(4 * inputs)
 
 
 @pytest.mark.parametrize(("tensor", "expert"), [(1, 1), (8, 1), (1, 8)])

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright.profiles.adapters import BasePrecision
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.storage import BasePrecision
 from meshwright.service.verify.priced import context_for, rank_weights
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.compute import memory_bound
@@ -106,7 +106,16 @@ def _with(changes: dict[str, object]) -> ModelSpec:
 @pytest.mark.parametrize(
     ("precision", "forward", "backward"),
     # 4 bits: half a byte read and two written in each pass; 8 bits: scaled backward alone
-    [("nf4", 2.5, 2.5), ("nf4-double", 2.5, 2.5), ("int8", 0.0, 7.0)],
+    # GPTQ: torch's operators one by one, 4.5 + 5 + 2 + 4 + 2 + 3 + 5; AQLM: 2 bits read
+    [
+        ("nf4", 2.5, 2.5),
+        ("nf4-double", 2.5, 2.5),
+        ("int8", 0.0, 7.0),
+        ("gptq", 25.5, 0.0),
+        ("gptq-8bit", 5.0 + 6 + 4 + 4 + 4 + 6 + 6, 0.0),
+        ("awq", 2.5, 2.5),
+        ("aqlm", 2.25, 2.25),
+    ],
 )
 def test_frozen_weights_of_fewer_bits_move_bytes_before_each_product(
     precision: BasePrecision, forward: float, backward: float
