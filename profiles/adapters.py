@@ -26,19 +26,21 @@ SINGLE_TARGETS = (
 )  # fmt: skip
 EXPERT_TARGETS = ("w1", "w2", "w3")  # gate, down and up of Mixtral's experts, for peft converts these names
 MIXER_TARGETS = ("in_proj",)  # of Mamba layers; peft refuses their out_proj
+# Experts' weights that lie in one tensor of the class, by its names (peft's ``target_parameters``).
+GATE_UP_PARAMETER, DOWN_PARAMETER = PARAMETER_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
 # Modules that can be trained in full next to adapters, by Llama's names (peft's ``modules_to_save``): a
 # copy of each, because the frozen original stays; ``norm`` is every norm, since peft compares the ends of
 # names.
 TrainedModule = Literal["embed_tokens", "lm_head", "norm"]
 EMBEDDING, HEAD, NORMS = TRAINED_MODULES = get_args(TrainedModule)
-LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)
+LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS, *PARAMETER_TARGETS)
 # Every linear layer, under whatever names a launcher has for them (``bound_targets``).
 ALL_LINEAR = ("all-linear",)
 # Those that read one tensor.
 ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
-MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj", "w1", "w3")
-MLP_INNER = ("linear_fc2", "down_proj", "w2")
+MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj", "w1", "w3", GATE_UP_PARAMETER)
+MLP_INNER = ("linear_fc2", "down_proj", "w2", DOWN_PARAMETER)
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "kv_proj": ("k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -108,6 +110,20 @@ def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
     return found
 
 
+def _parameters(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
+    """Return experts' weights that lie in one tensor, gate and up together, by ``PARAMETER_TARGETS``."""
+    if model.moe is None or kind == "dense" or model.moe.expert_adapters == "linear":
+        return {}
+    matrices = [one for one in model.layer(kind).matrices if one.experts]
+    gate_up = [one for one in matrices if one.split == "outputs"]
+    (down,) = (one for one in matrices if one.split == "inputs")
+    found = {DOWN_PARAMETER: replace(down, name=DOWN_PARAMETER)}
+    if model.gated_mlp:
+        width = sum(one.outputs for one in gate_up)
+        found[GATE_UP_PARAMETER] = replace(gate_up[0], name=GATE_UP_PARAMETER, outputs=width)
+    return found
+
+
 def names_every(targets: tuple[str, ...]) -> bool:
     """Return whether targets are every linear layer of the class."""
     return targets == ALL_LINEAR or set(SINGLE_TARGETS) <= set(targets)
@@ -127,6 +143,9 @@ def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) 
             yield layer
     for name, layers in fused_layers(model, kind).items():
         yield from layers if name in targets else ()
+    for name, layer in _parameters(model, kind).items():
+        if name in targets:
+            yield layer
 
 
 def layers_outside(
@@ -193,6 +212,8 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
         return f"only {halves.pop()}: peft adapts the experts' fused gate and up projections together"
     if others and named != "w1_w3":
         return f"{min(others)}: only Mixtral's experts have layers with this name"
+    if {*PARAMETER_TARGETS} & {*targets} and (why := _parameter_fault(model, targets)):
+        return why
     if not targets:
         return f"is required: the default adapts attention, and {model.title} has none"
     if not adapter_parameters(model, 1, targets):
@@ -200,7 +221,25 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     return None
 
 
-_NAMES = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)}
+def _parameter_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
+    there = _parameters(model, "moe")
+    if lacking := [name for name in PARAMETER_TARGETS if name in targets and name not in there]:
+        return f"{lacking[0]}: {model.title} has no experts in one tensor of this name"
+    if any(layer.experts for name, layer in _experts(model, "moe").items() if name in targets):
+        return f"{min({*PARAMETER_TARGETS} & {*targets})}: other names mean the same experts"
+    return None
+
+
+def parted(targets: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the targets that are layers, and those that are weights without a layer of their own."""
+    layers = tuple(name for name in targets if name not in PARAMETER_TARGETS)
+    return layers, tuple(name for name in targets if name in PARAMETER_TARGETS)
+
+
+_NAMES = {
+    "fused": FUSED_TARGETS,
+    "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS, *PARAMETER_TARGETS),
+}
 _ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),

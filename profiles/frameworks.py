@@ -259,6 +259,8 @@ class FrameworkFacts:
     reduces_copies: bool  # without ZeRO, replicas reduce buckets that are copies of the gradients
     adapter_dropout: bool  # inputs of adapters are dropped out of
     dora: bool  # adapters' outputs are scaled by a trained norm of each row of the adapted weight
+    # Adapters of experts that lie in one tensor are added to their weights, else to their outputs
+    wraps_experts: bool
     quantizes_experts: bool  # experts that lie in one tensor are of fewer bits too, as the linear layers
     fake_quantization: str  # what inputs and weights of linear layers are rounded to, and back, in passes
     fake_quantized_group: float  # weights with one scale, where those are of 4 bits

@@ -16,7 +16,7 @@ from meshwright.launchers.rules import Rule, refuse_first
 from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
-from meshwright.profiles.adapters import names_every
+from meshwright.profiles.adapters import names_every, parted
 from meshwright.profiles.attention import AUTO, HYBRID, implementation, runnable
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import FOREACH
@@ -303,11 +303,13 @@ def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
     workload = target.workload
     if not workload.lora_rank:
         return
-    targets = "'all-linear'" if names_every(workload.lora_targets) else str(list(workload.lora_targets))
+    layers, parameters = parted(workload.lora_targets)
+    targets = "'all-linear'" if names_every(layers) else str(list(layers) or None)
+    apart = f", target_parameters={list(parameters)}" if parameters else ""
     whole = f", modules_to_save={list(workload.trained_modules)}" if workload.trained_modules else ""
     yield (
         f"the script must train adapters alone: peft's LoraConfig(r={workload.lora_rank}, "
-        f"target_modules={targets}{whole}) on the model, frozen and loaded with "
+        f"target_modules={targets}{apart}{whole}) on the model, frozen and loaded with "
         f"{_LOADED[workload.base_precision]}"
     )
 

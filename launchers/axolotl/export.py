@@ -19,7 +19,7 @@ from meshwright.launchers.images import (
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles, Values, experts
-from meshwright.profiles.adapters import linear_names
+from meshwright.profiles.adapters import linear_names, parted
 from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import optimizer_named
@@ -161,11 +161,12 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
 
     def adapted(self, target: Target) -> Values:
         """Return the layers with adapters; all of them have a switch."""
-        targets = target.workload.lora_targets
+        targets, parameters = parted(target.workload.lora_targets)
         every = linear_names(target.problem.model) == targets
         listed = language_pattern(targets) if has_images(target) else list(targets)
         named: Values = {"lora_target_linear": True} if every else {"lora_target_modules": listed}
-        return {**named, **super().adapted(target)}
+        apart: Values = {"lora_target_parameters": list(parameters)} if parameters else {}
+        return {**(named if targets else {}), **apart, **super().adapted(target)}
 
     def frozen(self, target: Target) -> Values:
         """Return weights in bf16 or 4 bits."""

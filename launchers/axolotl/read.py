@@ -43,8 +43,9 @@ from meshwright.launchers.reading.preferences import (
 )
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
+from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import SINGLE_TARGETS
+from meshwright.profiles.adapters import SINGLE_TARGETS, parted
 from meshwright.profiles.documents import shown
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.model import ModelSpec
@@ -107,7 +108,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         precision=precision,
         framework_options={
             **ranks.kernel_of(fields, "axolotl", configuration),
-            **ranks.products_of(fields, "axolotl"),
+            **ranks.products_of(fields, "axolotl", _PRODUCTS),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model()),
             **_of_adapters(fields, tuned),
@@ -208,7 +209,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     (recompute, inputs_away), micro = _activations(fields), fields.integer("micro_batch_size")
     count = _count(fields, micro)
-    products = ranks.products_of(fields, "deepspeed")
+    products = ranks.products_of(fields, "deepspeed", _PRODUCTS)
     if _rounds(fields):
         fields.fault(_QAT, "next to DeepSpeed is not read", allowed=f"no {_QAT}, or an fsdp_config")
     options = {**_kernels(fields, known.model()), **products, **_of_adapters(fields, tuned)}
@@ -291,7 +292,8 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         found["lora_rank"] = fields.integer("lora_r", 8)
         named = adapted(fields, known.model(), pefts=not every)
         found["trained_modules"] = trained_whole(fields)
-        found["lora_targets"] = of_trainer(fields, SINGLE_TARGETS if every else named, known.model())
+        layers = of_trainer(fields, SINGLE_TARGETS if every else parted(named)[0], known.model())
+        found["lora_targets"] = (*layers, *parted(named)[1])
     found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)
     return projected | found
 
@@ -355,6 +357,8 @@ def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     if not tuned.get("lora_rank"):
         return {}
     found = options_of(fields)
+    if _scatters(fields) and parted(tuned["lora_targets"])[1]:
+        found["wraps_experts"] = False
     if fields.flag(_EXPERTS):
         if is_packed(tuned.get("base_precision", "bf16")):
             found["quantizes_experts"] = True
@@ -452,6 +456,16 @@ def _recomputes(fields: Fields) -> bool:
             nearest=_OLDER_AWAY,
         )
     return said != "false"
+
+
+# ScatterMoE's grouped products (integrations/kernels), which add adapters of experts to their outputs
+# (libs/scattermoe_lora/experts_lora_fastpath.py).
+_SCATTERED, _SCATTERS = "use_scattermoe", "scattermoe"
+_PRODUCTS = {**EXPERTS, _SCATTERS: "grouped"}
+
+
+def _scatters(fields: Fields) -> bool:
+    return fields.flag(_SCATTERED) or fields.peek("experts_implementation") == _SCATTERS
 
 
 def _kernels(fields: Fields, model: ModelSpec) -> Options:

@@ -17,6 +17,7 @@ from meshwright.profiles.adapters import (
     HEAD,
     LORA_TARGETS,
     NORMS,
+    PARAMETER_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
     linear_names,
@@ -221,9 +222,31 @@ def _plain(word: object, model: ModelSpec | None) -> object:
 def adapted(fields: Fields, model: ModelSpec | None = None, *, pefts: bool = True) -> tuple[str, ...]:
     """Return LoRA's targets; by default peft's own, or all linear layers."""
     name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
-    for whole in _ADAPTED_AS_THEY_ARE:
-        if fields.raw(whole):
-            fields.fault(whole, "weights that are adapted without a layer of their own are not supported")
+    if parameters := _adapted_parameters(fields):
+        named = _adapted_layers(fields, name, pefts=pefts) if fields.raw(name) or not pefts else ()
+        return (*named, *parameters)
+    return _adapted_layers(fields, name, pefts=pefts)
+
+
+def _adapted_parameters(fields: Fields) -> tuple[str, ...]:
+    """Return the experts' weights that peft adapts by the ends of their names."""
+    name = next((name for name in _ADAPTED_AS_THEY_ARE if fields.raw(name)), None)
+    if name is None:
+        return ()
+    said = fields.raw(name)
+    words = [str(word) for word in said] if isinstance(said, list) else [str(said)]
+    found = [
+        next((one for one in PARAMETER_TARGETS if f".{word}".endswith(f".{one}")), "") for word in words
+    ]
+    if not all(found):
+        fields.fault(
+            name, f"{shown(words[found.index('')])} is not a weight that is priced",
+            allowed=", ".join(PARAMETER_TARGETS),
+        )  # fmt: skip
+    return tuple(one for one in PARAMETER_TARGETS if one in found)
+
+
+def _adapted_layers(fields: Fields, name: str, *, pefts: bool) -> tuple[str, ...]:
     if pefts and not fields.raw(name):
         fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
         return _PEFTS_OWN

@@ -551,15 +551,15 @@ def note_attention(
 _EXPERT_NAMES = ("experts_implementation", "experts_impl")
 
 
-def products_of(fields: Fields, launcher: str) -> Options:
+def products_of(fields: Fields, launcher: str, own: Mapping[str, str] = EXPERTS) -> Options:
     """Return how experts and fp32 multiply if they differ from the default of the price.
 
-    Other kernels of experts are a fault.
+    Other kernels of experts are a fault; ``own``: words of the launcher for those that it has.
     """
     usual, options = framework_facts(framework_of(launcher)), Options()
     name = next((name for name in _EXPERT_NAMES if fields.has(name)), None)
     if name is not None and not fields.is_null(name):
-        found = EXPERTS.get(fields.word(name, allowed=tuple(EXPERTS)))
+        found = own.get(fields.word(name, allowed=tuple(own)))
         options |= {} if found in (None, usual.grouped_gemm) else {"grouped_gemm": found}
     single = fields.raw("tf32")
     if single not in (None, "auto") and fields.flag("tf32") != usual.tf32_products:

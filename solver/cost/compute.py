@@ -278,7 +278,7 @@ def wraps_experts(ctx: Context, kind: LayerKind) -> bool:
     pass: the gradient of that sum is one of all their weights (peft 0.21 ``tuners/lora/layer.py``,
     ``ParamWrapper``).
     """
-    if not ctx.frozen or kind != "moe" or not ctx.facts.separate_projections:
+    if not (ctx.frozen and kind == "moe" and ctx.facts.separate_projections and ctx.facts.wraps_experts):
         return False
     return any(one.experts for one in adapted_layers(ctx.model, kind, ctx.workload.lora_targets))
 

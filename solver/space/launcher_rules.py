@@ -14,6 +14,7 @@ from meshwright.profiles.adapters import (
     EXPERT_TARGETS,
     FUSED_TARGETS,
     MIXER_TARGETS,
+    PARAMETER_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
     all_linear_adapts,
@@ -120,7 +121,9 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed="0",
             nearest="0",
         )
-    targets_of = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS)}
+    parameters = PARAMETER_TARGETS if able.adapts_parameters else ()
+    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS, *parameters)
+    targets_of = {"fused": FUSED_TARGETS, "single": single}
     targets = [target for kind in able.adapters for target in targets_of[kind]]
     modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
     for field, known in (("lora_targets", targets), ("trained_modules", modules)):
@@ -145,6 +148,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=", ".join(able.base_precisions),
             nearest=able.base_precisions[0],
         )
+    yield from _parameter_faults(workload)
     yield from _checkpoint_faults(problem)
     if (
         workload.framework_options.get("dora")
@@ -157,6 +161,21 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed="false",
             nearest="false",
         )
+
+
+def _parameter_faults(workload: Workload) -> Iterator[FieldError]:
+    """Yield what peft refuses next to adapted weights without a layer of their own.
+
+    peft 0.21, tuners/lora/layer.py ``ParamWrapper.__init__``.
+    """
+    for option in ("dora", "adapter_dropout"):
+        if {*PARAMETER_TARGETS} & {*workload.lora_targets} and workload.framework_options.get(option):
+            yield FieldError(
+                pointer=f"/workload/framework_options/{option}",
+                message=f"peft has none next to {' or '.join(PARAMETER_TARGETS)}",
+                allowed="false",
+                nearest="false",
+            )
 
 
 def _checkpoint_faults(problem: Problem) -> Iterator[FieldError]:

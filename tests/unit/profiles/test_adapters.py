@@ -34,6 +34,27 @@ def test_a_fused_layer_has_one_pair_where_single_ones_have_three() -> None:
     assert adapter_parameters(model, 8, SINGLE_TARGETS) == single + 32 * 8 * 3 * (4096 + 14336)
 
 
+def test_weights_without_a_layer_have_one_pair_for_each_expert() -> None:
+    # MiniMax M2: 62 layers of 256 experts, 3072 -> 2 x 1536 and back; rank 16, gate and up together
+    model, gate_up, down = find_model("minimax-m2"), 3072 + 2 * 1536, 1536 + 3072
+    both = ("experts.gate_up_proj", "experts.down_proj")
+    assert adapter_parameters(model, 16, both) == 62 * 256 * 16 * (gate_up + down)
+    assert adapter_parameters(model, 16, both[1:]) == 62 * 256 * 16 * down
+    attention = adapter_parameters(model, 16, ("q_proj",))
+    assert adapter_parameters(model, 16, ("q_proj", *both[1:])) == attention + 62 * 256 * 16 * down
+    assert target_fault(model, both) is None
+    for name, targets, why in (
+        ("llama-3.1-8b", both, "has no experts in one tensor of this name"),
+        (
+            "kimi-k2",
+            both,
+            "has no experts in one tensor of this name",
+        ),  # its remote code has a layer for each
+        ("minimax-m2", ("w1", "w3", *both), "other names mean the same experts"),
+    ):
+        assert why in str(target_fault(find_model(name), targets)), name
+
+
 def test_routed_experts_are_adapted_where_they_are_linear_layers() -> None:
     # Mixtral 8x7B: 32 layers of 8 experts, up with its gate 4096 -> 2 x 14336, down 14336 -> 4096; rank 4
     model = find_model("mixtral-8x7b")

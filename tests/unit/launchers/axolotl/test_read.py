@@ -17,7 +17,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, SearchOptions, Workload
-from meshwright.solver.space.launcher_rules import option_faults
+from meshwright.solver.space.launcher_rules import option_faults, workload_faults
 
 AXOLOTL = (
     "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 4096\nmicro_batch_size: 2\n"
@@ -703,3 +703,53 @@ def test_axolotls_weights_and_activations_leave_together() -> None:
         found = read(f"{text}{more}", Overrides(num_gpus=8), "fft.yaml")
         assert found.configuration.offload == offload
         assert found.configuration.recompute_granularity == "full"
+
+
+PARAMETERS = (
+    "base_model: MiniMaxAI/MiniMax-M2\nsequence_len: 2048\nmicro_batch_size: 1\nbf16: true\nadapter: lora\n"
+    "gradient_accumulation_steps: 2\noptimizer: adamw_torch\ngradient_checkpointing: true\nlora_r: 16\n"
+    "sample_packing: true\nattn_implementation: flash_attention_2\nfsdp_version: 2\nfsdp_config:\n"
+    "  reshard_after_forward: true\nlora_target_parameters:\n  - mlp.experts.gate_up_proj\n"
+    "  - mlp.experts.down_proj\n"
+)
+
+
+def test_adapters_of_experts_in_one_tensor_are_added_to_weights_or_to_outputs() -> None:
+    """By peft to the weights, which takes a pass over all of them; by ScatterMoE to the outputs."""
+    seconds, cluster = dict[str, float](), find_cluster("dgx-h100")
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], num_nodes=4),))
+    for more, options in (("", {}), ("use_scattermoe: true\n", {"wraps_experts": False})):
+        found = read(f"{PARAMETERS}{more}", Overrides(num_gpus=32), "m2.yaml")
+        assert found.workload.lora_targets == ("experts.gate_up_proj", "experts.down_proj")
+        assert {
+            "wraps_experts": False
+        }.items() & found.workload.framework_options.items() == options.items()
+        problem = Problem(model=found.model, cluster=cluster, workload=found.workload, launcher="axolotl")
+        outcome = predict(problem, default_profile(cluster, "axolotl"), found.configuration)
+        seconds[more] = outcome.step_time_s
+    assert seconds[""] > 1.2 * seconds["use_scattermoe: true\n"]
+    with pytest.raises(InvalidProblemError, match="q_proj is not a weight that is priced"):
+        read(PARAMETERS.replace("mlp.experts.down_proj", "q_proj"), Overrides(num_gpus=32), "m2.yaml")
+
+
+@pytest.mark.parametrize("launcher", ["axolotl", "trl"])
+def test_adapters_of_experts_in_one_tensor_are_written_next_to_those_of_layers(launcher: str) -> None:
+    cluster = find_cluster("dgx-h100")
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], num_nodes=1),))
+    targets = ("q_proj", "experts.gate_up_proj", "experts.down_proj")
+    workload = Workload(global_batch_size=16, seq_length=1024, lora_rank=8, lora_targets=targets)
+    problem = Problem(
+        model=find_model("qwen3-30b-a3b"), cluster=cluster, workload=workload, launcher=launcher,
+        options=SearchOptions(certify="none", top_k=1),
+    )  # fmt: skip
+    (plan, *_) = ask(problem, default_profile(cluster, launcher)).plans
+    files = export(plan, problem, launcher).files
+    (name,) = (one for one in files if one in ("axolotl.yaml", "trl_sft.yaml"))
+    found = read_launch_files(Source(name=name, text=files[name], files=files))
+    assert found.workload.lora_targets == targets
+    dropped = replace(workload, framework_options={"adapter_dropout": True})
+    faults = workload_faults(replace(problem, workload=dropped), launcher_capabilities(launcher))
+    assert [one.pointer for one in faults] == ["/workload/framework_options/adapter_dropout"]
+    other = replace(problem, launcher="llama-factory-accelerate")
+    (fault,) = workload_faults(other, launcher_capabilities(other.launcher))
+    assert "has no modules called experts.gate_up_proj or experts.down_proj" in fault.message
