@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import log
 from typing import Any, cast
 
-from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.diffusers import CLASS, model_from_diffusers
 from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import (
@@ -58,9 +58,12 @@ _OF_SCALING = (
 _ROUNDING = 1e-4  # of a factor that is written down
 
 
+_ADAPTER = "peft_type"  # of an adapter_config.json
+
+
 def looks_like_config(raw: Mapping[str, object]) -> bool:
     """Return whether a mapping is a Hugging Face config rather than a shape in our own names."""
-    names = {"model_type", "architectures", "transformers_version", "num_hidden_layers", CLASS}
+    names = {"model_type", "architectures", "transformers_version", "num_hidden_layers", CLASS, _ADAPTER}
     return bool(names & set(raw))
 
 
@@ -74,6 +77,10 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     """
     if isinstance(config, Mapping) and CLASS in config:
         return model_from_diffusers(cast("Mapping[str, object]", config), name=name)
+    if isinstance(config, Mapping) and _ADAPTER in config and "model_type" not in config:
+        base = str(config.get("base_model_name_or_path") or "its base model")
+        allowed = f"{base}, with --lora-rank (workload.lora_rank)"
+        raise InvalidProblemError.of("/model", "is an adapter, without a model's sizes", allowed=allowed)
     model = _model_of_transformers(config, name=name)
     stored = stored_in_config(cast("Mapping[str, object]", config))
     return replace(model, stored_as=stored) if stored else model

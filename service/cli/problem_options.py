@@ -151,7 +151,7 @@ def _is_model(text: str) -> bool:
         if (path / "config.json").is_file():
             return True
         if path.exists():
-            return path.name == "config.json"
+            return path.name in ("config.json", "adapter_config.json")
     except (OSError, ValueError):  # a name that no file system takes
         return False
     return not path.suffix or (

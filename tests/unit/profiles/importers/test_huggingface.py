@@ -1008,3 +1008,12 @@ def test_a_layer_that_is_not_planned_is_refused_by_its_place(
         model_from_config(config, name="x")
     with pytest.raises(InvalidProblemError, match="must be a list of 79 layers"):
         model_from_config(config | {"num_hidden_layers": 79}, name="x")
+
+
+def test_an_adapter_is_refused_with_its_base_model() -> None:
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B", "r": 16}
+    with pytest.raises(InvalidProblemError, match="is an adapter") as caught:
+        model_from_config(adapter, name="adapter")
+    assert (
+        caught.value.errors[0].allowed == "meta-llama/Llama-3.1-8B, with --lora-rank (workload.lora_rank)"
+    )
