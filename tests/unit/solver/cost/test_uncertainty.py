@@ -78,7 +78,7 @@ def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launc
     share, known = shares(TINY)["launch"], catalog_spreads()["uncalibrated"]
     added = (known["unidentified_launch"] ** 2 - known["launch"] ** 2) * share**2
     assert sigmas[1] ** 2 - sigmas[0] ** 2 == pytest.approx(added)
-    assert known["unidentified_launch"] > 1.9 * known["launch"]
+    assert added > 0
 
 
 def test_experts_under_a_framework_whose_runs_had_none_have_a_wider_band() -> None:
