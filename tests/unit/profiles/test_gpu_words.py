@@ -75,9 +75,11 @@ PRINTED = {
     "rtx-4080": "NVIDIA GeForce RTX 4080",
     "rtx-4080-super": "NVIDIA GeForce RTX 4080 SUPER",
     "rtx-4090": "NVIDIA GeForce RTX 4090",
+    "rtx-4090-d": "NVIDIA GeForce RTX 4090 D",
     "rtx-4090-laptop": "NVIDIA GeForce RTX 4090 Laptop GPU",
     "rtx-4500-ada": "NVIDIA RTX 4500 Ada Generation",
     "rtx-5000-ada": "NVIDIA RTX 5000 Ada Generation",
+    "rtx-5060": "NVIDIA GeForce RTX 5060",
     "rtx-5070": "NVIDIA GeForce RTX 5070",
     "rtx-5070-ti": "NVIDIA GeForce RTX 5070 Ti",
     "rtx-5080": "NVIDIA GeForce RTX 5080",
@@ -88,6 +90,9 @@ PRINTED = {
     "rtx-a4500": "NVIDIA RTX A4500",
     "rtx-a5000": "NVIDIA RTX A5000",
     "rtx-a6000": "NVIDIA RTX A6000",
+    "rtx-pro-4000": "NVIDIA RTX PRO 4000 Blackwell",
+    "rtx-pro-4500": "NVIDIA RTX PRO 4500 Blackwell",
+    "rtx-pro-5000": "NVIDIA RTX PRO 5000 Blackwell",
     "rtx-pro-6000": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
     "rtx-pro-6000-server": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
     "t4": "Tesla T4",
@@ -173,7 +178,7 @@ def test_people_leave_out_what_the_catalog_can_tell(written: str, slug: str, not
         ("v100-pcie", "It may be V100 PCIe 16 GB or V100 PCIe 32 GB"),
         ("A40 SXM", "The catalog has A40"),
         ("AMD H100", "No GPU of the catalog has this name"),
-        ("NVIDIA GeForce RTX 4090 D", "No GPU of the catalog has this name"),
+        ("NVIDIA GeForce RTX 5090 D", "No GPU of the catalog has this name"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "No GPU of the catalog has this name"),
         ("M3 Max", "Apple GPUs are not supported"),
         ("Mac Studio", "Apple GPUs are not supported"),
@@ -194,7 +199,7 @@ def test_a_name_that_is_no_card_says_why(written: str, why: str) -> None:
 ABSENT = {
     "RTX A2000": 12, "RTX 2080": 8, "Quadro RTX 5000": 16, "RTX 6000": 24, "RTX 4050": 6, "B100": 192,
     "MI300A": 128, "MI210": 64, "GTX 1080 Ti": 11, "A2": 16, "P100": 16, "K80": 12, "RTX 3070 Ti": 8,
-    "RTX PRO 5000 Blackwell": 48, "H100 PCIe 96GB": 96, "RTX 2070": 8, "A16": 16, "MI300": 192,
+    "RTX PRO 2000 Blackwell": 16, "H100 PCIe 96GB": 96, "RTX 2070": 8, "A16": 16, "MI300": 192,
 }  # fmt: skip
 
 

@@ -317,7 +317,7 @@ def test_who_shards_the_weights_decides_the_nearest_framework(tmp_path: Path) ->
 def test_a_gpu_that_the_catalog_lacks_is_answered_as_the_nearest_in_a_wide_interval(
     tmp_path: Path,
 ) -> None:
-    own, known = (only(tmp_path, gpu=name) for name in ("b200-nvl-128gb", "b200-sxm-180gb"))
+    own, known = (only(tmp_path, gpu=name) for name in ("b220-sxm-128gb", "b200-sxm-180gb"))
     assert own.shape is not None
     assert "predicted as B200 SXM 180 GB" in " ".join(own.shape.warnings)
     assert own.shape.problem.cluster.groups[0].gpu.memory_bytes == 128 * GB  # as its name has it
