@@ -223,9 +223,9 @@ def adapted(fields: Fields, model: ModelSpec | None = None, *, pefts: bool = Tru
     """Return LoRA's targets; by default peft's own, or all linear layers."""
     name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
     if parameters := _adapted_parameters(fields):
-        named = _adapted_layers(fields, name, pefts=pefts) if fields.raw(name) or not pefts else ()
+        named = _adapted_layers(fields, name, model, pefts=pefts) if fields.raw(name) or not pefts else ()
         return (*named, *parameters)
-    return _adapted_layers(fields, name, pefts=pefts)
+    return _adapted_layers(fields, name, model, pefts=pefts)
 
 
 def _adapted_parameters(fields: Fields) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def _adapted_parameters(fields: Fields) -> tuple[str, ...]:
     return tuple(one for one in PARAMETER_TARGETS if one in found)
 
 
-def _adapted_layers(fields: Fields, name: str, *, pefts: bool) -> tuple[str, ...]:
+def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts: bool) -> tuple[str, ...]:
     if pefts and not fields.raw(name):
         fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
         return _PEFTS_OWN
