@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import typer
@@ -18,23 +19,26 @@ from meshwright.profiles.library import (
 from meshwright.profiles.units import GB, GIB, TERA
 from meshwright.service.cli.terminal import print_json, screen
 
+Row = dict[str, str | int | float]
 NAMES = ("name", "gpu")  # columns of names that problems use: never cut
+SAID = (*NAMES, "title")
+Words = Annotated[list[str] | None, typer.Argument(help="Only names with all of these words.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")]
 
 
-def models(json_output: AsJson = False) -> None:
+def models(words: Words = None, json_output: AsJson = False) -> None:
     """List the models of the catalog."""
-    _show(model_rows(), json_output=json_output)
+    _show(_named("model", model_rows(), words), json_output=json_output)
 
 
-def clusters(json_output: AsJson = False) -> None:
+def clusters(words: Words = None, json_output: AsJson = False) -> None:
     """List the clusters of the catalog."""
-    _show(cluster_rows(), json_output=json_output)
+    _show(_named("cluster", cluster_rows(), words), json_output=json_output)
 
 
-def gpus(json_output: AsJson = False) -> None:
+def gpus(words: Words = None, json_output: AsJson = False) -> None:
     """List the GPU types of the catalog."""
-    _show(gpu_rows(), json_output=json_output)
+    _show(_named("gpu", gpu_rows(), words), json_output=json_output)
 
 
 def values(
@@ -54,7 +58,24 @@ def values(
         typer.echo("\n".join(found))
 
 
-def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> None:
+def _named(kind: str, rows: list[Row], words: Sequence[str] | None) -> list[Row]:
+    """Return the rows with all words in their name, title or GPU.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    wanted = [word.lower() for word in words or ()]
+    found = [
+        row
+        for row in rows
+        if all(any(word in str(row.get(key, "")).lower() for key in SAID) for word in wanted)
+    ]
+    if not found:
+        raise UnknownNameError.among(kind, "-".join(wanted), [str(row["name"]) for row in rows])
+    return found
+
+
+def _show(rows: list[Row], *, json_output: bool) -> None:
     if json_output:
         print_json(rows)
         return
@@ -74,7 +95,6 @@ def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> Non
 # The catalog as rows of plain values; units are part of the names.
 
 
-Row = dict[str, str | int | float]
 _BILLION = 1e9
 
 
@@ -119,7 +139,7 @@ def gpu_rows() -> list[Row]:
             "memory_gib": round(gpu.memory_bytes / GIB, 1),
             "bf16_tflops": round(gpu.peak_bf16_flops / TERA, 1),
             "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
-            "architecture": gpu.architecture,
+            "architecture": f"priced as {gpu.nearest}" if gpu.nearest else gpu.architecture,
         }
         for name, gpu in gpus.items()
         if gpu.slug == name

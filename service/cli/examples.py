@@ -86,9 +86,9 @@ EXAMPLES = {
         "meshwright fleet fleet.yaml --out starts/",
         "meshwright fleet fleet.yaml --running state.yaml --json",
     ),
-    "models": ("meshwright models", "meshwright models --json"),
+    "models": ("meshwright models", "meshwright models qwen3 8b"),
     "clusters": ("meshwright clusters", "meshwright clusters --json"),
-    "gpus": ("meshwright gpus", "meshwright gpus --json"),
+    "gpus": ("meshwright gpus", "meshwright gpus 4090"),
     "values": ("meshwright values launcher", "meshwright values allow"),
     "config": ("meshwright config", "MESHWRIGHT_LAUNCHER=trl meshwright config --json"),
     "serve": (

@@ -493,8 +493,9 @@ def _looked_up(fault: FieldError, line: Line) -> str:
     name, key = ("", "") if _states_itself(line) else option_of(fault.pointer)
     if fault.pointer.startswith("/workload/framework_options"):
         name, key = "--framework-options", ""
-    if name in _LISTS:
-        return _LISTS[name]
+    own = shlex.join(["meshwright", *line.path])
+    if listing := _LISTS.get(name, own if own in _LISTS.values() else ""):
+        return listing
     if name and not (key and key != "0") and listed_values(name.removeprefix("--")):
         return f"meshwright values {name.removeprefix('--')}"
     return shlex.join(["meshwright", *line.path, _help_of(line, name)])

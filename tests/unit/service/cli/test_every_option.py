@@ -489,7 +489,8 @@ COMMANDS = {
         "--force": Case(beside="--save-dir taken"),
         "--json": Case(base=f"--from wide.json {LOST}"),
     }),
-    **{name: Command("", {"--json": ""}) for name in ("models", "clusters", "gpus")},
+    **{name: Command("", {"words": "h200", "--json": ""}) for name in ("clusters", "gpus")},
+    "models": Command("", {"words": "qwen3", "--json": ""}),
     "config": Command("", {"--json": ""}),
     "values": Command("launcher", {
         "option": Case("optimizer", instead="launcher"),

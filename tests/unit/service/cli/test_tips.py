@@ -188,6 +188,7 @@ TYPED = (  # words, and the command under the error
     ("predict train.sh --gpus 8xh100", "predict --gpus 8xh100 --from-args train.sh"),
     ("explain train.py --gpus 8xh100", "explain --from-args train.py --gpus 8xh100"),
     ("plan flux-9-dev", "models"),
+    ("gpus h10o", "gpus"),
     ("exprot 1", "export 1"),
     ("plna", "plan --help"),
     ("jobs lits", "jobs list --help"),

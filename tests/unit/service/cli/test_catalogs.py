@@ -1,0 +1,39 @@
+"""Lists of the catalog, whole or by words of a name."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from meshwright.profiles.library import find_gpu, gpu_names
+from meshwright.service.cli.main import app
+
+
+def listed(*words: str) -> dict[str, dict[str, object]]:
+    """Return the rows of a list by their names."""
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    return {row["name"]: row for row in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize(
+    ("words", "among", "without"),
+    [
+        (("gpus", "4090"), {"rtx-4090", "rtx-4090-laptop"}, "rtx-4080"),
+        (("gpus", "H100", "pcie"), {"h100-pcie-80gb"}, "h100-sxm-80gb"),
+        (("models", "qwen3", "8b"), {"qwen3-8b"}, "qwen3-14b"),
+        (("clusters", "h200"), {"dgx-h200"}, "dgx-h100"),
+    ],
+)
+def test_a_list_has_the_names_with_all_words(words: tuple[str, ...], among: set[str], without: str) -> None:
+    found = listed(*words)
+    assert among <= found.keys()
+    assert without not in found
+    assert len(found) < len(listed(words[0]))
+
+
+def test_an_architecture_is_the_gpus_own_or_said_to_be_lent() -> None:
+    rows = listed("gpus")
+    for gpu in map(find_gpu, gpu_names()):
+        own = gpu.architecture if not gpu.nearest else f"priced as {gpu.nearest}"
+        assert rows[gpu.slug]["architecture"] == own
