@@ -105,9 +105,9 @@ def _without_recompute(problem: Problem, columns: Columns, profile: Profile) -> 
     return replace(ctx, selective=never, full=never)
 
 
-def _formulas(gpu: GpuSpec) -> GpuOperators:
+def _formulas(gpu: GpuSpec, network: str = "") -> GpuOperators:
     """Operators by formula where a GPU has tables."""
-    return replace(operators_of(gpu), tables="")
+    return replace(operators_of(gpu, network), tables="")
 
 
 # What goes, and what is replaced by what.

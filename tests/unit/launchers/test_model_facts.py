@@ -24,6 +24,9 @@ from meshwright.profiles.model_parts import (
     MoeSpec,
     StreamsSpec,
 )
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.predict import predict
+from tests.builders import a_configuration, a_problem
 
 FIXTURES = Path(__file__).parents[1] / "profiles" / "fixtures"
 PARTS: tuple[tuple[str, type], ...] = (
@@ -86,7 +89,24 @@ def adapters(model: ModelSpec) -> list[int]:
     return [adapter_parameters(model, 8, targets) for targets in named]
 
 
-SEEN = (flags, counts, model_facts, adapters)  # what a fact may change; the quickest to compute first
+def step_s(model: ModelSpec) -> float:
+    """Return the step of transformers' trainer on 128 GPUs, whose classes may run experts otherwise."""
+    problem = replace(a_problem(model=model, batch=128), launcher="trl")
+    config = a_configuration(
+        tensor_parallel_size=1, sequence_parallel=False, pipeline_parallel_size=1, virtual_pipeline_size=1,
+        pipeline_schedule="none", data_parallel_size=128, zero_stage=3, zero_shard_size=128,
+        num_microbatches=1, stage_layers=(model.num_layers,),
+    )  # fmt: skip
+    return predict(problem, default_profile(problem.cluster, "trl"), config).step_time_s
+
+
+SEEN = (
+    flags,
+    counts,
+    model_facts,
+    adapters,
+    step_s,
+)  # what a fact may change; the quickest to compute first
 
 
 @cache
