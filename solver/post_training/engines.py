@@ -278,10 +278,8 @@ class _Layers:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.model, self.tp = engine, engine.model, engine.tensor_parallel_size
-        self.gpu, self.operators = (
-            engine.group.gpu,
-            operators_of(engine.group.gpu, engine.group.inter_node.kind),
-        )
+        self.gpu = engine.group.gpu
+        self.operators = operators_of(self.gpu, engine.group.inter_node.kind)
         self.read = self.gpu.hbm_bytes_per_s * _READ
         name = self.operators.tables or _TABLES.get(self.gpu.architecture, "")
         self.tables = load_operator_tables(name) if name else None
