@@ -35,6 +35,7 @@ class Storage:
         keeps_whole: whether the 16-bit copy stays for the input's gradient.
         saves_input: whether the product's context holds its input, which no frozen weight needs.
         checkpoint: whether a published checkpoint alone has it: nothing quantises to it at loading.
+        packs: whether its elements can be cut over ranks (``PACKED_BYTES``).
     """
 
     bits: int
@@ -49,6 +50,7 @@ class Storage:
     keeps_whole: bool = False
     saves_input: bool = False
     checkpoint: bool = False
+    packs: bool = False
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
         """Return the bytes of a matrix of ``inputs`` to ``outputs`` with all that belongs to it."""
@@ -73,11 +75,11 @@ STORAGE: Mapping[BasePrecision, Storage] = {
     "int8": Storage(bits=8, group=0, scale_bytes=4, moved_bytes=(0.0, 7.0), saves_input=True),
     # ``functional.quantize_4bit`` and ``QuantState``: an fp32 scale for each 64, 16 code points in fp32.
     # ``MatMul4Bit``: half a byte read, two written, both times.
-    "nf4": Storage(bits=4, group=64, scale_bytes=4, table_bytes=16 * 4, moved_bytes=(2.5, 2.5)),
+    "nf4": Storage(bits=4, group=64, scale_bytes=4, table_bytes=16 * 4, moved_bytes=(2.5, 2.5), packs=True),
     # Scales in one byte, an fp32 scale for each 256 of them, 256 code points and an offset.
     "nf4-double": Storage(
         bits=4, group=64, scale_bytes=1, nested_group=256, table_bytes=16 * 4 + 256 * 4 + 4,
-        moved_bytes=(2.5, 2.5),
+        moved_bytes=(2.5, 2.5), packs=True,
     ),
     # Frantar et al. 2022 (arXiv:2210.17323). GPTQModel 7.3 ``nn_modules/qlinear/__init__.py``, buffers
     # ``scales``, ``qzeros`` and ``g_idx`` (int32).
@@ -118,4 +120,5 @@ def is_checkpoints(precision: BasePrecision) -> bool:
 
 def is_packed(precision: BasePrecision) -> bool:
     """Return whether frozen weights are of 4 bits that can be cut over ranks: bitsandbytes'."""
-    return precision in ("nf4", "nf4-double")
+    storage = STORAGE.get(precision)
+    return storage is not None and storage.packs
