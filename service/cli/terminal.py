@@ -230,9 +230,7 @@ def _tip_of_usage(fault: TyperException, line: Line) -> str:
         return tips.tip_of_repeated(line, fault.option)
     if fault.format_message().startswith("No such command"):
         return tips.tip_of_command(line)
-    wrong = getattr(fault, "option_name", "")
-    near = tips.near_options(wrong, getattr(fault, "possibilities", None) or ())
-    return tips.tip_of_usage(line, wrong, next(iter(near), ""))
+    return tips.tip_of_usage(line, getattr(fault, "option_name", ""))
 
 
 def _of_option(fault: TyperException, line: Line) -> str:

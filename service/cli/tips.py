@@ -209,12 +209,11 @@ def tip_of_command(line: Line) -> str:
     return shlex.join(["meshwright", *line.path, *near, _HELP])
 
 
-def tip_of_usage(line: Line, wrong: str = "", nearest: str = "") -> str:
-    """Return the command to paste under a usage error; ``nearest``: the option spelled like ``wrong``."""
+def tip_of_usage(line: Line, wrong: str = "") -> str:
+    """Return the command to paste under a usage error; ``wrong``: the option that there is none of."""
     words = list(_hardware_here(line))
     here = ((one, _words_here(line, one)) for one in words)
     words = [part for one, found in here for part in ([one] if found is None else found)]
-    words = [replace(one, name=nearest) if nearest and one.name == wrong else one for one in words]
     words = [_spelt_here(line, one) for one in words]
     words = list(_stated_once(_each_file(words)))
     fixed = replace(line, words=tuple(words))
@@ -245,7 +244,8 @@ def _spelt_here(line: Line, word: Word) -> Word:
     """Return a word with the option of the command that its own is a slip of."""
     if line.command is None or not word.name.startswith("--") or line.option(word.name) is not None:
         return word
-    known = [name for one in line.command.params for name in one.opts if name.startswith("--")]
+    names = (name for one in line.command.params for name in (*one.opts, *one.secondary_opts))
+    known = [name for name in names if name.startswith("--")]
     near = near_options(word.name, known)
     return replace(word, name=near[0]) if near else word
 
