@@ -15,7 +15,7 @@ from meshwright.service.report.formatting import seconds
 from meshwright.service.report.page import render_page
 from meshwright.service.requests.parse import digest_of, problem_to_mapping
 from meshwright.service.what_if.grid import Method, what_ifs
-from meshwright.solver.answer import Answer, Plan, Timeline, settled_problem
+from meshwright.solver.answer import Answer, Plan, Timeline, settled_problem, slowest_step_s
 from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.timeline import timelines_of
 from meshwright.solver.predict import profile_of_variant
@@ -108,7 +108,7 @@ def drawn_timelines(plan: Plan, problem: Problem, profile: Profile) -> tuple[tup
         found = tuple(timelines_of(problem, profile, plan.config))
     except PlannerError:
         return (), ""
-    predicted_s, now_s = plan.prediction.step_time_s, max((one.step_time_s for one in found), default=0.0)
+    predicted_s, now_s = plan.prediction.step_time_s, slowest_step_s(found)
     if not found or isclose(now_s, predicted_s, rel_tol=1e-6):
         return found, ""
     return found, (

@@ -906,6 +906,11 @@ class Timeline:
         return max(ends) + self.after_s
 
 
+def slowest_step_s(timelines: Sequence[Timeline]) -> float:
+    """Return the step of all classes of replicas, which is that of the slowest; 0 without any."""
+    return max((one.step_time_s for one in timelines), default=0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A timeline without its middle."""

@@ -29,7 +29,7 @@ from meshwright.service.report.verdict import (
     verdict_of,
 )
 from meshwright.service.report.what_if import WhatIfs
-from meshwright.solver.answer import Answer, Plan, Prediction, Roofline, Timeline
+from meshwright.solver.answer import Answer, Plan, Prediction, Roofline, Timeline, slowest_step_s
 from meshwright.solver.problem import Problem
 
 MOST_PASSES = 12_000  # drawn in one report, all plans together
@@ -189,7 +189,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
         memory=memory_bars(seen, details.log_memory_sigma),
         waterfall=waterfall_bars(terms, step_s),
         timelines=tuple(timeline_chart(one, each) for one in details.timelines),
-        timeline_step=figures.seconds(max((one.step_time_s for one in details.timelines), default=step_s)),
+        timeline_step=figures.seconds(slowest_step_s(details.timelines) or step_s),
         ranks=rank_map(plan, problem.cluster),
         rooflines=tuple(map(_roof_view, details.rooflines)),
         losses=losses,

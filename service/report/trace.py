@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshwright.solver.answer import KINDS, RankTimeline, Timeline, window
+from meshwright.solver.answer import KINDS, RankTimeline, Timeline, slowest_step_s, window
 
 MOST_EVENTS = 60_000  # passes of a trace; longer steps lose their middle, with a note
 _US = 1e6  # microseconds of a second
@@ -34,7 +34,7 @@ def trace_of(timelines: Sequence[Timeline], *, title: str, note: str = "") -> di
         "otherData": {
             "title": title,
             **({"note": note} if note else {}),
-            "step_time_s": max((one.step_time_s for one in timelines), default=0.0),
+            "step_time_s": slowest_step_s(timelines),
             "left_out_s": [list(one.gap_s) for one in shown if one.gap_s],
             "micro_batches": [one.num_microbatches for one in timelines],
             "micro_batches_shown": [one.simulated for one in timelines],
