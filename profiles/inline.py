@@ -459,8 +459,7 @@ def _assume(
         if value is None and name not in without:
             assumed = getattr(gpu, name)
             rate = link_rate(assumed) if isinstance(assumed, LinkSpec) else str(assumed)
-            one = rate == "1"
-            words = f"{rate} {'GPU a node' if one else _ASSUMED[name]}"
+            words = "1 GPU a node" if assumed == 1 else f"{rate} {_ASSUMED[name]}"
             own = usual.setdefault(gpu.display_name, [])
             own += [] if words in own else [words]
 
