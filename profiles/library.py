@@ -523,8 +523,9 @@ def _experts(model: ModelSpec) -> tuple[int, ...]:
 
 # What a fine-tuned or converted model's name adds; its architecture is the base model's.
 _TUNING = re.compile(
-    r"[-_](?:hf|base|pt|it|instruct|chat|thinking|awq|gptq|gguf|fp8|bf16|fp16|nvfp4|mxfp4|nf4|int[48]|[48]bits?|"
-    r"bnb|unsloth|dequantized|linearized|aqlm-\dbit-\dx\d+|(?:quantized\.)?w\d+a\d+|dynamic)(?=[-_]|$)"
+    r"[-_](?:hf|base|pt|it|instruct|chat|thinking|awq|gptq|gguf|fp8|bf16|fp16|nvfp4|mxfp4|nf4|int[2-8]|[2-8]bits?|"
+    r"bnb|unsloth|dequantized|linearized|aqlm-(?:pv-)?\dbit-\dx\d+|(?:quantized\.)?w\d+a\d+|\d+g|g\d+|dynamic)"
+    r"(?=[-_]|$)"
 )
 # Other words in a folder's name for how its weights were tuned, stored or copied.
 _STORED = re.compile(

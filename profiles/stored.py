@@ -52,14 +52,18 @@ STORED: Mapping[StoredAs, StoredKind] = {
 }
 # Words of names, the first that is found; those of 16 bits state that nothing is quantised.
 _NAMED: tuple[tuple[str, StoredAs], ...] = (
-    (r"gptq[-_.](?:int8|8bits?)", "gptq-8bit"),
-    ("gptq", "gptq"), ("awq", "awq"), (r"aqlm[-_.]2bits?[-_.]1x16", "aqlm"),
+    ("gptq", "gptq"), ("awq", "awq"), (r"aqlm(?:[-_.]pv)?[-_.]2bits?[-_.]1x16", "aqlm"),
     (r"gguf|i?q[2-8](?:_[0-9a-z]+)+", "gguf"),
     ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("fp8", "fp8"), (r"bnb-8bits?|8bits?", "bnb-8bit"),
     (r"bnb|nf4|4bits?", "bnb-4bit"),
     (r"(?:quantized\.)?w\d+a\d+", "compressed-tensors"), (r"int[48]|aqlm|autoround|hqq", "quantized"),
 )  # fmt: skip
 _WORDS = tuple((re.compile(rf"[-_.:](?:{word})(?=[-_.:]|$)"), kind) for word, kind in _NAMED)
+# Sizes that names state of GPTQ and AWQ: 4bit, Int8, w4a16; 32g, g128.
+_STATED = {
+    "bits": re.compile(r"[-_.](?:(?:int|w)([2-8])(?:a16)?|([2-8])[-_]?bits?)(?=[-_.]|$)"),
+    "group_size": re.compile(r"[-_.](?:gs?(\d+)|(\d+)g)(?=[-_.]|$)"),
+}
 _WHOLE = re.compile(r"[-_](?:bf16|fp16|dequantized|linearized)(?=[-_]|$)")
 
 
@@ -67,6 +71,11 @@ def stored_in_name(name: str, published: StoredAs = "") -> StoredAs:
     """Return how the weights of a hub id are stored: by its words, else as the model is ``published``."""
     lower = name.lower()
     found = next((kind for word, kind in _WORDS if word.search(lower)), None)
+    if found in ("gptq", "awq"):
+        sizes = ((key, word.search(lower)) for key, word in _STATED.items())
+        return _of_method(
+            {"quant_method": found, **{key: int(one[1] or one[2]) for key, one in sizes if one}}
+        )
     return found or ("" if _WHOLE.search(lower) else published)
 
 

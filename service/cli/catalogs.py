@@ -145,7 +145,8 @@ def gpu_rows() -> list[Row]:
             "memory_gib": round(gpu.memory_bytes / GIB, 1),
             "bf16_tflops": round(gpu.peak_bf16_flops / TERA, 1),
             "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
-            "architecture": f"priced as {gpu.nearest}" if gpu.nearest else gpu.architecture,
+            "architecture": "" if gpu.nearest else gpu.architecture,
+            "priced_as": gpu.nearest,
         }
         for name, gpu in gpus.items()
         if gpu.slug == name

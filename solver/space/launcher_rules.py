@@ -39,7 +39,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.storage import WHOLE_PRECISIONS, is_checkpoints, is_packed
-from meshwright.profiles.stored import STORED, checkpoint_base
+from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
 from meshwright.profiles.units import GIB
@@ -179,6 +179,11 @@ def _parameter_faults(workload: Workload) -> Iterator[FieldError]:
             )
 
 
+def _beyond_checkpoints(model: ModelSpec) -> str:
+    """Return the part of a model that is not predicted on a quantised checkpoint; empty: there is none."""
+    return "experts" if model.moe else "images" if model.tower else ""
+
+
 def _checkpoint_faults(problem: Problem) -> Iterator[FieldError]:
     """Yield what does not go with a base that only a quantised checkpoint has.
 
@@ -190,7 +195,7 @@ def _checkpoint_faults(problem: Problem) -> Iterator[FieldError]:
         return
     lacking = {
         "/workload/framework_options/dora": problem.workload.framework_options.get("dora") and "DoRA",
-        "/workload/base_precision": (model.moe and "experts") or (model.tower and "images"),
+        "/workload/base_precision": _beyond_checkpoints(model),
     }
     for path, what in lacking.items():
         if what:
@@ -418,35 +423,32 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
     )
 
 
-_QLORA = "--lora-rank 16 --base-precision nf4"
-
-
 def stored_notes(problem: Problem) -> tuple[str, ...]:
     """State which weights are trained where the published ones are quantised."""
     model, work = problem.model, problem.workload
-    kind, own = STORED.get(model.stored_as), checkpoint_base(model.stored_as)
-    if kind is None:
-        named = f"The plan freezes a checkpoint of {model.title} that is stored in {work.base_precision}"
-        return (
-            (f"{named}: name it in the launch files",)
-            if work.lora_rank and is_checkpoints(work.base_precision)
-            else ()
-        )
-    if work.lora_rank and work.base_precision in kind.base:
+    kind, base = STORED.get(model.stored_as), work.base_precision
+    if work.lora_rank and kind is not None and base in kind.base:
         return ()
+    if work.lora_rank and is_checkpoints(base):
+        named = f"a checkpoint of {model.title} that is stored in {base}"
+        return (f"The plan freezes {named}: name it in the launch files",)
+    if kind is None:
+        return ()
+    own = next((one for one in kind.base if not (is_checkpoints(one) and _beyond_checkpoints(model))), "")
     start = "16-bit weights"
     start += f" (transformers: {kind.dequantize})" if kind.dequantize else " of the unquantized model"
     said = f"the weights of {model.title} are stored in {kind.words}"
     if not work.lora_rank:
         cannot = "" if kind.dequantize else ". They can't be trained in full"
-        few = f"--lora-rank 16 --base-precision {own}" if own else _QLORA
+        few = f"--lora-rank 16 --base-precision {own or 'nf4'}"
         return (f"{said}{cannot}. The plan trains {start}. For QLoRA, add {few}",)
-    if work.base_precision in ("bf16", "fp32"):
+    if base in WHOLE_PRECISIONS:
+        lacking = f" with {_beyond_checkpoints(model)}" if kind.base else ""
         few = f". To freeze them as they are stored, add --base-precision {own}"
-        few = few if own else f": adapters on {kind.words} can't be predicted"
+        few = few if own else f": adapters on {kind.words} can't be predicted{lacking}"
         return (f"{said}. The plan freezes {start}{few}",)
     again = "" if kind.base else ": transformers can't quantize a checkpoint twice"
-    return (f"{said}. The plan quantizes {start} to {work.base_precision}{again}",)
+    return (f"{said}. The plan quantizes {start} to {base}{again}",)
 
 
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:

@@ -510,12 +510,23 @@ QUANTIZED: list[tuple[dict[str, object], str, StoredAs]] = [
     ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "bnb-8bit", "bnb-8bit"),
     ({"quant_method": "gptq", "bits": 4}, "GPTQ-Int4", "gptq"),
     ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "GPTQ-Int8", "gptq-8bit"),
+    ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "GPTQ-W8A16", "gptq-8bit"),
+    ({"quant_method": "gptq", "bits": 8}, "Int8-GPTQ", "gptq-8bit"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "GPTQ-4bit-128g", "gptq"),
+    ({"quant_method": "gptq", "bits": 3}, "GPTQ-Int3", "quantized"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "GPTQ-4bit-32g", "quantized"),
     ({"quant_method": "awq", "bits": 4}, "AWQ", "awq"),
+    ({"quant_method": "awq", "bits": 8}, "AWQ-8bit", "quantized"),
     ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "aqlm-2Bit-2x8", "quantized"),
     (
         {"quant_method": "aqlm", "num_codebooks": 1, "nbits_per_codebook": 16, "in_group_size": 8},
         "AQLM-2Bit-1x16",
         "aqlm",
+    ),
+    (
+        {"quant_method": "aqlm", "num_codebooks": 1, "nbits_per_codebook": 16, "in_group_size": 16},
+        "AQLM-PV-1Bit-1x16",
+        "quantized",
     ),
 ]
 

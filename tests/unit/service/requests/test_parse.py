@@ -733,6 +733,18 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
             {"lora_rank": 16, "base_precision": "nf4"},
             r"can't quantize a checkpoint twice",
         ),
+        ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", {}, r"For QLoRA, add --lora-rank 16 --base-precision nf4$"),
+        (
+            "Qwen/Qwen3-30B-A3B-GPTQ-Int4",
+            {"lora_rank": 16},
+            r"adapters on GPTQ can't be predicted with experts$",
+        ),
+        (  # no trainer quantises to AWQ
+            "Qwen/Qwen3-8B-GPTQ-Int4",
+            {"lora_rank": 16, "base_precision": "awq"},
+            r"freezes a checkpoint of Qwen3 8B that is stored in awq: name it",
+        ),
+        ("unsloth/Qwen3-8B-bnb-4bit", {"lora_rank": 16}, r"as they are stored, add --base-precision nf4$"),
         # what bitsandbytes has quantised is the base of QLoRA as it is
         ("unsloth/Qwen3-8B-bnb-4bit", {"lora_rank": 16, "base_precision": "nf4"}, None),
         ("unsloth/Qwen3-8B-bnb-4bit", {}, r"trains 16-bit weights \(transformers: model.dequantize\(\)\)"),
@@ -741,7 +753,7 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
 def test_an_answer_states_what_is_trained_where_the_published_weights_are_quantised(
     hub_id: str, workload: dict[str, object], words: str | None
 ) -> None:
-    raw = request(model={"name": hub_id}, launcher="trl")
+    raw = request(model={"name": hub_id}, launcher="none")
     raw["workload"] = {"global_batch_size": 8, "seq_length": 1024, **workload}
     notes = stored_notes(parse_problem(raw))
     assert (re.search(words, notes[0]) is not None) if words else notes == ()
