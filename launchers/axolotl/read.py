@@ -273,7 +273,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         if _is_cut(fields) and kind == "lora":
             fields.fault(
                 _QUANTISED[kind],
-                "weights of 8 bits are not cut over ranks: FSDP leaves integers whole",
+                _WHY_NO_8_BITS[_version(fields) == _FSDP2],
                 allowed="false, or adapter: qlora with load_in_4bit",
             )
         where = "FSDP" if _is_cut(fields) else "replicas"
@@ -381,6 +381,12 @@ def _preferences(fields: Fields) -> Kind | None:
 
 
 _QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantization_config
+# torch 2.13, distributed/fsdp/_flat_param.py:810: "Cannot flatten integer dtype tensors". Axolotl 0.19
+# teaches FSDP2 to cut ``Int8Params`` (monkeypatch/fsdp2_qlora.py:54).
+_WHY_NO_8_BITS = (
+    "its trainer refuses weights of 8 bits under FSDP1: torch flattens no integers",
+    "weights of 8 bits that are cut over ranks are not supported",
+)
 
 
 def _is_quantised(fields: Fields, kind: str) -> bool:

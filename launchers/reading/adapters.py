@@ -284,9 +284,12 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
 
 
 def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
-    """Return the targets that a name means; ``out_proj`` is attention's where no mixer has one."""
-    if word == _OUTPUT and model is not None and not any(_OUTPUT in block for block in _blocks(model)):
-        return ("o_proj",)
+    """Return the targets that a name means; ``out_proj`` is attention's where no mixer has one.
+
+    No class with a gated MLP calls it so whose queries, keys and values are apart: peft passes it over.
+    """
+    if word == _OUTPUT and model is not None and (not model.gated_mlp or model.fused_qkv):
+        return (_OUTPUT,) if any(_OUTPUT in block for block in _blocks(model)) else ("o_proj",)
     return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
 
 

@@ -16,12 +16,17 @@ import transformers
 from bitsandbytes import functional
 from peft import LoraConfig, get_peft_model
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.profiler import ProfilerActivity
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from meshwright.launchers.reading.adapters import adapted
+from meshwright.launchers.reading.base import Overrides
+from meshwright.launchers.reading.documents import LocatedValue
+from meshwright.launchers.reading.fields import Fields
 from meshwright.profiles.adapters import (
     CLASS_TARGETS,
     EXPERT_TARGETS,
@@ -337,6 +342,36 @@ def test_peft_trains_as_many_weights_beside_layers_that_only_some_classes_have(m
             assert (target, all_linear_adapts(ours)) == ("out_proj", False)
             continue
         assert adapter_parameters(ours, 6, (target,)) == theirs, target
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen3", "gemma2", "mixtral", "opt", "gptj", "mpt", "qwen3_next"]
+)
+def test_peft_adapts_as_many_weights_as_are_read_of_a_list_with_out_proj(model_type: str) -> None:
+    config, model = small(model_type)
+    ours = model_from_config({"model_type": model_type, **config}, name="small")
+    words = ["q_proj", "out_proj"]
+    fields = Fields("", {"target_modules": LocatedValue(words, 1)}, Overrides(), ("trl",))
+    targets = adapted(fields, ours)
+    assert not fields.faults
+    assert adapter_parameters(ours, 6, targets) == trained(model, words, 6)
+
+
+class Flattened(torch.nn.Module):
+    """A frozen weight of 8 bits, as bitsandbytes stores it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+
+
+def test_fsdp1_flattens_no_weights_of_8_bits() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="Cannot flatten integer dtype tensors"):
+            FullyShardedDataParallel(Flattened(), device_id=torch.device("cpu"))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", FUSED)

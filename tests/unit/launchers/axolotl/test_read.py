@@ -648,6 +648,27 @@ def test_the_output_of_attention_is_out_proj_in_classes_without_mixers() -> None
         text.replace("mistralai/Mistral-7B-v0.1", "facebook/opt-6.7b"), Overrides(num_gpus=8), "a.yml"
     )
     assert found.workload.lora_targets == ("q_proj", "v_proj", "o_proj")
+    mistral = read(
+        text, Overrides(num_gpus=8), "a.yml"
+    )  # whose classes call it o_proj: peft passes it over
+    by_name = {
+        names: adapter_parameters(mistral.model, 8, names)
+        for names in (mistral.workload.lora_targets, ("q_proj", "v_proj"))
+    }
+    assert len(set(by_name.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [(1, "its trainer refuses weights of 8 bits under FSDP1"), (2, "cut over ranks are not")],
+)
+def test_weights_of_8_bits_under_fsdp_are_refused_for_what_each_of_its_versions_does(
+    version: int, why: str
+) -> None:
+    text = AXOLOTL + "adapter: lora\nload_in_8bit: true\nlora_target_modules: [q_proj]\n"
+    cut = f"fsdp_version: {version}\nfsdp_config: {{reshard_after_forward: true}}\n"
+    with pytest.raises(InvalidProblemError, match=why):
+        read(text + cut, Overrides(num_gpus=8), "a.yml")
 
 
 def test_linear_experts_planned_for_axolotl_are_written_and_read_back() -> None:
