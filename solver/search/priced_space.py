@@ -510,21 +510,29 @@ class Bounded:
     def of(cls, rows: Priced, by: ByKind, families: Families) -> Bounded:
         """Bound families; best bound first."""
         first = families.members[families.begin[:-1]]
-        return cls._sorted(by.kinds, families, *_bounds_of(rows, by.kinds, first, by.unsharded))
+        found = cls._of(by.kinds, families, *_bounds_of(rows, by.kinds, first, by.unsharded))
+        return found.take(np.argsort(found.step_s, kind="stable"))
 
     @classmethod
-    def roughly(cls, by: ByKind, families: Families) -> Bounded:
-        """Bound families by their passes alone; best bound first."""
-        return cls._sorted(by.kinds, families, *by.roughly_s(families.members[families.begin[:-1]]))
+    def roughly(cls, by: ByKind, families: Families, limit_s: float) -> tuple[Bounded, Bounded]:
+        """Bound families by their passes alone; return those within a limit, best first, and the others.
+
+        The others are mostly all, so that they are neither sorted nor copied: among them those within it
+        are without rows.
+        """
+        first = families.members[families.begin[:-1]]
+        every = cls._of(by.kinds, families, *by.roughly_s(first))
+        near = np.flatnonzero(every.step_s <= limit_s)
+        promising = every.take(near[np.argsort(every.step_s[near], kind="stable")])
+        every.step_s[near] = every.objective_s[near] = np.inf
+        every.rows[near] = 0
+        return promising, every
 
     @classmethod
-    def _sorted(
-        cls, kinds: Kinds, families: Families, step_s: FloatArray, objective_s: FloatArray
-    ) -> Bounded:
+    def _of(cls, kinds: Kinds, families: Families, step_s: FloatArray, objective_s: FloatArray) -> Bounded:
         first = families.members[families.begin[:-1]]
         each = kinds.sizes[first] * families.sizes  # kinds of a family have the same chunkings
-        found = cls(families=families, step_s=step_s, objective_s=objective_s, rows=each)
-        return found.take(np.argsort(step_s, kind="stable"))
+        return cls(families=families, step_s=step_s, objective_s=objective_s, rows=each)
 
     def __len__(self) -> int:
         return len(self.step_s)
@@ -561,7 +569,7 @@ class Bounded:
     @property
     def least_s(self) -> float:
         """Return a lower bound of every row's step."""
-        return float(self.step_s[0]) if len(self) else np.inf
+        return float(self.step_s.min(initial=np.inf))
 
 
 def _bounds_of(
@@ -599,7 +607,7 @@ class Unopened:
     def of(cls, rows: Priced, by: ByKind, limit_s: float = np.inf, at_once: int | None = None) -> Unopened:
         """Return all kinds that may fit, and may have a row within the limit."""
         if limit_s < np.inf:  # few are within it by closer bounds; memory is asked of those alone
-            promising, far = Bounded.roughly(by, by.kinds.families).split(limit_s)
+            promising, far = Bounded.roughly(by, by.kinds.families, limit_s)
             closer, beyond = Bounded.of(rows, by, promising.families).split(limit_s)
             near, left_out = closer.that_may_fit(by), [far, beyond]
         else:
@@ -675,7 +683,7 @@ class Unopened:
         end = int(np.searchsorted(self.bound_s, limit_s, side="right"))
         waiting = int(self.behind[max(end, self.at)] - self.behind[self.at])
         left = (self.near, *self.far)
-        return waiting + sum(int(some.rows[: some.within(limit_s)].sum()) for some in left)
+        return waiting + sum(int(some.rows[some.step_s <= limit_s].sum()) for some in left)
 
     def open(self) -> IntArray:
         """Return the rows of the next kinds, ``at_once`` of them or a few more."""

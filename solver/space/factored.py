@@ -367,13 +367,26 @@ class Kinds:
 
     @cached_property
     def families(self) -> Families:
-        """Return all kinds by family."""
-        outer, begin = self._outer_families
+        """Return all kinds by family, those of one part after those of another."""
+        of_part = {first: self._families_of(first) for first in np.unique(self.same).tolist()}
+        each = [of_part[first] for first in self.same.tolist()]
+        before = np.cumsum([0, *(len(one.members) for one in each)])
         look()
-        number = np.bincount(self._pairs[0], minlength=len(outer))  # kinds of each outer row
+        shifted = zip(each, self.first_of_part.tolist(), before.tolist(), strict=False)
+        members, begin = zip(
+            *((one.members + first, one.begin[:-1] + start) for one, first, start in shifted), strict=True
+        )
+        return Families(members=np.concatenate(members), begin=np.append(np.concatenate(begin), before[-1]))
+
+    def _families_of(self, part: int) -> Families:
+        """Return the kinds of one part by family, counted from its first."""
+        outer, begin = self._runs_of[part]
+        ends = np.append(self.first_of_part[1:], len(self))
+        own = self._pairs[0][self.first_of_part[part] : ends[part]] - self.parts[part]
+        number = np.bincount(own, minlength=len(outer))  # kinds of each outer row
         look()
         first = np.cumsum(number) - number
-        each, many = number[outer[begin[:-1]]], np.diff(begin)  # families of each run, and members of each
+        each, many = number[outer[begin]], np.diff(begin, append=len(outer))  # families and members of runs
         run = np.repeat(np.arange(len(each)), each)
         kind, sizes = _runs(np.zeros_like(each), each), many[run]
         look()
@@ -397,17 +410,20 @@ class Kinds:
 
         Rows with equal random linear hashes come together; rows that still differ form no run.
         """
-        ends = np.append(self.parts[1:], len(self.crossing.outer)).tolist()
-        found = dict[int, tuple[IntArray, IntArray]]()
         order, begin, before = list[IntArray](), list[IntArray](), 0
-        for first, start, end in zip(self.same.tolist(), self.parts.tolist(), ends, strict=True):
-            if first not in found:
-                found[first] = self._runs_between(start, end)
-            rows, runs = found[first]
+        for first, start in zip(self.same.tolist(), self.parts.tolist(), strict=True):
+            rows, runs = self._runs_of[first]
             order.append(rows + start)
             begin.append(runs + before)
             before += len(rows)
         return np.concatenate(order), np.append(np.concatenate(begin), before)
+
+    @cached_property
+    def _runs_of(self) -> dict[int, tuple[IntArray, IntArray]]:
+        """Return such runs of each part that is the first of its rows, counted from its start."""
+        ends = np.append(self.parts[1:], len(self.crossing.outer)).tolist()
+        firsts = np.unique(self.same).tolist()
+        return {first: self._runs_between(int(self.parts[first]), ends[first]) for first in firsts}
 
     def _runs_between(self, start: int, end: int) -> tuple[IntArray, IntArray]:
         """Return the outer rows of one part in such runs, counted from its start, and each run's begin."""
