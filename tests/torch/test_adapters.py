@@ -357,19 +357,13 @@ def test_peft_adapts_as_many_weights_as_are_read_of_a_list_with_out_proj(model_t
     assert adapter_parameters(ours, 6, targets) == trained(model, words, 6)
 
 
-class Flattened(torch.nn.Module):
-    """A frozen weight of 8 bits, as bitsandbytes stores it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
-
-
 def test_fsdp1_flattens_no_weights_of_8_bits() -> None:
+    stored = torch.nn.Module()  # a frozen weight, as bitsandbytes stores it
+    stored.weight = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="Cannot flatten integer dtype tensors"):
-            FullyShardedDataParallel(Flattened(), device_id=torch.device("cpu"))
+            FullyShardedDataParallel(stored, device_id=torch.device("cpu"))
     finally:
         torch.distributed.destroy_process_group()
 
