@@ -490,6 +490,13 @@ class RotaryScaling(Checked):
     truncate: bool = True  # yarn: the corrected frequencies end at whole dimensions
     attention_factor: float | None = None  # yarn: of the logits; None: 0.1 ln(factor) + 1, or by mscale
 
+    @property
+    def scales_rotations(self) -> bool:
+        """Return whether YaRN multiplies sines and cosines: equal scales of both parts cancel out."""
+        if self.kind != "yarn" or self.factor <= 1.0 or self.attention_factor == 1.0:
+            return False
+        return self.mscale is None or self.mscale != self.mscale_all_dim
+
 
 # --------------------------------------------------------------------------------------------------
 # Lists of layers, by the equivalent rule.

@@ -179,6 +179,10 @@ _RESIDUAL_BYTES = 6.0  # of one sum: two read, one written
 # one, joins and casts (``experts.py _apply_bias``, 28 and 40 an element); it splits, clamps and joins a
 # clamped gate's inputs (``fused_bias_geglu.py``, 16 and 20).
 _EXPERT_BIAS_BYTES, _CLAMP_BYTES = 68.0 / 3.0, 36.0 / 3.0
+# Likewise of Megatron-Core's rotation by single operators, beyond the 4 and 4 of Transformer Engine's
+# kernel: slice, two products, halves negated and joined, sum and concatenation (24), and their gradients
+# (34: both products, negation, both joins, two slices' zeros and copies, two sums) (``rope_utils.py``).
+_ROTATED_BYTES = (24.0 + 34.0 - 8.0) / 3.0
 _NARROW_HEAD = 0.75  # operator tables: heads of 64 reach 0.6-0.8 of that rate
 
 
@@ -568,7 +572,14 @@ def _eager_bytes(
         biased = _EXPERT_BIAS_BYTES * model.expert_width * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)
         moved = moved + ctx.moe_tokens * ctx.visits * ctx.expert_load * (biased * ctx.et + clamped)
-    return moved
+    return moved + _ROTATED_BYTES * ctx.tokens * _rotated_width(ctx)
+
+
+def _rotated_width(ctx: Context) -> FloatArray | float:
+    """Return the elements of a token on a rank that Megatron-Core rotates by single operators."""
+    model = ctx.model
+    heads = (model.num_attention_heads + model.own_kv_heads) * ctx.rotates_apart
+    return heads * model.head_dim * model.rotary_fraction / ctx.t
 
 
 def _eager_norm_elements(ctx: Context, kind: LayerKind) -> FloatArray | float:

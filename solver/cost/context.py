@@ -453,6 +453,17 @@ class Context:
         return self.uncompiled.astype(np.float64) if self.facts.elementwise_fused else 1.0
 
     @property
+    def rotates_apart(self) -> bool:
+        """Return whether Megatron-Core rotates queries and keys by single operators: scaled, as YaRN does.
+
+        ``rope_utils.py apply_rotary_pos_emb``: "mscale is not supported by TE's fused RoPE". Latent
+        attention has kernels of its own.
+        """
+        model, scaling = self.model, self.model.rotary_scaling
+        scaled = scaling is not None and scaling.scales_rotations and model.mla is None
+        return scaled and model.mixes_tokens and self.facts.stack == "megatron-core"
+
+    @property
     def single_bytes_per_s(self) -> float:
         """Return the memory bandwidth that the single kernels of transformers' modules reach.
 

@@ -31,6 +31,9 @@ DENSE = _ATTENTION + _MLP
 # Latent attention projects down and up, norms its latents, rotates and copies parts of heads
 # (``multi_latent_attention.py``); a norm of queries and one of keys.
 _LATENT, _HEAD_NORMS = 10.0, 2.0
+# Scaled rotations of queries and keys by single operators, beyond their two kernels: cosines and sines (a
+# function, a product and a cast each), two products, a negation, two concatenations and a sum.
+_SCALED_ROTATIONS = 2.0 * (6.0 + 6.0 - 1.0)
 # A mixer has a convolution, two norms of keys and queries, their copies for every head, a gate and a decay,
 # five or six kernels of its scan and a gated norm where attention has two rotations and a kernel
 # (Megatron-LM ``ssm/gated_delta_net.py``).
@@ -137,6 +140,7 @@ def _floor_of_frameworks_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
     if kind == "dense" or moe is None:
         paired = _ATTENTION if ctx.model.paired else 0.0
         more = each * (_MIXER + paired) if ctx.model.mixes or paired else 0.0
+        more += each * _SCALED_ROTATIONS * ctx.rotates_apart
         if ctx.model.diffusion:  # norms scaled and shifted, sums scaled, and an attention to a context
             more = each * (_MODULATION + _ATTENTION * bool(ctx.model.crossing))
         blocks = _ATTENTION * ctx.model.mixes_tokens + _MLP * ctx.model.has_mlp
@@ -249,6 +253,7 @@ def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float
     attention = _ATTENTION + _LATENT * (model.mla is not None)
     attention += _HEAD_NORMS * (model.query_key_norm != "none") + _MIXER * model.mixes
     attention += _ENTRIES * (model.compression is not None)
+    attention += _SCALED_ROTATIONS * ctx.rotates_apart
     attention *= model.mixes_tokens
     attention += _HYPER_FUSED * (model.hyper_streams > 0) + _SUMS_FUSED * (model.residual_block_layers > 0)
     scores = _SCORES[moe.router_score] + _SELECTION_BIAS * moe.selection_bias

@@ -13,7 +13,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_gpu, find_model, gpu_names
 from meshwright.profiles.model import LayerKind, ModelSpec
-from meshwright.profiles.model_parts import MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.operators.tables import load_operator_tables
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
@@ -832,6 +832,21 @@ def test_biases_of_experts_that_no_kernel_adds_move_68_bytes_an_element() -> Non
         return seconds * ctx.hbm_bytes_per_s / float(ctx.moe_tokens[0] * ctx.expert_load[0])
 
     assert moved(biased=True) - moved(biased=False) == pytest.approx(68.0 * 2 * 4096)
+
+
+def test_a_rotation_that_yarn_scales_moves_50_bytes_an_element_more() -> None:
+    # 24 forward and 34 backward of single operators, 8 of Transformer Engine's kernel
+    def moved(scaling: RotaryScaling, framework: str = "megatron-core") -> float:
+        ctx = of(replace(GPT, rotary_scaling=scaling), {}, framework)
+        both = memory_bound(ctx, "dense")
+        return float(both.forward[0] + both.backward[0]) * ctx.hbm_bytes_per_s / float(ctx.tokens[0])
+
+    scaled = RotaryScaling(kind="yarn", factor=32.0)
+    plain = (replace(scaled, mscale=1.0, mscale_all_dim=1.0), replace(scaled, attention_factor=1.0))
+    rotated = (GPT.num_attention_heads + GPT.num_kv_heads) * GPT.head_dim
+    for other in plain:
+        assert moved(scaled) - moved(other) == pytest.approx(50.0 * rotated)
+    assert moved(scaled, "fsdp") == moved(plain[0], "fsdp")  # compiled
 
 
 def test_every_second_product_of_latent_attention_without_a_latent_of_queries_is_replayed() -> None:

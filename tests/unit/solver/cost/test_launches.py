@@ -12,6 +12,7 @@ import pytest
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model_parts import RotaryScaling
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.compute import linear_seconds
 from meshwright.solver.cost.context import Context, PassSeconds, context_of
@@ -76,6 +77,17 @@ def test_an_expert_layer_launches_what_it_runs() -> None:
     assert operators(mixed) == pytest.approx(plain - 9 + 14)
     # latent attention 10, a shared expert 4, a sigmoid 14 for 9, its bias 5, limited groups 9
     assert operators(find_model("deepseek-v3")) == pytest.approx(plain + 10 + 4 + 5 + 5 + 9)
+
+
+def test_a_rotation_that_yarn_scales_launches_its_operators_one_by_one() -> None:
+    # of queries and keys each: six of cosines and sines, six that rotate, for one kernel
+    scaling = RotaryScaling(kind="yarn", factor=32.0)
+    assert operators(replace(a_moe_model(), rotary_scaling=scaling)) == pytest.approx(
+        8 + 25 + 8 + 31 + 3 + 22
+    )
+    ctx, scaled = of(), of(replace(GPT, rotary_scaling=scaling))
+    once_s, more_s = (float(layer_floor_s(one, "dense")[0]) for one in (ctx, scaled))
+    assert more_s == pytest.approx(once_s * (14 + 22) / 14)
 
 
 def test_tests_of_continuous_integration_launch_a_dense_layer_in_a_time_of_their_own() -> None:
