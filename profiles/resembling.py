@@ -75,7 +75,7 @@ def _common(one: str, other: str) -> int:
 
 
 def _letters(type_: str) -> str:
-    """Return what a type begins with, which is its family: ``b`` of b200, ``mi`` of mi300x, ``rtxa``."""
+    """Return what a type begins with, which is its family: b of b200, mi of mi300x."""
     return re.match(r"[a-z]*", type_)[0]  # type: ignore[index]  # an empty match is a match
 
 

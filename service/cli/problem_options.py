@@ -38,7 +38,12 @@ from meshwright.service.requests.assignments import (
     typed_at,
     values_of,
 )
-from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
+from meshwright.service.requests.documents import (
+    STDIN,
+    read_lengths_file,
+    read_model_file,
+    read_problem_file,
+)
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.numbers import BINARY, DECIMAL, number_of, written_out
 from meshwright.service.requests.parts import is_post_training, named_parts, with_usual_words
@@ -119,6 +124,8 @@ def _problem_or_model(
     if problem is None:
         return None, given
     text = str(problem)
+    if text == "-":
+        return STDIN, given
     if not _is_model(text):
         return _problem_file(text), given
     if not stored and "/" not in text and not Path(text).exists():
@@ -143,7 +150,7 @@ _ARGUMENT = "a problem file (problem.json), or a model (llama-3.1-8b, ./config.j
 
 
 def _is_model(text: str) -> bool:
-    """Return whether the argument names a model: of the catalog, of the hub, a folder, or a config.json."""
+    """Return whether the argument names a model: of the catalog, of the hub, a folder, or its file."""
     path = Path(text)
     if text.lower() in model_names():
         return True
@@ -151,12 +158,26 @@ def _is_model(text: str) -> bool:
         if (path / "config.json").is_file():
             return True
         if path.exists():
-            return path.name in ("config.json", "adapter_config.json")
+            return path.name in ("config.json", "adapter_config.json") or _states_model(path)
     except (OSError, ValueError):  # a name that no file system takes
         return False
     return not path.suffix or (
         path.suffix.lower() not in _FILES | _SCRIPTS and not text.startswith(("/", "."))
     )
+
+
+_OF_A_MODEL = frozenset({"model_type", "architectures", "hidden_size", "_class_name"})
+
+
+def _states_model(path: Path) -> bool:
+    """Return whether a file of any name holds a model alone: its ``config.json``, or its shape."""
+    if path.suffix.lower() not in _FILES:
+        return False
+    try:
+        stated = read_model_file(path).keys()
+    except InvalidProblemError:  # said where the file is read as a problem
+        return False
+    return bool(stated & _OF_A_MODEL) and not stated & _OFTEN
 
 
 def _problem_file(text: str) -> Path:

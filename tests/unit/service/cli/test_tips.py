@@ -404,3 +404,23 @@ def test_a_misspelt_field_of_a_file_is_renamed_there(
     subprocess.run(shlex.split(tip), check=True)
     assert "seq_length" in file.read_text()
     assert (tmp_path / f"{name}.bak").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ('{"hidden_size": "2048", "num_layers": 4}', '{"hidden_size": 2048, "num_layers": 4}'),
+        ('{"hidden_size":2048.0}', '{"hidden_size":2048}'),
+        ('{"hidden_size": [2048]}', ""),
+        ('{"hidden_size": "2048", "text_config": {"hidden_size": "2048"}}', ""),  # which of the two?
+    ],
+)
+def test_a_wrong_value_of_a_models_file_is_corrected_there(tmp_path: Path, text: str, right: str) -> None:
+    fault = FieldError(pointer="/model/hidden_size", message="is not a whole number", nearest="2048")
+    (tmp_path / "config.json").write_text(text)
+    (tip,) = tips_of([fault], Line.of(["plan", str(tmp_path)], commands()))
+    if not right:
+        assert tip == "meshwright plan --help"
+        return
+    subprocess.run(shlex.split(tip), check=True)
+    assert (tmp_path / "config.json").read_text() == right
