@@ -143,9 +143,11 @@ def _require_known(name: str) -> None:
         first = fault.errors[0]
         message = f"there is no such file, and no such model: {first.message}"
         allowed = first.allowed if another_kind(name) else _ARGUMENT
-        raise InvalidProblemError.of("argument", message, allowed=allowed, nearest=first.nearest) from None
+        nearest = f"--plan {name}" if _RANK.fullmatch(name) else first.nearest
+        raise InvalidProblemError.of("argument", message, allowed=allowed, nearest=nearest) from None
 
 
+_RANK = re.compile(r"[1-9]\d?")  # of a plan, as export and report take it
 _ARGUMENT = "a problem file (problem.json), or a model (llama-3.1-8b, ./config.json)"
 
 

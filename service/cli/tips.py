@@ -200,8 +200,13 @@ def tip_of_repeated(line: Line, name: str) -> str:
 
 
 def tip_of_command(line: Line) -> str:
-    """Return the command to paste where there is none of that name."""
+    """Return the command to paste where there is none of that name: ``launchers`` means values."""
+    from meshwright.service.requests.schema import listed_values  # noqa: PLC0415 - only for an error
+
     typed = line.typed[len(line.path) :]
+    listed = typed[0].removesuffix("s").replace("-", "_") if typed and not line.path else ""
+    if listed in OPTIONS and listed_values(listed):
+        return f"meshwright values {listed}"
     near = get_close_matches(typed[0], line.commands.commands, n=1) if typed else []
     meant = Line.of([*near, *typed[1:]], line.commands)
     if near and typed[1:] and meant.command is not None and meant.parses():

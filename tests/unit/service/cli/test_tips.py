@@ -192,6 +192,10 @@ TYPED = (  # words, and the command under the error
     ("exprot 1", "export 1"),
     ("plna", "plan --help"),
     ("jobs lits", "jobs list --help"),
+    ("launchers trl", "values launcher"),  # not launch, which is spelled like it
+    ("optimizers", "values optimizer"),
+    ("explain 1", "explain --plan 1"),
+    ("plan 1", "models"),
 )  # fmt: skip
 
 
