@@ -38,12 +38,7 @@ from meshwright.service.requests.assignments import (
     typed_at,
     values_of,
 )
-from meshwright.service.requests.documents import (
-    STDIN,
-    read_lengths_file,
-    read_model_file,
-    read_problem_file,
-)
+from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.numbers import BINARY, DECIMAL, number_of, written_out
 from meshwright.service.requests.parts import is_post_training, named_parts, with_usual_words
@@ -125,7 +120,7 @@ def _problem_or_model(
         return None, given
     text = str(problem)
     if text == "-":
-        return STDIN, given
+        return Path(text), given
     if not _is_model(text):
         return _problem_file(text), given
     if not stored and "/" not in text and not Path(text).exists():
@@ -206,7 +201,7 @@ def _refuse_launch_file(path: Path, raw: Mapping[str, object]) -> None:
     Raises:
         InvalidProblemError: the names in the file are a launcher's.
     """
-    if raw.keys() <= _OFTEN or raw.keys() >= _PARTS or "kind" in raw:
+    if raw.keys() <= _OFTEN or raw.keys() >= _PARTS or "kind" in raw or not path.is_file():
         return
     from meshwright.launchers.reading.base import Source  # noqa: PLC0415 - for a wrong file alone
     from meshwright.launchers.reading.registry import launcher_of  # noqa: PLC0415 - the same

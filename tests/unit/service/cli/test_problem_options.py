@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli import problem_options
 from meshwright.service.cli.launch_files import with_files
 from meshwright.service.cli.main import app
 from meshwright.service.cli.options import read_request
@@ -432,7 +431,15 @@ def test_a_dash_reads_json_or_yaml_from_stdin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     (tmp_path / "piped").write_text(text)
-    for module in (documents, problem_options):
-        monkeypatch.setattr(module, "STDIN", tmp_path / "piped")
+    monkeypatch.setattr(documents, "_STDIN", tmp_path / "piped")
     found = read_request("-", seq_length=2048)
     assert (found["model"], found["workload"]) == ({"name": "llama-3.1-8b"}, {"seq_length": 2048})
+
+
+def test_an_unknown_field_of_stdin_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "piped").write_text('{"model": "llama-3.1-8b", "foo": 1}')
+    monkeypatch.setattr(documents, "_STDIN", tmp_path / "piped")
+    with pytest.raises(InvalidProblemError, match=r"foo: unknown field"):
+        parse_problem(read_request("-"))
