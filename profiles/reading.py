@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
@@ -40,6 +41,17 @@ def escaped(key: str) -> str:
     return key[:MAX_SHOWN].replace("~", "~0").replace("/", "~1")
 
 
+_FIELD_NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")  # hidden_size: a word of prose has no underscore
+_WHOLE = re.compile(r"\d{1,18}(?:\.0+)?")
+
+
+def stated_number(value: object, low: int = 0, high: int = 2**63) -> str | None:
+    """Return the whole number in [low, high] that a text or a fraction states (``"2048"``, 2048.0)."""
+    stated = _WHOLE.fullmatch(str(value))
+    number = int(str(value).partition(".")[0]) if stated else -1
+    return str(number) if low <= number <= high else None
+
+
 class FieldReader:
     """Typed access to one mapping; faults are collected and raised together by ``finish``.
 
@@ -50,6 +62,7 @@ class FieldReader:
         self.pointer = pointer
         self.faults = [] if faults is None else faults
         self._known: set[str] = set()
+        self._faulty: set[str] = set()
         self._raw: Mapping[object, object] = raw if isinstance(raw, Mapping) else {}
         self.is_object = isinstance(raw, Mapping)
         if not self.is_object:
@@ -58,7 +71,14 @@ class FieldReader:
     def fault(
         self, name: str, message: str, *, allowed: str | None = None, nearest: str | None = None
     ) -> None:
-        """Record one fault of the field ``name`` (of the whole object when empty)."""
+        """Record one fault of the field ``name`` (of the whole object when empty).
+
+        What follows from the placeholder of a faulty field is no fault: a second one of the field, or one
+        whose message names it.
+        """
+        if name in self._faulty or self._faulty & set(_FIELD_NAME.findall(message)):
+            return
+        self._faulty |= {name} - {""}
         pointer = f"{self.pointer}/{escaped(name)}" if name else self.pointer
         self.faults.append(FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest))
 
@@ -101,7 +121,8 @@ class FieldReader:
         if value is None:
             return self._missing(name, default, low, f"{low} to {high}")
         if isinstance(value, bool) or not isinstance(value, int):
-            self.fault(name, f"{shown(value)} is not a whole number", allowed=f"{low} to {high}")
+            message = f"{shown(value)} is not a whole number"
+            self.fault(name, message, allowed=f"{low} to {high}", nearest=stated_number(value, low, high))
             return low
         if not low <= value <= high:
             nearest = str(min(max(value, low), high))

@@ -1,13 +1,16 @@
 """GPU types that the catalog lacks, read as the type whose name is nearest, and how far off that may be.
 
-A name tells the type and the form of a card, not its figures. What they are off by is measured on the
-catalog: each of its types is read once as if the catalog lacked it.
+A name begins with its generation and says then the class, the form and the memory: B100 is nearer to B200
+than to V100. It does not tell the figures. What they are off by is measured on the catalog: each of its
+types is read once as if the catalog lacked it.
 """
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+import re
+from difflib import SequenceMatcher
 from functools import cache
+from itertools import takewhile
 from math import log
 from statistics import NormalDist
 
@@ -17,23 +20,33 @@ from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.gpu_words import words_of
 from meshwright.profiles.library import MAX_NAME, find_gpu, gpu_names
 
-_LIKENESS = 0.55  # of names, as difflib counts it: h100-nvl-94gb is like h100-sxm-80gb
 _HELD = 0.8  # of the readings; the spread is that of a normal distribution that holds as many
 _Z = NormalDist().inv_cdf(0.5 + _HELD / 2.0)
 
 
 def resembling_gpu(name: str, without: str = "") -> GpuSpec | None:
-    """Return the GPU type whose name is nearest, of the same type if there is one; None: none resembles it.
+    """Return the GPU type whose name is nearest; None: none begins with the same letters.
+
+    Of the same type if there is one, else with the longest common beginning of the types (h100 and h200,
+    rtx2070 and rtx2080ti), then with the most similar name.
 
     Args:
         name: of a GPU that the catalog lacks.
         without: a GPU type to leave out.
     """
     name = name.lower()[:MAX_NAME]
-    names = [known for known in gpu_names() if not without or find_gpu(known).slug != without]
-    of_type = [known for known in names if _type_of(known) == _type_of(name)]
-    near = get_close_matches(name, of_type or names, n=1, cutoff=0.0 if of_type else _LIKENESS)
-    return find_gpu(near[0]) if near else None
+    type_ = _type_of(name)
+    best: tuple[int, bool, float] = (0, False, 0.0)
+    nearest = None
+    for known in gpu_names():
+        types = [one for one in _types_of(known) if _letters(one) == _letters(type_)]
+        if not types or (without and find_gpu(known).slug == without):
+            continue
+        begins = max(_common(type_, one) for one in types)
+        alike = (begins, type_ in types, SequenceMatcher(None, name, known).ratio())
+        if alike > best:
+            best, nearest = alike, find_gpu(known)
+    return nearest
 
 
 def resemblance_log_spread(name: str, read_as: str) -> float:
@@ -47,6 +60,23 @@ def resemblance_log_spread(name: str, read_as: str) -> float:
 def _type_of(name: str) -> str:
     words = words_of(name)
     return words.type if words else name
+
+
+@cache
+def _types_of(known: str) -> frozenset[str]:
+    """Return the type of a name of the catalog, and without its family: rtxa6000 and a6000."""
+    words = words_of(known)
+    return words.types if words else frozenset({known})
+
+
+def _common(one: str, other: str) -> int:
+    """Return how many characters two types begin with in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _letters(type_: str) -> str:
+    """Return what a type begins with, which is its family: b of b200, mi of mi300x."""
+    return re.match(r"[a-z]*", type_)[0]  # type: ignore[index]  # an empty match is a match
 
 
 @cache

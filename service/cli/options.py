@@ -137,7 +137,7 @@ _PROBLEM = inspect.Parameter(
     default=typer.Argument(
         None,
         metavar="MODEL|FILE",
-        help="Model (as for --model), or a problem file (JSON or YAML) that options override.",
+        help="Model (as for --model), or a problem file (JSON or YAML; - is stdin) that options override.",
         autocompletion=completion_of("model"),
     ),
     annotation=str | None,

@@ -119,6 +119,8 @@ def _problem_or_model(
     if problem is None:
         return None, given
     text = str(problem)
+    if text == "-":
+        return Path(text), given
     if not _is_model(text):
         return _problem_file(text), given
     if not stored and "/" not in text and not Path(text).exists():
@@ -136,14 +138,16 @@ def _require_known(name: str) -> None:
         first = fault.errors[0]
         message = f"there is no such file, and no such model: {first.message}"
         allowed = first.allowed if another_kind(name) else _ARGUMENT
-        raise InvalidProblemError.of("argument", message, allowed=allowed, nearest=first.nearest) from None
+        nearest = f"--plan {name}" if _RANK.fullmatch(name) else first.nearest
+        raise InvalidProblemError.of("argument", message, allowed=allowed, nearest=nearest) from None
 
 
+_RANK = re.compile(r"[1-9]\d?")  # of a plan, as export and report take it
 _ARGUMENT = "a problem file (problem.json), or a model (llama-3.1-8b, ./config.json)"
 
 
 def _is_model(text: str) -> bool:
-    """Return whether the argument names a model: of the catalog, of the hub, a folder, or a config.json."""
+    """Return whether the argument names a model: of the catalog, of the hub, a folder, or its file."""
     path = Path(text)
     if text.lower() in model_names():
         return True
@@ -151,12 +155,26 @@ def _is_model(text: str) -> bool:
         if (path / "config.json").is_file():
             return True
         if path.exists():
-            return path.name in ("config.json", "adapter_config.json")
+            return path.name in ("config.json", "adapter_config.json") or _states_model(path)
     except (OSError, ValueError):  # a name that no file system takes
         return False
     return not path.suffix or (
         path.suffix.lower() not in _FILES | _SCRIPTS and not text.startswith(("/", "."))
     )
+
+
+_OF_A_MODEL = frozenset({"model_type", "architectures", "hidden_size", "_class_name"})
+
+
+def _states_model(path: Path) -> bool:
+    """Return whether a file of any name holds a model alone: its ``config.json``, or its shape."""
+    if path.suffix.lower() not in _FILES:
+        return False
+    try:
+        stated = read_model_file(path).keys()
+    except InvalidProblemError:  # said where the file is read as a problem
+        return False
+    return bool(stated & _OF_A_MODEL) and not stated & _OFTEN
 
 
 def _problem_file(text: str) -> Path:
@@ -183,7 +201,7 @@ def _refuse_launch_file(path: Path, raw: Mapping[str, object]) -> None:
     Raises:
         InvalidProblemError: the names in the file are a launcher's.
     """
-    if raw.keys() <= _OFTEN or raw.keys() >= _PARTS or "kind" in raw:
+    if raw.keys() <= _OFTEN or raw.keys() >= _PARTS or "kind" in raw or not path.is_file():
         return
     from meshwright.launchers.reading.base import Source  # noqa: PLC0415 - for a wrong file alone
     from meshwright.launchers.reading.registry import launcher_of  # noqa: PLC0415 - the same

@@ -200,8 +200,13 @@ def tip_of_repeated(line: Line, name: str) -> str:
 
 
 def tip_of_command(line: Line) -> str:
-    """Return the command to paste where there is none of that name."""
+    """Return the command to paste where there is none of that name: ``launchers`` means values."""
+    from meshwright.service.requests.schema import listed_values  # noqa: PLC0415 - only for an error
+
     typed = line.typed[len(line.path) :]
+    listed = typed[0].removesuffix("s").replace("-", "_") if typed and not line.path else ""
+    if listed in OPTIONS and listed_values(listed):
+        return f"meshwright values {listed}"
     near = get_close_matches(typed[0], line.commands.commands, n=1) if typed else []
     meant = Line.of([*near, *typed[1:]], line.commands)
     if near and typed[1:] and meant.command is not None and meant.parses():
@@ -488,8 +493,8 @@ def _looked_up(fault: FieldError, line: Line) -> str:
         return _of_other_command(fault.nearest or "", fault.wrong, line)
     if remedy := remedy_of(fault):
         return remedy
-    if fault.message == UNKNOWN_FIELD and (renamed := _renamed(fault, line)):
-        return renamed
+    if edited := _edited(fault, line):
+        return edited
     name, key = ("", "") if _states_itself(line) else option_of(fault.pointer)
     if fault.pointer.startswith("/workload/framework_options"):
         name, key = "--framework-options", ""
@@ -516,23 +521,39 @@ def _of_other_command(option: str, wrong: str, line: Line) -> str:
     return shlex.join(["meshwright", *line.path, _HELP])
 
 
-def _renamed(fault: FieldError, line: Line) -> str:
-    """Return the command that renames a misspelt field in the one file that has it; empty: none has."""
-    wrong, right = fault.pointer.rpartition("/")[2], fault.nearest or ""
-    if not (_FIELD.fullmatch(wrong) and _FIELD.fullmatch(right)):
+def _edited(fault: FieldError, line: Line) -> str:
+    """Return the command that corrects a field in the one file that has it; empty: none has.
+
+    It renames a misspelt field, and changes a wrong value to the nearest.
+    """
+    name = fault.pointer.rpartition("/")[2]
+    right = re.split(r", | or ", fault.nearest or "")[0]
+    if not (_FIELD.fullmatch(name) and _FIELD.fullmatch(right)):
         return ""
+    rename = fault.message == UNKNOWN_FIELD
+    sought = rf'(?<![\w-])({name})"?\s*:' if rename else rf'(?<![\w-]){name}"?\s*:\s*("?[\w.]+"?)'
     found = []
-    for word in line.words:
+    for path in _documents(line):
         with suppress(OSError, UnicodeDecodeError):
-            path = Path(word.value or "")
-            text = path.read_text("utf-8") if not word.name and path.suffix in _DOCUMENTS else ""
-            keys = re.findall(rf'(?<![\w-]){wrong}"?\s*:', text)
-            if len(keys) == 1 == len(re.findall(re.escape(keys[0]), text)):
-                found.append((keys[0], str(path)))
+            text = path.read_text("utf-8")
+            matches = list(re.finditer(sought, text))
+            if len(matches) == 1 == text.count(matches[0][0]):
+                found.append((matches[0], str(path)))
     if len(found) != 1:
         return ""
-    key, file = found[0]
-    return shlex.join(["sed", "-i.bak", f"s/{key}/{key.replace(wrong, right)}/", file])
+    match, file = found[0]
+    start, end = (at - match.start() for at in match.span(1))
+    return shlex.join(["sed", "-i.bak", f"s/{match[0]}/{match[0][:start]}{right}{match[0][end:]}/", file])
+
+
+def _documents(line: Line) -> Iterator[Path]:
+    """Yield the problem files and the models' files that a line names."""
+    for word in line.words:
+        path = Path(word.value or "")
+        with suppress(OSError, ValueError):  # a name that no file system takes
+            path = path / "config.json" if word.value and path.is_dir() else path
+        if word.name in ("", "--model") and path.suffix in _DOCUMENTS:
+            yield path
 
 
 def _is_help(command: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from rich.console import Group, RenderableType
@@ -14,15 +14,15 @@ from meshwright.service.report.formatting import plain_table
 from meshwright.solver.accuracy import Figures, Report
 
 _TITLES = (
-    "timed runs",
-    "time: mean",
-    "median",
-    "p90",
-    "max",
-    "bias",
-    "in 80 % band",
-    "memory: mean",
-    "rank corr.",
+    "timed\nruns",
+    "time:\nmean",
+    "\nmedian",
+    "\np90",
+    "\nmax",
+    "\nbias",
+    "in 80 %\nband",
+    "memory:\nmean",
+    "rank\ncorr.",
 )
 
 
@@ -34,10 +34,8 @@ def render_report(report: Report) -> RenderableType:
         *(Text(vote) for vote in _votes(report)),
         Text(),
         _table({"overall": report.overall}.items(), "all runs"),
-        Text(),
-        _table(report.sources.items(), "source"),
-        Text(),
-        _table(report.clusters.items(), "cluster"),
+        *_parts(report.sources, "source"),
+        *_parts(report.clusters, "cluster"),
         *(Text(f"  refused {count}: {reason}") for reason, count in report.refused.items()),
         *(Text(f"  warning: {warning}") for warning in report.warnings),
     )
@@ -80,9 +78,14 @@ def _weighed(figures: Figures) -> int:
     return sum(kind.n for kind in figures.memory.values())
 
 
+def _parts(parts: Mapping[str, Figures], title: str) -> list[RenderableType]:
+    """Return a table of the parts of the runs; none where no run states its part."""
+    return [Text(), _table(parts.items(), title)] if parts.keys() != {"unknown"} else []
+
+
 def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
     cells = ((name, *_cells(figures)) for name, figures in rows)
-    return plain_table([title, *_TITLES], cells, left=(title,))
+    return plain_table([f"\n{title}", *_TITLES], cells, left=(f"\n{title}",))
 
 
 def _cells(figures: Figures) -> list[str]:

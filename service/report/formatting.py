@@ -446,8 +446,10 @@ def wrapped(text: str, width: int, *, indent: int = 0, hang: int = _HANG, style:
     Breaks at blanks, never in a ``tied`` piece unless it alone is too long for a line.
     """
     after = " " * (indent + min(hang, max(width - indent - _LEAST_ROOM, 0)))
+    room = width - len(after)
+    words = (one.replace(NO_BREAK, " ") if len(one) > room else one for one in text.split(" "))
     lines = textwrap.wrap(
-        text,
+        " ".join(words),
         max(width, 1),
         initial_indent=" " * indent,
         subsequent_indent=after,

@@ -23,13 +23,14 @@ from meshwright.profiles.documents import (
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
 from meshwright.profiles.sequences import mapping_of_counts
 
+_STDIN = Path("/dev/stdin")  # ``-`` on the command line
 _WHOLE = ("", "/schema_version")  # pointers of faults of the whole file
 _COLUMNS = 2  # of a table of lengths: tokens, documents
 _NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 def read_problem_file(path: Path) -> Mapping[str, object]:
-    """Return the mapping in a ``.json``, ``.yaml`` or ``.yml`` file.
+    """Return the mapping in a ``.json``, ``.yaml`` or ``.yml`` file; ``-`` is stdin, JSON or YAML.
 
     Raises:
         InvalidProblemError: the file cannot be read, is too big, or is not one mapping of plain values;
@@ -48,8 +49,10 @@ def read_model_file(path: Path) -> Mapping[str, object]:
 
 
 def _read(path: Path, of_json: Callable[[bytes], Mapping[str, object]]) -> Mapping[str, object]:
+    piped = str(path) == "-"
     is_yaml = path.suffix.lower() in {".yaml", ".yml"}
-    content = _content(path, YAML_FILE if is_yaml else FILE)
+    content = _content(_STDIN if piped else path, YAML_FILE if is_yaml else FILE)
+    is_yaml = is_yaml or (piped and not content.lstrip().startswith(b"{"))
     with faults_as(partial(_of_file, path)):
         read = read_yaml(content) if is_yaml else of_json(content)
         return read if of_json is read_config else without_version(read)

@@ -24,6 +24,7 @@ from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import REQUIRED, UNKNOWN_FIELD, FieldError
 from meshwright.profiles.frameworks import allowed_values, framework_names, option_names
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.reading import stated_number
 from meshwright.profiles.samples import Reference, SampleKind
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
@@ -213,7 +214,8 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
         allowed = f"up to {context['max_length']} characters"
     if kind in {"bool_type", "bool_parsing"} and where != _PINNED_SPLIT:
         allowed = "true or false"
-    return FieldError(pointer=at, message=_message(detail, where), allowed=allowed)
+    nearest = stated_number(value) if kind in ("int_type", "int_from_float") else None
+    return FieldError(pointer=at, message=_message(detail, where), allowed=allowed, nearest=nearest)
 
 
 _OPTIONS = ("workload", "framework_options")

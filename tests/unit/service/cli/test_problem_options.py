@@ -11,7 +11,8 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.launch_files import with_files
 from meshwright.service.cli.main import app
 from meshwright.service.cli.options import read_request
-from meshwright.service.cli.problem_options import model_part, without_files
+from meshwright.service.cli.problem_options import _is_model, model_part, without_files
+from meshwright.service.requests import documents
 from meshwright.service.requests.assignments import bounds_of, counts_of, prohibitions_of, values_of
 from meshwright.service.requests.parse import parse_problem
 
@@ -405,3 +406,40 @@ def test_a_launch_file_states_the_nodes_of_a_gpu_that_is_given_alone(tmp_path: P
     found = CliRunner().invoke(app, predict)
     assert found.exit_code == 0, found.output
     assert json.loads(found.stdout)["config"]["data_parallel_size"] == 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        (json.dumps(LLAMA_CONFIG), "a model"),  # a config.json under another name
+        ('{"hidden_size": 1024, "num_layers": 4}', "a model"),  # a shape
+        ('{"model": "llama-3.1-8b", "cluster": "dgx-h100"}', "a problem"),
+        ('{"model": {"hidden_size": 1024}, "hidden_size": 2}', "a problem"),
+        ("{", "a problem"),  # whose reader says what is wrong
+    ],
+)
+def test_what_a_file_states_tells_a_model_from_a_problem(tmp_path: Path, text: str, means: str) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(text)
+    assert _is_model(str(file)) == (means == "a model")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"model": "llama-3.1-8b", "cluster": "dgx-h100"}', "model: llama-3.1-8b\ncluster: dgx-h100\n"]
+)
+def test_a_dash_reads_json_or_yaml_from_stdin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "piped").write_text(text)
+    monkeypatch.setattr(documents, "_STDIN", tmp_path / "piped")
+    found = read_request("-", seq_length=2048)
+    assert (found["model"], found["workload"]) == ({"name": "llama-3.1-8b"}, {"seq_length": 2048})
+
+
+def test_an_unknown_field_of_stdin_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "piped").write_text('{"model": "llama-3.1-8b", "foo": 1}')
+    monkeypatch.setattr(documents, "_STDIN", tmp_path / "piped")
+    with pytest.raises(InvalidProblemError, match=r"foo: unknown field"):
+        parse_problem(read_request("-"))

@@ -192,6 +192,10 @@ TYPED = (  # words, and the command under the error
     ("exprot 1", "export 1"),
     ("plna", "plan --help"),
     ("jobs lits", "jobs list --help"),
+    ("launchers trl", "values launcher"),  # not launch, which is spelled like it
+    ("optimizers", "values optimizer"),
+    ("explain 1", "explain --plan 1"),
+    ("plan 1", "models"),
 )  # fmt: skip
 
 
@@ -404,3 +408,23 @@ def test_a_misspelt_field_of_a_file_is_renamed_there(
     subprocess.run(shlex.split(tip), check=True)
     assert "seq_length" in file.read_text()
     assert (tmp_path / f"{name}.bak").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ('{"hidden_size": "2048", "num_layers": 4}', '{"hidden_size": 2048, "num_layers": 4}'),
+        ('{"hidden_size":2048.0}', '{"hidden_size":2048}'),
+        ('{"hidden_size": [2048]}', ""),
+        ('{"hidden_size": "2048", "text_config": {"hidden_size": "2048"}}', ""),  # which of the two?
+    ],
+)
+def test_a_wrong_value_of_a_models_file_is_corrected_there(tmp_path: Path, text: str, right: str) -> None:
+    fault = FieldError(pointer="/model/hidden_size", message="is not a whole number", nearest="2048")
+    (tmp_path / "config.json").write_text(text)
+    (tip,) = tips_of([fault], Line.of(["plan", str(tmp_path)], commands()))
+    if not right:
+        assert tip == "meshwright plan --help"
+        return
+    subprocess.run(shlex.split(tip), check=True)
+    assert (tmp_path / "config.json").read_text() == right

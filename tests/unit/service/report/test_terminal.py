@@ -340,3 +340,11 @@ def test_a_warning_names_a_field_as_the_reader_can_state_it() -> None:
     assert with_questions(warning).endswith(said)
     for plain in ("", "a warning without a field"):
         assert with_options(plain) == with_questions(plain) == plain
+
+
+def test_a_piece_that_is_longer_than_a_line_breaks_behind_the_indent() -> None:
+    stages = "2 stages on H100 (tensor 1), 1 stage on L40S (tensor 1) and 2 stages on A100 (tensor 2)"
+    line = "run    " + figures.pieces(f"tensor 2 · {stages}", "·")
+    text = figures.wrapped(line, 80, indent=2, hang=7).plain
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert [line[:9].strip() for line in text.splitlines()] == ["run", ""]
