@@ -17,6 +17,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -47,7 +48,9 @@ class Checkout:
         self.cpu_s = 0.0  # of the last command
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """One command; counts its CPU seconds."""
+        """One command; counts its CPU seconds. No question was asked before."""
+        if words[0] == "plan":
+            shutil.rmtree(self.scratch / "state", ignore_errors=True)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         environment = {**os.environ, "XDG_STATE_HOME": str(self.scratch / "state")}
         done = subprocess.run(

@@ -30,13 +30,17 @@ def commands() -> list[list[str]]:
 
 
 def cpu_s(words: Sequence[str]) -> float:
-    """Return the CPU seconds of one run, and of its children."""
+    """Return the CPU seconds of one run, and of its children; no answer is kept from runs before."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     code = "from meshwright.service.cli.main import main; main()"
-    run = subprocess.Popen(
-        [sys.executable, "-c", code, *words], stdout=subprocess.DEVNULL, cwd=ROOT, env=environment
-    )
-    _, status, used = os.wait4(run.pid, 0)
+    with TemporaryDirectory() as state:
+        run = subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            stdout=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environment | {"XDG_STATE_HOME": state},
+        )
+        _, status, used = os.wait4(run.pid, 0)
     if status:
         sys.exit(f"{' '.join(words)} ended with {os.waitstatus_to_exitcode(status)}")
     return used.ru_utime + used.ru_stime

@@ -17,15 +17,20 @@ from meshwright.profiles.storage import PACKED_BYTES, BasePrecision, storage_of
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
 # ones, by the names that Llama's have; ``gate`` is the router. All of the latter together are every linear
-# layer of the class, whatever its name ("all-linear"). Names that only some classes have (``g_proj``,
-# ``in_proj``) are adapted with all of them alone: requests cannot name each, though peft would take it.
+# layer of the class, whatever its name ("all-linear").
 FUSED_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 SINGLE_TARGETS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate",
 )  # fmt: skip
 EXPERT_TARGETS = ("w1", "w2", "w3")  # gate, down and up of Mixtral's experts, for peft converts these names
-MIXER_TARGETS = ("in_proj",)  # of Mamba layers; peft refuses their out_proj
+# Of mixers and gates, as the classes that have them call them: Mamba's, gated delta nets' (Qwen3-Next and
+# Qwen3.5), Kimi's; the gates of attention and of shared experts, and Llama 4's router.
+MIXER_INPUTS = (
+    "in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
+    "g_proj", "a_proj", "b_proj", "f_a_proj",
+)  # fmt: skip
+CLASS_TARGETS = (*MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate", "router")
 # Experts' weights that lie in one tensor of the class, by its names (peft's ``target_parameters``).
 GATE_UP_PARAMETER, DOWN_PARAMETER = PARAMETER_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
@@ -34,12 +39,16 @@ ATTENTION_TARGETS = FUSED_TARGETS[:2]
 # names.
 TrainedModule = Literal["embed_tokens", "lm_head", "norm"]
 EMBEDDING, HEAD, NORMS = TRAINED_MODULES = get_args(TrainedModule)
-LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS, *PARAMETER_TARGETS)
+LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *PARAMETER_TARGETS)
 # Every linear layer, under whatever names a launcher has for them (``bound_targets``).
 ALL_LINEAR = ("all-linear",)
 # Those that read one tensor.
-ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
-MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj", "w1", "w3", GATE_UP_PARAMETER)
+ATTENTION_INPUT = (
+    "linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", *MIXER_INPUTS
+)  # fmt: skip
+MLP_INPUT = (
+    "linear_fc1", "gate_proj", "up_proj", "w1", "w3", GATE_UP_PARAMETER, "shared_expert_gate", "router"
+)  # fmt: skip
 MLP_INNER = ("linear_fc2", "down_proj", "w2", DOWN_PARAMETER)
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "kv_proj": ("k_proj", "v_proj"),
@@ -212,7 +221,7 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
         return f"only {halves.pop()}: peft adapts the experts' fused gate and up projections together"
     if others and named != "w1_w3":
         return f"{min(others)}: only Mixtral's experts have layers with this name"
-    if {*PARAMETER_TARGETS} & {*targets} and (why := _parameter_fault(model, targets)):
+    if why := _parameter_fault(model, targets) or _output_fault(model, targets):
         return why
     if not targets:
         return f"is required: the default adapts attention, and {model.title} has none"
@@ -221,12 +230,18 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     return None
 
 
+def _output_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
+    if "out_proj" in targets and model.mixer and model.mixer.kind == "short_convolution":
+        return f"out_proj: attention of {model.title} has a layer with this name, too"
+    return None
+
+
 def _parameter_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
-    there = _parameters(model, "moe")
+    there, said = _parameters(model, "moe"), {*PARAMETER_TARGETS} & {*targets}
     if lacking := [name for name in PARAMETER_TARGETS if name in targets and name not in there]:
         return f"{lacking[0]}: {model.title} has no experts in one tensor of this name"
-    if any(layer.experts for name, layer in _experts(model, "moe").items() if name in targets):
-        return f"{min({*PARAMETER_TARGETS} & {*targets})}: other names mean the same experts"
+    if said and any(one.experts for name, one in _experts(model, "moe").items() if name in targets):
+        return f"{min(said)}: other names mean the same experts"
     return None
 
 
@@ -238,7 +253,7 @@ def parted(targets: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 _NAMES = {
     "fused": FUSED_TARGETS,
-    "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS, *PARAMETER_TARGETS),
+    "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *PARAMETER_TARGETS),
 }
 _ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),

@@ -4,7 +4,7 @@ Compiled modules are kept where Python keeps them, also where the environment fo
 a test runs would compile 300 modules anew. Commands see no terminal: pytest-xdist would tell them of one
 with 80 columns. Ctrl-C is an interrupt, also where the tests run in the background of a shell. A busy
 machine cuts no answer short: searches count CPU seconds.
-Nobody's own defaults count: tests see no configuration file and no variable of an option.
+Nobody's own defaults count: tests see no configuration file, no variable of an option and no kept answer.
 Small matrices are inverted by one thread: a second one spins where every core has a test of its own.
 Certificates are looked for where a host shows one: every client of a service on this machine would read all
 there are, which takes 20 ms. A drawn case has no deadline: a busy machine stops one for half a second.
@@ -16,6 +16,7 @@ import signal
 import ssl
 import sys
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -26,6 +27,8 @@ os.environ["SSL_CERT_DIR"] = ssl.get_default_verify_paths().openssl_capath
 sys.dont_write_bytecode = False
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["XDG_CONFIG_HOME"] = os.path.join(os.path.dirname(__file__), "fixtures", "no-config")  # noqa: PTH118, PTH120
+_STATE = TemporaryDirectory()
+os.environ["XDG_STATE_HOME"] = _STATE.name
 from meshwright.service.cli.defaults import REMEMBERED, variable  # noqa: E402 - bytecode is set
 
 for name in map(variable, REMEMBERED):

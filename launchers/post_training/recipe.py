@@ -148,14 +148,16 @@ def adapters_part(values: Values, model: str, base: str, default: tuple[str, ...
             reason = f"{words} are not priced in a step yet"
             raise refused(f"/{name}", reason, "adapters alone", usual=False)
     refuse_uncounted(fields)
-    targets = default if default and not fields.raw("lora_target_modules") else adapted(fields)
+    spec = find_model(model) if model else None
+    named = fields.raw("lora_target_modules")
+    targets = default if default and not named else adapted(fields, spec)
     for at, one in enumerate(fields.faults):
         name = one.pointer
         tip = f"--set {name}={_MENDED.get(name, 'false')}"
         fields.faults[at] = replace(one, pointer=f"/{name}", tip=tip)
     fields.stop()
-    if model and default is None:
-        targets = of_peft(fields, targets, find_model(model))
+    if spec and default is None:
+        targets = of_peft(fields, targets, spec)
     rank = counted(values.get("lora_r"), "/lora_r", usual=_A_RANK)
     every = names_every(targets) or targets == FUSED_TARGETS
     return {

@@ -7,12 +7,14 @@ Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.patterns import is_pattern, targets_in
 from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
+    CLASS_TARGETS,
     EMBEDDING,
     HEAD,
     LORA_TARGETS,
@@ -26,6 +28,7 @@ from meshwright.profiles.adapters import (
     single_layers,
 )
 from meshwright.profiles.documents import shown
+from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.stored import checkpoint_base, stored_in_name
@@ -42,6 +45,7 @@ _SWITCHES = ("use_peft", "use_peft_lora", "use_lora", "peft_enabled", "lora_enab
 def adapters_of(
     fields: Fields,
     usual: str,
+    model: ModelSpec,
     *,
     pefts: bool,
     strange: bool = False,
@@ -53,6 +57,7 @@ def adapters_of(
     Args:
         fields: the trainer's arguments.
         usual: the default of the trainer, ``full`` or ``lora``.
+        model: what has the layers.
         pefts: whether its adapters default to peft's own.
         strange: whether the script is unknown, with defaults of its own.
         program: the started program; its name may show that it trains adapters.
@@ -108,7 +113,7 @@ def adapters_of(
         )
         fields.fault("lora_target_modules", why, allowed="it next to lora_r")
     _note_continued(fields)
-    return rank, adapted(fields, pefts=pefts)
+    return rank, adapted(fields, model, pefts=pefts)
 
 
 # Names besides rank, targets and modules that change how many weights peft trains (LoraConfig, 0.21), by
@@ -204,23 +209,32 @@ _PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_
 
 _MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 _OF_ATTENTION = {*SINGLE_TARGETS} - {*_MLP_NAMES, "gate"}
+_OUTPUT = "out_proj"  # of attention, too, in some classes without mixers: OPT, GPT-J, DBRX
+_OF_MIXERS = {name for name in CLASS_TARGETS if name.startswith("in_proj_")} | {_OUTPUT}
 
 
 def _plain(word: object, model: ModelSpec | None) -> object:
-    """Return a target without the module that has it, where no other module of the model has that name."""
+    """Return a target without the module that has it, where it means the same.
+
+    No other module of the model has that name, or peft looks at its end alone: it takes any ``gate_proj``
+    for the experts' where it converts their names (0.21.2, utils/transformers_weight_conversion.py:460).
+    """
     parent, _, name = str(word).rpartition(".")
     moe = model.moe if model else None
-    listed = moe is not None and moe.expert_adapters == "listed"  # whose experts have other names
+    experts = moe.expert_adapters if moe else ""
+    dense = model is None or "dense" in model.layer_kinds()
+    shared = name in _MLP_NAMES and (experts == "gate_up" or (experts == "listed" and not dense))
     alone = {
         "self_attn": name in _OF_ATTENTION,
+        "linear_attn": name in _OF_MIXERS,
         "mlp": model is not None and moe is None and name in _MLP_NAMES,
-        "shared_expert": listed and model is not None and "dense" not in model.layer_kinds(),
+        **dict.fromkeys(("shared_expert", "mlp.shared_expert"), shared),
     }
     return name if alone.get(parent) else word
 
 
-def adapted(fields: Fields, model: ModelSpec | None = None, *, pefts: bool = True) -> tuple[str, ...]:
-    """Return LoRA's targets; by default peft's own, or all linear layers."""
+def adapted(fields: Fields, model: ModelSpec | None, *, pefts: bool = True) -> tuple[str, ...]:
+    """Return LoRA's targets; by default peft's own, or all linear layers; None: the model is unknown."""
     name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
     if parameters := _adapted_parameters(fields):
         named = _adapted_layers(fields, name, model, pefts=pefts) if fields.raw(name) or not pefts else ()
@@ -259,7 +273,7 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
     words = [_plain(word, model) for word in words]
     if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
-    known = [(word,) if word in LORA_TARGETS else _FUSED.get(str(word), ()) for word in words]
+    known = [_targets_of(str(word), model) for word in words]
     if not all(known):
         word = words[known.index(())]
         fields.fault(
@@ -269,6 +283,18 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
 
 
+def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
+    """Return the targets that a name means; ``out_proj`` is attention's where no mixer has one."""
+    if word == _OUTPUT and model is not None and not any(_OUTPUT in block for block in _blocks(model)):
+        return ("o_proj",)
+    return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
+
+
+def _blocks(model: ModelSpec) -> Iterator[Mapping[str, Matrix]]:
+    """Yield the single layers of each kind of layer."""
+    return (single_layers(model.shaped(shape), shape.kind) for shape in model.shapes())
+
+
 def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
     """Return peft's own targets where none are named and a class has queries, keys and values in one layer.
 
@@ -276,8 +302,7 @@ def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple
     """
     if targets != _PEFTS_OWN or any(fields.raw(name) for name in _TARGETS):
         return targets
-    blocks = [single_layers(model.shaped(shape), shape.kind) for shape in model.shapes()]
-    fused = all("qkv_proj" in block and "gate_up_proj" not in block for block in blocks)
+    fused = all("qkv_proj" in block and "gate_up_proj" not in block for block in _blocks(model))
     return ("linear_qkv",) if fused else targets
 
 

@@ -345,6 +345,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
     rank, targets = adapters.adapters_of(
         fields,
         tool.tuner,
+        model,
         pefts=tool.pefts,
         strange=strange,
         program=program,

@@ -259,7 +259,7 @@ def _peft(fields: Fields, model: ModelSpec) -> dict[str, Any]:
             fields.take(*_PEFTS)
         return {}
     refuse_uncounted(fields)
-    rank, targets = fields.integer("lora_r", 16), of_peft(fields, adapted(fields), model)
+    rank, targets = fields.integer("lora_r", 16), of_peft(fields, adapted(fields, model), model)
     return {"lora_rank": rank, "lora_targets": targets, "trained_modules": trained_whole(fields)}
 
 

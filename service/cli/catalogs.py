@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import typer
 
-from meshwright.profiles.errors import UnknownNameError
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import (
     cluster_names,
     find_cluster,
@@ -28,17 +28,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout."
 
 def models(words: Words = None, json_output: AsJson = False) -> None:
     """List the models of the catalog."""
-    _show(_named("model", model_rows(), words), json_output=json_output)
+    _show(_named("model", model_rows(), words, find_model), json_output=json_output)
 
 
 def clusters(words: Words = None, json_output: AsJson = False) -> None:
     """List the clusters of the catalog."""
-    _show(_named("cluster", cluster_rows(), words), json_output=json_output)
+    _show(_named("cluster", cluster_rows(), words, find_cluster), json_output=json_output)
 
 
 def gpus(words: Words = None, json_output: AsJson = False) -> None:
     """List the GPU types of the catalog."""
-    _show(_named("gpu", gpu_rows(), words), json_output=json_output)
+    _show(_named("gpu", gpu_rows(), words, find_gpu), json_output=json_output)
 
 
 def values(
@@ -58,8 +58,10 @@ def values(
         typer.echo("\n".join(found))
 
 
-def _named(kind: str, rows: list[Row], words: Sequence[str] | None) -> list[Row]:
-    """Return the rows with all words in their name, title or GPU.
+def _named(
+    kind: str, rows: list[Row], words: Sequence[str] | None, find: Callable[[str], object]
+) -> list[Row]:
+    """Return the rows with all words in their name, title or GPU, or the one that ``find`` reads from them.
 
     Raises:
         UnknownNameError: there is none.
@@ -70,9 +72,13 @@ def _named(kind: str, rows: list[Row], words: Sequence[str] | None) -> list[Row]
         for row in rows
         if all(any(word in str(row.get(key, "")).lower() for key in SAID) for word in wanted)
     ]
-    if not found:
-        raise UnknownNameError.among(kind, "-".join(wanted), [str(row["name"]) for row in rows])
-    return found
+    if found:
+        return found
+    try:
+        meant = find(" ".join(wanted))
+    except InvalidProblemError:
+        raise UnknownNameError.among(kind, "-".join(wanted), [str(row["name"]) for row in rows]) from None
+    return [row for row in rows if find(str(row["name"])) == meant]
 
 
 def _show(rows: list[Row], *, json_output: bool) -> None:

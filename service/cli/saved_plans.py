@@ -18,12 +18,14 @@ import typer
 
 from meshwright.profiles.documents import document_text, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.profile import Profile
 from meshwright.service.files import ANSWER_FILE, write_text
-from meshwright.service.jobs.answers import stored_answer
+from meshwright.service.jobs.answers import answer_from_json, code_digest, is_complete, stored_answer
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer, Plan, plan_from_json
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.answers import versions
 
 MAX_KEPT = 200  # answers; the oldest go first
 _MAX_VERDICTS = 1000
@@ -107,18 +109,38 @@ def state_folder() -> Path:
     return base / "meshwright" / "answers"
 
 
-def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
+def keep(document: Mapping[str, Any], problem: Problem, *, whole: bool = False) -> list[str]:
     """Keep one answer; a state folder that cannot be written spoils no search, but is a warning.
 
     Another answer to the same question, with another profile, is kept as well: its plans may be running.
+    ``whole``: the answer has all that ``plan`` shows and no limit cut it, so that it may be shown again.
     """
     try:
         ids = "".join(str(plan["plan_id"]) for plan in (*document["plans"], *closest_of(document)))
-        name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}.json"
-        _keep(state_folder() / name, document, MAX_KEPT)
+        name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}"
+        name += f"-{code_digest()}" if whole and is_complete(document) else ""
+        _keep(state_folder() / f"{name}.json", document, MAX_KEPT)
     except OSError as fault:
         return [f"the answer can't be saved ({fault.strerror}): use --save-dir, or keep --json"]
     return []
+
+
+def known_answer(problem: Problem, profile: Profile) -> Answer | None:
+    """Return the whole answer to the same question, kept by the same code with the same costs; or None."""
+    digest = digest_of(problem)
+    try:
+        paths = _newest_first(state_folder(), f"{digest[:16]}-*-{code_digest()}.json")
+    except OSError:
+        return None
+    for path in paths:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            asked = parse_problem(document["problem"])
+            if document["versions"] == versions(profile) and digest_of(asked) == digest:
+                return answer_from_json(document)
+        except (OSError, ValueError, LookupError, TypeError, InvalidProblemError):
+            continue
+    return None
 
 
 def keep_verdict(plan_id: str, verdict: str) -> list[str]:
@@ -283,6 +305,6 @@ def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
             yield document, plan
 
 
-def _newest_first(folder: Path) -> list[Path]:
-    ages = [(path.stat().st_mtime, path) for path in folder.glob("*.json")]
+def _newest_first(folder: Path, names: str = "*.json") -> list[Path]:
+    ages = [(path.stat().st_mtime, path) for path in folder.glob(names)]
     return [path for _, path in sorted(ages, reverse=True)]

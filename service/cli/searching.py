@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.profiles.documents import document_text
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile
 from meshwright.service.cli.costs import profile_for
 from meshwright.service.cli.problem_options import (
     Request,
 )
 from meshwright.service.cli.progress import ProgressLine, cancellable
-from meshwright.service.cli.saved_plans import keep, verdicts_of
+from meshwright.service.cli.saved_plans import keep, known_answer, verdicts_of
 from meshwright.service.cli.terminal import (
     CANCELLED,
     FOUND,
@@ -76,15 +78,13 @@ def run_plan(
     profile = profile_for(problem, calibration)
     if save_dir:
         check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
-    with cancellable() as should_stop, forked_child():
-        line = ProgressLine()
-        answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
-        line.clear()
+    with cancellable() as should_stop:
+        answer, whole = _answered(problem, profile, should_stop)
         worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else None
         measured = measured_of_question(problem, profile, calibration)
         document = _document(answer, problem, measured, worth)
         if answer.plans or (answer.infeasible and answer.infeasible.closest):
-            say_warnings(keep(document, problem))
+            say_warnings(keep(document, problem, whole=whole))
         _print(form, answer, problem, document, measured, full=full)  # before files, which may be refused
         if form == "table" and worth:
             console = screen()
@@ -104,6 +104,19 @@ def run_plan(
             force=force,
         )
     return code_of(answer, cancelled=should_stop())
+
+
+def _answered(problem: Problem, profile: Profile, should_stop: ShouldStop) -> tuple[Answer, bool]:
+    """Return the kept answer to the same question, else search; and whether no limit cut the answer."""
+    known = known_answer(problem, profile)
+    if known is not None:
+        return known, True
+    line, begun_s = ProgressLine(), time.monotonic()
+    with forked_child():
+        answer = ask_and_compare(problem, profile, on_progress=line.show, should_stop=should_stop)
+    line.clear()
+    in_time = time.monotonic() - begun_s < problem.options.time_limit_s
+    return answer, in_time and not should_stop()
 
 
 def _document(

@@ -95,6 +95,11 @@ def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tu
         raise InvalidProblemError.of(pointer, fault.errors[0].message) from None
 
 
+def is_complete(answer: Mapping[str, Any]) -> bool:
+    """Return whether a search looked at everything, however near its bound is to its first plan."""
+    return answer.get("status") == "infeasible" or bool(answer.get("certified_by"))
+
+
 # --------------------------------------------------------------------------------------------------
 # What answered: the versions that an answer may be reused under.
 

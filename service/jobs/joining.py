@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from meshwright.service.jobs.answers import is_complete
 from meshwright.service.jobs.states import EndState
 from meshwright.service.requests.jobs import words_of
 from meshwright.solver.answer import certainty_words
@@ -128,7 +129,7 @@ def _is_efficient(row: Json, rows: Sequence[Json]) -> bool:
 
 def _notes(first: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the first answer's notes; of a sample alone only where each point that is not proved is."""
-    open_ones = [one for one in known if not _is_complete(one)]
+    open_ones = [one for one in known if not is_complete(one)]
     sampled = all("sample" in one.get("notes", {}) for one in open_ones)
     left_out = {"launcher", *([] if sampled else ["sample"])}  # of one point alone
     return {name: note for name, note in first.get("notes", {}).items() if name not in left_out}
@@ -141,7 +142,7 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
     status, open_rows = _status(rows), [row for row in rows if row["status"] != "infeasible"]
     bounds = [row["bound_step_time_s"] for row in open_rows]
     found = [answer for answer, row in zip(answers, rows, strict=True) if answer and row["plan_id"]]
-    complete = bool(found) and all(answer is not None and _is_complete(answer) for answer in answers)
+    complete = bool(found) and all(answer is not None and is_complete(answer) for answer in answers)
     proved = complete and all(answer.get("objective_gap") == 0 for answer in found)
     counts = {name for answer in known for name in answer["counts"]}
     return {
@@ -172,11 +173,6 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
         "skipped_launchers": _skipped(known),
         "space": "every" if {one.get("space") for one in known} == {"every"} else "usual",
     }
-
-
-def _is_complete(answer: Json) -> bool:
-    """Return whether a search looked at everything, however near its bound is to its first plan."""
-    return answer.get("status") == "infeasible" or bool(answer.get("certified_by"))
 
 
 def _skipped(answers: Sequence[Json]) -> list[Json]:

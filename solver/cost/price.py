@@ -629,7 +629,7 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     return _priced(problem, ctx, profile, len(weights), memory, moments=moments, prediction=prediction)
 
 
-_SEVERAL = 2  # distinguishes several from one
+_SEVERAL, _MANY = 2, 8  # distinguish several from one, and stand for more
 _ACTIVATIONS = OFFLOAD.index("activations")
 
 
@@ -646,21 +646,23 @@ class _Passes:
         return replace(context_of(problem, self.columns, profile), **self.groups)
 
 
-def _passes_of(ctx: Context) -> _Passes:
-    """Return the rows whose passes differ.
+def _passes_of(ctx: Context, *, least: bool = False) -> _Passes:
+    """Return the rows whose passes differ; ``least``: fewer rows, none with passes that take longer.
 
     Of the size of a pipeline and its chunks passes then read whether there are several, of micro-batches
     whether gradients add up, of shard sets whether a rank shares with others, of replicas nothing, of the
     order of ranks the links that their groups cross. Where activations are offloaded, documents are
     unequal, layers are timed, or the framework counts stages (``priced_by_stages``), all may count.
-    Copies of offloaded shards are free: they depend on the number of ranks that share weights.
+    Copies of offloaded shards are free: they depend on the number of ranks that share weights. Where the
+    first micro-batch adds to no gradients, ``_MANY`` spare more of a pass than a larger number does.
     """
     c, facts = ctx.columns, ctx.facts
     c = replace(c, offload=np.where(is_offloaded(c.offload, "activations"), _ACTIVATIONS, 0))
     varied = ctx.layers is not None or ctx.workload.lengths is not None
     plain = (c.offload == 0) & (not (varied or facts.priced_by_stages))
     plain &= paired_passes(c) == 0.0  # their number depends on the pipeline's length
-    m = np.minimum(c.num_microbatches, _SEVERAL) if ctx.adds_every_gradient else c.num_microbatches
+    most = _SEVERAL if ctx.adds_every_gradient else _MANY
+    m = np.minimum(c.num_microbatches, most) if ctx.adds_every_gradient or least else c.num_microbatches
     read = {
         "pipeline_parallel_size": np.minimum(c.pipeline_parallel_size, _SEVERAL),
         "virtual_pipeline_size": np.minimum(c.virtual_pipeline_size, _SEVERAL),
@@ -719,7 +721,7 @@ def shared_passes(problems: Sequence[Problem], columns: Columns, profile: Profil
         one = context_of(problem, columns.take(slice(0, 1)), profile)  # what it reads of the problem
         key = one.facts.priced_by_stages, one.adds_every_gradient
         if key not in passes_of:
-            passes_of[key] = _passes_of(context_of(problem, columns, profile))
+            passes_of[key] = _passes_of(context_of(problem, columns, profile), least=True)
         of_row, few = passes_of[key].of_row, passes_of[key].under(problem, profile)
         passes = _pass_prices(_part_prices(few, layout))
         forward, backward, replay = (passes[name] for name in ("forward_s", "backward_s", "replay_s"))

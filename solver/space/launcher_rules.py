@@ -11,9 +11,9 @@ from math import ceil, gcd
 import numpy as np
 
 from meshwright.profiles.adapters import (
+    CLASS_TARGETS,
     EXPERT_TARGETS,
     FUSED_TARGETS,
-    MIXER_TARGETS,
     PARAMETER_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
@@ -122,7 +122,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             nearest="0",
         )
     parameters = PARAMETER_TARGETS if able.adapts_parameters else ()
-    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *MIXER_TARGETS, *parameters)
+    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *parameters)
     targets_of = {"fused": FUSED_TARGETS, "single": single}
     targets = [target for kind in able.adapters for target in targets_of[kind]]
     modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
@@ -133,8 +133,9 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
                 message=f"{name} has no modules called {' or '.join(unknown)}",
                 allowed=", ".join(known) or "[]",
             )
-    all_linear = able.adapters == ("single",) and {*SINGLE_TARGETS} <= {*workload.lora_targets}
-    if all_linear and not all_linear_adapts(problem.model):
+    named = {*workload.lora_targets}
+    all_linear = able.adapters == ("single",) and {*SINGLE_TARGETS} <= named
+    if (all_linear or "out_proj" in named) and not all_linear_adapts(problem.model):
         yield FieldError(
             pointer="/workload/lora_targets",
             message=f"peft can't adapt out_proj of {problem.model.title}, one of its linear layers",

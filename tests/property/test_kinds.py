@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer
-from meshwright.solver.configuration import BoolArray, Columns, FloatArray
-from meshwright.solver.cost.price import price, price_unsharded
-from meshwright.solver.cost.stages import OF_EVERY_RANK
+from meshwright.solver.configuration import ALL_LAYERS, BoolArray, Columns, FloatArray
+from meshwright.solver.cost.price import price, price_unsharded, shared_passes
+from meshwright.solver.cost.stages import OF_EVERY_RANK, LayerLayout
 from meshwright.solver.problem import Problem
 from meshwright.solver.search import priced_space as unopened
 from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
@@ -152,6 +152,12 @@ def test_passes_that_many_rows_share_take_as_long_as_priced_row_by_row(
     rows = every.take(np.flatnonzero(every.zero_stage < 2)[:20_000])  # no weights travel in their passes
     together, apart = (priced(problem, rows, profile) for priced in (price_unsharded, price))
     assert len(rows) > 50
+    (least,) = shared_passes([problem], rows, profile)
+    parts = np.append(LayerLayout.of(problem.model).cumulative[-1], (1, 1))
+    replayed = np.where(rows.recompute_layers == ALL_LAYERS, apart.replay_s @ parts, 0.0)
+    whole = (apart.forward_s + apart.backward_s) @ parts + replayed
+    assert (least.whole_s <= whole * ROUNDING).all()
+    np.testing.assert_allclose(least.whole_s, whole, rtol=0.02)
     for name in ("forward_s", "backward_s", "replay_s", "weight_gradient_s", *OF_EVERY_RANK):
         np.testing.assert_allclose(getattr(together, name), getattr(apart, name), rtol=1e-12, err_msg=name)
 

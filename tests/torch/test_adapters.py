@@ -23,6 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from meshwright.profiles.adapters import (
+    CLASS_TARGETS,
     EXPERT_TARGETS,
     LORA_TARGETS,
     SINGLE_TARGETS,
@@ -316,6 +317,26 @@ def test_peft_trains_as_many_weights_beside_every_single_layer(name: str) -> Non
     for targets in (each, each[:1], ["o_proj"]):
         ours, model = built(CONFIGS[name])
         assert adapter_parameters(ours, 6, tuple(targets)) == trained(model, targets, 6), targets
+
+
+@pytest.mark.parametrize("model_type", sorted(set(families()) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
+def test_peft_trains_as_many_weights_beside_layers_that_only_some_classes_have(model_type: str) -> None:
+    config, model = small(model_type)
+    ours = model_from_config({"model_type": model_type, **config}, name="small")
+    linear = {
+        path.rsplit(".", 1)[-1] for path, one in model.named_modules() if isinstance(one, torch.nn.Linear)
+    }
+    for target in sorted(linear & {*CLASS_TARGETS}) if ours.compression is None else ():
+        config, model = small(model_type)
+        if target_fault(ours, (target,)):  # attention's output has this name
+            assert target == "out_proj"
+            continue
+        try:
+            theirs = trained(model, [target], 6)
+        except ValueError:  # mixers that peft leaves as they are
+            assert (target, all_linear_adapts(ours)) == ("out_proj", False)
+            continue
+        assert adapter_parameters(ours, 6, (target,)) == theirs, target
 
 
 @pytest.mark.parametrize("name", FUSED)

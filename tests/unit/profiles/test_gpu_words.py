@@ -38,9 +38,11 @@ PRINTED = {
     "gb200": "NVIDIA GB200",
     "gb300": "NVIDIA GB300",
     "gh200-96gb": "NVIDIA GH200 480GB",
+    "gh200-144gb": "NVIDIA GH200 144G HBM3e",
     "h100-nvl-94gb": "NVIDIA H100 NVL",
     "h100-pcie-80gb": "NVIDIA H100 PCIe",
     "h100-sxm-80gb": "NVIDIA H100 80GB HBM3",
+    "h20-sxm-141gb": "NVIDIA H20-3e",
     "h20-sxm-96gb": "NVIDIA H20",
     "h200-nvl-141gb": "NVIDIA H200 NVL",
     "h200-sxm-141gb": "NVIDIA H200",
@@ -49,6 +51,7 @@ PRINTED = {
     "l4": "NVIDIA L4",
     "l40": "NVIDIA L40",
     "l40s": "NVIDIA L40S",
+    "mi210": "AMD Instinct MI210",
     "mi250x-gcd": "AMD Instinct MI250X",
     "mi300x": "AMD Instinct MI300X OAM",
     "mi325x": "AMD Instinct MI325X",
@@ -57,6 +60,7 @@ PRINTED = {
     "quadro-rtx-6000": "Quadro RTX 6000",
     "quadro-rtx-8000": "Quadro RTX 8000",
     "rtx-2080-ti": "NVIDIA GeForce RTX 2080 Ti",
+    "rtx-3050": "NVIDIA GeForce RTX 3050",
     "rtx-3060": "NVIDIA GeForce RTX 3060",
     "rtx-3060-ti": "NVIDIA GeForce RTX 3060 Ti",
     "rtx-3070": "NVIDIA GeForce RTX 3070",
@@ -79,11 +83,13 @@ PRINTED = {
     "rtx-4090-laptop": "NVIDIA GeForce RTX 4090 Laptop GPU",
     "rtx-4500-ada": "NVIDIA RTX 4500 Ada Generation",
     "rtx-5000-ada": "NVIDIA RTX 5000 Ada Generation",
+    "rtx-5050": "NVIDIA GeForce RTX 5050",
     "rtx-5060": "NVIDIA GeForce RTX 5060",
     "rtx-5070": "NVIDIA GeForce RTX 5070",
     "rtx-5070-ti": "NVIDIA GeForce RTX 5070 Ti",
     "rtx-5080": "NVIDIA GeForce RTX 5080",
     "rtx-5090": "NVIDIA GeForce RTX 5090",
+    "rtx-5090-d": "NVIDIA GeForce RTX 5090 D",
     "rtx-5090-laptop": "NVIDIA GeForce RTX 5090 Laptop GPU",
     "rtx-6000-ada": "NVIDIA RTX 6000 Ada Generation",
     "rtx-a4000": "NVIDIA RTX A4000",
@@ -108,7 +114,7 @@ PRINTED = {
 }
 # Their drivers print none, a card of the same name, or nothing that is sure.
 UNPRINTED = {
-    "ascend-910b", "ascend-910c-die", "epyc-9004-core", "gaudi-2", "gaudi-3", "h100-sxm-96gb-hbm2e",
+    "ascend-910b", "ascend-910c-die", "b100", "epyc-9004-core", "gaudi-2", "gaudi-3", "h100-sxm-96gb-hbm2e",
     "metax-c500", "rtx-3080-12gb", "rtx-4060-ti-16gb", "rtx-5060-ti-16gb", "trainium-2",
 }  # fmt: skip
 SLUGS = {find_gpu(name).slug for name in gpu_names()}
@@ -178,7 +184,7 @@ def test_people_leave_out_what_the_catalog_can_tell(written: str, slug: str, not
         ("v100-pcie", "It may be V100 PCIe 16 GB or V100 PCIe 32 GB"),
         ("A40 SXM", "The catalog has A40"),
         ("AMD H100", "No GPU of the catalog has this name"),
-        ("NVIDIA GeForce RTX 5090 D", "No GPU of the catalog has this name"),
+        ("NVIDIA GeForce RTX 5080 D", "No GPU of the catalog has this name"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "No GPU of the catalog has this name"),
         ("M3 Max", "Apple GPUs are not supported"),
         ("Mac Studio", "Apple GPUs are not supported"),
@@ -197,8 +203,8 @@ def test_a_name_that_is_no_card_says_why(written: str, why: str) -> None:
 
 # Cards that the catalog lacks, with the GB of each: what is offered in their place must not have another.
 ABSENT = {
-    "RTX A2000": 12, "RTX 2080": 8, "Quadro RTX 5000": 16, "RTX 6000": 24, "RTX 4050": 6, "B100": 192,
-    "MI300A": 128, "MI210": 64, "GTX 1080 Ti": 11, "A2": 16, "P100": 16, "K80": 12, "RTX 3070 Ti": 8,
+    "RTX A2000": 12, "RTX 2080": 8, "Quadro RTX 5000": 16, "RTX 6000": 24, "RTX 4050": 6, "MI100": 32,
+    "MI300A": 128, "RTX 2060": 6, "GTX 1080 Ti": 11, "A2": 16, "P100": 16, "K80": 12, "RTX 3070 Ti": 8,
     "RTX PRO 2000 Blackwell": 16, "H100 PCIe 96GB": 96, "RTX 2070": 8, "A16": 16, "MI300": 192,
 }  # fmt: skip
 

@@ -99,7 +99,7 @@ def test_a_core_of_a_cpu_multiplies_twice_as_fast_in_16_bits() -> None:
 def test_a_gpu_has_sane_dense_figures(slug: str) -> None:
     gpu = find_gpu(slug)
     half = gpu.peak_bf16_flops
-    assert 20e12 < half < 3e15
+    assert 18e12 < half < 3e15  # from an RTX 3050 to a Blackwell Ultra
     if gpu.nearest:  # neither NVIDIA's nor AMD's: some multiply in 8 bits, or in TF32, as fast as in 16
         assert all(half <= gpu.peak_flops.get(name, half) <= 2 * half for name in ("fp8", "tf32"))
         assert gpu.peak_flops.get("fp32", 0.0) < half

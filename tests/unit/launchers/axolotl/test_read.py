@@ -622,6 +622,34 @@ def test_the_experts_switch_is_llama_4s_and_its_names_need_one_module() -> None:
             read(text, Overrides(num_gpus=1), "a.yml")
 
 
+def test_layers_are_named_by_the_modules_of_their_class() -> None:
+    # Axolotl's examples/qwen3-next/qwen3-next-80b-a3b-qlora.yaml: peft looks at the ends of names
+    text = (
+        "base_model: Qwen/Qwen3-Next-80B-A3B-Instruct\nload_in_4bit: true\nadapter: qlora\nlora_r: 16\n"
+        "lora_target_modules: [linear_attn.in_proj_ba, linear_attn.in_proj_qkvz, linear_attn.out_proj, "
+        "shared_expert.up_proj, shared_expert.down_proj, shared_expert.gate_proj, shared_expert_gate, "
+        "q_proj, v_proj, k_proj, o_proj]\nsequence_len: 2048\nmicro_batch_size: 1\n"
+        "gradient_accumulation_steps: 2\noptimizer: adamw_8bit\nbf16: true\n"
+    )
+    found = read(text, Overrides(num_gpus=1), "a.yml")
+    assert {*found.workload.lora_targets} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkvz",
+        "in_proj_ba", "out_proj", "shared_expert_gate",
+    }  # fmt: skip
+    plain = text.replace("linear_attn.", "").replace("shared_expert.", "")
+    assert read(plain, Overrides(num_gpus=1), "a.yml").workload == found.workload
+    with pytest.raises(InvalidProblemError, match=r'"shared_expert\.out_proj" is not a layer'):
+        read(text.replace("linear_attn.out", "shared_expert.out"), Overrides(num_gpus=1), "a.yml")
+
+
+def test_the_output_of_attention_is_out_proj_in_classes_without_mixers() -> None:
+    text = f"{AXOLOTL}adapter: lora\nlora_target_modules: [q_proj, v_proj, out_proj]\n"
+    found = read(
+        text.replace("mistralai/Mistral-7B-v0.1", "facebook/opt-6.7b"), Overrides(num_gpus=8), "a.yml"
+    )
+    assert found.workload.lora_targets == ("q_proj", "v_proj", "o_proj")
+
+
 def test_linear_experts_planned_for_axolotl_are_written_and_read_back() -> None:
     model = find_model("llama-4-scout")
     assert model.moe is not None

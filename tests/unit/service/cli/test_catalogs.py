@@ -31,6 +31,20 @@ def test_a_list_has_the_names_with_all_words(words: tuple[str, ...], among: set[
     assert len(found) < len(listed(words[0]))
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("gpus", "rtx3050"), "rtx-3050"),
+        (("gpus", "H20 141GB"), "h20-sxm-141gb"),
+        (("gpus", "NVIDIA A100-SXM4-40GB"), "a100-sxm-40gb"),
+        (("gpus", "5090", "D"), "rtx-5090-d"),
+        (("models", "Qwen/Qwen3-8B"), "qwen3-8b"),
+    ],
+)
+def test_a_list_reads_what_the_options_of_plan_read(words: tuple[str, ...], name: str) -> None:
+    assert listed(*words).keys() == {name}
+
+
 def test_a_gpu_that_nobody_measured_names_the_one_that_it_is_priced_as_and_no_architecture() -> None:
     rows = listed("gpus")
     said = {name: (row["architecture"], row["priced_as"]) for name, row in rows.items()}

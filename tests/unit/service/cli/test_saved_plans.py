@@ -4,15 +4,18 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
 from meshwright.service.cli import saved_plans as kept
 from meshwright.service.files import ANSWER_FILE, check_folder, save_folder, write_text
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.search.answers import versions
 from tests.builders import a_plan, an_answer
 
 FILES = {ANSWER_FILE: '{"plans": [{"plan_id": "7f3a"}]}', "train.sh": "#!/bin/sh\n"}
@@ -169,14 +172,15 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "meshwright" / "answers"
 
 
+QUESTION = {
+    "model": {"name": "llama-3.1-70b"},
+    "cluster": {"name": "dgx-h100", "num_nodes": 16},
+    "workload": {"global_batch_size": 512, "seq_length": 8192},
+}
+
+
 def keep_plans(*plan_ids: str) -> list[str]:
-    request = {
-        "model": {"name": "llama-3.1-70b"},
-        "cluster": {"name": "dgx-h100", "num_nodes": 16},
-        "workload": {"global_batch_size": 512, "seq_length": 8192},
-        "search": {"seed": len(plan_ids)},
-    }
-    problem = parse_problem(request)
+    problem = parse_problem({**QUESTION, "search": {"seed": len(plan_ids)}})
     plans = [a_plan(rank=rank, plan_id=plan_id) for rank, plan_id in enumerate(plan_ids, start=1)]
     return kept.keep(answer_document(an_answer(*plans), problem), problem)
 
@@ -193,6 +197,26 @@ def test_a_running_plan_is_found_after_the_same_question_got_another_answer(stat
     keep_plans("b00c00000000")
     assert kept.find_plan("7f3a").plan.plan_id == "7f3a90c1d2e4"
     assert len(list(state.iterdir())) == 2
+
+
+def test_the_same_question_gets_its_kept_answer_while_code_and_costs_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = parse_problem(QUESTION)
+    profile = default_profile(problem.cluster, problem.priced_as)
+    answer = replace(an_answer(a_plan()), versions=versions(profile), certified_by=("exact-dp",))
+    document = answer_document(answer, problem)
+    kept.keep(document, problem)  # a point of a sweep, without what else would train faster
+    kept.keep({**document, "certified_by": []}, problem, whole=True)  # not every row was looked at
+    assert kept.known_answer(problem, profile) is None
+    kept.keep(document, problem, whole=True)
+    assert kept.known_answer(problem, profile) == answer
+    slower = replace(profile, constants=replace(profile.constants, fixed_s=1.0))
+    assert kept.known_answer(problem, slower) is None
+    seeded = replace(problem, options=replace(problem.options, seed=1))
+    assert kept.known_answer(seeded, profile) is None
+    monkeypatch.setattr(kept, "code_digest", lambda: "another")
+    assert kept.known_answer(problem, profile) is None
 
 
 def test_an_answer_that_cannot_be_kept_is_a_warning(state: Path) -> None:
