@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
+from meshwright.profiles.layers.operators import Block, Layer
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.switches import NO_SWITCH
@@ -14,6 +16,14 @@ from meshwright.solver.problem import Problem, SearchOptions, Workload
 
 NVLINK = LinkSpec(kind="nvswitch", bytes_per_s=450 * GB, latency_s=3 * MICROSECOND_S)
 INFINIBAND = LinkSpec(kind="infiniband", bytes_per_s=50 * GB, latency_s=10 * MICROSECOND_S)
+
+# Model types with code that is published next to their weights, not in transformers.
+TYPES_OF_REMOTE_CODE = tuple(catalog_file(CATALOG / "model_families.yaml")["remote"])
+
+
+def weights_of(layer: Layer, *blocks: Block) -> int:
+    """Return the weights of the matrices of some blocks, of one expert where they are routed."""
+    return sum(one.weights for one in layer.of(*blocks))
 
 
 def a_model(**changes: object) -> ModelSpec:

@@ -11,6 +11,7 @@ from meshwright.launchers.accelerate import export as accelerate
 from meshwright.launchers.rules import refuse_first
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import packages
 from meshwright.solver.cost.memory import STATE_BUFFERS, SWAPPED_GROUP, WEIGHT_BUFFERS, WEIGHTS_IN_CPU
 from meshwright.solver.cost.parameters import largest_tensor
@@ -140,7 +141,7 @@ def json_file(head: str, target: Target) -> str:
         # with clipping SuperOffload hides nothing (superoffload_stage3.py, partition_grads)
         "gradient_clipping": 0.0 if target.facts.super_offload else 1.0,
         "steps_per_print": 1,  # by default DeepSpeed logs no time at all (runtime/constants.py)
-        "bf16": {"enabled": workload.precision == "bf16"},
+        "bf16": {"enabled": workload.precision == "bf16", **_masters(target)},
         "fp16": {"enabled": workload.precision == "fp16"},
         "communication_data_type": workload.precision if gradients != "fp32" else "fp32",
         "zero_optimization": _zero(target),
@@ -149,6 +150,12 @@ def json_file(head: str, target: Target) -> str:
     if config.tensor_parallel_size > 1:
         values["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
     return json.dumps(values, indent=2) + "\n"
+
+
+def _masters(target: Target) -> dict[str, bool]:
+    """Return the switches of master weights, gradients and states in bf16, where the plan has no others."""
+    short = not optimizer_named(target.workload.optimizer).fp32_copy
+    return {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True} if short else {}
 
 
 def _zero(target: Target) -> dict[str, object]:

@@ -18,6 +18,7 @@ from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.reading.python_values import constants_of
 from meshwright.profiles.frameworks import OPTION_NUMBERS, framework_facts
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.memory import SWAPPED_GROUP
 from meshwright.solver.cost.step_end import UPDATE_GROUPS
@@ -68,6 +69,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     offload = read_offload(fields, zero)
     options = _options(fields, precision, zero)
     optimizer = fields.priced("optimizer.type") if fields.has("optimizer.type") else None
+    optimizer = _without_copy(fields, optimizer or known.word("optimizer", "adamw"), (zero, offload))
+    _require_autocast_of(fields, precision)
     fields.stop()
     model = known.model()
     options |= _bucket(fields, model, zero)
@@ -91,7 +94,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         global_batch_size=configuration.global_batch_size,
         seq_length=known.required("seq_length", code.seq_length, where),
         precision=precision,
-        optimizer=known.word("optimizer", "adamw") if optimizer is None else optimizer,
+        optimizer=optimizer,
         framework_options=options,
     )
     return known.launch_file(fields, "deepspeed", model, workload, configuration)
@@ -123,6 +126,48 @@ def _precision(fields: Fields, known: Known) -> str:
     if not bf16 and not fp16:
         fields.note("neither bf16 nor fp16 is enabled: weights, products and gradients are fp32")
     return "bf16" if bf16 else "fp16" if fp16 else "fp32"
+
+
+_MASTERS, _STATES = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
+
+
+def _without_copy(fields: Fields, optimizer: str, kept: tuple[int, str]) -> str:
+    """Return the optimizer; with both switches of the ``bf16`` section, the same over bf16 shards alone.
+
+    DeepSpeed 0.19.8 ``stage3.py:1162``: shards of the masters' dtype are the masters. The moments take
+    their dtype, and fp32 ones must be on the host (``base_optimizer.py:510``).
+    """
+    masters, states = fields.flag(_MASTERS), fields.flag(_STATES)
+    if not masters and not states:
+        return optimizer
+    if not masters:
+        fields.fault(_STATES, f"DeepSpeed stops: it needs {_MASTERS}", allowed="false", nearest="false")
+    elif kept != (_SHARDED_WEIGHTS, "none") or not states or optimizer != "adamw":
+        fields.fault(
+            _MASTERS,
+            "masters in bf16 are priced under stage 3 with AdamW's states in bf16 on the GPU",
+            allowed=f"false, or {_STATES} with stage 3 and no offloading",
+            nearest="false",
+        )
+    return WITHOUT_COPY.get(optimizer, optimizer)
+
+
+_AUTOCASTS, _CAST_TO = "torch_autocast.enabled", "torch_autocast.dtype"
+
+
+def _require_autocast_of(fields: Fields, precision: str) -> None:
+    """Refuse autocast, except to bf16 over weights in bf16: it casts none.
+
+    DeepSpeed 0.19.8 ``torch_autocast.py``: it wraps the passes alone, and reduces in the weights' dtype.
+    """
+    if not fields.flag(_AUTOCASTS):
+        return
+    to = str(fields.raw(_CAST_TO) or "").removeprefix("torch.")
+    if precision != "bf16":
+        fields.fault(_AUTOCASTS, f"is not supported over weights in {precision}", allowed="false, or bf16")
+    elif to not in ("bfloat16", "bf16"):  # none: torch's default, fp16
+        fields.fault(_CAST_TO, "is not supported over weights in bf16", allowed="bfloat16")
+    fields.note("torch_autocast to bf16 finds weights in bf16 and casts none")
 
 
 # Deprecated switches of the device (zero/config.py; cpu_offload_params: 0.3.13, zero/constants.py)

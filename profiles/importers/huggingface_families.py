@@ -189,8 +189,3 @@ def _read() -> Mapping[str, Mapping[str, ModelTypeKeys]]:
 def families() -> Mapping[str, ModelTypeKeys]:
     """Return how every planned model type is read."""
     return {**_read()["types"], **_read()["remote"]}
-
-
-def types_of_remote_code() -> tuple[str, ...]:
-    """Return the model types with code that is published next to their weights, not in transformers."""
-    return tuple(_read()["remote"])

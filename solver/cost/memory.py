@@ -632,20 +632,20 @@ def reducing_bytes(
 
 
 # A flat copy of a group's gradients as they are kept, and the fp32 copy that it becomes: both at once.
-_COPIED_GRADIENT_BYTES = 2.0 + 4.0
+_FLAT_GRADIENT_BYTES, _COPIED_GRADIENT_BYTES = 2.0, 4.0
 
 
 def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) -> FloatArray:
     """Return what an update makes of the weights on one stage besides their states, (n,).
 
-    DeepSpeed flattens the gradients of a group and copies them to fp32 for the optimizer: of
+    DeepSpeed flattens the gradients of a group and copies them to the fp32 of master weights: of
     ``sub_group_size`` weights of a shard under ZeRO-3, of the whole shard under ZeRO-1 and 2 (0.19.8
     ``stage3.py _prepare_fp32_grad_for_sub_group``, ``stage_1_and_2.py step``). Torch's foreach update makes
     a copy of all second moments (torch 2.11 ``optim/adam.py``: ``exp_avg_sq_sqrt``), a fused one nothing;
     clipping multiplies in place (``nn/utils/clip_grad.py _foreach_mul_``). A plan with stages counts none.
     """
     stage, group, facts = ctx.columns.zero_stage, ctx.facts.sub_group_size, ctx.facts
-    copies = bool(group) and ctx.optimizer.fp32_copy
+    copies = bool(group) * (_FLAT_GRADIENT_BYTES + _COPIED_GRADIENT_BYTES * ctx.optimizer.fp32_copy)
     listed = ctx.optimizer.foreach_bytes if facts.optimizer_kernel == FOREACH else 0.0
     if not copies and not listed:
         return np.zeros_like(ctx.t)
@@ -657,7 +657,7 @@ def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) ->
     shard = dense / ctx.dense_replicas.sharing + routed / ctx.expert_replicas.sharing
     if group:
         shard = np.where(stage == SHARD_WEIGHTS, np.minimum(group, shard), shard)
-    each = _COPIED_GRADIENT_BYTES * copies * (stage > 0) + listed
+    each = copies * (stage > 0) + listed
     return np.where((ctx.p == 1) & ~ctx.offloads_optimizer, each * shard, 0.0)
 
 

@@ -165,10 +165,12 @@ def ask(
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
+    explains_none: bool = True,
 ) -> Answer:
     """Return the answer to a request.
 
     ``known``: configurations that an interrupted search had found; placed stages begin anew.
+    ``explains_none``: whether reasons and changes are sought where no plan is found.
     """
     if problem.options.objective == "robust":
         from meshwright.solver.planner.robust import robust_answer  # noqa: PLC0415 - asked for by few
@@ -179,18 +181,18 @@ def ask(
         return with_baseline(problem, profile, robust_answer(problem, profile, by_step))
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     with kept_child():
-        answer = _asked(problem, profile, watch, on_progress, known)
+        answer = _asked(problem, profile, watch, on_progress, known, explains_none=explains_none)
         if not problem.options.differ:
             return answer
         from meshwright.solver.planner.different import with_different  # noqa: PLC0415 - asked for by few
 
-        ask_again = partial(ask, profile=profile, should_stop=should_stop)
+        ask_again = partial(ask, profile=profile, should_stop=should_stop, explains_none=False)
         return with_different(problem, answer, ask_again, watch)
 
 
 def _asked(
     problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
-    known: Sequence[Configuration],
+    known: Sequence[Configuration], *, explains_none: bool,
 ) -> Answer:  # fmt: skip
     if problem.cluster.differs:
         return _ask_ordered(problem, profile, watch, on_progress, known)
@@ -198,7 +200,9 @@ def _asked(
         return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
     lazy = not asks_cp_sat(problem)
     with Judge(problem.options, lazy=lazy) as judge:
-        return _of_variants(problem, profile, watch, on_progress, known=known, cp_sat=judge)
+        return _of_variants(
+            problem, profile, watch, on_progress, known=known, cp_sat=judge, explains_none=explains_none
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -305,7 +309,7 @@ def _while_time(switched: Iterable[Switched], watch: Watch) -> Iterator[Switched
 
 def _of_variants(
     problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None, *,
-    known: Sequence[Configuration], cp_sat: Judge,
+    known: Sequence[Configuration], cp_sat: Judge, explains_none: bool,
 ) -> Answer:  # fmt: skip
     """Search what a request leaves open (launcher, precision, switches), and explain the plans of all."""
     switched = list(_while_time(switched_of(problem, profile), watch))
@@ -317,9 +321,11 @@ def _of_variants(
     behind = _FOLLOWING * len(packaged)
     with left_to_planner():
         answered, left = _answered(problem, variants, watch, run, on_progress, known=known, behind=behind)
-    answered = _with_reasons_of_none(problem, answered, watch, settle)
+    if explains_none:
+        answered = _with_reasons_of_none(problem, answered, watch, settle)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
-        answered, left = _without_plan(problem, answered, left, watch)
+        answered = _with_changes(problem, answered, watch) if explains_none else answered
+        left = _with_room(left, watch)
     answer = merged(problem, answered, unasked=len(left), skipped=skipped)
     answer = decided(problem, answer, cp_sat, watch)
     answer = _explained(answer, answered, watch)
@@ -343,17 +349,19 @@ def _of_variants(
     return _of_model(problem, replace(answer, warnings=warnings))
 
 
-def _without_plan(
-    problem: Problem, answered: Sequence[Answered], left: list[Variant], watch: Watch
-) -> tuple[list[Answered], list[Variant]]:
-    """Add the changes of a request that would give it a plan; variants are left only if one has room."""
+def _with_changes(problem: Problem, answered: Sequence[Answered], watch: Watch) -> list[Answered]:
+    """Add the changes of a request that would give it a plan."""
     from meshwright.solver.planner.no_plan import judge_of_changes, with_changed  # noqa: PLC0415 - no plan
 
     judge = judge_of_changes()  # many changes of one launcher are those of another
-    changed = [with_changed(problem, one, watch, judge) for one in answered]
+    return [with_changed(problem, one, watch, judge) for one in answered]
+
+
+def _with_room(left: list[Variant], watch: Watch) -> list[Variant]:
+    """Return the variants that were not searched; none where no one has room for a plan."""
     with watch.closing().cut():
-        left = left if any(have_room(variant.problem, variant.profile) for variant in left) else []
-    return changed, left
+        return left if any(have_room(variant.problem, variant.profile) for variant in left) else []
+    return left
 
 
 def _with_certainty(problem: Problem, first: Variant, answer: Answer, watch: Watch) -> Answer:

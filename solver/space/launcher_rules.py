@@ -362,6 +362,13 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
             allowed="bf16, fp16",
             nearest="bf16",
         )
+    elif _halves_differ(workload, able):
+        yield FieldError(
+            pointer="/workload/precision",
+            message=f"{name} trains weights in the precision: {workload.optimizer} is of bf16",
+            allowed="bf16, or an optimizer with an fp32 copy",
+            nearest="bf16",
+        )
     for field, word, value, words in (
         ("precision", workload.precision, low, able.precisions),
         ("optimizer", workload.optimizer, workload.optimizer, optimizers),
@@ -377,6 +384,16 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
                 allowed=", ".join(words),
                 nearest=next((one for one in (WITHOUT_COPY.get(word),) if one in words), words[0]),
             )
+
+
+def _halves_differ(workload: Workload, able: Capabilities) -> bool:
+    """Return whether weights of bf16 alone would multiply in fp16, where no autocast makes them."""
+    alone = workload.optimizer in able.optimizers and not OPTIMIZERS[workload.optimizer].fp32_copy
+    return (
+        alone
+        and workload.precision == "fp16"
+        and not framework_facts(framework_of(able.launcher)).autocasts
+    )
 
 
 def with_recipe(workload: Workload, precision: str, able: Capabilities) -> Workload:

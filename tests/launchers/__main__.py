@@ -269,6 +269,7 @@ def trained(workload: Workload) -> dict[str, object]:
         "dora": bool(workload.framework_options.get("dora")),
         "rounded": rounded(workload),
         "moments": "bfloat16" if workload.optimizer == "adamw-bf16" else "float32",
+        "masters": "bf16" if workload.optimizer == "adamw-pure-bf16" else "fp32",
         "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
         "optimizer_rank": workload.optimizer_rank,
         "orthogonalised": workload.optimizer == "muon",

@@ -24,10 +24,11 @@ from meshwright.profiles.capabilities import BUILT_MODELS as RECORD
 from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import families, types_of_remote_code
+from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.space.enumerate import enumerate_space
+from tests.builders import TYPES_OF_REMOTE_CODE
 from tests.launchers.cases import plan
 from tests.launchers.dry_runs import DryRun
 from tests.launchers.plans import problem_of, target_of_row
@@ -65,7 +66,7 @@ def configs() -> Iterator[tuple[str, str, ModelSpec]]:
                 yield one["config"]["model_type"], name, model_from_config(one["config"], name=name)
             except InvalidProblemError:
                 continue
-    for kind in (*types_of_remote_code(), "kimi_k2"):
+    for kind in (*TYPES_OF_REMOTE_CODE, "kimi_k2"):
         layers = families()[kind].keys.get("num_layers", "num_hidden_layers")
         config = {"model_type": kind, **STATED.get(kind, {}), layers: 4}
         yield kind, "defaults", model_from_config(config, name="defaults")

@@ -333,6 +333,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"optimizer": "adamw-pure-bf16"}),
         (REPLICAS, {"optimizer": "muon"}),
     ),
+    "deepspeed": ((SHARDS, {"optimizer": "adamw-pure-bf16"}),),
     "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS),
     "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS),
     "ms-swift": (

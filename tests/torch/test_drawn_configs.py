@@ -17,9 +17,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from benchmarks.catalog.model_types import PROBES
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import families, types_of_remote_code
+from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import config_keys
 from meshwright.profiles.importers.huggingface_towers import whole_types
+from tests.builders import TYPES_OF_REMOTE_CODE
 from tests.draws import draws
 from tests.torch.drawn_configs import (
     LAYERS,
@@ -96,7 +97,7 @@ def test_a_key_of_another_type_is_refused_or_counts_for_us_as_for_transformers(m
 
 
 def test_only_types_of_remote_code_are_missing_from_the_library() -> None:
-    assert set(families()) - known_types() == {*types_of_remote_code(), "kimi_k2", "mimo", "RefinedWeb"}
+    assert set(families()) - known_types() == {*TYPES_OF_REMOTE_CODE, "kimi_k2", "mimo", "RefinedWeb"}
 
 
 @pytest.mark.parametrize(("norm", "expected"), [(LlamaRMSNorm, 4 + 2), (GemmaRMSNorm, 4 + 4)])

@@ -59,7 +59,9 @@ def judge(case: Case) -> Seen:
         started_by_accelerate(yaml.safe_load(case["files"]["accelerate.yaml"]), case, zero)
     tensor_ranks = raw.get("tensor_parallel", {}).get("autotp_size", 1)
     precisions = {"bf16": config.bfloat16_config.enabled, "fp16": config.float16_config.enabled}
+    half = config.bfloat16_config
     return {
+        "masters": "bf16" if half.bf16_master_weights_and_grads and half.bf16_optimizer_states else "fp32",
         "precision": next((name for name, on in precisions.items() if on), "fp32"),
         "reduced_in": DTYPES[config.communication_data_type],
         "reduces_behind": bool(zero.overlap_comm) if zero.stage else False,

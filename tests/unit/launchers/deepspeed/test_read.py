@@ -233,6 +233,42 @@ def test_groups_of_an_update_are_priced_where_they_are_not_the_usual_ones() -> N
     assert group(sub_group_size=100_000_000, offload_optimizer=CPU) is None
 
 
+HALF = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+
+
+def in_bf16(stage: int = 3, switches: dict[str, bool] = HALF, **sections: object) -> LaunchFile:
+    raw = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2,
+        "bf16": {"enabled": True, **switches}, "zero_optimization": {"stage": stage}, **sections,
+    }  # fmt: skip
+    overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    return DEEPSPEED_READER.read(Source(name="ds_config.json", text=json.dumps(raw)), overrides)
+
+
+def test_masters_and_states_in_bf16_are_the_shards_of_stage_3_alone() -> None:
+    assert in_bf16().workload.optimizer == "adamw-pure-bf16"
+    assert in_bf16(switches={}).workload.optimizer == "adamw"
+    with pytest.raises(InvalidProblemError, match="under stage 3 with AdamW's states in bf16 on the GPU"):
+        in_bf16(2)  # stages 1 and 2 copy the shard: stage_1_and_2.py, 560
+    with pytest.raises(InvalidProblemError, match="under stage 3 with AdamW's states in bf16 on the GPU"):
+        in_bf16(zero_optimization={"stage": 3, "offload_optimizer": CPU})
+    with pytest.raises(InvalidProblemError, match="DeepSpeed stops: it needs"):
+        in_bf16(switches={"bf16_optimizer_states": True})  # base_optimizer.py, _configure_master_weights
+    with pytest.raises(InvalidProblemError, match="under stage 3 with AdamW's states in bf16 on the GPU"):
+        in_bf16(switches={"bf16_master_weights_and_grads": True})  # fp32 states must be on the host
+
+
+def test_autocast_to_the_type_of_the_weights_casts_nothing() -> None:
+    found = in_bf16(torch_autocast={"enabled": True, "dtype": "torch.bfloat16"})
+    assert "torch_autocast to bf16 finds weights in bf16 and casts none" in found.notes
+    assert found.workload == in_bf16().workload == in_bf16(torch_autocast={"enabled": False}).workload
+    for other in ({}, {"dtype": "torch.float16"}):  # torch's own default is fp16
+        with pytest.raises(InvalidProblemError, match="not supported over weights in bf16"):
+            in_bf16(torch_autocast={"enabled": True, **other})
+    with pytest.raises(InvalidProblemError, match="not supported over weights in fp32"):
+        in_bf16(bf16={"enabled": False}, torch_autocast={"enabled": True, "dtype": "torch.bfloat16"})
+
+
 SIZES = (
     "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "
     "--max-position-embeddings 128 --bf16"

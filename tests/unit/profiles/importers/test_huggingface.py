@@ -11,10 +11,11 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.importers.huggingface_families import families, types_of_remote_code
+from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import config_keys
 from meshwright.profiles.library import find_model, model_names
 from meshwright.profiles.model import ModelSpec
+from tests.builders import TYPES_OF_REMOTE_CODE
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -45,7 +46,7 @@ REFUSED = {
     "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
-OF_REMOTE_CODE = {*types_of_remote_code(), "kimi_k2", "mimo", "RefinedWeb"}
+OF_REMOTE_CODE = {*TYPES_OF_REMOTE_CODE, "kimi_k2", "mimo", "RefinedWeb"}
 PLANNED = [
     name for name, one in REAL.items() if one["config"]["model_type"] not in REFUSED and one["parameters"]
 ]

@@ -12,7 +12,7 @@ from meshwright.profiles.layers.operators import Matrix, Operator, Width
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import DiffusionSpec
-from tests.builders import a_model, a_moe_model
+from tests.builders import a_model, a_moe_model, weights_of
 
 
 def test_a_dense_layer_is_four_products_in_the_order_of_its_forward_pass() -> None:
@@ -23,7 +23,7 @@ def test_a_dense_layer_is_four_products_in_the_order_of_its_forward_pass() -> No
     assert layer.closings == 2
     # q and o: 8192², k and v: 8 heads of 128; gate, up and down
     attention = 2 * 8192**2 + 2 * 8192 * 8 * 128
-    assert layer.weights_of("attention") == attention
+    assert weights_of(layer, "attention") == attention
     assert layer.weights.sharded == attention + 3 * 8192 * 28672
     assert layer.norms == layer.weights.whole == 2 * 8192
     assert layer.parameters == layer.multiply_adds + layer.norms
@@ -51,7 +51,7 @@ def test_a_width_adds_what_ranks_split_what_each_has_and_heads() -> None:
 def test_routed_experts_are_counted_once_for_each_expert_and_passed_by_top_k() -> None:
     # 8 experts of 3 * 4096 * 14336, of which a token visits 2; a router of 8 * 4096
     layer, each = a_moe_model().layer("moe"), 3 * 4096 * 14336
-    dense = layer.weights_of("attention")
+    dense = weights_of(layer, "attention")
     assert layer.weights.expert_split == each
     assert layer.parameters == dense + 8 * 4096 + 8 * each + 2 * 4096
     assert layer.multiply_adds == dense + 8 * 4096 + 2 * each

@@ -42,7 +42,7 @@ from meshwright.solver.cost.parameters import adapter_bytes
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.step_end import accumulation
 from meshwright.solver.problem import Problem
-from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
+from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, weights_of
 from tests.problems.pricing import GPT, ON_8, a_layout, a_problem, a_profile, of
 
 
@@ -58,7 +58,7 @@ def flops(gemms: list[Gemm]) -> float:
 def test_the_gemms_of_a_dense_layer_hold_two_flops_for_each_weight_and_token() -> None:
     model = a_model()
     problem = a_problem(model, seq_length=4096)
-    weights = model.layer("dense").weights_of("attention", "mlp")
+    weights = weights_of(model.layer("dense"), "attention", "mlp")
     assert flops(layer_gemms(context(problem, a_layout(stage_layers=(80,))), "dense")) == pytest.approx(
         2 * weights * 4096
     )
@@ -83,7 +83,7 @@ def test_routed_tokens_visit_top_k_experts() -> None:
     # alone: 2 experts a token, 3 matrices of 4096 x 14336, and the attention
     model = a_moe_model()
     layout = a_layout(stage_layers=(32,))
-    weights = model.layer("moe").weights_of("attention") + 2 * 3 * 4096 * 14336
+    weights = weights_of(model.layer("moe"), "attention") + 2 * 3 * 4096 * 14336
     assert flops(layer_gemms(context(a_problem(model), layout), "moe")) == pytest.approx(2 * weights * 2048)
 
 

@@ -25,7 +25,7 @@ from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, SearchOptions
-from meshwright.solver.space.launcher_rules import own_faults
+from meshwright.solver.space.launcher_rules import own_faults, workload_faults
 from tests.builders import a_cluster, a_model, a_problem
 
 MODEL = a_model(num_layers=4, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32,
@@ -194,6 +194,35 @@ def test_a_search_over_both_finds_the_best_plan_of_every_setting() -> None:
     assert len(every) == 4, "neither, SuperOffload, and two intervals of ZenFlow"
     assert found.plans[0].prediction.step_time_s == pytest.approx(min(every))
     assert min(every) < 0.9 * every[0]
+
+
+def test_states_in_bf16_take_four_bytes_a_weight_and_no_copy() -> None:
+    """Of a shard: weight and gradient 2 bytes each, two moments of 2; else a copy and two moments of 4."""
+    bytes_of = {}
+    for name in ("adamw", "adamw-pure-bf16"):
+        problem = asked()
+        problem = replace(problem, workload=replace(problem.workload, optimizer=name))
+        found = prices(a_run(3, offload="none"), problem)
+        parts = (found.weights_bytes, found.gradients_bytes, found.optimizer_bytes)
+        bytes_of[name] = [float(part[0, 0]) / (LAYER / DP) for part in parts]
+    assert bytes_of["adamw"] == pytest.approx([2, 2, 4 + 4 + 4])
+    assert bytes_of["adamw-pure-bf16"] == pytest.approx([2, 2, 2 + 2])
+
+
+@pytest.mark.parametrize(("zero", "offload", "precision", "legal"), [
+    (3, "none", "bf16", True), (2, "none", "bf16", False), (3, "optimizer", "bf16", False),
+    (3, "none", "fp16", False),
+])  # fmt: skip
+def test_states_in_bf16_need_whole_shards_on_the_gpu(
+    zero: int, offload: str, precision: str, legal: bool
+) -> None:
+    config = a_run(zero, offload=offload)
+    problem = asked(batch=config.global_batch_size)
+    work = replace(problem.workload, optimizer="adamw-pure-bf16", precision=precision)
+    problem = replace(problem, workload=work)
+    able = launcher_capabilities("deepspeed")
+    faults = [*workload_faults(problem, able), *own_faults(problem, able, [config])[0]]
+    assert (faults == []) == legal
 
 
 @pytest.mark.parametrize(("options", "zero"), [(SUPER, 3), (ZENFLOW, 2)])

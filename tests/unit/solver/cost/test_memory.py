@@ -30,7 +30,7 @@ from meshwright.solver.cost.stages import (
     step_of_end_s,
 )
 from meshwright.solver.problem import Problem
-from tests.builders import a_cluster, a_moe_model
+from tests.builders import a_cluster, a_moe_model, weights_of
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
 
 CLASSIC = {"activation": 1.0}
@@ -106,7 +106,7 @@ def test_experts_are_sharded_over_their_own_data_parallel_group() -> None:
     prices = prices_of(a_problem(model), layout)
     experts = 2 * 3 * 4096 * 14336
     layer, router = model.layer("moe"), 8 * 4096
-    dense = layer.weights_of("attention") + layer.norms + router
+    dense = weights_of(layer, "attention") + layer.norms + router
     assert states(prices) == pytest.approx(12.0 * experts + 7.5 * dense)
 
 

@@ -27,7 +27,7 @@ from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import _DYNAMIC_LIMITS
 from meshwright.solver.space.request_rules import broken_by, constraint_of
 from meshwright.solver.space.rules import host_warnings, rules_of
-from tests.builders import a_cluster, a_model, a_moe_model, a_problem
+from tests.builders import a_cluster, a_model, a_moe_model, a_problem, weights_of
 
 ROWS = 400
 
@@ -173,7 +173,7 @@ def needed(problem: Problem, config: Configuration) -> float:
 
 def test_the_fullest_rank_keeps_16_bytes_of_each_of_its_weights_over_the_ranks_that_share_them() -> None:
     # 2 layers and the head on tp 2, shared by dp 2: (12 of states + 4 of a gradient's copy) / 2 for each
-    layer = MODEL.layer("dense").weights_of("attention", "mlp") / 2 + MODEL.layer("dense").norms
+    layer = weights_of(MODEL.layer("dense"), "attention", "mlp") / 2 + MODEL.layer("dense").norms
     head = MODEL.vocab_size * MODEL.hidden_size / 2
     expected = (2 * layer + head) * 16 / 2
     assert needed(on_hosts(100), STAGES) == pytest.approx(expected, rel=0.01)
@@ -182,7 +182,7 @@ def test_the_fullest_rank_keeps_16_bytes_of_each_of_its_weights_over_the_ranks_t
 def test_without_stages_one_rank_has_both_ends() -> None:
     whole = replace(STAGES, pipeline_parallel_size=1, data_parallel_size=8, zero_shard_size=8,
                     num_microbatches=2, pipeline_schedule="none", stage_layers=(8,))  # fmt: skip
-    layer = MODEL.layer("dense").weights_of("attention", "mlp") / 2 + MODEL.layer("dense").norms
+    layer = weights_of(MODEL.layer("dense"), "attention", "mlp") / 2 + MODEL.layer("dense").norms
     ends = 2 * MODEL.vocab_size * MODEL.hidden_size / 2
     assert needed(on_hosts(100), whole) == pytest.approx((8 * layer + ends) * 16 / 8, rel=0.01)
 
