@@ -775,13 +775,13 @@ def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
 
 
 def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
-    """Return the GPUs of more memory on a link of the same kind: one of each size, the smallest first."""
+    """Return the GPUs of more memory on a link of the same kind: of each size the fastest, smallest first."""
     every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
     alike = [
         gpu
         for gpu in every
         if gpu.memory_bytes > group.gpu.memory_bytes and gpu.intra_node.kind == group.intra_node.kind
     ]
-    sizes = {gpu.memory_bytes: gpu for gpu in sorted(alike, key=lambda gpu: gpu.slug, reverse=True)}
+    sizes = {gpu.memory_bytes: gpu for gpu in sorted(alike, key=lambda gpu: gpu.peak_bf16_flops)}
     larger = [sizes[size] for size in sorted(sizes)]
     return larger[:_MOST_GPUS]
