@@ -775,7 +775,7 @@ def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
 
 
 def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
-    """Return the GPUs of more memory on a link of the same kind: of each size the fastest, smallest first."""
+    """Return the GPUs of more memory on such a link: the fastest of each size, the smallest first."""
     every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
     alike = [
         gpu
