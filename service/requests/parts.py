@@ -18,7 +18,7 @@ from meshwright.profiles.capabilities import (
 from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED
 from meshwright.profiles.samples import Reference, SampleKind
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.switches import NO_SWITCH, switches
@@ -477,15 +477,17 @@ def _power_faults(problem: Problem) -> Iterator[FieldError]:
 def _placed_faults(problem: Problem) -> Iterator[FieldError]:
     if not problem.places_stages:
         return
-    options = problem.options
+    options, paged = problem.options, problem.workload.optimizer in UNPAGED
     beside = {
         ("search", "objective"): options.objective != "step_time",
         ("search", "pareto"): options.pareto,
-        ("search", "allow"): bool(set(options.allow) - {NO_SWITCH}),
+        ("search", "allow"): bool(set(options.allow) - {NO_SWITCH, *("offload",) * paged}),
         ("workload", "global_batch_size"): bool(options.batch_sizes),
+        ("workload", "optimizer"): paged,  # its pages may leave
     }
+    named = {"global_batch_size": "several batches", "optimizer": problem.workload.optimizer}
     for path in (path for path, given in beside.items() if given):
-        what = "several batches" if path[-1] == "global_batch_size" else path[-1]
+        what = named.get(path[-1], path[-1])
         yield FieldError(pointer=pointer(*path), message=f"{what} {NOT_PLACED}")
     yield from placed_limit_faults(problem)
     yield from _unlike_ends_faults(problem)

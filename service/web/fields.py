@@ -137,7 +137,8 @@ def faulty(fields: Sequence[FormField], values: Values, fault: InvalidProblemErr
         if found is None:
             others.append(error)
         else:
-            which = "".join(f"{name}: " for name in path[len(found.at) :] if found.kind == "named")
+            inside = path[len(found.at) :] if found.kind in ("named", "json") else ()
+            which = "".join(f"{name}: " for name in inside)
             placed.setdefault(found.name, []).append(replace(error, message=which + error.message))
     return Form(values=values, faults=placed, others=tuple(others))
 

@@ -28,6 +28,9 @@ from tests.served.job_records import TINY_PROBLEM
 RELEASES = ROOT / "out" / "releases"  # the code of older releases, kept for the next run
 OPEN_JOBS = 4
 PAUSE_S = 0.1  # between two requests of a thread
+# What an older release answers for the timeline of a plan that this one predicted with its own constants, and
+# what no code says since plans of other costs are drawn with a note (``service/reporting.py``).
+OLDER_ANSWER = "the plan has no timeline: no order of passes, or other costs predicted it"
 NUM_SERVERS = NUM_WORKERS = 2
 READ = (
     "/livez", "/readyz", "/v1/jobs", "/v1/jobs?state=succeeded", "/v1/jobs/{job}",
@@ -206,10 +209,10 @@ class Balancer:
         finally:
             with self._lock:
                 endpoint.in_flight -= 1
-        if answer.is_error:
+        if answer.is_error and OLDER_ANSWER not in answer.text:
             self.faults.append(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
             return None
-        return answer
+        return None if answer.is_error else answer
 
 
 def _is_ready(url: str) -> bool:

@@ -148,7 +148,7 @@ MEASURED_ON = ("mosaic-a100-80gb-fsdp", "zerobubble-a100")  # clusters of the ca
 
 FILE, PRICED = "cluster.json --json", "problem.json --set mbs=1 --json"
 LENGTHS, ADAPTERS = "--lengths p50=100,p100=512", "--lora-rank 8 --launcher accelerate"
-TIGHT = "--model tight.json --pin tp=1 --pin zero=0"  # its fastest plan: out of memory with 9 %
+TIGHT = "--model tight.json --pin tp=1 --pin pp=1 --pin zero=0"  # its fastest plan: out of memory with 9 %
 IMAGES = "--model seeing.json --launcher none --image-tokens 64 --images-per-sample 1"
 OF_A_PROBLEM: dict[str, Case | str] = {
     "problem": Case("other.json", instead="problem.json"),

@@ -251,7 +251,7 @@ def test_words_are_taken_as_torch_and_people_write_them(field: str, written: str
         ({"launcher": "Ray"}, "/launcher", "megatron-lm"),
         ({"launcher": 7}, "/launcher", None),
         ({"cluster": "64xH100 40GB"}, "/cluster/name", None),
-        ({"cluster": {"gpu": "h100", "num_gpus": "8"}}, "/cluster/num_gpus", None),
+        ({"cluster": {"gpu": "h100", "num_gpus": "8"}}, "/cluster/num_gpus", "8"),
     ],
 )
 def test_other_words_are_refused_with_the_nearest(

@@ -192,7 +192,7 @@ def test_a_recipe_that_the_gpu_lacks_is_refused_with_those_it_has() -> None:
 
 @pytest.mark.parametrize("gpu", [one for one in gpu_names() if "fp8" in find_gpu(one).peak_flops])
 def test_transformer_engine_has_mxfp8_for_blackwell_with_hbm_alone(gpu: str) -> None:
-    refused = not re.match("g?b[23]00|mi35", gpu)  # RTX of Blackwell and GB10 have compute capability 12
+    refused = not re.match("g?b[1-3]00|mi35", gpu)  # RTX of Blackwell and GB10 have compute capability 12
     problem = a_problem(framework_options={"precision_recipe": "mxfp8"})
     problem = replace(problem, cluster=a_cluster(num_nodes=1, gpu=find_gpu(gpu)))
     with pytest.raises(InvalidProblemError) if refused else nullcontext():

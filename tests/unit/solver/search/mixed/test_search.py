@@ -101,6 +101,8 @@ def test_a_homogeneous_cluster_told_as_two_equal_groups_gives_the_homogeneous_an
 @pytest.mark.parametrize(("pp", "schedule"), [(1, "none"), (2, "1f1b")])
 def test_a_uniform_cluster_placed_as_one_group_has_the_same_plan_and_step(pp: int, schedule: str) -> None:
     pins = {"virtual_pipeline_size": 1, "pipeline_parallel_size": pp, "pipeline_schedule": schedule}
+    if pp > 1:  # stages are placed by the closed form, which orders micro-batches in another way
+        pins["micro_batch_size"] = 1
     problem = a_mixed_problem((replace(FAST, num_nodes=2),), between=None, pin=pins, certify="none")
     # placed stages share states among all of their replicas: 4 without a pipeline, 2 with two stages
     whole_sets = {"zero_shard_size": (2,)} if pp == 1 else {}
