@@ -28,7 +28,7 @@ from tests.served.job_records import TINY_PROBLEM
 RELEASES = ROOT / "out" / "releases"  # the code of older releases, kept for the next run
 OPEN_JOBS = 4
 PAUSE_S = 0.1  # between two requests of a thread
-# What an older release answers for the timeline of a plan that this one predicted with its own constants, and
+# What an older release answers for the timeline of a plan that this one predicted by other constants, and
 # what no code says since plans of other costs are drawn with a note (``service/reporting.py``).
 OLDER_ANSWER = "the plan has no timeline: no order of passes, or other costs predicted it"
 NUM_SERVERS = NUM_WORKERS = 2
