@@ -100,6 +100,11 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
     return found
 
 
+def single_blocks(model: ModelSpec) -> list[dict[str, Matrix]]:
+    """Return the ``single_layers`` of each kind of layer of a model."""
+    return [single_layers(model.shaped(shape), shape.kind) for shape in model.shapes()]
+
+
 def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
     """Return routed experts, and their router if it is a linear layer, as peft adapts them.
 
@@ -291,7 +296,7 @@ def _every_single(model: ModelSpec, *, listed: bool) -> tuple[str, ...]:
     """Return every linear layer of the class; its attention's and its MLPs' where peft takes no others."""
     if all_linear_adapts(model):
         return linear_names(model) if listed else SINGLE_TARGETS
-    names = {name for shape in model.shapes() for name in single_layers(model.shaped(shape), shape.kind)}
+    names = {name for block in single_blocks(model) for name in block}
     return tuple(name for name in SINGLE_TARGETS if name in names) or SINGLE_TARGETS
 
 
@@ -309,8 +314,7 @@ def usual_targets(
         adapters: the kinds of layers that it adapts.
         listed: as ``bound_targets``.
     """
-    blocks = [single_layers(model.shaped(shape), shape.kind) for shape in model.shapes()]
-    there = all(name in block for block in blocks for name in usual)
+    there = all(name in block for block in single_blocks(model) for name in usual)
     return (
         usual
         if usual != ALL_LINEAR and there
@@ -328,13 +332,13 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
     moe = model.moe
     if moe is None or moe.expert_adapters not in _CONVERTED:
         return SINGLE_TARGETS
-    there = {name for shape in model.shapes() for name in single_layers(model.shaped(shape), shape.kind)}
+    there = {name for block in single_blocks(model) for name in block}
     return tuple(name for name in SINGLE_TARGETS if name in there)
 
 
 def language_names(model: ModelSpec) -> tuple[str, ...]:
     """Return the single layers of a model by name, without a router: what names all but mixers' layers."""
-    there = {name for shape in model.shapes() for name in single_layers(model.shaped(shape), shape.kind)}
+    there = {name for block in single_blocks(model) for name in block}
     return tuple(name for name in SINGLE_TARGETS if name in there and name != "gate")
 
 

@@ -7,7 +7,6 @@ Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
@@ -25,10 +24,9 @@ from meshwright.profiles.adapters import (
     linear_names,
     names_every,
     of_linear_experts,
-    single_layers,
+    single_blocks,
 )
 from meshwright.profiles.documents import shown
-from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.stored import checkpoint_base, stored_in_name
@@ -289,13 +287,8 @@ def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
     No class with a gated MLP calls it so whose queries, keys and values are apart: peft passes it over.
     """
     if word == _OUTPUT and model is not None and (not model.gated_mlp or model.fused_qkv):
-        return (_OUTPUT,) if any(_OUTPUT in block for block in _blocks(model)) else ("o_proj",)
+        return (_OUTPUT,) if any(_OUTPUT in block for block in single_blocks(model)) else ("o_proj",)
     return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
-
-
-def _blocks(model: ModelSpec) -> Iterator[Mapping[str, Matrix]]:
-    """Yield the single layers of each kind of layer."""
-    return (single_layers(model.shaped(shape), shape.kind) for shape in model.shapes())
 
 
 def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
@@ -305,7 +298,7 @@ def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple
     """
     if targets != _PEFTS_OWN or any(fields.raw(name) for name in _TARGETS):
         return targets
-    fused = all("qkv_proj" in block and "gate_up_proj" not in block for block in _blocks(model))
+    fused = all("qkv_proj" in block and "gate_up_proj" not in block for block in single_blocks(model))
     return ("linear_qkv",) if fused else targets
 
 
