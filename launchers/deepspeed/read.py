@@ -68,8 +68,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     precision = _precision(fields, known)
     offload = read_offload(fields, zero)
     options = _options(fields, precision, zero)
-    optimizer = fields.priced("optimizer.type") if fields.has("optimizer.type") else None
-    optimizer = _without_copy(fields, optimizer or known.word("optimizer", "adamw"), (zero, offload))
+    stated = fields.has("optimizer.type")
+    optimizer = fields.priced("optimizer.type") if stated else known.word("optimizer", "adamw")
+    optimizer = _without_copy(fields, optimizer, (zero, offload))
     _require_autocast_of(fields, precision)
     fields.stop()
     model = known.model()
