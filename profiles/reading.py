@@ -73,8 +73,8 @@ class FieldReader:
     ) -> None:
         """Record one fault of the field ``name`` (of the whole object when empty).
 
-        What follows from the placeholder of a faulty field is no fault: a second one of the field, or one
-        whose message names it.
+        What follows from the value that stands for a faulty one is no fault: a second fault of the field,
+        or one whose message names it.
         """
         if name in self._faulty or self._faulty & set(_FIELD_NAME.findall(message)):
             return

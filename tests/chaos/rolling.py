@@ -209,10 +209,11 @@ class Balancer:
         finally:
             with self._lock:
                 endpoint.in_flight -= 1
-        if answer.is_error and OLDER_ANSWER not in answer.text:
-            self.faults.append(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
+        if answer.is_error:
+            if OLDER_ANSWER not in answer.text:
+                self.faults.append(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
             return None
-        return None if answer.is_error else answer
+        return answer
 
 
 def _is_ready(url: str) -> bool:
