@@ -54,7 +54,7 @@ class FieldError:
         parts = [self.few(self.message)]
         if self.allowed:
             parts.append(f"Allowed: {self.few(self.allowed)}")
-        if self.nearest and _DID_YOU_MEAN not in self.message:
+        if self.nearest not in (None, "", self.allowed) and _DID_YOU_MEAN not in self.message:
             parts.append(f"Nearest: {self.few(self.nearest)}")
         return ". ".join(part.rstrip(".") for part in parts).replace("?. ", "? ")
 

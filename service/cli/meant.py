@@ -18,13 +18,16 @@ _NOTHING = ""  # what a plan has anyway: all weights are trained, and every sequ
 
 _NAMES = {  # options of ours, and what others call them: {} takes the value, the rest are switches
     "--seq-length {}": "max-length max-seq-length max-seq-len max-sequence-length sequence-length "
-    "sequence-len cutoff-len model-max-length block-size context-length seq",
+    "sequence-len cutoff-len model-max-length block-size context-length context-window context ctx seq",
+    "--model {}": "model-name model-name-or-path model-id base-model pretrained-model hf-model llm",
     "--global-batch-size {}": "batch-size train-batch-size total-batch-size batch gbs bs",
     "--pin micro_batch_size={}": "per-device-train-batch-size per-device-batch-size per-gpu-batch-size "
     "train-micro-batch-size-per-gpu local-batch-size micro-batch",
     "--pin num_microbatches={}": "gradient-accumulation-steps gradient-accumulation grad-accum",
     "--pin zero_stage={}": "zero-optimization-stage deepspeed-stage zero",
-    "--pin zero_stage=3": "fsdp fsdp2 full-shard",
+    "--pin zero_stage=0": "ddp",
+    "--pin zero_stage=2": "zero2 zero-2",
+    "--pin zero_stage=3": "fsdp fsdp2 full-shard zero3 zero-3",
     "--pin recompute_granularity=full": "gradient-checkpointing activation-checkpointing checkpointing",
     "--allow offload": "offload cpu-offload offload-optimizer optimizer-offload",
     "--lora-rank {}": "lora-r lora-dim peft-lora-r rank r",
@@ -41,22 +44,29 @@ _NAMES = {  # options of ours, and what others call them: {} takes the value, th
     "--precision bf16": "bf16 bfloat16",
     "--precision fp16": "fp16 half float16",
     "--precision fp8": "fp8",
+    "--precision fp32": "fp32 float32",
     "--optimizer {}": "optim optimizer-name",
+    "--launcher deepspeed": "deepspeed",
     "--launcher {}": "framework trainer backend tool engine",
     "--num-nodes {}": "nnodes num-machines",
     "--gpus-per-node {}": "nproc-per-node ntasks-per-node num-gpus-per-node",
-    "--num-gpus {}": "num-processes world-size n-gpus ngpus gpu-count nproc",
+    "--num-gpus {}": "num-processes world-size n-gpus ngpus gpu-count nproc count",
     "--gpu {}": "gpu-type gpu-name device accelerator card",
+    "--gpus {}": "hardware",
+    "--cluster {}": "instance instance-type machine machine-type node-type",
     "--total-tokens {}": "tokens num-tokens train-tokens dataset-tokens",
     "--deadline-days {}": "deadline days",
-    "--gpu-hour-price {}": "price gpu-price price-per-hour cost-per-hour",
+    "--gpu-hour-price {}": "price gpu-price price-per-hour cost-per-hour gpu-cost",
+    "--max-power-kw {}": "power power-limit power-limit-kw power-cap",
+    "--objective {}": "goal minimize optimize-for",
+    "--objective gpu_hours_per_token": "cheapest",
     "--time-limit-s {}": "timeout time-limit",
     "--save-dir {}": "output output-dir out outdir out-dir",
 }
 BY_NAME = {name: ours for ours, names in _NAMES.items() for name in names.split()}
 _VALUED = (  # what others call an option whose value is a name of the table: --method qlora
-    "method methods finetuning-type tuner-type train-type training-type peft-type peft-method adapter-type "
-    "peft adapter finetune task stage mode rlhf-type quantization quant quantize fsdp"
+    "method methods strategy finetuning-type tuner-type train-type training-type peft-type peft-method "
+    "adapter-type peft adapter finetune task stage mode rlhf-type quantization quant quantize fsdp"
 )
 _METHODS = _VALUED.split()
 _ON, _OFF = ("true", "yes", "1", "on", "cpu"), ("false", "no", "0", "off", "none", "null")
@@ -76,9 +86,8 @@ def meant_by(name: str, value: str | None, *, sizes: str) -> Iterator[tuple[str,
     word = _plain(name)
     if word in _METHODS and value and _plain(value) in BY_NAME:
         word, value = _plain(value), None
-    size = LONG_NAMES.get(word, word).replace("-", "_")
-    is_size = size in VARIABLES and value is not None
-    words = f"--pin {size}={_VALUE}" if is_size else BY_NAME[word]
+    size = _size_of(word) if value is not None else None
+    words = BY_NAME[word] if size is None else f"--pin {size}={_VALUE}"
     if _VALUE not in words:
         _require_on(value)
     elif value is None:
@@ -87,6 +96,12 @@ def meant_by(name: str, value: str | None, *, sizes: str) -> Iterator[tuple[str,
     yield from (
         (sizes if one == "--pin" else one, own) for one, own in zip(typed[::2], typed[1::2], strict=True)
     )
+
+
+def _size_of(word: str) -> str | None:
+    """Return the size that a word names: ``tp``, ``expert-parallel``, ``tensor-model-parallel-size``."""
+    name = LONG_NAMES.get(word, word).replace("-", "_").replace("model_parallel", "parallel")
+    return next((one for one in VARIABLES if one in (name, f"{name}_size")), None)
 
 
 def _require_on(value: str | None) -> None:

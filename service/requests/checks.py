@@ -319,17 +319,18 @@ def _images(problem: Problem) -> Iterator[FieldError]:
     tokens_at = "/workload/image_tokens"
     if model.tower is None:
         stated = (
-            (images, work.images_per_sample, "0"), (tokens_at, work.image_tokens, "none"),
-            (frozen, work.frozen, "[]"),
-        )  # fmt: skip
-        for at, there, allowed in stated:
+            (images, work.images_per_sample, "0", "--images-per-sample"),
+            (tokens_at, work.image_tokens, "none", "--image-tokens"),
+            (frozen, work.frozen, "[]", "--freeze"),
+        )
+        for at, there, allowed, option in stated:
             if there:
                 yield FieldError(
                     pointer=at,
                     message=f"{model.title} has no vision tower",
                     allowed=allowed,
                     nearest=None if at == tokens_at else allowed,
-                    tip="without --image-tokens" if at == tokens_at else "",
+                    tip=f"without {option}",
                 )
         return
     if not work.images_per_sample:

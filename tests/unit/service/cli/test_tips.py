@@ -183,6 +183,8 @@ TYPED = (  # words, and the command under the error
     ("memory llama-3.1-8b --num-gpus 9", "memory llama-3.1-8b --num-gpus 8"),
     (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tp=8,pp=4",
      f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tensor_parallel_size=2 --pin pp=4"),
+    (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --tensor-model-parallel-size 2 --expert-parallel=1",
+     f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tensor_parallel_size=2 --pin expert_parallel_size=1"),
     ("explain train.sh", "explain --from-args train.sh"),
     ("plan train.sh", "explain --from-args train.sh"),
     ("predict train.sh --gpus 8xh100", "predict --gpus 8xh100 --from-args train.sh"),
