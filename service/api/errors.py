@@ -162,7 +162,11 @@ def _http_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
     names = {404: "not_found", 405: "method_not_allowed"}
-    details = {404: "there is nothing at this address", 405: "this address does not take this method"}
+    details = {
+        404: "there is nothing at this address. The API is at /v1 (see /openapi.json), "
+        "its health at /livez and /readyz, and the pages begin at /",
+        405: "this address does not take this method",
+    }
     return problem_response(
         request, status, code=names.get(status, "http_error"), detail=details.get(status), headers=headers
     )
