@@ -78,6 +78,7 @@ LAUNCHERS = ("any", *launcher_names())
 MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
 
 
+_SQUARE = 1024  # pixels of a side of the image that an error counts
 _FSDP = "FSDP runs under these launchers"
 _STARTS = "Name the launcher that it starts"
 _TRAINER = "It is the library of these launchers"
@@ -380,14 +381,18 @@ def missing_images(model: ModelSpec, *, tokens_stated: bool) -> list[FieldError]
         allowed=f"0 (text alone: the tower's weights and none of its work) to {MAX_IMAGES}",
         nearest="0",
     )
-    return [number] if tokens_stated or tower.tile_tokens else [number, _missing_tokens(tower)]
+    if tokens_stated or tower.tile_tokens:
+        return [number]
+    return [number, replace(_missing_tokens(tower), tip="")]  # text alone has no images
 
 
 def _missing_tokens(tower: TowerSpec) -> FieldError:
+    tokens = _SQUARE**2 // tower.pixels_per_token
     return FieldError(
         pointer="/workload/image_tokens",
         message="is required with images: the tower takes images of any size",
-        allowed=f"1 or more: pixels / {tower.pixels_per_token}",
+        allowed=f"1 or more: pixels / {tower.pixels_per_token}, {tokens} for {_SQUARE} x {_SQUARE}",
+        tip=f"--image-tokens {tokens}",
     )
 
 

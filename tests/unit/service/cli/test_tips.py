@@ -185,6 +185,8 @@ TYPED = (  # words, and the command under the error
      f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tensor_parallel_size=2 --pin pp=4"),
     (f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --tensor-model-parallel-size 2 --expert-parallel=1",
      f"plan llama-3.1-8b --gpus 8xh100 {BATCH} --pin tensor_parallel_size=2 --pin expert_parallel_size=1"),
+    (f"plan Qwen/Qwen3-VL-8B-Instruct --gpus 8xh100 {BATCH} --images-per-sample 1",
+     f"plan Qwen/Qwen3-VL-8B-Instruct --gpus 8xh100 {BATCH} --images-per-sample 1 --image-tokens 1024"),
     ("explain train.sh", "explain --from-args train.sh"),
     ("plan train.sh", "explain --from-args train.sh"),
     ("predict train.sh --gpus 8xh100", "predict --gpus 8xh100 --from-args train.sh"),
