@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.service.requests.parts import LONG_NAMES
+from meshwright.service.requests.parts import long_name
 from meshwright.solver.configuration import VARIABLES
 
 _VALUE = "{}"  # of what was typed
@@ -100,7 +100,7 @@ def meant_by(name: str, value: str | None, *, sizes: str) -> Iterator[tuple[str,
 
 def _size_of(word: str) -> str | None:
     """Return the size that a word names: ``tp``, ``expert-parallel``, ``tensor-model-parallel-size``."""
-    name = LONG_NAMES.get(word, word).replace("-", "_").replace("model_parallel", "parallel")
+    name = long_name(word.replace("model-parallel", "parallel")).replace("-", "_")
     return next((one for one in VARIABLES if one in (name, f"{name}_size")), None)
 
 

@@ -41,7 +41,8 @@ from meshwright.service.requests.assignments import (
 from meshwright.service.requests.documents import read_lengths_file, read_model_file, read_problem_file
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.numbers import BINARY, DECIMAL, number_of, written_out
-from meshwright.service.requests.parts import is_post_training, named_parts, with_usual_words
+from meshwright.service.requests.parts import is_post_training, named_parts
+from meshwright.service.requests.schema import with_usual_words
 from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.request_rules import constraint_of
 

@@ -10,6 +10,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.requests.numbers import written_out
 from meshwright.service.requests.parts import LONG_NAMES as _LONG_NAMES
+from meshwright.service.requests.parts import long_name
 from meshwright.solver.configuration import VARIABLES, Variable
 
 _WORKLOAD = {"gbs": "global_batch_size", "seq": "seq_length"}  # of the workload, as people call them
@@ -132,7 +133,7 @@ def counts_of(option: str, text: str | None) -> object:
 
 def long_names(expression: str) -> str:
     """An expression in which ``tp``, ``pp``, … are written out; words in quotes stay."""
-    return _NAME.sub(lambda match: _LONG_NAMES.get(match.group(), match.group()), expression)
+    return _NAME.sub(lambda match: long_name(match.group()), expression)
 
 
 def near_short_name(name: str) -> str | None:
@@ -163,17 +164,18 @@ def _pairs(
         name, equals, value = (part.strip() for part in text.partition("="))
         if not (name and equals and all(part.strip() for part in value.split(","))):
             raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')
-        known = not glossary or name in _LONG_NAMES or name in _WORKLOAD
+        long = long_name(name)
+        known = not glossary or long in VARIABLES or name in _WORKLOAD
         meant = None if known else near_short_name(name)
         if meant:
             message = f'unknown "{shown(name)}". Did you mean {meant}?'
             raise InvalidProblemError.of(option, message, nearest=meant)
-        long_name = _LONG_NAMES.get(name) or _WORKLOAD.get(name, name.replace("-", "_"))
-        long_name = long_name if glossary else name
-        if long_name in seen:
-            raise InvalidProblemError.of(option, f"{shown(long_name)} is given more than once")
-        seen.add(long_name)
-        yield long_name, value
+        long = long if long in VARIABLES else _WORKLOAD.get(name, name.replace("-", "_"))
+        long = long if glossary else name
+        if long in seen:
+            raise InvalidProblemError.of(option, f"{shown(long)} is given more than once")
+        seen.add(long)
+        yield long, value
 
 
 def _value(text: str) -> Value:

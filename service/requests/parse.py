@@ -47,10 +47,9 @@ from meshwright.service.requests.parts import (
     named_parts,
     request_written_out,
     with_open_nodes,
-    with_usual_words,
     without_schema,
 )
-from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range
+from meshwright.service.requests.schema import ProblemRequest, field_errors, with_range, with_usual_words
 from meshwright.solver.configuration import SHORT_NAMES, VARIABLES
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
 from meshwright.solver.space.launcher_choice import chosen_launcher, started_otherwise

@@ -6,24 +6,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.profiles.capabilities import (
     launcher_capabilities,
-    launcher_names,
     launchers_placing_stages,
 )
 from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer, without_version
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED
-from meshwright.profiles.samples import Reference, SampleKind
-from meshwright.profiles.storage import BasePrecision
+from meshwright.profiles.optimizers import UNPAGED
 from meshwright.profiles.switches import NO_SWITCH, switches
 from meshwright.service.requests.fields import MAX_BATCH, POST_TRAINING
-from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, WORDS
+from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, VARIABLES, WORDS
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.expressions import Node, names_in
 from meshwright.solver.space.request_rules import constraint_of, holds_for
@@ -58,50 +55,6 @@ def named_parts(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**raw, **names} if names else raw
 
 
-_TORCH = {  # torch.bfloat16 and its like
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
-    "float8": "fp8",
-}  # fmt: skip
-# Words of a request that are written in any case, with hyphens or underscores.
-_WORDS: Mapping[tuple[str, str], Sequence[str]] = {
-    ("", "launcher"): ("any", "none", *launcher_names()),
-    ("workload", "precision"): ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"),
-    ("workload", "base_precision"): get_args(BasePrecision),
-    ("workload", "sample"): get_args(SampleKind),
-    ("workload", "reference"): get_args(Reference),
-    ("workload", "optimizer"): tuple(OPTIMIZERS),
-}
-
-
-def with_usual_words(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request with ``BF16``, ``torch.bfloat16`` and ``Megatron_LM`` as the schema has them.
-
-    What is none of the words is left unchanged, to be refused as it was written.
-    """
-    found = dict(raw)
-    for (section, name), words in _WORDS.items():
-        part = found.get(section) if section else found
-        value = part.get(name) if isinstance(part, Mapping) else None
-        if not isinstance(part, Mapping) or not isinstance(value, str) or value in words:
-            continue
-        known = _letters(value.lower().removeprefix("torch."))
-        meant = next(
-            (word for word in words if _letters(word) == _letters(_TORCH.get(known, known))), value
-        )
-        if section:
-            found[section] = {**part, name: meant}
-        else:
-            found[name] = meant
-    return found
-
-
-def _letters(word: str) -> str:
-    return re.sub(r"[-_ ]", "", word.lower()[:_LONGEST_WORD])
-
-
-_LONGEST_WORD = 64
-
-
 # --------------------------------------------------------------------------------------------------
 # Short names of variables (``tp``, ``pp``, …) written out, wherever a request names variables.
 
@@ -122,14 +75,20 @@ def written_out(raw: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         InvalidProblemError: a variable is named twice, by both of its names.
     """
-    for short in raw.keys() & LONG_NAMES.keys():
-        if LONG_NAMES[short] in raw:
-            where, name = pointer(*at, short), LONG_NAMES[short]
-            raise InvalidProblemError.of(
-                where, f"{short} is {name}, which is given too", allowed="one of them"
-            )
-    long = {LONG_NAMES.get(name, name): value for name, value in raw.items()}
-    return {name: _word_of(name, value) for name, value in long.items()}
+    found = set[str]()
+    for name in sorted(raw, key=lambda name: name != long_name(name)):  # the long ones first
+        long = long_name(name)
+        if long in found:
+            fault = f"{name} is {long}, which is given too"
+            raise InvalidProblemError.of(pointer(*at, name), fault, allowed="one of them")
+        found.add(long)
+    return {long_name(name): _word_of(long_name(name), value) for name, value in raw.items()}
+
+
+def long_name(name: str) -> str:
+    """Return the long name of a variable: ``tp``, ``TP`` and ``tensor-parallel-size`` are one."""
+    plain = name.lower().replace("-", "_")
+    return LONG_NAMES.get(plain, plain if plain in VARIABLES else name)
 
 
 _OFF = ("off", "no", "false", "–", "-")
@@ -144,9 +103,10 @@ def _word_of(name: str, value: object) -> object:
     words = WORDS.get(name, ())
     if "none" in words and (value is False or value in _OFF):
         return "none"
-    if name != "offload" or not isinstance(value, str):
+    if not isinstance(value, str):
         return value
-    return next((word for word in words if _offloaded(word) == _offloaded(value)), value)
+    same = _offloaded if name == "offload" else str
+    return next((word for word in words if same(word) == same(value.lower())), value)
 
 
 def _offloaded(word: str) -> frozenset[str]:
@@ -170,10 +130,10 @@ def as_written(
     ``at``: position of an object with variables as keys; else ``raw`` is a whole request.
     """
     moved = {
-        pointer(*place, LONG_NAMES[short]): pointer(*place, short)
+        pointer(*place, long_name(short)): pointer(*place, short)
         for place, named in ([(at, raw)] if at else _parts_of(raw))
         for short in named
-        if short in LONG_NAMES
+        if short != long_name(short)
     }
     errors = []
     for one in fault.errors:

@@ -7,6 +7,7 @@ in ``meshwright.service.requests.checks``; models and clusters are read by ``pro
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -26,6 +27,7 @@ from meshwright.profiles.frameworks import allowed_values, framework_names, opti
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.reading import stated_number
 from meshwright.profiles.samples import Reference, SampleKind
+from meshwright.profiles.sequences import BATCHINGS
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
 from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, OPTIONS, RequestField
@@ -315,6 +317,51 @@ def names_with_values() -> tuple[str, ...]:
     """Return the names that ``listed_values`` knows, as they are typed."""
     names = (*_LISTED, *OPTIONS)
     return tuple(dict.fromkeys(name.replace("_", "-") for name in names if listed_values(name)))
+
+
+_TORCH = {  # torch.bfloat16 and its like
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
+    "float8": "fp8",
+}  # fmt: skip
+_LONGEST_WORD = 64
+
+
+@cache
+def _closed_lists() -> Mapping[tuple[str, ...], Mapping[str, str]]:
+    """Return the words of every field with a closed list, by the field's path: as typed, and its own."""
+    words = {row.path: listed_values(row.name) for row in FIELDS}
+    words["workload.lengths.batching"] = BATCHINGS
+    return {
+        tuple(path.split(".")): {_letters(one): one for one in own} for path, own in words.items() if own
+    }
+
+
+def with_usual_words(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request with ``BF16``, ``torch.bfloat16`` and ``Megatron_LM`` as the schema has them.
+
+    Words of a closed list are written in any case, with hyphens or underscores. What is none of them is
+    left unchanged, to be refused as it was written.
+    """
+    for path, words in _closed_lists().items():
+        raw = _with_words(raw, path, words)
+    return raw
+
+
+def _with_words(part: Any, path: Sequence[str], words: Mapping[str, str]) -> Any:  # noqa: ANN401 - JSON
+    if path:
+        if not isinstance(part, Mapping) or path[0] not in part:
+            return part
+        return {**part, path[0]: _with_words(part[path[0]], path[1:], words)}
+    if isinstance(part, list):
+        return [_with_words(one, path, words) for one in part]
+    if not isinstance(part, str) or part in words.values():
+        return part
+    letters = _letters(part.lower().removeprefix("torch."))
+    return words.get(_TORCH.get(letters, letters), part)
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[-_ ]", "", word.lower()[:_LONGEST_WORD])
 
 
 def _columns() -> Iterable[str]:

@@ -13,9 +13,11 @@ from meshwright.service.cli.main import app
 from meshwright.service.cli.options import read_request
 from meshwright.service.cli.terminal import report_usage
 from meshwright.service.files import check_folder
+from meshwright.service.requests.assignments import long_names
 from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.numbers import written_out
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.schema import listed_values, with_usual_words
 from tests.served.commands import commands, leaves
 
 # --------------------------------------------------------------------------------------------------
@@ -240,6 +242,38 @@ def test_words_are_taken_as_torch_and_people_write_them(field: str, written: str
     problem = parse_problem(raw)
     assert getattr(problem.workload, field) == meant
     assert problem.launcher == "megatron-lm"
+
+
+LISTS = {
+    "launcher": [], "objective": ["search"], "allow": ["search"], "certify": ["search"], "gpus": ["search"],
+    "optimizer": ["workload"], "lora_targets": ["workload"], "base_precision": ["workload"],
+    "trained_modules": ["workload"], "frozen": ["workload"], "sample": ["workload"],
+    "reference": ["workload"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_every_word_of_a_closed_list_is_read_in_any_case(name: str) -> None:
+    for word in listed_values(name):
+        for written in (word.upper(), word.replace("_", "-"), word.replace("-", "_").title()):
+            raw: Any = {name: written}
+            read: Any = with_usual_words(dict.fromkeys(LISTS[name], raw) or raw)
+            for one in LISTS[name]:
+                read = read[one]
+            assert read == {name: word}
+
+
+def test_variables_and_their_words_are_read_in_any_case() -> None:
+    pin = {"TP": 2, "Pipeline-Parallel-Size": 2, "Recompute": "FULL"}
+    raw = {"model": "llama-2-7b", "cluster": "dgx-h100", "workload": WORKLOAD, "search": {"pin": pin}}
+    found = parse_problem(raw).options.pin
+    assert found == {
+        "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "recompute_granularity": "full"
+    }  # fmt: skip
+    assert long_names("TP * Cp <= 8") == "tensor_parallel_size * context_parallel_size <= 8"
+    twice = {**raw, "search": {"pin": {"TP": 2, "tp": 2}}}
+    with pytest.raises(InvalidProblemError, match="tp is tensor_parallel_size, which is given too"):
+        parse_problem(twice)
 
 
 @pytest.mark.parametrize(
