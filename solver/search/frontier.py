@@ -278,7 +278,12 @@ class Frontier:
         return np.asarray(free & ~are_listed(self.rows.take(index)))
 
     def adopt(self, index: list[int]) -> None:
-        """Rank rows that have a split that fits and are not beyond the cutoff."""
+        """Rank rows that have a split that fits and are not beyond the cutoff.
+
+        Rows of kinds that are not open yet have no bound, and would be refuted by that.
+        """
+        rows = np.array(index, dtype=np.int64)
+        self.bound(rows[np.isinf(self.bound_s[rows])])
         for one in sorted(self.solve(index), key=lambda one: (one.bound_s, one.row)):
             if one.bound_s > self.cutoff_s:
                 break

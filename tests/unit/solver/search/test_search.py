@@ -357,6 +357,20 @@ def test_the_answer_is_the_same_whatever_was_known_beforehand() -> None:
         assert timeless(asked(PROBLEM, known)) == fresh
 
 
+def test_what_is_known_is_not_lost_where_its_kind_is_not_open_yet() -> None:
+    plans = asked_afresh().plans
+    space = searched_space(PROBLEM, legal_only=True)
+    profile = default_profile(PROBLEM.cluster, PROBLEM.launcher)
+    for plan in plans:
+        rows = priced_space(PROBLEM, profile, space.rows)
+        frontier = Frontier.of(rows, 1, limit_s=plan.prediction.step_time_s * (1.0 + 1e-9), at_once=1)
+        (row,) = rows_of(space.rows, [plan.config])
+        frontier.adopt([row])
+        assert [one.row for one in frontier.ranked] == [row]
+        frontier.run(lambda _: False)
+        assert frontier.ranked[0].score_s == pytest.approx(plans[0].prediction.step_time_s)
+
+
 def test_what_is_known_sets_a_limit_and_changes_no_plan_that_beats_others() -> None:
     found = [plan.config for plan in asked_afresh().plans]
     slowest_s = asked_afresh().plans[-1].prediction.step_time_s
