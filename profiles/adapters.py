@@ -25,12 +25,12 @@ SINGLE_TARGETS = (
 )  # fmt: skip
 EXPERT_TARGETS = ("w1", "w2", "w3")  # gate, down and up of Mixtral's experts, for peft converts these names
 # Of mixers and gates, as the classes that have them call them: Mamba's, gated delta nets' (Qwen3-Next and
-# Qwen3.5), Kimi's; the gates of attention and of shared experts, and Llama 4's router.
+# Qwen3.5), Kimi's; the gates of attention and of shared experts.
 MIXER_INPUTS = (
     "in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
     "g_proj", "a_proj", "b_proj", "f_a_proj",
 )  # fmt: skip
-CLASS_TARGETS = (*MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate", "router")
+CLASS_TARGETS = (*MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate")
 # Experts' weights that lie in one tensor of the class, by its names (peft's ``target_parameters``).
 GATE_UP_PARAMETER, DOWN_PARAMETER = PARAMETER_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
@@ -46,9 +46,7 @@ ALL_LINEAR = ("all-linear",)
 ATTENTION_INPUT = (
     "linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", *MIXER_INPUTS
 )  # fmt: skip
-MLP_INPUT = (
-    "linear_fc1", "gate_proj", "up_proj", "w1", "w3", GATE_UP_PARAMETER, "shared_expert_gate", "router"
-)  # fmt: skip
+MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj", "w1", "w3", GATE_UP_PARAMETER, "shared_expert_gate")
 MLP_INNER = ("linear_fc2", "down_proj", "w2", DOWN_PARAMETER)
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "kv_proj": ("k_proj", "v_proj"),
@@ -58,14 +56,19 @@ _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
 
 
-def all_linear_adapts(model: ModelSpec) -> bool:
-    """Return whether peft takes "all-linear" of this model.
+def unadaptable(model: ModelSpec) -> str:
+    """Return the linear layer that can't have adapters, so that "all-linear" fails; empty: each can.
 
-    It refuses adapters of ``out_proj`` in Mamba, Mamba 2, Falcon-H1 and Nemotron-H: their kernels read its
-    weights themselves (peft 0.21, tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``): here, the
-    models that have layers with a mixer alone.
+    peft refuses ``out_proj`` in Mamba, Mamba 2, Falcon-H1 and Nemotron-H: their kernels read its weights
+    themselves (peft 0.21, tuners/tuners_utils.py, ``_check_lora_target_modules_mamba``): here, the models
+    that have layers with a mixer alone. Routers of Llama 4 and PhiMoE are linear layers that return several
+    tensors, but peft reads the dtype of one (tuners/lora/layer.py, ``Linear.forward``).
     """
-    return MIXER_LAYER not in model.layer_pattern and model.paired is None
+    moe = model.moe
+    if MIXER_LAYER in model.layer_pattern or model.paired is not None:
+        return "out_proj"
+    several = moe is not None and (moe.runs_every_expert or moe.router_score == "sparsemixer")
+    return "router" if several and moe is not None and moe.linear_router else ""
 
 
 def fused_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[Matrix, ...]]:
@@ -294,7 +297,7 @@ def bound_targets(
 
 def _every_single(model: ModelSpec, *, listed: bool) -> tuple[str, ...]:
     """Return every linear layer of the class; its attention's and its MLPs' where peft takes no others."""
-    if all_linear_adapts(model):
+    if not unadaptable(model):
         return linear_names(model) if listed else SINGLE_TARGETS
     names = {name for block in single_blocks(model) for name in block}
     return tuple(name for name in SINGLE_TARGETS if name in names) or SINGLE_TARGETS

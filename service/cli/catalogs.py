@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
 
-from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import UnknownNameError, faults_as
+from meshwright.profiles.inline import cluster_from_mapping
 from meshwright.profiles.library import (
     cluster_names,
-    find_cluster,
     find_gpu,
     find_model,
     gpu_names,
@@ -28,17 +29,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout."
 
 def models(words: Words = None, json_output: AsJson = False) -> None:
     """List the models of the catalog."""
-    _show(_named("model", model_rows(), words, find_model), json_output=json_output)
+    _show(_named("model", model_rows(), words, _model_row), json_output=json_output)
 
 
 def clusters(words: Words = None, json_output: AsJson = False) -> None:
     """List the clusters of the catalog."""
-    _show(_named("cluster", cluster_rows(), words, find_cluster), json_output=json_output)
+    _show(_named("cluster", cluster_rows(), words, _cluster_row), json_output=json_output)
 
 
 def gpus(words: Words = None, json_output: AsJson = False) -> None:
     """List the GPU types of the catalog."""
-    _show(_named("gpu", gpu_rows(), words, find_gpu), json_output=json_output)
+    _show(_named("gpu", gpu_rows(), words, _gpu_row), json_output=json_output)
 
 
 def values(
@@ -59,12 +60,12 @@ def values(
 
 
 def _named(
-    kind: str, rows: list[Row], words: Sequence[str] | None, find: Callable[[str], object]
+    kind: str, rows: list[Row], words: Sequence[str] | None, read: Callable[[str], Row]
 ) -> list[Row]:
-    """Return the rows with all words in their name, title or GPU, or the one that ``find`` reads from them.
+    """Return the rows with all words in their name, title or GPU, or the one that ``plan`` reads from them.
 
     Raises:
-        UnknownNameError: there is none.
+        InvalidProblemError: there is none.
     """
     wanted = [word.lower() for word in words or ()]
     found = [
@@ -74,11 +75,8 @@ def _named(
     ]
     if found:
         return found
-    try:
-        meant = find(" ".join(wanted))
-    except InvalidProblemError:
-        raise UnknownNameError.among(kind, "-".join(wanted), [str(row["name"]) for row in rows]) from None
-    return [row for row in rows if find(str(row["name"])) == meant]
+    with faults_as(lambda fault: replace(fault, pointer=kind)):
+        return [read(" ".join(wanted))]
 
 
 def _show(rows: list[Row], *, json_output: bool) -> None:
@@ -106,48 +104,51 @@ _BILLION = 1e9
 
 def model_rows() -> list[Row]:
     """Every model: name, parameters, shape."""
-    models = {name: find_model(name) for name in model_names()}
-    return [
-        {
-            "name": name,
-            "title": model.title,
-            "billion_parameters": round(model.num_parameters() / _BILLION, 1),
-            "layers": model.num_layers,
-            "hidden_size": model.hidden_size,
-            "experts": model.moe.num_experts if model.moe else 0,
-        }
-        for name, model in models.items()
-    ]
+    return [_model_row(name) for name in model_names()]
+
+
+def _model_row(name: str) -> Row:
+    model = find_model(name)
+    return {
+        "name": model.name,
+        "title": model.title,
+        "billion_parameters": round(model.num_parameters() / _BILLION, 1),
+        "layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "experts": model.moe.num_experts if model.moe else 0,
+    }
 
 
 def cluster_rows() -> list[Row]:
     """Every cluster: name and what one of its nodes is."""
-    groups = {name: find_cluster(name).groups[0] for name in cluster_names()}
-    return [
-        {
-            "name": name,
-            "gpu": group.gpu.slug,
-            "gpus_per_node": group.gpus_per_node,
-            "gpus_on_fast_link": group.island_gpus,
-            "fast_link_gb_per_s": round(group.intra_node.bytes_per_s / GB, 1),
-            "network_gb_per_s": round(group.inter_node.bytes_per_s / GB, 1),
-        }
-        for name, group in groups.items()
-    ]
+    return [_cluster_row(name) for name in cluster_names()]
+
+
+def _cluster_row(name: str) -> Row:
+    cluster = cluster_from_mapping({"name": name})  # a cloud's instance, too
+    group = cluster.groups[0]
+    return {
+        "name": name if cluster.name == "custom" else cluster.name,
+        "gpu": group.gpu.slug,
+        "gpus_per_node": group.gpus_per_node,
+        "gpus_on_fast_link": group.island_gpus,
+        "fast_link_gb_per_s": round(group.intra_node.bytes_per_s / GB, 1),
+        "network_gb_per_s": round(group.inter_node.bytes_per_s / GB, 1),
+    }
 
 
 def gpu_rows() -> list[Row]:
     """Every GPU type, once: memory as its driver reports it, dense peak, memory bandwidth."""
-    gpus = {name: find_gpu(name) for name in gpu_names()}
-    return [
-        {
-            "name": name,
-            "memory_gib": round(gpu.memory_bytes / GIB, 1),
-            "bf16_tflops": round(gpu.peak_bf16_flops / TERA, 1),
-            "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
-            "architecture": "" if gpu.nearest else gpu.architecture,
-            "priced_as": gpu.nearest,
-        }
-        for name, gpu in gpus.items()
-        if gpu.slug == name
-    ]
+    return [_gpu_row(name) for name in gpu_names() if find_gpu(name).slug == name]
+
+
+def _gpu_row(name: str) -> Row:
+    gpu = find_gpu(name)
+    return {
+        "name": gpu.slug,
+        "memory_gib": round(gpu.memory_bytes / GIB, 1),
+        "bf16_tflops": round(gpu.peak_bf16_flops / TERA, 1),
+        "hbm_gb_per_s": round(gpu.hbm_bytes_per_s / GB),
+        "architecture": "" if gpu.nearest else gpu.architecture,
+        "priced_as": gpu.nearest,
+    }

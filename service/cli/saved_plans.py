@@ -118,7 +118,7 @@ def keep(document: Mapping[str, Any], problem: Problem, *, whole: bool = False) 
     try:
         ids = "".join(str(plan["plan_id"]) for plan in (*document["plans"], *closest_of(document)))
         name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}"
-        name += f"-{code_digest()}" if whole and is_complete(document) else ""
+        name += f"-{_shown_again(problem)}" if whole and is_complete(document) else ""
         _keep(state_folder() / f"{name}.json", document, MAX_KEPT)
     except OSError as fault:
         return [f"the answer can't be saved ({fault.strerror}): use --save-dir, or keep --json"]
@@ -129,7 +129,7 @@ def known_answer(problem: Problem, profile: Profile) -> Answer | None:
     """Return the whole answer to the same question, kept by the same code with the same costs; or None."""
     digest = digest_of(problem)
     try:
-        paths = _newest_first(state_folder(), f"{digest[:16]}-*-{code_digest()}.json")
+        paths = _newest_first(state_folder(), f"{digest[:16]}-*-{_shown_again(problem)}.json")
     except OSError:
         return None
     for path in paths:
@@ -141,6 +141,11 @@ def known_answer(problem: Problem, profile: Profile) -> Answer | None:
         except (OSError, ValueError, LookupError, TypeError, InvalidProblemError):
             continue
     return None
+
+
+def _shown_again(problem: Problem) -> str:
+    """Return the mark of answers of this code to questions with the same warnings."""
+    return sha256(repr((code_digest(), problem.cluster.warnings)).encode()).hexdigest()[:12]
 
 
 def keep_verdict(plan_id: str, verdict: str) -> list[str]:

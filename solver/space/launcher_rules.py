@@ -17,7 +17,7 @@ from meshwright.profiles.adapters import (
     PARAMETER_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
-    all_linear_adapts,
+    unadaptable,
 )
 from meshwright.profiles.advice import advice_on_experts
 from meshwright.profiles.attention import HYBRID, SDPA
@@ -135,10 +135,11 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             )
     named = {*workload.lora_targets}
     all_linear = able.adapters == ("single",) and {*SINGLE_TARGETS} <= named
-    if (all_linear or "out_proj" in named) and not all_linear_adapts(problem.model):
+    lacking = unadaptable(problem.model)
+    if lacking and (all_linear or lacking in named):
         yield FieldError(
             pointer="/workload/lora_targets",
-            message=f"peft can't adapt out_proj of {problem.model.title}, one of its linear layers",
+            message=f"peft can't adapt {lacking} of {problem.model.title}, one of its linear layers",
             allowed=f"some of {', '.join(SINGLE_TARGETS)}",
             nearest=json.dumps(SINGLE_TARGETS[:4]),
         )

@@ -34,11 +34,11 @@ from meshwright.profiles.adapters import (
     SINGLE_TARGETS,
     TRAINED_MODULES,
     adapter_parameters,
-    all_linear_adapts,
     base_bytes,
     copied_parameters,
     quantized_layers,
     target_fault,
+    unadaptable,
 )
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import families
@@ -107,7 +107,7 @@ def test_peft_trains_as_many_weights_of_every_type_where_all_linear_layers_or_th
         try:
             theirs = trained(model, named, 6)
         except ValueError:  # other names than Llama's, or mixers that peft leaves as they are
-            assert named != "all-linear" or not all_linear_adapts(ours)
+            assert named != "all-linear" or unadaptable(ours) == "out_proj"
             continue
         there = {path.rsplit(".", 1)[-1] for path, _ in model.named_modules()}
         if ours.compression is not None:  # refused by ``launcher_rules``: adapters of it are not counted
@@ -130,7 +130,7 @@ def test_peft_copies_as_many_weights_of_every_type_whose_embedding_head_and_norm
     normed = all(
         path.endswith("norm") for path, one in model.named_modules() if "Norm" in type(one).__name__
     )
-    targets = "all-linear" if all_linear_adapts(ours) else ["in_proj"]  # of mixers peft takes no out_proj
+    targets = ["in_proj"] if unadaptable(ours) == "out_proj" else "all-linear"
     names = {"embed_tokens", "lm_head"} & there | ({"norm"} if normed else set())
     options = {"r": 4, "target_modules": targets, "task_type": "CAUSAL_LM"}
     with torch.device("meta"):
@@ -339,9 +339,32 @@ def test_peft_trains_as_many_weights_beside_layers_that_only_some_classes_have(m
         try:
             theirs = trained(model, [target], 6)
         except ValueError:  # mixers that peft leaves as they are
-            assert (target, all_linear_adapts(ours)) == ("out_proj", False)
+            assert target == unadaptable(ours) == "out_proj"
             continue
         assert adapter_parameters(ours, 6, (target,)) == theirs, target
+
+
+@pytest.mark.parametrize("model_type", sorted(set(families()) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
+def test_layers_that_return_several_tensors_are_those_that_peft_cannot_adapt(model_type: str) -> None:
+    config, model = small(model_type)
+    ours = model_from_config({"model_type": model_type, **config}, name="small")
+    if ours.compression is not None:  # refused by ``launcher_rules``
+        return
+    own = {
+        path.rsplit(".", 1)[-1]: one(torch.empty(3, one.in_features, device="meta"))
+        for path, one in model.named_modules()
+        if isinstance(one, torch.nn.Linear) and type(one).forward is not torch.nn.Linear.forward
+    }
+    several = {name for name, outputs in own.items() if isinstance(outputs, tuple)}
+    assert several == {unadaptable(ours)} - {"", "out_proj"}
+
+
+def test_peft_wraps_a_router_that_returns_several_tensors_but_no_step_runs() -> None:
+    _, model = small("llama4_text")
+    with torch.device("meta"):
+        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["router"], task_type="CAUSAL_LM"))
+    with pytest.raises(AttributeError, match="'tuple' object has no attribute 'dtype'"):
+        adapted(input_ids=torch.ones((1, 8), dtype=torch.long, device="meta"))
 
 
 @pytest.mark.parametrize(

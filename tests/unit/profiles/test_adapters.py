@@ -9,13 +9,13 @@ from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
     SINGLE_TARGETS,
     adapter_parameters,
-    all_linear_adapts,
     base_bytes,
     bound_targets,
     copied_parameters,
     linear_names,
     quantized_layers,
     target_fault,
+    unadaptable,
 )
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.layers.operators import Matrix
@@ -121,11 +121,12 @@ def test_a_matrix_of_a_checkpoint_has_its_codes_scales_and_tables() -> None:
     assert base_bytes(layer, "aqlm") == weights // 4 + 2 * 1024 + 65536 * 8 * 2
 
 
-def test_peft_adapts_every_linear_layer_but_those_of_mambas_own_kernels() -> None:
+def test_peft_adapts_every_linear_layer_but_mambas_output_and_routers_that_return_several_tensors() -> None:
     joined = model_from_config({"model_type": "falcon_h1"}, name="falcon-h1")  # a mixer next to attention
-    assert all_linear_adapts(a_model())
-    assert not all_linear_adapts(joined)
-    assert not all_linear_adapts(find_model("nemotron-3-nano-30b-a3b"))  # layers with a mixer alone
+    assert unadaptable(a_model()) == unadaptable(find_model("mixtral-8x7b")) == ""
+    assert unadaptable(joined) == "out_proj"
+    assert unadaptable(find_model("nemotron-3-nano-30b-a3b")) == "out_proj"  # layers with a mixer alone
+    assert unadaptable(find_model("llama-4-scout")) == unadaptable(find_model("phi-3.5-moe")) == "router"
 
 
 FUSED, EVERY_SINGLE = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"), SINGLE_TARGETS

@@ -39,10 +39,28 @@ def test_a_list_has_the_names_with_all_words(words: tuple[str, ...], among: set[
         (("gpus", "NVIDIA A100-SXM4-40GB"), "a100-sxm-40gb"),
         (("gpus", "5090", "D"), "rtx-5090-d"),
         (("models", "Qwen/Qwen3-8B"), "qwen3-8b"),
+        (("models", "Qwen/Qwen3-8B-AWQ"), "qwen3-8b"),  # stored as no model of the catalog is
+        (("clusters", "p5.48xlarge"), "aws-p5-h100"),
+        (("clusters", "a3-highgpu-8g"), "a3-highgpu-8g"),  # in no list
+        (("clusters", "8xB200"), "8xb200"),
     ],
 )
 def test_a_list_reads_what_the_options_of_plan_read(words: tuple[str, ...], name: str) -> None:
     assert listed(*words).keys() == {name}
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("gpus", "rtx-2070"), "No GPU of the catalog has this name"),  # not an RTX 5070
+        (("gpus", "rtx-3050-6gb"), "No such card has 6 GB"),
+        (("models", "llama-5"), "Did you mean"),
+        (("clusters", "dgx-h101"), "Did you mean dgx-h100"),
+    ],
+)
+def test_a_list_says_of_an_unknown_name_what_plan_says(words: tuple[str, ...], why: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert why in str(done.exception)
 
 
 def test_a_gpu_that_nobody_measured_names_the_one_that_it_is_priced_as_and_no_architecture() -> None:

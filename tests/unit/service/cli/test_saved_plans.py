@@ -215,6 +215,12 @@ def test_the_same_question_gets_its_kept_answer_while_code_and_costs_are_the_sam
     assert kept.known_answer(problem, slower) is None
     seeded = replace(problem, options=replace(problem.options, seed=1))
     assert kept.known_answer(seeded, profile) is None
+    assumed = replace(
+        problem, cluster=replace(problem.cluster, warnings=("h100: assuming SXM with 80 GB",))
+    )
+    assert kept.known_answer(assumed, profile) is None  # the same request, with a warning of its own
+    kept.keep(document, assumed, whole=True)
+    assert kept.known_answer(assumed, profile) == kept.known_answer(problem, profile) == answer
     monkeypatch.setattr(kept, "code_digest", lambda: "another")
     assert kept.known_answer(problem, profile) is None
 
