@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import typing
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -37,8 +38,22 @@ from megatron.core import num_microbatches_calculator as calculator  # noqa: E40
 from megatron.core.activations import squared_relu  # noqa: E402
 from megatron.core.fusions.fused_bias_geglu import quick_gelu  # noqa: E402
 from megatron.core.tokenizers.utils.build_tokenizer import vocab_size_with_padding  # noqa: E402
-from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
+from megatron.training.argument_utils import (  # noqa: E402
+    ArgumentGroupFactory,
+    core_transformer_config_from_args,
+)
 from megatron.training.arguments import parse_args, validate_args  # noqa: E402
+
+_help_of = ArgumentGroupFactory._get_field_docstrings
+
+
+@cache
+def help_of(kind: type) -> dict[str, str]:
+    """The help of a class's arguments, read from its source once: each parser reads it anew."""
+    return _help_of(ArgumentGroupFactory, kind)
+
+
+ArgumentGroupFactory._get_field_docstrings = staticmethod(help_of)
 
 
 def configured(case: Case) -> tuple[typing.Any, typing.Any]:

@@ -13,6 +13,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,27 @@ def judge(case: Case) -> Seen:
         setattr(args, name, value)
         setattr(config, name, value)
     return {"ranks": [built(args, config, rank) for rank in case["ranks"]], "model": facts}
+
+
+@cache
+def rank_groups(world_size: int, sizes: tuple[int, ...], mask: tuple[bool, ...]) -> list[list[int]]:
+    """Every group of ranks along some dimensions: they are the same for all ranks of a plan."""
+    return _groups_of_ranks(world_size, list(sizes), list(mask))
+
+
+def create_group(ranks: list[int], **options: Any) -> Any:
+    """A group of this rank; other ranks' groups, which a rank only has to enter, are thousands."""
+    if torch.distributed.get_rank() in ranks:
+        return _created_group(ranks, **options)
+    return torch.distributed.GroupMember.NON_GROUP_MEMBER
+
+
+_groups_of_ranks = parallel_state.generate_masked_orthogonal_rank_groups
+parallel_state.generate_masked_orthogonal_rank_groups = lambda world_size, sizes, mask: [
+    [*ranks] for ranks in rank_groups(world_size, tuple(sizes), tuple(mask))
+]
+_created_group = parallel_state.create_group
+parallel_state.create_group = create_group
 
 
 def built(args: Any, config: Any, rank: int) -> Seen:

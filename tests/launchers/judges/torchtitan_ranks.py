@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,18 @@ def judge(case: Case) -> Seen:
             (Path(folder) / name).write_text(text)
         sys.path.insert(0, folder)
         try:
-            ranks = [built(case["world_size"], rank) for rank in case["ranks"]]
             config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
-            return {"ranks": ranks, "model": torchtitan_model.facts_of(config.model_spec.model)}
+            facts = torchtitan_model.facts_of(config.model_spec.model)
+            ranks = [built(deepcopy(config), case["world_size"], rank) for rank in case["ranks"]]
+            return {"ranks": ranks, "model": facts}
         finally:
             sys.path.remove(folder)
             sys.modules.pop("torchtitan_plan", None)
             importlib.invalidate_caches()
 
 
-def built(world_size: int, rank: int) -> Seen:
+def built(config: Any, world_size: int, rank: int) -> Seen:
     """One rank: its chunks, each on the meta device."""
-    config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
     config.parallelism.spmd_backend = "partial_dtensor"
     config.compile.enable = False
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
