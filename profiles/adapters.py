@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal, get_args
 
+from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.model import MIXER_LAYER, LayerKind, ModelSpec
 from meshwright.profiles.storage import PACKED_BYTES, BasePrecision, storage_of
@@ -30,7 +31,11 @@ MIXER_INPUTS = (
     "in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
     "g_proj", "a_proj", "b_proj", "f_a_proj",
 )  # fmt: skip
-CLASS_TARGETS = (*MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate")
+# Several of Llama's that a class has in one layer.
+JOINED_TARGETS = ("qkv_proj", "kv_proj", "gate_up_proj")
+CLASS_TARGETS = (
+    *JOINED_TARGETS, *MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate"
+)  # fmt: skip
 # Experts' weights that lie in one tensor of the class, by its names (peft's ``target_parameters``).
 GATE_UP_PARAMETER, DOWN_PARAMETER = PARAMETER_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
@@ -44,14 +49,19 @@ LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS
 ALL_LINEAR = ("all-linear",)
 # Those that read one tensor.
 ATTENTION_INPUT = (
-    "linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", *MIXER_INPUTS
+    "linear_qkv", "q_proj", "k_proj", "v_proj", *JOINED_TARGETS[:2], "q_a_proj", "kv_a_proj_with_mqa",
+    *MIXER_INPUTS,
 )  # fmt: skip
-MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj", "w1", "w3", GATE_UP_PARAMETER, "shared_expert_gate")
+MLP_INPUT = (
+    "linear_fc1", "gate_proj", "up_proj", JOINED_TARGETS[2], "w1", "w3", GATE_UP_PARAMETER,
+    "shared_expert_gate",
+)  # fmt: skip
 MLP_INNER = ("linear_fc2", "down_proj", "w2", DOWN_PARAMETER)
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"), "kv_proj": ("k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }  # fmt: skip
+_LAYERS = (*SINGLE_TARGETS, *JOINED_TARGETS)  # of attention and MLPs
 _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
 
@@ -229,18 +239,12 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
         return f"only {halves.pop()}: peft adapts the experts' fused gate and up projections together"
     if others and named != "w1_w3":
         return f"{min(others)}: only Mixtral's experts have layers with this name"
-    if why := _parameter_fault(model, targets) or _output_fault(model, targets):
+    if why := _parameter_fault(model, targets):
         return why
     if not targets:
         return f"is required: the default adapts attention, and {model.title} has none"
     if not adapter_parameters(model, 1, targets):
         return f"{model.title} has no layer with this name that peft can adapt"
-    return None
-
-
-def _output_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
-    if "out_proj" in targets and model.mixer and model.mixer.kind == "short_convolution":
-        return f"out_proj: attention of {model.title} has a layer with this name, too"
     return None
 
 
@@ -259,6 +263,11 @@ def parted(targets: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return layers, tuple(name for name in targets if name in PARAMETER_TARGETS)
 
 
+def class_targets(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return single layers and whole modules by the names that peft finds them under in the class."""
+    return tuple(dict.fromkeys(class_name(model.layer_names, target) for target in targets))
+
+
 _NAMES = {
     "fused": FUSED_TARGETS,
     "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *PARAMETER_TARGETS),
@@ -267,6 +276,13 @@ _ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
 }  # fmt: skip
+
+
+def _alike(model: ModelSpec) -> dict[str, tuple[str, ...]]:
+    """Return the single layers that each fused one stands for in the model's class."""
+    qkv = ("qkv_proj",) if model.fused_qkv else ("q_proj", "kv_proj") if model.fused_kv else None
+    found = _ALIKE | ({"linear_qkv": qkv} if qkv else {})
+    return found | ({"linear_fc1": ("gate_up_proj",)} if model.fused_gate_up else {})
 
 
 def bound_targets(
@@ -281,17 +297,17 @@ def bound_targets(
         listed: it lists the class's linear layers itself (``linear_names``).
     """
     fused = {"fused", "single"} <= {*adapters} and adapter_parameters(model, 1, FUSED_TARGETS) > 0
-    named = {name for kind in adapters for name in _NAMES[kind]}
+    named, alike = {name for kind in adapters for name in _NAMES[kind]}, _alike(model)
     if targets != ALL_LINEAR and {*targets} <= named:
         return targets
     if adapters == ("fused",):
-        there = tuple(name for name in FUSED_TARGETS if {*_ALIKE[name]} <= {*targets})
-        whole = {single for name in there for single in _ALIKE[name]} == {*targets}
+        there = tuple(name for name in FUSED_TARGETS if {*alike[name]} <= {*targets})
+        whole = {single for name in there for single in alike[name]} == {*targets}
         return FUSED_TARGETS if names_every(targets) else there if whole else targets
     if targets == ALL_LINEAR and adapters:
         return FUSED_TARGETS if fused else _every_single(model, listed=listed)
     if {*targets} <= {*FUSED_TARGETS} and adapters:
-        return tuple(name for name in SINGLE_TARGETS if any(name in _ALIKE[one] for one in targets))
+        return tuple(name for name in LORA_TARGETS if any(name in alike[one] for one in targets))
     return targets
 
 
@@ -300,7 +316,7 @@ def _every_single(model: ModelSpec, *, listed: bool) -> tuple[str, ...]:
     if not unadaptable(model):
         return linear_names(model) if listed else SINGLE_TARGETS
     names = {name for block in single_blocks(model) for name in block}
-    return tuple(name for name in SINGLE_TARGETS if name in names) or SINGLE_TARGETS
+    return tuple(name for name in _LAYERS if name in names) or SINGLE_TARGETS
 
 
 def usual_targets(
@@ -336,13 +352,13 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
     if moe is None or moe.expert_adapters not in _CONVERTED:
         return SINGLE_TARGETS
     there = {name for block in single_blocks(model) for name in block}
-    return tuple(name for name in SINGLE_TARGETS if name in there)
+    return tuple(name for name in _LAYERS if name in there)
 
 
 def language_names(model: ModelSpec) -> tuple[str, ...]:
     """Return the single layers of a model by name, without a router: what names all but mixers' layers."""
     there = {name for block in single_blocks(model) for name in block}
-    return tuple(name for name in SINGLE_TARGETS if name in there and name != "gate")
+    return tuple(name for name in _LAYERS if name in there and name != "gate")
 
 
 def of_linear_experts(model: ModelSpec, rank: int) -> int:

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.layer_names import LayerNames
 from meshwright.profiles.layers.build import layer_of
 from meshwright.profiles.layers.ends import first_of, head_of, prediction_of
 from meshwright.profiles.layers.operators import Layer, Operator
@@ -94,6 +95,7 @@ class ModelSpec(Checked):
     value_head_dim: int | None = None  # value size of one head; None: head_dim
     keys_are_values: bool = False  # one projection yields both
     gated_mlp: bool = True  # SwiGLU-like: three MLP matrices instead of two
+    layer_names: LayerNames = "llama"  # what transformers' class calls its linear layers; names alone
     fused_qkv: bool = False  # transformers' class has one linear layer for queries, keys and values
     fused_kv: bool = False  # or one for keys and values (TeleChat)
     fused_gate_up: bool = False  # and one for the MLP's two; each of these changes adapters alone

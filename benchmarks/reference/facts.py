@@ -65,7 +65,7 @@ TOGETHER: Mapping[str, Mapping[str, object]] = {
     "rotary_scaling": {"rotary_local_base": None},
 }
 # causal: of a tower alone; block_size: of another attention; stored_as: a plan's weights have 16 bits
-_NOT_FACTS = ("name", "source", "display_name", "stored_as", "mla", "causal", "block_size")
+_NOT_FACTS = ("name", "source", "display_name", "stored_as", "layer_names", "mla", "causal", "block_size")
 _PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
     ("streams", StreamsSpec),

@@ -16,7 +16,7 @@ from meshwright.launchers.rules import Rule, refuse_first
 from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.target import ExportBundle, Target
 from meshwright.launchers.templates import filled
-from meshwright.profiles.adapters import names_every, parted
+from meshwright.profiles.adapters import class_targets, names_every, parted
 from meshwright.profiles.attention import AUTO, HYBRID, implementation, runnable
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import FOREACH
@@ -304,9 +304,12 @@ def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
     if not workload.lora_rank:
         return
     layers, parameters = parted(workload.lora_targets)
-    targets = "'all-linear'" if names_every(layers) else str(list(layers) or None)
+    targets = (
+        "'all-linear'" if names_every(layers) else str(list(class_targets(target.model, layers)) or None)
+    )
     apart = f", target_parameters={list(parameters)}" if parameters else ""
-    whole = f", modules_to_save={list(workload.trained_modules)}" if workload.trained_modules else ""
+    modules = list(class_targets(target.model, workload.trained_modules))
+    whole = f", modules_to_save={modules}" if modules else ""
     yield (
         f"the script must train adapters alone: peft's LoraConfig(r={workload.lora_rank}, "
         f"target_modules={targets}{apart}{whole}) on the model, frozen and loaded with "

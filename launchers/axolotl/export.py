@@ -19,7 +19,7 @@ from meshwright.launchers.images import (
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles, Values, experts
-from meshwright.profiles.adapters import linear_names, parted
+from meshwright.profiles.adapters import class_targets, linear_names, parted
 from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import optimizer_named
@@ -163,7 +163,8 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         """Return the layers with adapters; all of them have a switch."""
         targets, parameters = parted(target.workload.lora_targets)
         every = linear_names(target.problem.model) == targets
-        listed = language_pattern(targets) if has_images(target) else list(targets)
+        words = class_targets(target.model, targets)
+        listed = language_pattern(words) if has_images(target) else list(words)
         named: Values = {"lora_target_linear": True} if every else {"lora_target_modules": listed}
         apart: Values = {"lora_target_parameters": list(parameters)} if parameters else {}
         return {**(named if targets else {}), **apart, **super().adapted(target)}

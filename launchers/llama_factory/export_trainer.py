@@ -17,7 +17,7 @@ from meshwright.launchers.accelerate.export import (
 from meshwright.launchers.llama_factory import export_v1 as v1
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
-from meshwright.profiles.adapters import linear_names
+from meshwright.profiles.adapters import class_targets, linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 from meshwright.profiles.requirements import Requirement, packages
@@ -106,8 +106,9 @@ class LlamaFactoryFiles(TrainerFiles):
         """Return the layers with adapters; all of them have a word."""
         workload = target.workload
         every = linear_names(target.problem.model) == workload.lora_targets
-        values: Values = {"lora_target": "all" if every else ",".join(workload.lora_targets)}
-        whole = workload.trained_modules
+        words = class_targets(target.model, workload.lora_targets)
+        values: Values = {"lora_target": "all" if every else ",".join(words)}
+        whole = class_targets(target.model, workload.trained_modules)
         return values | ({"additional_target": ",".join(whole)} if whole else {})
 
     def frozen(self, target: Target) -> Values:

@@ -21,7 +21,7 @@ from meshwright.launchers.transformers.export import (
     adapter_kinds,
     keeps_fp32,
 )
-from meshwright.profiles.adapters import linear_names
+from meshwright.profiles.adapters import class_targets, linear_names
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FOREACH
 from meshwright.profiles.requirements import Requirement, packages
@@ -115,12 +115,13 @@ class LlamaFactoryV1Files(TrainerFiles):
         """Return adapters, and the type of the frozen weights, as plugins."""
         workload = target.workload
         every = linear_names(target.problem.model) == workload.lora_targets
-        whole = {"modules_to_save": list(workload.trained_modules)} if workload.trained_modules else {}
+        modules = class_targets(target.model, workload.trained_modules)
+        whole = {"modules_to_save": list(modules)} if modules else {}
         adapted: Values = {
             "name": "lora",
             "r": workload.lora_rank,
             "lora_alpha": 2 * workload.lora_rank,
-            "target_modules": "all" if every else list(workload.lora_targets),
+            "target_modules": "all" if every else list(class_targets(target.model, workload.lora_targets)),
             **adapter_kinds(target, "use_dora"),
             **whole,
         }

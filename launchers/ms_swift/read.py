@@ -67,7 +67,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             f"{message} takes a recipe and its settings from the checkout next to it",
             allowed="the whole configuration as YAML, which Megatron-Bridge prints when it starts",
         )
-    if _OTHERS.search(program):
+    by_deepspeed = any(
+        word.text.rpartition("/")[2] == "deepspeed" for word in command.before
+    )  # torchrun alone
+    if _OTHERS.search(program) or by_deepspeed:
         line, program = command.words[0].line, shown(program.rpartition("/")[2])
         message = f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
         raise refused(f"{message} and is none of ms-swift's", allowed="megatron pt, megatron sft")

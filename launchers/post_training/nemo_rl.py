@@ -16,7 +16,7 @@ from meshwright.launchers.post_training.target import (
     yaml_text,
 )
 from meshwright.launchers.target import ExportBundle
-from meshwright.profiles.adapters import FUSED_TARGETS, names_every
+from meshwright.profiles.adapters import FUSED_TARGETS, class_targets, names_every
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.solver.post_training.problem import PostTraining, RolePlan, SideRole
 
@@ -186,9 +186,10 @@ def _adapters(target: RoleTarget, switch: str = "") -> Values:
     """Return LoRA of a back end: every linear layer by a switch, or by no names (docs/guides/lora.md)."""
     work = target.asked.training.workload
     every = names_every(work.lora_targets) or work.lora_targets == FUSED_TARGETS
+    words = class_targets(target.asked.training.model, work.lora_targets)
     return {
         "enabled": True, "dim": work.lora_rank, "alpha": 2 * work.lora_rank,
-        "target_modules": [] if every else list(work.lora_targets), **({switch: every} if switch else {}),
+        "target_modules": [] if every else list(words), **({switch: every} if switch else {}),
     }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from meshwright.launchers.post_training.target import (
     warnings_of,
 )
 from meshwright.launchers.target import ExportBundle
-from meshwright.profiles.adapters import names_every
+from meshwright.profiles.adapters import class_targets, names_every
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.post_training.engines import COLOCATED_SHARE, MEMORY_SHARES
@@ -132,7 +132,8 @@ def overrides_of(target: RoleTarget) -> Values:
 def _adapters(target: RoleTarget) -> Values:
     """Return peft's adapters, and engines that load the frozen weights once (docs/advance/ppo_lora.rst)."""
     work, model = target.asked.training.workload, "actor_rollout_ref.model"
-    layers = "all-linear" if names_every(work.lora_targets) else f"[{','.join(work.lora_targets)}]"
+    words = class_targets(target.asked.training.model, work.lora_targets)
+    layers = "all-linear" if names_every(work.lora_targets) else f"[{','.join(words)}]"
     types = {"bf16": "bf16", "fp32": "fp32"}
     return {
         f"{model}.lora_rank": work.lora_rank,

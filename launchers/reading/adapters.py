@@ -27,6 +27,7 @@ from meshwright.profiles.adapters import (
     single_blocks,
 )
 from meshwright.profiles.documents import shown
+from meshwright.profiles.layer_names import CLASS_WORDS, layers_called
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.stored import checkpoint_base, stored_in_name
@@ -189,10 +190,10 @@ def _refuse_silent_rank(fields: Fields, program: str) -> None:
 
 
 _TARGETS = ("lora_target", "target_modules", "lora_target_modules", "lora_modules", "trainable")
-_FUSED = {  # layers that some transformers models fuse as Megatron-Core does; GPT-2 has two with one name
-    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "W_pack"), ("linear_qkv",)),
+_FUSED = {  # of models that are not known; GPT-2 has two with one name
+    **dict.fromkeys(("query_key_value", "c_attn", "W_pack"), ("linear_qkv",)),
     **dict.fromkeys(("dense", "attn.c_proj"), ("linear_proj",)),
-    **dict.fromkeys(("gate_up_proj", "dense_h_to_4h", "c_fc"), ("linear_fc1",)),
+    **dict.fromkeys(("dense_h_to_4h", "c_fc"), ("linear_fc1",)),
     **dict.fromkeys(("dense_4h_to_h", "mlp.c_proj"), ("linear_fc2",)),
     "c_proj": ("linear_proj", "linear_fc2"),
 }
@@ -207,8 +208,7 @@ _PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_
 
 _MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
 _OF_ATTENTION = {*SINGLE_TARGETS} - {*_MLP_NAMES, "gate"}
-_OUTPUT = "out_proj"  # of attention, too, in some classes without mixers: OPT, GPT-J, DBRX
-_OF_MIXERS = {name for name in CLASS_TARGETS if name.startswith("in_proj_")} | {_OUTPUT}
+_OF_MIXERS = {name for name in CLASS_TARGETS if name.startswith("in_proj_")} | {"out_proj"}
 
 
 def _plain(word: object, model: ModelSpec | None) -> object:
@@ -272,6 +272,9 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
     if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
     known = [_targets_of(str(word), model) for word in words]
+    if model is not None and any(known):  # a list for several models: peft passes over other classes' words
+        words = [word for word, found in zip(words, known, strict=True) if found or word not in CLASS_WORDS]
+        known = [_targets_of(str(word), model) for word in words]
     if not all(known):
         word = words[known.index(())]
         fields.fault(
@@ -282,13 +285,11 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
 
 
 def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
-    """Return the targets that a name means; ``out_proj`` is attention's where no mixer has one.
-
-    No class with a gated MLP calls it so whose queries, keys and values are apart: peft passes it over.
-    """
-    if word == _OUTPUT and model is not None and (not model.gated_mlp or model.fused_qkv):
-        return (_OUTPUT,) if any(_OUTPUT in block for block in single_blocks(model)) else ("o_proj",)
-    return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
+    """Return the targets that a name means in the class of the model."""
+    if model is None:
+        return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
+    there = dict.fromkeys(name for block in single_blocks(model) for name in block)
+    return layers_called(model.layer_names, word, there) or ((word,) if word in LORA_TARGETS else ())
 
 
 def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
@@ -299,7 +300,7 @@ def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple
     if targets != _PEFTS_OWN or any(fields.raw(name) for name in _TARGETS):
         return targets
     fused = all("qkv_proj" in block and "gate_up_proj" not in block for block in single_blocks(model))
-    return ("linear_qkv",) if fused else targets
+    return ("qkv_proj",) if fused else targets
 
 
 def _of_pattern(fields: Fields, name: str, text: str) -> tuple[str, ...]:

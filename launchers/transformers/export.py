@@ -22,7 +22,7 @@ from meshwright.launchers.dialect import named, written
 from meshwright.launchers.export import model_is_in_the_script
 from meshwright.launchers.table import tables_of
 from meshwright.launchers.target import Target
-from meshwright.profiles.adapters import linear_names
+from meshwright.profiles.adapters import class_targets, linear_names
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 
 Values = dict[str, object]
@@ -98,7 +98,7 @@ class TrainerFiles(AccelerateFiles, ABC):
 
     def adapted(self, target: Target) -> Values:
         """Return the layers with adapters, and the modules trained in full."""
-        whole = target.workload.trained_modules
+        whole = class_targets(target.model, target.workload.trained_modules)
         return {"lora_modules_to_save": list(whole)} if whole else {}
 
     @abstractmethod

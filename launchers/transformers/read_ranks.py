@@ -274,8 +274,28 @@ def run_of_deepspeeds_file(
         _require_same(values, base, overrides, over)
     elif fields.has(accelerate.MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script sets the batches
         _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, overrides, over)
+    if key == _OF_THE_ENGINE and not (fields.has(accelerate.ACCUMULATION) or "num_microbatches" in over):
+        overrides = _with_own_accumulation(values, overrides)
     filled = {key: LocatedValue("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
     return _of_deepspeeds({**values, **filled}, base, overrides)
+
+
+def _with_own_accumulation(values: Mapping[str, LocatedValue], overrides: Overrides) -> Overrides:
+    """Leave the accumulation to DeepSpeed's file if it states both batches (``runtime/config.py``).
+
+    DeepSpeed adds gradients up, and the script steps its engine after every micro-batch.
+    """
+    batch, micro = (
+        values[name].value if name in values else None for name in (_DEEPSPEEDS_BATCH, _DEEPSPEEDS_MICRO)
+    )
+    if not (isinstance(batch, int) and isinstance(micro, int) and micro > 0):
+        return overrides
+    count, rest = divmod(batch, micro * (overrides.num_gpus or 1))
+    return (
+        replace(overrides, values={**overrides.values, "num_microbatches": count})
+        if not rest
+        else overrides
+    )
 
 
 def _of_deepspeeds(values: Mapping[str, LocatedValue], base: str, overrides: Overrides) -> LaunchFile:

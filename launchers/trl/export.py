@@ -16,7 +16,7 @@ from meshwright.launchers.images import (
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
-from meshwright.profiles.adapters import names_every, parted
+from meshwright.profiles.adapters import class_targets, names_every, parted
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import WHOLE_PRECISIONS
 
@@ -86,8 +86,9 @@ last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/nu
         A list of one becomes a word, which peft treats as a pattern of whole paths (trainer/utils.py).
         """
         targets, parameters = parted(target.workload.lora_targets)
-        listed = list(targets) * (2 if len(targets) == 1 else 1)
-        listed = [language_pattern(targets)] if has_images(target) else listed
+        words = class_targets(target.model, targets)
+        listed = list(words) * (2 if len(words) == 1 else 1)
+        listed = [language_pattern(words)] if has_images(target) else listed
         named = "all-linear" if names_every(targets) else listed
         apart = {"lora_target_parameters": list(parameters)} if parameters else {}
         return {**({"lora_target_modules": named} if targets else {}), **apart, **super().adapted(target)}

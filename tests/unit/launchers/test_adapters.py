@@ -66,6 +66,37 @@ def test_llama_factory_is_told_rank_layers_and_the_base_and_they_are_read_back(b
     assert read_launch_files(source).workload == found.workload
 
 
+@pytest.mark.parametrize("launcher", ["trl", "axolotl", "llama-factory-accelerate"])
+@pytest.mark.parametrize(
+    ("name", "targets", "words"),
+    [
+        ("opt-6.7b", ("q_proj", "o_proj", "down_proj"), ["q_proj", "out_proj", "fc2"]),
+        ("gpt-j-6b", ("v_proj", "o_proj", "up_proj"), ["v_proj", "out_proj", "fc_in"]),
+        ("pythia-6.9b", ("o_proj", "qkv_proj"), ["dense", "query_key_value"]),
+        ("phi-3-mini-4k", ("o_proj", "qkv_proj"), ["o_proj", "qkv_proj"]),
+        ("starcoder2-7b", ("o_proj", "down_proj"), ["o_proj", "c_proj"]),
+        ("gpt2-xl", ("o_proj", "down_proj"), ["attn.c_proj", "mlp.c_proj"]),
+    ],
+)
+def test_layers_are_written_by_the_names_of_the_models_class_and_read_back(
+    launcher: str, name: str, targets: tuple[str, ...], words: list[str]
+) -> None:
+    model = find_model(name)
+    problem = problem_of(launcher, model, num_nodes=1)
+    work = replace(problem.workload, seq_length=1024, lora_rank=16, lora_targets=targets)
+    found = Target(
+        plan=plan(replace(SHARDS, stage_layers=(model.num_layers,))),
+        problem=replace(problem, workload=work),
+    )
+    texts = files(found)
+    (file,) = [text for file, text in texts.items() if file.endswith("yaml") and "\nlora_target" in text]
+    told = yaml.safe_load(file)
+    listed = told.get("lora_target_modules") or told["lora_target"].split(",")
+    assert listed == words
+    source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
+    assert read_launch_files(source).workload.lora_targets == targets
+
+
 def of_llama_factory(**changes: object) -> Source:
     """LLaMA-Factory's own example of LoRA (examples/train_lora), next to accelerate's of FSDP."""
     own = {

@@ -34,7 +34,7 @@ PARTS: tuple[tuple[str, type], ...] = (
     ("streams", StreamsSpec),
 )  # fmt: skip
 # Among them the size of chosen blocks: an indexer of single keys is that of another attention.
-NAMES = {"name", "source", "display_name", "stored_as", "moe", "mla", "block_size"}
+NAMES = {"name", "source", "display_name", "stored_as", "layer_names", "moe", "mla", "block_size"}
 # What only some configs of a type have: layers without positions that are not every n-th.
 LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}
 LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}

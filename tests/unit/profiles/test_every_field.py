@@ -25,7 +25,7 @@ def _words(text: str) -> set[str]:
 
 # What a layer with a mixer has as the model's other layers do: sizes, MLP, norms, residuals, ends.
 SHARED = _words(
-    """name num_layers hidden_size ffn_hidden_size vocab_size gated_mlp fused_gate_up activation
+    """name layer_names num_layers hidden_size ffn_hidden_size vocab_size gated_mlp fused_gate_up activation
     activation_clamp gate_offset tied_embeddings embedding_size layer_embedding_size layer_vocab_size
     borrowing_layers borrowing_ffn_hidden_size moe streams hyper_streams residual_block_layers tower
     diffusion layer_pattern layer_ffn_sizes layer_kv_heads num_mtp_layers causal
@@ -44,7 +44,7 @@ UNREAD_BY_MIXERS = _words(
 )
 # What changes no matrix and no kernel of the classes that verify builds, or only refines another field.
 SAME_CLASS = _words(
-    """name fused_qkv fused_kv fused_gate_up activation_clamp gate_offset layer_vocab_size
+    """name layer_names fused_qkv fused_kv fused_gate_up activation_clamp gate_offset layer_vocab_size
     borrowing_ffn_hidden_size sliding_window_every global_layers chunked_attention learned_position_offset
     rotary_base rotary_local_base rotary_fraction rotary_local_fraction rotary_scaling no_rotary_every
     no_rotary_layers norm_epsilon zero_centered_norm value_scale gate_bias gate_in_queries

@@ -134,6 +134,11 @@ def test_names_of_another_launcher_s_program_are_not_taken_for_one_s_own() -> No
     names = "--tensor_model_parallel_size 2 --micro_batch_size 4 --global_batch_size 128 --seq_length 4096"
     with pytest.raises(InvalidProblemError, match=r"finetune.py takes Megatron's names with underscores"):
         read(f"torchrun --nproc_per_node 4 finetune.py {names} --model_name qwen\n")
+    own = f"deepspeed --num_gpus 8 train_qwen3.py --model_name q --num_layers 0 {names}\n"
+    with pytest.raises(
+        InvalidProblemError, match=r"train_qwen3.py takes Megatron's names with underscores"
+    ):
+        read(own)
     text = f"torchrun --nproc_per_node 8 pretrain_llama3_70b.py {SIZES} --swiglu --vocab-size 512\n"
     assert (read(text).launcher, read(text).model.num_layers) == ("megatron-lm", 4)
 

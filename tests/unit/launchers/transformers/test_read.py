@@ -214,8 +214,14 @@ TRAINS: dict[str, tuple[str, Mapping[str, object]]] = {
         {"workload.lora_targets": ("w1", "w2", "w3")},
     ),
     "adapters by GPT-2's names, one of two layers": (
-        f"{PLAIN} --use_lora 1 --lora_r 8 --lora_target_modules c_attn,c_proj",
-        {"workload.lora_targets": ("linear_qkv", "linear_proj", "linear_fc2")},
+        f"{PLAIN} --use_lora 1 --lora_r 8 --lora_target_modules c_attn,c_proj".replace(
+            "meta-llama/Llama-2-7b-hf", "openai-community/gpt2"
+        ).replace("2048", "1024"),
+        {"workload.lora_targets": ("o_proj", "down_proj", "qkv_proj")},
+    ),
+    "one list of adapters for several classes, of which two are Llama's": (
+        f"{PLAIN} --use_lora 1 --lora_r 8 --lora_target_modules q_proj,v_proj,query_key_value,fc1,dense",
+        {"workload.lora_targets": ("q_proj", "v_proj")},
     ),
     "a prefix of adapters that are off": (
         f"{PLAIN} --lora_path_prefix ckpt/ --use_peft False", {"workload.lora_rank": 0},

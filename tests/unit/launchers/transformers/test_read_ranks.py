@@ -21,6 +21,7 @@ ARGUMENTS = (
     "--model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 2 "
     "--gradient_accumulation_steps 4 --model_max_length 2048 --bf16 True "
 )
+UNCOUNTED = ARGUMENTS.replace("--gradient_accumulation_steps 4 ", "")
 UNSIZED = ARGUMENTS.replace("--model_max_length 2048 ", "")
 EIGHT = f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}"
 LORA = f"{EIGHT}--use_lora True --lora_r 8 --dtype auto "
@@ -140,6 +141,11 @@ READ: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
          "--deepspeed_config ds.json"),
         {"ds.json": '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'},
         {"workload.precision": "bf16"},
+    ),
+    "the engine's own file states both batches: 64 of 8 ranks by 2 are 4 micro-batches": (
+        f"deepspeed --num_gpus 8 finetune.py {UNCOUNTED}--deepspeed_config ds.json",
+        {"ds.json": '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "bf16.enabled": true}'},
+        {"workload.global_batch_size": 64, "configuration.num_microbatches": 4},
     ),
     "layers that are trained whole beside adapters": (
         f"{LORA}--modules_to_save embed_tokens,lm_head", {},

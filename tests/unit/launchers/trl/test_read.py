@@ -217,4 +217,4 @@ def test_defaults_of_peft_are_those_of_the_class() -> None:
     )
     text += "--per_device_train_batch_size 4 --max_length 512\n"
     found = read_launch_files(Source(name="a.sh", text=text), Overrides(num_gpus=1)).workload
-    assert (found.lora_targets, found.optimizer) == (("linear_qkv",), "sgd-momentum")
+    assert (found.lora_targets, found.optimizer) == (("qkv_proj",), "sgd-momentum")
