@@ -63,6 +63,7 @@ _DOCUMENTS = (".yaml", ".yml", ".json")
 _KIND = re.compile(r'^\s*"?kind"?:\s*"?post_training\b', re.MULTILINE)
 _ALIKE = 0.75  # of difflib, at which an option's name is a slip of another: --modle, --prot
 _FIELD = re.compile(r"\w+")
+_PLAIN = re.compile(r"\d+|true|false|null")  # values of JSON without quotes
 _ASSIGNED = re.compile(r"[\w-]+=[^,=]+(,[\w-]+=[^,=]+)+")  # tp=8,pp=4: assignments in one word
 
 
@@ -522,7 +523,7 @@ def _of_other_command(option: str, wrong: str, line: Line) -> str:
 
 
 def _edited(fault: FieldError, line: Line) -> str:
-    """Return the command that corrects a field in the one file that has it; empty: none has.
+    """Return the command that corrects a field in the one file that has it once; empty: none has.
 
     It renames a misspelt field, and changes a wrong value to the nearest.
     """
@@ -530,20 +531,22 @@ def _edited(fault: FieldError, line: Line) -> str:
     right = re.split(r", | or ", fault.nearest or "")[0]
     if not (_FIELD.fullmatch(name) and _FIELD.fullmatch(right)):
         return ""
-    rename = fault.message == UNKNOWN_FIELD
-    sought = rf'(?<![\w-])({name})"?\s*:' if rename else rf'(?<![\w-]){name}"?\s*:\s*("?[\w.]+"?)'
+    key = rf'(?<![\w-])({name})"?\s*:'
+    sought = key if fault.message == UNKNOWN_FIELD else rf'(?<![\w-]){name}"?[ \t]*:[ \t]*("?[\w.]+"?)'
     found = []
     for path in _documents(line):
         with suppress(OSError, UnicodeDecodeError):
             text = path.read_text("utf-8")
             matches = list(re.finditer(sought, text))
-            if len(matches) == 1 == text.count(matches[0][0]):
-                found.append((matches[0], str(path)))
+            if len(re.findall(key, text)) == 1 == len(matches) == text.count(matches[0][0]):
+                found.append((matches[0], path))
     if len(found) != 1:
         return ""
     match, file = found[0]
     start, end = (at - match.start() for at in match.span(1))
-    return shlex.join(["sed", "-i.bak", f"s/{match[0]}/{match[0][:start]}{right}{match[0][end:]}/", file])
+    quoted = sought != key and file.suffix.lower() == ".json" and not _PLAIN.fullmatch(right)
+    new = match[0][:start] + (f'"{right}"' if quoted else right) + match[0][end:]
+    return shlex.join(["sed", "-i.bak", f"s/{match[0].replace('.', '[.]')}/{new}/", str(file)])
 
 
 def _documents(line: Line) -> Iterator[Path]:

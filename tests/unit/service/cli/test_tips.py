@@ -415,16 +415,24 @@ def test_a_misspelt_field_of_a_file_is_renamed_there(
 
 
 @pytest.mark.parametrize(
-    ("text", "right"),
+    ("nearest", "text", "right"),
     [
-        ('{"hidden_size": "2048", "num_layers": 4}', '{"hidden_size": 2048, "num_layers": 4}'),
-        ('{"hidden_size":2048.0}', '{"hidden_size":2048}'),
-        ('{"hidden_size": [2048]}', ""),
-        ('{"hidden_size": "2048", "text_config": {"hidden_size": "2048"}}', ""),  # which of the two?
+        ("2048", '{"hidden_size": "2048", "num_layers": 4}', '{"hidden_size": 2048, "num_layers": 4}'),
+        ("2048", '{"hidden_size":2048.0}', '{"hidden_size":2048}'),
+        ("2048", '{"hidden_size": [2048]}', ""),
+        (
+            "2048",
+            '{"hidden_size": "2048", "text_config": {"hidden_size": "2048"}}',
+            "",
+        ),  # which of the two?
+        ("1", '{"hidden_size": -5, "text_config": {"hidden_size": 64}}', ""),  # the other is right
+        ("silu", '{"hidden_size": "sillu"}', '{"hidden_size": "silu"}'),  # a word keeps its quotes
     ],
 )
-def test_a_wrong_value_of_a_models_file_is_corrected_there(tmp_path: Path, text: str, right: str) -> None:
-    fault = FieldError(pointer="/model/hidden_size", message="is not a whole number", nearest="2048")
+def test_a_wrong_value_of_a_models_file_is_corrected_there(
+    tmp_path: Path, nearest: str, text: str, right: str
+) -> None:
+    fault = FieldError(pointer="/model/hidden_size", message="is wrong", nearest=nearest)
     (tmp_path / "config.json").write_text(text)
     (tip,) = tips_of([fault], Line.of(["plan", str(tmp_path)], commands()))
     if not right:
