@@ -90,6 +90,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     known.overrides = replace(known.overrides, model=model)
     tuned = _tuned(fields, known)
     precision = _precision(fields)
+    eight_bits = _eight_bits(fields)
     for name in ("micro_batch_size", "sequence_len"):
         fields.expect(name)
     if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
@@ -105,8 +106,9 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     workload = Workload(
         global_batch_size=configuration.global_batch_size,
         seq_length=fields.integer("sequence_len"),
-        precision=precision,
+        precision="fp8" if eight_bits else precision,
         framework_options={
+            **eight_bits,
             **ranks.kernel_of(fields, "axolotl", configuration),
             **ranks.products_of(fields, "axolotl", _PRODUCTS),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
@@ -599,6 +601,31 @@ def _precision(fields: Fields) -> str:
             nearest="false",
         )
     return "fp16" if half else "bf16"
+
+
+_EIGHT_BITS = "fp8"
+_LOADS_ON_ONE = f"{_FSDP}cpu_ram_efficient_loading"
+
+
+def _eight_bits(fields: Fields) -> Options:
+    """Return the options of linear layers in 8 bits: torchao's, one scale a tensor.
+
+    Axolotl 0.21, core/trainers/base.py:682; weights stay in bf16, as without it.
+    """
+    if not fields.flag(_EIGHT_BITS):
+        return {}
+    whole = fields.word("adapter", "") not in _ADAPTERS
+    if not (whole and _is_cut(fields) and _version(fields) == _FSDP2) or fields.has("deepspeed"):
+        fields.fault(
+            _EIGHT_BITS,
+            "is priced of whole weights under FSDP2 alone",
+            allowed="false, or fsdp_version: 2 without an adapter",
+            nearest="false",
+        )
+    if fields.flag(_LOADS_ON_ONE):  # accelerate 1.15, accelerator.py:519
+        fields.fault(_LOADS_ON_ONE, "its trainer refuses it next to fp8", allowed="false", nearest="false")
+    gathers = fields.flag("fp8_enable_fsdp_float8_all_gather")
+    return {"precision_recipe": "fp8-current", **({} if gathers else {"low_precision_gathers": False})}
 
 
 def _configuration(fields: Fields, known: Known) -> Configuration:

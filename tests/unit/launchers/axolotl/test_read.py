@@ -642,6 +642,23 @@ def test_layers_are_named_by_the_modules_of_their_class() -> None:
         read(text.replace("linear_attn.out", "shared_expert.out"), Overrides(num_gpus=1), "a.yml")
 
 
+def test_linear_layers_in_8_bits_are_priced_of_whole_weights_under_fsdp2() -> None:
+    text = f"{AXOLOTL}fp8: true\nfsdp_version: 2\nfsdp_config: {{reshard_after_forward: true}}\n"
+    found = read(text, Overrides(num_gpus=8), "a.yml").workload
+    assert (found.precision, found.framework_options["precision_recipe"]) == ("fp8", "fp8-current")
+    assert found.framework_options["low_precision_gathers"] is False
+    small = read(f"{text}fp8_enable_fsdp_float8_all_gather: true\n", Overrides(num_gpus=8), "a.yml")
+    assert "low_precision_gathers" not in small.workload.framework_options
+    refused = {
+        text.replace("fsdp_version: 2", "fsdp_version: 1"): "under FSDP2 alone",
+        f"{text}adapter: lora\nlora_target_linear: true\n": "under FSDP2 alone",
+        text.replace("{reshard", "{cpu_ram_efficient_loading: true, reshard"): "refuses it next to fp8",
+    }
+    for other, why in refused.items():
+        with pytest.raises(InvalidProblemError, match=why):
+            read(other, Overrides(num_gpus=8), "a.yml")
+
+
 def test_the_output_of_attention_is_out_proj_in_classes_without_mixers() -> None:
     text = f"{AXOLOTL}adapter: lora\nlora_target_modules: [q_proj, v_proj, out_proj]\n"
     found = read(
