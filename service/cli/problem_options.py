@@ -175,7 +175,15 @@ def _states_model(path: Path) -> bool:
         stated = read_model_file(path).keys()
     except InvalidProblemError:  # said where the file is read as a problem
         return False
-    return bool(stated & _OF_A_MODEL) and not stated & _OFTEN
+    return bool(stated & _OF_A_MODEL) and not stated & _OFTEN and _launcher_of(path) is None
+
+
+def _launcher_of(path: Path) -> str | None:
+    """Return the launcher whose names a file has: Axolotl's state a ``model_type``, too."""
+    from meshwright.launchers.reading.base import Source  # noqa: PLC0415 - for an odd file alone
+    from meshwright.launchers.reading.registry import launcher_of  # noqa: PLC0415 - the same
+
+    return launcher_of(Source(name=path.name, text=path.read_text("utf-8", "replace")))
 
 
 def _problem_file(text: str) -> Path:
@@ -204,11 +212,7 @@ def _refuse_launch_file(path: Path, raw: Mapping[str, object]) -> None:
     """
     if raw.keys() <= _OFTEN or raw.keys() >= _PARTS or "kind" in raw or not path.is_file():
         return
-    from meshwright.launchers.reading.base import Source  # noqa: PLC0415 - for a wrong file alone
-    from meshwright.launchers.reading.registry import launcher_of  # noqa: PLC0415 - the same
-
-    launcher = launcher_of(Source(name=path.name, text=path.read_text("utf-8", "replace")))
-    if launcher is not None:
+    if (launcher := _launcher_of(path)) is not None:
         raise _of_launcher(path, f"a launch file ({launcher})")
 
 

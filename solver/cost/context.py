@@ -456,12 +456,12 @@ class Context:
     def rotates_apart(self) -> bool:
         """Return whether Megatron-Core rotates queries and keys by single operators: scaled, as YaRN does.
 
-        ``rope_utils.py apply_rotary_pos_emb``: "mscale is not supported by TE's fused RoPE". Latent
-        attention has kernels of its own.
+        ``rope_utils.py apply_rotary_pos_emb``: "mscale is not supported by TE's fused RoPE". Documents that
+        are packed take another kernel, which leaves the scale out. Latent attention has kernels of its own.
         """
         model, scaling = self.model, self.model.rotary_scaling
         scaled = scaling is not None and scaling.scales_rotations and model.mla is None
-        return scaled and model.mixes_tokens and self.facts.stack == "megatron-core"
+        return scaled and model.mixes_tokens and not self.packs and self.facts.stack == "megatron-core"
 
     @property
     def single_bytes_per_s(self) -> float:

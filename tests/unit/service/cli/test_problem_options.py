@@ -416,10 +416,11 @@ def test_a_launch_file_states_the_nodes_of_a_gpu_that_is_given_alone(tmp_path: P
         ('{"model": "llama-3.1-8b", "cluster": "dgx-h100"}', "a problem"),
         ('{"model": {"hidden_size": 1024}, "hidden_size": 2}', "a problem"),
         ("{", "a problem"),  # whose reader says what is wrong
+        ("base_model: m\nmodel_type: LlamaForCausalLM\nadapter: lora\nsequence_len: 8\n", "a problem"),
     ],
 )
 def test_what_a_file_states_tells_a_model_from_a_problem(tmp_path: Path, text: str, means: str) -> None:
-    file = tmp_path / "mine.json"
+    file = tmp_path / ("mine.json" if text.startswith("{") else "mine.yaml")
     file.write_text(text)
     assert _is_model(str(file)) == (means == "a model")
 

@@ -836,8 +836,8 @@ def test_biases_of_experts_that_no_kernel_adds_move_68_bytes_an_element() -> Non
 
 def test_a_rotation_that_yarn_scales_moves_50_bytes_an_element_more() -> None:
     # 24 forward and 34 backward of single operators, 8 of Transformer Engine's kernel
-    def moved(scaling: RotaryScaling, framework: str = "megatron-core") -> float:
-        ctx = of(replace(GPT, rotary_scaling=scaling), {}, framework)
+    def moved(scaling: RotaryScaling, framework: str = "megatron-core", *, packs: bool = False) -> float:
+        ctx = replace(of(replace(GPT, rotary_scaling=scaling), {}, framework), packs=packs)
         both = memory_bound(ctx, "dense")
         return float(both.forward[0] + both.backward[0]) * ctx.hbm_bytes_per_s / float(ctx.tokens[0])
 
@@ -847,6 +847,7 @@ def test_a_rotation_that_yarn_scales_moves_50_bytes_an_element_more() -> None:
     for other in plain:
         assert moved(scaled) - moved(other) == pytest.approx(50.0 * rotated)
     assert moved(scaled, "fsdp") == moved(plain[0], "fsdp")  # compiled
+    assert moved(scaled, packs=True) == moved(plain[0], packs=True)  # the kernel for packed documents
 
 
 def test_every_second_product_of_latent_attention_without_a_latent_of_queries_is_replayed() -> None:
