@@ -42,6 +42,7 @@ class Flag:
     choices: Sequence[str] = ()
     until: str | None = None  # the last release that has it; None: the newest
     of: str | None = None  # forks or older releases, where the pinned parser does not have it
+    by: Sequence[str] = ()  # the commands that take it, where others of the program stop at it
     role: Role | None = None  # None: not decided yet, which a test refuses
     sets: str = ""  # the field of the prediction that it sets: model.hidden_size
     why: str = ""  # of a harmless or refused one, and of a listed one that was decided
@@ -121,7 +122,7 @@ def _table_named(program: str, name: str) -> Mapping[str, Flag]:
         raise ProfileError(f"{name}: no program {program} has a table: {', '.join(programs())}") from None
 
 
-_DECLARED: dict[str, Any] = {"default": None, "choices": (), "until": None, "of": None}
+_DECLARED: dict[str, Any] = {"default": None, "choices": (), "until": None, "of": None, "by": ()}
 
 
 def programs() -> tuple[str, ...]:

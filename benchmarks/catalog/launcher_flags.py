@@ -16,25 +16,26 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from meshwright.launchers.flags import Flag, table_path
+from meshwright.launchers.flags import Flag, flags_of, table_path
 
 _CHECK = "--check"
-_OF_THE_SOURCE = ("type", "default", "until")
+_OF_THE_SOURCE = ("type", "default", "until", "by")
 _MAX_TEXT = 60  # characters of a type or a default
 _HEADER = """\
 # Arguments of {name}: {releases}.
-# type, default and until are those of their sources (python -m benchmarks.catalog.launcher_flags);
+# type, default, until and by are those of their sources (python -m benchmarks.catalog.launcher_flags);
 # the roles are by hand, docs/adr/0008 has the format. until: the last release above that has it.
 # as: the role is that of another table.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # hashed by itself
 class Release:
     """Where one release of a program declares its arguments."""
 
@@ -43,6 +44,9 @@ class Release:
     roots: tuple[str, ...] = ()  # classes with the arguments as fields; empty: all classes
     # Further classes, by the section that their fields are in: its annotation names others, too
     sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Its commands with classes of their own: an argument that not all of them take is ``by`` some
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    of_trainer: tuple[str, ...] = ()  # those that also take all of transformers' TrainingArguments
 
 
 def _factory(version: str) -> Release:
@@ -57,10 +61,12 @@ def _swift(version: str) -> Release:
         "swift/llm/utils/argument.py",
         "swift/llm/megatron/argument.py",
         "swift/trainers/arguments.py",
+        "swift/rlhf_trainers/arguments.py",
         "swift/ray_utils/arguments.py",
         "swift/megatron/argument*/*.py",
     )
     roots = (
+        "RLHFArguments",
         "SftArguments",
         "TrainArguments",
         "PretrainArguments",
@@ -68,7 +74,18 @@ def _swift(version: str) -> Release:
         "MegatronTrainArguments",
         "MegatronArguments",
     )
-    return Release(name=f"ms_swift-{version}", files=files, roots=roots)
+    commands = {
+        "sft": ("SftArguments", "TrainArguments", "PretrainArguments"),
+        "rlhf": ("RLHFArguments",),
+        "megatron": ("MegatronSftArguments", "MegatronTrainArguments", "MegatronArguments"),
+    }
+    return Release(
+        name=f"ms_swift-{version}",
+        files=files,
+        roots=roots,
+        commands=commands,
+        of_trainer=("sft", "rlhf"),
+    )
 
 
 def _axolotl(version: str) -> Release:
@@ -228,6 +245,26 @@ def _flat(raw: object, before: str) -> Iterator[tuple[str, Flag]]:
         yield from _flat(value, f"{name}.")
 
 
+def _takers(program: str, folder: Path, name: str) -> list[str]:
+    """Return the commands that take an argument, in any release; none where all do."""
+    releases = [release for release in PROGRAMS[program] if release.commands]
+    taken = [_names_of_commands(folder / release.name, release) for release in releases]
+    commands = releases[0].commands if releases else {}
+    found = [command for command in commands if any(name in names[command] for names in taken)]
+    return found if len(found) < len(commands) else []
+
+
+@cache
+def _names_of_commands(folder: Path, release: Release) -> dict[str, set[str]]:
+    classes = _Classes(folder, release)
+    trainers = {name for name, flag in flags_of("transformers").items() if flag.of != "scripts"}
+    return {
+        command: {name for root in roots for name, _ in classes.fields(root)}
+        | (trainers if command in release.of_trainer else set())
+        for command, roots in release.commands.items()
+    }
+
+
 def declared(folder: Path, release: Release) -> dict[str, Flag]:
     """Return what a release declares, by name."""
     if not folder.is_dir():
@@ -250,7 +287,8 @@ def merged(name: str, folder: Path) -> dict[str, dict[str, Any]]:
         for key, flag in declared(folder / release.name, release).items():
             until = {"until": release.name} if place else {}
             stated = {} if flag.default is None else {"default": flag.default}
-            found.setdefault(key, {"type": flag.type, **stated, **until})
+            by = _takers(name, folder, key)
+            found.setdefault(key, {"type": flag.type, **stated, **until, **({"by": by} if by else {})})
     known = yaml.safe_load(table_path(name).read_text("utf-8")) if table_path(name).is_file() else {}
     kept = {key: row for key, row in known.items() if key not in found}  # of a fork, or written by hand
     for key, row in found.items():
@@ -266,7 +304,7 @@ def renewed(name: str, folder: Path) -> dict[str, dict[str, Any]]:
     for key, flag in declared(folder, newest).items():
         found[key] = {"type": flag.type, **({} if flag.default is None else {"default": flag.default})}
     for key, row in yaml.safe_load(table_path(name).read_text("utf-8")).items():
-        said = {part: value for part, value in row.items() if part not in _OF_THE_SOURCE}
+        said = {part: value for part, value in row.items() if part not in (*_OF_THE_SOURCE[:3],)}
         gone = row if "until" in row or "of" in row else {**row, "until": last.name}
         found[key] = {**found[key], **said} if key in found else gone
     return dict(sorted(found.items()))

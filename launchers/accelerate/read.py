@@ -166,6 +166,7 @@ def plugin_run(fields: Fields, source: Source, overrides: Overrides, given: Fiel
     """
     known = known_of(source, overrides)
     fields.raw(ENGINE)
+    fields.take_section("fsdp_config")
     require_address(fields, known)
     fields.stop()
     if fields.has(PLUGIN_FILE):
@@ -333,6 +334,9 @@ def mesh_run(
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     kind = fields.choice(ENGINE, "NO")
+    fields.take_section("deepspeed_config")
+    if kind != "FSDP":
+        fields.take_section("fsdp_config")
     for name in (ENGINE, "num_processes", "mixed_precision"):
         fields.slip_for(name)
     require_address(fields, known)
@@ -371,11 +375,18 @@ def _as_compiled(fields: Fields, given: Fields, launcher: str) -> Options:
     """Return the options of an uncompiled run if the launcher's plans are compiled; none otherwise."""
     known = (*flags_of("accelerate")["dynamo_backend"].choices, "false")  # YAML's ``no``
     backends = (fields.word(_COMPILED, "no", allowed=known), str(given.raw("torch_compile") or "no"))
-    compiled = any(word.lower() not in ("no", "false") for word in backends)
-    if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:
+    compiled = any(word.lower() not in _NOTHING_FUSED for word in backends)
+    fused = framework_facts(framework_of(launcher)).elementwise_fused
+    if compiled and not fused:
+        return dict(COMPILED)
+    if compiled or not fused:
         return {}
     fields.note("no dynamo_backend is named: nothing is compiled, operators run one by one")
     return {"elementwise_fused": False, "norm_fused": False, "separate_projections": True}
+
+
+_NOTHING_FUSED = ("no", "false", "eager", "aot_eager", "cudagraphs")  # torch 2.13, _dynamo/backends
+COMPILED: Options = {"elementwise_fused": True, "norm_fused": True}
 
 
 def _unread(fields: Fields) -> tuple[str, ...]:
@@ -487,6 +498,7 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
 
 _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 _STRATEGY, _VERSION = f"{FSDP}fsdp_sharding_strategy", f"{FSDP}fsdp_version"
+_RESHARDS = f"{FSDP}fsdp_reshard_after_forward"
 
 
 def _zero(fields: Fields) -> int:
@@ -494,8 +506,9 @@ def _zero(fields: Fields) -> int:
     fields.choice(f"{FSDP}fsdp_auto_wrap_policy")
     if fields.integer(_VERSION, 1) == 1:
         fields.note("fsdp_version is 1: FSDP1 is predicted as FSDP2")
+        fields.take(_RESHARDS)  # FSDP1 has its strategy (accelerate 1.15, utils/dataclasses.py:1845)
         return int(fields.priced(_STRATEGY))
-    return 3 if fields.flag(f"{FSDP}fsdp_reshard_after_forward", default=True) else 2
+    return 3 if fields.flag(_RESHARDS, default=True) else 2
 
 
 def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from meshwright.launchers.accelerate.read_command import ADDRESS, shares_of
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of, is_off
 from meshwright.launchers.reading.adapters import (
+    OF_ADAPTERS,
     adapted,
     base_of,
     of_trainer,
@@ -282,12 +283,15 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         fields.note(f"weights of 4 or 8 bits under Axolotl are predicted as on accelerate's {where}")
     if kind not in _ADAPTERS and not fields.has("deepspeed"):
         # FSDP1 casts trained weights up (accelerate, accelerator.py); without FSDP they stay in bf16
-        if not _is_cut(fields):
+        if not _is_cut(fields) or _is_half(fields):
             found["optimizer"] = WITHOUT_COPY.get(name, name)
         elif _version(fields) == 1:
             found["optimizer"] = name
-    if kind not in _ADAPTERS and fields.raw("lora_r"):
-        fields.note("lora_r does nothing without an adapter")
+    if kind not in _ADAPTERS:
+        if fields.raw("lora_r"):
+            fields.note("lora_r does nothing without an adapter")
+        fields.take("adapter")
+        fields.take_setting(*OF_ADAPTERS)
     if kind in _ADAPTERS:
         refuse_uncounted(fields)
         every = fields.flag("lora_target_linear")
@@ -493,11 +497,14 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
     elif on:
         fields.note("Liger kernels are on but do nothing: plugins doesn't list them")
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
+    if fields.raw(_COMPILES) == "auto" or fields.flag(_COMPILES):  # auto: on since torch 2.5.1
+        found |= accelerate.COMPILED
     if cut:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_kernel": "cut"}
     return found
 
 
+_COMPILES = "torch_compile"
 _QAT = "qat"
 # Axolotl's names of what inputs and weights are rounded to, and ours of both together.
 _ROUNDED = {"": "bf16", "int8": "int8", "float8_e4m3fn": "fp8", "fp8": "fp8", "float8": "fp8"}
@@ -580,16 +587,28 @@ def _plugins(fields: Fields) -> str:
 _CHUNKED = "liger_fused_linear_cross_entropy"
 
 
+def _is_half(fields: Fields) -> bool:
+    """Return whether weights are loaded in fp16 and nothing runs in mixed precision (base.py:276)."""
+    others = any(str(fields.raw(name)).lower() == "true" for name in ("bf16", "fp16", "bfloat16"))
+    return fields.flag("float16") and not others
+
+
 def _precision(fields: Fields) -> str:
     """Return the compute type: bf16 if both are on, fp16 with adapters (utils/config, resolve_dtype)."""
     said, half = str(fields.raw("bf16")).lower(), fields.flag("fp16")
-    if said == "true" or (said in ("auto", "none") and not half):
-        if said == "none":
+    pure = next((name for name in ("bfloat16", "float16") if fields.flag(name)), "")
+    if said == "true" or (said in ("auto", "none") and not half and pure != "float16"):
+        if said == "none" and not pure:
             fields.note("bf16 is not given: it is assumed")
         return "bf16"
     if said not in ("auto", "none", "false"):
         fields.fault("bf16", f"{shown(said)} is none of its values", allowed="true, false, auto")
-    if not half and not fields.flag("bfloat16"):
+    if pure == "float16" and not half:
+        fields.note(f"{pure}: weights, gradients and products in 16 bits, without a loss scaler")
+        return "fp16"
+    if pure and not half:
+        return "bf16"
+    if not half:
         fields.fault(
             "bf16", "neither bf16 nor fp16 is on: training in fp32 is not supported", allowed="true"
         )

@@ -19,7 +19,7 @@ from meshwright.launchers.ms_swift.export import ALL_LINEAR, FROZEN_ARGUMENTS, M
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
-from meshwright.launchers.reading.fields import near_word
+from meshwright.launchers.reading.fields import near_word, passing
 from meshwright.launchers.reading.given import Given, Value, flags_in
 from meshwright.launchers.reading.images import ImageSettings, with_images
 from meshwright.launchers.reading.known import Known, known_of
@@ -42,12 +42,15 @@ _DEFAULTS = {
     "recompute_granularity": ("selective", "core attention recomputes: ms-swift's default"),
     "expert_tensor_parallel_size": ("1", "experts are not split over tensor ranks: ms-swift's default"),
     "global_batch_size": ("16", "the global batch is 16: ms-swift's default"),
+    "cross_entropy_loss_fusion": ("true", "the loss is Megatron's fused one: ms-swift's default"),
+    "attention_backend": ("flash", "attention is FlashAttention's: ms-swift's default"),
     "overlap_grad_reduce": (
         "false",
         "gradients are reduced after the last backward pass: ms-swift's default",
     ),
 }
-_QUIET = ("expert_tensor_parallel_size",)
+_QUIET = ("attention_backend", "cross_entropy_loss_fusion", "expert_tensor_parallel_size")
+_PARSER = "megatron sft"
 
 
 _SUMS = "accumulate_allreduce_grads_in_fp32"
@@ -197,6 +200,7 @@ def _with_dropout(run: LaunchFile, others: Mapping[str, str]) -> LaunchFile:
 
 
 _NAMES_OF_MODELS = ("model", "load", "model_id_or_path")
+_ADAPTED = ("adapters", "ref_adapters", "mcore_adapter", "mcore_ref_adapter")
 _TUNERS = ("tuner_type", "train_type", "sft_type")  # of release 4, 3 and 2
 _OTHERS_READ = (
     *_NAMES_OF_MODELS, *_TUNERS, *FROZEN_ARGUMENTS.values(), MAX_PIXELS.lower(), _LANGUAGE_ONLY,
@@ -246,24 +250,56 @@ def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str
         key = name[2:].replace("-", "_")
         text = " ".join(value.texts).strip() if value.texts else "true"
         unknown = unknown_in(text)
-        is_read = key in _OTHERS_READ or UNCOUNTED.fullmatch(key) is not None
-        if unknown is not None and is_read and not (key in _NAMES_OF_MODELS and overrides.model):
+        if unknown is not None and _is_read(key) and not (key in _NAMES_OF_MODELS and overrides.model):
             given.faults.append(unknown_fault(name, unknown, value.line))
         others[key] = text
-        if key == "main_grads_dtype" and text == "bf16":
-            core.take(given, "grad_reduce_in_bf16", "true", value.line, called=name)
-        elif key == _EXTRA:
-            _take_extra(given, text, value.line)
-        elif core.flag_of(key) is not None or not (
-            is_read or flag_names("ms-swift", "transformers").is_free(key)
-        ):
-            text = "adam" if key == "optimizer" and text == "adamw" else text
-            core.take(given, key, text, value.line, called=name)
+        _take(given, name, key, text, value)
     given.refuse_slips(core.core_names())
+    _refuse_unknown(given, others)
     _take_defaults(given, others)
     _take_precision(given, others)
     given.stop()
     return given, others
+
+
+def _is_read(key: str) -> bool:
+    """Return whether this reader takes an argument itself."""
+    return key in _OTHERS_READ or UNCOUNTED.fullmatch(key) is not None
+
+
+def _is_its_own(key: str) -> bool:
+    """Return whether the class of Megatron-SWIFT's arguments has one, in this release or an older one."""
+    row = flags_of("ms-swift").get(key)
+    return row is not None and (not row.by or "megatron" in row.by)
+
+
+def _take(given: Given, name: str, key: str, text: str, value: Value) -> None:
+    row = flags_of("ms-swift").get(key)
+    if row is None or not _is_its_own(key):
+        given.leave(name[:64], key, value)
+    elif row.role == "refused" and row.is_usual(text):
+        return  # its own default, where Megatron-LM's is another
+    elif key == "main_grads_dtype" and text == "bf16":
+        core.take(given, "grad_reduce_in_bf16", "true", value.line, called=name)
+    elif key == _EXTRA:
+        _take_extra(given, text, value.line)
+    elif core.flag_of(key) is not None or not (
+        _is_read(key) or flag_names("ms-swift", "transformers").is_free(key)
+    ):
+        text = "adam" if key == "optimizer" and text == "adamw" else text
+        core.take(given, key, text, value.line, called=name)
+
+
+def _refuse_unknown(given: Given, others: Mapping[str, str]) -> None:
+    """Refuse what the parser stops at, unless the command passes over it."""
+    if not is_off(others.get("ignore_args_error", "false")):
+        return
+    slips = {fault.pointer for fault in given.faults}
+    for shown_name, (key, value) in given.left.items():
+        if shown_name not in slips and " " not in shown_name and not _is_its_own(key):
+            given.fault_of(
+                shown_name, value, f"is unknown, and {_PARSER} stops there", allowed=passing(shown_name)
+            )
 
 
 def _take_defaults(given: Given, named: Collection[str]) -> None:
@@ -322,7 +358,10 @@ def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple
     for name, kind in kinds.items():
         if kind not in ("full", "lora"):
             raise refusal(name, "full, lora")
-    if "lora" not in kinds.values():
+    continued = next((name for name in _ADAPTED if not is_off(others.get(name, ""))), "")
+    if continued and "lora" not in kinds.values():  # megatron_args.py: then the tuner is lora
+        others = {"lora_rank": "8"} | others
+    elif "lora" not in kinds.values():
         return 0, ATTENTION_TARGETS
     other = next(
         (name for name, text in others.items() if UNCOUNTED.fullmatch(name) and not is_off(text)), ""

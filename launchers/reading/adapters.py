@@ -37,6 +37,10 @@ from meshwright.profiles.stored import checkpoint_base, stored_in_name
 
 
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
+# What arguments of adapters set, which do nothing where none train
+OF_ADAPTERS = (
+    "workload.lora_rank", "workload.lora_targets", "workload.trained_modules", "option.adapter_dropout",
+)  # fmt: skip
 _WHOLE_SWITCHES = ("full_finetuning", "full_finetune")  # of Chinese-LLaMA-Alpaca's and QLoRA's scripts
 _SWITCHES = ("use_peft", "use_peft_lora", "use_lora", "peft_enabled", "lora_enable", "enable_lora")
 
@@ -86,6 +90,7 @@ def adapters_of(
     if kind != "lora":
         if pefts and not whole:
             _refuse_silent_rank(fields, program)
+        fields.take_setting(*OF_ADAPTERS)
         return 0, ATTENTION_TARGETS
     if fields.raw("lora_config"):
         fields.fault(

@@ -144,6 +144,9 @@ def undecided(what: str) -> str:
     return f"unknown option that affects {what}"
 
 
+UNREAD = "is not read next to these arguments, so what runs may not be what is priced"
+
+
 def passing(name: str) -> str:
     """Return the hint on ignoring an unknown name."""
     return f"--ignore {name}, where it does nothing"
@@ -245,6 +248,7 @@ class Fields:
         """
         self.file = file
         self.programs = tuple(programs)
+        self.parser = ""  # the program that takes them, where it stops at names that it doesn't have
         self.faults: list[FieldError] = []
         self.notes: list[str] = []
         ignored = [name for name in values if overrides.ignores(name)] if overrides is not None else []
@@ -296,6 +300,37 @@ class Fields:
     def take(self, *names: str) -> None:
         """Mark names as read where their values do not matter."""
         self._taken.update(map(self.spelled, names))
+
+    def pass_over(self, *names: str) -> None:
+        """Mark and note the names that are given and do nothing in this run."""
+        for name in names:
+            if self.has(name):
+                self.note(f"{name} does nothing here")
+
+    def take_setting(self, *fields: str) -> None:
+        """Mark and note the names that set some fields of the prediction, which this run does not have."""
+        known = flag_names(*self.programs)
+        for name, found in self._values.items():
+            row = known.row(name)
+            if row is None or row.sets not in fields or name in self._taken:
+                continue
+            self.take(name)
+            if not (is_off(str(found.value)) or row.is_usual(found.value)):
+                self.note(f"{name} does nothing here")
+
+    def refuse_others(self, command: str) -> None:
+        """Record a fault for each argument that another command of the program takes, and this one not."""
+        known = flag_names(*self.programs)
+        for name in self._values:
+            row = known.row(name)
+            if row is not None and row.by and command not in row.by:
+                self.fault(name, f"is unknown, and {self.parser} stops there", allowed=passing(shown(name)))
+
+    def take_section(self, name: str) -> None:
+        """Mark a section as read that does nothing in this run, with a note if it sets anything."""
+        if self.has_section(name):
+            self.note(f"{name} does nothing here")
+        self._taken.update(one for one in self._values if one.startswith(f"{name}."))
 
     def raw(self, name: str, *, instead: str = "") -> object:
         """Return the file's value; None if it is not given.
@@ -572,8 +607,13 @@ class Fields:
             and not self._lacks(known.row(name))
         ]
         for name in found:
-            if what := affected(known.row(name), name, str(self._values[name].value)):
+            row = known.row(name)
+            if what := affected(row, name, str(self._values[name].value)):
                 self.fault(name, undecided(what), allowed=passing(shown(name)))
+            elif row is None and self.parser:
+                self.fault(name, f"is unknown, and {self.parser} stops there", allowed=passing(shown(name)))
+            elif row is not None and row.role == "priced" and not is_off(str(self._values[name].value)):
+                self.fault(name, UNREAD, allowed=passing(shown(name)))
         self.stop()
         return tuple(shown(name) for name in found)[:MAX_LISTED]
 

@@ -176,7 +176,9 @@ def refuse_unpriced(fields: Fields, program: str = "", *, sees: bool = False) ->
     kind = kind_named(fields, program)
     if str(fields.raw("loss_type")) in PREFERENCE_LOSSES and kind is None:
         fields.fault("loss_type", f"cannot be read: {_ON_PREFERENCES}")
-    if "ms-swift" not in fields.programs:  # which trains whatever do_train is
+    if "ms-swift" in fields.programs:  # which trains whatever do_train is
+        fields.take("do_train", "do_predict")
+    else:
         _require_training(fields, program)
     if not sees and (seeing := _SEEING_PROGRAM.search(program)) is not None:
         fields.fault(

@@ -554,6 +554,8 @@ def _recipe(fields: Fields) -> str:
     given = said.split(",") if isinstance(said, str) else said if isinstance(said, list) else []
     linear = "float8" if given == ["float8"] else FLOAT8  # its name, and its section's, before 0.2
     key = f"{linear}.recipe_name"
+    if linear not in given:
+        fields.pass_over("float8.recipe_name", f"{FLOAT8}.recipe_name")
     recipe = fields.priced(key, "tensorwise")
     others = [one for one in given if one != linear and not (one in _GROUPED and linear in given)]
     if others:

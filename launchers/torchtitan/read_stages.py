@@ -29,6 +29,7 @@ _ALONE = (1, 1)  # the embedding, and the head with what follows it
 def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int, ...]:
     """Return the layers of each stage in model order; faults are left in ``fields``."""
     if pp == 1:
+        fields.pass_over(_NAME, _EACH, "parallelism.pipeline_parallel_split_points")
         return (model.num_layers,)
     parts = fields.raw(_NAME)
     if parts is None:

@@ -31,7 +31,7 @@ from meshwright.launchers.table import of_command, over_trl
 from meshwright.launchers.transformers import read_chat as chat
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers import tools
-from meshwright.launchers.transformers.tools import LLAMA_FACTORY, Tool
+from meshwright.launchers.transformers.tools import LLAMA_FACTORY, MS_SWIFT, Tool
 from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
@@ -238,12 +238,20 @@ def trainer_run(
         InvalidProblemError: a value cannot be read, is not priced, or is missing.
     """
     fields.programs = tool.programs
+    if tool is MS_SWIFT and not fields.flag("ignore_args_error"):
+        command = "rlhf" if "rlhf" in program else "sft"
+        fields.parser = f"swift {command}"
+        fields.refuse_others(command)
+    elif tool is LLAMA_FACTORY:
+        fields.parser = tool.name
     sees = _trains_tower(fields, known, tool, program)
     refuse_unpriced(fields, program, sees=sees)
     if tool.needs_do_train:
         require_do_train(fields)
         fields.stop()
     kind = chat.kind_of(fields, known.source.folder) if tool is tools.CHAT else kind_named(fields, program)
+    if kind is None:
+        fields.take_setting("workload.sample", "workload.reference")
     packed = _packed(fields, tool, compares=kind is not None) if packed is None else packed
     model = labelled(fields, _model(fields, known, tool, sees=sees), kind)
     mesh = None if shares is None else shares.fields
@@ -325,6 +333,7 @@ def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: floa
         **ranks.kernel_of(fields, found.launcher, found.configuration),
         **ranks.products_of(fields, found.launcher),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
+        **ranks.compiled_of(fields, found.launcher),
         **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=by_trl),
         **({} if dropout is None else adapters.options_of(fields, usual=dropout)),
         **ranks.evaluation_of(fields),
@@ -380,6 +389,7 @@ def _own_optimizer(fields: Fields) -> dict[str, Any]:
     Its Muon updates matrices that are neither embedding nor head, on every rank that holds them.
     """
     if fields.flag("use_galore"):
+        fields.take(_MUON)  # trainer_utils.py:529
         return _projected(fields)
     return {"optimizer": "muon"} if fields.flag(_MUON) else {}
 
@@ -427,6 +437,7 @@ def trainers_galore(fields: Fields, model: ModelSpec, key: str = "optim") -> dic
     """Return the workload fields of the Trainer's own GaLore; empty with another optimizer in ``key``."""
     name = str(fields.raw(key) or "")
     if name not in TRAINERS_GALORE:
+        fields.pass_over("optim_args", "optim_target_modules")  # other optimizers don't look at them
         return {}
     found = dict[str, str]()
     for part in str(fields.raw("optim_args") or "").replace(" ", "").split(","):

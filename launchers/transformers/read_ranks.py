@@ -65,6 +65,7 @@ def ranks_run(
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
+        _require_one_engine(fields)
         return _by_deepspeed(fields, known, overrides)
     said = shares or Shares.of(known.source, {ENGINE: LocatedValue("MULTI_GPU", 0)})
     fields.note(*said.notes)
@@ -92,6 +93,16 @@ def ranks_run(
     return replace(found, num_nodes=None, gpus_per_node=None) if elsewhere else found
 
 
+def _require_one_engine(fields: Fields) -> None:
+    """Refuse FSDP next to DeepSpeed, at which trainers stop (ms-swift 4.6, arguments/sft_args.py)."""
+    said = str(fields.raw("fsdp") or "").strip("[]").lower()
+    if said not in ("", "false", "none"):
+        fields.fault("fsdp", "next to deepspeed: one of them shards the model", allowed="no fsdp")
+        fields.stop()
+    fields.pass_over("fsdp_config")
+    fields.take_section("fsdp_config")
+
+
 def _by_accelerate(
     launcher: str, fields: Fields, shares: Shares, overrides: Overrides, over: Collection[str]
 ) -> LaunchFile:
@@ -107,7 +118,7 @@ def _by_accelerate(
         accelerate.ACCUMULATION: overrides.values["num_microbatches"],
         accelerate.CHECKPOINTING: replays,
     }
-    own |= {"torch_compile": True} if fields.flag("torch_compile") else {}
+    own |= {"torch_compile": True} if compiles(fields) else {}
     given = Fields("the command", {name: LocatedValue(value, 0) for name, value in own.items()})
     if shares.kind() == "DEEPSPEED":
         return _by_plugin(shares, overrides, given, over)
@@ -129,6 +140,8 @@ def _own_fsdp(fields: Fields, source: Source) -> dict[str, LocatedValue]:
     said, line = fields.raw("fsdp") or "", fields.place("fsdp")[1]
     words = re.split(r"[\s,]+", " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower())
     if words[0] in ("", "false", "none"):
+        fields.pass_over("fsdp_config")
+        fields.take_section("fsdp_config")
         return {}
     found: dict[str, object] = {ENGINE: "FSDP"}
     strategy = next((word for word in words if word in _STRATEGIES), None)
@@ -657,6 +670,18 @@ _LIGER = (
 def uses_liger(fields: Fields) -> bool:
     """Return whether Liger's kernels are on, under any of their names."""
     return any(fields.flag(name) for name in _LIGER)
+
+
+def compiles(fields: Fields) -> bool:
+    """Return whether torch.compile is on; its backend or mode alone turn it on (training_args.py)."""
+    named = [fields.raw(name) for name in ("torch_compile_backend", "torch_compile_mode", "torchdynamo")]
+    return fields.flag("torch_compile") or any(named)
+
+
+def compiled_of(fields: Fields, launcher: str) -> Options:
+    """Return the options of operators that torch.compile fuses, where the launcher's run one by one."""
+    own = framework_facts(framework_of(launcher)).elementwise_fused
+    return dict(accelerate.COMPILED) if compiles(fields) and not own else {}
 
 
 def kernels_of(launcher: str, *, liger: bool, by_trl: bool) -> Options:

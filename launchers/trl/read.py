@@ -16,6 +16,7 @@ from meshwright.launchers.accelerate.read_command import ENGINE, Shares, is_acce
 from meshwright.launchers.flags import flag_names, flags_of
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import (
+    OF_ADAPTERS,
     adapted,
     base_of,
     of_peft,
@@ -110,6 +111,9 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     values = document_of(sft) | over if sft else {}
     fields = Fields((sft or source).name, trainer.as_loaded(values), overrides, dialect.row.tables)
     fields.note_commands(over)
+    if any(_starts(dialect, words) for _, words in commands.commands_beside(source)):
+        fields.parser = dialect.row.title
+    fields.take("do_train", "do_predict")  # its scripts train whatever they are
     precision = _precision(fields)
     packed = trainer.packed_by_trl(fields)
     if fields.has("model_name") and not fields.has(_MODEL):
@@ -257,6 +261,7 @@ def _peft(fields: Fields, model: ModelSpec) -> dict[str, Any]:
     if not fields.flag("use_peft"):
         if fields.has("use_peft"):  # get_peft_config returns nothing then, with any other values
             fields.take(*_PEFTS)
+            fields.take_setting(*OF_ADAPTERS)
         return {}
     refuse_uncounted(fields)
     rank, targets = fields.integer("lora_r", 16), of_peft(fields, adapted(fields, model), model)

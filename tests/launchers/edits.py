@@ -189,7 +189,7 @@ def ms_swift() -> list[Edit]:
     picky = _for("ms-swift", PLAIN, recompute_granularity="selective")
     uneven = _for("ms-swift", STAGES, stage_layers=(9, 8, 8, 7))
     return [
-        Edit("an unknown argument", plain, _added("--use_legacy true", "--bf16 true\n"), listed=True),
+        Edit("an unknown argument", plain, _added("--use_legacy true", "--bf16 true\n")),
         Edit("a letter missing", plain, (("--micro_batch_size", "--micro_batchsize"),)),
         Edit("a size that is a word", plain, (("--micro_batch_size 1", "--micro_batch_size one"),)),
         Edit("selective with a method", picky,
@@ -330,7 +330,7 @@ def trl() -> list[Edit]:
     """Keys and values of its YAML."""
     plain = _for("trl", SHARDED)
     return [
-        Edit("an unknown key", plain, (("\npacking: true", "\npacking: true\nnodes: 8"),), listed=True),
+        Edit("an unknown key", plain, (("\npacking: true", "\npacking: true\nnodes: 8"),)),
         Edit("an unknown kind of packing", plain, (("packing: true", "packing: perhaps"),)),
         Edit("a letter missing", plain, (("per_device_train_batch_size", "per_device_train_batchsize"),)),
         Edit("a mesh of fewer than all", plain, (("dp_shard_size: 8", "dp_shard_size: 4"),), noticed=False),
@@ -341,7 +341,7 @@ def llama_factory_accelerate() -> list[Edit]:
     """Keys and values of its YAML."""
     plain = _for("llama-factory-accelerate", SHARDED)
     return [
-        Edit("an unknown key", plain, (("\npacking: true", "\npacking: true\nnodes: 8"),), listed=True),
+        Edit("an unknown key", plain, (("\npacking: true", "\npacking: true\nnodes: 8"),)),
         Edit("a kind of fine-tuning that there is not", plain,
              (("finetuning_type: full", "finetuning_type: most"),)),
         Edit("a letter missing", plain, (("per_device_train_batch_size", "per_device_train_batchsize"),)),

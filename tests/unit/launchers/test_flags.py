@@ -78,7 +78,7 @@ NOT_OF_THE_STEP = {
     "ms-swift": {
         "data_sharding", "max_shard_size", "no_async_tensor_model_parallel_allreduce",
         "target_pipeline_model_parallel_size", "target_tensor_model_parallel_size",
-        "use_shared_expert_gate",
+        "ref_model_type", "use_shared_expert_gate",
     },
     "nanotron": {
         "lighteval.batch_size", "lighteval.parallelism", "lighteval.parallelism.context_parallel_size",

@@ -87,7 +87,7 @@ def test_prediction_layers_that_no_argument_asks_for_are_not_trained() -> None:
 
 def test_a_file_that_pads_to_the_longest_names_the_batching_that_prices_it() -> None:
     dense = CORE.replace("expert_model_parallel_size: 4", "tensor_model_parallel_size: 1")
-    trainers = dense.replace("tensor_model_parallel_size: 1\n", "")
+    trainers = dense.replace("tensor_model_parallel_size: 1\noverlap_grad_reduce: true\n", "")
     for text in (dense, trainers):
         found = read(text, Overrides(num_gpus=8), "a.yaml")
         assert any("(batching padding_to_longest)" in note for note in found.notes)
@@ -144,11 +144,11 @@ def test_a_word_that_is_off_is_not_given_and_one_that_is_not_known_is_refused() 
 def test_refused_arguments_of_megatron_are_refused_under_launchers_over_it(name: str) -> None:
     swift = (
         "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1 --torch_dtype bfloat16 "
-        f"--global_batch_size 8 --max_length 4096 --{name}"
+        "--global_batch_size 8 --max_length 4096 --megatron_extra_kwargs "
     )
-    with pytest.raises(InvalidProblemError, match=f"--{name}: line 1: cannot be read: "):
-        read(f"{swift} true\n")
-    assert read(f"{swift} false\n").configuration.num_gpus == 8
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: cannot be read: "):
+        read(f"{swift} '{{\"{name}\": true}}'\n")
+    assert read(f"{swift} '{{\"{name}\": false}}'\n").configuration.num_gpus == 8
     with pytest.raises(InvalidProblemError, match=rf"{name}: line \d+: cannot be read: "):
         core(f"additional_configs:\n  {name}: true\n")
 
