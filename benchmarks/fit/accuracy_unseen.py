@@ -396,7 +396,8 @@ def first_runs_table(before: Report, after: Mapping[int, Report]) -> list[str]:
 
     ``before`` is the report without calibration; ``after`` those by number of runs to calibrate on.
     """
-    titles = ["runs", "clusters", "mean error % before", "after", "in 80 % before", "after",
+    titles = ["runs", "clusters", "mean error % before", "after",
+              "without functional tests: before", "after", "in 80 % before", "after",
               "median width ± % before", "after", "clusters ranked", "rank corr. before", "after",
               "regret % before", "after"]  # fmt: skip
     return table(titles, [_first_runs_line(count, before, report) for count, report in after.items()])
@@ -410,8 +411,10 @@ def _first_runs_line(count: int, before: Report, after: Report) -> list[str]:
     votes = vote_of(blind), vote_of(told)
     orders = [one for one in orders_of(before, after) if one.correlations and one.regrets]
     cells = [str(count), str(votes[1].clusters if votes[1] else 0)]
-    for form in ("{0.error:.1f}", "{0.inside:.0%}", "{0.width:.0f}"):
-        cells += [form.format(vote) if vote else "–" for vote in votes]
+    trained = tuple(vote_of(rows, KINDS["without functional tests"]) for rows in (blind, told))
+    shown = (("{0.error:.1f}", votes), ("{0.error:.1f}", trained), ("{0.inside:.0%}", votes),
+             ("{0.width:.0f}", votes))  # fmt: skip
+    cells += [form.format(vote) if vote else "–" for form, pair in shown for vote in pair]
     cells.append(str(len(orders)))
     cells += [f"{fmean((one.correlations or (0.0, 0.0))[at] for one in orders):.3f}" if orders else "–"
               for at in (0, 1)]  # fmt: skip
