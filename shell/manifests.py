@@ -41,6 +41,7 @@ def holds_manifest(text: str) -> bool:
     return _kind_of(text) is not None
 
 
+@lru_cache(maxsize=64)  # asked for wherever a name is looked at
 def _kind_of(text: str) -> str | None:
     if len(text) > _MAX_TEXT or _BEGINS.match(text) is None:
         return None

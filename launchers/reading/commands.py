@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -96,17 +97,15 @@ def script_of(source: Source, overrides: Overrides) -> Script:
     """
     if len(source.text) > MAX_BYTES:
         raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_BYTES} characters")
-    beside, variables = (
-        tuple(sorted(some.items())) for some in (source.files, overrides.variables or source.variables)
-    )
+    variables = tuple(sorted((overrides.variables or source.variables).items()))
     manifest = manifest_of(source.text) if source.is_script else None
     if manifest is not None and manifest.fault:
         raise refused(f"{source.name[:64]}: {manifest.fault}")
     text, environment = source.text, {**_slurm_variables(source.text, overrides), **source.environment}
     if manifest is not None:
         text, environment = manifest.script, {**manifest.environment, **source.environment}
-        beside = tuple(sorted({**manifest.files, **source.files}.items()))
-    found = _read(text, variables, beside, source.include, tuple(environment.items()))
+        source = replace(source, files={**manifest.files, **source.files})
+    found = _read(text, variables, tuple(environment.items()), source.other)
     if isinstance(found, str):
         raise refused(found)
     return found
@@ -134,12 +133,36 @@ _AROUND_TEXTS = Starters(
 )
 
 
+_Reading = tuple[Mapping[str, str | None], Script | str]  # the files that it asked for, and what it came to
+
+
 @lru_cache(maxsize=16)
-def _read(
-    text: str, variables: _Texts, beside: _Texts, include: Include, environment: _Texts
-) -> Script | str:
-    """Parse a script, or return the message of its fault; cached, so the result must not be changed."""
-    other = Source(name="", text=text, files=dict(beside), include=include).other
+def _readings(_text: str, _variables: _Texts, _environment: _Texts) -> deque[_Reading]:
+    """Return the place of what a script was read as beside different files."""
+    return deque(maxlen=4)
+
+
+def _read(text: str, variables: _Texts, environment: _Texts, other: Include) -> Script | str:
+    """Parse a script, or return the message of its fault; kept, so the result must not be changed.
+
+    It counts again where the files that it asked for are the same, whatever else stands beside it.
+    """
+    kept = _readings(text, variables, environment)
+    for asked, found in tuple(kept):
+        if all(other(name) == told for name, told in asked.items()):
+            return found
+    told: dict[str, str | None] = {}
+
+    def noted(name: str) -> str | None:
+        told[name] = other(name)
+        return told[name]
+
+    found = _parsed(text, variables, environment, noted)
+    kept.append((told, found))
+    return found
+
+
+def _parsed(text: str, variables: _Texts, environment: _Texts, other: Include) -> Script | str:
     try:
         return _with_defaults(
             read_script(text, dict(variables), other, dict(environment), _AROUND_TEXTS), other

@@ -171,7 +171,8 @@ def fixes_of(
     profile = costs(own.problem)
     texts = Texts({name: text for name, text in read.items() if len(text) <= _LONGEST})
     overrides = Overrides(variables=variables or {}, ignored=tuple(ignored), run=run)
-    bench = Bench(source, texts, own=own, read=reading, profile=profile, overrides=overrides)
+    tried = partial(reading, explained=False)
+    bench = Bench(source, texts, own=own, read=tried, profile=profile, overrides=overrides)
     answer = _searched(own, profile, on_progress, should_stop) if searched else None
     (start,) = evaluate(own.problem, profile, [own.configuration])
     stop = should_stop or (lambda: False)

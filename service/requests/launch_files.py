@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 
 from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
@@ -53,6 +53,7 @@ def own_of_files(
     values: Values | None = None,
     ignored: Sequence[str] = (),
     run: int | None = None,
+    explained: bool = True,
 ) -> Own:
     """Return the problem and the configuration of launch files.
 
@@ -64,6 +65,7 @@ def own_of_files(
         values: parts of the configuration by glossary name; they count before the files.
         ignored: flags to ignore.
         run: which of several runs that a script starts, from 1.
+        explained: whether a fault says that the files start fewer ranks, which takes another reading.
 
     Raises:
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
@@ -74,7 +76,7 @@ def own_of_files(
     own = _plain(values or {}, "configuration")
     stated = Overrides(variables=variables or {}, values=own, ignored=tuple(ignored), run=run)
     overrides = _overrides_of(request, source, stated, launcher)
-    with _fewer_ranks_named(request, source, overrides, launcher):
+    with _fewer_ranks_named(request, source, overrides, launcher) if explained else nullcontext():
         found = renamed(read_launch_files(source, overrides, launcher), _name_of(source))
         raw, workload, notes = _overridden(found, overrides)
         problem, why = _priced(_request_of(request, found, workload), found.launcher)

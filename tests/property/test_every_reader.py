@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -330,11 +331,6 @@ def is_read(entry: Mapping[str, object], source: Source) -> bool:
     return True
 
 
-STORED = [
-    (entry, source)
-    for entry in entries()
-    if (source := source_of(entry, [FIXTURES])) is not None and is_read(entry, source)
-]
 STARTS = {
     "accelerate": "accelerate launch --config_file {} train.py",
     "axolotl": "axolotl train {}",
@@ -439,8 +435,17 @@ def with_values(program: str, value: str) -> Iterator[tuple[Mapping[str, object]
     return once(every, lambda one: one[2])
 
 
+@cache
+def readable() -> list[tuple[Mapping[str, object], Source]]:
+    return [
+        (entry, source)
+        for entry in entries()
+        if (source := source_of(entry, [FIXTURES])) is not None and is_read(entry, source)
+    ]
+
+
 def stored(program: str) -> Iterator[tuple[Mapping[str, object], Source]]:
-    return ((entry, source) for entry, source in STORED if program_of(source) == program)
+    return ((entry, source) for entry, source in readable() if program_of(source) == program)
 
 
 def program_of(source: Source) -> str:
