@@ -46,9 +46,10 @@ from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import SINGLE_TARGETS, parted
+from meshwright.profiles.adapters import EMBEDDING, SINGLE_TARGETS, parted
 from meshwright.profiles.documents import shown
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
+from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import UNPAGED, WITHOUT_COPY
 from meshwright.profiles.storage import is_packed
@@ -110,6 +111,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         precision="fp8" if eight_bits else precision,
         framework_options={
             **eight_bits,
+            **_ends(fields, known.model()),
             **ranks.kernel_of(fields, "axolotl", configuration),
             **ranks.products_of(fields, "axolotl", _PRODUCTS),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
@@ -685,20 +687,43 @@ _CAST = ("xformers_attention", "sage_attention", "flex_attention", "flash_attent
 
 
 def _take_replicas(fields: Fields) -> None:
-    """Note the replicas of every rank without FSDP, or why they are not priced (loaders/model.py:460)."""
-    named = fields.word("attn_implementation", "")
-    cast = named not in _UNCAST if named else any(fields.flag(name) for name in _CAST)
+    """Note the replicas of every rank without FSDP."""
     if fields.word("adapter", "") in _ADAPTERS:
         fields.note("without FSDP every rank holds the whole base, and all adapters")
-    elif cast or _cuts(fields):  # its loss needs embedding and head in bf16 (:478)
-        fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
+    elif _keeps_fp32(fields):
+        fields.note(
+            "without FSDP every rank holds all weights, and with no attention named but sdpa or eager "
+            "Axolotl keeps embedding, head and norms in fp32"
+        )
     else:
+        fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
+
+
+def _keeps_fp32(fields: Fields) -> bool:
+    """Return whether whole weights that are not cut stay in two precisions (loaders/model.py:430, 460)."""
+    named = fields.word("attn_implementation", "")
+    cast = named not in _UNCAST if named else any(fields.flag(name) for name in _CAST)
+    whole = not _is_cut(fields) and fields.word("adapter", "") not in _ADAPTERS
+    return whole and not (cast or _cuts(fields))  # whose loss needs embedding and head in bf16 (:478)
+
+
+# What Axolotl casts by its name, next to norms (loaders/utils.py:231).
+_CAST_UP = ("embed_tokens", "embed_in")
+
+
+def _ends(fields: Fields, model: ModelSpec) -> Options:
+    """Return whether embedding, head and norms are fp32 next to matrices of bf16."""
+    if not _keeps_fp32(fields):
+        return {}
+    if class_name(model.layer_names, EMBEDDING) not in _CAST_UP:
         fields.fault(
             "fsdp_config",
-            "without FSDP, and with no attention named but sdpa or eager, Axolotl's weights are in two "
-            "precisions, which is not supported",
+            f"without FSDP Axolotl keeps norms of {model.title} in fp32, and its embedding in bf16: not "
+            "supported",
             allowed="attn_implementation: flash_attention_2, or fsdp_version: 2 and an fsdp_config",
         )
+        fields.stop()
+    return {"fp32_ends": True}
 
 
 def _take_fsdp1(fields: Fields) -> None:

@@ -333,7 +333,7 @@ def _batched_experts_seconds(ctx: Context) -> PassSeconds:
         return ctx.nothing
     copied = ctx.moe_tokens * ctx.et * moe.top_k * ctx.model.expert_parameters()
     forward, backward = (
-        narrow + (wide - narrow) * ctx.wide_rows
+        narrow + (wide - narrow) * ctx.wide_weights
         for narrow, wide in (_COPIED, _COPIED_FROZEN if ctx.frozen else _COPIED_BACKWARD)
     )
     each_s = copied / ctx.hbm_bytes_per_s
@@ -353,7 +353,7 @@ def _sliced_gradients_s(ctx: Context) -> FloatArray | float:
     if moe is None or ctx.frozen or facts.grouped_gemm != "loop" or not facts.separate_projections:
         return 0.0
     local = moe.num_experts / ctx.e
-    each = ctx.model.expert_parameters() / ctx.et * (2.0 + 2.0 * ctx.wide_rows)
+    each = ctx.model.expert_parameters() / ctx.et * (2.0 + 2.0 * ctx.wide_weights)
     return _SLICED * local * local * each / ctx.hbm_bytes_per_s
 
 

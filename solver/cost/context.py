@@ -504,9 +504,20 @@ class Context:
         return np.asarray(~cut | self.packed)
 
     @cached_property
+    def wide_weights(self) -> FloatArray:
+        """Return 1 where weights are fp32 and cast before their products, else 0."""
+        return (self.converts * (self.held_precision == "fp32")).astype(np.float64)
+
+    @cached_property
+    def wide_ends(self) -> FloatArray:
+        """Return 1 where embedding, head and norms alone are fp32, with gradients and states, else 0."""
+        apart = self.facts.fp32_ends and not self.frozen and not self.optimizer.fp32_copy
+        return np.where(self.columns.zero_stage == 0, float(apart), 0.0)
+
+    @cached_property
     def wide_rows(self) -> FloatArray:
         """Return 1 where the rows between layers are fp32, as an embedding in fp32 makes them, else 0."""
-        return (self.converts * (self.held_precision == "fp32")).astype(np.float64)
+        return np.maximum(self.wide_weights, self.wide_ends)
 
     @cached_property
     def wide_experts(self) -> FloatArray:
@@ -516,7 +527,7 @@ class Context:
         """
         moe, grouped = self.model.moe, self.facts.grouped_gemm == "grouped"
         apart = moe is not None and moe.runs_every_expert  # by products of batches, or of modules
-        return self.wide_rows * float(self.facts.separate_projections and grouped and not apart)
+        return self.wide_weights * float(self.facts.separate_projections and grouped and not apart)
 
     @property
     def at_lengths(self) -> list[tuple[FloatArray, Context]]:

@@ -169,7 +169,7 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
     dense = [one for one in model.layer(kind).operators if one.block != "routed"]
     matrices = sum(len(one.matrices) for one in dense)
     reading = sum(len(one.matrices) for one in dense if one.reads_norm)  # each casts its rows
-    number = number + matrices * (1.0 + wide) + reading * wide
+    number = number + matrices * (1.0 + ctx.wide_weights) + reading * wide
     # whose backward pass has as many kernels as it has, so both passes are counted, and shared out
     number = number + fake_kernels(ctx, matrices) / (1.0 + _SINGLE_BACKWARD)
     if ctx.frozen:

@@ -250,6 +250,10 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
         dense += _without_copy(
             ctx, np.zeros_like(ctx.t), small, shared, ctx.optimizer.end_state_bytes / 2.0
         )
+    if ctx.wide_ends.any():  # 2 bytes more of each, and moments of 8 bytes
+        wide = np.asarray(weights.ends * ctx.wide_ends)
+        more = 0.0 if matrices else max(_ADAMW_STATE_BYTES - optimizer.end_state_bytes, 0.0)
+        dense += _without_copy(ctx, wide, wide, shared, more)
     if not weights.routed.any() and not trained.routed.any():
         return dense
     shared = ctx.expert_replicas.sharing
@@ -1025,7 +1029,7 @@ def _held_bytes(
         f"{term.name}_bytes": np.stack([getattr(state, term.name) for state in states], axis=1)
         for term in fields(StateBytes)
     }
-    if ctx.frozen or ctx.held_precision == "fp32":
+    if ctx.frozen or ctx.held_precision == "fp32" or ctx.wide_ends.any():
         held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
     if ctx.workload.reference == "frozen":
         held["weights_bytes"] += np.stack(reference_bytes(ctx, weights), axis=1)

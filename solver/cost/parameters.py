@@ -307,7 +307,7 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) ->
     storage = storage_of(ctx.held_precision)
     if storage is not None and storage.keeps_whole:
         return [*(2.0 * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, zero]
-    if ctx.held_precision != "fp32":
+    if ctx.held_precision != "fp32" and not ctx.wide_ends.any():
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (ctx.converts & (ctx.frozen | first | (ctx.columns.num_microbatches > 1)))
     head = weigh * ctx.padded_outputs * ctx.model.embedding_width / ctx.vocabulary_ranks
@@ -406,7 +406,7 @@ def saved_casts_bytes(
     Replayed layers save none of them: they go with the cache. Those that ``base_bytes_beyond`` counts among
     the weights, or, ``first``, those of a first micro-batch; further arguments as ``casts_bytes``.
     """
-    if ctx.frozen or ctx.held_precision != "fp32":
+    if ctx.frozen or not ctx.wide_rows.any():
         return np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     *layers, _, head = _casts(ctx, kinds, first=first)
     every = sum((number * cast for number, cast in zip(numbers, layers, strict=True)), np.zeros_like(ctx.t))

@@ -192,6 +192,7 @@ def _seen_exchange_s(ctx: Context, weights: Weights, hiding: PassSeconds) -> Flo
     """Return seconds of reducing gradients and gathering weights that no pass hides, (P, n)."""
     in_2_bytes = weights.ends * ctx.small_copies  # counted as the weights that would send as much
     reduced = weights.dense - in_2_bytes * (1.0 - 2.0 / ctx.sharding.gradient_bytes_sent)
+    reduced = reduced + weights.ends * ctx.wide_ends * (4.0 / ctx.sharding.gradient_bytes_sent - 1.0)
     dense_bytes = weights.dense_bytes(ctx.sharding.gathered_bytes)
     gradients_s, parameters_s = _exchange_s(ctx, reduced, dense_bytes, ctx.dense_replicas)
     last_s = _last_bucket(reduced, ctx) * (gradients_s + parameters_s)
@@ -210,6 +211,7 @@ def _seen_exchange_s(ctx: Context, weights: Weights, hiding: PassSeconds) -> Flo
 def _update_s(ctx: Context, weights: Weights, hiding: PassSeconds, counts: Sequence[float]) -> FloatArray:
     """Return seconds of the optimizer's update, on the GPU and on the host, (P, n)."""
     own_dense = weights.dense / ctx.dense_replicas.sharing
+    own_dense = own_dense + weights.ends * ctx.wide_ends  # twice the bytes
     own_routed = weights.routed / ctx.expert_replicas.sharing
     updated = own_dense + own_routed
     moved_bytes = updated * ctx.constants.update_bytes * ctx.moved_share
@@ -427,7 +429,7 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     if ctx.adds_every_gradient:
         moved = np.full_like(ctx.t, facts.accumulation_bytes)
     else:
-        each = _OUTPUT_BYTES * (1.0 + ctx.wide_rows)  # gradients of fp32 weights are fp32
+        each = _OUTPUT_BYTES * (1.0 + ctx.wide_weights)  # gradients of fp32 weights are fp32
         moved = 3.0 * each * (1.0 - 1.0 / ctx.columns.num_microbatches)
     if facts.reduced_gradient_bytes > _OUTPUT_BYTES and not facts.main_gradient:
         cast = 10.0 - 4.0 / ctx.columns.num_microbatches

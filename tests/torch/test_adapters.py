@@ -258,6 +258,39 @@ def test_replicas_under_autocast_keep_at_their_peak_what_is_priced_of_fp32_weigh
     assert kept == pytest.approx(20 * weights + 2 * matrices * (micro_batches - 1), rel=0.02)
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_replicas_keep_at_their_peak_what_is_priced_of_fp32_ends_next_to_bf16_matrices(
+    recompute: str, micro_batches: int
+) -> None:
+    """As Axolotl casts a model without FSDP: 2 bytes a matrix's weight, 2 of its gradient and bucket, 4 of
+    moments, and twice as much of embedding and head, of which the head has a cast of 2.
+    """
+    config = {**DEEP_LLAMA, "vocab_size": 4096, "num_hidden_layers": 2}
+    options = {name: value for name, value in config.items() if name != "model_type"}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**options)).bfloat16()
+    for name, one in model.named_modules():
+        if "norm" in name or name.endswith(("embed_tokens", "lm_head")):
+            one.float()
+    traced = bytes_of(model.parameters()) + traced_peak(model, recompute, micro_batches)
+    cluster = find_cluster("dgx-h100", num_nodes=1)
+    own = {"fp32_ends": True}
+    problem = Problem(
+        model=model_from_config(config, name="small"), cluster=cluster, launcher="trl",
+        workload=Workload(
+            global_batch_size=8 * micro_batches, seq_length=TOKENS, optimizer="adamw-pure-bf16",
+            framework_options=own,
+        ),
+    )  # fmt: skip
+    found = Configuration(
+        data_parallel_size=8, num_microbatches=micro_batches, stage_layers=(2,),
+        recompute_granularity=recompute,
+    )  # fmt: skip
+    priced = predict(problem, default_profile(cluster, "trl"), found).stages[0].memory_bytes
+    kept = sum(priced[name] for name in ("weights", "gradients", "optimizer", "activations", "workspace"))
+    assert kept == pytest.approx(traced, rel=0.005)
+
+
 DEEP_LLAMA, TOKENS = (
     {**SMALL_LLAMA, "num_hidden_layers": 8, "intermediate_size": 1024, "vocab_size": 128},
     2,

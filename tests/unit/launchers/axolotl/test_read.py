@@ -60,8 +60,7 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
     assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (0, 1)
     assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
     whole, cut = text.replace("adapter: lora", "adapter:"), "fsdp: [full_shard, auto_wrap]\n"
-    with pytest.raises(InvalidProblemError, match="Axolotl's weights are in two precisions"):
-        read(whole, Overrides(num_gpus=4), "full.yml")
+    assert read(whole, Overrides(num_gpus=4), "full.yml").workload.framework_options["fp32_ends"] is True
     first = read(f"{text}{cut}", Overrides(num_gpus=4), "sharded.yml")
     assert (first.launcher, first.configuration.zero_stage) == ("accelerate", 3)
     assert any(note.startswith("FSDP1 wraps adapters apart") for note in first.notes)
@@ -512,11 +511,11 @@ def test_axolotl_evaluates_where_it_has_data_and_a_rhythm(more: str, size: int |
 
 def test_cut_cross_entropy_casts_the_head_so_that_replicas_need_no_flash_attention() -> None:
     plain = AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch") + "attn_implementation: sdpa\n"
-    with pytest.raises(InvalidProblemError, match="weights are in two precisions"):
-        read(plain, Overrides(num_gpus=1), "full.yml")
+    assert "fp32_ends" in read(plain, Overrides(num_gpus=1), "full.yml").workload.framework_options
     cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
     found = read(plain + cut, Overrides(num_gpus=1), "full.yml")
     assert (found.launcher, found.workload.framework_options["loss_kernel"]) == ("trl", "cut")
+    assert "fp32_ends" not in found.workload.framework_options
 
 
 @pytest.mark.parametrize(
@@ -533,12 +532,16 @@ def test_cut_cross_entropy_casts_the_head_so_that_replicas_need_no_flash_attenti
 def test_attention_other_than_torchs_takes_replicas_back_to_bf16(more: str, cast: bool) -> None:
     """Axolotl 067b021c: loaders/model.py:460 should_convert, schemas/config.py:1500, enums.py:159."""
     plain = AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch") + more
-    if cast:
-        found = read(plain, Overrides(num_gpus=1), "full.yml")
-        assert (found.launcher, found.workload.optimizer) == ("trl", "adamw-pure-bf16")
-        return
-    with pytest.raises(InvalidProblemError, match="weights are in two precisions"):
-        read(plain, Overrides(num_gpus=1), "full.yml")
+    found = read(plain, Overrides(num_gpus=1), "full.yml")
+    assert (found.launcher, found.workload.optimizer) == ("trl", "adamw-pure-bf16")
+    assert ("fp32_ends" in found.workload.framework_options) is not cast
+    if not cast:  # Axolotl looks for an embedding of another name
+        with pytest.raises(InvalidProblemError, match="keeps norms of MPT 7B in fp32"):
+            read(
+                plain.replace("mistralai/Mistral-7B-v0.1", "mosaicml/mpt-7b"),
+                Overrides(num_gpus=1),
+                "m.yml",
+            )
 
 
 def test_activations_leave_by_the_older_word_as_by_their_own() -> None:
