@@ -15,6 +15,7 @@ from meshwright.launchers.flags import flag_names, flags_of, is_off
 from meshwright.launchers.megatron_core import read as core
 from meshwright.launchers.megatron_core.names import WHOLE_STEP
 from meshwright.launchers.megatron_lm.read import launch_file
+from meshwright.launchers.megatron_lm.read_forks import take_4_bits
 from meshwright.launchers.ms_swift.export import ALL_LINEAR, FROZEN_ARGUMENTS, MAX_PIXELS
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
@@ -51,6 +52,11 @@ _DEFAULTS = {
 }
 _QUIET = ("attention_backend", "cross_entropy_loss_fusion", "expert_tensor_parallel_size")
 _PARSER = "megatron sft"
+# Words of its own, and Megatron-LM's: a version of FlashAttention is forced, whichever there is else
+_IN_ITS_WORDS = {
+    ("optimizer", "adamw"): "adam",
+    **{("attention_backend", f"flash_{version}"): "flash" for version in (2, 3, 4)},
+}
 
 
 _SUMS = "accumulate_allreduce_grads_in_fp32"
@@ -149,6 +155,7 @@ def completed(
     if length and not given.has("seq-length"):
         given.take("--seq-length", Value((str(length),), 0), called="seq_length")
     core.take_usual(given)
+    take_4_bits(given)
     _leave_graphs(given, launcher)
     model = known.model(named)
     if model.moe and not given.has("moe-token-dispatcher-type"):
@@ -286,7 +293,7 @@ def _take(given: Given, name: str, key: str, text: str, value: Value) -> None:
     elif core.flag_of(key) is not None or not (
         _is_read(key) or flag_names("ms-swift", "transformers").is_free(key)
     ):
-        text = "adam" if key == "optimizer" and text == "adamw" else text
+        text = _IN_ITS_WORDS.get((key, text), text)
         core.take(given, key, text, value.line, called=name)
 
 

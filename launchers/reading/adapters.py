@@ -444,6 +444,9 @@ def require_replicas(fields: Fields, base: BasePrecision, *, shards: bool) -> No
         fields.stop()
 
 
+_IN_LOADING = ("bnb", "hqq", "eetq", "quanto", "fp8")  # ms-swift's methods that quantise what they load
+
+
 def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
     """Return the type of the frozen weights; ``nested``: whether scales are quantised, too, by default."""
     bits, stored = _bits(fields), stored_as_qlora(fields)
@@ -451,6 +454,9 @@ def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
         name = next((name for name in names if fields.has(name)), None)
         if bits and name and fields.word(name) not in right:
             fields.fault(name, f"{shown(str(fields.raw(name)))} {_WHY}", allowed=right[0], nearest=right[0])
+    if not bits and fields.raw("quant_method") in _IN_LOADING:
+        why = "without quant_bits loads weights of 8 bits, or stops (ms-swift 4.6, quant_args.py)"
+        fields.fault("quant_method", f"{fields.raw('quant_method')} {why}", allowed="bnb and quant_bits")
     double = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
     nested = bool(stored) or nested or any(fields.has(name) for name in _NESTED_TOO)
     nested = fields.flag(double, default=nested)

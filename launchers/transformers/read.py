@@ -328,13 +328,19 @@ def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: floa
         dropout: default of adapters' inputs; None: no adapters.
     """
     key = "optimizer" if fields.has("optimizer") else "optim"
+    liger = ranks.uses_liger(fields)
+    own = ranks.own_loss_of_swift(fields) if liger else ""
+    kernels = ranks.kernels_of(found.launcher, liger=liger, by_trl=by_trl)
+    if own:
+        fields.note(f"{own}: the loss is of whole logits, and Liger's has no effect")
+        kernels |= ranks.kernels_of(found.launcher, liger=False, by_trl=by_trl) or {"loss_kernel": "whole"}
     return {
         **found.workload.framework_options,
         **ranks.kernel_of(fields, found.launcher, found.configuration),
         **ranks.products_of(fields, found.launcher),
         **bucket_option(fields.optional(DDP_BUCKET), found.launcher, found.configuration),
         **ranks.compiled_of(fields, found.launcher),
-        **ranks.kernels_of(found.launcher, liger=ranks.uses_liger(fields), by_trl=by_trl),
+        **kernels,
         **({} if dropout is None else adapters.options_of(fields, usual=dropout)),
         **ranks.evaluation_of(fields),
         **({} if any(fields.flag(own) for own in _OWN_OPTIMIZERS) else update_of(fields, key)),

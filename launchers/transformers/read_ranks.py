@@ -15,7 +15,7 @@ from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.export import ATTENTION
 from meshwright.launchers.accelerate.read_command import ENGINE, PLUGIN_COUNT, PLUGIN_FILE, Shares
 from meshwright.launchers.deepspeed.read import DEEPSPEED_READER
-from meshwright.launchers.flags import flag_names
+from meshwright.launchers.flags import flag_names, is_off
 from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Source
 from meshwright.launchers.reading.documents import LocatedValue, Values, document_of, looks_like_document
@@ -665,6 +665,24 @@ _LIGER = (
     "use_liger",
     "enable_liger_kernel",
 )  # TrainingArguments, older TRL, LLaMA-Factory
+
+
+# ms-swift 4.6, loss_scale/mapping.py: those whose weights are not 0 and 1 alone
+_WEIGHING = ("react", "hermes", "qwen", "agentflan", "alpha_umi")
+
+
+def own_loss_of_swift(fields: Fields) -> str:
+    """Return the argument by which ms-swift computes the loss of whole logits itself; empty without one.
+
+    Liger's loss then has no effect (ms-swift 4.6, trainers/seq2seq_trainer.py ``compute_loss``).
+    """
+    if "ms-swift" not in fields.programs or "rlhf" in fields.parser:
+        return ""
+    said = str(fields.raw("loss_scale") or "").split("+")
+    if any(one in _WEIGHING for one in said):
+        return "loss_scale"
+    names = ("enable_dft_loss", "enable_channel_loss", "loss_type")
+    return next((name for name in names if not is_off(str(fields.raw(name)))), "")
 
 
 def uses_liger(fields: Fields) -> bool:

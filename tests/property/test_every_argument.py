@@ -1,0 +1,236 @@
+"""Every argument of a trainer's own classes: read, harmless, listed or refused, and never passed over.
+
+The tables have the classes' fields (``python -m benchmarks.catalog.launcher_flags --check``, and the
+parsers of ``tests/launchers``), so these tests need no launcher: each field is put into a small file, at
+its default and at other values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from meshwright.launchers.flags import Flag, flag_names
+from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
+from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.profiles.errors import InvalidProblemError
+
+Put = Callable[[str, str], Source]
+ON_8 = Overrides(num_gpus=8)
+BATCH = "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_length 4096 --output_dir o"
+SWIFT = f"NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B --torch_dtype bfloat16 {BATCH}"
+MEGATRON = (
+    "NPROC_PER_NODE=8 megatron sft --max_length 4096 --micro_batch_size 2 --global_batch_size 64 "
+    "--torch_dtype bfloat16 --tensor_model_parallel_size 2"
+)
+REPLAYED = "--recompute_granularity full --recompute_method block --recompute_num_layers 2"
+TRAINER = (
+    "model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 2\noutput_dir: o\nbf16: true\n"
+    "gradient_accumulation_steps: 4\n"
+)
+TRL = f"{TRAINER}max_length: 4096\n"
+FACTORY = f"{TRAINER}stage: sft\ndo_train: true\ntemplate: qwen\ndataset: a\ncutoff_len: 4096\n"
+AXOLOTL = (
+    "base_model: Qwen/Qwen2.5-7B\nsequence_len: 4096\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\n"
+    "bf16: true\ngradient_checkpointing: true\noptimizer: adamw_torch_fused\nfsdp_version: 2\n"
+    "fsdp_config:\n  reshard_after_forward: true\n"
+)
+LORA = "adapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
+
+
+def command(words: str) -> Put:
+    def put(name: str = "", value: str = "") -> Source:
+        text = f"{words} --{name} {value}\n" if name else f"{words}\n"
+        return Source(name="a.sh", text=text, files={"a.sh": text})
+
+    return put
+
+
+def document(text: str) -> Put:
+    def put(name: str = "", value: str = "") -> Source:
+        values = yaml.safe_load(text)
+        *sections, last = name.split(".")
+        place = values
+        for section in sections:
+            place = place.setdefault(section, {})
+        place |= {last: yaml.safe_load(value)} if name else {}
+        said = yaml.safe_dump(values, sort_keys=False)
+        return Source(name="a.yaml", text=said, files={"a.yaml": said})
+
+    return put
+
+
+# By launcher: its tables, its command where a table has several, and files: one of them shows an argument.
+FILES: dict[str, tuple[tuple[str, ...], str, tuple[Put, ...]]] = {
+    "ms-swift": (
+        ("ms-swift", "transformers"),
+        "sft",
+        tuple(
+            command(f"{SWIFT} --tuner_type {more}")
+            for more in ("full", "lora", "lora --quant_bits 4 --quant_method bnb")
+        ),
+    ),
+    "Megatron-SWIFT": (
+        ("ms-swift",),
+        "megatron",
+        tuple(
+            command(f"{MEGATRON} --model {more}")
+            for more in (
+                "Qwen/Qwen2.5-7B",
+                "Qwen/Qwen2.5-7B --tuner_type lora",
+                "Qwen/Qwen3-30B-A3B",
+                "Qwen/Qwen2.5-7B --pipeline_model_parallel_size 2 --sequence_parallel true",
+                "Qwen/Qwen2.5-7B --fp8_format e4m3 --context_parallel_size 2 --overlap_grad_reduce true",
+                "Qwen/Qwen2.5-7B --use_precision_aware_optimizer true --optimizer_cpu_offload true",
+                f"Qwen/Qwen2.5-7B {REPLAYED}",
+                "Qwen/Qwen3-30B-A3B --moe_token_dispatcher_type flex --moe_expert_capacity_factor 1.0",
+            )
+        ),
+    ),
+    "TRL": (
+        ("trl", "transformers"),
+        "",
+        tuple(
+            document(TRL + more)
+            for more in ("", "use_peft: true\n", "use_peft: true\nload_in_4bit: true\n")
+        ),
+    ),
+    "LLaMA-Factory": (
+        ("llama-factory", "transformers"),
+        "",
+        tuple(
+            document(f"{FACTORY}finetuning_type: {more}")
+            for more in ("full\n", "lora\n", "lora\nquantization_bit: 4\n", "full\nuse_galore: true\n")
+        ),
+    ),
+    "Axolotl": (("axolotl",), "", (document(AXOLOTL), document(AXOLOTL + LORA))),
+}
+
+
+def rows(launcher: str) -> Iterator[tuple[str, Flag]]:
+    """Yield the arguments that the launcher's newest release takes, but for those that its files state."""
+    tables, by, files = FILES[launcher]
+    for name, row in flag_names(*tables).rows.items():
+        taken = not row.by or by in row.by
+        stated = re.search(rf"(?:^|--){name}[: ]", files[0]("", "").text, re.MULTILINE)
+        if row.type and not (row.until or row.of or stated) and taken:
+            yield name, row
+
+
+def answer(source: Source) -> LaunchFile | str:
+    try:
+        return read_launch_files(source, ON_8)
+    except InvalidProblemError as fault:
+        return str(fault)
+
+
+def priced(found: LaunchFile | str) -> object:
+    if isinstance(found, str):
+        return found
+    return found.launcher, found.configuration, found.workload, replace(found.model, name="")
+
+
+def words_of(row: Flag) -> list[str]:
+    """Return legal values of an argument that are not its default."""
+    usual = str(row.default).lower()
+    literal = re.search(r"Literal\[([^\]]*)\]", row.type)
+    said = [one.strip() for one in literal[1].split(",")] if literal else []
+    words = [str(one) for one in (*row.choices, *row.words, *row.priced_as, *said)]
+    if not words and "bool" in row.type:
+        words = ["false", "true"]
+    elif not words:
+        words = ["3" if "int" in row.type else "0.37" if "float" in row.type else "abcd"]
+    return [one for one in dict.fromkeys(words) if one.lower() not in (usual, "none")]
+
+
+@pytest.mark.parametrize("launcher", FILES)
+def test_the_files_are_read(launcher: str) -> None:
+    assert [found for put in FILES[launcher][2] if isinstance(found := answer(put("", "")), str)] == []
+
+
+@pytest.mark.parametrize("launcher", FILES)
+def test_an_argument_at_its_default_changes_nothing(launcher: str) -> None:
+    (put, *_), wrong = FILES[launcher][2], []
+    base = priced(answer(put("", "")))
+    for name, row in rows(launcher):
+        text = str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
+        if row.default in (None, "") or row.needs or row.why.startswith("read with") or name in OF_OTHERS:
+            continue
+        if priced(answer(put(name, text))) != base:
+            wrong.append(f"{name} {text}: {answer(put(name, text))}"[:200])
+    assert not isinstance(base, str)
+    assert wrong == []
+
+
+# Defaults that only a model with a tower, a section that is on, or the other command's class has.
+OF_OTHERS = ("image_max_pixels", "qat.group_size", "qat.quantize_embedding", "optimizer")
+
+
+@pytest.mark.parametrize("launcher", FILES)
+def test_no_argument_that_is_priced_or_refused_is_passed_over(launcher: str) -> None:
+    silent = []
+    for name, row in rows(launcher):
+        if row.role in ("harmless", "means") or row.needs or name in EITHER:
+            continue
+        if not any(shows(put, name, word) for word in words_of(row) for put in FILES[launcher][2]):
+            silent.append(name)
+    assert silent == []
+
+
+def shows(put: Put, name: str, word: str) -> bool:
+    """Return whether a value changes what is priced, is refused, listed, or named in a note."""
+    base, found = answer(put("", "")), answer(put(name, word))
+    if isinstance(found, str) or isinstance(base, str):
+        return found != base
+    said = " ".join({*found.notes, *found.unread} - {*base.notes, *base.unread})
+    return priced(found) != priced(base) or name.rpartition(".")[2] in said
+
+
+# Arguments that change nothing in the files above, and why.
+_TOWER = "the models have no tower"
+_ALIKE = "its values cost the same"
+_OTHERS = "another argument turns it on, or decides"
+EITHER = {
+    **dict.fromkeys(("do_train", "do_predict"), "these trainers train whatever it is"),
+    **dict.fromkeys(
+        (
+            "freeze_aligner", "freeze_language_model", "freeze_llm", "freeze_mm_modules",
+            "freeze_multi_modal_projector", "freeze_vision_tower", "freeze_vit", "max_pixels",
+        ),
+        _TOWER,
+    ),
+    **dict.fromkeys(
+        (
+            "bnb_4bit_quant_type", "cross_entropy_fusion_impl", "fp4_recipe", "fp8_param_gather",
+            "fsdp_config.auto_wrap_policy", "lora_dropout", "loss_type", "quantization_type",
+            "use_precision_aware_optimizer",
+        ),
+        _ALIKE,
+    ),
+    **dict.fromkeys(
+        (
+            "bfloat16", "cut_cross_entropy", "ddp_bucket_cap_mb", "float16", "fp16",
+            "fsdp_config.fsdp_version", "gradient_checkpointing", "liger_cross_entropy",
+            "liger_fused_linear_cross_entropy",
+            "liger_glu_activation", "liger_layer_norm", "liger_rms_norm", "liger_swiglu",
+            "llama4_linearized_experts", "main_params_dtype", "moe_enable_deepep",
+            "moe_pad_expert_input_to_capacity", "neat_packing",
+            "overlap_param_gather", "pad_to_multiple_of", "ray_num_workers", "tf32", "use_ray",
+        ),
+        _OTHERS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", ["ms-swift", "Megatron-SWIFT", "LLaMA-Factory"])
+def test_a_name_that_the_class_lacks_is_refused_as_unknown(launcher: str) -> None:
+    tables, by, (put, *_) = FILES[launcher]
+    others = [name for name, row in flag_names(*tables).rows.items() if row.by and by not in row.by]
+    for name in ("nodes_of_it", *others):
+        found = answer(put(name, "3"))
+        assert isinstance(found, str), name
+        assert re.search(rf"{name}: line \d+: (?:is unknown|needs|is none)", found), found
