@@ -767,6 +767,7 @@ def _is_near(has_bytes: int, reported_bytes: int) -> bool:
 
 
 _MOST_GPUS = 6  # sizes of memory
+_A_SIZE = 1.1  # cards of one nominal size differ by less: 22.5 and 24 GiB, 79.6 and 80
 
 
 def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
@@ -775,13 +776,13 @@ def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
 
 
 def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
-    """Return the GPUs of more memory on such a link: the fastest of each size, the smallest first."""
+    """Return the maker's larger GPUs on such a link: the fastest of each size, the smallest first."""
     every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
-    alike = [
-        gpu
-        for gpu in every
-        if gpu.memory_bytes > group.gpu.memory_bytes and gpu.intra_node.kind == group.intra_node.kind
-    ]
-    sizes = {gpu.memory_bytes: gpu for gpu in sorted(alike, key=lambda gpu: gpu.peak_bf16_flops)}
-    larger = [sizes[size] for size in sorted(sizes)]
+    like = group.intra_node.kind, maker_of(group.gpu.slug)
+    alike = [gpu for gpu in every if (gpu.intra_node.kind, maker_of(gpu.slug)) == like]
+    larger, size = list[GpuSpec](), group.gpu.memory_bytes
+    while beyond := [gpu for gpu in alike if gpu.memory_bytes > _A_SIZE * size]:
+        size = min(gpu.memory_bytes for gpu in beyond)
+        of_size = (gpu for gpu in beyond if gpu.memory_bytes <= _A_SIZE * size)
+        larger.append(max(of_size, key=lambda gpu: (gpu.peak_bf16_flops, gpu.gpus_per_node)))
     return larger[:_MOST_GPUS]

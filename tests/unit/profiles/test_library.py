@@ -688,3 +688,20 @@ def test_a_series_offers_its_models(typed: str, offered: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
         find_model(typed)
     assert caught.value.errors[0].nearest == offered
+
+
+@pytest.mark.parametrize(
+    ("slug", "larger"),
+    [
+        # no card of 24 GB is larger than another, so that those of 80 and 96 GB are among the six sizes
+        ("rtx-4090", ["rtx-5000-ada", "a100-pcie-40gb", "rtx-6000-ada", "h100-pcie-80gb", "rtx-pro-6000"]),
+        # not an A800, which has a half percent more, nor GH200, of which a node has one
+        ("h100-sxm-80gb", ["h100-sxm-96gb-hbm2e", "h200-sxm-141gb", "gb200", "gb300"]),
+        ("mi210", []),  # no other maker's
+    ],
+)
+def test_a_larger_gpu_is_the_makers_fastest_of_the_next_nominal_size(slug: str, larger: list[str]) -> None:
+    group = find_cluster("dgx-h100").groups[0]
+    own = library.with_gpu(group, library.find_gpu(slug))
+    group = replace(own, intra_node=own.gpu.intra_node)
+    assert [gpu.slug for gpu in library.larger_gpus(group)] == larger
