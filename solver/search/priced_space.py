@@ -182,6 +182,12 @@ class Priced(InCommon):
             return np.zeros(len(index), dtype=np.int64)
         return self.by_kind.kinds.part_of(self.weight_of(np.array(index, dtype=np.int64)))
 
+    def ways_of(self, index: list[int]) -> list[Problem]:
+        """Return the problem that prices each of some rows of kinds; none where rows have no kinds."""
+        if self.by_kind is None:
+            return []
+        return [self.by_kind.problems[part] for part in self.parts_of(index).tolist()]
+
     def joined(self, columns: Columns, prices: RowPrices) -> Rows:
         """Return rows of these columns and prices."""
         return Rows(

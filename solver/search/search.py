@@ -44,7 +44,7 @@ What is claimed, and what is not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -96,6 +96,7 @@ from meshwright.solver.space.enumerate import (
     empty_space,
     enumerate_space,
     estimated_outer,
+    likely_space,
     same_rows,
     sampled_space,
     searched_space,
@@ -108,9 +109,7 @@ from meshwright.solver.space.factored import Crossing, rows_of
 
 
 _SAMPLE = 1024  # rows looked at
-_MANY = 50_000  # families of rows that take half a second to bound: a better plan is sought before
-_WIDE = 150_000  # outer rows that take a quarter of one to price: it is sought before that, too
-_IMPROVING, _TRIED = 4096, 24  # outer rows for that, with all their chunkings, and how many rows are solved
+_TRIED = 16  # likely rows that are solved for a first plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,31 +395,22 @@ def _bounded(
 ) -> AnswerInputs:
     """Price and bound all legal rows, with a first plan; return the part that is done at the limit.
 
-    A space that is large is sampled before it is enumerated, and the plans of that sample bound most of its
-    kinds away before their prices are kept. One that is too large to be written down is not enumerated.
+    Likely rows are ranked before any other is enumerated. Of a space that is too large to be written down
+    only a sample is.
     """
     first, found = watch.at_least(_FIRST_S), _nothing_found(problem, profile, others, rivals)
     has_plans, outer_rows = rivals.last_s < np.inf, math.inf  # where the time ends before they are counted
     with first.cut():
         outer_rows = estimated_outer(problem, wide=wide)
     is_large, is_too_large = outer_rows > LARGE_OUTER, outer_rows > MOST_OUTER
-    if is_too_large or (is_large and not has_plans):
-        with first.cut():
-            found = _of_sample(found, watch, wide=wide)
     if is_too_large:
-        return found
-
-    def begin(usual: Space) -> None:
-        """Find a first plan among the usual candidates, before all are enumerated."""
-        nonlocal found
         with first.cut():
-            if found.frontier.ranked or has_plans:
-                return
-            found = _of_usual(found, usual, watch)
-            if found.frontier.ranked:
-                _interrupt(problem, watch, usual, found.frontier, now=True)
-
-    enumerated = _enumeration(problem, wide=wide, meanwhile=None if has_plans else begin)
+            return _of_sample(found, watch, wide=wide)
+        return found
+    if not has_plans:
+        with first.cut(), _share_of(watch, first.should_stop).cut():
+            found = _of_likely(found, watch)
+    enumerated = _enumeration(problem, wide=wide)
     with (watch if is_large else first).cut():
         space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
         return _of_whole(found, space, watch, first, known=known, wide=wide)
@@ -440,22 +430,32 @@ def _nothing_found(
     return AnswerInputs(problem, profile, nothing, frontier, Proof(), Certificate(), tuple(others))
 
 
-def _of_usual(found: AnswerInputs, usual: Space, watch: Watch) -> AnswerInputs:
-    """Return a first plan of the usual candidates, if one of them fits."""
-    rows = priced_space(found.problem, found.profile, usual.rows)
-    frontier = _frontier(found, usual, rows, watch)
-    frontier.covers_all, frontier.any_plan = False, True
-    frontier.run(lambda state: bool(state.ranked))
+def _of_likely(found: AnswerInputs, watch: Watch) -> AnswerInputs:
+    """Return a good plan of the likely rows, under all switches together, if one of them fits."""
+    watch.report("enumerating", now=True)
+    problem, spaces = found.problem, dict[Hashable, Space]()
+    ways = [(same_rows(way), way) for way in (problem, *found.others)]
+    for key, way in ways:
+        if key not in spaces:
+            spaces[key] = likely_space(way)
+    parts = [(way, own) for key, way in ways if isinstance(own := spaces[key].rows, Crossing) and len(own)]
+    if not parts:
+        return found
+    priced = priced_parts(parts, found.profile)
+    space = replace(next(iter(spaces.values())), rows=priced.columns)
+    frontier = Frontier.of(priced, 1)
+    frontier.covers_all, is_over = False, partial(_interrupt, problem, watch, space)
+    frontier.run(lambda state: is_over(state) or bool(state.ranked and len(state.solved) >= _TRIED))
     if not frontier.ranked:
         return found
-    return replace(found, space=replace(usual, whole=False), frontier=frontier)
+    _interrupt(problem, watch, space, frontier, now=True)
+    return replace(found, space=space, frontier=frontier)
 
 
 def _enumeration(
     problem: Problem,
     *,
     wide: bool,
-    meanwhile: Callable[[Space], object] | None = None,
     few: bool | None = None,
 ) -> Callable[..., Space]:
     """Return what enumerates the candidates that are searched: all, the usual ones, or as many as pay."""
@@ -463,7 +463,7 @@ def _enumeration(
         return partial(enumerate_space, wide=True)
     if problem.options.usual:
         return enumerate_space
-    return partial(searched_space, meanwhile=meanwhile, few=few)
+    return partial(searched_space, few=few)
 
 
 def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
@@ -522,20 +522,13 @@ def _of_whole(
         has_plan = bool(found.frontier.ranked)
         if has_plan:  # it is reported before all rows are priced
             _interrupt(found.problem, watch, space, found.frontier, now=True)
-        is_wide = not isinstance(space.rows, Columns) and len(space.rows.outer) > _WIDE
-        if has_plan and is_wide:
-            found = _improved(found, space, watch, first)
         joined, rows = _joined(found, space, watch, wide=wide)
         before = rows_of(joined.rows, known)
         if has_limit and before:
             found.frontier.limit_s = _limit_of_known_s(found.frontier, rows, before)
-        # which families fit is asked of all of them: a search that only has to beat others never needs it
-        seeks = has_plan and not is_wide and rows.by_kind is not None
-        if seeks and rows.by_kind is not None and len(rows.by_kind.families) > _MANY:
-            found = _improved(found, space, watch, first)
         adopted = [] if opening is None else [opening.row]
         if not found.space.whole:  # its rows have other numbers in all
-            adopted = rows_of(joined.rows, _configurations(found.frontier))
+            adopted = _found_again(found, rows)
         frontier = _frontier(found, joined, rows, watch)
         adopted += before
         frontier.adopt(adopted)
@@ -556,30 +549,15 @@ def _limit_of_known_s(found: Frontier, rows: Priced, known: list[int]) -> float:
     return min(found.limit_s, few.cutoff_s * (1.0 + _ROUNDING))
 
 
-def _configurations(frontier: Frontier) -> list[Configuration]:
-    """Return the ranked configurations, best first."""
-    rows = frontier.rows.take([ranked.row for ranked in frontier.ranked])
-    return rows.configurations([ranked.split for ranked in frontier.ranked])
-
-
-def _improved(found: AnswerInputs, space: Space, watch: Watch, first: Watch) -> AnswerInputs:
-    """Return the best of a larger sample, if it is better than the first plan and found in its time.
-
-    Outer rows are sampled: they are opened kind by kind, so that all that differs in chunks and recomputed
-    layers costs little, and an even sample of rows would mostly differ in that.
-    """
-    rows = space.rows
-    if isinstance(rows, Columns):
-        return found
-    with first.cut():
-        sample = rows.among(spread_evenly(len(rows.outer), _IMPROVING))
-        frontier = Frontier.of(priced_space(found.problem, found.profile, sample), 1, at_once=_IMPROVING)
-        frontier.covers_all = False
-        frontier.run(lambda state: len(state.solved) >= _TRIED or watch.interrupted())
-        if frontier.ranked and frontier.ranked[0].score_s < found.frontier.ranked[0].score_s:
-            _interrupt(found.problem, watch, space, frontier, now=True)
-            return replace(found, space=replace(space, whole=False), frontier=frontier)
-    return found
+def _found_again(found: AnswerInputs, every: Priced) -> list[int]:
+    """Return the rows, among all, of what is ranked, under the same switches."""
+    frontier = found.frontier
+    index, splits = [one.row for one in frontier.ranked], [one.split for one in frontier.ranked]
+    configs, again = frontier.rows.take(index).configurations(splits), list[int]()
+    for config, way in zip(configs, frontier.rows.ways_of(index), strict=True):
+        rows = rows_of(every.columns, [config])
+        again += [row for row, other in zip(rows, every.ways_of(rows), strict=True) if other is way]
+    return again
 
 
 def _apart(problem: Problem) -> tuple[str, ...]:
@@ -606,9 +584,13 @@ def _of_sample(found: AnswerInputs, watch: Watch, *, wide: bool) -> AnswerInputs
     return found
 
 
+def _share_of(watch: Watch, should_stop: ShouldStop | None = None) -> Watch:
+    limit_s = max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S)
+    return Watch(time_limit_s=limit_s, should_stop=should_stop)
+
+
 def _opening(found: AnswerInputs, space: Space, watch: Watch) -> Opening | None:
-    share = Watch(time_limit_s=max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S))
-    with share.cut():
+    with _share_of(watch).cut():
         return first_plan(found.problem, found.profile, space, watch.tick)
     return None
 

@@ -118,7 +118,7 @@ _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does no
 _MOST_REFUTED = 50_000  # rows of which all candidates, usually some ten times as many, are written down
 _TOGETHER = 64  # meshes with rows that are checked together, of several pipeline sizes where those have few
 _NEARLY = 0.9  # of the largest of them
-LARGE_OUTER = 150_000  # rows without their chunks: more are sampled before they are enumerated
+LARGE_OUTER = 150_000  # rows without their chunks: more take longer than a first plan may
 MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
 _MOST_WRITTEN = 2_000_000  # rows with their chunks that explanations write down, legal or not
 _PROBED = 64  # rows that show how many others differ from each in what ``widening`` adds
@@ -606,6 +606,40 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
     )  # fmt: skip
 
 
+def likely_space(problem: Problem) -> Space:
+    """Return the legal rows of the meshes that a person would try first; they prove nothing about others.
+
+    The smallest micro-batch and fewest slices, all ZeRO that the launcher has, experts over a node or more,
+    and nothing that ``widening`` adds, on the most GPUs with a legal row.
+    """
+    rules, found = rules_of(problem), Crossing.nothing()
+    for num_gpus in _tried_in_turn(problem, gpu_counts(problem), legal=()):
+        look()
+        own = [with_batch(problem, batch) for batch in batch_sizes(problem)]
+        blocks = (
+            (
+                _likely(one, plain.take(outer_legal(rules, plain))),
+                [(pp, chunkings_of(one, pp)) for pp in some.tolist()],
+            )
+            for one in own[:_MOST_COUNTS]
+            for some, plain in _plain_blocks(one, num_gpus, wide=False)
+        )
+        found, _ = legal_rows(rules, blocks)
+        if len(found):
+            break
+    return replace(empty_space(problem), rows=found, masks=np.broadcast_to(np.int64(0), len(found)))
+
+
+def _likely(problem: Problem, plain: Columns) -> Columns:
+    experts = plain.expert_parallel_size
+    kept = experts >= min(per_node_of(problem), experts.max(initial=1))
+    kept &= plain.zero_stage == plain.zero_stage.max(initial=0)
+    for values in (plain.micro_batch_size, plain.context_parallel_size):
+        kept &= values == values.min(initial=np.iinfo(np.int64).max)
+    few = plain.take(np.flatnonzero(kept))
+    return few.take(np.argsort(few.pipeline_parallel_size, kind="stable"))
+
+
 def empty_space(problem: Problem) -> Space:
     """Return a space before any enumeration."""
     return Space(
@@ -761,20 +795,18 @@ def searched_space(
     legal_only: bool = False,
     tick: Callable[[], object] = lambda: None,
     one_by_one: bool = False,
-    meanwhile: Callable[[Space], object] | None = None,
     few: bool | None = None,
 ) -> Space:
     """Return the space that a search covers; ``Space.every``: whether of all candidates.
 
-    ``one_by_one``: its rows are written down, which costs more than refuting them by kind. ``meanwhile`` is
-    called with the space of the usual candidates before all are enumerated. ``few``: whether all candidates
-    are few, if that is known.
+    ``one_by_one``: its rows are written down, which costs more than refuting them by kind. ``few``: whether
+    all candidates are few, if that is known.
     Other arguments and errors as ``enumerate_space``.
     """
     enumerated = partial(enumerate_space, problem, legal_only=legal_only, tick=tick)
     most, every = _most(problem, one_by_one), None
     if few is None:
-        few = meanwhile is None and estimated_outer(problem, wide=True) <= LARGE_OUTER
+        few = estimated_outer(problem, wide=True) <= LARGE_OUTER
     if few:
         every = enumerated(wide=True)
         if every.num_legal <= most:  # the usual ones are no more
@@ -782,8 +814,6 @@ def searched_space(
     usual = enumerated()
     if usual.every or usual.num_legal > most or (every is None and is_too_large(problem, wide=True)):
         return usual
-    if meanwhile is not None:
-        meanwhile(usual)
     return every or enumerated(wide=True)
 
 

@@ -16,17 +16,24 @@ from meshwright.solver.answer import SAMPLE, Answer
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.stages import objective_s
+from meshwright.solver.planner.variants import searched_together, variants_of
 from meshwright.solver.problem import Problem, Progress, with_batch
-from meshwright.solver.search.answers import AnswerInputs, Proof
-from meshwright.solver.search.certify.judge import Certificate
 from meshwright.solver.search.frontier import NO_RIVALS, Frontier, Interrupt, Rivals
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.proof import rivals_of
-from meshwright.solver.search.search import _improved, _prove, search
+from meshwright.solver.search.search import _prove, search
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from meshwright.solver.space.factored import rows_of
-from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_moe_model, a_problem
+from tests.builders import (
+    a_cluster,
+    a_configuration,
+    a_gpu,
+    a_model,
+    a_moe_model,
+    a_problem,
+    with_default_switches,
+)
 from tests.problems.asked import searched
 
 
@@ -418,16 +425,17 @@ def test_a_search_stopped_at_any_look_has_a_plan_or_knows_nothing(looks: int) ->
     assert bool(answer.plans) == (answer.status == "feasible")
 
 
-def test_a_sample_without_a_better_plan_than_the_best_known_one_changes_nothing() -> None:
-    problem = small_problem(top_k=3)
+def test_the_first_plan_is_of_the_best_switches_and_found_before_the_space_is_enumerated() -> None:
+    problem = with_default_switches(small_problem(top_k=1, certify="none"))
     profile = default_profile(problem.cluster, problem.launcher)
-    space = enumerate_space(problem, legal_only=True)
-    frontier = Frontier.of(priced_space(problem, profile, space.rows), 3)
-    frontier.run(lambda _: False)  # the best three of all, which no sample of them beats
-    assert frontier.ranked[0].score_s < frontier.ranked[-1].score_s
-    found = AnswerInputs(problem, profile, space, frontier, Proof(), Certificate(), ())
-    watch = Watch(time_limit_s=60.0)
-    assert _improved(found, space, watch, watch) is found
+    (first, *others), *_ = searched_together(variants_of(problem, profile))
+    seen = list[Progress]()
+    ways = [one.problem for one in others]
+    answer = search(first.problem, profile, ways=ways, on_progress=seen.append)
+    told = [one for one in seen if one.incumbent_step_time_s is not None]
+    assert others
+    assert told[0].incumbent_step_time_s == pytest.approx(answer.plans[0].prediction.step_time_s, rel=0.1)
+    assert told[0].total < answer.space_size / 4
 
 
 def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,6 +443,7 @@ def test_seeking_a_first_plan_in_vain_leaves_time_for_the_search(monkeypatch: py
         while True:
             look()
 
+    monkeypatch.setattr("meshwright.solver.search.search.likely_space", in_vain)
     monkeypatch.setattr("meshwright.solver.search.search.first_plan", in_vain)
     problem = a_problem(time_limit_s=10.0)
     assert search(problem, default_profile(problem.cluster, problem.launcher)).plans

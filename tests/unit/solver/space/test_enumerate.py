@@ -19,6 +19,7 @@ from meshwright.solver.space.enumerate import (
     chunkings_of,
     enumerate_space,
     estimated_outer,
+    likely_space,
     numbers_of_gpus,
     refuted_space,
     sampled_space,
@@ -295,12 +296,10 @@ def test_a_launcher_with_zero_3_alone_and_no_pipeline_has_rows(monkeypatch: pyte
 
 
 def test_a_search_goes_through_all_candidates_where_the_usual_ones_are_few() -> None:
-    problem, seen = a_problem(cluster=a_cluster(num_nodes=1), batch=16), list[Space]()
+    problem = a_problem(cluster=a_cluster(num_nodes=1), batch=16)
     usual, every = (enumerate_space(problem, legal_only=True, wide=wide) for wide in (False, True))
-    found = searched_space(problem, legal_only=True, meanwhile=seen.append)
-    assert [(one.every, one.num_legal) for one in (*seen, found)] == [
-        (False, usual.num_legal), (True, every.num_legal)
-    ]  # fmt: skip
+    found = searched_space(problem, legal_only=True)
+    assert (found.every, found.num_legal) == (True, every.num_legal)
     assert usual.num_legal < every.num_legal
 
 
@@ -309,9 +308,8 @@ def test_a_search_that_weighs_its_rows_one_by_one_keeps_to_the_usual_candidates_
     problem = a_problem(cluster=a_cluster(num_nodes=16), batch=512)
     usual = enumerate_space(problem, legal_only=True)
     assert 20_000 < usual.num_legal < 200_000
-    seen = list[Space]()
-    found = searched_space(problem, legal_only=True, one_by_one=True, meanwhile=seen.append)
-    assert (found.every, found.num_legal, seen) == (False, usual.num_legal, [])
+    found = searched_space(problem, legal_only=True, one_by_one=True)
+    assert (found.every, found.num_legal) == (False, usual.num_legal)
 
 
 def test_a_ring_cuts_the_tokens_of_two_ranks_and_more_into_slices() -> None:
@@ -396,3 +394,24 @@ def test_all_candidates_are_searched_unless_the_usual_ones_are_many(
     monkeypatch.setattr(enumerate_module, "_FEW", 1)
     assert not searched_space(problem).every
     assert not sampled_space(problem).every
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        a_problem(cluster=a_cluster(num_nodes=4)),
+        a_problem(cluster=a_cluster(num_nodes=4), pin={"micro_batch_size": 4}),
+        a_problem(model=a_moe_model(), cluster=a_cluster(num_nodes=4)),
+        a_problem(cluster=a_cluster(num_nodes=3), batch=16),  # 24 GPUs have no legal row
+    ],
+)
+def test_likely_rows_are_a_few_legal_rows_of_those_that_are_enumerated(problem: Problem) -> None:
+    likely, every = likely_space(problem), enumerate_space(problem, legal_only=True)
+
+    def rows(space: Space) -> set[tuple[int, ...]]:
+        columns = space.columns
+        return set(zip(*(getattr(columns, f.name).tolist() for f in fields(Columns)), strict=True))
+
+    assert rows(likely) <= rows(every)
+    assert 0 < len(likely.rows) < len(every.rows) / 4
+    assert not likely.whole
