@@ -11,7 +11,7 @@ from typing import Literal
 
 LayerNames = Literal[
     "llama", "baichuan", "chatglm", "ctrl", "dbrx", "exaone", "falcon", "gpt2", "gpt_neo", "gpt_neox",
-    "gptj", "granite_hybrid", "hunyuan", "internlm2", "lfm2", "modernbert", "mpt", "nanochat", "opt",
+    "gptj", "granite_hybrid", "internlm2", "lfm2", "modernbert", "mpt", "nanochat", "opt",
     "persimmon", "phi", "qwen", "starcoder2",
 ]  # fmt: skip
 # Our name: the layer's path in a block, where it differs (``modeling_*.py`` of each type in transformers
@@ -33,7 +33,7 @@ _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
         "down_proj": "ffn.2", "embed_tokens": "w",
     },
     "dbrx": {
-        "qkv_proj": "attn.Wqkv", "o_proj": "attn.out_proj", "router": "router.layer", "embed_tokens": "wte",
+        "qkv_proj": "attn.Wqkv", "o_proj": "attn.out_proj", "embed_tokens": "wte",
     },
     "exaone": {
         "o_proj": "attention.out_proj", "gate_proj": "mlp.c_fc_0", "up_proj": "mlp.c_fc_1",
@@ -53,7 +53,6 @@ _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
         "o_proj": "attn.out_proj", "up_proj": "mlp.fc_in", "down_proj": "mlp.fc_out", "embed_tokens": "wte",
     },
     "granite_hybrid": {"gate_up_proj": "shared_mlp.input_linear", "down_proj": "shared_mlp.output_linear"},
-    "hunyuan": {"router": "gate.wg"},
     "internlm2": {
         "qkv_proj": "attention.wqkv", "o_proj": "attention.wo", "gate_proj": "feed_forward.w1",
         "up_proj": "feed_forward.w3", "down_proj": "feed_forward.w2", "embed_tokens": "tok_embeddings",

@@ -776,13 +776,21 @@ def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
 
 
 def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
-    """Return the maker's larger GPUs on such a link: the fastest of each size, the smallest first."""
+    """Return the maker's larger GPUs on such a link: the fastest of each size, the smallest first.
+
+    Products and traffic count alike. Of modules, one whose boards hold as many: a B200 in place of an
+    H100, and not GB200's four.
+    """
+
+    def rank(gpu: GpuSpec) -> tuple[bool, float]:
+        is_alike = gpu.intra_node.kind == "pcie" or gpu.gpus_per_node == group.gpu.gpus_per_node
+        return is_alike, gpu.peak_bf16_flops * gpu.hbm_bytes_per_s
+
     every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
     like = group.intra_node.kind, maker_of(group.gpu.slug)
     alike = [gpu for gpu in every if (gpu.intra_node.kind, maker_of(gpu.slug)) == like]
     larger, size = list[GpuSpec](), group.gpu.memory_bytes
     while beyond := [gpu for gpu in alike if gpu.memory_bytes > _A_SIZE * size]:
         size = min(gpu.memory_bytes for gpu in beyond)
-        of_size = (gpu for gpu in beyond if gpu.memory_bytes <= _A_SIZE * size)
-        larger.append(max(of_size, key=lambda gpu: (gpu.peak_bf16_flops, gpu.gpus_per_node)))
+        larger.append(max((gpu for gpu in beyond if gpu.memory_bytes <= _A_SIZE * size), key=rank))
     return larger[:_MOST_GPUS]

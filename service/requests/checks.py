@@ -5,6 +5,7 @@ Each check is one small function that yields the faults it finds; ``check_limits
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -79,35 +80,28 @@ MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit o
 
 
 _SQUARE = 1024  # pixels of a side of the image that an error counts
-_FSDP = "FSDP runs under these launchers"
-_STARTS = "Name the launcher that it starts"
-_TRAINER = "It is the library of these launchers"
 _ROLES = "It trains by reinforcement learning: state the roles in a file with kind: post_training"
-_HUGGING_FACE = ("accelerate", "deepspeed", "trl", "axolotl")
 _FSDP_LAUNCHERS = ("torchtitan", "accelerate", "trl", "axolotl")
-# What people name in place of a launcher: what it is, and the launchers that they may mean.
-_OTHER_WORDS: Mapping[str, tuple[str, Sequence[str]]] = {
-    **dict.fromkeys(("fsdp", "fsdp1", "fsdp2", "ddp"), (_FSDP, _FSDP_LAUNCHERS)),
-    **dict.fromkeys(
-        ("ray", "torchrun", "slurm", "srun", "mpirun", "skypilot", "kubernetes", "k8s", "kubeflow"),
-        (_STARTS, ("megatron-lm", *_FSDP_LAUNCHERS)),
-    ),
-    **dict.fromkeys(("transformers", "huggingface", "hf", "trainer", "peft"), (_TRAINER, _HUGGING_FACE)),
-    **dict.fromkeys(("pytorch", "torch"), (_TRAINER, ("torchtitan", "accelerate"))),
-    **dict.fromkeys(("nemo", "nemo2"), ("Megatron-Bridge runs its recipes", ("megatron-bridge",))),
-    **dict.fromkeys(("zero", "zero1", "zero2", "zero3"), ("It is a stage of DeepSpeed", ("deepspeed",))),
-    **dict.fromkeys(
-        ("lightning", "pytorch-lightning", "fabric", "litgpt", "torchtune", "composer", "llm-foundry"),
-        (_FSDP, _FSDP_LAUNCHERS),
-    ),
-    "unsloth": ("These train adapters, too", ("trl", "axolotl", "ms-swift")),
-    **dict.fromkeys(
-        ("gpt-neox", "megatron-deepspeed", "colossalai"),
-        ("These split layers, too", ("megatron-lm", "nanotron")),
-    ),
-    **dict.fromkeys(("jax", "flax", "levanter"), ("JAX runs under", ("maxtext",))),
-    **dict.fromkeys(("verl", "openrlhf", "nemo-rl", "slime", "areal"), (_ROLES, ())),
+_LIBRARY = "It is the library of these launchers"
+# What other words are, the launchers that people may mean by them, and the words.
+_OTHERS: Mapping[tuple[str, tuple[str, ...]], str] = {
+    ("FSDP runs under these launchers", _FSDP_LAUNCHERS): "fsdp fsdp1 fsdp2 ddp lightning "
+    "pytorch-lightning fabric litgpt torchtune composer llm-foundry automodel nemo-automodel",
+    ("Name the launcher that it starts", ("megatron-lm", *_FSDP_LAUNCHERS)): "ray torchrun slurm srun "
+    "mpirun skypilot kubernetes k8s kubeflow sagemaker vertex azureml databricks modal runpod",
+    (_LIBRARY, ("accelerate", "deepspeed", "trl", "axolotl")): "transformers huggingface hf trainer "
+    "hf-trainer transformers-trainer sft-trainer sfttrainer peft",
+    (_LIBRARY, ("torchtitan", "accelerate")): "pytorch torch",
+    (_LIBRARY, ("megatron-lm", "megatron-bridge")): "mcore megatron-core",
+    ("Megatron-Bridge runs its recipes", ("megatron-bridge",)): "nemo nemo2",
+    ("It trains with these", ("megatron-lm", "torchtitan")): "primus",
+    ("It is a stage of DeepSpeed", ("deepspeed",)): "zero zero1 zero2 zero3",
+    ("These train adapters, too", ("trl", "axolotl", "ms-swift")): "unsloth",
+    ("These split layers, too", ("megatron-lm", "nanotron")): "gpt-neox megatron-deepspeed colossalai",
+    ("JAX runs under", ("maxtext",)): "jax flax levanter",
+    (_ROLES, ()): "verl openrlhf nemo-rl slime areal",
 }
+_OTHER_WORDS = {word: other for other, words in _OTHERS.items() for word in words.split()}
 
 
 def check_launcher(name: str, *, at: str = "/launcher") -> None:
@@ -118,7 +112,7 @@ def check_launcher(name: str, *, at: str = "/launcher") -> None:
     """
     if name in LAUNCHERS:
         return
-    if (other := _OTHER_WORDS.get(name.lower())) is None:
+    if (other := _OTHER_WORDS.get(re.sub("[ _]", "-", name.lower()))) is None:
         raise UnknownNameError.among(at, name, LAUNCHERS)
     why, meant = other
     fault = FieldError(

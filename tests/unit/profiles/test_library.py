@@ -694,9 +694,9 @@ def test_a_series_offers_its_models(typed: str, offered: str) -> None:
     ("slug", "larger"),
     [
         # no card of 24 GB is larger than another, so that those of 80 and 96 GB are among the six sizes
-        ("rtx-4090", ["rtx-5000-ada", "a100-pcie-40gb", "rtx-6000-ada", "h100-pcie-80gb", "rtx-pro-6000"]),
-        # not an A800, which has a half percent more, nor GH200, of which a node has one
-        ("h100-sxm-80gb", ["h100-sxm-96gb-hbm2e", "h200-sxm-141gb", "gb200", "gb300"]),
+        ("rtx-4090", ["rtx-5090", "a100-pcie-40gb", "rtx-6000-ada", "h100-pcie-80gb", "rtx-pro-6000"]),
+        # not an A800, which has a half percent more, nor GH200 or GB200: its boards hold eight
+        ("h100-sxm-80gb", ["h100-sxm-96gb-hbm2e", "h200-sxm-141gb", "b200-sxm-180gb", "b300"]),
         ("mi210", []),  # no other maker's
     ],
 )

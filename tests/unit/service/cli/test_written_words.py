@@ -283,6 +283,7 @@ def test_variables_and_their_words_are_read_in_any_case() -> None:
         ({"workload": {**WORKLOAD, "precision": 16}}, "/workload/precision", None),
         ({"launcher": "fsdp"}, "/launcher", "torchtitan"),
         ({"launcher": "Ray"}, "/launcher", "megatron-lm"),
+        ({"launcher": "HF_Trainer"}, "/launcher", "accelerate"),
         ({"launcher": 7}, "/launcher", None),
         ({"cluster": "64xH100 40GB"}, "/cluster/name", None),
         ({"cluster": {"gpu": "h100", "num_gpus": "8"}}, "/cluster/num_gpus", "8"),
