@@ -31,6 +31,7 @@ from meshwright.profiles.sequences import BATCHINGS
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
 from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, OPTIONS, RequestField
+from meshwright.service.requests.numbers import written_out
 from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest
 from meshwright.solver.configuration import VARIABLES
 from meshwright.solver.problem import ALLOWED, Certify, Objective
@@ -158,6 +159,8 @@ def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
     of_values = where[:2] in {("search", "pin"), ("search", "forbid")}
     if of_values and detail["type"].startswith(("bool", "int", "string", "list")):
         return "must be an integer or a word"
+    if where == ("search", "num_nodes"):
+        return "must be a list or a range (min, max). One number stands in cluster.num_nodes"
     if detail["type"] in _WORDS:
         return f'"{shown(str(detail["input"]))}" {_WORDS[detail["type"]]}'
     return _KINDS.get(detail["type"], detail["msg"])
@@ -216,8 +219,13 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
         allowed = f"up to {context['max_length']} characters"
     if kind in {"bool_type", "bool_parsing"} and where != _PINNED_SPLIT:
         allowed = "true or false"
-    nearest = stated_number(value) if kind in ("int_type", "int_from_float") else None
+    nearest = _whole_number(str(where[-1]), value) if kind in ("int_type", "int_from_float") else None
     return FieldError(pointer=at, message=_message(detail, where), allowed=allowed, nearest=nearest)
+
+
+def _whole_number(name: str, value: object) -> str | None:
+    """Return the whole number that a value states: ``4k`` in a file is what it is on a command line."""
+    return stated_number(written_out(name, value, whole=True) if isinstance(value, str) else value)
 
 
 _OPTIONS = ("workload", "framework_options")

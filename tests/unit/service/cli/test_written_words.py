@@ -281,6 +281,7 @@ def test_variables_and_their_words_are_read_in_any_case() -> None:
     [
         ({"workload": {**WORKLOAD, "precision": "BF61"}}, "/workload/precision", "bf16"),
         ({"workload": {**WORKLOAD, "precision": 16}}, "/workload/precision", None),
+        ({"workload": {**WORKLOAD, "seq_length": "4k"}}, "/workload/seq_length", "4096"),
         ({"launcher": "fsdp"}, "/launcher", "torchtitan"),
         ({"launcher": "Ray"}, "/launcher", "megatron-lm"),
         ({"launcher": "HF_Trainer"}, "/launcher", "accelerate"),
