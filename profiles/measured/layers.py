@@ -25,6 +25,7 @@ ADDED_BYTES = 10.0  # that ``accumulate`` moves for a weight of 2 bytes: 2 + 4 r
 _NOT_OF_A_LAYER = (
     "name",
     "display_name",
+    "layer_names",
     "source",
     "num_layers",
     "num_mtp_layers",

@@ -395,8 +395,8 @@ def _bounded(
 ) -> AnswerInputs:
     """Price and bound all legal rows, with a first plan; return the part that is done at the limit.
 
-    Likely rows are ranked before any other is enumerated. Of a space that is too large to be written down
-    only a sample is.
+    Likely rows are ranked before any other is enumerated, and a sample of a large space where none of them
+    fits. Of a space that is too large to be written down only a sample is.
     """
     first, found = watch.at_least(_FIRST_S), _nothing_found(problem, profile, others, rivals)
     has_plans, outer_rows = rivals.last_s < np.inf, math.inf  # where the time ends before they are counted
@@ -408,8 +408,12 @@ def _bounded(
             return _of_sample(found, watch, wide=wide)
         return found
     if not has_plans:
-        with first.cut(), _share_of(watch, first.should_stop).cut():
+        share = Watch(time_limit_s=watch.time_limit_s * _SAMPLE_SHARE, should_stop=first.should_stop)
+        with first.cut(), share.cut():
             found = _of_likely(found, watch)
+        if is_large and not found.frontier.ranked:
+            with first.cut():
+                found = _of_sample(found, watch, wide=wide)
     enumerated = _enumeration(problem, wide=wide)
     with (watch if is_large else first).cut():
         space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
@@ -554,6 +558,8 @@ def _found_again(found: AnswerInputs, every: Priced) -> list[int]:
     frontier = found.frontier
     index, splits = [one.row for one in frontier.ranked], [one.split for one in frontier.ranked]
     configs, again = frontier.rows.take(index).configurations(splits), list[int]()
+    if frontier.rows.by_kind is None:
+        return rows_of(every.columns, configs)
     for config, way in zip(configs, frontier.rows.ways_of(index), strict=True):
         rows = rows_of(every.columns, [config])
         again += [row for row, other in zip(rows, every.ways_of(rows), strict=True) if other is way]
@@ -584,13 +590,9 @@ def _of_sample(found: AnswerInputs, watch: Watch, *, wide: bool) -> AnswerInputs
     return found
 
 
-def _share_of(watch: Watch, should_stop: ShouldStop | None = None) -> Watch:
-    limit_s = max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S)
-    return Watch(time_limit_s=limit_s, should_stop=should_stop)
-
-
 def _opening(found: AnswerInputs, space: Space, watch: Watch) -> Opening | None:
-    with _share_of(watch).cut():
+    share = Watch(time_limit_s=max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S))
+    with share.cut():
         return first_plan(found.problem, found.profile, space, watch.tick)
     return None
 
