@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 LayerNames = Literal[
-    "llama", "baichuan", "chatglm", "ctrl", "dbrx", "exaone", "falcon", "gpt2", "gpt_neo", "gpt_neox",
-    "gptj", "granite_hybrid", "internlm2", "lfm2", "modernbert", "mpt", "nanochat", "opt",
-    "persimmon", "phi", "qwen", "starcoder2",
+    "llama", "baichuan", "bailing", "chatglm", "ctrl", "dbrx", "exaone", "falcon", "gpt2", "gpt_neo",
+    "gpt_neox", "gptj", "granite_hybrid", "internlm2", "lfm2", "modernbert", "mpt", "nanochat", "opt",
+    "persimmon", "phi", "qwen", "starcoder2", "telechat",
 ]  # fmt: skip
 # Our name: the layer's path in a block, where it differs (``modeling_*.py`` of each type in transformers
 # 5.23, or of the repository that ``model_families.yaml`` names).
@@ -22,6 +22,10 @@ _NEOX = {
 }  # fmt: skip
 _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
     "baichuan": {"qkv_proj": "self_attn.W_pack"},
+    "bailing": {
+        "qkv_proj": "attention.query_key_value", "o_proj": "attention.dense",
+        "embed_tokens": "word_embeddings",
+    },
     "chatglm": {
         "qkv_proj": "query_key_value", "o_proj": "self_attention.dense",
         "gate_up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h",
@@ -76,6 +80,10 @@ _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
         "down_proj": "mlp.c_proj", "embed_tokens": "wte",
     },
     "starcoder2": {"up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
+    "telechat": {
+        "q_proj": "self_attention.query", "kv_proj": "self_attention.key_value",
+        "o_proj": "self_attention.dense", "embed_tokens": "word_embeddings",
+    },
 }  # fmt: skip
 
 

@@ -591,15 +591,16 @@ _CHUNKED = "liger_fused_linear_cross_entropy"
 
 def _is_half(fields: Fields) -> bool:
     """Return whether weights are loaded in fp16 and nothing runs in mixed precision (base.py:276)."""
-    others = any(str(fields.raw(name)).lower() == "true" for name in ("bf16", "fp16", "bfloat16"))
-    return fields.flag("float16") and not others
+    mixed = str(fields.raw("bf16")).lower() != "false"  # auto, its default, is true on these GPUs
+    others = any(str(fields.raw(name)).lower() == "true" for name in ("fp16", "bfloat16"))
+    return fields.flag("float16") and not (mixed or others)
 
 
 def _precision(fields: Fields) -> str:
     """Return the compute type: bf16 if both are on, fp16 with adapters (utils/config, resolve_dtype)."""
     said, half = str(fields.raw("bf16")).lower(), fields.flag("fp16")
     pure = next((name for name in ("bfloat16", "float16") if fields.flag(name)), "")
-    if said == "true" or (said in ("auto", "none") and not half and pure != "float16"):
+    if said == "true" or (said in ("auto", "none") and not half):
         if said == "none" and not pure:
             fields.note("bf16 is not given: it is assumed")
         return "bf16"

@@ -277,8 +277,13 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
     if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
     known = [_targets_of(str(word), model) for word in words]
-    if model is not None and any(known):  # a list for several models: peft passes over other classes' words
-        words = [word for word, found in zip(words, known, strict=True) if found or word not in CLASS_WORDS]
+    if model is not None and any(known):  # a list for several models
+        others = [
+            str(word) for word, found in zip(words, known, strict=True) if not found and word in CLASS_WORDS
+        ]
+        if others:
+            fields.note(f"no layer of {model.title} is called {', '.join(others)}: peft passes over it")
+        words = [word for word in words if word not in others]
         known = [_targets_of(str(word), model) for word in words]
     if not all(known):
         word = words[known.index(())]

@@ -165,12 +165,12 @@ def _pairs(
         if not (name and equals and all(part.strip() for part in value.split(","))):
             raise InvalidProblemError.of(option, f'"{shown(text)}" is not {form}')
         long = long_name(name)
-        known = not glossary or long in VARIABLES or name in _WORKLOAD
+        known = not glossary or long in VARIABLES or name.lower() in _WORKLOAD
         meant = None if known else near_short_name(name)
         if meant:
             message = f'unknown "{shown(name)}". Did you mean {meant}?'
             raise InvalidProblemError.of(option, message, nearest=meant)
-        long = long if long in VARIABLES else _WORKLOAD.get(name, name.replace("-", "_"))
+        long = long if long in VARIABLES else _WORKLOAD.get(name.lower(), name.replace("-", "_"))
         long = long if glossary else name
         if long in seen:
             raise InvalidProblemError.of(option, f"{shown(long)} is given more than once")

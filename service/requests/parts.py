@@ -101,7 +101,7 @@ def _word_of(name: str, value: object) -> object:
     if isinstance(value, list):
         return [_word_of(name, one) for one in value]
     words = WORDS.get(name, ())
-    if "none" in words and (value is False or value in _OFF):
+    if "none" in words and (value is False or str(value).lower() in _OFF):
         return "none"
     if not isinstance(value, str):
         return value

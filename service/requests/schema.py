@@ -364,12 +364,12 @@ def _with_words(part: Any, path: Sequence[str], words: Mapping[str, str]) -> Any
         return [_with_words(one, path, words) for one in part]
     if not isinstance(part, str) or part in words.values():
         return part
-    letters = _letters(part.lower().removeprefix("torch."))
+    letters = _letters(part.removeprefix("torch.")) if len(part) <= _LONGEST_WORD else ""
     return words.get(_TORCH.get(letters, letters), part)
 
 
 def _letters(word: str) -> str:
-    return re.sub(r"[-_ ]", "", word.lower()[:_LONGEST_WORD])
+    return re.sub(r"[-_ ]", "", word.lower())
 
 
 def _columns() -> Iterable[str]:

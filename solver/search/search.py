@@ -558,7 +558,7 @@ def _found_again(found: AnswerInputs, every: Priced) -> list[int]:
     frontier = found.frontier
     index, splits = [one.row for one in frontier.ranked], [one.split for one in frontier.ranked]
     configs, again = frontier.rows.take(index).configurations(splits), list[int]()
-    if frontier.rows.by_kind is None:
+    if frontier.rows.by_kind is None or every.by_kind is None:
         return rows_of(every.columns, configs)
     for config, way in zip(configs, frontier.rows.ways_of(index), strict=True):
         rows = rows_of(every.columns, [config])
