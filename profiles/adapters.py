@@ -31,11 +31,13 @@ MIXER_INPUTS = (
     "in_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
     "g_proj", "a_proj", "b_proj", "f_a_proj",
 )  # fmt: skip
-# Several of Llama's that a class has in one layer.
-JOINED_TARGETS = ("qkv_proj", "kv_proj", "gate_up_proj")
-CLASS_TARGETS = (
-    *JOINED_TARGETS, *MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate"
-)  # fmt: skip
+# Layers that are several of Llama's in one.
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"), "kv_proj": ("k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}  # fmt: skip
+_QKV, _KV, _GATE_UP = JOINED_TARGETS = tuple(_FUSED)
+CLASS_TARGETS = (*JOINED_TARGETS, *MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate")
 # Experts' weights that lie in one tensor of the class, by its names (peft's ``target_parameters``).
 GATE_UP_PARAMETER, DOWN_PARAMETER = PARAMETER_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
@@ -49,18 +51,14 @@ LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS
 ALL_LINEAR = ("all-linear",)
 # Those that read one tensor.
 ATTENTION_INPUT = (
-    "linear_qkv", "q_proj", "k_proj", "v_proj", *JOINED_TARGETS[:2], "q_a_proj", "kv_a_proj_with_mqa",
+    "linear_qkv", "q_proj", "k_proj", "v_proj", _QKV, _KV, "q_a_proj", "kv_a_proj_with_mqa",
     *MIXER_INPUTS,
 )  # fmt: skip
 MLP_INPUT = (
-    "linear_fc1", "gate_proj", "up_proj", JOINED_TARGETS[2], "w1", "w3", GATE_UP_PARAMETER,
+    "linear_fc1", "gate_proj", "up_proj", _GATE_UP, "w1", "w3", GATE_UP_PARAMETER,
     "shared_expert_gate",
 )  # fmt: skip
 MLP_INNER = ("linear_fc2", "down_proj", "w2", DOWN_PARAMETER)
-_FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"), "kv_proj": ("k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}  # fmt: skip
 _LAYERS = (*SINGLE_TARGETS, *JOINED_TARGETS)  # of attention and MLPs
 _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
@@ -116,6 +114,11 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
 def single_blocks(model: ModelSpec) -> list[dict[str, Matrix]]:
     """Return the ``single_layers`` of each kind of layer of a model."""
     return [single_layers(model.shaped(shape), shape.kind) for shape in model.shapes()]
+
+
+def single_names(model: ModelSpec) -> frozenset[str]:
+    """Return the names of a model's single layers, in any kind of layer."""
+    return frozenset(name for block in single_blocks(model) for name in block)
 
 
 def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
@@ -315,8 +318,8 @@ def _every_single(model: ModelSpec, *, listed: bool) -> tuple[str, ...]:
     """Return every linear layer of the class; its attention's and its MLPs' where peft takes no others."""
     if not unadaptable(model):
         return linear_names(model) if listed else SINGLE_TARGETS
-    names = {name for block in single_blocks(model) for name in block}
-    return tuple(name for name in _LAYERS if name in names) or SINGLE_TARGETS
+    there = single_names(model)
+    return tuple(name for name in _LAYERS if name in there) or SINGLE_TARGETS
 
 
 def usual_targets(
@@ -351,13 +354,13 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
     moe = model.moe
     if moe is None or moe.expert_adapters not in _CONVERTED:
         return SINGLE_TARGETS
-    there = {name for block in single_blocks(model) for name in block}
+    there = single_names(model)
     return tuple(name for name in _LAYERS if name in there)
 
 
 def language_names(model: ModelSpec) -> tuple[str, ...]:
     """Return the single layers of a model by name, without a router: what names all but mixers' layers."""
-    there = {name for block in single_blocks(model) for name in block}
+    there = single_names(model)
     return tuple(name for name in _LAYERS if name in there and name != "gate")
 
 

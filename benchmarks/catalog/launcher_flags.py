@@ -25,7 +25,8 @@ import yaml
 from meshwright.launchers.flags import Flag, flags_of, table_path
 
 _CHECK = "--check"
-_OF_THE_SOURCE = ("type", "default", "until", "by")
+_OF_A_RELEASE = ("type", "default", "until")
+_OF_THE_SOURCE = (*_OF_A_RELEASE, "by")
 _MAX_TEXT = 60  # characters of a type or a default
 _HEADER = """\
 # Arguments of {name}: {releases}.
@@ -304,7 +305,7 @@ def renewed(name: str, folder: Path) -> dict[str, dict[str, Any]]:
     for key, flag in declared(folder, newest).items():
         found[key] = {"type": flag.type, **({} if flag.default is None else {"default": flag.default})}
     for key, row in yaml.safe_load(table_path(name).read_text("utf-8")).items():
-        said = {part: value for part, value in row.items() if part not in (*_OF_THE_SOURCE[:3],)}
+        said = {part: value for part, value in row.items() if part not in _OF_A_RELEASE}
         gone = row if "until" in row or "of" in row else {**row, "until": last.name}
         found[key] = {**found[key], **said} if key in found else gone
     return dict(sorted(found.items()))

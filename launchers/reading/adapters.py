@@ -25,6 +25,7 @@ from meshwright.profiles.adapters import (
     names_every,
     of_linear_experts,
     single_blocks,
+    single_names,
 )
 from meshwright.profiles.documents import shown
 from meshwright.profiles.layer_names import CLASS_WORDS, layers_called
@@ -298,8 +299,9 @@ def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
     """Return the targets that a name means in the class of the model."""
     if model is None:
         return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
-    there = dict.fromkeys(name for block in single_blocks(model) for name in block)
-    return layers_called(model.layer_names, word, there) or ((word,) if word in LORA_TARGETS else ())
+    return layers_called(model.layer_names, word, single_names(model)) or (
+        (word,) if word in LORA_TARGETS else ()
+    )
 
 
 def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:

@@ -364,7 +364,7 @@ def _with_words(part: Any, path: Sequence[str], words: Mapping[str, str]) -> Any
         return [_with_words(one, path, words) for one in part]
     if not isinstance(part, str) or part in words.values():
         return part
-    letters = _letters(part.removeprefix("torch.")) if len(part) <= _LONGEST_WORD else ""
+    letters = _letters(part).removeprefix("torch.") if len(part) <= _LONGEST_WORD else ""
     return words.get(_TORCH.get(letters, letters), part)
 
 
