@@ -37,6 +37,7 @@ class Optimizer:
     # ``optim/adam.py _multi_tensor_adam``: eight operators read and write 80 bytes of fp32, one kernel 28).
     foreach_bytes: float = 0.0
     foreach_moved_bytes: float = 0.0
+    typed_states: bool = True  # moments have their weights' dtype (torch 2.13 ``optim/adam.py``)
     short_states: bool = False  # dtypes of their own, with which a framework may keep a copy's remainders
     paged: bool = False  # moments lie in unified memory, and leave the GPU where it is full
     source: str
@@ -44,6 +45,11 @@ class Optimizer:
     def paged_bytes(self, moments: float) -> float:
         """Return the bytes of a weight's moments that can leave the GPU: not the scales of their blocks."""
         return float(int(moments)) if self.paged else 0.0
+
+    def states_in(self, element: float, moments: float) -> float:
+        """Return what ``moments`` bytes of a weight's states are if the weight itself has ``element``."""
+        own = 4.0 if self.fp32_copy else 2.0
+        return moments * (element / own if self.typed_states else 1.0)
 
     def matrix_states(self, rows: int, columns: int, rank: int) -> float:
         """Return the state bytes of one matrix.
@@ -84,6 +90,7 @@ _PAGED = tuple(
         head_apart=not eighth,
         moved_bytes=moved,
         fp32_copy=not name.endswith("-bf16"),
+        typed_states=False,
         paged=True,
         source=f"{_EIGHT_BIT_SOURCE}; {_PAGED_SOURCE}" if eighth else _PAGED_SOURCE,
     )
@@ -124,6 +131,7 @@ _GALORE = tuple(
         projector_bytes=element,
         by_layer=name.endswith("-layerwise"),
         fp32_copy=element > 2.0,  # noqa: PLR2004 - bytes of bf16
+        typed_states="8bit" not in name,
         source=_GALORE_SOURCE,
     )
     for name, element, moments in (
@@ -165,6 +173,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             state_bytes=4.0,
             end_state_bytes=4.0,
             moved_bytes=22.0,
+            typed_states=False,
             short_states=True,
             source="Megatron-Core optimizer_config.py: use_precision_aware_optimizer, exp_avg_dtype and "
             "exp_avg_sq_dtype = bf16",
@@ -186,6 +195,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             end_state_bytes=8.0,
             head_apart=False,
             moved_bytes=18.0,
+            typed_states=False,
             source=_EIGHT_BIT_SOURCE,
         ),
         Optimizer(
@@ -195,6 +205,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             head_apart=False,
             moved_bytes=10.0,
             fp32_copy=False,
+            typed_states=False,
             source=f"{_EIGHT_BIT_SOURCE}; weights and gradients in bf16 alone",
         ),
         *_PAGED,

@@ -51,7 +51,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import UNPAGED, WITHOUT_COPY
+from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY
 from meshwright.profiles.storage import is_packed
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
@@ -111,7 +111,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         precision="fp8" if eight_bits else precision,
         framework_options={
             **eight_bits,
-            **_ends(fields, known.model()),
+            **_ends(fields, known.model(), tuned["optimizer"]),
             **ranks.kernel_of(fields, "axolotl", configuration),
             **ranks.products_of(fields, "axolotl", _PRODUCTS),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
@@ -712,9 +712,12 @@ def _keeps_fp32(fields: Fields) -> bool:
 _CAST_UP = ("embed_tokens", "embed_in")
 
 
-def _ends(fields: Fields, model: ModelSpec) -> Options:
-    """Return whether embedding, head and norms are fp32 next to matrices of bf16."""
-    if not _keeps_fp32(fields):
+def _ends(fields: Fields, model: ModelSpec, optimizer: str) -> Options:
+    """Return whether embedding, head and norms are fp32 next to matrices of bf16.
+
+    Optimizers that are priced with an fp32 copy alone count one of every weight.
+    """
+    if not _keeps_fp32(fields) or OPTIMIZERS[optimizer].fp32_copy:
         return {}
     if class_name(model.layer_names, EMBEDDING) not in _CAST_UP:
         fields.fault(

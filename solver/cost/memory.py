@@ -246,14 +246,11 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
         ctx, weights.dense, trained.dense - small, shared, matrices=matrices, ends=weights.ends,
         moments=moments,
     )  # fmt: skip
-    if np.any(small):  # moments have their weights' dtype (torch 2.13, optim/adam.py)
-        dense += _without_copy(
-            ctx, np.zeros_like(ctx.t), small, shared, ctx.optimizer.end_state_bytes / 2.0
-        )
-    if ctx.wide_ends.any():  # 2 bytes more of each, and moments of 8 bytes
+    if np.any(small):
+        dense += _without_copy(ctx, np.zeros_like(ctx.t), small, shared, optimizer.states_in(2.0, whole))
+    if ctx.wide_ends.any():  # 2 bytes more of each and of its gradient
         wide = np.asarray(weights.ends * ctx.wide_ends)
-        more = 0.0 if matrices else max(_ADAMW_STATE_BYTES - optimizer.end_state_bytes, 0.0)
-        dense += _without_copy(ctx, wide, wide, shared, more)
+        dense += _without_copy(ctx, wide, wide, shared, optimizer.states_in(4.0, whole) - whole)
     if not weights.routed.any() and not trained.routed.any():
         return dense
     shared = ctx.expert_replicas.sharing

@@ -84,6 +84,7 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
 def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Yield parts of a workload that the launcher cannot train with any model."""
     yield from _word_faults(problem.workload, able)
+    yield from _ends_faults(problem.workload)
     yield from _adapter_faults(problem, able)
     yield from _sample_faults(problem.workload, able)
     yield from _frozen_faults(problem, able)
@@ -385,6 +386,19 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
                 allowed=", ".join(words),
                 nearest=next((one for one in (WITHOUT_COPY.get(word),) if one in words), words[0]),
             )
+
+
+def _ends_faults(workload: Workload) -> Iterator[FieldError]:
+    """Yield fp32 embedding, head and norms where all trained weights have an fp32 copy anyway."""
+    copies = workload.lora_rank or optimizer_named(workload.optimizer).fp32_copy
+    if copies and workload.framework_options.get("fp32_ends"):
+        beside = "adapters" if workload.lora_rank else f"{workload.optimizer}'s fp32 copy of all weights"
+        yield FieldError(
+            pointer="/workload/framework_options/fp32_ends",
+            message=f"true changes nothing next to {beside}",
+            allowed="false, or an optimizer of bf16 weights alone, such as adamw-pure-bf16",
+            nearest="false",
+        )
 
 
 def _halves_differ(workload: Workload, able: Capabilities) -> bool:

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.adapters import single_layers
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec
+from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, Configuration
@@ -30,6 +32,7 @@ from meshwright.solver.cost.stages import (
     step_of_end_s,
 )
 from meshwright.solver.problem import Problem
+from meshwright.solver.space.launcher_rules import workload_faults
 from tests.builders import a_cluster, a_moe_model, weights_of
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
 
@@ -296,6 +299,30 @@ def test_of_an_8_bit_recipe_layers_travel_in_1_byte_and_the_ends_in_2() -> None:
 def test_an_optimizer_keeps_its_states_beside_the_fp32_copy(optimizer: str, per_weight: int) -> None:
     prices = prices_of(a_problem(optimizer=optimizer), a_layout())
     assert prices.optimizer_bytes[0, 0] == pytest.approx(per_weight * LAYER_WEIGHTS)
+
+
+@pytest.mark.parametrize("optimizer", [name for name, one in OPTIMIZERS.items() if not one.fp32_copy])
+def test_an_embedding_in_fp32_doubles_what_has_its_type_and_leaves_moments_of_bitsandbytes(
+    optimizer: str,
+) -> None:
+    # 2 bytes more of the weight, 2 of its gradient; torch's two moments of bf16 become fp32, 4 bytes more.
+    # bitsandbytes' are 8 bits or fp32 whatever the weights are.
+    plain = a_problem(optimizer=optimizer)
+    work = replace(plain.workload, framework_options={"fp32_ends": True})
+    before, after = (prices_of(one, a_layout(), "trl") for one in (plain, replace(plain, workload=work)))
+    moments = 4 if "pure" in optimizer else 0
+    embedding = plain.model.vocab_size * plain.model.hidden_size
+    more = states(after, -2) - states(before, -2)
+    assert more == pytest.approx((2 + 2 + moments) * embedding)
+
+
+@pytest.mark.parametrize("optimizer", [name for name, one in OPTIMIZERS.items() if one.fp32_copy])
+def test_fp32_ends_are_refused_where_every_weight_has_an_fp32_copy(optimizer: str) -> None:
+    plain = a_problem(optimizer=optimizer)
+    work = replace(plain.workload, framework_options={"fp32_ends": True})
+    faults = workload_faults(replace(plain, workload=work), launcher_capabilities("trl"))
+    (fault,) = (one for one in faults if one.pointer.endswith("fp32_ends"))
+    assert str(fault.message) == f"true changes nothing next to {optimizer}'s fp32 copy of all weights"
 
 
 def test_of_the_fp32_copy_beside_bf16_moments_megatron_keeps_what_bf16_weights_lack() -> None:
