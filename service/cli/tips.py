@@ -502,8 +502,9 @@ def _looked_up(fault: FieldError, line: Line) -> str:
     own = shlex.join(["meshwright", *line.path])
     if listing := _LISTS.get(name, own if own in _LISTS.values() else ""):
         return listing
-    if name and not (key and key != "0") and listed_values(name.removeprefix("--")):
-        return f"meshwright values {name.removeprefix('--')}"
+    listed = key if key and key != "0" else name.removeprefix("--")  # a variable of --pin, or an option
+    if listed and listed_values(listed):
+        return f"meshwright values {listed}"
     return shlex.join(["meshwright", *line.path, _help_of(line, name)])
 
 

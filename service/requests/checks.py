@@ -19,6 +19,7 @@ from meshwright.profiles.frameworks import EXPERT_OPTIONS, framework_facts, with
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import framework_of
+from meshwright.profiles.reading import stated_number
 from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
 from meshwright.profiles.towers import FROZEN_PARTS, TowerSpec
@@ -434,7 +435,12 @@ def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
     low, high = VARIABLES[name].least, VARIABLES[name].most
     allowed = f"from {low} to {high}"
     if isinstance(value, str | bool):
-        yield FieldError(pointer=at, message=f'"{shown(str(value))}" is not an integer', allowed=allowed)
+        yield FieldError(
+            pointer=at,
+            message=f'"{shown(str(value))}" is not an integer',
+            allowed=allowed,
+            nearest=stated_number(value, low, high),
+        )
     elif not low <= value <= high:
         yield FieldError(
             pointer=at,

@@ -32,8 +32,8 @@ from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.towers import FROZEN_PARTS, FrozenPart
 from meshwright.service.requests.fields import FIELDS, MAX_NAMES, MAX_SEQ_LENGTH, OPTIONS, RequestField
 from meshwright.service.requests.numbers import written_out
-from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest
-from meshwright.solver.configuration import VARIABLES
+from meshwright.service.requests.parts import Batches, NodeCounts, Part, ReliabilityRequest, long_name
+from meshwright.solver.configuration import VARIABLES, WORDS
 from meshwright.solver.problem import ALLOWED, Certify, Objective
 from meshwright.solver.space.expressions import MAX_LENGTH
 from meshwright.solver.space.request_rules import NAMES
@@ -315,6 +315,8 @@ def listed_values(name: str) -> tuple[str, ...]:
     name = name.replace("-", "_")
     if name in _LISTED:
         return tuple(_LISTED[name]())
+    if words := WORDS.get(long_name(name)):
+        return tuple(words)
     row = OPTIONS.get(name) or next((one for one in FIELDS if one.name == name), None)
     if row is None or not row.type or row.type in ("Pins", "Bounds", "Prohibitions"):
         return ()
@@ -323,7 +325,7 @@ def listed_values(name: str) -> tuple[str, ...]:
 
 def names_with_values() -> tuple[str, ...]:
     """Return the names that ``listed_values`` knows, as they are typed."""
-    names = (*_LISTED, *OPTIONS)
+    names = (*_LISTED, *OPTIONS, *WORDS)
     return tuple(dict.fromkeys(name.replace("_", "-") for name in names if listed_values(name)))
 
 
