@@ -29,6 +29,7 @@ from meshwright.profiles.gpu_words import (
     APPLE,
     CPU,
     LAPTOP,
+    OLDER,
     Words,
     holds,
     maker_of,
@@ -223,6 +224,8 @@ def _unknown_gpu(name: str, pointer: str) -> UnknownNameError:
         why = "CPUs are not supported"
     elif LAPTOP.fullmatch(spaced(name)):
         why = "The catalog has cards, and a laptop's GPU has less memory and a lower clock"
+    elif OLDER.fullmatch(" ".join(word for word in spaced(name).split() if word != "nvidia")):
+        why = "The catalog begins with Volta and Turing: older GPUs have no tensor cores"
     elif words is not None and known:
         fitting = sorted(_fitting(words))
         allowed = ", ".join(fitting or sorted(known))
@@ -779,16 +782,21 @@ def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
     """Return the maker's larger GPUs on such a link: the fastest of each size, the smallest first.
 
     Products and traffic count alike. Of modules, one whose boards hold as many: a B200 in place of an
-    H100, and not GB200's four.
+    H100, and not GB200's four. Modules with links between GPUs were followed by ones with a switch.
     """
+
+    def slot(gpu: GpuSpec, kind: str) -> tuple[str, str]:
+        words = words_of(gpu.slug)
+        is_module = kind == "nvlink" and (words is None or words.form != "nvl")
+        return ("nvswitch" if is_module else kind), maker_of(gpu.slug)
 
     def rank(gpu: GpuSpec) -> tuple[bool, float]:
         is_alike = gpu.intra_node.kind == "pcie" or gpu.gpus_per_node == group.gpu.gpus_per_node
         return is_alike, gpu.peak_bf16_flops * gpu.hbm_bytes_per_s
 
     every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
-    like = group.intra_node.kind, maker_of(group.gpu.slug)
-    alike = [gpu for gpu in every if (gpu.intra_node.kind, maker_of(gpu.slug)) == like]
+    like = slot(group.gpu, group.intra_node.kind)
+    alike = [gpu for gpu in every if slot(gpu, gpu.intra_node.kind) == like]
     larger, size = list[GpuSpec](), group.gpu.memory_bytes
     while beyond := [gpu for gpu in alike if gpu.memory_bytes > _A_SIZE * size]:
         size = min(gpu.memory_bytes for gpu in beyond)

@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 
 from meshwright.profiles.cluster import GpuSpec
-from meshwright.profiles.gpu_words import words_of
+from meshwright.profiles.gpu_words import spaced, words_of
 from meshwright.profiles.library import MAX_NAME, find_gpu, gpu_names
 
 _HELD = 0.8  # of the readings; the spread is that of a normal distribution that holds as many
@@ -27,25 +27,27 @@ _Z = NormalDist().inv_cdf(0.5 + _HELD / 2.0)
 def resembling_gpu(name: str, without: str = "") -> GpuSpec | None:
     """Return the GPU type whose name is nearest; None: none begins with the same letters.
 
-    Of the same type if there is one, else with the longest common beginning of the types (h100 and h200,
-    rtx2070 and rtx2080ti), then with the most similar name.
+    Of the generation that the name states, as in RTX 3000 Ada. Of the same type if there is one, else with
+    the longest common beginning of the types (h100 and h200, rtx2070 and rtx2080ti), then with the most
+    similar name.
 
     Args:
         name: of a GPU that the catalog lacks.
         without: a GPU type to leave out.
     """
     name = name.lower()[:MAX_NAME]
-    type_ = _type_of(name)
+    type_, stated = _type_of(name), _architectures() & {*spaced(name).split()}
     best: tuple[int, bool, float] = (0, False, 0.0)
     nearest = None
     for known in gpu_names():
         types = [one for one in _types_of(known) if _letters(one) == _letters(type_)]
-        if not types or (without and find_gpu(known).slug == without):
+        gpu = find_gpu(known)
+        if not types or gpu.slug == without or (stated and gpu.architecture not in stated):
             continue
         begins = max(_common(type_, one) for one in types)
         alike = (begins, type_ in types, SequenceMatcher(None, name, known).ratio())
         if alike > best:
-            best, nearest = alike, find_gpu(known)
+            best, nearest = alike, gpu
     return nearest
 
 
@@ -55,6 +57,11 @@ def resemblance_log_spread(name: str, read_as: str) -> float:
     Cards of one type in another form or with another memory differ less than two types.
     """
     return _spreads()[_type_of(name) == _type_of(read_as)]
+
+
+@cache
+def _architectures() -> frozenset[str]:
+    return frozenset(find_gpu(name).architecture for name in gpu_names())
 
 
 def _type_of(name: str) -> str:

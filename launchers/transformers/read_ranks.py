@@ -301,9 +301,10 @@ def _with_own_accumulation(values: Mapping[str, LocatedValue], overrides: Overri
     batch, micro = (
         values[name].value if name in values else None for name in (_DEEPSPEEDS_BATCH, _DEEPSPEEDS_MICRO)
     )
-    if not (isinstance(batch, int) and isinstance(micro, int) and micro > 0):
+    gpus = overrides.num_gpus
+    if not (gpus and isinstance(batch, int) and isinstance(micro, int) and micro > 0):
         return overrides
-    count, rest = divmod(batch, micro * (overrides.num_gpus or 1))
+    count, rest = divmod(batch, micro * gpus)
     return (
         replace(overrides, values={**overrides.values, "num_microbatches": count})
         if not rest

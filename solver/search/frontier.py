@@ -179,12 +179,11 @@ class Frontier:
         top_k: int,
         limit_s: float = np.inf,
         apart: tuple[str, ...] = LAYOUT,
-        at_once: int | None = None,
     ) -> Frontier:
-        """Bound every row, or every kind of row; none is solved yet. ``at_once``: rows opened together."""
+        """Bound every row, or every kind of row; none is solved yet."""
         frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)), limit_s=limit_s, apart=apart)
         if rows.by_kind is not None:
-            unopened = frontier._unopened = Unopened.of(rows, rows.by_kind, limit_s, at_once)
+            unopened = frontier._unopened = Unopened.of(rows, rows.by_kind, limit_s)
             frontier.fits = unopened.rows_within(np.inf)
             if unopened.least_s <= limit_s:
                 frontier._open_kinds(unopened)

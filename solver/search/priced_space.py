@@ -601,7 +601,6 @@ class Unopened:
     by: ByKind
     near: Bounded  # kinds that memory refutes at sight are none of their members
     far: list[Bounded]  # beyond the limit; whether they fit was not asked of all
-    at_once: int  # rows opened together
     limit_s: float = np.inf
     order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
     bound_s: FloatArray = field(default_factory=lambda: np.zeros(0))  # of the kinds in that order
@@ -610,7 +609,7 @@ class Unopened:
     at: int = 0
 
     @classmethod
-    def of(cls, rows: Priced, by: ByKind, limit_s: float = np.inf, at_once: int | None = None) -> Unopened:
+    def of(cls, rows: Priced, by: ByKind, limit_s: float = np.inf) -> Unopened:
         """Return all kinds that may fit, and may have a row within the limit."""
         if limit_s < np.inf:  # few are within it by closer bounds; memory is asked of those alone
             promising, far = Bounded.roughly(by, by.kinds.families, limit_s)
@@ -618,7 +617,7 @@ class Unopened:
             near, left_out = closer.that_may_fit(by), [far, beyond]
         else:
             near, left_out = Bounded.of(rows, by, by.families), []
-        found = cls(rows=rows, by=by, near=near, far=left_out, at_once=at_once or AT_ONCE, limit_s=limit_s)
+        found = cls(rows=rows, by=by, near=near, far=left_out, limit_s=limit_s)
         found._settle()
         return found
 
@@ -648,14 +647,14 @@ class Unopened:
         self.far = [some for some in far if len(some)]
 
     def _settle(self) -> None:
-        """Split families until the next ``at_once`` rows are those of least bound, or nearly so.
+        """Split families until the next AT_ONCE rows are those of least bound, or nearly so.
 
         Once _MANY kinds are taken apart for that, it is enough that the first of them are.
         """
         taken = 0
         while len(self.near):
             last = self._end() - 1
-            enough = last >= self.at and self.behind[last + 1] - self.behind[self.at] >= self.at_once
+            enough = last >= self.at and self.behind[last + 1] - self.behind[self.at] >= AT_ONCE
             sure = self.bound_s[last if taken < _MANY else self.at] if enough else -np.inf
             if enough and sure < self.near.least_s:
                 return
@@ -668,8 +667,8 @@ class Unopened:
             self._take_apart(np.arange(number))
 
     def _end(self) -> int:
-        """Return where the kinds of the next ``at_once`` rows, or a few more, end."""
-        enough = int(np.searchsorted(self.behind, self.behind[self.at] + self.at_once))
+        """Return where the kinds of the next AT_ONCE rows, or a few more, end."""
+        enough = int(np.searchsorted(self.behind, self.behind[self.at] + AT_ONCE))
         return min(max(enough, self.at + 1), len(self.order))
 
     @property
@@ -692,7 +691,7 @@ class Unopened:
         return waiting + sum(int(some.rows[some.step_s <= limit_s].sum()) for some in left)
 
     def open(self) -> IntArray:
-        """Return the rows of the next kinds, ``at_once`` of them or a few more."""
+        """Return the rows of the next kinds, AT_ONCE of them or a few more."""
         self._settle()
         begin, self.at = self.at, self._end()
         return self.by.kinds.rows(self.order[begin : self.at])

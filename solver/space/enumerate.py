@@ -118,7 +118,7 @@ _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does no
 _MOST_REFUTED = 50_000  # rows of which all candidates, usually some ten times as many, are written down
 _TOGETHER = 64  # meshes with rows that are checked together, of several pipeline sizes where those have few
 _NEARLY = 0.9  # of the largest of them
-LARGE_OUTER = 150_000  # rows without their chunks: more take longer than a first plan may
+LARGE_OUTER = 150_000  # rows without their chunks: more are enumerated after a first plan alone
 MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
 _MOST_WRITTEN = 2_000_000  # rows with their chunks that explanations write down, legal or not
 _PROBED = 64  # rows that show how many others differ from each in what ``widening`` adds
@@ -607,7 +607,7 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
 
 
 def likely_space(problem: Problem) -> Space:
-    """Return the legal rows of the meshes that a person would try first; they prove nothing about others.
+    """Return the legal rows of the meshes that rules of thumb name; they prove nothing about others.
 
     The smallest micro-batch and fewest slices, all ZeRO that the launcher has, experts over a node or more,
     and nothing that ``widening`` adds, on the most GPUs with a legal row.

@@ -196,6 +196,9 @@ def test_people_leave_out_what_the_catalog_can_tell(written: str, slug: str, not
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "No GPU of the catalog has this name"),
         ("M3 Max", "Apple GPUs are not supported"),
         ("Mac Studio", "Apple GPUs are not supported"),
+        ("P100", "older GPUs have no tensor cores"),
+        ("Tesla K80", "older GPUs have no tensor cores"),
+        ("NVIDIA GeForce GTX 1080 Ti", "older GPUs have no tensor cores"),
         ("Xeon Platinum 8480", "CPUs are not supported"),
         ("a100-64", "No GPU of the catalog has this name"),  # 64 GPUs, or a card of 64 GB?
         ("v5e-16", "No GPU of the catalog has this name"),  # 16 chips

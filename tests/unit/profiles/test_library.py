@@ -697,6 +697,18 @@ def test_a_series_offers_its_models(typed: str, offered: str) -> None:
         ("rtx-4090", ["rtx-5090", "a100-pcie-40gb", "rtx-6000-ada", "h100-pcie-80gb", "rtx-pro-6000"]),
         # not an A800, which has a half percent more, nor GH200 or GB200: its boards hold eight
         ("h100-sxm-80gb", ["h100-sxm-96gb-hbm2e", "h200-sxm-141gb", "b200-sxm-180gb", "b300"]),
+        # modules with a switch, and not the NVL cards, whose bridge is NVLink too
+        (
+            "v100-sxm-16gb",
+            [
+                "v100-sxm-32gb",
+                "a100-sxm-40gb",
+                "a100-sxm-64gb",
+                "h100-sxm-80gb",
+                "h100-sxm-96gb-hbm2e",
+                "h200-sxm-141gb",
+            ],
+        ),
         ("mi210", []),  # no other maker's
     ],
 )

@@ -15,6 +15,8 @@ from meshwright.profiles.resembling import resemblance_log_spread, resembling_gp
         ("rtx-3070-ti", "rtx-3070"),
         ("rtx-2080-super", "rtx-2080-ti"),  # not RTX 4080 Super
         ("RTX Pro 2000", "rtx-pro-4000"),
+        ("RTX 3000 Ada", "rtx-2000-ada"),  # not RTX 3050, which is an Ampere
+        ("RTX 3500 Ada Generation", "rtx-4500-ada"),
         ("mi308x", "mi300x"),  # not MI350X
         ("h200-pcie-96gb", "h200-nvl-141gb"),
         ("a6000-ti", "rtx-a6000"),

@@ -18,6 +18,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.planner.variants import searched_together, variants_of
 from meshwright.solver.problem import Problem, Progress, with_batch
+from meshwright.solver.search import priced_space as unopened
 from meshwright.solver.search.frontier import NO_RIVALS, Frontier, Interrupt, Rivals
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.proof import rivals_of
@@ -364,18 +365,16 @@ def test_the_answer_is_the_same_whatever_was_known_beforehand() -> None:
         assert timeless(asked(PROBLEM, known)) == fresh
 
 
-def test_what_is_known_is_not_lost_where_its_kind_is_not_open_yet() -> None:
+def test_what_is_known_is_not_lost_where_its_kind_is_not_open_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = asked_afresh().plans
-    space = searched_space(PROBLEM, legal_only=True)
+    alone = replace(PROBLEM, options=replace(PROBLEM.options, top_k=1))
     profile = default_profile(PROBLEM.cluster, PROBLEM.launcher)
-    for plan in plans:
-        rows = priced_space(PROBLEM, profile, space.rows)
-        frontier = Frontier.of(rows, 1, limit_s=plan.prediction.step_time_s * (1.0 + 1e-9), at_once=1)
-        (row,) = rows_of(space.rows, [plan.config])
-        frontier.adopt([row])
-        assert [one.row for one in frontier.ranked] == [row]
-        frontier.run(lambda _: False)
-        assert frontier.ranked[0].score_s == pytest.approx(plans[0].prediction.step_time_s)
+    monkeypatch.setattr(unopened, "AT_ONCE", 1)  # rows opened together
+    for plan in plans:  # a limit that nothing but what is known, and better plans, keeps
+        limit_s = plan.prediction.step_time_s * (1.0 + 1e-9)
+        rivals = Rivals(limit_s, limit_s)
+        found = search(alone, profile, known=[plan.config], rivals=rivals, proved=False)
+        assert found.plans[0].plan_id == plans[0].plan_id
 
 
 def test_what_is_known_sets_a_limit_and_changes_no_plan_that_beats_others() -> None:
