@@ -63,6 +63,7 @@ from benchmarks.fit.accuracy_unseen import (
     first_three,
     has_experts,
     judged,
+    learnt_alone,
     mean_memory_error,
     memory_by_cluster,
     order_by_cluster,
@@ -431,7 +432,7 @@ def _answer(ways: Ways) -> str:
     """Return the sentences that open the page."""
     nothing, sight = judged(ways.harsh), vote_of(first_sight(ways.runs))
     votes = {kind: vote_of(nothing, holds) for kind, holds in KINDS.items()}
-    after = {count: vote_of(judged(ways.first[count])) for count in (1, CALIBRATION_RUNS)}
+    after = {count: vote_of(learnt_alone(ways.first[count])) for count in (1, CALIBRATION_RUNS)}
     every, one, sixteen = votes["all"], after[1], after[CALIBRATION_RUNS]
     if every is None or sight is None or one is None or sixteen is None:
         raise ValueError("there are no runs to state figures of")
@@ -458,7 +459,7 @@ def write_unseen(ways: Ways) -> None:
     if every is None:
         return
     sight = first_sight(ways.runs)
-    after = {count: vote_of(judged(report)) for count, report in ways.first.items()}
+    after = {count: vote_of(learnt_alone(report)) for count, report in ways.first.items()}
     groups, hits = first_three(nothing)
     found = {
         "clusters": every.clusters,

@@ -405,7 +405,7 @@ def first_runs_table(before: Report, after: Mapping[int, Report]) -> list[str]:
 
 def _first_runs_line(count: int, before: Report, after: Report) -> list[str]:
     """Return one line of ``first_runs_table``."""
-    told = _learnt_alone(judged(after), after)
+    told = learnt_alone(after)
     kept = {row.run.run_id for row in told}
     blind = [row for row in judged(before) if row.run.run_id in kept]
     votes = vote_of(blind), vote_of(told)
@@ -423,7 +423,7 @@ def _first_runs_line(count: int, before: Report, after: Report) -> list[str]:
     return cells
 
 
-def _learnt_alone(rows: Sequence[Judged], report: Report) -> list[Judged]:
+def learnt_alone(report: Report) -> list[Judged]:
     """Return the rows of clusters that were calibrated."""
     learnt = {row.run.cluster for row in report.runs if row.used_for_calibration}
-    return [row for row in rows if row.run.cluster in learnt]
+    return [row for row in judged(report) if row.run.cluster in learnt]

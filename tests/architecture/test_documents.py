@@ -39,6 +39,8 @@ def test_the_readme_has_the_errors_of_the_accuracy_page() -> None:
     assert [f"{unseen[name]:.1f}" for name in ("error", "dense", "experts")] == [
         cell.split()[0] for cell in (every, dense, experts)
     ]
+    for runs, error in unseen["after_runs"].items():
+        assert f"{error:.1f}" == after[str(runs)]
 
 
 # --------------------------------------------------------------------------------------------------
