@@ -45,7 +45,7 @@ EXAMPLES = {
         "meshwright report --from run/answer.json --out run/report.html",
         "meshwright report 992b --timeline step.json",
     ),
-    "plot": ("meshwright plot 7f3a --out plan.pdf",),
+    "plot": ("meshwright plot 992b --out plan.pdf",),
     "calibrate": (
         "meshwright calibrate runs.csv --out mine.json",
         "meshwright calibrate runs.csv --measure-next 3",

@@ -217,12 +217,22 @@ def report_usage(fault: TyperException, commands: Any, typed: Sequence[str] | No
         sys.stderr.write(f"{message}\n")
         return BAD_INPUT
     plain = message.removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
-    tip, sentence = _tip_of_usage(fault, line), _of_option(fault, line) or plain
+    tip, sentence = (
+        _tip_of_usage(fault, line),
+        _of_option(fault, line) or f"{plain}{_what_is_missing(fault)}",
+    )
     if tip.startswith("meshwright values "):  # not the command that is spelled like it
         sentence = sentence.partition(". Did you mean")[0]
     say_error(f"{sentence}{'' if sentence.endswith('?') else '.'}")
     _say_tip(tip)
     return BAD_INPUT
+
+
+def _what_is_missing(fault: TyperException) -> str:
+    """Return what the argument is that a command line lacks; empty if the fault is another."""
+    param = getattr(fault, "param", None)
+    lacks = fault.format_message().startswith("Missing argument") and getattr(param, "help", None)
+    return f": {param.help}".rstrip(".") if param is not None and lacks else ""
 
 
 def _tip_of_usage(fault: TyperException, line: Line) -> str:

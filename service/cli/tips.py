@@ -166,6 +166,8 @@ def tips_of(faults: Sequence[FieldError], line: Line) -> list[str]:
         fixed = better or fixed
     if fixed is not None and not unfixed and fixed.typed != line.typed and fixed.parses():
         return [shlex.join(["meshwright", *fixed.typed])]
+    if example := _example_of(line):
+        return [example]
     found = list(dict.fromkeys(_looked_up(fault, line) for fault in unfixed or faults))
     if fixed is not None and fixed.typed != line.typed and fixed.parses() and all(map(_is_help, found)):
         return [shlex.join(["meshwright", *fixed.typed])]  # with fewer faults
@@ -225,7 +227,14 @@ def tip_of_usage(line: Line, wrong: str = "") -> str:
     fixed = replace(line, words=tuple(words))
     if fixed != line and line.command is not None and _has_values(line, words) and fixed.parses():
         return shlex.join(["meshwright", *fixed.typed])
-    return shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+    return _example_of(line) or shlex.join(["meshwright", *line.path, _help_of(line, wrong)])
+
+
+def _example_of(line: Line) -> str:
+    """Return a whole command where nothing was typed behind its name; empty: there is no example."""
+    from meshwright.service.cli.given import filled_example  # noqa: PLC0415 - only for an error
+
+    return "" if line.words else filled_example(" ".join(line.path))
 
 
 def _hardware_here(line: Line) -> Iterator[Word]:
@@ -241,7 +250,10 @@ def _hardware_here(line: Line) -> Iterator[Word]:
         if word.name == "--gpu" and "--gpus" not in typed and has["--gpus"] > has["--gpu"]:
             yield Word("--gpus", f"{count}x{word.value}" if count else word.value)
         elif word.name == "--gpus" and times and number.isdecimal() and has["--gpu"] > has["--gpus"]:
-            yield from (Word("--gpu", gpu), Word("--num-gpus", number))
+            yield from (
+                Word("--gpu", gpu.partition(",")[0]),
+                Word("--num-gpus", number),
+            )  # the first of several
         elif has.get(word.name, True) or "--gpu" not in typed or word.name == "--gpu":
             yield word
 

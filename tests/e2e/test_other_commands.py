@@ -66,8 +66,6 @@ def test_help_and_version_exit_0() -> None:
             ["plna"],
             "error: No such command 'plna'. Did you mean 'plan', 'replan'?",
         ),
-        (["jobs", "show"], "error: Missing argument 'job_id'."),
-        (["export"], "error: give one plan: its rank (1), its id, or --from answer.json."),
     ],
 )
 def test_words_no_command_takes_end_in_one_line_and_a_tip(arguments: list[str], message: str) -> None:

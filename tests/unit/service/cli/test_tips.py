@@ -440,3 +440,35 @@ def test_a_wrong_value_of_a_models_file_is_corrected_there(
         return
     subprocess.run(shlex.split(tip), check=True)
     assert (tmp_path / "config.json").read_text() == right
+
+
+@pytest.mark.parametrize(
+    ("typed", "tip"),
+    [
+        ("fix", "fix run.slurm --cluster dgx-h100 --num-nodes 8"),  # the script in the folder
+        ("validate", "validate rows.csv"),
+        ("calibrate", "calibrate rows.csv --out mine.json"),
+        ("jobs show", "jobs list"),
+        ("export", "export 1 --save-dir run/"),  # of the last answer
+        ("verify", "verify 1"),
+        ("memory", "memory llama-3.1-8b --gpu h100-sxm-80gb"),
+        ("memory qwen3-8b --gpus 2xh100,1xa100", "memory qwen3-8b --gpu h100 --num-gpus 2"),
+    ],
+)
+def test_a_command_without_its_argument_says_what_to_give_it_here(
+    typed: str,
+    tip: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "run.slurm").write_text("#!/bin/bash\n", encoding="utf-8")
+    (tmp_path / "rows.csv").write_text("run_id\n", encoding="utf-8")
+    answers = tmp_path / "meshwright" / "answers"
+    answers.mkdir(parents=True)
+    if typed in ("export", "verify"):  # there is no plan yet: how to find one
+        assert requires_a_tip([typed], printed_of([typed], capsys)).startswith("plan ")
+    (answers / "a.json").write_text("{}", encoding="utf-8")
+    assert requires_a_tip(typed.split(), printed_of(typed.split(), capsys)) == tip
