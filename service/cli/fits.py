@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwright.service.cli.options import completion_of
-from meshwright.service.methods import RANK, FitRow, memory_words, time_words, what_fits, with_speeds
+from meshwright.service.methods import (
+    RANK,
+    FitRow,
+    memory_words,
+    methods_of,
+    time_words,
+    what_fits,
+    with_speeds,
+)
 
 if TYPE_CHECKING:  # help loads no table
     from rich.console import RenderableType
@@ -122,6 +130,10 @@ def fits(  # noqa: PLR0913 - the signature is the list of options
     most = len(rows) if full else _rows_of_a_method(rows)
     console.print(_table(rows, fitting, tokens, most=most))
     console.print()
+    titles = dict.fromkeys(one.title for one in methods_of(optimizer, lora_rank, spec.stored_as))
+    if absent := [one for one in titles if one not in fitting]:
+        who = "no launcher trains" if launcher == "any" else f"{launcher} doesn't train"
+        console.print(f"{', '.join(absent)}: {who} {spec.title} so on {gpus_words(place)}")
     if any(len(able) > most for able in fitting.values()):
         console.print("All launchers: --full")
     if alone:

@@ -156,6 +156,15 @@ def test_the_table_has_twelve_lines_unless_every_launcher_is_asked_for() -> None
         )
 
 
+@pytest.mark.parametrize(
+    ("launcher", "who"), [("any", "no launcher trains"), ("maxtext", "maxtext doesn't train")]
+)
+def test_methods_without_a_launcher_are_named(launcher: str, who: str) -> None:
+    words = ["fits", "qwen3-0.6b", "--gpus", "1xtpu-v5e", "--launcher", launcher]
+    run = CliRunner().invoke(app, words, env={"COLUMNS": "80"})
+    assert f"8-bit Adam, LoRA, QLoRA: {who} Qwen3 0.6B so on 1 × TPU v5e" in run.output
+
+
 def test_a_type_alone_is_one_card() -> None:
     assert rows("qwen3-4b", "--gpus", "T4", "--launcher", "trl") == rows(
         "qwen3-4b", "--gpus", "1xT4", "--launcher", "trl"
