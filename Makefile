@@ -80,7 +80,7 @@ ifneq ($(ARGS),--quick)
 	@MESHWRIGHT_TEST_DRAWS=$(or $(DRAWS),12) $(BIN)/python -m pytest tests/property --numprocesses auto --dist loadfile --timeout 3600
 endif
 
-launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed"; --refusals 4: what we refuse)
+launchers: $(STAMP) ## exported plans before the launchers' own parsers (ARGS="--plans 20 --only deepspeed"; --refusals 4: what we refuse; --quick: as CI does)
 	@.ci/uv $(BIN)/python -m tests.launchers $(ARGS)
 
 corpus: $(STAMP) ## launch files of public repositories, read and counted; runs none (ARGS="--files DIR --list")

@@ -80,6 +80,9 @@ SPLITS = 500  # random models whose split nanotron is asked for
 LONG = 1000  # characters of a fault: a plan, and what was found
 CONTEXTS = 2  # plans in which one value of one file is changed
 EXPORTER = {"torchtitan-0.3": "torchtitan"}
+# What --quick tries beside plans, before the same start of the judge.
+QUICKLY = {"accelerate": ("changes", "refusals"), "trl": ("changes",), "deepspeed": ("refusals",),
+           "megatron-lm": ("refusals",)}  # fmt: skip
 
 
 Case = dict[str, object]
@@ -414,7 +417,7 @@ def try_model_types(
     count.faults += [f"{name}: {text}" for text in told]
 
 
-def try_changes(name: str, environment: Environment, judge: str, count: Count, seed: int) -> None:
+def try_changes(name: str, judge: str, count: Count, seed: int) -> Try:
     """Every value of every file, changed alone: the judge notices, or it is known why it cannot."""
     launcher = EXPORTER.get(name, name)
     drawn = [*tuned(launcher), *plans(name, len(MODELS), seed)]
@@ -429,16 +432,14 @@ def try_changes(name: str, environment: Environment, judge: str, count: Count, s
                 changed.append((found, change))
     cases = [case_of(found, {**change.files}) for found, change in changed]
     tried: dict[str, bool] = {}
-    for (found, change), verdict in zip(changed, verdicts(environment, judge, cases), strict=True):
+    for (found, change), verdict in zip(changed, (yield judge, cases), strict=True):
         noticed = verdict["refusal"] is not None or any(differences(found, verdict["seen"]))
         tried[change.key] = tried.get(change.key, False) or noticed
     count.faults += [f"{name}: {text}" for text in unexplained(name, tried)]
     print(f"{name}: {len(changed)} changes of {len(tried)} values, {sum(tried.values())} noticed")
 
 
-def try_refusals(
-    name: str, environment: Environment, judge: str, options: argparse.Namespace, count: Count
-) -> None:
+def try_refusals(name: str, judge: str, options: argparse.Namespace, count: Count) -> Try:
     """Every configuration that one rule of ours refuses is refused by the launcher too, or deliberately."""
     launcher, answers = EXPORTER.get(name, name), refusals.Answers()
     models = [one for one in MODELS if not options.build or refusals.is_built(launcher, one)]
@@ -450,7 +451,7 @@ def try_refusals(
         else:
             asked.append((one, files))
     cases = [case_of(one.target, files) for one, files in asked]
-    for (one, _), verdict in zip(asked, verdicts(environment, judge, cases), strict=True):
+    for (one, _), verdict in zip(asked, (yield judge, cases), strict=True):
         other = not verdict["refusal"] and any(differences(one.target, verdict["seen"]))
         answers.take(one, launcher, verdict["refusal"], other=other, builds=options.build)
     print(*answers.lines(name), sep="\n", flush=True)
@@ -513,34 +514,41 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
     judge = EXPORTER.get(name, name).replace("-", "_")
     if options.verify:
         count.faults += try_verified(EXPORTER.get(name, name), MODELS, options.verify, options.seed)
-    elif options.refusals:
-        if name != "flagscale":  # its judge knows process meshes alone
-            try_refusals(name, environment, judge, options, count)
-    elif options.changes:
-        if name != "flagscale":  # most values are those of Megatron-LM's parser, which its judge lacks
-            try_changes(name, environment, judge, count, options.seed)
-    else:
-        try_legal_and_illegal(name, environment, judge, options, count)
+        return
+    kinds, tries = kinds_of(name, options), list[Try]()
+    if "plans" in kinds:
+        tries += legal_and_illegal(name, environment, judge, options, count)
+    if "changes" in kinds:
+        tries.append(try_changes(name, judge, count, options.seed))
+    if "refusals" in kinds:
+        tries.append(try_refusals(name, judge, options, count))
+    judge_together(environment, *tries)
 
 
-def try_legal_and_illegal(
+def kinds_of(name: str, options: argparse.Namespace) -> tuple[str, ...]:
+    """What is tried of a launcher: plans, or changes of their values, or refusals; or what CI tries."""
+    if options.quick:
+        return ("plans", *QUICKLY.get(name, ()))
+    alone = "refusals" if options.refusals else "changes" if options.changes else "plans"
+    # FlagScale's judge knows process meshes alone; most values are those of Megatron-LM's parser.
+    return () if name == "flagscale" and alone != "plans" else (alone,)
+
+
+def legal_and_illegal(
     name: str, environment: Environment, judge: str, options: argparse.Namespace, count: Count
-) -> None:
-    """Plans, mutants, edits and dry runs of one launcher."""
-    tries = [try_plans(name, judge, list(plans(name, options.plans, options.seed)), count)]
+) -> Iterator[Try]:
+    """Yield plans, mutants, edits and dry runs of one launcher."""
+    yield try_plans(name, judge, list(plans(name, options.plans, options.seed)), count)
     if name == "nanotron":  # its judge builds models; its parser does not know what we write
-        tries.append(try_splits(judge, count))
+        yield try_splits(judge, count)
     else:
-        tries.append(try_mutants(name, judge, count))
+        yield try_mutants(name, judge, count)
         if name != "flagscale":  # its judge knows process meshes; what is not of them is Megatron-LM's
-            tries.append(try_edits(name, judge, count))
+            yield try_edits(name, judge, count)
     if name in DRY_RUNS:
         types = TYPES_A_PLAN * options.plans
-        tries += [
-            try_dry_runs(name, count),
-            try_model_types(name, environment, count, types=types, seed=options.seed),
-        ]
-    judge_together(environment, *tries)
+        yield try_dry_runs(name, count)
+        yield try_model_types(name, environment, count, types=types, seed=options.seed)
 
 
 def try_table(name: str, environment: Environment, count: Count, *, update: bool) -> None:
@@ -595,7 +603,14 @@ def main() -> int:
         "--record", action="store_true", help="build every config of every model type alone, and record it"
     )
     parser.add_argument("--update", action="store_true", help="write the tables of arguments anew")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="for CI: two plans of each launcher, and of some changed values or a refusal of each rule",
+    )
     options = parser.parse_args()
+    if options.quick:
+        options.plans, options.refusals = 2, 1
     count = Count()
     os.environ[FOLDER_VARIABLE] = str(ROOT)
     unavailable = ready(TORCH_ENVIRONMENT)
@@ -609,8 +624,7 @@ def main() -> int:
             continue
         print(f"{name}: {versions(environment)}", flush=True)
         count.launchers += 1
-        plans_alone = not (options.refusals or options.changes)
-        if (name in PARSERS and plans_alone) or (options.update and name in SOURCES):
+        if (name in PARSERS and "plans" in kinds_of(name, options)) or (options.update and name in SOURCES):
             try_table(name, environment, count, update=options.update)
         if options.update or name in INSTALLED_IN:
             continue
