@@ -182,7 +182,8 @@ def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collec
         machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
-    values = {**shares.values, "mixed_precision": LocatedValue(overrides.values["precision"], 0)}
+    word = str(overrides.values["precision"]).replace("fp32", "no")  # accelerate's
+    values = {**shares.values, "mixed_precision": LocatedValue(word, 0)}
     return accelerate.plugin_run(
         Fields(shares.source.name, values, overrides, ("accelerate",)), shares.source, overrides, given
     )
