@@ -161,7 +161,7 @@ class FlagNames:
             self._spelled = kept | renamed
             self._originals |= {name: self.original(old) for old, name in renamed.items()}
             self.rows = {name: row for name, row in self.rows.items() if name not in renamed} | own
-        # What else is in a section with arguments of its own is not known, unless a refused one turns it on.
+        # What else is in a section with arguments of its own is not known, unless one of them turns it on.
         parents = {name.rpartition(".")[0] for name in self.rows}
         self._whole = {
             name

@@ -20,6 +20,7 @@ from meshwright.launchers.reading.python_values import called_name
 from meshwright.shell.commands import is_python
 from meshwright.shell.values import Word, unknown_value
 
+LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
 _TABLES = ("transformers", "trl", "accelerate", "deepspeed")
 _LONGEST = 200_000  # characters of a program
 _IS_OURS = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl|deepspeed|accelerate)\b", re.MULTILINE)
@@ -180,7 +181,7 @@ def may_start(words: Sequence[Word]) -> bool:
 def _known() -> frozenset[str]:
     """Return the arguments that are read."""
     rows = (pair for one in _TABLES for pair in flags_of(one).items())
-    return frozenset(name for name, row in rows if row.role != "refused")
+    return frozenset((*LENGTHS, *(name for name, row in rows if row.role != "refused")))
 
 
 @lru_cache(maxsize=16)

@@ -26,6 +26,7 @@ from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.launchers.reading.images import ImageSettings, settings_of, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
+from meshwright.launchers.reading.own_defaults import LENGTHS
 from meshwright.launchers.reading.preferences import kind_named, labelled, samples_of, trls_kind
 from meshwright.launchers.table import of_command, over_trl
 from meshwright.launchers.transformers import read_chat as chat
@@ -46,7 +47,6 @@ _PERHAPS_MODELS = ("model_name", "model_path")  # some scripts save under these 
 _NO_MODELS = re.compile(
     r"token|output|save|run|log|hub|data|teacher|ref|reward|draft|project|eval|template"
 )
-_LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
 _PARTS = (  # cut separately and joined: QLoRA's script (collator), ChatGLM's and MedicalGPT's, TRACE's
     ("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"),
     ("max_prompt_len", "max_ans_len"),
@@ -56,7 +56,7 @@ _OWN = (
     "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
 )  # fmt: skip
 _DECIDING = (  # arguments with values that must be known
-    *(name for name in _OWN if name != "lr_scheduler_type"), *_LENGTHS, *_MODELS, "zero_stage", "fsdp",
+    *(name for name in _OWN if name != "lr_scheduler_type"), *LENGTHS, *_MODELS, "zero_stage", "fsdp",
     "fsdp_config", "deepspeed_config", "optim", "lora_rank", "lora_r", "lora_target", "lora_target_modules",
     "target_modules", "use_peft", "pure_bf16", "quantization_bit", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
@@ -174,7 +174,7 @@ def _arguments_beside(source: Source, command: commands.Command) -> dict[str, Lo
         return {}
     commands.require_beside(source, source, named)
     values = looks_like_document(source.at(named.text.rpartition("/")[2]))
-    if named is not first and not any(name in values for name in (*_OWN, *_LENGTHS, *_MODELS)):
+    if named is not first and not any(name in values for name in (*_OWN, *LENGTHS, *_MODELS)):
         return {}  # another program's file
     return document_of(source.at(named.text.rpartition("/")[2]))
 
@@ -848,13 +848,13 @@ def _with_block(tool: Tool, program: str, model: ModelSpec) -> Tool:
 
 
 def _length(fields: Fields, known: Known, tool: Tool) -> int:
-    name = next((name for name in _LENGTHS if fields.has(name)), None)
+    name = next((name for name in LENGTHS if fields.has(name)), None)
     parts = next((parts for parts in _PARTS if all(fields.has(part) for part in parts)), ())
     if name is None and parts:
         own = sum(fields.integer(part) for part in parts)
         fields.note(f"{' and '.join(parts)} are the two parts of a sequence: {own} tokens, their sum")
         return _supplied(fields, known, "seq_length", own) or own
-    others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
+    others = [one for one in LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
     if others and name and tool.pefts and "seq_length" not in known.overrides.values:
         why = f"{shown(str(fields.raw(others[0])))}, but {name} is {shown(str(fields.raw(name)))}"
         fields.fault(others[0], f"{why}: it is unclear which one you mean", allowed="--set seq_length=…")
