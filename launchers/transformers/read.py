@@ -238,10 +238,12 @@ def trainer_run(
         InvalidProblemError: a value cannot be read, is not priced, or is missing.
     """
     fields.programs = tool.programs
-    if tool is MS_SWIFT and not fields.flag("ignore_args_error"):
-        command = "rlhf" if "rlhf" in program else "sft"
-        fields.parser = f"swift {command}"
-        fields.refuse_others(command)
+    if tool is MS_SWIFT:
+        fields.command = "rlhf" if _RLHF.search(program) else "sft"
+        _require_flash_attention(fields)
+        if not fields.flag("ignore_args_error"):
+            fields.parser = f"swift {fields.command}"
+            fields.refuse_others(fields.command)
     elif tool is LLAMA_FACTORY:
         fields.parser = tool.name
     sees = _trains_tower(fields, known, tool, program)
@@ -316,6 +318,19 @@ def trainer_run(
         packed=packed,
     )
     return run if settings is None else with_images(run, known, settings)
+
+
+_RLHF = re.compile(r"(?:^|[ /])rlhf(?:\.py)?$")  # swift rlhf, or cli/rlhf.py
+_KNOW_DOCUMENTS = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+
+
+def _require_flash_attention(fields: Fields) -> None:
+    """Refuse rows that are joined under another attention (ms-swift 4.6, arguments/sft_args.py:186)."""
+    joined = next((name for name in ("packing", "padding_free") if fields.flag(name, default=False)), "")
+    older = fields.peek(_SWIFT_2) is not None
+    if joined and not older and fields.word("attn_impl", "") not in _KNOW_DOCUMENTS:
+        allowed = f"attn_impl of {', '.join(_KNOW_DOCUMENTS)}"
+        fields.fault(joined, "its trainer refuses it without FlashAttention", allowed=allowed)
 
 
 def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: float | None) -> Options:

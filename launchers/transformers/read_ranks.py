@@ -677,7 +677,7 @@ def own_loss_of_swift(fields: Fields) -> str:
 
     Liger's loss then has no effect (ms-swift 4.6, trainers/seq2seq_trainer.py ``compute_loss``).
     """
-    if "ms-swift" not in fields.programs or "rlhf" in fields.parser:
+    if "ms-swift" not in fields.programs or fields.command == "rlhf":
         return ""
     said = str(fields.raw("loss_scale") or "").split("+")
     if any(one in _WEIGHING for one in said):

@@ -268,7 +268,7 @@ def test_an_argument_at_its_default_changes_nothing(launcher: str) -> None:
 # Defaults that only a model with a tower, a section that is on, or the other command's class has. Any size
 # of accelerate's mesh turns the mesh on, and so does any argument of ZenFlow.
 OF_OTHERS = re.compile(
-    r"image_max_pixels|qat\.group_size|qat\.quantize_embedding|optimizer|(?:\w+\.)?parallelism_config_\w+|"
+    r"image_max_pixels|qat\.group_size|qat\.quantize_embedding|optimizer|padding_free|(?:\w+\.)?parallelism_config_\w+|"
     r"zero_optimization\.zenflow\.\w+"
 )
 

@@ -383,3 +383,13 @@ def test_a_resized_vocabulary_is_trained_whole_beside_adapters() -> None:
     )
     found = read(f"llamafactory-cli train {words} --per_device_train_batch_size 1\n", Overrides(num_gpus=8))
     assert found.workload.trained_modules == ("embed_tokens", "lm_head")  # model/adapter.py
+
+
+def test_a_name_that_llama_factory_lacks_is_refused_over_megatron_core_too() -> None:
+    # hparams/parser.py:111 stops at it, unless ALLOW_EXTRA_ARGS is on
+    with pytest.raises(
+        InvalidProblemError, match="nodes_of_it: line 11: is unknown, and LLaMA-Factory stops"
+    ):
+        core("nodes_of_it: 3\n")
+    ignored = Overrides(num_gpus=8, ignored=("nodes_of_it",))
+    assert read(f"{CORE}nodes_of_it: 3\n", ignored, "a.yaml").launcher == "llama-factory"
