@@ -290,7 +290,8 @@ def trainer_run(
         },
     )
     found = ranks.ranks_run(tool.launcher, fields, known, overrides, shares)
-    if not program and shares is None and found.launcher != "deepspeed" and (world or 1) > 1:
+    replicas = found.launcher != "deepspeed" and not found.configuration.zero_stage
+    if not program and shares is None and replicas and (world or 1) > 1:
         fields.note(REPLICAS)
     relative = next((one for one in over_trl() if one.kind_of(program)), None)
     if relative is not None and found.launcher == "accelerate":
@@ -298,13 +299,15 @@ def trainer_run(
     dropout = tool.dropout if tuned["lora_rank"] else None
     chunks = _is_trls(fields, tool) and (kind is None or kind.makes_chunks)
     options = options_of(fields, found, by_trl=chunks, dropout=dropout)
+    eighth = ranks.eight_bits_of(fields, found, shares)
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= samples_of(fields, kind, adapts=tuned["lora_rank"] > 0)
     in_bf16 = tool.loads == "cast up" or _loads_in_bf16(fields, tool)  # only what trains is cast up
     tuned |= reference_precision(fields, found, tuned, in_bf16=in_bf16)
     fields.stop()
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
-    workload = replace(found.workload, **tuned, framework_options=options)
+    workload = replace(found.workload, **tuned, framework_options={**options, **eighth})
+    workload = replace(workload, precision="fp8") if eighth else workload
     ranks.note_attention(fields, model, workload, found.launcher, packed=bool(packed))
     whole = known.world.num_gpus == world and known.world.gpus_per_node
     nodes = known.world if whole else commands.World(found.num_nodes, found.gpus_per_node)
