@@ -73,6 +73,7 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
     if at is None or text is None:
         return tuple(words)
     given = _given(words[at + 1 :])
+    others = LENGTHS if any(name in given for name in LENGTHS) else ()  # which do not count next to it
     line, found, handed = words[-1].line, dict[str, str](), set[str]()
     for name, value in defaults_of(text).items():
         other = value.removeprefix(_REFERENCE)  # TrainingArguments(per_device_train_batch_size=args.batch)
@@ -80,7 +81,7 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
         if said.startswith(_REFERENCE):
             said = unknown_value(f"{other} of the program")
         handed |= {other} - _known() if other != value else set()
-        if name in _known() and name not in given and said:
+        if name in _known() and name not in (*given, *others) and said:
             found[name] = said
     own = (Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value))
     return (*words[: at + 1], *_without(words[at + 1 :], handed), *own)

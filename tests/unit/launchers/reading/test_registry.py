@@ -174,3 +174,8 @@ def test_the_length_that_a_program_beside_the_script_states_is_read() -> None:
     files = {"run.sh": text, "train.py": program}
     found = read_launch_files(Source(name="run.sh", text=text, files=files))
     assert found.workload.seq_length == 512
+    longer = text.replace(
+        "--output_dir", "--block_size 1024 --output_dir"
+    )  # the command's own length counts
+    stated = read_launch_files(Source(name="run.sh", text=longer, files={**files, "run.sh": longer}))
+    assert stated.workload.seq_length == 1024
