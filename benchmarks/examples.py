@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from os.path import relpath
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ _RANKS = re.compile(
 )
 _SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
 _MOST_FILES = 8
-_NAMED = re.compile(r"[\w.\-]+\.(?:json|ya?ml|sh)\b")
+_NAMED = re.compile(r"[\w.\-]+\.(?:json|ya?ml|sh|py)\b")
 _START = re.compile(
     r"\s*(?:\w+=\S+ )*(?:accelerate launch|python3? \S+\.py|python3? -m trl|trl \w+|torchrun|deepspeed)\s"
 )
@@ -150,14 +151,20 @@ def _beside(root: Path, path: Path, text: str) -> dict[str, str]:
     while queue and len(found) < _MOST_FILES - 1:
         at, named = queue.pop(0)
         for name in dict.fromkeys(_NAMED.findall(named)):
-            others = sorted(
-                _by_name(root).get(name, ()), key=lambda one: (one.parent != at.parent, str(one))
-            )
+            others = sorted(_by_name(root).get(name, ()), key=lambda one: (_apart(one, at), str(one)))
+            if name.endswith(".py") and (at.parent / name).is_file():
+                others = [at.parent / name]
             if name in found or name == path.name or not others or len(found) >= _MOST_FILES - 1:
                 continue
             found[name] = others[0].read_text("utf-8", errors="replace")
-            queue.append((others[0], found[name]))
+            if not name.endswith(".py"):
+                queue.append((others[0], found[name]))
     return found
+
+
+def _apart(one: Path, other: Path) -> int:
+    """Return the folders between two files."""
+    return len(Path(relpath(one.parent, other.parent)).parts)
 
 
 @cache

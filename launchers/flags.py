@@ -27,6 +27,7 @@ _KINDS: Mapping[str, Kind] = {
     "bool": "switch", "int": "integer", "float": "number", "str": "word", "text": "text",
 }  # fmt: skip
 _SECTION = "a section; the arguments in it have their own roles"
+_TURNED_ON = "read with "  # another argument
 _OFF = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "{}", "")
 _SAID: tuple[Role, ...] = ("priced", "harmless", "refused", "listed")  # roles, as keys of a row
 _NAME = re.compile(r"(?<![\w./])[A-Za-z]\w*(?:\.\w+)*(?![\w/])")  # but no part of a path
@@ -160,9 +161,13 @@ class FlagNames:
             self._spelled = kept | renamed
             self._originals |= {name: self.original(old) for old, name in renamed.items()}
             self.rows = {name: row for name, row in self.rows.items() if name not in renamed} | own
-        # A section with arguments of its own takes those alone: what else is in it is not known.
-        sections = {name for name, row in self.rows.items() if row.why == _SECTION}
-        self._whole = self.rows.keys() - sections - {name.rpartition(".")[0] for name in self.rows}
+        # What else is in a section with arguments of its own is not known, unless one of them turns it on.
+        parents = {name.rpartition(".")[0] for name in self.rows}
+        self._whole = {
+            name
+            for name, row in self.rows.items()
+            if row.why != _SECTION and (name not in parents or row.why.startswith(_TURNED_ON))
+        }
 
     def __contains__(self, name: str) -> bool:
         """Return whether one of the programs has an argument of that name."""

@@ -137,6 +137,15 @@ def require_address(fields: Fields, known: Known) -> None:
     )
 
 
+def require_own_names(fields: Fields) -> None:
+    """Refuse options of the command at the top of the file: accelerate stops there (config_args.py:155)."""
+    places = {name.rpartition(".")[2]: name for name in flags_of("accelerate") if "." in name}
+    for name in fields.sections():
+        if name in places:
+            why = "is an option of the command, and accelerate stops at it here"
+            fields.fault(name, why, allowed=f"{places[name]} in the file", nearest=places[name])
+
+
 def require_same_machines(fields: Fields, known: Known) -> None:
     """Refuse a file for another number of machines than the scripts next to it start."""
     machines, started = fields.optional("num_machines"), known.world.num_nodes
@@ -167,6 +176,7 @@ def plugin_run(fields: Fields, source: Source, overrides: Overrides, given: Fiel
     known = known_of(source, overrides)
     fields.raw(ENGINE)
     fields.take_section("fsdp_config")
+    require_own_names(fields)
     require_address(fields, known)
     fields.stop()
     if fields.has(PLUGIN_FILE):
@@ -339,6 +349,7 @@ def mesh_run(
         fields.take_section("fsdp_config")
     for name in (ENGINE, "num_processes", "mixed_precision"):
         fields.slip_for(name)
+    require_own_names(fields)
     require_address(fields, known)
     require_same_machines(fields, known)
     fields.stop()
@@ -489,8 +500,8 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
     if tp * cp * shard * replicas != world:
         fields.fault(
             "num_processes",
-            f"{world}, but the mesh has replicate {replicas} × shard {shard} × cp {cp} × tp {tp} ranks; "
-            "accelerate would not notice",
+            f"{world}, but the mesh has replicate {replicas} × shard {shard} × cp {cp} × tp {tp} ranks: "
+            "accelerate stops",
             nearest=str(tp * cp * shard * replicas),
         )
     return tp, cp, shard, replicas

@@ -243,6 +243,7 @@ _BEGINNINGS = {"DEEPSPEED": "ACCELERATE_DEEPSPEED_", "FSDP": "FSDP_"}
 
 # Options that choose the sharding engine, of which accelerate takes one.
 _ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
+_OF_FILES = (ENGINE, "compute_environment")  # no options
 _TRLS_OWN = ("gradient_accumulation_steps",)  # in its command they are the trainer's
 
 
@@ -259,7 +260,8 @@ def _said(words: Sequence[Word], script: str) -> dict[str, LocatedValue]:
         name = plain_name(name)
         if not word.text.startswith("--") or not name:
             continue
-        row, where = rows.get(name), f"line {word.line} of {shown(script)}"
+        row = None if name in _OF_FILES else rows.get(name)
+        where = f"line {word.line} of {shown(script)}"
         alone = not _takes_next(word) or following.text.startswith("--")
         said = LocatedValue(value if equals else True if alone else following.text, word.line)
         if row is not None and row.refuses(said.value):

@@ -16,6 +16,7 @@ from meshwright.launchers.reading.documents import document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided, first_larger
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.reading.python_values import constants_of
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import OPTION_NUMBERS, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import WITHOUT_COPY
@@ -72,8 +73,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     optimizer = fields.priced("optimizer.type") if stated else known.word("optimizer", "adamw")
     optimizer = _without_copy(fields, optimizer, (zero, offload))
     _require_autocast_of(fields, precision)
-    fields.stop()
-    model = known.model()
+    model = _model(fields, known)
     options |= _bucket(fields, model, zero)
     code = _code(fields, known)
     configuration = _configuration(fields, known, model, code, (zero, offload))
@@ -99,6 +99,20 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         framework_options=options,
     )
     return known.launch_file(fields, "deepspeed", model, workload, configuration)
+
+
+def _model(fields: Fields, known: Known) -> ModelSpec:
+    """Return the model; without one, that is a fault next to those of the file.
+
+    Raises:
+        InvalidProblemError: there are faults.
+    """
+    try:
+        model = known.model()
+    except InvalidProblemError as fault:
+        raise InvalidProblemError([*fields.faults, *fault.errors]) from None
+    fields.stop()
+    return model
 
 
 DEEPSPEED_READER = Reader(

@@ -21,7 +21,7 @@ from meshwright.launchers.reading import commands
 from meshwright.launchers.reading.adapters import refuse_uncounted
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
-from meshwright.launchers.reading.fields import Fields, is_placeholder
+from meshwright.launchers.reading.fields import Fields, is_placeholder, passing
 from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.images import settings_of, with_images
 from meshwright.launchers.reading.known import Known, known_of
@@ -85,6 +85,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     given = Given(notes=fields.notes[:])
     _take_document(given, document)
     given.refuse_slips(core.core_names() | {name: name for name in _OWN if name not in document})
+    _refuse_unknown(given)
     _take_batch(given, fields, known)
     _take_defaults(given)
     sums = document.get("accumulate_allreduce_grads_in_fp32")
@@ -131,6 +132,16 @@ def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:
             core.take(given, key, text, found.line, called=name)
         elif misplaced or not (key in _READ or names.is_free(key) or names.is_default(key, text)):
             given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
+
+
+def _refuse_unknown(given: Given) -> None:
+    """Refuse names that neither LLaMA-Factory nor its adapter has (hparams/parser.py:111)."""
+    known = flag_names("llama-factory", "transformers", "megatron-core")
+    slips = {fault.pointer for fault in given.faults}
+    for shown_name, (name, value) in given.left.items():
+        if not ("." in shown_name or name in known or name in _OVER or shown_name in slips):
+            message = f"line {value.line}: is unknown, and LLaMA-Factory stops there"
+            given.refuse(shown_name, message, allowed=passing(shown_name))
 
 
 def _world(source: Source, known: Known, overrides: Overrides) -> commands.World:

@@ -42,6 +42,10 @@ _KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
 OF_ADAPTERS = (
     "workload.lora_rank", "workload.lora_targets", "workload.trained_modules", "option.adapter_dropout",
 )  # fmt: skip
+_UNPRICED = {
+    "freeze": ": frozen layers next to trained ones are not priced",
+    "oft": ": its rotations of every layer's input are not priced",
+}
 _WHOLE_SWITCHES = ("full_finetuning", "full_finetune")  # of Chinese-LLaMA-Alpaca's and QLoRA's scripts
 _SWITCHES = ("use_peft", "use_peft_lora", "use_lora", "peft_enabled", "lora_enable", "enable_lora")
 
@@ -85,7 +89,7 @@ def adapters_of(
     if kind not in ("full", "lora"):
         fields.fault(
             next(name for name in _KINDS if fields.has(name)),
-            f"{kind} is not supported",
+            f"{kind} is not supported{_UNPRICED.get(kind, '')}",
             allowed="full, lora",
         )
     if kind != "lora":

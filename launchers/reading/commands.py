@@ -28,7 +28,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.shell.commands import Starters, is_python
 from meshwright.shell.manifests import manifest_of
 from meshwright.shell.script import read_script
-from meshwright.shell.values import UNKNOWN, Script, Word, plainly, split_words, unknown_fault, unknown_in
+from meshwright.shell.values import Script, Word, plainly, split_words, unknown_fault, unknown_in
 
 _DIRECTIVE = "#SBATCH"
 _SIZES = (
@@ -613,7 +613,7 @@ def _files_named(script: Script, *, programs: bool, data: bool, trained: bool) -
 
 def unknown_file(path: str) -> str | None:
     """Return the unknown part of a file's base name; unknown folders do not matter."""
-    return None if UNKNOWN not in path.rpartition("/")[2] else unknown_in(path)
+    return unknown_in(path.rpartition("/")[2])
 
 
 def require_beside(source: Source, script: Source, word: Word) -> None:

@@ -249,6 +249,7 @@ class Fields:
         self.file = file
         self.programs = tuple(programs)
         self.parser = ""  # the program that takes them, where it stops at names that it doesn't have
+        self.command = ""  # that of the program's commands which takes them
         self.faults: list[FieldError] = []
         self.notes: list[str] = []
         ignored = [name for name in values if overrides.ignores(name)] if overrides is not None else []

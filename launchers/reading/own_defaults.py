@@ -20,6 +20,7 @@ from meshwright.launchers.reading.python_values import called_name
 from meshwright.shell.commands import is_python
 from meshwright.shell.values import Word, unknown_value
 
+LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
 _TABLES = ("transformers", "trl", "accelerate", "deepspeed")
 _LONGEST = 200_000  # characters of a program
 _IS_OURS = re.compile(r"^\s*(?:from|import)\s+(?:transformers|trl|deepspeed|accelerate)\b", re.MULTILINE)
@@ -72,6 +73,7 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
     if at is None or text is None:
         return tuple(words)
     given = _given(words[at + 1 :])
+    others = LENGTHS if any(name in given for name in LENGTHS) else ()  # which do not count next to it
     line, found, handed = words[-1].line, dict[str, str](), set[str]()
     for name, value in defaults_of(text).items():
         other = value.removeprefix(_REFERENCE)  # TrainingArguments(per_device_train_batch_size=args.batch)
@@ -79,7 +81,7 @@ def with_defaults(words: Sequence[Word], texts: Mapping[str, str]) -> tuple[Word
         if said.startswith(_REFERENCE):
             said = unknown_value(f"{other} of the program")
         handed |= {other} - _known() if other != value else set()
-        if name in _known() and name not in given and said:
+        if name in _known() and name not in (*given, *others) and said:
             found[name] = said
     own = (Word(piece, line) for name, value in found.items() for piece in (f"--{name}", value))
     return (*words[: at + 1], *_without(words[at + 1 :], handed), *own)
@@ -180,7 +182,7 @@ def may_start(words: Sequence[Word]) -> bool:
 def _known() -> frozenset[str]:
     """Return the arguments that are read."""
     rows = (pair for one in _TABLES for pair in flags_of(one).items())
-    return frozenset(name for name, row in rows if row.role != "refused")
+    return frozenset((*LENGTHS, *(name for name, row in rows if row.role != "refused")))
 
 
 @lru_cache(maxsize=16)

@@ -121,7 +121,11 @@ def read_launch_files(
     try:
         launch = reader.read(found, overrides)
     except InvalidProblemError as fault:
-        raise InvalidProblemError(_located(found, one) for one in fault.errors) from None
+        several = list(_starts_that_differ(source))
+        own = (
+            [] if several and found.name == source.name else [_located(found, one) for one in fault.errors]
+        )
+        raise InvalidProblemError([*several, *own]) from None
     for script in found.scripts():
         require_options(script_of(script, overrides), script.name)
     launch = _on_supplied_gpus(launch, overrides)
@@ -132,6 +136,26 @@ def read_launch_files(
     again = [f"{said}: the last one counts" for said in repeated_keys(found)]
     again += [f"no script starts the program: taken as {source.text.strip()}"] if start else []
     return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
+
+
+def _starts_that_differ(source: Source) -> Iterator[FieldError]:
+    """Yield the fault of a script that starts another one several times, each time with other arguments."""
+    script = readable_script(source)
+    started = dict[str, dict[tuple[str, ...], int]]()
+    for words in script.commands:
+        at = next((at for at, word in enumerate(words[:2]) if word.text.endswith(".sh")), None)
+        if at is not None and words[0].text not in HANDLERS:
+            arguments = tuple(word.text for word in words[at + 1 :])
+            started.setdefault(words[at].text, {}).setdefault(arguments, words[0].line)
+    for name, runs in started.items():
+        if len(runs) > 1:
+            lines = ", ".join(map(str, list(dict.fromkeys(runs.values()))[:8]))
+            message = (
+                f"{shown(source.name)} starts {shown(name)} {len(runs)} times with different arguments "
+                f"(lines {lines})"
+            )
+            step = f"one of them: meshwright capture -- bash {name} …"
+            yield FieldError(pointer=WHOLE_FILE, message=message, allowed=step)
 
 
 _STARTED = "command"  # the name of what starts a program that is given alone

@@ -26,6 +26,7 @@ from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.launchers.reading.images import ImageSettings, settings_of, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
+from meshwright.launchers.reading.own_defaults import LENGTHS
 from meshwright.launchers.reading.preferences import kind_named, labelled, samples_of, trls_kind
 from meshwright.launchers.table import of_command, over_trl
 from meshwright.launchers.transformers import read_chat as chat
@@ -46,7 +47,6 @@ _PERHAPS_MODELS = ("model_name", "model_path")  # some scripts save under these 
 _NO_MODELS = re.compile(
     r"token|output|save|run|log|hub|data|teacher|ref|reward|draft|project|eval|template"
 )
-_LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
 _PARTS = (  # cut separately and joined: QLoRA's script (collator), ChatGLM's and MedicalGPT's, TRACE's
     ("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"),
     ("max_prompt_len", "max_ans_len"),
@@ -56,7 +56,7 @@ _OWN = (
     "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
 )  # fmt: skip
 _DECIDING = (  # arguments with values that must be known
-    *(name for name in _OWN if name != "lr_scheduler_type"), *_LENGTHS, *_MODELS, "zero_stage", "fsdp",
+    *(name for name in _OWN if name != "lr_scheduler_type"), *LENGTHS, *_MODELS, "zero_stage", "fsdp",
     "fsdp_config", "deepspeed_config", "optim", "lora_rank", "lora_r", "lora_target", "lora_target_modules",
     "target_modules", "use_peft", "pure_bf16", "quantization_bit", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
@@ -174,7 +174,7 @@ def _arguments_beside(source: Source, command: commands.Command) -> dict[str, Lo
         return {}
     commands.require_beside(source, source, named)
     values = looks_like_document(source.at(named.text.rpartition("/")[2]))
-    if named is not first and not any(name in values for name in (*_OWN, *_LENGTHS, *_MODELS)):
+    if named is not first and not any(name in values for name in (*_OWN, *LENGTHS, *_MODELS)):
         return {}  # another program's file
     return document_of(source.at(named.text.rpartition("/")[2]))
 
@@ -238,10 +238,12 @@ def trainer_run(
         InvalidProblemError: a value cannot be read, is not priced, or is missing.
     """
     fields.programs = tool.programs
-    if tool is MS_SWIFT and not fields.flag("ignore_args_error"):
-        command = "rlhf" if "rlhf" in program else "sft"
-        fields.parser = f"swift {command}"
-        fields.refuse_others(command)
+    if tool is MS_SWIFT:
+        fields.command = "rlhf" if _RLHF.search(program) else "sft"
+        _require_flash_attention(fields)
+        if not fields.flag("ignore_args_error"):
+            fields.parser = f"swift {fields.command}"
+            fields.refuse_others(fields.command)
     elif tool is LLAMA_FACTORY:
         fields.parser = tool.name
     sees = _trains_tower(fields, known, tool, program)
@@ -288,7 +290,8 @@ def trainer_run(
         },
     )
     found = ranks.ranks_run(tool.launcher, fields, known, overrides, shares)
-    if not program and shares is None and found.launcher != "deepspeed" and (world or 1) > 1:
+    replicas = found.launcher != "deepspeed" and not found.configuration.zero_stage
+    if not program and shares is None and replicas and (world or 1) > 1:
         fields.note(REPLICAS)
     relative = next((one for one in over_trl() if one.kind_of(program)), None)
     if relative is not None and found.launcher == "accelerate":
@@ -296,13 +299,15 @@ def trainer_run(
     dropout = tool.dropout if tuned["lora_rank"] else None
     chunks = _is_trls(fields, tool) and (kind is None or kind.makes_chunks)
     options = options_of(fields, found, by_trl=chunks, dropout=dropout)
+    eighth = ranks.eight_bits_of(fields, found, shares)
     tuned = _as_run(fields, tool, found, tuned)
     tuned |= samples_of(fields, kind, adapts=tuned["lora_rank"] > 0)
     in_bf16 = tool.loads == "cast up" or _loads_in_bf16(fields, tool)  # only what trains is cast up
     tuned |= reference_precision(fields, found, tuned, in_bf16=in_bf16)
     fields.stop()
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
-    workload = replace(found.workload, **tuned, framework_options=options)
+    workload = replace(found.workload, **tuned, framework_options={**options, **eighth})
+    workload = replace(workload, precision="fp8") if eighth else workload
     ranks.note_attention(fields, model, workload, found.launcher, packed=bool(packed))
     whole = known.world.num_gpus == world and known.world.gpus_per_node
     nodes = known.world if whole else commands.World(found.num_nodes, found.gpus_per_node)
@@ -316,6 +321,19 @@ def trainer_run(
         packed=packed,
     )
     return run if settings is None else with_images(run, known, settings)
+
+
+_RLHF = re.compile(r"(?:^|[ /])rlhf(?:\.py)?$")  # swift rlhf, or cli/rlhf.py
+_KNOW_DOCUMENTS = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+
+
+def _require_flash_attention(fields: Fields) -> None:
+    """Refuse rows that are joined under another attention (ms-swift 4.6, arguments/sft_args.py:186)."""
+    joined = next((name for name in ("packing", "padding_free") if fields.flag(name, default=False)), "")
+    older = fields.peek(_SWIFT_2) is not None
+    if joined and not older and fields.word("attn_impl", "") not in _KNOW_DOCUMENTS:
+        allowed = f"attn_impl of {', '.join(_KNOW_DOCUMENTS)}"
+        fields.fault(joined, "its trainer refuses it without FlashAttention", allowed=allowed)
 
 
 def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: float | None) -> Options:
@@ -848,13 +866,13 @@ def _with_block(tool: Tool, program: str, model: ModelSpec) -> Tool:
 
 
 def _length(fields: Fields, known: Known, tool: Tool) -> int:
-    name = next((name for name in _LENGTHS if fields.has(name)), None)
+    name = next((name for name in LENGTHS if fields.has(name)), None)
     parts = next((parts for parts in _PARTS if all(fields.has(part) for part in parts)), ())
     if name is None and parts:
         own = sum(fields.integer(part) for part in parts)
         fields.note(f"{' and '.join(parts)} are the two parts of a sequence: {own} tokens, their sum")
         return _supplied(fields, known, "seq_length", own) or own
-    others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
+    others = [one for one in LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
     if others and name and tool.pefts and "seq_length" not in known.overrides.values:
         why = f"{shown(str(fields.raw(others[0])))}, but {name} is {shown(str(fields.raw(name)))}"
         fields.fault(others[0], f"{why}: it is unclear which one you mean", allowed="--set seq_length=…")

@@ -182,7 +182,8 @@ def _by_plugin(shares: Shares, overrides: Overrides, given: Fields, over: Collec
         machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
-    values = {**shares.values, "mixed_precision": LocatedValue(overrides.values["precision"], 0)}
+    word = str(overrides.values["precision"]).replace("fp32", "no")  # accelerate's
+    values = {**shares.values, "mixed_precision": LocatedValue(word, 0)}
     return accelerate.plugin_run(
         Fields(shares.source.name, values, overrides, ("accelerate",)), shares.source, overrides, given
     )
@@ -655,6 +656,34 @@ def evaluation_of(fields: Fields) -> Options:
     return {"evaluation_batch_size": number} if number else {}
 
 
+_EIGHT_BITS, _LOADS_ON_ONE = "fp8", "fsdp_config.fsdp_cpu_ram_efficient_loading"
+
+
+def eight_bits_of(fields: Fields, found: LaunchFile, shares: Shares | None) -> Options:
+    """Return the options of LLaMA-Factory's linear layers in 8 bits: torchao's, with a scale a row.
+
+    LLaMA-Factory 0.9.5, train/fp8_utils.py:60-90: layers are converted before an engine takes them, but
+    none whose weight has no shape any more. The switch of 8-bit gathers is logged alone.
+    """
+    if fields.programs[:1] != ("llama-factory",) or not fields.flag(_EIGHT_BITS):
+        return {}
+    recipe, zero = fields.priced("fp8_backend", "auto"), found.configuration.zero_stage
+    if found.launcher == "deepspeed" and zero == 3:  # noqa: PLR2004 - ZeRO-3
+        fields.note("fp8 does nothing: ZeRO-3 leaves weights without a shape, and no layer is converted")
+        return {}
+    if not zero or found.launcher == "deepspeed" or fields.word("finetuning_type", "lora") != "full":
+        why = "is priced of whole weights under FSDP alone"
+        fields.fault(_EIGHT_BITS, why, allowed="false, or FSDP and finetuning_type: full", nearest="false")
+    loads = shares is not None and str(shares.fields.raw(_LOADS_ON_ONE)).lower() != "false"
+    if zero and loads:  # accelerate 1.15, accelerator.py:519; its command's default is true
+        fields.fault(
+            _EIGHT_BITS,
+            f"its trainer refuses it next to {_LOADS_ON_ONE}: true",
+            allowed=f"{_LOADS_ON_ONE}: false",
+        )
+    return {"precision_recipe": recipe}
+
+
 def kernel_option(found: str, launcher: str) -> Options:
     """Return the option of a named attention kernel; empty if it is the default of the price."""
     usual = framework_facts(framework_of(launcher)).attention_kernel
@@ -677,7 +706,7 @@ def own_loss_of_swift(fields: Fields) -> str:
 
     Liger's loss then has no effect (ms-swift 4.6, trainers/seq2seq_trainer.py ``compute_loss``).
     """
-    if "ms-swift" not in fields.programs or "rlhf" in fields.parser:
+    if "ms-swift" not in fields.programs or fields.command == "rlhf":
         return ""
     said = str(fields.raw("loss_scale") or "").split("+")
     if any(one in _WEIGHING for one in said):

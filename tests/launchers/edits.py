@@ -203,7 +203,7 @@ def llama_factory() -> list[Edit]:
     plain = _for("llama-factory", PLAIN)
     uneven = _for("llama-factory", STAGES, stage_layers=(9, 8, 8, 7))
     return [
-        Edit("an unknown key", plain, (("packing: true\n", "packing: true\nnodes: 8\n"),), listed=True),
+        Edit("an unknown key", plain, (("packing: true\n", "packing: true\nnodes: 8\n"),)),
         Edit("a letter missing", plain, (("per_device_train_batch_size", "per_device_train_batchsize"),)),
         Edit("gradients in 16 bits", plain, (("grads_in_fp32: true", "grads_in_fp32: false"),),
              listed=True),

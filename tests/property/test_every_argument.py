@@ -7,9 +7,12 @@ its default and at other values.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import yaml
@@ -42,9 +45,27 @@ AXOLOTL = (
 LORA = "adapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
 
 
+OF_TRAINER = (
+    "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2 --gradient_accumulation_steps 4 "
+    "--model_max_length 4096 --output_dir o"
+)
+MESH = "num_processes: 8\nnum_machines: 1\nmixed_precision: bf16\n"
+
+
 def command(words: str) -> Put:
     def put(name: str = "", value: str = "") -> Source:
         text = f"{words} --{name} {value}\n" if name else f"{words}\n"
+        return Source(name="a.sh", text=text, files={"a.sh": text})
+
+    return put
+
+
+def launched(words: str) -> Put:
+    """Put an option of ``accelerate launch`` before the program."""
+
+    def put(name: str = "", value: str = "") -> Source:
+        option = f" --{name} {shlex.quote(value)}" if name else ""
+        text = f"{words}{option} train.py --bf16 true {OF_TRAINER}\n"
         return Source(name="a.sh", text=text, files={"a.sh": text})
 
     return put
@@ -60,6 +81,18 @@ def document(text: str) -> Put:
         place |= {last: yaml.safe_load(value)} if name else {}
         said = yaml.safe_dump(values, sort_keys=False)
         return Source(name="a.yaml", text=said, files={"a.yaml": said})
+
+    return put
+
+
+def beside(command: str, values: str) -> Put:
+    """Put a value into accelerate's YAML or DeepSpeed's JSON, next to the command that names it."""
+
+    def put(name: str = "", value: str = "") -> Source:
+        inside = document(values)(name, value or "null").text
+        text = json.dumps(yaml.safe_load(inside)) if "ds.json" in command else inside
+        files = {"a.sh": command + "\n", "ds.json" if "ds.json" in command else "mesh.yaml": text}
+        return Source(name="a.sh", text=files["a.sh"], files=files)
 
     return put
 
@@ -108,6 +141,51 @@ FILES: dict[str, tuple[tuple[str, ...], str, tuple[Put, ...]]] = {
         ),
     ),
     "Axolotl": (("axolotl",), "", (document(AXOLOTL), document(AXOLOTL + LORA))),
+    "transformers": (
+        ("transformers",),
+        "",
+        tuple(
+            command(f"{start} train.py --bf16 true {OF_TRAINER}{more}")
+            for start, more in (
+                ("torchrun --nproc_per_node 8", ""),
+                ("torchrun --nproc_per_node 8", " --fsdp full_shard"),
+                ("deepspeed --num_gpus 8", " --deepspeed ds_z2_config.json"),
+            )
+        ),
+    ),
+    "accelerate": (
+        ("accelerate",),
+        "",
+        tuple(
+            beside(f"accelerate launch --config_file mesh.yaml train.py --bf16 true {OF_TRAINER}", values)
+            for values in (
+                f"distributed_type: FSDP\n{MESH}fsdp_config:\n  fsdp_version: 2\n",
+                f"distributed_type: FSDP\n{MESH}fsdp_config:\n  fsdp_version: 1\n",
+                f"distributed_type: DEEPSPEED\n{MESH}deepspeed_config:\n  zero_stage: 2\n",
+                f"distributed_type: MULTI_GPU\n{MESH}",
+            )
+        ),
+    ),
+    "accelerate launch": (
+        ("accelerate",),
+        "",
+        tuple(
+            launched(f"accelerate launch --num_processes 8 --num_machines 1 {engine}")
+            for engine in ("--use_fsdp --fsdp_version 2", "--use_deepspeed --zero_stage 2", "--multi_gpu")
+        ),
+    ),
+    "DeepSpeed": (
+        ("deepspeed",),
+        "",
+        tuple(
+            beside(f"deepspeed --num_gpus 8 train.py --bf16 true {OF_TRAINER} --deepspeed ds.json", values)
+            for values in (
+                "zero_optimization: {stage: 2}\nbf16: {enabled: true}\n",
+                "zero_optimization: {stage: 3}\nbf16: {enabled: true}\n",
+                "zero_optimization: {stage: 3, offload_optimizer: {device: cpu}}\nbf16: {enabled: true}\n",
+            )
+        ),
+    ),
 }
 
 
@@ -115,10 +193,24 @@ def rows(launcher: str) -> Iterator[tuple[str, Flag]]:
     """Yield the arguments that the launcher's newest release takes, but for those that its files state."""
     tables, by, files = FILES[launcher]
     for name, row in flag_names(*tables).rows.items():
-        taken = not row.by or by in row.by
-        stated = re.search(rf"(?:^|--){name}[: ]", files[0]("", "").text, re.MULTILINE)
-        if row.type and not (row.until or row.of or stated) and taken:
+        taken = (not row.by or by in row.by) and (launcher, place_of(name)) not in ELSEWHERE
+        said, own = " ".join(files[0]("", "").files.values()), re.escape(name.rpartition(".")[2])
+        stated = re.search(rf"(?:^|--|^ +|\"){own}(?:\"?:|\s)", said, re.MULTILINE)
+        if row.type and not (row.until or row.of not in (None, "ds_config") or stated) and taken:
             yield name, row
+
+
+# accelerate's table has its command's options next to the names of its file.
+ELSEWHERE = (("accelerate", "option"), ("accelerate launch", "section"), ("accelerate launch", "file"))
+
+
+def place_of(name: str) -> str:
+    """Return where accelerate takes a name: in a section of its file, or as an option alone."""
+    if "." in name:
+        return "section"
+    if name in ("distributed_type", "compute_environment"):
+        return "file"
+    return "option" if any(one.endswith(f".{name}") for one in flag_names("accelerate").rows) else ""
 
 
 def answer(source: Source) -> LaunchFile | str:
@@ -126,6 +218,11 @@ def answer(source: Source) -> LaunchFile | str:
         return read_launch_files(source, ON_8)
     except InvalidProblemError as fault:
         return str(fault)
+
+
+@cache
+def unchanged(put: Put) -> LaunchFile | str:
+    return answer(put("", ""))
 
 
 def priced(found: LaunchFile | str) -> object:
@@ -158,7 +255,9 @@ def test_an_argument_at_its_default_changes_nothing(launcher: str) -> None:
     base = priced(answer(put("", "")))
     for name, row in rows(launcher):
         text = str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
-        if row.default in (None, "") or row.needs or row.why.startswith("read with") or name in OF_OTHERS:
+        if row.default in (None, "") or row.needs or row.why.startswith("read with"):
+            continue
+        if OF_OTHERS.fullmatch(name):
             continue
         if priced(answer(put(name, text))) != base:
             wrong.append(f"{name} {text}: {answer(put(name, text))}"[:200])
@@ -166,8 +265,12 @@ def test_an_argument_at_its_default_changes_nothing(launcher: str) -> None:
     assert wrong == []
 
 
-# Defaults that only a model with a tower, a section that is on, or the other command's class has.
-OF_OTHERS = ("image_max_pixels", "qat.group_size", "qat.quantize_embedding", "optimizer")
+# Defaults that only a model with a tower, a section that is on, or the other command's class has. Any size
+# of accelerate's mesh turns the mesh on, and so does any argument of ZenFlow.
+OF_OTHERS = re.compile(
+    r"image_max_pixels|qat\.group_size|qat\.quantize_embedding|optimizer|padding_free|(?:\w+\.)?parallelism_config_\w+|"
+    r"zero_optimization\.zenflow\.\w+"
+)
 
 
 @pytest.mark.parametrize("launcher", FILES)
@@ -183,7 +286,7 @@ def test_no_argument_that_is_priced_or_refused_is_passed_over(launcher: str) -> 
 
 def shows(put: Put, name: str, word: str) -> bool:
     """Return whether a value changes what is priced, is refused, listed, or named in a note."""
-    base, found = answer(put("", "")), answer(put(name, word))
+    base, found = unchanged(put), answer(put(name, word))
     if isinstance(found, str) or isinstance(base, str):
         return found != base
     said = " ".join({*found.notes, *found.unread} - {*base.notes, *base.unread})
@@ -206,6 +309,8 @@ EITHER = {
     **dict.fromkeys(
         (
             "bnb_4bit_quant_type", "cross_entropy_fusion_impl", "fp4_recipe", "fp8_param_gather",
+            "fsdp_auto_wrap_policy", "fsdp_config.fsdp_auto_wrap_policy", "parallelism_config_cp_backend",
+            "parallelism_config.parallelism_config_cp_backend",
             "fsdp_config.auto_wrap_policy", "lora_dropout", "loss_type", "quantization_type",
             "use_precision_aware_optimizer",
         ),
@@ -214,7 +319,7 @@ EITHER = {
     **dict.fromkeys(
         (
             "bfloat16", "cut_cross_entropy", "ddp_bucket_cap_mb", "float16", "fp16",
-            "fsdp_config.fsdp_version", "gradient_checkpointing", "liger_cross_entropy",
+            "fsdp_config.fsdp_version", "gradient_checkpointing", "liger_cross_entropy", "mixed_precision",
             "liger_fused_linear_cross_entropy",
             "liger_glu_activation", "liger_layer_norm", "liger_rms_norm", "liger_swiglu",
             "llama4_linearized_experts", "main_params_dtype", "moe_enable_deepep",
@@ -234,3 +339,14 @@ def test_a_name_that_the_class_lacks_is_refused_as_unknown(launcher: str) -> Non
         found = answer(put(name, "3"))
         assert isinstance(found, str), name
         assert re.search(rf"{name}: line \d+: (?:is unknown|needs|is none)", found), found
+
+
+def test_a_name_at_which_accelerate_stops_is_refused() -> None:
+    # an option in its file, a name of its file as an option, and a name that a later release has
+    in_file, on_command = FILES["accelerate"][2][0], FILES["accelerate launch"][2][0]
+    options = [name for name in flag_names("accelerate").rows if place_of(name) == "option"]
+    passed = [name for name in options if not isinstance(answer(in_file(name, "3")), str)]
+    assert len(options) > 20
+    assert passed == []
+    assert "not an option" in str(answer(on_command("distributed_type", "FSDP")))
+    assert "KTransformers" in str(answer(in_file("kt_config", "{enabled: true}")))

@@ -383,3 +383,31 @@ def test_a_resized_vocabulary_is_trained_whole_beside_adapters() -> None:
     )
     found = read(f"llamafactory-cli train {words} --per_device_train_batch_size 1\n", Overrides(num_gpus=8))
     assert found.workload.trained_modules == ("embed_tokens", "lm_head")  # model/adapter.py
+
+
+def test_a_name_that_llama_factory_lacks_is_refused_over_megatron_core_too() -> None:
+    # hparams/parser.py:111 stops at it, unless ALLOW_EXTRA_ARGS is on
+    with pytest.raises(
+        InvalidProblemError, match="nodes_of_it: line 11: is unknown, and LLaMA-Factory stops"
+    ):
+        core("nodes_of_it: 3\n")
+    ignored = Overrides(num_gpus=8, ignored=("nodes_of_it",))
+    assert read(f"{CORE}nodes_of_it: 3\n", ignored, "a.yaml").launcher == "llama-factory"
+
+
+def test_linear_layers_in_8_bits_are_priced_of_whole_weights_under_fsdp() -> None:
+    # 0.9.5 train/fp8_utils.py: torchao's recipe rowwise; ZeRO-3 leaves no weight of two dimensions
+    text = (
+        "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+        "bf16: true\ncutoff_len: 1024\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
+        "fp8: true\n"
+    )
+    on_8 = Overrides(num_gpus=8)
+    cut = read(f"{text}fsdp: full_shard auto_wrap\n", on_8, "a.yaml").workload
+    assert (cut.precision, cut.framework_options["precision_recipe"]) == ("fp8", "fp8-rowwise")
+    by_zero = read(f"{text}deepspeed: ds_z3_config.json\n", on_8, "a.yaml")
+    assert by_zero.workload.precision == "bf16"
+    assert any(note.startswith("fp8 does nothing") for note in by_zero.notes)
+    for more in ("", "fsdp: full_shard\nfp8_backend: te\n", "fsdp: full_shard\nlora_target: all\n"):
+        with pytest.raises(InvalidProblemError, match="fp8"):
+            read(text.replace("full\n", "lora\n") if "lora" in more else text + more, on_8, "a.yaml")

@@ -146,3 +146,36 @@ EDITED = [(launcher, edit) for launcher, edits in EDITS.items() for edit in edit
 )
 def test_what_is_wrong_in_a_file_is_refused_or_listed(launcher: str, edit: Edit) -> None:
     assert found_by_us(edit, launcher) == ("listed" if edit.listed else "refused")
+
+
+def test_a_script_that_starts_another_with_different_arguments_is_refused_by_that_alone() -> None:
+    # the arguments are run.sh's own; none is Megatron-LM's, though --seq-length looks like it
+    text = "for n in 512 1024; do\n  bash ./run.sh --model qwen3-8b --batch-size 1 --seq-length $n\ndone\n"
+    with pytest.raises(InvalidProblemError) as caught:
+        read_launch_files(Source(name="bench.sh", text=text), Overrides(num_gpus=8))
+    (fault,) = caught.value.errors
+    assert "bench.sh starts ./run.sh 2 times with different arguments (lines 2)" in fault.message
+    assert fault.allowed == "one of them: meshwright capture -- bash ./run.sh …"
+
+
+TRAINED = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2"
+
+
+def test_the_length_that_a_program_beside_the_script_states_is_read() -> None:
+    # tatsu-lab/stanford_alpaca train.py: model_max_length of its TrainingArguments is 512
+    program = (
+        "import transformers\nfrom dataclasses import dataclass, field\n@dataclass\n"
+        "class TrainingArguments(transformers.TrainingArguments):\n"
+        "    model_max_length: int = field(default=512)\n"
+        "parser = transformers.HfArgumentParser((TrainingArguments,))\n"
+        "args, = parser.parse_args_into_dataclasses()\n"
+    )
+    text = f"torchrun --nproc_per_node 8 train.py --bf16 True --output_dir o {TRAINED}\n"
+    files = {"run.sh": text, "train.py": program}
+    found = read_launch_files(Source(name="run.sh", text=text, files=files))
+    assert found.workload.seq_length == 512
+    longer = text.replace(
+        "--output_dir", "--block_size 1024 --output_dir"
+    )  # the command's own length counts
+    stated = read_launch_files(Source(name="run.sh", text=longer, files={**files, "run.sh": longer}))
+    assert stated.workload.seq_length == 1024

@@ -547,7 +547,7 @@ OF_SWIFT = f"swift sft --tuner_type full {PACKED.replace('_name_or_path', '')} -
         (f"trl dpo {PACKED} --num_processes=4 --accelerate_config=fsdp2", ""),
         (f"FORCE_TORCHRUN=1 NPROC_PER_NODE=4 {OF_FACTORY} --neat_packing true", "neat_packing"),
         (f"FORCE_TORCHRUN=1 NPROC_PER_NODE=4 {OF_FACTORY} --packing true", ""),
-        (f"NPROC_PER_NODE=4 {OF_SWIFT} --packing true", "packing"),
+        (f"NPROC_PER_NODE=4 {OF_SWIFT} --packing true --attn_impl flash_attn", "packing"),
     ],
 )
 def test_commands_are_read_as_files_are(command: str, packed: str) -> None:
@@ -568,3 +568,28 @@ def test_a_trainers_file_counts_before_the_engines() -> None:
     files = {"a.sh": run, "acc.yaml": engine, "a.yaml": f"{own}bf16: true\n"}
     found = read_launch_files(Source(name="a.sh", text=run, files=files))
     assert (found.configuration.zero_stage, found.workload.global_batch_size) == (3, 2 * 4)
+
+
+@pytest.mark.parametrize("joined", ["packing", "padding_free"])
+def test_swift_joins_rows_under_flash_attention_alone(joined: str) -> None:
+    # ms-swift 4.6 arguments/sft_args.py:186: another attention stops the run; 2 had no such rule
+    with pytest.raises(
+        InvalidProblemError, match=rf"{joined}: line 1: its trainer refuses it .*flash_attention_2"
+    ):
+        read(f"NPROC_PER_NODE=4 {OF_SWIFT} --{joined} true\n")
+    assert read(f"NPROC_PER_NODE=4 {OF_SWIFT} --{joined} true --attn_impl flash_attention_3\n").packed == (
+        "packing" if joined == "packing" else ""
+    )
+
+
+def test_a_command_of_swift_is_known_by_its_own_name_whatever_its_arguments_or_folder_are() -> None:
+    # Liger's fused loss counts under rlhf; under sft a loss that weighs tokens takes whole logits
+    weighed = "--use_liger_kernel true --loss_scale hermes --ignore_args_error true"
+
+    def loss(command: str) -> object:
+        text = OF_SWIFT.replace("swift sft", command)
+        found = read(f"NPROC_PER_NODE=4 {text} {weighed}\n")
+        return found.workload.framework_options.get("loss_kernel", "whole")
+
+    assert loss("swift sft") == loss("torchrun --nproc_per_node 4 rlhf/swift/cli/sft.py") == "whole"
+    assert loss("swift rlhf --rlhf_type dpo") == "liger"
