@@ -50,6 +50,7 @@ def _attention_medians() -> Mapping[str, float]:
 
 
 FloatArray = NDArray[np.float64]
+_WIDE = 2.0  # bytes of an element
 _SHARES = CATALOG / "calibration" / "operators.yaml"
 
 
@@ -62,6 +63,7 @@ class GpuOperators:
     gemm_m0: float  # rows at which half the rate is reached
     gemm_n0: float  # columns at which half the rate is reached
     gemm_k0: float  # inner length at which half the rate is reached
+    narrow_k0: float  # the same of elements of one byte, half as long of those of two
     grouped_m0: (
         float  # rows that each expert of a grouped GEMM needs beyond a plain one's for half the rate
     )
@@ -103,7 +105,8 @@ def gemm_s(
         element_bytes: bytes of one input element; the output has 2.
     """
     m, n, k = np.maximum(m, 1e-9), np.maximum(n, 1e-9), np.maximum(k, 1e-9)
-    compute = (m + operators.gemm_m0) * (n + operators.gemm_n0) * (k + operators.gemm_k0)
+    inner = operators.gemm_k0 if element_bytes >= _WIDE else operators.narrow_k0 / element_bytes
+    compute = (m + operators.gemm_m0) * (n + operators.gemm_n0) * (k + inner)
     compute = compute * (2.0 / flops)
     moved = ((m + n) * k * element_bytes + 2.0 * m * n) / bytes_per_s
     compute, moved = compute * compute, moved * moved

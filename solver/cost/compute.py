@@ -18,7 +18,7 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import ROW_CASTS, Context, PassSeconds
+from meshwright.solver.cost.context import Context, PassSeconds
 from meshwright.solver.cost.scan import scan
 from meshwright.solver.cost.scores import eager_scores
 
@@ -200,10 +200,11 @@ class Gemm:
 
 def products(ctx: Context, operators: Iterable[Operator]) -> list[Gemm]:
     """Return the products of operators as one rank of every row has them."""
-    return [_on_rank(ctx, one) for one in operators if one.is_priced]
+    return [product(ctx, one) for one in operators if one.is_priced]
 
 
-def _on_rank(ctx: Context, one: Operator) -> Gemm:
+def product(ctx: Context, one: Operator) -> Gemm:
+    """Return the product of an operator as one rank of every row has it."""
     ranks = _RANKS[one.over](ctx)
     n, k = one.outputs.on(ranks, np.maximum), one.inputs.on(ranks, np.maximum)
     if one.is_routed and ctx.model.moe:
@@ -499,10 +500,6 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     normed = _eager_norm_elements(ctx, kind)
     moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width)
     moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * normed + _wide_bytes(ctx, kind)
-    if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
-        inner = _cast_width(ctx, heads / ctx.t)
-        cast = 4.0 * (ROW_CASTS if ctx.facts.precision_recipe == "fp8-rowwise" else 1.0)
-        moved = moved + cast * tokens * (h * ctx.row_share * model.num_blocks + width / tokens + inner)
     seconds = moved * ctx.elementwise_byte_s
     beyond = normed * _EAGER_NORM_BACKWARD / ctx.single_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds + beyond)
@@ -523,15 +520,6 @@ def _stream_bytes(ctx: Context) -> FloatArray | float:
     # of two blocks: read for their weights, read and written to mix, beyond a sum's
     mixed = 2.0 * model.hidden_size * (6.0 * model.hyper_streams - 2.0)
     return ctx.tokens * (moved + mixed * ctx.row_share)
-
-
-def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
-    """Return the elements of a token on a rank that attention's projections read, cast for products."""
-    mla = ctx.model.mla if ctx.model.mixes_tokens else None
-    if mla is None:
-        return heads_width
-    output = ctx.model.num_attention_heads * mla.v_head_dim / ctx.t
-    return output + (mla.q_lora_rank + mla.kv_lora_rank) * _latent_share(ctx)
 
 
 def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:

@@ -203,13 +203,12 @@ _LEAST_HBM3E_BYTES_PER_S = 4e12
 # models that differ in the recipe only (open Megatron-Bridge runs) differ by 3 to 7 %.  A scale for each
 # row makes CUTLASS's products of cuBLAS's (torch ``_scaled_mm``); torchao's table of Llama 3 8B on eight
 # H100 (``torchao/float8/README.md``) has 7,690 tokens a second with one for each tensor, 6,768 with one
-# for each row: as here, with its casts along rows and columns apart (``ROW_CASTS``). Share of the data
+# for each row: as here, with its casts along rows and columns apart (``casts.py``). Share of the data
 # sheet's bandwidth that torch's elementwise kernels reach, run one by one: eager scores of 8 shapes with
 # and without a soft cap, both passes, take 0.62 to 0.80 (benchmarks/data/attention_kernels.jsonl: 2.35
 # TB/s of an H100's 3.35 on average). Blackwell as Hopper; older memory is slower, and shows no such gap.
 _SINGLE_KERNELS = {"hopper": 0.70, "blackwell": 0.70}
 _SCALED = {"mxfp8": 0.93, "mxfp8-experts": 0.93, "fp8-blockwise": 0.93, "fp8-rowwise": 0.83}
-ROW_CASTS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)

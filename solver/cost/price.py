@@ -27,6 +27,7 @@ from meshwright.solver.configuration import (
     IntArray,
     distinct,
 )
+from meshwright.solver.cost.casts import cast_bytes
 from meshwright.solver.cost.communication import (
     OfLengths,
     context_parallel,
@@ -177,6 +178,7 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     weights = layer_weights(ctx, kind)
     trained = trained_weights(ctx, weights, kind)
     pieces = [linear_seconds(ctx, kind), attention, memory_bound(ctx, kind)]
+    pieces.append(_moved_s(ctx, cast_bytes(ctx, kind)))
     if ctx.frozen:
         pieces.append(gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16"))
         pieces.append(gemm_seconds(ctx, again_gemms(ctx, kind), "bf16", trained=False))

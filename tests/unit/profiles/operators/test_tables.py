@@ -45,6 +45,7 @@ def plain(**changes: object) -> GpuOperators:
         "gemm_m0": 0.0,
         "gemm_n0": 0.0,
         "gemm_k0": 0.0,
+        "narrow_k0": 0.0,
         "grouped_m0": 0.0,
         "launch_s": 0.0,
         "flash": 1.0,
@@ -76,6 +77,19 @@ def test_half_lengths_halve_the_rate_each() -> None:
     assert float(gemm_s(512, 512, 512, operators=halved, flops=1e12, bytes_per_s=1e18)) == pytest.approx(
         8 * float(whole), rel=1e-6
     )
+
+
+@pytest.mark.parametrize(("element_bytes", "slower"), [(2.0, 1.25), (1.0, 1.5), (0.5, 2.0)])
+def test_an_inner_length_of_1024_costs_the_more_the_fewer_bits_an_element_has(
+    element_bytes: float, slower: float
+) -> None:
+    """1 + 256 / 1024 in 16 bits, 1 + 512 / 1024 in 8, and 4 have twice the length of 8."""
+    cut = plain(gemm_k0=256.0, narrow_k0=512.0)
+    whole, halved = (
+        gemm_s(4096, 4096, 1024, operators=one, flops=1e12, bytes_per_s=1e18, element_bytes=element_bytes)
+        for one in (plain(), cut)
+    )
+    assert float(halved / whole) == pytest.approx(slower)
 
 
 def test_each_kernel_pays_its_launch() -> None:
