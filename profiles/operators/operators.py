@@ -150,11 +150,12 @@ def operators_of(gpu: GpuSpec, network: str = "") -> GpuOperators:
     row = table["gpus"].get(gpu.slug)
     values = table["default"] | table["architectures"].get(gpu.architecture, {}) | (row or {})
     values["host"] = values.pop("hosts", {}).get(network, values["host"])
+    backward = values.pop("attention_backward", None) or attention_backward_ratio(gpu)
     if gpu.slug in operator_table_names():
         values["tables"] = gpu.slug
     return GpuOperators(
         measured=row is not None,
-        attention_backward=attention_backward_ratio(gpu),
+        attention_backward=backward,
         tables_digest=operator_tables_digest(values["tables"]) if values["tables"] else "",
         **values,
     )

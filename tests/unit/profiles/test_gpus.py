@@ -7,6 +7,7 @@ from math import expm1, isclose, log, sqrt
 from statistics import stdev
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -15,7 +16,11 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.gpus import HEADROOM, gpu_from_mapping, nearest_gpu
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.library import find_gpu, gpu_alias_note, gpu_names
-from meshwright.profiles.operators.operators import architectures_log_spread
+from meshwright.profiles.operators.operators import (
+    architectures_log_spread,
+    flash_attention_s,
+    operators_of,
+)
 from meshwright.profiles.profile import default_profile
 
 CHIP = {
@@ -104,6 +109,22 @@ def test_a_borrowed_architecture_is_named_and_widens_the_interval_until_it_is_me
         cluster_from_mapping(cluster(CHIP | {"architecture": "hopper"})), "megatron-lm"
     )
     assert not stated.borrowed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "forward", "backward"),
+    [(2048, 900, 797), (4096, 1175, 971), (8192, 1319, 1068), (10240, 1338, 1091)],
+)
+def test_attention_on_an_mi355x_is_as_fast_as_amds_kernels(
+    tokens: int, forward: int, backward: int
+) -> None:
+    # TFLOP/s of AITER's causal kernels, 4 sequences of 64 heads (operators.yaml names the table)
+    gpu, work = find_gpu("mi355x"), np.array(1e15)
+    own = operators_of(gpu)
+    seconds = flash_attention_s(work, tokens, operators=own, flops=own.flash * gpu.peak_bf16_flops)
+    assert isclose(1e15 / seconds, forward * 1e12, rel_tol=0.05)
+    # a backward pass has 2.5 times the work
+    assert isclose(2.5e15 / (seconds * own.attention_backward), backward * 1e12, rel_tol=0.1)
 
 
 def test_a_group_of_a_catalog_gpu_is_written_by_its_name() -> None:
