@@ -69,12 +69,14 @@ def _of_operator(ctx: Context, one: Operator) -> tuple[FloatArray, FloatArray]:
     recipe = _RECIPES.get(ctx.facts.precision_recipe, _DELAYED)
     gathers = one.rows == "tokens" and one.over == "tensor"
     share = np.where(ctx.sequence_parallel & gathers, ctx.row_share, 1.0)
+    read_share: FloatArray | float = share if one.reads_norm else 1.0
+    written_share: FloatArray | float = share if one.closes else 1.0
     normed = one.reads_norm and not one.is_routed
-    ahead = inputs * (recipe.normed if normed else recipe.cast) * (share if one.reads_norm else 1.0)
-    back = outputs * recipe.cast * (share if one.closes else 1.0)
+    ahead = inputs * (recipe.normed if normed else recipe.cast) * read_share
+    back = outputs * recipe.cast * written_share
     if not ctx.frozen:
-        ahead = ahead + inputs * _across(ctx, recipe, share if one.reads_norm else 1.0, normed=normed)
-        back = back + outputs * _across(ctx, recipe, share if one.closes else 1.0)
+        ahead = ahead + inputs * _across(ctx, recipe, read_share, normed=normed)
+        back = back + outputs * _across(ctx, recipe, written_share)
     # one kernel for both layers of experts writes what lies between them in 8 bits (``pytorch/ops/fused/
     # grouped_mlp.py``: ``grouped_fc1_dy``), in 4 bits it does not
     if one.is_routed and ctx.facts.moe_grouped_mlp_fused and ctx.linear_precision == "fp8":

@@ -22,13 +22,18 @@ CLOSED, OPENED = 2 * HIDDEN, 3 * HIDDEN + FFN
 
 
 def of_layer(
-    recipe: str, gpu: str = "h100-sxm-80gb", *, tp: int = 1, model: ModelSpec = GPT, **workload: object
+    recipe: str,
+    gpu: str = "h100-sxm-80gb",
+    *,
+    tp: int = 1,
+    model: ModelSpec = GPT,
+    lora_rank: int = 0,
 ) -> Context:
     problem = a_problem(
         model,
         cluster=a_cluster(num_nodes=1, gpu=find_gpu(gpu)),
         framework_options={"precision_recipe": recipe},
-        **workload,
+        lora_rank=lora_rank,
     )
     layout = a_layout(tensor_parallel_size=tp, sequence_parallel=tp > 1)
     return context_of(problem, Columns.of([layout]), a_profile(problem))
