@@ -971,7 +971,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
     """
     workload, model, base = problem.workload, problem.model, problem.workload.base_precision
     sizes = {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size}
-    usual = framework_facts(framework_of(problem.stack or able.launcher))
+    usual = framework_facts(framework_of(able.launcher))
     names = {key.partition(" ")[0] for key, _ in able.option_constraints}
     values = {name: getattr(usual, name) for name in sorted(names)} | {**workload.framework_options}
     options = [f"{name} {value}" for name, value in values.items()]
