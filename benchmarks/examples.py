@@ -8,6 +8,8 @@ where they state no number. No file is run, and none is stored here.
 
 Read: priced as ``predict`` does it, with each plain number of the file as the file states it. Wrong: a
 number differs. Rightly refused: for a reason in ``data/example_refusals.yaml``. Missed: for another one.
+A file of a model that the catalog lacks is tried again with a config of its class, as its user is told
+to: it is rightly refused only where it is read then, or refused rightly for another reason.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from benchmarks.corpus import price_run
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.model import ModelSpec
 
 DATA = Path(__file__).parent / "data"
 TABLE = DATA / "examples.md"
@@ -176,11 +180,15 @@ def _by_name(root: Path) -> Mapping[str, list[Path]]:
     return found
 
 
-def outcome(example: Example) -> Outcome:
-    """What the reader and ``predict`` make of an example."""
+_ASKED_FOR = re.compile(r"^/model: .*?(\S+/\S+) is not in the catalog")
+_GIVEN = "it asks for its model's config.json, and is read with one of its class"
+
+
+def outcome(example: Example, model: ModelSpec | None = None) -> Outcome:
+    """What the reader and ``predict`` make of an example, with a model that is given next to it."""
     faults: Sequence[Any] = ()
     for attempt in range(3):
-        overrides = Overrides(num_gpus=(None, _GPUS, _stated_ranks(faults))[attempt])
+        overrides = Overrides(num_gpus=(None, _GPUS, _stated_ranks(faults))[attempt], model=model)
         try:
             found = read_launch_files(example.source, overrides)
             price_run(overrides, example.source, found)
@@ -190,6 +198,10 @@ def outcome(example: Example) -> Outcome:
         other = differences(example.source, found)
         return Outcome(kind="wrong", why=other) if other else Outcome(kind="read")
     texts = [f"{one.pointer}: {one.message} (allowed: {one.allowed})" for one in faults]
+    asked = next(filter(None, map(_ASKED_FOR.match, texts)), None)
+    if model is None and asked and asked[1] in _refusals()["models"]:
+        given = outcome(example, _model_of_class(asked[1]))
+        return Outcome(kind="rightly refused", why=_GIVEN) if given.kind == "read" else given
     right = reason(example.path, texts)
     return Outcome(kind="rightly refused" if right else "missed", why=right or "; ".join(texts)[:300])
 
@@ -201,8 +213,13 @@ def _stated_ranks(faults: Sequence[Any]) -> int:
 
 
 @cache
-def _refusals() -> Mapping[str, Mapping[str, Sequence[str]]]:
-    raw: Mapping[str, Mapping[str, Sequence[str]]] = yaml.safe_load(REFUSALS.read_text("utf-8"))
+def _model_of_class(name: str) -> ModelSpec:
+    return model_from_config(_refusals()["models"][name], name=name.rpartition("/")[2])
+
+
+@cache
+def _refusals() -> Mapping[str, Mapping[str, Any]]:
+    raw: Mapping[str, Mapping[str, Any]] = yaml.safe_load(REFUSALS.read_text("utf-8"))
     return raw
 
 

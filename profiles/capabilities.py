@@ -288,7 +288,7 @@ def _require_known_words(able: Capabilities) -> None:
     Raises:
         UnknownNameError: a name is misspelt, so that its entry would never apply.
     """
-    facts = {"any", ANY_MIXER, *_fact_values(_SMALL), *_COMPOSED}
+    facts = {"any", ANY_MIXER, APART, *_fact_values(_SMALL), *_COMPOSED}
     stated: Mapping[str, tuple[Iterable[str], Collection[str]]] = {
         "framework": ((able.framework,), framework_names()),
         "vendors": (able.vendors, ("any", *vendor_names())),
@@ -332,7 +332,9 @@ _SMALL = ModelSpec(
 DIFFUSION = "diffusion over latent tokens"
 LABELS = "head of rewards or classes"
 TOWER = "vision tower"
-ANY_MIXER = "mixers of any kind"  # of ``model_constraints``, in addition to the fact of each kind
+# Of ``model_constraints``, in addition to the facts of a model.
+ANY_MIXER = "mixers of any kind"
+APART = "experts that are not in one tensor"  # with a gate, of a class that dispatchers know
 
 
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:

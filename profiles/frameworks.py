@@ -53,7 +53,8 @@ FOREACH = "foreach"  # of optimizer_kernel
 FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
 # Options about experts alone: a model without them does nothing of the kind.
 EXPERT_OPTIONS = (
-    "moe_dispatcher", "low_precision_dispatch", "moe_force_balance", "moe_capacity_factor",
+    "moe_dispatcher", "multiplies_absent", "dispatch_buffer_bytes", "low_precision_dispatch",
+    "moe_force_balance", "moe_capacity_factor",
     "moe_routing_groups", "moe_permute_fusion", "moe_router_fusion", "moe_grouped_mlp_fused",
     "grouped_gemm",
     "shared_expert_overlap",
@@ -96,6 +97,7 @@ OPTION_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 # Options that take a number: the least and the greatest that mean anything.
 OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "moe_capacity_factor": (0.0, 64.0),
+    "dispatch_buffer_bytes": (0.0, 1e12),
     "layer_launch_s": (0.0, 1.0),
     "logit_bytes": (0.0, 64.0),
     "bucket_bytes": (0.0, 1e12),
@@ -204,6 +206,8 @@ class FrameworkFacts:
     layer_launch_s: float  # CPU seconds of a dense layer's forward pass on a DGX A100; 0: as fitted
     moe_dispatcher: str  # how tokens reach their experts: allgather, alltoall, deepep, hybridep
     low_precision_dispatch: bool  # tokens travel to their experts in 8 bits (and back in 16)
+    multiplies_absent: bool  # grouped products have a row for each expert of a token that DeepEP delivers
+    dispatch_buffer_bytes: float  # that DeepEP keeps beside the tensors
     moe_force_balance: bool  # every expert gets as many tokens as any other, as benchmarks force it
     balances_by_neighbours: bool  # forced balance sends a token to experts that follow each other
     routes_padding: bool  # padding tokens go to experts like any other token
@@ -304,6 +308,11 @@ class FrameworkFacts:
     def deduplicates(self) -> bool:
         """Return whether a token is sent once to a rank or node with several of its experts."""
         return self.moe_dispatcher in _DEDUPLICATING
+
+    @cached_property
+    def permutes_in_dispatch(self) -> bool:
+        """Return whether tokens arrive in the order of their experts, which combine what they write."""
+        return self.deduplicates and not self.multiplies_absent
 
     @cached_property
     def routing_groups(self) -> tuple[int, int]:

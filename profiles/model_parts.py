@@ -164,6 +164,11 @@ class MoeSpec(Checked):
     linear_router: bool = False  # it is a linear layer, which can have adapters
     runs_every_expert: bool = False  # transformers' class does, on every token, and adds what was chosen
 
+    @property
+    def dispatched(self) -> bool:
+        """Return whether transformers' class has its experts in one tensor, and runs them as asked."""
+        return self.expert_adapters == "gate_up" and not self.runs_every_expert
+
     def exclusions(self) -> Iterable[Exclusion]:
         """Yield experts that cannot be routed to, and parts of experts that are not there."""
         widths = "num_shared_experts and shared_ffn_hidden_size are both positive or both 0"

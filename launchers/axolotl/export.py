@@ -42,11 +42,13 @@ def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
 def _shards(target: Target) -> Values:
     """Return the mesh of FSDP2; without one Axolotl replicates every rank."""
     config, sizes = target.config, mesh(target)
+    ranks: Values = {"expert_parallel_size": config.expert_parallel_size} if _shares_experts(target) else {}
     return {
+        **ranks,
         "tensor_parallel_size": sizes["tp_size"],
         "context_parallel_size": sizes["cp_size"],
         "dp_replicate_size": sizes["dp_replicate_size"],
-        "dp_shard_size": sizes["dp_shard_size"],
+        "dp_shard_size": sizes["dp_shard_size"] // config.expert_parallel_size,
         "fsdp_version": 2,
         "fsdp_config": {
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -69,11 +71,30 @@ def _images(target: Target) -> Values:
     return {**frozen, **reads, "remove_unused_columns": False}
 
 
-# Cut cross entropy, which keeps no logits (Axolotl's integrations/cut_cross_entropy).
-_CUT: Values = {
-    "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"],
-    "cut_cross_entropy": True,
-}
+def _plugins(target: Target) -> Values:
+    """Return the plugins of the loss without logits and of expert ranks (Axolotl's integrations)."""
+    named = {
+        "cut_cross_entropy.CutCrossEntropyPlugin": _cuts_logits(target),
+        "expert_parallel.ExpertParallelPlugin": _shares_experts(target),
+    }
+    listed = [f"axolotl.integrations.{name}" for name, on in named.items() if on]
+    cut: Values = {"cut_cross_entropy": True} if _cuts_logits(target) else {}
+    return ({"plugins": listed} if listed else {}) | cut
+
+
+def _shares_experts(target: Target) -> bool:
+    return target.config.expert_parallel_size > 1
+
+
+def experts_are_of_one_node(target: Target) -> Iterator[FieldError]:
+    """Require one node for ranks that share experts: DeepEP runs without RDMA (args.py:30)."""
+    if _shares_experts(target) and target.num_nodes > 1:
+        yield FieldError(
+            pointer="/config/expert_parallel_size",
+            message="Axolotl's expert ranks are in every node, and DeepEP reaches one here",
+            allowed="1",
+            nearest="1",
+        )
 
 
 def _rounds(target: Target) -> Values:
@@ -106,7 +127,9 @@ class AxolotlFiles(TrainerFiles):
         ),
     )
     is_command = False
-    rules = (replicas_need_flash_attention, images_are_not_packed, tower_is_left_out)
+    rules = (
+        replicas_need_flash_attention, images_are_not_packed, tower_is_left_out, experts_are_of_one_node,
+    )  # fmt: skip
     batch = ("micro_batch_size", "gradient_accumulation_steps", "sequence_len")
     optimizer, dora = "optimizer", "peft_use_dora"
     ring_kernel = "flash_attention_2"  # its rings accept this one alone
@@ -147,7 +170,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             "pad_to_sequence_len": not pads_to_longest(target),
             **_images(target),
             **({"rl": kind} if kind else {}),
-            **(_CUT if _cuts_logits(target) else {}),
+            **_plugins(target),
             **_rounds(target),
             **experts(target),
             **self.patched(target),
@@ -195,6 +218,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             "GaLore": optimizer_named(target.workload.optimizer).low_rank,
             "ring attention": target.config.context_parallel_size > 1,
             "fused loss": _cuts_logits(target),
+            "deepep": _shares_experts(target),
         }
         yield from tensor_packages(target)
         yield from (packages()[name] for name, is_needed in needed.items() if is_needed)
@@ -202,7 +226,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
     def warnings(self, target: Target) -> Iterator[str]:
         """Yield the differences of Axolotl from the plan."""
         cut = ("loss_kernel",) if _cuts_logits(target) else ()
-        ways = ("grouped_gemm",) if experts(target) else ()
+        ways = ("moe_dispatcher", *(("grouped_gemm",) if experts(target) else ()))
         rounds = ("fake_quantization", "fake_quantized_group") if _rounds(target) else ()
         yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds))
         yield model_is_in_the_script(target)

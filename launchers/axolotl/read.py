@@ -13,6 +13,12 @@ from typing import Any
 
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import ADDRESS, shares_of
+from meshwright.launchers.axolotl.read_experts import (
+    SIZE,
+    expert_ranks,
+    experts_options,
+    require_ranks_of_experts,
+)
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of, is_off
 from meshwright.launchers.reading.adapters import (
@@ -30,7 +36,7 @@ from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Re
 from meshwright.launchers.reading.commands import World, accelerates_options, commands_beside
 from meshwright.launchers.reading.documents import LocatedValue, document_of, names_held
 from meshwright.launchers.reading.fields import Fields, divided
-from meshwright.launchers.reading.images import ImageSettings, with_images
+from meshwright.launchers.reading.images import ImageSettings, require_tower, with_images
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.reading.patterns import is_pattern
 from meshwright.launchers.reading.preferences import (
@@ -87,9 +93,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             if not name.startswith("rope") and is_off(str(fields.raw(changed))):  # else refused above
                 fields.fault(changed, "changes to the named model can't be read")
     fields.stop()
-    take_model(fields, known, "base_model")
-    model = labelled(fields, _with_listed_experts(fields, known.model()), _preferences(fields))
-    known.overrides = replace(known.overrides, model=model)
+    _take_model(fields, known)
     tuned = _tuned(fields, known)
     precision = _precision(fields)
     eight_bits = _eight_bits(fields)
@@ -114,6 +118,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             **_ends(fields, known.model(), tuned["optimizer"]),
             **ranks.kernel_of(fields, "axolotl", configuration),
             **ranks.products_of(fields, "axolotl", _PRODUCTS),
+            **experts_options(fields, configuration, tuned),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model()),
             **_of_adapters(fields, tuned),
@@ -134,6 +139,15 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     variant = trainer.layerwise(fields, run, tuned["optimizer"], "optimizer")
     fields.stop()
     return replace(run, workload=replace(run.workload, optimizer=variant))
+
+
+def _take_model(fields: Fields, known: Known) -> None:
+    """Take the named model as Axolotl loads it."""
+    take_model(fields, known, "base_model")
+    if fields.raw(_PROCESSOR):  # before adapters, which may be of the tower's layers
+        require_tower(known.model(), _PROCESSOR)
+    model = labelled(fields, _with_listed_experts(fields, known.model()), _preferences(fields))
+    known.overrides = replace(known.overrides, model=model)
 
 
 AXOLOTL_READER = Reader(
@@ -208,7 +222,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
 
     DeepSpeed keeps an fp32 copy of weights and fp32 states, whatever the optimizer's name.
     """
-    for name in ("tensor", "context"):
+    for name in ("tensor", "context", "expert"):
         if fields.integer(f"{name}_parallel_size", 1) > 1:
             fields.fault(f"{name}_parallel_size", "next to DeepSpeed is not read", allowed="1", nearest="1")
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
@@ -294,6 +308,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
             fields.note("lora_r does nothing without an adapter")
         fields.take("adapter")
         fields.take_setting(*OF_ADAPTERS)
+    _require_restarts(fields, kind, name)
     if kind in _ADAPTERS:
         refuse_uncounted(fields)
         every = fields.flag("lora_target_linear")
@@ -306,15 +321,40 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     return projected | found
 
 
+_RESTARTS = "relora"
+
+
+def _require_restarts(fields: Fields, kind: str, optimizer: str) -> None:
+    """Record a fault for a run that ReLoRA doesn't start in; its steps between two merges are LoRA's.
+
+    Axolotl 0.19, utils/schemas/validation.py:1732 and monkeypatch/relora.py:172.
+    """
+    if not fields.flag(_RESTARTS):
+        return
+    whys = {
+        "without an adapter": kind not in _ADAPTERS,
+        "without jagged_restart_steps": not fields.raw("jagged_restart_steps"),
+        "next to FSDP": _is_cut(fields),
+        "next to DeepSpeed": fields.has("deepspeed"),
+        "next to flash_attn_fuse_mlp": fields.flag("flash_attn_fuse_mlp"),
+        "with another optimizer than Adam": "adam" not in optimizer,
+    }
+    for why in (why for why, holds in whys.items() if holds):
+        fields.fault(_RESTARTS, f"its trainer refuses it {why}", allowed="false", nearest="false")
+    fields.note("relora: one step in jagged_restart_steps merges adapters and saves the model: not priced")
+
+
 def _image_settings(fields: Fields, model: ModelSpec, tuned: Mapping[str, Any]) -> ImageSettings | None:
     """Return the parts that a run with images does not train; None for text alone.
 
-    Names of adapted layers may be a tower's too, a pattern's path is not (loaders/adapter.py).
+    Names of adapted layers may be a tower's too, a pattern's path is not (loaders/adapter.py). Without a
+    processor it reads text alone (0.19, common/datasets.py:59).
     """
     still = _freezes_tower(fields, model, adapts="lora_rank" in tuned) or fields.flag("freeze_mm_modules")
     adapts = bool(tuned.get("lora_rank"))
     if not fields.raw(_PROCESSOR):
-        return ImageSettings(frozen=TOWER_PARTS if still or adapts else ()) if model.tower else None
+        frozen = TOWER_PARTS if still or adapts else ()
+        return ImageSettings(frozen=frozen, none_read=True) if model.tower else None
     pattern = is_pattern(str(fields.raw("lora_target_modules") or ""))
     apart = pattern and not fields.flag("lora_target_linear") and adapts
     frozen = TOWER_PARTS if apart or still else ()
@@ -565,7 +605,7 @@ _PATCHES = {
     "unsloth_lora_mlp": "elementwise_fused",
 }
 # Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
-_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin")
+_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin", "expertparallel")
 
 
 def _listed(fields: Fields) -> list[str]:
@@ -662,7 +702,8 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     resharded = fields.flag(_RESHARDS, default=True)
     own, inputs_away = _activations(fields)
     recompute = accelerate.checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
-    tp, cp, shard, replicas = _mesh(fields, known)
+    experts = expert_ranks(fields, known.model())
+    tp, cp, shard, replicas = _mesh(fields, known, experts)
     if not shares:
         shard, replicas = 1, shard * replicas
     zero = (_SHARDED if resharded and not _keeps_gathered(fields) else 2) if shares else 0
@@ -673,7 +714,13 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     parts = [*["optimizer", "parameters"] * away, *["activations"] * inputs_away]
     offload = "+".join(parts) or "none"
     layers = known.model().num_layers
-    return accelerate.meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
+    found = accelerate.meshed(mesh, (micro, count), zero, offload, num_layers=layers, recompute=recompute)
+    found = replace(found, expert_parallel_size=experts)
+    require_ranks_of_experts(fields, found, fields.optional("dp_shard_size"))
+    if experts > 1 and shares and _version(fields) != _FSDP2:
+        fields.fault(SIZE, "Axolotl keeps experts apart under FSDP2 alone", allowed="1, or fsdp_version: 2")
+    fields.stop()
+    return found
 
 
 def _is_away(fields: Fields) -> bool:
@@ -696,7 +743,7 @@ def _take_replicas(fields: Fields) -> None:
             "without FSDP every rank holds all weights, and with no attention named but sdpa or eager "
             "Axolotl keeps embedding, head and norms in fp32"
         )
-    else:
+    elif fields.integer(SIZE, 1) == 1:
         fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
 
 
@@ -790,12 +837,15 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     if "base_precision" in tuned and not (_is_cut(fields) and is_packed(tuned["base_precision"])):
         return "accelerate"
     planned = "optimizer_rank" in tuned or tuned.get("optimizer") in UNPAGED  # planned without FSDP
-    planned |= _rounds(fields)
+    planned |= _rounds(fields) or fields.integer(SIZE, 1) > 1
     return "trl" if whole and not _is_cut(fields) and not planned else "axolotl"
 
 
-def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
-    """Return tensor ranks, rings, shards and replicas; without the last two, all the rest are shards."""
+def _mesh(fields: Fields, known: Known, experts: int) -> tuple[int, int, int, int]:
+    """Return tensor ranks, rings, shards and replicas; without the last two, all the rest are shards.
+
+    Ranks that share experts are shards of other weights (monkeypatch/accelerate/parallelism_config.py:56).
+    """
     tp, cp = (fields.integer(f"{name}_parallel_size", 1) for name in ("tensor", "context"))
     if cp > 1:
         fields.note(
@@ -806,6 +856,7 @@ def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
         fields.slip_for(name)
     fields.stop()
     shard, replicas = fields.optional("dp_shard_size"), fields.optional("dp_replicate_size")
+    shard = shard * experts if shard else None
     world = known.num_gpus()
     if world is None and shard and known.world.lacking is None:  # nothing is left to divide
         world = tp * cp * shard * (replicas or 1)

@@ -9,6 +9,7 @@ from meshwright.launchers.reading.base import LaunchFile
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.known import Known
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS, FrozenPart
 
@@ -21,6 +22,7 @@ class ImageSettings:
     limit: str = ""  # the setting that limits images
     most_pixels: int = 0  # that it allows an image; 0: any
     stated: bool = False  # the files state it, so that it is not the launcher's default
+    none_read: bool = False  # the program reads text alone as the files have it, whatever the model takes
 
 
 def settings_of(
@@ -36,6 +38,20 @@ def settings_of(
     )
 
 
+def require_tower(model: ModelSpec, limit: str) -> None:
+    """Refuse images, which the setting ``limit`` states, for a model without a tower.
+
+    Raises:
+        InvalidProblemError: it has none.
+    """
+    if model.tower is None:
+        raise InvalidProblemError.of(
+            limit,
+            f"the files limit images, but {model.title} has no vision tower",
+            allowed=f"the config with its vision_config (--model), or --ignore {limit}",
+        )
+
+
 def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> LaunchFile:
     """Return a run with its images, those of the file's header before others; unchanged without a tower.
 
@@ -45,11 +61,7 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
     tower, workload, frozen = found.model.tower, found.workload, settings.frozen
     if tower is None:
         if settings.stated:
-            raise InvalidProblemError.of(
-                settings.limit,
-                f"the files limit images, but {found.model.title} has no vision tower",
-                allowed=f"the config with its vision_config (--model), or --ignore {settings.limit}",
-            )
+            require_tower(found.model, settings.limit)
         return found
     if workload.lora_rank:
         if trained := [part for part in TOWER_PARTS if part not in frozen]:
@@ -59,7 +71,7 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
                 allowed="a frozen tower and projector",
             )
         frozen = ()
-    images, tokens = known.header.images
+    images, tokens = (0.0, None) if settings.none_read else known.header.images
     notes = found.notes
     if images != 0 and tokens is None and settings.most_pixels and not tower.tile_patches:
         size = max(1, settings.most_pixels // tower.pixels_per_token)

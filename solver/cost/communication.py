@@ -27,7 +27,13 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.sequences import FilledSequences, Work
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
-from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap, paired_passes
+from meshwright.solver.cost.context import (
+    Context,
+    PassSeconds,
+    distinct_places,
+    experts_overlap,
+    paired_passes,
+)
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.scan import exchanged_widths, passed_states
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
@@ -216,13 +222,8 @@ def dispatched_copies(ctx: Context, moe: MoeSpec) -> FloatArray | float:
         return np.maximum(moe.top_k * places / moe.num_experts, 1.0)
     groups, chosen = ctx.facts.routing_groups
     nearest = chosen * np.maximum(islands / groups, 1.0) if groups > 1 else islands
-    across = np.minimum(_distinct(islands, moe.top_k), nearest)
-    return np.where(islands > 1, across, _distinct(ctx.e, moe.top_k))
-
-
-def _distinct(places: FloatArray, chosen: int) -> FloatArray:
-    """Return the expected number of different places that ``chosen`` random ones fall on."""
-    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** chosen))
+    across = np.minimum(distinct_places(islands, moe.top_k), nearest)
+    return np.where(islands > 1, across, distinct_places(ctx.e, moe.top_k))
 
 
 def _parts(ctx: Context) -> float:

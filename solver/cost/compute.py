@@ -606,7 +606,7 @@ def permuted_bytes(ctx: Context) -> FloatArray | float:
     moe, facts = ctx.model.moe, ctx.facts
     if moe is None:
         return 0.0
-    share = _DISPATCH_PERMUTES if facts.deduplicates else 1.0
+    share = _DISPATCH_PERMUTES if facts.permutes_in_dispatch else 1.0
     share *= 1.0 if facts.moe_permute_fusion else _UNFUSED_PERMUTATION
     share = _GROUPED_PERMUTES if facts.moe_grouped_mlp_fused else share
     sent = ctx.moe_tokens * ctx.visits * ctx.model.expert_width

@@ -708,13 +708,20 @@ class Context:
         labels = self.model.num_labels
         return np.full_like(self.t, labels) if labels else self.padded_vocabulary
 
-    @property
-    def visits(self) -> int:
-        """Return the experts that each token goes to: those that it chooses, or all."""
+    @cached_property
+    def visits(self) -> FloatArray | float:
+        """Return the rows that each token is for experts: of those that it chooses, or of all.
+
+        Where a token that arrives is a row for each of its experts, it is so on every rank that has one.
+        """
         moe = self.model.moe
         if moe is None:
-            return 0
-        return moe.num_experts if moe.runs_every_expert and self.facts.separate_projections else moe.top_k
+            return 0.0
+        if moe.runs_every_expert and self.facts.separate_projections:
+            return float(moe.num_experts)
+        arrives = self.facts.deduplicates and self.facts.multiplies_absent
+        arrives = arrives and self.facts.grouped_gemm == "grouped"  # a loop looks for each expert's tokens
+        return moe.top_k * (distinct_places(self.e, moe.top_k) if arrives else 1.0)
 
     @property
     def loops_experts(self) -> bool:
@@ -757,10 +764,9 @@ class Context:
         """Return the tokens that a rank routes: sequence parallelism (or expert tp) splits them."""
         return self.tokens / self.t
 
-    @cached_property
-    def copies_of_gradients(self) -> FloatArray:
-        """Count a rank's copies of whole gradients: again in the buckets that replicas reduce, (n,)."""
-        again = self.facts.reduces_copies & (self.columns.zero_stage == 0) & (self.data_group.size > 1)
+    def copies_of_gradients(self, replicas: Replicas) -> FloatArray:
+        """Count a rank's copies of whole gradients: again in the buckets that ``replicas`` reduce, (n,)."""
+        again = self.facts.reduces_copies & (self.columns.zero_stage == 0) & (replicas.group.size > 1)
         return np.where(again, 2.0, 1.0)
 
     @cached_property
@@ -796,6 +802,11 @@ class Context:
         """
         overlapped = self.sharding.hides_reductions | self.sharding.in_torch_pipeline
         return np.where(overlapped, 1.0, self.layers_of_rank)
+
+
+def distinct_places(places: FloatArray, chosen: int) -> FloatArray:
+    """Return the expected number of different places that ``chosen`` random ones fall on."""
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** chosen))
 
 
 @lru_cache(maxsize=256)

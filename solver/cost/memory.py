@@ -24,7 +24,7 @@ from meshwright.profiles.storage import PACKED_BYTES, WHOLE_PRECISIONS
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
-from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
+from meshwright.solver.cost.context import Context, PassSeconds, Replicas, experts_overlap
 from meshwright.solver.cost.fake_quantization import (
     fake_kept_bytes,
     fake_workspace_bytes,
@@ -157,22 +157,22 @@ _DEFERRED_BYTES = 8.0
 
 
 def _bytes_of(
-    ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, *, matrices: bool,
+    ctx: Context, count: FloatArray, trained: FloatArray, replicas: Replicas, *, matrices: bool,
     moments: float, ends: FloatArray | float = 0.0,
 ) -> StateBytes:  # fmt: skip
-    """Return states of ``count`` weights, ``trained`` of them; ``sharing`` ranks share the optimizer.
+    """Return states of ``count`` weights, ``trained`` of them; ``replicas`` share the optimizer.
 
     Of them ``ends`` are never held in 8 bits. Gradients that ZeRO-2 and 3 add up whole: as reduced.
     """
-    stage = ctx.columns.zero_stage
-    shard = ctx.facts.gradient_bytes * ctx.copies_of_gradients
+    stage, sharing = ctx.columns.zero_stage, replicas.sharing
+    shard = ctx.facts.gradient_bytes * ctx.copies_of_gradients(replicas)
     shard = shard / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
     whole = ctx.sharding.adds_whole_gradients & (stage >= SHARD_GRADIENTS)
     gradient = np.where(whole, np.maximum(ctx.facts.reduced_gradient_bytes, shard), shard)
     own = ctx.facts.own_gradient_bytes if ctx.facts.gradient_dtype == "fp32" else 0.0
     paged = ctx.share_paged * ctx.optimizer.paged_bytes(moments)
     if not ctx.optimizer.fp32_copy:
-        return _without_copy(ctx, count, trained, sharing, moments)
+        return _without_copy(ctx, count, trained, replicas, moments)
     states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments - ctx.remainder_bytes
     # a framework that stores fp32 shards also keeps 2-byte weights below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
@@ -197,13 +197,13 @@ def _bytes_of(
 
 
 def _without_copy(
-    ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, moments: float
+    ctx: Context, count: FloatArray, trained: FloatArray, replicas: Replicas, moments: float
 ) -> StateBytes:
     """Return bf16 weights and gradients with the optimizer's moments alone, by ZeRO stage."""
-    stage = ctx.columns.zero_stage
+    stage, sharing = ctx.columns.zero_stage, replicas.sharing
     paged = ctx.share_paged * ctx.optimizer.paged_bytes(moments)
     held = 2.0 * (count + (trained if ctx.adapts else 0.0)) * np.where(ctx.offloads_weights, 0.0, 1.0)
-    gradients = 2.0 * trained * np.where(ctx.offloads_gradients, 0.0, ctx.copies_of_gradients)
+    gradients = 2.0 * trained * np.where(ctx.offloads_gradients, 0.0, ctx.copies_of_gradients(replicas))
     gradients = gradients / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
     return StateBytes(
         weights=held / np.where(stage == SHARD_WEIGHTS, sharing, 1.0),
@@ -237,7 +237,7 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
     shards of weights too: what is gathered of them is counted with the buffers (ZeRO-Infinity,
     arXiv:2104.07857, section 5.1).
     """
-    shared, small = ctx.dense_replicas.sharing, np.asarray(trained.ends * ctx.small_copies)
+    shared, small = ctx.dense_replicas, np.asarray(trained.ends * ctx.small_copies)
     optimizer = ctx.optimizer
     moments = whole = optimizer.state_bytes if matrices else optimizer.end_state_bytes
     if matrices and optimizer.low_rank:
@@ -253,7 +253,7 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
         dense += _without_copy(ctx, wide, wide, shared, optimizer.states_in(4.0, whole) - whole)
     if not weights.routed.any() and not trained.routed.any():
         return dense
-    shared = ctx.expert_replicas.sharing
+    shared = ctx.expert_replicas
     return dense + _bytes_of(ctx, weights.routed, trained.routed, shared, matrices=matrices, moments=whole)
 
 
@@ -354,7 +354,7 @@ def _expert_bytes(ctx: Context, width: int) -> FloatArray:
     """
     arrives = 1.0 if ctx.facts.low_precision_dispatch and ctx.low_precision else 2.0
     read = arrives if _input_bytes(ctx, *MLP_INPUT, routed=True) else 0.0
-    copies = ctx.model.expert_width * (read + (0.0 if ctx.facts.deduplicates else 2.0))
+    copies = ctx.model.expert_width * (read + (0.0 if ctx.facts.permutes_in_dispatch else 2.0))
     each = copies + _mlp_width_bytes(ctx, routed=True) * width
     if ctx.facts.grouped_gemm == "batched":  # each token has its experts' weights to itself
         each += _COPIED_WEIGHT_BYTES * ctx.model.expert_parameters()
@@ -671,7 +671,7 @@ def _gradients_grow(ctx: Context) -> BoolArray | None:
     if not ctx.facts.frees_gradients or ctx.optimizer.by_layer:
         return None
     alone = (ctx.columns.num_microbatches == 1) & (ctx.p == 1)
-    grows = alone & (ctx.copies_of_gradients == 1.0) & ~ctx.offloads_gradients
+    grows = alone & (ctx.copies_of_gradients(ctx.dense_replicas) == 1.0) & ~ctx.offloads_gradients
     return np.asarray(grows) if grows.any() else None
 
 
@@ -735,9 +735,8 @@ def evaluated_bytes(ctx: Context) -> FloatArray:
     more = ctx.facts.evaluation_batch_size / ctx.micro_batch
     its = replace(ctx, micro_batch=ctx.micro_batch * more, tokens=ctx.tokens * more)
     model, moe = ctx.model, ctx.model.moe
-    width = max(
-        moe.ffn_hidden_size * ctx.visits + moe.shared_ffn_hidden_size if moe else 0, model.ffn_hidden_size
-    )
+    routed = moe.ffn_hidden_size * ctx.visits + moe.shared_ffn_hidden_size if moe else 0.0
+    width = np.maximum(routed, model.ffn_hidden_size)
     passing = 2.0 * its.tokens * (2.0 * model.hidden_size + 3.0 * width / ctx.t)
     return np.asarray(np.maximum(loss_bytes(its)[0], passing))
 
@@ -953,7 +952,10 @@ def memory_prices(
         "head_workspace_bytes": np.maximum.reduce([moments[name] for name in OF_HEAD if name in moments]),
         "replay_workspace_bytes": np.maximum(moments[BACKWARD], moments[UPDATE]),
         "moments": moments,
-        "context_bytes": ctx.constants.context_bytes - _COMMUNICATORS_BYTES * alone + _page_bytes(ctx),
+        "context_bytes": ctx.constants.context_bytes
+        + ctx.facts.dispatch_buffer_bytes * (ctx.e > 1)
+        - _COMMUNICATORS_BYTES * alone
+        + _page_bytes(ctx),
         "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * np.ones_like(ctx.t),
     }
 

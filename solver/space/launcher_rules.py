@@ -23,6 +23,7 @@ from meshwright.profiles.advice import advice_on_experts
 from meshwright.profiles.attention import HYBRID, SDPA
 from meshwright.profiles.capabilities import (
     ANY_MIXER,
+    APART,
     Capabilities,
     judged_versions,
     lacking_facts,
@@ -984,7 +985,10 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
     """
     workload, model, base = problem.workload, problem.model, problem.workload.base_precision
     sizes = {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size}
-    options = [f"{name} {value}" for name, value in workload.framework_options.items()]
+    usual = framework_facts(framework_of(able.launcher))
+    names = {key.partition(" ")[0] for key, _ in able.option_constraints}
+    values = {name: getattr(usual, name) for name in sorted(names)} | {**workload.framework_options}
+    options = [f"{name} {value}" for name, value in values.items()]
     batching = "" if workload.lengths is None else workload.lengths.batching
     biased = able.biased_experts_whole and bool(model.expert_bias_parameters())
     groups: list[tuple[str, Sequence[str]]] = [
@@ -1038,7 +1042,8 @@ def constraints_of_model(model: ModelSpec, able: Capabilities) -> list[tuple[str
     ``expert_width`` divides both sides of an expert's matrices.
     """
     moe, mixer = model.moe, model.mixer
-    own = model_facts(model) | ({ANY_MIXER} if mixer else set())
+    apart = moe is not None and not moe.dispatched
+    own = model_facts(model) | ({ANY_MIXER} if mixer else set()) | ({APART} if apart else set())
     sizes = (moe.num_experts, gcd(moe.ffn_hidden_size, model.hidden_size)) if moe else (1, 1)
     groups = mixer.num_key_heads if mixer else 1
     named = {"num_experts": sizes[0], "expert_width": sizes[1], "state_groups": groups}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.examples import Example, commands_in, differences, outcome, reason
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
@@ -48,3 +50,11 @@ def test_a_refusal_counts_as_right_for_a_listed_reason_alone() -> None:
     assert reason("examples/a.sh", ["launch file: eval.py evaluates a model"]) == "it is no training"
     assert reason("examples/inference/a.yaml", []) == "it is no training"
     assert not reason("examples/a.yaml", ["stage: dpo is not supported"])
+
+
+def test_a_file_that_asks_for_its_models_config_is_tried_with_one_of_its_class() -> None:
+    """It is rightly refused where it is read then; any other refusal counts as it would alone."""
+    named = _source(2).text.replace("Qwen/Qwen3-8B", "tencent/Hunyuan-0.5B-Instruct")
+    for more, kind in (("", "rightly refused"), ("lisa_step_interval: 20\nlisa_n_layers: 4\n", "missed")):
+        source = replace(_source(2), text=named + more)
+        assert outcome(Example(repository="a/b", path="examples/lora.yml", source=source)).kind == kind

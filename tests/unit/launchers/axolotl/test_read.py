@@ -12,6 +12,7 @@ from meshwright.launchers.registry import export
 from meshwright.profiles.adapters import adapter_parameters
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.planner.plan import ask
@@ -398,23 +399,11 @@ def test_rings_are_priced_as_those_of_0_19_and_a_note_says_what_0_21_runs(rings:
     assert any("0.21 chooses" in note for note in found.notes) is noted
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (
-            "context_parallel:\n  size: 4\n  backend: ring\n",
-            "context_parallel.size: line 16: cannot be read",
-        ),
-        ("expert_parallel_size: 2\n", "expert_parallel_size: line 15: cannot be read: expert parallelism"),
-    ],
-)
-def test_what_0_21s_built_in_plugins_spread_is_refused_by_name_and_read_where_it_is_off(
-    more: str, why: str
-) -> None:
-    text = RINGS.format(rings=1, shards=8)
-    with pytest.raises(InvalidProblemError, match=why):
+def test_what_0_21s_built_in_plugins_spread_is_refused_by_name_and_read_where_it_is_off() -> None:
+    text, more = RINGS.format(rings=1, shards=8), "context_parallel:\n  size: 4\n  backend: ring\n"
+    with pytest.raises(InvalidProblemError, match=r"context_parallel\.size: line 16: cannot be read"):
         read(text + more, Overrides(num_gpus=8), "a.yaml")
-    off = more.replace("4", "1").replace("2", "1")
+    off = more.replace("4", "1")
     usual = read(text, Overrides(num_gpus=8), "a.yaml")
     assert read(text + off, Overrides(num_gpus=8), "a.yaml").configuration == usual.configuration
 
@@ -822,3 +811,47 @@ def test_adapters_of_experts_in_one_tensor_are_written_next_to_those_of_layers(l
     other = replace(problem, launcher="llama-factory-accelerate")
     (fault,) = workload_faults(other, launcher_capabilities(other.launcher))
     assert "has no modules called experts.gate_up_proj or experts.down_proj" in fault.message
+
+
+RESTARTS = f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_linear: true\njagged_restart_steps: 150\n"
+
+
+def test_relora_is_lora_between_two_merges() -> None:
+    found, usual = (
+        read(RESTARTS + more, Overrides(num_gpus=8), "a.yml") for more in ("relora: true\n", "")
+    )
+    assert (found.workload, found.configuration) == (usual.workload, usual.configuration)
+    assert any("merges adapters and saves the model: not priced" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (AXOLOTL, "without an adapter"),
+        (RESTARTS.replace("jagged_restart_steps: 150\n", ""), "without jagged_restart_steps"),
+        (f"{RESTARTS}fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n", "next to FSDP"),
+        (f"{RESTARTS}flash_attn_fuse_mlp: true\n", "next to flash_attn_fuse_mlp"),
+        (RESTARTS.replace("adamw_bnb_8bit", "sgd"), "with another optimizer than Adam"),
+    ],
+)
+def test_relora_where_its_trainer_stops(text: str, why: str) -> None:
+    """Axolotl 0.19, utils/schemas/validation.py:1732."""
+    with pytest.raises(InvalidProblemError, match=f"its trainer refuses it {why}"):
+        read(f"{text}relora: true\n", Overrides(num_gpus=8), "a.yml")
+
+
+def test_a_model_with_a_tower_reads_text_alone_without_a_processor() -> None:
+    """Axolotl 0.19, common/datasets.py:59: no processor where processor_type names none."""
+    model = model_from_config(
+        {"model_type": "gemma4_unified", "text_config": {"model_type": "gemma4_unified_text"},
+         "vision_config": {}},
+        name="gemma-4-12b",
+    )  # fmt: skip
+    text = f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_linear: true\n"
+    found = read(text, Overrides(num_gpus=8, model=model), "a.yml")
+    assert (found.workload.images_per_sample, found.images_stated) == (0.0, True)
+    sees = f"{text}processor_type: AutoProcessor\nfreeze_mm_modules: true\n"
+    assert not read(sees, Overrides(num_gpus=8, model=model), "a.yml").images_stated
+    layers = f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_modules: [vision_adapter.mlp.fc1]\n"
+    with pytest.raises(InvalidProblemError, match="Mistral 7B has no vision tower"):  # before the layers
+        read(f"{layers}processor_type: AutoProcessor\n", Overrides(num_gpus=8), "a.yml")

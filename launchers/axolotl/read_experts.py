@@ -1,0 +1,90 @@
+"""Axolotl's expert ranks: DeepEP carries tokens, and FSDP2 shards experts over the other ranks of the mesh.
+
+Axolotl 0.19.0, integrations/expert_parallel (plugin.py, shard.py, experts_fn.py, buffer.py),
+monkeypatch/accelerate (parallelism_config.py:56, fsdp2.py:702) and utils/distributed.py:332.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshwright.launchers.reading.base import Options
+from meshwright.launchers.reading.fields import Fields
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.storage import is_packed
+from meshwright.solver.configuration import Configuration
+
+SIZE = "expert_parallel_size"
+_BUFFER = "expert_parallel_num_nvl_bytes"
+_NODE = 8  # GPUs of a node that DeepEP's kernels without RDMA reach (NUM_MAX_NVL_PEERS)
+_PLUGIN = "expertparallel"
+
+
+def expert_ranks(fields: Fields, model: ModelSpec) -> int:
+    """Return the ranks that share experts, or record a fault for what they are not cut or started with."""
+    ranks = fields.integer(SIZE, 1)
+    if ranks == 1:
+        return 1
+    moe, named = model.moe, str(fields.raw("plugins") or "").lower().replace("_", "")
+    if moe is None:
+        fault = f"{model.title} has no experts", "1"
+    elif not moe.dispatched:  # shard.py:122 _detect_experts_modules
+        fault = f"the experts of {model.title} are in no tensor that Axolotl could cut", "1"
+    elif moe.num_experts % ranks:
+        fault = f"its trainer refuses {ranks} ranks for {moe.num_experts} experts", "divisors of it"
+    elif ranks > _NODE:
+        fault = "DeepEP's kernels over several nodes are not priced under Axolotl", f"1 to {_NODE}"
+    elif fields.integer("tensor_parallel_size", 1) > 1:
+        fault = "its trainer refuses it next to tensor ranks", "1, or tensor_parallel_size: 1"
+    else:
+        if _PLUGIN not in named:
+            fields.note(
+                "plugins doesn't list ExpertParallelPlugin, which Axolotl 0.19 needs for expert ranks"
+            )
+        fields.note(
+            "expert ranks are priced with the package deep_ep; without it Axolotl 0.19 warns, and runs none"
+        )
+        return ranks
+    fields.fault(SIZE, fault[0], allowed=fault[1])
+    return 1
+
+
+def require_ranks_of_experts(fields: Fields, found: Configuration, shards: int | None) -> None:
+    """Record a fault for sizes next to expert ranks that its trainer stops at."""
+    ranks = found.expert_parallel_size
+    if ranks == 1:
+        return
+    own, rings = shards or 1, found.context_parallel_size
+    if ranks * own * rings != found.num_gpus:  # plugin.py:283
+        fields.fault(
+            SIZE,
+            f"its trainer refuses {ranks} × shard {own} × cp {rings} of {found.num_gpus} ranks",
+            allowed=f"sizes with the product {found.num_gpus}, dp_shard_size stated",
+        )
+    if own > 1 and not found.zero_stage:  # utils/distributed.py:359
+        fields.fault("dp_shard_size", "its trainer refuses it without an fsdp_config", allowed="1")
+
+
+def experts_options(fields: Fields, found: Configuration, tuned: Mapping[str, Any]) -> Options:
+    """Return how tokens reach experts of other ranks, and which rows these multiply.
+
+    ScatterMoE and the loop skip what is not there (experts_fn.py:86, :136); grouped products do not (:126),
+    and stand for batched ones, too (plugin.py:214).
+    """
+    if found.expert_parallel_size == 1:
+        return {}
+    base = tuned.get("base_precision")
+    if fields.flag("quantize_moe_experts") or (base is not None and not is_packed(base)):
+        fields.fault(SIZE, "next to experts of fewer bits is not priced", allowed="1, or adapter: lora")
+    options, buffer = Options(moe_dispatcher="deepep"), fields.integer(_BUFFER)
+    if buffer != framework_facts("axolotl").dispatch_buffer_bytes:
+        options["dispatch_buffer_bytes"] = float(buffer)
+    kernel = "scattermoe" if fields.flag("use_scattermoe") else fields.peek("experts_implementation")
+    if kernel == "scattermoe":
+        options["multiplies_absent"] = False
+    if kernel == "batched_mm":
+        options["grouped_gemm"] = "grouped"
+    fields.stop()
+    return options
