@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import log
 from typing import Any, cast
 
-from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
+from meshwright.profiles.errors import REQUIRED, InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.diffusers import CLASS, model_from_diffusers
 from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import (
@@ -59,12 +59,27 @@ _ROUNDING = 1e-4  # of a factor that is written down
 
 
 _ADAPTER = "peft_type"  # of an adapter_config.json
+# Names in other files of a model's folder, which have no sizes, and what such a file is.
+_OTHER_FILES = {
+    "added_tokens_decoder": "a tokenizer's file", "tokenizer_class": "a tokenizer's file",
+    "weight_map": "an index of weights", "image_processor_type": "an image processor's file",
+    "do_sample": "a file of generation settings", "log_history": "a trainer's state",
+    "n_layers": "Meta's params.json",
+}  # fmt: skip
+_OF_A_CONFIG = frozenset({"model_type", "architectures", "num_hidden_layers", "hidden_size", CLASS})
 
 
 def looks_like_config(raw: Mapping[str, object]) -> bool:
     """Return whether a mapping is a Hugging Face config rather than a shape in our own names."""
     names = {"model_type", "architectures", "transformers_version", "num_hidden_layers", CLASS, _ADAPTER}
-    return bool(names & set(raw))
+    return bool(names & set(raw)) or bool(_other_file(raw))
+
+
+def _other_file(raw: Mapping[str, object]) -> str:
+    """Return what a file of a model's folder is that has no sizes; empty: it may have some."""
+    if _OF_A_CONFIG & set(raw):
+        return ""
+    return next((what for name, what in _OTHER_FILES.items() if name in raw), "")
 
 
 def model_from_config(config: object, *, name: str) -> ModelSpec:
@@ -81,9 +96,28 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         base = str(config.get("base_model_name_or_path") or "its base model")
         allowed = f"{base}, with --lora-rank (workload.lora_rank)"
         raise InvalidProblemError.of("/model", "is an adapter, without a model's sizes", allowed=allowed)
+    if isinstance(config, Mapping):
+        _require_type(config)
     model = _model_of_transformers(config, name=name)
     stored = stored_in_config(cast("Mapping[str, object]", config))
     return replace(model, stored_as=stored) if stored else model
+
+
+def _require_type(config: Mapping[str, object]) -> None:
+    if what := _other_file(config):
+        allowed = "the model's config.json, its name or its Hugging Face id"
+        raise InvalidProblemError.of("/model", f"is {what}, without a model's sizes", allowed=allowed)
+    if "model_type" not in config:
+        raise InvalidProblemError.of(
+            "/model/model_type", REQUIRED, allowed="a supported type", nearest=_type_of_class(config)
+        )
+
+
+def _type_of_class(config: Mapping[str, object]) -> str | None:
+    """Return the type that a class is named after, as LlamaForCausalLM is; None: there is none."""
+    classes = config.get("architectures")
+    named = str(classes[0]).partition("For")[0].lower() if isinstance(classes, list) and classes else ""
+    return next((one for one in families() if one.replace("_", "") == named), None)
 
 
 def _model_of_transformers(config: object, *, name: str) -> ModelSpec:

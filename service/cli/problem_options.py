@@ -164,18 +164,18 @@ def _is_model(text: str) -> bool:
     )
 
 
-_OF_A_MODEL = frozenset({"model_type", "architectures", "hidden_size", "_class_name"})
-
-
 def _states_model(path: Path) -> bool:
     """Return whether a file of any name holds a model alone: its ``config.json``, or its shape."""
     if path.suffix.lower() not in _FILES:
         return False
+    from meshwright.profiles.importers.huggingface import looks_like_config  # noqa: PLC0415 - for an odd file alone
+
     try:
-        stated = read_model_file(path).keys()
+        raw = read_model_file(path)
     except InvalidProblemError:  # said where the file is read as a problem
         return False
-    return bool(stated & _OF_A_MODEL) and not stated & _OFTEN and _launcher_of(path) is None
+    is_model = looks_like_config(raw) or "hidden_size" in raw
+    return is_model and not raw.keys() & _OFTEN and _launcher_of(path) is None
 
 
 def _launcher_of(path: Path) -> str | None:

@@ -106,7 +106,7 @@ def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary
             title=title,
             headline="No plan was found in time.",
             facts=(sure,),
-            notes=_notes(answer),
+            notes=_notes(answer, problem),
             fits=False,
         )
     best, fewest = answer.plans[0], answer.notes.get("gpus") == "fewest"
@@ -130,7 +130,7 @@ def summary_of(answer: Answer, problem: Problem, *, export: str = "") -> Summary
         headline=_headline(answer),
         facts=facts,
         offers=tuple(_offers(answer)),
-        notes=_notes(answer),
+        notes=_notes(answer, problem),
     )
 
 
@@ -409,9 +409,24 @@ def warning_words(warning: str) -> str:
     return figures.sentence_case(words) if words.split(" ")[0].isalpha() else words
 
 
-def _notes(answer: Answer) -> tuple[str, ...]:
+_MOST_COUNTS = 8  # of a sweep that shows each number of nodes
+
+
+def _counts(answer: Answer, problem: Problem) -> Iterator[str]:
+    """Yield how to see the best plan on each number of nodes, where one of several is ranked first."""
+    counts = sorted(problem.options.num_nodes)
+    if len(counts) > 1 and answer.plans and problem.options.gpus == "all":
+        some = counts[:: -(-len(counts) // _MOST_COUNTS)]
+        few = ",".join(map(str, sorted({*some, counts[-1]})))
+        yield figures.with_options(
+            f"The best of all numbers of nodes. A line for each: --sweep num_nodes={few}"
+        )
+
+
+def _notes(answer: Answer, problem: Problem) -> tuple[str, ...]:
     """Return the warnings as people read them: without the path of the field; the first few."""
-    notes = [figures.with_options(warning_words(one)) for one in answer.warnings]
+    notes = [*_counts(answer, problem)]
+    notes += [figures.with_options(warning_words(one)) for one in answer.warnings]
     skipped = [one.launcher for one in answer.skipped_launchers]
     if skipped and answer.plans:
         number = len(skipped)
@@ -458,7 +473,7 @@ def _of_nothing(answer: Answer, problem: Problem, title: str) -> Summary:
         headline=_THOUSANDS.sub(",", answer.certainty),
         facts=tuple(facts),
         offers=tuple(offers),
-        notes=_notes(answer),
+        notes=_notes(answer, problem),
         fits=False,
     )
 

@@ -13,6 +13,7 @@ from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelErro
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import families
 from meshwright.profiles.importers.huggingface_keys import config_keys
+from meshwright.profiles.inline import model_from_mapping
 from meshwright.profiles.library import find_model, model_names
 from meshwright.profiles.model import ModelSpec
 from tests.builders import TYPES_OF_REMOTE_CODE
@@ -1018,3 +1019,20 @@ def test_an_adapter_is_refused_with_its_base_model() -> None:
     assert (
         caught.value.errors[0].allowed == "meta-llama/Llama-3.1-8B, with --lora-rank (workload.lora_rank)"
     )
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        ({"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": {}}, "is a tokenizer's file"),
+        ({"metadata": {}, "weight_map": {}}, "is an index of weights"),
+        ({"do_sample": True, "transformers_version": "5.2"}, "is a file of generation settings"),
+        ({"log_history": []}, "is a trainer's state"),
+        ({"dim": 4096, "n_layers": 32, "vocab_size": -1}, "is Meta's params.json"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "model_type: is required.*Nearest: qwen3_moe"),
+        ({"architectures": ["OddForCausalLM"], "hidden_size": 8}, "model_type: is required"),
+    ],
+)
+def test_another_file_of_a_models_folder_is_named_as_what_it_is(raw: dict[str, object], why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        model_from_mapping(raw)

@@ -205,3 +205,18 @@ def test_changes_that_save_little_share_a_line() -> None:
     assert offers[-1].option == "meshwright explain --levers"
     (alone,) = summary_of(an_answer(levers=(replace(BF16, saves=0.02),)), a_problem()).offers
     assert alone.option == "--allow gradient_dtype"
+
+
+@pytest.mark.parametrize(
+    ("counts", "listed"),
+    [((), ""), ((16,), ""), ((1, 2, 4), "1,2,4"), (tuple(range(1, 33)), "1,5,9,13,17,21,25,29,32")],
+)
+def test_the_best_of_several_numbers_of_nodes_says_how_to_see_each(
+    counts: tuple[int, ...], listed: str
+) -> None:
+    problem = a_problem()
+    problem = replace(problem, options=replace(problem.options, num_nodes=counts))
+    notes = summary_of(an_answer(), problem).notes
+    assert [one.replace("\u00a0", " ") for one in notes if "numbers of nodes" in one] == (
+        [f"The best of all numbers of nodes. A line for each: --sweep num_nodes={listed}"] if listed else []
+    )
