@@ -176,7 +176,8 @@ def answer_of(found: AnswerInputs, plans: tuple[Plan, ...], watch: Watch) -> Ans
 
 def _status(frontier: Frontier, plans: Sequence[Plan]) -> Status:
     """Return what is known of all rows, which fit although other searches' plans leave none to list."""
-    has_plan = bool(plans) or (frontier.limit_s < np.inf and frontier.fits > 0)
+    may_fit = frontier.fits > 0 or frontier.beyond_s < np.inf
+    has_plan = bool(plans) or (frontier.limit_s < np.inf and may_fit)
     if frontier.finished:
         return "optimal" if has_plan else "infeasible"
     return "feasible" if has_plan else "unknown"

@@ -380,6 +380,15 @@ def least_of_kind_s(rows: Rows) -> FloatArray:
     return _step_s(rows, np.maximum.reduce(ways))
 
 
+def filled_and_emptied(m: FloatArray, p: IntArray) -> FloatArray:
+    """Return the pipelines' passes that a step takes at least, by (A) and (H) of all ranks, (n,).
+
+    With one chunk a rank and whole backward passes; m micro-batches on p ranks, layers divisible.
+    """
+    chain = 1.0 / (1.0 - (1.0 - 1.0 / m) ** p)
+    return np.maximum(chain, np.where(m > p, 2.0 + (m - p - 1.0) / p, 0.0))
+
+
 class PassBounds:
     """``least_of_kind_s`` and ``objective_bound_s`` from passes alone, for many rows at little cost.
 
@@ -395,9 +404,7 @@ class PassBounds:
     def __init__(self, columns: Columns, num_layers: int, phi: FloatArray) -> None:
         m, p = columns.num_microbatches.astype(np.float64), columns.pipeline_parallel_size
         self._alone = (columns.virtual_pipeline_size == 1) & ~splits_backward(columns)
-        chain = 1.0 / (1.0 - (1.0 - 1.0 / m) ** p)
-        steady = np.where(m > p, 2.0 + (m - p - 1.0) / p, 0.0)
-        self._of_whole = np.maximum(m / p, np.where(self._alone, np.maximum(chain, steady), 0.0))
+        self._of_whole = np.maximum(m / p, np.where(self._alone, filled_and_emptied(m, p), 0.0))
         self._again = np.where(self._alone, (m - 1.0) * -(-num_layers // p), 0.0)
         self._of_closed_form = phi + (m - phi) / p
 

@@ -17,10 +17,11 @@ from math import inf
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, RankFloors, Status, status_of_all, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
-from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
+from meshwright.solver.search.gpu_seconds import least_gpu_s, least_passes
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.space.enumerate import (
     MOST_OUTER,
@@ -70,20 +71,25 @@ def at_most_all(
         return answers[0]
     known = _best(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
-    usual = bool(answers[0].plans) and answers[0].space == "usual"
+    least_s: Callable[[Columns, BoolArray], FloatArray] | None = None
+    has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
+    usual = has_rows and answers[0].space == "usual"
     with watch.closing().cut():
         searched = numbers_of_gpus(problem)
         numbers = [n for n in fewer_gpus(problem, each_s / known.last_s) if n not in searched]
         counted = True
         few = usual or problem.model.moe is None  # passes; all those of experts are sooner searched
         if numbers and known.last_s < inf and few:
-            each_s = max(each_s, least_pass_gpu_s(problem, profile, ways, wide=not usual))
+            passes = least_passes(problem, profile, ways, wide=not usual)
+            least_s = passes.step_s if len(passes.sizes) else None
+            each_s = max(each_s, passes.least_gpu_s)
             numbers = [n for n in numbers if n * known.last_s >= each_s]
     while numbers and not watch.interrupted():
         wave, numbers = _wave(problem, profile, numbers)
         if not wave:
             break
-        answers.append(_searched(problem, wave, known, search, usual=usual, watch=watch))
+        rivals_of_wave = replace(known, least_s=least_s)
+        answers.append(_searched(problem, wave, rivals_of_wave, search, usual=usual, watch=watch))
         known = _best(problem, answers, rivals)
         numbers = [n for n in numbers if n * known.last_s >= each_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)

@@ -138,6 +138,7 @@ class Rivals:
     best_s: float
     last_s: float  # of the K-th best: what is slower is not ranked
     of_meshes: Mapping[Layout, float] = field(default_factory=dict)  # the best of each
+    least_s: Callable[[Columns, BoolArray], FloatArray] | None = None  # of rows, as ``enumerate.Beyond``
 
 
 NO_RIVALS = Rivals(np.inf, np.inf)
@@ -157,6 +158,7 @@ class Frontier:
     any_plan: bool = False  # one is enough, the first that is found
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     limit_s: float = np.inf  # a score that others have K times: rows that are worse are not sought
+    beyond_s: float = np.inf  # the least bound of rows that were left out before they were enumerated
     apart: tuple[str, ...] = LAYOUT  # columns that distinguish ranked plans: LAYOUT or MESH
     rivals_s: Mapping[Layout, float] = field(default_factory=dict)  # scores of others, by that
     filled: bool = False  # meshes were too few: their best other layouts are ranked as well (``fill``)
@@ -254,12 +256,13 @@ class Frontier:
     @property
     def least_s(self) -> float:
         """Return the least bound of any row, in any state; +inf if nothing fits."""
-        return min(self.bound_s.least(), self._unseen_s)
+        return min(self.bound_s.least(), self._unseen_s, self.beyond_s)
 
     @property
     def least_objective_s(self) -> float:
         """Return the least closed form of any row by the bounds of kinds; -inf if rows have none."""
-        return -np.inf if self._unopened is None else self._unopened.least_objective_s
+        own = -np.inf if self._unopened is None else self._unopened.least_objective_s
+        return min(own, self.beyond_s)
 
     @property
     def settled(self) -> int:

@@ -2,21 +2,22 @@
 
 ``least_gpu_s`` is the model's FLOPs at the peak of its GPUs, in no time. ``least_pass_gpu_s`` prices the
 passes: what they read of a row beside the ranks that share a layer and its micro-batch is whether there are
-several stages, chunks, replicas and micro-batches, so that few rows stand for all numbers of GPUs.
+several stages, chunks, replicas and micro-batches, so that few rows stand for all numbers of GPUs. They are
+known by what they read most of (``LeastPasses``), so that most meshes on fewer GPUs are never enumerated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.configuration import Columns
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.price import least_passes_s
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.bounds import SAFETY
+from meshwright.solver.search.bounds import SAFETY, filled_and_emptied
 from meshwright.solver.search.priced_space import CHUNK
 from meshwright.solver.space.enumerate import passes_on_any_number, same_rows
 
@@ -37,10 +38,49 @@ def least_gpu_s(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()
     return problem.model_flops_per_token * work.global_batch_size * work.tokens_per_sequence / peak
 
 
+_SIZES = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size", "micro_batch_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastPasses:
+    """GPU seconds of the passes of a whole batch, exchanges free, by the sizes that they read most of."""
+
+    sizes: IntArray  # (k, 4), ``_SIZES``; none where nothing is known
+    gpu_s: FloatArray  # (k,)
+
+    @property
+    def least_gpu_s(self) -> float:
+        """Return what no row of any sizes takes less than; 0 where nothing is known."""
+        return float(self.gpu_s.min()) if len(self.gpu_s) else 0.0
+
+    def step_s(self, rows: Columns, alone: BoolArray) -> FloatArray:
+        """Return what no step of rows, nor its closed form, takes less than, (n,); 0 of unknown sizes.
+
+        ``alone``: rows that have one chunk a rank and whole backward passes, however they are run.
+        """
+        own = np.stack([getattr(rows, name) for name in _SIZES], axis=1)
+        first, number = distinct(list(np.concatenate([self.sizes, own]).T))
+        known = np.zeros(len(first))
+        known[number[: len(self.sizes)]] = self.gpu_s
+        m, p = rows.num_microbatches.astype(np.float64), rows.pipeline_parallel_size
+        stretch = np.where(alone, np.maximum(filled_and_emptied(m, p) * p / m, 1.0), 1.0)
+        return np.asarray(known[number[len(self.sizes) :]] * stretch / rows.num_gpus)
+
+
+_UNKNOWN = LeastPasses(sizes=np.zeros((0, len(_SIZES)), dtype=np.int64), gpu_s=np.zeros(0))
+
+
 def least_pass_gpu_s(
     problem: Problem, profile: Profile, ways: Sequence[Problem] = (), *, wide: bool
 ) -> float:
-    """Return the GPU seconds of the passes of a whole batch, exchanges free; 0 where nothing is known.
+    """Return the GPU seconds that no step takes less than by ``least_passes``; 0 where nothing is known."""
+    return least_passes(problem, profile, ways, wide=wide).least_gpu_s
+
+
+def least_passes(
+    problem: Problem, profile: Profile, ways: Sequence[Problem] = (), *, wide: bool
+) -> LeastPasses:
+    """Return the GPU seconds of the passes of a whole batch, exchanges free.
 
     A rank has the mean of all passes or more to run: of n GPUs that is t c m whole / n of each micro-batch,
     for p ranks of a pipeline run the layers of one together and replicas share micro-batches.
@@ -53,21 +93,27 @@ def least_pass_gpu_s(
     """
     offloads = "offload" in problem.options.allow or "offload" in problem.options.named
     if profile.residual is not None or offloads:
-        return 0.0
-    least, rows_of = np.inf, dict[Hashable, Columns]()
+        return _UNKNOWN
+    sizes, gpu_s, rows_of = list[IntArray](), list[FloatArray](), dict[Hashable, Columns]()
     for one in _unlike(problem, ways):
         if (key := same_rows(one)) not in rows_of:
             rows_of[key] = passes_on_any_number(one, wide=wide)
         every = rows_of[key]
         if not len(every):
-            return 0.0
+            return _UNKNOWN
         for rows in (every.take(slice(at, at + CHUNK)) for at in range(0, len(every), CHUNK)):
             seconds = least_passes_s(one, rows, profile)
             if seconds is None:
-                return 0.0
+                return _UNKNOWN
             ranks = rows.tensor_parallel_size * rows.context_parallel_size
-            least = min(least, float((seconds * ranks / rows.micro_batch_size).min()))
-    return least * problem.workload.global_batch_size * min(profile.time_factor, 1.0) * SAFETY
+            sizes.append(np.stack([getattr(rows, name) for name in _SIZES], axis=1))
+            gpu_s.append(seconds * ranks / rows.micro_batch_size)
+    every_size = np.concatenate(sizes)
+    first, number = distinct(list(every_size.T))
+    least = np.full(len(first), np.inf)
+    np.minimum.at(least, number, np.concatenate(gpu_s))
+    scale = problem.workload.global_batch_size * min(profile.time_factor, 1.0) * SAFETY
+    return LeastPasses(sizes=every_size[first], gpu_s=least * scale)
 
 
 def _unlike(problem: Problem, ways: Sequence[Problem]) -> Iterator[Problem]:

@@ -248,6 +248,7 @@ def rivals_of(frontier: Frontier, limit_s: float, watch: Watch) -> tuple[list[Ri
                 rest = _that_may_reach(frontier, rest[bounds[rest] < lower], lower, watch)
             least, rivals, order = lower, rivals + found, rest
             left_s = float(bounds[order].min(initial=np.inf))
+        left_s = min(left_s, frontier.beyond_s)
     return sorted(rivals, key=lambda rival: (rival.objective_s, rival.row)), left_s
 
 

@@ -92,6 +92,7 @@ from meshwright.solver.search.proof import (
 from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MOST_OUTER,
+    Beyond,
     Space,
     empty_space,
     enumerate_space,
@@ -344,6 +345,7 @@ def _search_every(
 ) -> Answer:
     """Search all candidates in the time that is left; rivals are those of ``problem`` alone."""
     options = replace(asked.options, time_limit_s=max(watch.left_s, _LEAST_S))
+    rivals = replace(rivals, least_s=None)  # that is of the usual candidates
     return _search_on(
         replace(asked, options=options), profile, on_progress=on_progress, should_stop=watch.should_stop,
         known=(), ways=ways, wide=True, rivals=rivals if asked is problem else NO_RIVALS, proved=True,
@@ -414,10 +416,13 @@ def _bounded(
         if is_large and not found.frontier.ranked:
             with first.cut():
                 found = _of_sample(found, watch, wide=wide)
-    enumerated = _enumeration(problem, wide=wide)
+    beyond = None
+    if rivals.least_s is not None:
+        beyond = Beyond(limit_s=found.frontier.limit_s, least_s=rivals.least_s)
+    enumerated = _enumeration(problem, wide=wide, beyond=beyond)
     with (watch if is_large else first).cut():
         space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
-        return _of_whole(found, space, watch, first, known=known, wide=wide)
+        return _of_whole(found, space, watch, first, known=known, wide=wide, beyond=beyond)
     return found
 
 
@@ -463,18 +468,21 @@ def _enumeration(
     *,
     wide: bool,
     few: bool | None = None,
+    beyond: Beyond | None = None,
 ) -> Callable[..., Space]:
     """Return what enumerates the candidates that are searched: all, the usual ones, or as many as pay."""
     if wide:
-        return partial(enumerate_space, wide=True)
+        return partial(enumerate_space, wide=True, beyond=beyond)
     if problem.options.usual:
-        return enumerate_space
-    return partial(searched_space, few=few)
+        return partial(enumerate_space, beyond=beyond)
+    return partial(searched_space, few=few, beyond=beyond)
 
 
-def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
+def _joined(
+    found: AnswerInputs, space: Space, watch: Watch, *, wide: bool, beyond: Beyond | None
+) -> tuple[Space, Priced]:
     """Return the rows of a problem under all its switches, priced; those that have none are ``space``."""
-    enumerated = _enumeration(found.problem, wide=wide, few=space.every)
+    enumerated = _enumeration(found.problem, wide=wide, few=space.every, beyond=beyond)
     space_of = {same_rows(found.problem): space}
     for other in found.others:
         if (key := same_rows(other)) not in space_of:
@@ -484,7 +492,7 @@ def _joined(found: AnswerInputs, space: Space, watch: Watch, *, wide: bool) -> t
     crossed = [
         (way, own.rows) for way, own in zip(ways, spaces, strict=True) if isinstance(own.rows, Crossing)
     ]
-    if not found.others or not crossed:
+    if not found.others or not any(len(rows) for _, rows in crossed):
         return space, priced_space(found.problem, found.profile, space.rows)
     priced = priced_parts(crossed, found.profile)
     largest = max(spaces, key=_most_gpus)
@@ -513,6 +521,7 @@ def _of_whole(
     *,
     known: Sequence[Configuration],
     wide: bool,
+    beyond: Beyond | None,
 ) -> AnswerInputs:
     """Return all legal rows, with the plans that are known; or a first plan if the time ends before."""
     watch.report("enumerating", total=space.size, now=True)
@@ -528,7 +537,7 @@ def _of_whole(
         has_plan = bool(found.frontier.ranked)
         if has_plan:  # it is reported before all rows are priced
             _interrupt(found.problem, watch, space, found.frontier, now=True)
-        joined, rows = _joined(found, space, watch, wide=wide)
+        joined, rows = _joined(found, space, watch, wide=wide, beyond=beyond)
         before = rows_of(joined.rows, known)
         if has_limit and before:
             found.frontier.limit_s = _limit_of_known_s(found.frontier, rows, before)
@@ -536,6 +545,7 @@ def _of_whole(
         if not found.space.whole:  # its rows have other numbers in all
             adopted = _found_again(found, rows)
         frontier = _frontier(found, joined, rows, watch)
+        frontier.beyond_s = np.inf if beyond is None else beyond.nearest_s
         adopted += before
         frontier.adopt(adopted)
         return replace(found, space=joined, frontier=frontier)

@@ -19,6 +19,7 @@ left out where an even split has only k: there it is the row that recomputes eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -37,6 +38,7 @@ from meshwright.solver.configuration import (
     BoolArray,
     Columns,
     Configuration,
+    FloatArray,
     IntArray,
     distinct,
     is_one_of,
@@ -190,10 +192,46 @@ def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
-def _blocks(problem: Problem, num_gpus: int, *, wide: bool, others: set[int]) -> Iterator[Block]:
+_SPLITS = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+
+
+@dataclass(slots=True, kw_only=True)
+class Beyond:
+    """Rows that are slower than a limit however they are run: they are left out of a space."""
+
+    limit_s: float
+    # of rows, and which of them run one chunk a rank with whole backward passes: none of their chunkings,
+    # nor of the rows that are widened from them, scores less
+    least_s: Callable[[Columns, BoolArray], FloatArray]
+    nearest_s: float = math.inf  # the least of those that were left out
+
+    def near(self, plain: Columns) -> BoolArray:
+        """Mark rows, before they are widened, that may be within the limit, (n,)."""
+        return self._near(plain, np.zeros(len(plain), dtype=np.bool_))
+
+    def without(self, rows: Crossing) -> Crossing:
+        """Return the legal rows that may be within the limit."""
+        if not len(rows):
+            return rows
+        begins, which = np.unique(rows.begin, return_inverse=True)
+        chunks, _, _, schedule = rows.inner.T
+        alone = np.logical_and.reduceat((chunks == 1) & ~_SPLITS[schedule], begins)
+        return rows.among(self._near(rows.outer, alone[which]))
+
+    def _near(self, rows: Columns, alone: BoolArray) -> BoolArray:
+        least_s = self.least_s(rows, alone)
+        far = least_s > self.limit_s
+        self.nearest_s = min(self.nearest_s, float(least_s[far].min(initial=math.inf)))
+        return ~far
+
+
+def _blocks(
+    problem: Problem, num_gpus: int, *, wide: bool, others: set[int], beyond: Beyond | None = None
+) -> Iterator[Block]:
     """Yield rows with their chunkings, except those of ``others``: batches that are enumerated apart."""
     for some, every in _plain_blocks(problem, num_gpus, wide=wide):
         plain = every.take(~is_one_of(every.global_batch_size, others)) if others else every
+        plain = plain.take(beyond.near(plain)) if beyond else plain
         outer = widened(problem, plain, wide=wide)
         outer = outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
         yield outer, [(pp, chunkings_of(problem, pp)) for pp in some.tolist()]
@@ -272,11 +310,13 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
         block
         for batch in batches
         for block in _blocks(
-            with_batch(problem, batch), num_gpus, wide=asked.wide, others={*batches} - {batch}
+            with_batch(problem, batch), num_gpus, wide=asked.wide, others={*batches} - {batch},
+            beyond=asked.beyond,
         )
-    )
+    )  # fmt: skip
     if asked.legal_only:
         rows, refuted = legal_rows(rules, blocks, asked.tick)
+        rows = asked.beyond.without(rows) if asked.beyond else rows
         masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes
         return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
                      every=asked.wide)  # fmt: skip
@@ -446,6 +486,7 @@ class _Asked:
     tick: Callable[[], object] = lambda: None
     wide: bool = False
     whole_too_large: Callable[[], bool] = lambda: False  # all candidates; found out once
+    beyond: Beyond | None = None
 
 
 def enumerate_space(
@@ -454,18 +495,20 @@ def enumerate_space(
     legal_only: bool = False,
     tick: Callable[[], object] = lambda: None,
     wide: bool = False,
+    beyond: Beyond | None = None,
 ) -> Space:
     """Return all rows on all GPUs, or, if none is legal, on nearly as many as a legal row can use.
 
     Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks show why.
     ``legal_only`` counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile.
-    ``wide`` adds candidates that are otherwise added where no row is legal without them.
+    ``wide`` adds candidates that are otherwise added where no row is legal without them. ``beyond`` is left
+    out.
 
     Raises:
         UnknownNameError: the launcher's limits are not known.
     """
     rules, counts = rules_of(problem), gpu_counts(problem)
-    asked = _Asked(legal_only, tick, wide, cache(partial(is_too_large, problem, wide=True)))
+    asked = _Asked(legal_only, tick, wide, cache(partial(is_too_large, problem, wide=True)), beyond)
     whole = _of_counts(problem, counts, rules, asked)
     if problem.options.num_gpus and whole.num_legal:
         rows = whole.rows if isinstance(whole.rows, Columns) else whole.rows.outer
@@ -695,14 +738,30 @@ def with_whole(problem: Problem, space: Space) -> Space:
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
     """Return the spaces of several GPU counts; of all candidates if no usual one is legal."""
     usual = _of_candidates(problem, counts, rules, asked)
-    if asked.wide or usual.num_legal or asked.whole_too_large():
+    if asked.wide or usual.num_legal or _left_out_legal(problem, counts, rules, asked):
         return usual
-    wider = _of_candidates(problem, counts, rules, replace(asked, legal_only=True, wide=True))
+    if asked.whole_too_large():
+        return usual
+    wider = _of_candidates(problem, counts, rules, replace(asked, legal_only=True, wide=True, beyond=None))
     if wider.num_legal and not asked.legal_only:
         if wider.size > _MOST_WRITTEN:
             return sampled_space(on_gpus(problem, counts), wide=True, legal_only=False)
         return _of_candidates(problem, counts, rules, replace(asked, wide=True))
     return wider if asked.legal_only else usual  # of legal rows alone, that there is none is the proof
+
+
+def _left_out_legal(
+    problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
+) -> bool:
+    """Return whether a legal row is among those that were left out as too slow."""
+    if asked.beyond is None or asked.beyond.nearest_s == math.inf:
+        return False
+    return any(
+        len(legal_rows(rules, [block], asked.tick)[0])
+        for count in counts
+        for batch in batch_sizes(problem)
+        for block in _blocks(with_batch(problem, batch), count, wide=asked.wide, others=set())
+    )
 
 
 def _of_candidates(
@@ -796,6 +855,7 @@ def searched_space(
     tick: Callable[[], object] = lambda: None,
     one_by_one: bool = False,
     few: bool | None = None,
+    beyond: Beyond | None = None,
 ) -> Space:
     """Return the space that a search covers; ``Space.every``: whether of all candidates.
 
@@ -803,7 +863,7 @@ def searched_space(
     all candidates are few, if that is known.
     Other arguments and errors as ``enumerate_space``.
     """
-    enumerated = partial(enumerate_space, problem, legal_only=legal_only, tick=tick)
+    enumerated = partial(enumerate_space, problem, legal_only=legal_only, tick=tick, beyond=beyond)
     most, every = _most(problem, one_by_one), None
     if few is None:
         few = estimated_outer(problem, wide=True) <= LARGE_OUTER

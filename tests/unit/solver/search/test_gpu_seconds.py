@@ -12,8 +12,9 @@ from meshwright.solver.cost.price import least_passes_s, shared_passes
 from meshwright.solver.planner.variants import searched_variants, switched_of
 from meshwright.solver.problem import Problem, on_gpus
 from meshwright.solver.search import gpu_seconds
-from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
-from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.search.bounds import PassBounds
+from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s, least_passes
+from meshwright.solver.space.enumerate import Beyond, enumerate_space
 from meshwright.solver.space.factored import Crossing
 from tests.builders import a_cluster, a_model, a_problem
 
@@ -35,7 +36,8 @@ def test_no_row_on_any_number_of_gpus_takes_fewer_gpu_seconds(launcher: str, moe
     profile = default_profile(problem.cluster, launcher)
     ways = searched_variants(switched_of(problem, profile))
     wide = moe is None  # else there are many rows
-    least_s = least_pass_gpu_s(problem, profile, [one.problem for one in ways], wide=wide)
+    found = least_passes(problem, profile, [one.problem for one in ways], wide=wide)
+    least_s = found.least_gpu_s
     assert least_s > 0.0 or profile.framework.torch_pipelines
     closest = np.inf
     for num_gpus in (1, 3, 8, 12):
@@ -46,12 +48,47 @@ def test_no_row_on_any_number_of_gpus_takes_fewer_gpu_seconds(launcher: str, moe
             if len(rows):
                 (passes,) = shared_passes([way.problem], rows, profile)
                 each = rows.num_microbatches / rows.pipeline_parallel_size
-                gpu_s = float((passes.step_s(each * passes.whole_s) * rows.num_gpus).min())
-                closest = min(closest, gpu_s)
+                step_s = passes.step_s(each * passes.whole_s)
+                several = np.zeros(len(rows), dtype=np.bool_)
+                assert (found.step_s(rows, several) <= step_s * (1 + 1e-9)).all()  # by a row's own sizes
+                pipeline = PassBounds(rows, way.problem.model.num_layers, np.ones(len(rows)))
+                alone_s = passes.step_s(pipeline.pipeline_s(passes))  # outer rows have one chunk a rank
+                assert (found.step_s(rows, ~several) <= alone_s * (1 + 1e-9)).all()
+                closest = min(closest, float((step_s * rows.num_gpus).min()))
     assert least_s <= closest * (1 + 1e-9)
     if least_s and moe is None:  # exchanges are free, and there are none
         assert least_s > 0.8 * closest
         assert least_s > least_gpu_s(problem, profile)
+
+
+@pytest.mark.parametrize("moe", [None, EXPERTS])
+def test_rows_of_sizes_beyond_a_limit_are_left_out_and_no_other(moe: MoeSpec | None) -> None:
+    problem = on_gpus(asked("megatron-lm", moe), (8,))
+    passes = least_passes(problem, default_profile(problem.cluster, "megatron-lm"), wide=False)
+    whole = enumerate_space(problem, legal_only=True)
+    assert isinstance(whole.rows, Crossing)
+    rows = whole.rows
+    quickest = rows.take(rows.first[:-1])
+    lists = np.split(np.arange(len(rows)), rows.first[1:-1])
+    alone = np.array([(rows.take(each).virtual_pipeline_size == 1).all() for each in lists])
+    least_s = passes.step_s(quickest, alone)  # Megatron-LM has no schedule that splits backward passes
+    for limit_s in (0.0, float(np.median(least_s))):
+        beyond = Beyond(limit_s=limit_s, least_s=passes.step_s)
+        space = enumerate_space(problem, legal_only=True, beyond=beyond)
+        assert isinstance(space.rows, Crossing)
+        assert len(space.rows.outer) == (least_s <= limit_s).sum()
+        assert limit_s < beyond.nearest_s <= least_s[least_s > limit_s].min()
+        assert not space.every  # although none is left, the usual candidates have legal rows
+
+
+def test_sizes_that_were_not_priced_have_no_bound() -> None:
+    problem = asked("megatron-lm", None)
+    passes = least_passes(problem, default_profile(problem.cluster, "megatron-lm"), wide=False)
+    rows = enumerate_space(problem, legal_only=True).rows.take(np.arange(8))
+    alone = np.ones(len(rows), dtype=np.bool_)
+    assert (passes.step_s(rows, alone) > 0.0).all()
+    unknown = replace(rows, micro_batch_size=rows.micro_batch_size * 7)
+    assert (passes.step_s(unknown, alone) == 0.0).all()
 
 
 def test_nothing_is_known_where_passes_read_the_number_of_stages() -> None:
