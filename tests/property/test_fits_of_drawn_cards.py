@@ -18,7 +18,7 @@ MODELS = ("qwen3-0.6b", "llama-3.2-1b", "gemma-3-4b", "qwen3-1.7b")
 CARDS = ("rtx-3060", "rtx-4060-ti-16gb", "rtx-4090", "l4")
 
 
-@pytest.mark.parametrize("seed", range(draws(3)))
+@pytest.mark.parametrize("seed", range(draws(1, of_more=3)))
 def test_a_row_of_fits_is_what_its_command_answers(seed: int) -> None:
     rng = random.Random(seed)
     model, card, gpus = rng.choice(MODELS), rng.choice(CARDS), rng.choice([1, 2])
@@ -42,7 +42,7 @@ def test_a_row_of_fits_is_what_its_command_answers(seed: int) -> None:
         assert row.fit.prediction.step_time_s == pytest.approx(first["step_time_s"], rel=1e-6), row.command
 
 
-@pytest.mark.parametrize("seed", range(draws(2)))
+@pytest.mark.parametrize("seed", range(draws(1, of_more=2)))
 def test_no_plan_is_faster_than_the_bound_of_its_question(seed: int) -> None:
     rng = random.Random(seed)
     request = {
