@@ -16,7 +16,7 @@ from meshwright.profiles.layers.operators import Operator
 from meshwright.profiles.model import LayerKind
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import product
-from meshwright.solver.cost.context import Context
+from meshwright.solver.cost.context import EITHER_SIDE, Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,6 @@ _RECIPES: Mapping[str, _Recipe] = {
     "nvfp4": _Recipe(2.5, 4.5, 0.5),
 }
 _TRANSPOSED = 2.0  # of an element of 8 bits by a kernel of its own: read and written
-# Products that read 8 bits along either side (``nvte_is_non_tn_fp8_gemm_supported``).
-_EITHER_SIDE = ("blackwell",)
 
 
 def cast_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
@@ -91,7 +89,7 @@ def _across(
     """Return the bytes of a gathered element that its other side takes, of which a rank had a share."""
     if not recipe.scaled_whole:
         return recipe.across * share
-    if ctx.gpu.architecture in _EITHER_SIDE:
+    if ctx.gpu.generation in EITHER_SIDE:
         return 0.0
     apart = normed and recipe is _DELAYED
     return np.where(np.asarray(share) < 1.0, _TRANSPOSED, _TRANSPOSED if apart else recipe.across)

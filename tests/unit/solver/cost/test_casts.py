@@ -66,6 +66,11 @@ def test_blackwell_reads_8_bits_along_either_side_and_transposes_nothing(recipe:
     assert moved(of_layer(recipe, "b200-sxm-180gb")) == normed * NORMED + cast * (BETWEEN + CLOSED + OPENED)
 
 
+@pytest.mark.parametrize("gpu", ["rtx-5090", "rtx-pro-6000", "gb10-128gb", "mi355x"])
+def test_blackwell_of_capability_12_and_amd_transpose_as_hopper_does(gpu: str) -> None:
+    assert moved(of_layer("fp8-delayed", gpu)) == moved(of_layer("fp8-delayed"))
+
+
 def test_what_sequence_parallelism_gathers_is_cast_in_shares_and_transposed_whole() -> None:
     """On 4 ranks: a quarter of the casts, and 2 bytes of each gathered input and gradient."""
     alone, shared = moved(of_layer("fp8-delayed")), moved(of_layer("fp8-delayed", tp=4))
