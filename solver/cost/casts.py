@@ -69,7 +69,9 @@ def _of_operator(ctx: Context, one: Operator) -> tuple[FloatArray, FloatArray]:
     share = np.where(ctx.sequence_parallel & gathers, ctx.row_share, 1.0)
     read_share: FloatArray | float = share if one.reads_norm else 1.0
     written_share: FloatArray | float = share if one.closes else 1.0
-    normed = one.reads_norm and not one.is_routed
+    modules = ctx.facts.separate_projections and not one.is_routed  # each casts what it reads
+    inputs = inputs * (len(one.matrices) if modules else 1)
+    normed = one.reads_norm and not (one.is_routed or modules)
     ahead = inputs * (recipe.normed if normed else recipe.cast) * read_share
     back = outputs * recipe.cast * written_share
     if not ctx.frozen:
