@@ -25,6 +25,9 @@ FloatArray = NDArray[np.float64]
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024
 MAX_GPUS = 1_000_000
+# Blackwell with GDDR or LPDDR: the fastest has 1.8 TB/s, and the slowest with HBM 7.7.
+BLACKWELL_12 = "blackwell-12"
+_LEAST_HBM3E_BYTES_PER_S = 4e12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,12 @@ class GpuSpec:
     def peak_bf16_flops(self) -> float:
         """Return the dense bf16 peak (fp16 where the GPU has no bf16): the denominator of MFU."""
         return self.peak_flops.get("bf16") or self.peak_flops["fp16"]
+
+    @cached_property
+    def generation(self) -> str:
+        """Return the architecture, with Blackwell of compute capability 12 apart: other 8-bit products."""
+        is_apart = self.architecture == "blackwell" and self.hbm_bytes_per_s < _LEAST_HBM3E_BYTES_PER_S
+        return BLACKWELL_12 if is_apart else self.architecture
 
 
 # Share of the line rate left for payload, relative to InfiniBand's packets of 4096 bytes in 4122 (local

@@ -33,7 +33,8 @@ APPLE = re.compile(r"(?:apple )?m[1-9] ?(?:pro|max|ultra)?|apple silicon|mps|mac
 CPU = re.compile(r"cpus?|(?:intel )?(?:xeon|core)\b.*|(?:amd )?(?:epyc|ryzen|threadripper)\b.*")
 LAPTOP = re.compile(r".*\b(?:laptop|mobile|max-?q|notebook)\b.*")
 OLDER = re.compile(  # than Volta, whose tensor cores came first (NVIDIA's white papers)
-    r"(?:tesla )?(?:[pmk]\d{1,3}[a-z]?)\b.*|quadro (?:[pmk]\d+\b|gp100).*|(?:geforce )?gtx? ?\d.*|titan x.*"
+    r"tesla [pmk]\d.*|(?:p4|p40|p10\d|k[1-8]0[a-z]?|m10|m40|m60)\b.*|quadro (?:[pmk]\d+\b|gp100).*"
+    r"|(?:geforce )?gtx? ?\d.*|titan x.*"
 )
 _SIZE = re.compile(r"(?<=\w) (\d{2,3})(?= (?:sxm|pcie)|$)")  # without its unit: a100-40, v100 16 sxm
 _COUNTS = ("64", "128", "256")  # which are as often how many: a100-64

@@ -16,7 +16,7 @@ from meshwright.profiles.layers.operators import Operator
 from meshwright.profiles.model import LayerKind
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import product
-from meshwright.solver.cost.context import Context
+from meshwright.solver.cost.context import EITHER_SIDE, Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,6 @@ _RECIPES: Mapping[str, _Recipe] = {
     "nvfp4": _Recipe(2.5, 4.5, 0.5),
 }
 _TRANSPOSED = 2.0  # of an element of 8 bits by a kernel of its own: read and written
-# Products that read 8 bits along either side (``nvte_is_non_tn_fp8_gemm_supported``).
-_EITHER_SIDE = ("blackwell",)
 
 
 def cast_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
@@ -71,7 +69,9 @@ def _of_operator(ctx: Context, one: Operator) -> tuple[FloatArray, FloatArray]:
     share = np.where(ctx.sequence_parallel & gathers, ctx.row_share, 1.0)
     read_share: FloatArray | float = share if one.reads_norm else 1.0
     written_share: FloatArray | float = share if one.closes else 1.0
-    normed = one.reads_norm and not one.is_routed
+    modules = ctx.facts.separate_projections and not one.is_routed  # each casts what it reads
+    inputs = inputs * (len(one.matrices) if modules else 1)
+    normed = one.reads_norm and not (one.is_routed or modules)
     ahead = inputs * (recipe.normed if normed else recipe.cast) * read_share
     back = outputs * recipe.cast * written_share
     if not ctx.frozen:
@@ -91,7 +91,7 @@ def _across(
     """Return the bytes of a gathered element that its other side takes, of which a rank had a share."""
     if not recipe.scaled_whole:
         return recipe.across * share
-    if ctx.gpu.architecture in _EITHER_SIDE:
+    if ctx.gpu.generation in EITHER_SIDE:
         return 0.0
     apart = normed and recipe is _DELAYED
     return np.where(np.asarray(share) < 1.0, _TRANSPOSED, _TRANSPOSED if apart else recipe.across)

@@ -22,7 +22,7 @@ from meshwright.profiles.attention import (
     torchs_kernel,
 )
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.cluster import GpuSpec, Host, clock_share, host_of
+from meshwright.profiles.cluster import BLACKWELL_12, GpuSpec, Host, clock_share, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FLASH_KERNELS, FrameworkFacts, with_options
@@ -195,10 +195,11 @@ _GEMM_PRECISION = {
     "mxfp8": "fp8", "nvfp4": "fp4",
 }  # fmt: skip
 # With 8-bit products, but not of such blocks: for MXFP8 TransformerEngine's pytorch/quantization.py wants
-# compute capability 10.0 and refuses 12.0; for blocks of 128 it wants 9.0. Blackwell with GDDR or LPDDR has
-# 12: the fastest has 1.8 TB/s, and the slowest with HBM 8.
-_WITHOUT_BLOCKS = {"mxfp8": {"ada", "hopper", "cdna3", "blackwell-12"}, "fp8-blockwise": {"ada"}}
-_LEAST_HBM3E_BYTES_PER_S = 4e12
+# compute capability 10.0 and refuses 12.0; for blocks of 128 it wants 9.0.
+_WITHOUT_BLOCKS = {"mxfp8": {"ada", "hopper", "cdna3", BLACKWELL_12}, "fp8-blockwise": {"ada"}}
+# Products that read 8 bits along either side, and need no transposes (TransformerEngine's
+# common/transformer_engine.cpp, ``nvte_is_non_tn_fp8_gemm_supported``: capability 10 and 11, not 12).
+EITHER_SIDE = ("blackwell",)
 # Rate of products with a scale for each block over those with one for each tensor: steps of equal dense
 # models that differ in the recipe only (open Megatron-Bridge runs) differ by 3 to 7 %.  A scale for each
 # row makes CUTLASS's products of cuBLAS's (torch ``_scaled_mm``); torchao's table of Llama 3 8B on eight
@@ -839,13 +840,10 @@ def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> s
     """
     recipe = facts.precision_recipe
     precision = _GEMM_PRECISION.get(recipe, problem.workload.precision)
-    generation = gpu.architecture
-    if generation == "blackwell" and gpu.hbm_bytes_per_s < _LEAST_HBM3E_BYTES_PER_S:
-        generation = "blackwell-12"
     able = [
         name
         for name, needs in _GEMM_PRECISION.items()
-        if needs in gpu.peak_flops and generation not in _WITHOUT_BLOCKS.get(name, set())
+        if needs in gpu.peak_flops and gpu.generation not in _WITHOUT_BLOCKS.get(name, set())
     ]
     if recipe in _GEMM_PRECISION and recipe not in able:
         lacking = (

@@ -24,7 +24,7 @@ from meshwright.profiles.storage import PACKED_BYTES, WHOLE_PRECISIONS
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
-from meshwright.solver.cost.context import Context, PassSeconds, Replicas, experts_overlap
+from meshwright.solver.cost.context import EITHER_SIDE, Context, PassSeconds, Replicas, experts_overlap
 from meshwright.solver.cost.fake_quantization import (
     fake_kept_bytes,
     fake_workspace_bytes,
@@ -93,7 +93,7 @@ def _low_precision_bytes(ctx: Context) -> float:
 
     Adapters' recipes keep no transposes (Megatron-Bridge, NeMo 2: ``disable_parameter_transpose_cache``).
     """
-    alone = ctx.gpu.architecture == "blackwell" or ctx.frozen
+    alone = ctx.gpu.generation in EITHER_SIDE or ctx.frozen
     one_copy = alone and ctx.facts.precision_recipe in _ONE_COPY_RECIPES
     return 1.0 if ctx.low_precision and ctx.facts.low_precision_weights and one_copy else 2.0
 

@@ -331,10 +331,11 @@ def passes_on_any_number(problem: Problem, *, wide: bool) -> Columns:
     Of stages, chunks, replicas and micro-batches passes read whether there are several
     (``cost.price.least_passes_s``).
     """
-    model, batch = problem.model, problem.workload.global_batch_size
+    model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
     experts = divisors(model.moe.num_experts) if model.moe else (1,)
-    sizes = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
+    whole = sorted({size for batch in batch_sizes(problem) for size in divisors(batch)})
+    sizes = [size for size in whole if wide or size <= MAX_MICRO_BATCH_SIZE]
     asked = (
         ("tensor_parallel_size", tensor),
         ("context_parallel_size", context),

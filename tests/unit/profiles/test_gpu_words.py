@@ -199,6 +199,11 @@ def test_people_leave_out_what_the_catalog_can_tell(written: str, slug: str, not
         ("P100", "older GPUs have no tensor cores"),
         ("Tesla K80", "older GPUs have no tensor cores"),
         ("NVIDIA GeForce GTX 1080 Ti", "older GPUs have no tensor cores"),
+        ("Quadro P6000", "older GPUs have no tensor cores"),
+        ("p5.48xlarge", "No GPU of the catalog has this name"),  # AWS's H100, B200, V100 and A100
+        ("p6-b200", "No GPU of the catalog has this name"),
+        ("p3", "No GPU of the catalog has this name"),
+        ("p4d", "No GPU of the catalog has this name"),
         ("Xeon Platinum 8480", "CPUs are not supported"),
         ("a100-64", "No GPU of the catalog has this name"),  # 64 GPUs, or a card of 64 GB?
         ("v5e-16", "No GPU of the catalog has this name"),  # 16 chips

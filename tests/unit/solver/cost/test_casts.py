@@ -28,6 +28,7 @@ def of_layer(
     tp: int = 1,
     model: ModelSpec = GPT,
     lora_rank: int = 0,
+    framework: str = "megatron-core",
 ) -> Context:
     problem = a_problem(
         model,
@@ -36,7 +37,7 @@ def of_layer(
         lora_rank=lora_rank,
     )
     layout = a_layout(tensor_parallel_size=tp, sequence_parallel=tp > 1)
-    return context_of(problem, Columns.of([layout]), a_profile(problem))
+    return context_of(problem, Columns.of([layout]), a_profile(problem, framework))
 
 
 def moved(ctx: Context, kind: LayerKind = "dense") -> float:
@@ -64,6 +65,19 @@ def test_current_scaling_reads_tensors_once_more_for_their_largest_element() -> 
 def test_blackwell_reads_8_bits_along_either_side_and_transposes_nothing(recipe: str, normed: int) -> None:
     cast = 3 if recipe == "fp8-delayed" else 5
     assert moved(of_layer(recipe, "b200-sxm-180gb")) == normed * NORMED + cast * (BETWEEN + CLOSED + OPENED)
+
+
+@pytest.mark.parametrize("gpu", ["rtx-5090", "rtx-pro-6000", "gb10-128gb", "mi355x"])
+def test_blackwell_of_capability_12_and_amd_transpose_as_hopper_does(gpu: str) -> None:
+    assert moved(of_layer("fp8-delayed", gpu)) == moved(of_layer("fp8-delayed"))
+
+
+@pytest.mark.parametrize(("recipe", "cast"), [("fp8-delayed", 3), ("fp8-current", 5), ("fp8-rowwise", 4)])
+def test_each_of_transformers_modules_casts_what_it_reads(recipe: str, cast: int) -> None:
+    """Queries, keys and values three times what one norm has written in 16 bits, and the MLP once."""
+    across = 4 if recipe == "fp8-rowwise" else 1
+    elements = (3 + 1) * HIDDEN + BETWEEN + CLOSED + OPENED
+    assert moved(of_layer(recipe, framework="accelerate")) == (cast + across) * elements
 
 
 def test_what_sequence_parallelism_gathers_is_cast_in_shares_and_transposed_whole() -> None:

@@ -495,6 +495,18 @@ def test_shards_in_8_bits_take_and_gather_one_byte_on_blackwell() -> None:
     assert plain.buffer_bytes[0] - low_prices.buffer_bytes[0] == pytest.approx(2 * LAYER_WEIGHTS)
 
 
+def test_weights_in_8_bits_keep_their_transposes_where_products_read_rows_alone() -> None:
+    """On Hopper, and on Blackwell of compute capability 12."""
+    layout = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8)
+    for gpu in ("h100-sxm-80gb", "rtx-pro-6000"):
+        options = {"low_precision_weights": True}
+        problem = a_problem(
+            cluster=a_cluster(gpu=find_gpu(gpu)), precision="fp8", framework_options=options
+        )
+        prices = prices_of(problem, layout, "nemo")
+        assert prices.weights_bytes[0, 0] == pytest.approx(2 * LAYER_WEIGHTS / 8)
+
+
 def test_torchs_gathers_in_8_bits_hold_one_byte_of_their_layers_and_leave_shards_in_fp32() -> None:
     layout = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8)
     eight, two = (

@@ -91,6 +91,21 @@ def test_sizes_that_were_not_priced_have_no_bound() -> None:
     assert (passes.step_s(unknown, alone) == 0.0).all()
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_smaller_batches_in_question_count_with_their_own_micro_batches(wide: bool) -> None:
+    """37 sequences are micro-batches of 1 or of all, 24 of 8 as well: fewer GPU seconds a sequence."""
+
+    def per_sequence(largest: int, *smaller: int) -> float:
+        problem = asked("megatron-lm", None, global_batch_size=largest, seq_length=128)
+        problem = replace(problem, options=replace(problem.options, batch_sizes=smaller))
+        profile = default_profile(problem.cluster, "megatron-lm")
+        return least_pass_gpu_s(problem, profile, wide=wide) / largest
+
+    both = per_sequence(37, 24)
+    assert both == pytest.approx(min(per_sequence(37), per_sequence(24)), rel=1e-9)
+    assert both < per_sequence(37) or wide
+
+
 def test_nothing_is_known_where_passes_read_the_number_of_stages() -> None:
     problem = asked("megatron-lm", None)
     profile = default_profile(problem.cluster, "megatron-lm")
