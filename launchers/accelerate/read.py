@@ -30,7 +30,7 @@ from meshwright.launchers.flags import flags_of
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.commands import World, commands_beside, given_to_several
 from meshwright.launchers.reading.documents import LocatedValue, Values
-from meshwright.launchers.reading.fields import Fields, divided
+from meshwright.launchers.reading.fields import Fields, divided, meant, passing
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import FOREACH, framework_facts
@@ -137,13 +137,40 @@ def require_address(fields: Fields, known: Known) -> None:
     )
 
 
+# accelerate 1.15.0, config_args.py:60 and 160 (BaseConfig, ClusterConfig)
+FILE_NAMES = frozenset(
+    {
+        "command_file", "commands", "compute_environment", "debug", "deepspeed_config", "distributed_type",
+        "downcast_bf16", "dynamo_config", "enable_cpu_affinity", "fp8_config", "fsdp_config", "gpu_ids",
+        "machine_rank", "main_process_ip", "main_process_port", "main_training_function",
+        "megatron_lm_config", "mixed_precision", "mpirun_config", "num_machines", "num_processes",
+        "parallelism_config", "rdzv_backend", "same_network", "tpu_env", "tpu_name", "tpu_use_cluster",
+        "tpu_use_sudo", "tpu_vm", "tpu_zone", "use_cpu",
+    }
+)  # fmt: skip
+
+
 def require_own_names(fields: Fields) -> None:
-    """Refuse options of the command at the top of the file: accelerate stops there (config_args.py:155)."""
-    places = {name.rpartition(".")[2]: name for name in flags_of("accelerate") if "." in name}
+    """Refuse other names at the top of the file than its class has: accelerate stops (config_args.py:155).
+
+    Names of other releases are read by their rows.
+    """
+    rows = flags_of("accelerate")
+    places = {name.rpartition(".")[2]: name for name in rows if "." in name}
     for name in fields.sections():
-        if name in places:
+        row, place = rows.get(name), places.get(name)
+        if name in FILE_NAMES or (row is not None and row.of is not None and place is None):
+            continue
+        if row is not None and row.refuses(fields.peek(name)):
+            continue  # by its row
+        if row is not None:
             why = "is an option of the command, and accelerate stops at it here"
-            fields.fault(name, why, allowed=f"{places[name]} in the file", nearest=places[name])
+            other = f"{place} in the file" if place else f"accelerate launch --{name}"
+            fields.fault(name, why, allowed=other, nearest=place)
+        else:
+            near = meant(name, FILE_NAMES)
+            why = "is unknown, and accelerate stops there"
+            fields.fault(name, why, allowed=passing(shown(name)), nearest=near)
 
 
 def require_same_machines(fields: Fields, known: Known) -> None:

@@ -55,6 +55,9 @@ def is_accelerates(source: Source) -> bool:
 def values_of_file(source: Source) -> dict[str, LocatedValue]:
     """Return the values of accelerate's file, and complete names that lack a prefix (launch.py:1270)."""
     values = {_whole(name): found for name, found in document_of(source).items()}
+    older = values.pop("fp16", None)  # config_args.py:116
+    if older is not None and older.value is True:
+        values.setdefault("mixed_precision", replace(older, value="fp16"))
     engine = values.get(ENGINE)
     if engine is not None and str(engine.value).upper() in _REPLICAS:
         values[ENGINE] = replace(engine, value="MULTI_GPU")

@@ -13,7 +13,7 @@ from meshwright.launchers.deepspeed.export import BUCKET_ELEMENT_BYTES, CODE_FIL
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source
 from meshwright.launchers.reading.documents import document_of, names_held
-from meshwright.launchers.reading.fields import Fields, divided, first_larger
+from meshwright.launchers.reading.fields import Fields, divided, first_larger, passing
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.reading.python_values import constants_of
 from meshwright.profiles.errors import InvalidProblemError
@@ -41,6 +41,11 @@ _RATIO = "zero_optimization.offload_optimizer.ratio"
 _GROUP = "zero_optimization.sub_group_size"
 _SUPER = "zero_optimization.offload_optimizer.super_offload"
 _ZENFLOW = "zero_optimization.zenflow"
+# Sections of classes that forbid other keys (runtime/config_utils.py:110), except with the value auto
+_STRICT = (
+    "zero_optimization", "bf16", "fp16", "tensor_parallel", "tensorboard", "wandb", "csv_monitor",
+    "comms_logger",
+)  # fmt: skip
 _LEAST_SHARE = OPTION_NUMBERS["optimizer_offload_fraction"][0]
 _OFF = 0.051  # by which whole groups may miss a ratio before a note states it: one of 20
 _NEAR = "zero_optimization.zero_hpz_partition_size"
@@ -87,8 +92,10 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         elif group != SWAPPED_GROUP:
             fields.note(f"sub_group_size {group:g} is predicted as {SWAPPED_GROUP}: states are away")
     for name in fields.unread():
-        if name.startswith("zero_optimization.") and name not in flag_names("deepspeed"):
-            fields.fault(name, "is not a key of ZeRO's section", allowed="leave it out")
+        strict = name.partition(".")[0] in _STRICT and fields.raw(name) != "auto"
+        if strict and name not in flag_names("deepspeed"):
+            why = "is not a key of its section, and DeepSpeed 0.19.8 stops there"
+            fields.fault(name, why, allowed=passing(name))
     fields.stop()
     where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
     workload = Workload(
@@ -134,7 +141,8 @@ def _precision(fields: Fields, known: Known) -> str:
         word = known.word("precision", "bf16")
         fields.note(f"{automatic[0]}.enabled is auto: {word} is taken (--set precision=…)")
         return word if word in ("bf16", "fp16", "fp32") else "bf16"
-    bf16 = fields.flag("bf16.enabled") or fields.flag("bfloat16.enabled")
+    own, older = fields.flag("bf16.enabled"), fields.flag("bfloat16.enabled")
+    bf16 = own or older
     fp16 = fields.raw("fp16.enabled") not in ("auto", None) and fields.flag("fp16.enabled")
     if bf16 and fp16:
         fields.fault("fp16.enabled", "contradicts bf16.enabled: DeepSpeed takes one of them")

@@ -39,7 +39,7 @@ PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
 # The adapter's own arguments besides all parallel sizes; their defaults override additional_configs
 # (models/model_config.py, update_with_args). The rest goes to Megatron-Core's configuration unchanged.
-_ARGUMENTS = frozenset((
+ARGUMENTS = frozenset((
     "cross_entropy_loss_fusion", "bias_activation_fusion", "apply_rope_fusion", "moe_token_dispatcher_type",
     "moe_grouped_gemm", "moe_router_dtype", "moe_aux_loss_coeff", "moe_expert_capacity_factor",
     "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap", "mtp_num_layers",
@@ -119,11 +119,11 @@ def values_of(target: Target) -> Values:
         core["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
     core |= kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
     core |= (balance_values(moe) if moe else {}) | _lengths(target)
-    values |= {name: value for name, value in core.items() if name in _ARGUMENTS}
+    values |= {name: value for name, value in core.items() if name in ARGUMENTS}
     values["additional_configs"] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in core.items()
-        if name not in _ARGUMENTS
+        if name not in ARGUMENTS
     }
     return {name: value for name, value in values.items() if value is not None}
 

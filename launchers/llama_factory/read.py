@@ -14,6 +14,7 @@ from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import Shares, is_accelerates, shares_beside
 from meshwright.launchers.flags import flag_names
 from meshwright.launchers.images import DEFAULT_PIXELS, LLAMA_FACTORY_PARTS, LLAMA_FACTORY_PIXELS
+from meshwright.launchers.llama_factory.export import ARGUMENTS
 from meshwright.launchers.llama_factory.read_v1 import is_v1, read_v1
 from meshwright.launchers.megatron_core import read as core
 from meshwright.launchers.ms_swift.read import completed
@@ -85,7 +86,8 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     given = Given(notes=fields.notes[:])
     _take_document(given, document)
     given.refuse_slips(core.core_names() | {name: name for name in _OWN if name not in document})
-    _refuse_unknown(given)
+    if trainer.stops_at_unknown(known.source):
+        _refuse_unknown(given)
     _take_batch(given, fields, known)
     _take_defaults(given)
     sums = document.get("accumulate_allreduce_grads_in_fp32")
@@ -136,10 +138,10 @@ def _take_document(given: Given, document: Mapping[str, LocatedValue]) -> None:
 
 def _refuse_unknown(given: Given) -> None:
     """Refuse names that neither LLaMA-Factory nor its adapter has (hparams/parser.py:111)."""
-    known = flag_names("llama-factory", "transformers", "megatron-core")
+    known = {*flag_names("llama-factory", "transformers", "megatron-core"), *ARGUMENTS, *_OVER}
     slips = {fault.pointer for fault in given.faults}
     for shown_name, (name, value) in given.left.items():
-        if not ("." in shown_name or name in known or name in _OVER or shown_name in slips):
+        if not ("." in shown_name or name in known or shown_name in slips):
             message = f"line {value.line}: is unknown, and LLaMA-Factory stops there"
             given.refuse(shown_name, message, allowed=passing(shown_name))
 
@@ -207,12 +209,7 @@ def _read_trainers(source: Source, overrides: Overrides) -> LaunchFile:
     shares = shares_beside(commands_of_files, chain([source], documents_beside(known.source)))
     start = trainer.start_of(own, overrides)  # refuses commands that differ, too
     started = None if start is None else _started(fields, *start, shares)
-    run = trainer.trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
-    if run.launcher != "llama-factory-accelerate":
-        return run
-    kernel = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
-    options = {**run.workload.framework_options, **ranks.kernel_option(kernel, "llama-factory-accelerate")}
-    return replace(run, workload=replace(run.workload, framework_options=options))
+    return trainer.trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
 
 
 LLAMA_FACTORY_TRAINER_READER = Reader(
@@ -282,9 +279,6 @@ def _is_cores(source: Source) -> bool:
 
 _PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
 _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
-
-# Attention kernels by LLaMA-Factory's names; the default is torch's, from transformers.
-_KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "sdpa"}
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:

@@ -121,11 +121,9 @@ def read_launch_files(
     try:
         launch = reader.read(found, overrides)
     except InvalidProblemError as fault:
-        several = list(_starts_that_differ(source))
-        own = (
-            [] if several and found.name == source.name else [_located(found, one) for one in fault.errors]
-        )
-        raise InvalidProblemError([*several, *own]) from None
+        drives = found.name == source.name and not _starts_program(source)
+        several = [*_starts_that_differ(source)] if drives else []
+        raise InvalidProblemError(several or [_located(found, one) for one in fault.errors]) from None
     for script in found.scripts():
         require_options(script_of(script, overrides), script.name)
     launch = _on_supplied_gpus(launch, overrides)
@@ -136,6 +134,11 @@ def read_launch_files(
     again = [f"{said}: the last one counts" for said in repeated_keys(found)]
     again += [f"no script starts the program: taken as {source.text.strip()}"] if start else []
     return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
+
+
+def _starts_program(source: Source) -> bool:
+    """Return whether a script starts a program itself, next to other scripts that may prepare it."""
+    return any(command.program for command in commands_of(readable_script(source)))
 
 
 def _starts_that_differ(source: Source) -> Iterator[FieldError]:

@@ -244,7 +244,7 @@ def trainer_run(
         if not fields.flag("ignore_args_error"):
             fields.parser = f"swift {fields.command}"
             fields.refuse_others(fields.command)
-    elif tool is LLAMA_FACTORY:
+    elif tool is LLAMA_FACTORY and stops_at_unknown(known.source):
         fields.parser = tool.name
     sees = _trains_tower(fields, known, tool, program)
     refuse_unpriced(fields, program, sees=sees)
@@ -321,6 +321,14 @@ def trainer_run(
         packed=packed,
     )
     return run if settings is None else with_images(run, known, settings)
+
+
+_ALLOWS = re.compile(r"\bALLOW_EXTRA_ARGS=[\"']?(?:1|y|true)\b", re.IGNORECASE)
+
+
+def stops_at_unknown(source: Source) -> bool:
+    """Return whether LLaMA-Factory stops at unknown names (0.9.5, hparams/parser.py:311)."""
+    return not any(_ALLOWS.search(script.text) for script in source.scripts())
 
 
 _RLHF = re.compile(r"(?:^|[ /])rlhf(?:\.py)?$")  # swift rlhf, or cli/rlhf.py

@@ -122,8 +122,9 @@ def _by_accelerate(
     given = Fields("the command", {name: LocatedValue(value, 0) for name, value in own.items()})
     if shares.kind() == "DEEPSPEED":
         return _by_plugin(shares, overrides, given, over)
-    mesh.raw("mixed_precision")
     length, precision = int(overrides.values["seq_length"]), str(overrides.values["precision"])
+    if mesh.raw("mixed_precision") not in (None, False, "no", precision):
+        mesh.note(f"mixed_precision of accelerate does nothing: the trainer's own {precision} counts")
     return accelerate.mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
 
 
@@ -524,7 +525,10 @@ _PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")  # of acceler
 _NAMED = ("flash4", "flash3", "flash2", "sdpa", "torch", "flex")
 _KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
     "flash_attn": "flash2", "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash2",
-    "disabled": "torch", "auto": AUTO,
+    "disabled": "torch", "auto": AUTO, "xformers": "flash2",
+    # the hub's builds, of which transformers takes these where no package is installed
+    "kernels-community/flash-attn2": "flash2", "kernels-community/flash-attn": "flash2",
+    "kernels-community/flash-attn3": "flash3", "kernels-community/vllm-flash-attn3": "flash3",
 }  # fmt: skip
 
 
@@ -546,7 +550,7 @@ def kernel_of(fields: Fields, launcher: str, configuration: Configuration) -> Op
     if fields.flag(_HYBRID):
         found = HYBRID
     if name and word and not found:
-        fields.note(f"{name} {shown(word)} is predicted as the launcher's own attention")
+        fields.fault(name, f"{shown(word)} is not a kernel that is priced", allowed=", ".join(_KERNELS))
     return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
 
 

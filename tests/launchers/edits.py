@@ -220,6 +220,7 @@ def deepspeed() -> list[Edit]:
     bucket = '"reduce_bucket_size": 500000000'
     return [
         Edit("an unknown key of ZeRO", two, ((stage, f'{stage}    "stages": 2,\n'),)),
+        Edit("an unknown key of bf16", two, (('"bf16": {\n', '"bf16": {\n    "loss_scale": 0,\n'),)),
         Edit("an empty bucket", two, ((bucket, '"reduce_bucket_size": -1'),)),
         Edit("a fractional bucket", two, ((bucket, '"reduce_bucket_size": 0.5'),)),
         Edit("two precisions", two,
@@ -295,7 +296,8 @@ def accelerate() -> list[Edit]:
     head = "compute_environment: LOCAL_MACHINE\n"
     size = "  parallelism_config_tp_size: 1\n"
     return [
-        Edit("an unknown key", plain, ((head, f"{head}nodes: 8\n"),), listed=True),
+        Edit("an unknown key", plain, ((head, f"{head}nodes: 8\n"),)),
+        Edit("an option of the command", plain, ((head, f"{head}multi_gpu: true\n"),)),
         Edit("a mesh of nothing", plain, (("dp_shard_size: 8", "dp_shard_size: 0"),)),
         Edit("two ways of splitting sequences", ring,
              ((size, f"{size}  parallelism_config_sp_size: 2\n"),)),

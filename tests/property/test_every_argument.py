@@ -18,6 +18,7 @@ from functools import cache
 import pytest
 import yaml
 
+from meshwright.launchers.accelerate.read import FILE_NAMES
 from meshwright.launchers.flags import Flag, flag_names
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
@@ -212,7 +213,7 @@ def place_of(name: str) -> str:
         return "section"
     if name in ("distributed_type", "compute_environment"):
         return "file"
-    return "option" if any(one.endswith(f".{name}") for one in flag_names("accelerate").rows) else ""
+    return "" if name in FILE_NAMES else "option"
 
 
 def answer(source: Source) -> LaunchFile | str:
@@ -346,6 +347,12 @@ def put_both(put: Put, one: tuple[str, str], other: tuple[str, str]) -> Source:
     first = put(*one)
     if first.suffix == ".yaml":
         return document(first.text)(*other)
+    if inside := next((text for name, text in first.files.items() if name != first.name), ""):
+        return beside(first.text.strip(), inside)(*other)
+    head, program, tail = first.text.strip().partition(" train.py")
+    if f" --{one[0]} " in head:  # of what starts the program
+        text = f"{head} --{other[0]} {shlex.quote(other[1])}{program}{tail}\n"
+        return Source(name=first.name, text=text, files={first.name: text})
     return command(first.text.strip())(*other)
 
 
@@ -400,9 +407,11 @@ def test_a_name_that_the_class_lacks_is_refused_as_unknown(launcher: str) -> Non
 def test_a_name_at_which_accelerate_stops_is_refused() -> None:
     # an option in its file, a name of its file as an option, and a name that a later release has
     in_file, on_command = FILES["accelerate"][2][0], FILES["accelerate launch"][2][0]
-    options = [name for name in flag_names("accelerate").rows if place_of(name) == "option"]
+    rows = flag_names("accelerate").rows
+    options = [name for name, row in rows.items() if place_of(name) == "option" and row.of is None]
     passed = [name for name in options if not isinstance(answer(in_file(name, "3")), str)]
     assert len(options) > 20
     assert passed == []
+    assert "foo: line 7: is unknown" in str(answer(in_file("foo", "3")))
     assert "not an option" in str(answer(on_command("distributed_type", "FSDP")))
     assert "KTransformers" in str(answer(in_file("kt_config", "{enabled: true}")))

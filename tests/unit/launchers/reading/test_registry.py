@@ -158,6 +158,12 @@ def test_a_script_that_starts_another_with_different_arguments_is_refused_by_tha
     assert fault.allowed == "one of them: meshwright capture -- bash ./run.sh …"
 
 
+def test_the_fault_of_a_script_s_own_program_is_named_after_scripts_that_prepare_it() -> None:
+    text = f"bash get.sh model\nbash get.sh data\ntorchrun train.py {TRAINED} --mp_parameters 3\n"
+    with pytest.raises(InvalidProblemError, match="mp_parameters: line 3"):
+        read_launch_files(Source(name="a.sh", text=text), Overrides(num_gpus=8))
+
+
 TRAINED = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 2"
 
 
