@@ -96,8 +96,12 @@ class Watch:
         return caller.ended_by if isinstance(caller, Watch) else "the search was cancelled"
 
     def at_least(self, seconds: float) -> Watch:
-        """Return the same clock, ignoring limit and stop for so many CPU seconds, for necessary work."""
-        return _NecessaryWatch(self, cpu_s=seconds)
+        """Return the same clock, ignoring limit and stop for so long, for necessary work."""
+
+        def asked() -> bool:
+            return self.elapsed_s > seconds and self.should_stop is not None and self.should_stop()
+
+        return Watch(time_limit_s=max(self.left_s, seconds - self.elapsed_s), should_stop=asked)
 
     def closing(self, seconds: float = 0.5) -> Watch:
         """Return a clock that ends so long after the limit, or a stop, for reports on found plans.
@@ -166,28 +170,6 @@ class CpuWatch(Watch):
     def elapsed_s(self) -> float:
         """Return CPU seconds since the work began."""
         return time.thread_time() - self._start_s
-
-
-class _NecessaryWatch(Watch):
-    """A clock that has some CPU seconds of its thread in any case: a busy machine takes none of them."""
-
-    def __init__(self, clock: Watch, *, cpu_s: float) -> None:
-        self._ends_s = time.thread_time() + cpu_s
-
-        def asked() -> bool:
-            return self._cpu_left_s <= 0.0 and clock.should_stop is not None and clock.should_stop()
-
-        super().__init__(time_limit_s=clock.left_s, should_stop=asked)
-
-    @property
-    def _cpu_left_s(self) -> float:
-        return self._ends_s - time.thread_time()
-
-    @property
-    def left_s(self) -> float:
-        """Return seconds until the limit, or until the CPU seconds are used if that is later."""
-        left_s = max(self.time_limit_s - self.elapsed_s, self._cpu_left_s, 0.0)
-        return left_s if self._outer is None else min(left_s, self._outer.left_s)
 
 
 LOOKS_PER_S = 1000  # of work on one quiet core: 400 to 5000 were counted in searches of seven problems

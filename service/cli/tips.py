@@ -231,10 +231,13 @@ def tip_of_usage(line: Line, wrong: str = "") -> str:
 
 
 def _example_of(line: Line) -> str:
-    """Return a whole command where nothing was typed behind its name; empty: there is no example."""
+    """Return a whole command where nothing was typed behind its name; empty: it takes options alone."""
     from meshwright.service.cli.given import filled_example  # noqa: PLC0415 - only for an error
 
-    return "" if line.words else filled_example(" ".join(line.path))
+    path = " ".join(line.path)
+    example = "" if line.words else filled_example(path)
+    behind = example.removeprefix(f"meshwright {path}").lstrip()
+    return example if behind and not behind.startswith("-") else ""
 
 
 def _hardware_here(line: Line) -> Iterator[Word]:

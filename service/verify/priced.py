@@ -218,7 +218,8 @@ def rank_bytes(target: Target, profile: Profile | None = None) -> list[dict[str,
     costs = profile or default_profile(target.problem.cluster, target.problem.launcher)
     ctx = context_for(target)
     base, found = ctx.constants.base_bytes, []
-    most, casts = _most_gradients(target, costs) / _first(ctx.copies_of_gradients), _casts_bytes(ctx)
+    copies = _first(ctx.copies_of_gradients(ctx.dense_replicas))
+    most, casts = _most_gradients(target, costs) / copies, _casts_bytes(ctx)
     for stage in predict(target.problem, costs, target.config).stages:
         terms: dict[str, int] = dict(stage.memory_bytes)
         rest = sum(terms.get(name, 0) for name in _NOT_TENSORS)

@@ -151,7 +151,7 @@ _NO_ROOM = "memory: weights, gradients and optimizer states alone need more than
 _LEAST_S = 0.01  # a search is given this much
 _ROUNDING = 1e-9  # relative: scores as near as that count as equal
 _MORE = 4  # known rows that are simulated for a limit, for each plan that is asked for
-_FIRST_S = 0.5  # CPU seconds: a first plan is sought for as long, whatever the limit and what else runs
+_FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
@@ -603,7 +603,7 @@ def _of_sample(found: AnswerInputs, watch: Watch, *, wide: bool) -> AnswerInputs
 
 
 def _opening(found: AnswerInputs, space: Space, watch: Watch) -> Opening | None:
-    share = Watch(time_limit_s=watch.time_limit_s * _SAMPLE_SHARE).at_least(_FIRST_S)
+    share = Watch(time_limit_s=max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S))
     with share.cut():
         return first_plan(found.problem, found.profile, space, watch.tick)
     return None

@@ -61,7 +61,7 @@ def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_pla
     problem = parse_problem(
         {
             "model": {"name": "llama-3.1-8b"},
-            "cluster": {"name": "dgx-h100", "num_nodes": 4},
+            "cluster": {"name": "dgx-h100", "num_nodes": 8},
             "workload": {"global_batch_size": 256, "seq_length": 4096},
             "search": {"top_k": 1, "certify": "none"},
         }
