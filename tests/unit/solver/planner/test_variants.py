@@ -656,8 +656,8 @@ def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:
     # where it is not allowed, the answer says what it would be worth
     said = [text for text in before.warnings if "standalone_stages" in text]
     told = float(said[0].split("takes ")[1].split(" s")[0])
-    best_s = after.plans[0].prediction.step_time_s
-    assert 0.996 * best_s < told < before.plans[0].prediction.step_time_s, "told to three digits"
+    least_s = float(f"{after.bound_step_time_s:.3g}")  # it is told to three digits, as this is
+    assert least_s <= told < before.plans[0].prediction.step_time_s
     assert not any("standalone_stages" in text for text in after.warnings)
     # a launcher without such stages is searched as it was
     other = replace(asked, launcher="ms-swift")
