@@ -217,10 +217,8 @@ def report_usage(fault: TyperException, commands: Any, typed: Sequence[str] | No
         sys.stderr.write(f"{message}\n")
         return BAD_INPUT
     plain = message.removeprefix("Invalid value: ").replace("Value error, ", "").rstrip(".")
-    tip, sentence = (
-        _tip_of_usage(fault, line),
-        _of_option(fault, line) or f"{plain}{_what_is_missing(fault)}",
-    )
+    tip = _tip_of_usage(fault, line)
+    sentence = _of_option(fault, line) or f"{plain}{_what_is_missing(fault)}"
     if tip.startswith("meshwright values "):  # not the command that is spelled like it
         sentence = sentence.partition(". Did you mean")[0]
     say_error(f"{sentence}{'' if sentence.endswith('?') else '.'}")

@@ -253,10 +253,8 @@ def _hardware_here(line: Line) -> Iterator[Word]:
         if word.name == "--gpu" and "--gpus" not in typed and has["--gpus"] > has["--gpu"]:
             yield Word("--gpus", f"{count}x{word.value}" if count else word.value)
         elif word.name == "--gpus" and times and number.isdecimal() and has["--gpu"] > has["--gpus"]:
-            yield from (
-                Word("--gpu", gpu.partition(",")[0]),
-                Word("--num-gpus", number),
-            )  # the first of several
+            first = gpu.partition(",")[0]  # of several
+            yield from (Word("--gpu", first), Word("--num-gpus", number))
         elif has.get(word.name, True) or "--gpu" not in typed or word.name == "--gpu":
             yield word
 

@@ -249,13 +249,13 @@ def words_of(row: Flag) -> list[str]:
 
 @pytest.mark.parametrize("launcher", FILES)
 def test_the_files_are_read(launcher: str) -> None:
-    assert [found for put in FILES[launcher][2] if isinstance(found := answer(put("", "")), str)] == []
+    assert [found for put in FILES[launcher][2] if isinstance(found := unchanged(put), str)] == []
 
 
 @pytest.mark.parametrize("launcher", FILES)
 def test_an_argument_at_its_default_changes_nothing(launcher: str) -> None:
     (put, *_), wrong = FILES[launcher][2], []
-    base = priced(answer(put("", "")))
+    base = priced(unchanged(put))
     for name, row in rows(launcher):
         text = str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
         if row.default in (None, "") or row.needs or row.why.startswith("read with"):
@@ -296,9 +296,8 @@ def shows(put: Put, name: str, word: str) -> bool:
     return priced(found) != priced(base) or name.rpartition(".")[2] in said
 
 
-_PAIRS = (
-    8  # of each launcher's first file; 1,300 with other seeds (TRL, Axolotl: 1 to 3 in price, too) held
-)
+# Of each launcher's first file; 1,300 with other seeds (TRL, Axolotl: 1 to 3 in price, too) held.
+_PAIRS = 8
 
 
 @pytest.mark.parametrize("launcher", FILES)
@@ -310,7 +309,7 @@ def test_two_arguments_are_read_alike_in_either_order_and_each_as_it_is_alone(la
         for name, row in rows(launcher)
         if row.role in ("priced", "means") and not row.needs and words_of(row)
     }
-    base, wrong = parts(answer(put("", ""))), []
+    base, wrong = parts(unchanged(put)), []
     for _ in range(_PAIRS):
         one, other = ((name, draw.choice(settings[name])) for name in draw.sample([*settings], 2))
         together = [parts(answer(put_both(put, *pair))) for pair in ((one, other), (other, one))]
