@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache, cached_property, lru_cache
 from math import nan
 from typing import Any
@@ -459,7 +459,8 @@ def _groups(pointer: str, value: object) -> str:
     return found[0]
 
 
-_OPTIONS = frozenset(f.name for f in fields(FrameworkFacts)) - _NOT_OPTIONS
+_FIELDS = tuple(f.name for f in fields(FrameworkFacts))
+_OPTIONS = frozenset(_FIELDS) - _NOT_OPTIONS
 
 
 def option_names() -> frozenset[str]:
@@ -482,7 +483,38 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
 
 @lru_cache(maxsize=128)  # a search asks about the options of its few variants hundreds of times
 def _with_stated(facts: FrameworkFacts, stated: tuple[tuple[str, type, Any], ...]) -> FrameworkFacts:
-    options, changed = {name: value for name, _, value in stated}, dict[str, Any]()
+    options = {name: value for name, _, value in stated}
+    found = _changed(facts, options)
+    faults = [
+        FieldError(
+            pointer=f"/workload/framework_options/{name}",
+            message=f"{str(options[name])[:40]} contradicts {against}",
+            allowed=instead,
+        )
+        for name, holds, against, instead in _contradictions(found)
+        if holds and name in options
+    ]
+    if faults:
+        raise InvalidProblemError(faults)
+    return found
+
+
+def with_options_if_legal(
+    facts: FrameworkFacts, options: Mapping[str, str | int | float | bool]
+) -> FrameworkFacts | None:
+    """Return what ``with_options`` does, None where options contradict each other: for thousands of them.
+
+    Raises:
+        UnknownNameError: an option that is not a fact.
+        InvalidProblemError: a value of the wrong kind.
+    """
+    found = _changed(facts, options) if options else facts
+    contradicts = any(holds and name in options for name, holds, _, _ in _contradictions(found))
+    return None if contradicts else found
+
+
+def _changed(facts: FrameworkFacts, options: Mapping[str, Any]) -> FrameworkFacts:
+    changed = dict[str, Any]()
     for name, value in options.items():
         if name == "flash_attention":
             kernel = facts.attention_kernel if facts.flash == bool(value) else None
@@ -501,24 +533,18 @@ def _with_stated(facts: FrameworkFacts, stated: tuple[tuple[str, type, Any], ...
             raise UnknownNameError.among("/workload/framework_options", name, {*_OPTIONS, "cuda_graphs"})
         else:
             changed[name] = _checked(name, value, getattr(facts, name))
-    found = replace(facts, **changed)
-    wrong = [*_exchange_contradictions(found), *_module_contradictions(found)]
-    faults = [
-        FieldError(
-            pointer=f"/workload/framework_options/{name}",
-            message=f"{str(options[name])[:40]} contradicts {against}",
-            allowed=instead,
-        )
-        for name, holds, against, instead in wrong
-        if holds and name in options
-    ]
-    if faults:
-        raise InvalidProblemError(faults)
+    # ``dataclasses.replace`` would set each field of a frozen class by a call: ten times the time of this
+    found = object.__new__(FrameworkFacts)
+    found.__dict__.update({name: getattr(facts, name) for name in _FIELDS}, **changed)
     return found
 
 
 # An option, whether it contradicts, what, and what would not.
 _Contradiction = tuple[str, bool, str, str]
+
+
+def _contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
+    return [*_exchange_contradictions(facts), *_module_contradictions(facts)]
 
 
 def _exchange_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:

@@ -27,7 +27,12 @@ from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.cluster import GpuSpec, may_slow
 from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError
-from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.frameworks import (
+    FrameworkFacts,
+    framework_facts,
+    with_options,
+    with_options_if_legal,
+)
 from meshwright.profiles.model import ModelSpec
 
 Option = str | int | float | bool
@@ -301,16 +306,15 @@ class LegalCombinations:
             choices.append(able)
         for some in product(*choices):
             kinds, key = {*_kinds(some)}, tuple(one.name for one in some)
-            try:
-                found = with_options(facts, _options(some))
-            except InvalidProblemError:  # whatever the launcher and model
+            found = with_options_if_legal(facts, _options(some))
+            if not kinds or not found:
                 continue
             meant = {*stated, *(name for one in some if one.name for name in one.options)}
             contradicts = any(
                 (kinds <= {*one.recompute} or one.is_stated(stated)) and meant & {*one.options}
                 for one in clashes(launcher, found, model, precision)
             )
-            if kinds and not contradicts:
+            if not contradicts:
                 legal[key], facts_of[key] = some, found
         return cls(facts=facts, choices=choices, legal=legal, facts_of=facts_of)
 

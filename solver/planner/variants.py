@@ -102,6 +102,11 @@ class Switched:
             precision=workload.precision,
         )
 
+    @property
+    def needs(self) -> set[frozenset[str]]:
+        """The sets of packages that combinations lack."""
+        return {self._lacking(facts) for facts in self._legal.facts_of.values()} if self._legal else set()
+
     def _unallowed(self, facts: FrameworkFacts) -> Collection[str]:
         asked = self.problem
         offloads = facts.offload_modules != self._plain.offload_modules  # it is for plans that do
@@ -164,7 +169,8 @@ def packaged_variants(switched: Iterable[Switched]) -> list[tuple[tuple[str, ...
             name for _, needs in each_of.searched(with_packages=None) for name in sorted(needs)
         )
         several = (some for count in range(1, len(names) + 1) for some in combinations_of(names, count))
-        for some in several:
+        needed = each_of.needs
+        for some in (some for some in several if frozenset(some) in needed):
             found = [each for each, needs in each_of.searched(with_packages=some) if needs == {*some}]
             groups.setdefault(some, []).extend(
                 Variant(problem=each, profile=own, follows=True) for each in _under(one, found)
