@@ -1,6 +1,7 @@
 """Pages keep their generated blocks, the figures that they share, and a test for every promised fault."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def test_generated_blocks_open_and_close(block: str) -> None:
     assert PAGE.index(f"<!-- {block} -->") < PAGE.index(f"<!-- /{block} -->")
 
 
-def test_the_readme_has_the_errors_of_the_accuracy_page() -> None:
+def test_the_readme_has_the_errors_of_the_accuracy_pages() -> None:
     page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
     rows = {
         cells[0]: cells for line in page.splitlines() if len(cells := line.strip("| ").split(" | ")) > 5
@@ -35,6 +36,13 @@ def test_the_readme_has_the_errors_of_the_accuracy_page() -> None:
         f"{after['1']} % after one run of a cluster and {after['16']} % after sixteen",
     ):
         assert said in readme
+    tuned = (ROOT / "docs/accuracy-fine-tuning.md").read_text(encoding="utf-8")
+    steps = re.search(r"Step times are ([\d.]+) % off .* holds\n\d+ of (\d+)\.", tuned)
+    memory = re.search(r"Peak memory is ([\d.]+) % off", tuned)
+    assert steps
+    assert memory
+    assert f"on {steps[2]} runs of TRL's and transformers' trainers" in readme
+    assert f"steps are {steps[1]} % off and peak memory {memory[1]} %" in readme
     unseen = yaml.safe_load((ROOT / "profiles/catalog/calibration/unseen.yaml").read_text(encoding="utf-8"))
     assert [f"{unseen[name]:.1f}" for name in ("error", "dense", "experts")] == [
         cell.split()[0] for cell in (every, dense, experts)
