@@ -66,6 +66,7 @@ class Capabilities:
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
     offloads_modules: Limit = False  # ``offload_modules`` names the modules that offload activations
+    offloaded_layer_constraints: tuple[str, ...] = ()  # as ``constraints``, where ``offload_layers`` does
     tensor_note: str = ""  # requirements of tensor parallelism beyond the launcher
     galore_note: str = ""  # why it runs no optimizer that projects gradients
     offload_note: str = ""  # why what the launcher calls offloading is not what is planned

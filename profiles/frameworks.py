@@ -117,6 +117,7 @@ _WHOLE = {
     "cpu_update_interval": "steps",
     "sub_group_size": "weights",
     "evaluation_batch_size": "samples",
+    "offload_layers": "layers",
     "fake_quantized_group": "weights",
 }  # what a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")

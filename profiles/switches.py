@@ -473,6 +473,21 @@ def _delayed_clashes(facts: FrameworkFacts) -> Iterator[Clash]:
         )  # fmt: skip
 
 
+def _layer_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
+    """Yield clashes of whole layers on the host: their number, modules next to them, graphs of layers."""
+    layers, sent = facts.offload_layers, facts.offload_modules
+    if not layers:
+        return
+    if layers >= model.num_layers:  # tc:1884
+        most = model.num_layers - 1
+        yield Clash(("offload_layers",), f"a model of {model.num_layers} layers", f"0 to {most}", str(most))
+    if sent != "all":  # tc:2127
+        yield Clash(("offload_layers",), f"offload_modules = {sent}", "0, or offload_modules = all", "0")
+    if facts.cuda_graph not in ("none", "full_iteration"):  # tc:2800
+        against = f"offload_layers = {layers:g}"
+        yield Clash(("cuda_graph", "offload_layers"), against, "none, full_iteration", "none")
+
+
 def _part_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
     """Yield clashes of replayed or offloaded modules that the model lacks, and groups of its experts."""
     experts = [] if model.moe else ["moe_act", "moe", "shared_experts"]
@@ -491,6 +506,7 @@ def _part_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
             _without(facts.offload_modules, sent, "all"),
         )
         yield Clash(("offload_modules",), "a model without experts", instead, nearest)
+    yield from _layer_clashes(facts, model)
     groups, chosen = facts.routing_groups
     if model.moe is not None and model.moe.num_experts % groups:  # tc:2350
         experts_in_all = model.moe.num_experts

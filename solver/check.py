@@ -238,14 +238,16 @@ def _weight_shard_faults(problem: Problem, config: Configuration) -> Iterator[st
 
 def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     able = launcher_capabilities(problem.launcher)
-    modules = problem.workload.framework_options.get("offload_modules", "all")
+    options = problem.workload.framework_options
+    named = options.get("offload_modules", "all") != "all"
+    layers = able.offloaded_layer_constraints and options.get("offload_layers")
     if optimizer_named(problem.workload.optimizer).paged:
         if config.offload not in ("none", "optimizer"):
             yield f"pages of the optimizer leave the GPU, and nothing else: {config.offload}"
     elif config.offload not in able.offload:
         yield f"{able.launcher} does not offload {config.offload}"
-    elif "activations" in config.offload and able.offloads_modules and modules == "all":
-        yield f"{able.launcher} offloads only activations of named modules"
+    elif "activations" in config.offload and able.offloads_modules and not (named or layers):
+        yield f"{able.launcher} offloads only activations of named modules or of some layers"
     if config.offload != "none" and "offload" not in problem.options.allow:
         yield "offload is not allowed"
     elif config.offload != "none" and is_a_row(config):

@@ -158,7 +158,7 @@ def override_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Data parallelism", _data_parallel(target)),
         (
             "Activation recomputation",
-            _model_keys(recompute_values(target, known) | offload_values(target, known)),
+            _model_keys(recompute_values(target, known) | _offload(target, known)),
         ),
         ("Experts over the network", _model_keys(_exchange(target))),
         ("Precision", mixed_precision(target)),
@@ -266,6 +266,12 @@ def _data_parallel(target: Target) -> Values:
     elif reshards_states(config) and not muon:
         values |= {"checkpoint.ckpt_format": "torch_dist", RESHARDABLE: True}
     return values
+
+
+def _offload(target: Target, known: FrameworkFacts) -> Values:
+    """Return what goes to the host; of layers also their switch, which Megatron-LM derives."""
+    values = offload_values(target, known)
+    return {"cpu_offloading": True, **values} if "cpu_offloading_num_layers" in values else values
 
 
 def _states(target: Target, known: FrameworkFacts) -> Values:
@@ -446,7 +452,7 @@ def export(target: Target) -> ExportBundle:
     )
 
 
-_WRITTEN = ("offload_modules", "adapter_dropout", "dora")
+_WRITTEN = ("offload_layers", "offload_modules", "adapter_dropout", "dora")
 
 
 def found_warnings(target: Target) -> Iterator[str]:

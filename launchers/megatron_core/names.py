@@ -202,11 +202,12 @@ def recompute_values(target: Target, facts: FrameworkFacts) -> Values:
 # Facts that the functions below write. Others have no field in Megatron-Core, or not in every version.
 SWITCH_FACTS = (
     "cuda_graph", "delay_wgrad", "elementwise_fused", "fp8_attention", "moe_capacity_factor",
-    "moe_dispatcher", "moe_force_balance", "moe_permute_fusion", "offload_modules", "shared_expert_overlap",
+    "moe_dispatcher", "moe_force_balance", "moe_permute_fusion", "offload_layers", "offload_modules",
+    "shared_expert_overlap",
 )  # fmt: skip
 # Switches that every launcher over Megatron-Core writes.
 SWITCHES_OF_ALL = (
-    *(name for name in SWITCH_FACTS if name != "offload_modules"), "cuda_graphs", "dropout",
+    *(name for name in SWITCH_FACTS if not name.startswith("offload_")), "cuda_graphs", "dropout",
     "gradient_dtype", "launch_blocking", "loss_fused", "optimizer_offload_fraction", "overlap_experts",
     "overlap_gradients", "overlap_tensor", "overlap_transfer", "precision_recipe", "recompute_modules",
 )  # fmt: skip
@@ -253,9 +254,11 @@ def moment_values(target: Target) -> Values:
 
 
 def offload_values(target: Target, facts: FrameworkFacts) -> Values:
-    """Return the modules with inputs on the host, if activations are offloaded."""
+    """Return the layers on the host, or the modules with inputs there, if activations are offloaded."""
     if "activations" not in target.config.offload:
         return {}
+    if facts.offload_layers:
+        return {"cpu_offloading_num_layers": int(facts.offload_layers)}
     return {
         "fine_grained_activation_offloading": True,
         "offload_modules": tuple(facts.offload_modules.split("+")),
@@ -320,7 +323,7 @@ def environment(target: Target, facts: FrameworkFacts) -> Iterator[EnvironmentVa
             value="0",
             reason="Megatron-LM requires it with CUDA graphs where the allocator's blocks grow in place.",
         )
-    if "activations" in target.config.offload:
+    if "activations" in target.config.offload and not facts.offload_layers:
         reason = (
             "Or Transformer Engine 2.10 would send weights to the host along with the named activations."
         )

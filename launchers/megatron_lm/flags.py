@@ -74,7 +74,7 @@ FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True
 # describes kernels, not switches.
 WRITTEN_FACTS = (
     *SWITCHES_OF_ALL, "attention_kernel", "dynamic_context_parallel", "flash_attention",
-    "low_precision_weights", "offload_modules",
+    "low_precision_weights", "offload_layers", "offload_modules",
 )  # fmt: skip
 
 

@@ -170,6 +170,11 @@ def launch_file(
     if named is not None:
         _agree(given, named)
     refuse_words(given)
+    if launcher in ("ms-swift", "llama-factory") and given.has("cpu-offloading-num-layers"):
+        given.fault(
+            "cpu-offloading-num-layers",
+            f"activations of whole layers on the host are not supported under {launcher}",
+        )
     if launcher in ("megatron-lm", "flagscale"):
         refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))

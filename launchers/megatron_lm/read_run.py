@@ -445,6 +445,7 @@ def _low_weights(given: Given, known: FrameworkFacts) -> bool:
 
 
 _BACKEND = "moe-flex-dispatcher-backend"
+_LAYERS_AWAY = "cpu-offloading-num-layers"
 _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "attention_kernel": _kernel,
     "cuda_graph": _graph,
@@ -468,6 +469,7 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
         given.has("moe-permute-fusion")
         or (known.moe_permute_fusion and "--moe-permute-fusion" not in given.called)
     ),
+    "offload_layers": lambda given, known: given.number(_LAYERS_AWAY, known.offload_layers),
     "offload_modules": lambda given, known: (
         (
             given.has("fine-grained-activation-offloading")
@@ -573,12 +575,13 @@ def configuration_of(
 
 
 def _offload(given: Given) -> str:
-    """Return the offloading of optimizer states: all or a share of them on the host."""
+    """Return what is on the host: optimizer states, all or a share of them, and activations."""
     if OFFLOAD in given.others:
         return given.other(OFFLOAD[2:])
-    modules = given.has("fine-grained-activation-offloading")
+    modules, layers = given.has("fine-grained-activation-offloading"), given.integer(_LAYERS_AWAY, 0) > 0
     if modules and not given.words("offload-modules"):
         given.fault("fine-grained-activation-offloading", "needs --offload-modules")
+    modules = modules or layers
     if not given.has("optimizer-cpu-offload"):
         return "activations" if modules else "none"
     if not given.has("use-precision-aware-optimizer"):

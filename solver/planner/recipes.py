@@ -44,6 +44,7 @@ _CORE = ("megatron-core", "nemo", "megatron-core-ci")  # frameworks that run the
 _OWNERS = {"NVIDIA": "NVIDIA", "NVIDIA-NeMo": "NVIDIA", "pytorch": "PyTorch"}
 _MLPERF = re.compile(r"mlcommons/[^:]*:([^/]+)/")
 STATES = {"adamw-bf16": "16-bit Adam states", "adamw-8bit": "8-bit Adam states"}
+_PLACES = {"offload_layers", "offload_modules"}  # options that change no number
 _WORDS = {
     ("gradient_dtype", "bf16"): "bf16 gradients",
     ("low_precision_weights", True): "weights gathered in 8 bits",
@@ -67,12 +68,13 @@ class Candidate:
     def effect(self) -> str:
         """Return what it changes most."""
         allowed = {*self.settings.get("search.allow", ())}
-        if allowed - {EVERY_SWITCH} or {"workload.precision", "workload.framework_options"} & {
-            *self.settings
-        }:
+        options = {*self.settings.get("workload.framework_options", ())}
+        if allowed - {EVERY_SWITCH, "offload"} or options - _PLACES or "workload.precision" in self.settings:
             return "numerics"
-        if allowed:
+        if EVERY_SWITCH in allowed:
             return "not in a stock installation"
+        if allowed:
+            return "activations on the hosts"
         return "a higher risk" if self.settings else "its own layout"
 
 
@@ -109,7 +111,7 @@ def fastest_recipe(
         look()
         if (1.0 - _UNCERTAIN) * step_s > within_s:
             return None
-        own = _at_its_risk(way, profile, config)
+        own = _at_its_risk(_on_hosts(way, config), profile, config)
         if not any(violations(own, profile_of_variant(own, profile), config)):
             return _candidate(problem, profile, recipe, own, config)
     return None
@@ -215,6 +217,14 @@ def _on(problem: Problem, theirs: Configuration) -> Configuration | None:
     return config if same_batch else None
 
 
+def _on_hosts(problem: Problem, config: Configuration) -> Problem:
+    """Return the request with what a configuration needs to be on the hosts."""
+    allow = problem.options.allow
+    if config.offload == "none" or "offload" in allow:
+        return problem
+    return replace(problem, options=replace(problem.options, allow=(*allow, "offload")))
+
+
 def _at_its_risk(problem: Problem, profile: Profile, config: Configuration) -> Problem:
     """Return the request with a configuration's risk of running out of memory, if that is higher."""
     asked = problem.options.max_out_of_memory_probability
@@ -267,6 +277,8 @@ def _needs(problem: Problem, way: Problem) -> tuple[tuple[str, ...], dict[str, A
     missing = unallowed(problem.options.allow, way.launcher, facts, way.model)
     if missing:
         words, allow = [*words, *missing], [EVERY_SWITCH]
+    if "offload" in {*way.options.allow} - {*problem.options.allow}:
+        allow.append("offload")
     if work.optimizer != problem.workload.optimizer:
         words.append(STATES.get(work.optimizer, work.optimizer))
         allow.append(work.optimizer)
@@ -276,10 +288,10 @@ def _needs(problem: Problem, way: Problem) -> tuple[tuple[str, ...], dict[str, A
             continue
         words.append(_WORDS.get((name, value)) or _option_words(name, value))
         beside = next((one.beside for one in switches().values() if name in one.options), None)
-        if beside:
+        if beside and beside != "offload":
             allow.append(beside)
         else:
-            options[name] = value
+            options[name] = int(value) if isinstance(value, float) and value.is_integer() else value
     settings |= {"search.allow": allow} if allow else {}
     if options:
         settings["workload.framework_options"] = options
@@ -291,6 +303,10 @@ def _needs(problem: Problem, way: Problem) -> tuple[tuple[str, ...], dict[str, A
 
 
 def _option_words(name: str, value: object) -> str:
+    if name == "offload_layers":
+        return f"activations of {value:g} layers on the hosts"
+    if name == "offload_modules":
+        return f"activations of {value} on the hosts"
     if name == "moe_routing_groups":
         groups, _, chosen = str(value).partition("/")
         return f"routing to {chosen} of {groups} groups of experts"

@@ -1002,6 +1002,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
         (f"with {workload.optimizer}", dict(able.optimizer_constraints).get(workload.optimizer, ())),
         *((f"with {option}", dict(able.option_constraints).get(option, ())) for option in options),
         (f"with {batching}", dict(able.batching_constraints).get(batching, ())),
+        ("with layers on the host", able.offloaded_layer_constraints * sends_layers(problem, able)),
         (  # bitsandbytes cuts none of its tensors but the packed ones
             f"with {base} weights",
             ("tensor_parallel_size == 1", "zero_stage <= 2")[: 1 if cuts_base(problem, able) else 2]
@@ -1103,9 +1104,16 @@ def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
     if optimizer_named(problem.workload.optimizer).paged:
         return PAGED
     options = problem.workload.framework_options
-    if able.offloads_modules and options.get("offload_modules", "all") == "all":
+    named = options.get("offload_modules", "all") != "all" or sends_layers(problem, able)
+    if able.offloads_modules and not named:
         return tuple(word for word in able.offload if "activations" not in word)
     return able.offload
+
+
+def sends_layers(problem: Problem, able: Capabilities) -> bool:
+    """Return whether activations that are offloaded are those of a stated number of whole layers."""
+    stated = bool(problem.workload.framework_options.get("offload_layers"))
+    return stated and bool(able.offloaded_layer_constraints)
 
 
 def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

@@ -229,7 +229,9 @@ def switched(found: Target, known: FrameworkFacts) -> dict[str, object]:
     """Switches in the words of judges; where a fact is one, under its own name behind ``facts.``."""
     config = found.config
     facts = {f"facts.{one.name}": getattr(known, one.name) for one in fields(known)}
-    away = known.offload_modules.split("+") if "activations" in config.offload else []
+    layers = known.offload_layers
+    sent = [f"{layers:g} layers"] if layers else known.offload_modules.split("+")
+    away = sent if "activations" in config.offload else []
     return facts | {
         "facts.overlap_tensor": known.overlap_tensor and config.sequence_parallel,
         "facts.recompute_modules": sorted(known.recomputed),

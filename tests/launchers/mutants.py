@@ -111,6 +111,12 @@ def _megatron_lm_options() -> list[Mutant]:
          {"low_precision_weights": True, "precision_recipe": "fp8-current"}, True),
         ("inputs of no experts on the host", LLAMA, replace(PLAIN, offload="activations"), "bf16",
          {"offload_modules": "moe_act"}, False),
+        ("all layers on the host", LLAMA, replace(PLAIN, offload="activations"), "bf16",
+         {"offload_layers": LLAMA.num_layers}, True),
+        ("replayed layers on the host", LLAMA, replace(replayed, offload="activations"), "bf16",
+         {"offload_layers": 3}, True),
+        ("layers on the host in graphs of parts", LLAMA, replace(PLAIN, offload="activations"), "bf16",
+         {"offload_layers": 3, "cuda_graph": "attn"}, True),
     ]  # fmt: skip
     return [
         Mutant(name, of(model, config, precision=precision, framework_options=options), noticed=noticed)

@@ -290,6 +290,10 @@ LOW: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
 GRAPHS: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
     (STATES, {"framework_options": {"cuda_graph": scope}}) for scope in ("attn", "full_iteration")
 )
+LAYERS_AWAY: tuple[Configuration, dict[str, object]] = (
+    replace(STATES, offload="activations"),
+    {"framework_options": {"offload_layers": 3}},
+)
 TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     "accelerate": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
@@ -334,8 +338,10 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"optimizer": "muon"}),
     ),
     "deepspeed": ((SHARDS, {"optimizer": "adamw-pure-bf16"}),),
-    "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS),
-    "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS),
+    "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS, LAYERS_AWAY),
+    "megatron-bridge": (
+        (STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS, LAYERS_AWAY
+    ),
     "ms-swift": (
         (STATES, {"optimizer": "adamw-bf16"}),
         (STATES, {"framework_options": {"gradient_dtype": "bf16"}}),

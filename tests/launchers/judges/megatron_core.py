@@ -98,6 +98,8 @@ def switches_of(config: typing.Any) -> Seen:
         "facts.loss_fused": config.cross_entropy_loss_fusion,
         "activations_on_host": sorted(config.offload_modules or ())
         if config.fine_grained_activation_offloading
+        else [f"{config.cpu_offloading_num_layers} layers"]
+        if config.cpu_offloading
         else [],
         "precision": "fp8"
         if config.fp8 or config.fp4

@@ -173,4 +173,4 @@ def step_s(workload: Workload, found: Target) -> float:
 def test_every_flag_that_an_export_refuses_is_refused_by_the_table() -> None:
     own = {name.removeprefix("--").replace("-", "_") for name in refused_flags()}
     assert {row.role for name, row in table().items() if name in own} == {"refused"}
-    assert "--cpu-offloading-num-layers" in refused_flags()
+    assert "--fp4-param-gather" in refused_flags()

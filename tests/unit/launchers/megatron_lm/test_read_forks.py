@@ -133,7 +133,6 @@ NOT_THE_TRAINERS = {
     # Megatron-LM's, without a price
     "--experimental-attention-variant dsa": "other kinds of attention",
     "--export-kd-teacher-load teacher": "which model it learns from",
-    "--cpu-offloading-num-layers 4": "on the host",
     # of others
     "--lora-r 8": "which weights are trained",
     "--outer-optimizer nesterov --outer-sync-interval 50": FORK,  # gradients seldom meet

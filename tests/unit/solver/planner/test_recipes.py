@@ -110,6 +110,18 @@ def test_a_recipe_is_named_where_it_is_faster_than_the_first_plan_by_more_than_o
     assert levers(problem, profile, replace(answer, plans=(slower,))) == ["NVIDIA's recipe"]
 
 
+def test_a_recipe_that_keeps_layers_on_the_hosts_says_so() -> None:
+    # Llama 3 70B on 64 GB200 under Megatron-FSDP: half of the layers' activations leave, and 32 % of risk
+    problem, profile = asked("llama-3-70b", "gb200-nvl72", 16, 256, seq_length=8192, precision="fp8")
+    found = fastest_recipe(problem, profile, precision="fp8")
+    assert found is not None
+    assert (found.config.zero_stage, found.config.offload) == (3, "activations")
+    assert found.settings["search.allow"] == ["offload"]
+    assert found.settings["workload.framework_options"] == {"offload_layers": 40}
+    assert found.needs[0] == "activations of 40 layers on the hosts"
+    assert found.effect == "activations on the hosts"
+
+
 def test_needs_are_one_line() -> None:
     assert in_words(["a"]) == "a"
     assert in_words(["a", "b", "c"]) == "a, b and c"
