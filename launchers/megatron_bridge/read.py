@@ -354,7 +354,7 @@ def _overrides(words: Sequence[Word]) -> list[Override]:
 _LEAST_NAMES = 2
 _PARTS = tuple(f"model.{name}" for name in BRIDGE_PARTS.values())
 _READ = ("model.", "train.", "ddp.", "dist.", "optimizer.", "checkpoint.")  # with Megatron's own names
-_TAKEN_APART = (*_LENGTHS, _DDP)
+_TAKEN_APART = (*_LENGTHS, _DDP, "model.cpu_offloading")
 _LAYERS_AWAY = "model.cpu_offloading_num_layers"
 _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read after the others
 
@@ -454,7 +454,8 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
             given.faults.append(unknown_fault(key[:64], unknown, line))
     given.stop()
     _take_out(values)
-    if not _is_on(values.pop("model.cpu_offloading", None)) and values.pop(_LAYERS_AWAY, None):
+    if not _is_on(values.get("model.cpu_offloading")) and _LAYERS_AWAY in values:
+        del values[_LAYERS_AWAY]
         given.note(f"{_LAYERS_AWAY} does nothing without model.cpu_offloading=true")
     for key, (text, line) in values.items():
         name = key.partition(".")[2] or key

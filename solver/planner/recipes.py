@@ -69,7 +69,11 @@ class Candidate:
         """Return what it changes most."""
         allowed = {*self.settings.get("search.allow", ())}
         options = {*self.settings.get("workload.framework_options", ())}
-        if allowed - {EVERY_SWITCH, "offload"} or options - _PLACES or "workload.precision" in self.settings:
+        if (
+            allowed - {EVERY_SWITCH, "offload"}
+            or options - _PLACES
+            or "workload.precision" in self.settings
+        ):
             return "numerics"
         if EVERY_SWITCH in allowed:
             return "not in a stock installation"

@@ -81,7 +81,7 @@ def test_what_stays_on_the_gpu_shrinks_by_the_layers_that_go() -> None:
         ({"offload_layers": 79}, {}, ""),
         ({"offload_layers": 40, "cuda_graph": "full_iteration"}, {}, ""),
         ({}, {}, "named modules or of some layers"),
-        # Megatron-LM d98e8a64, transformer_config.py, raises for each of these: 1891, 1896, 1884, 2127, 2800
+        # Megatron-LM d98e8a64, transformer_config.py, raises for each: 1891, 1896, 1884, 2127, 2800
         (
             {"offload_layers": 40},
             {"pipeline_parallel_size": 2, "stage_layers": (40, 40), "data_parallel_size": REPLICAS // 2,
