@@ -315,7 +315,8 @@ _COMPOSED = {  # names of ``_fact_values`` that are put together
         f"{kind} rotary scaling{of}"
         for kind in get_args(RotaryScalingKind)
         for of in ("", " by a fraction", " by a whole factor", " by an attention factor",
-                   " by another factor than 8", " of latent attention", " of other wavelengths")
+                   " by another factor than 8", " of latent attention", " of other wavelengths",
+                   " of latent attention, of other wavelengths")
     ),
     *(
         f"{part}{gate} {activation}"
@@ -545,9 +546,10 @@ def _position_facts(model: ModelSpec) -> dict[str, bool]:
             other = "" if scaling.factor == _LLAMA_3_FACTOR else " by another factor than 8"
             name += other if usual else " of other wavelengths"
         elif scaling.kind == "yarn" and model.mla:
-            given = (scaling.beta_fast, scaling.beta_slow, original, scaling.truncate)
-            usual = given == (32, 1, 4096, True) and scaling.attention_factor is None
-            name += " of latent attention" if usual else " of other wavelengths"
+            usual = (scaling.beta_fast, scaling.beta_slow, original) == (32, 1, 4096)
+            plain = scaling.truncate and scaling.attention_factor is None
+            wavelengths = " of latent attention" if usual else " of latent attention, of other wavelengths"
+            name += wavelengths if plain else " of other wavelengths"
         elif scaling.kind == "yarn":
             name += "" if scaling.attention_factor is None else " by an attention factor"
         elif scaling.kind == "linear":

@@ -80,6 +80,7 @@ FP8_RECIPES = {
 }
 LOW_GRADIENTS = "_bf16_grad_reduce"
 CONFIG_CLASS = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
+_OF_LOW_WEIGHTS = ("fp8_param_gather", "reuse_grad_buf_for_mxfp8_param_ag")
 _IN_LOW_PRECISION = ("fp16_mixed",)  # recipes that reduce gradients in 16 bits themselves
 # Values of the recipes in addition to the plain one of their precision.
 _OF_RECIPES: dict[str, dict[str, str]] = {
@@ -124,7 +125,11 @@ def reduces_in_fp32(target: Target) -> bool:
 def mixed_precision(target: Target) -> list[tuple[str, object]]:
     """Return the overrides in order: the recipe's name if it was priced, else all of its values."""
     name, in_fp32 = recipe(target), reduces_in_fp32(target)
-    if in_fp32 is (name not in _IN_LOW_PRECISION):
+    own = _OF_RECIPES[name]
+    if "fp8_param_gather" in own and not bridge_facts(target).low_precision_weights:
+        own = {key: value for key, value in own.items() if key not in _OF_LOW_WEIGHTS}
+        own["fp8_param_gather"] = "false"
+    if in_fp32 is (name not in _IN_LOW_PRECISION) and own == _OF_RECIPES[name]:
         return [("mixed_precision", name)]
     kind, dtype = ("fp16", "float16") if name.startswith("fp16") else ("bf16", "bfloat16")
     torch_dtype = f"{{_target_:torch.{dtype},_call_:false}}"
@@ -134,7 +139,7 @@ def mixed_precision(target: Target) -> list[tuple[str, object]]:
         "params_dtype": torch_dtype,
         "pipeline_dtype": torch_dtype,
         "grad_reduce_in_fp32": str(in_fp32).lower(),
-        **_OF_RECIPES[name],
+        **own,
     }
     text = ",".join(f"{key}:{value}" for key, value in values.items())
     return [("mixed_precision", None), ("mixed_precision", f"{{{text}}}")]
@@ -378,6 +383,15 @@ def _delta_nets(model: ModelSpec, mixer: MixerSpec) -> Values:
     }
 
 
+def _wavelengths(model: ModelSpec) -> Values:
+    """Return where YaRN begins and ends, unless they are the defaults of ``MLATransformerConfig``."""
+    scaling = model.rotary_scaling
+    if scaling is None or scaling.kind != "yarn":
+        return {}
+    usual = {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
+    return {name: getattr(scaling, name) for name in usual if getattr(scaling, name) != usual[name]}
+
+
 def _model(model: ModelSpec) -> Values:
     values = model_values(model) | {"should_pad_vocab": True}
     del values["max_position_embeddings"]  # gpt_provider.py: max_sequence_length=self.seq_length
@@ -387,6 +401,7 @@ def _model(model: ModelSpec) -> Values:
         values |= expert_values(model, model.moe)
         values["moe_layer_freq"] = f"'{values['moe_layer_freq']}'"  # quoted for Hydra, too
     values |= latent_values(model.mla) if model.mla else {}
+    values |= _wavelengths(model) if model.mla else {}
     values |= _delta_nets(model, model.mixer) if model.mixer else {}
     if model.tower is not None:  # positions of three axes, which text has alike
         values["position_embedding_type"] = "mrope"
@@ -452,7 +467,7 @@ def export(target: Target) -> ExportBundle:
     )
 
 
-_WRITTEN = ("offload_layers", "offload_modules", "adapter_dropout", "dora")
+_WRITTEN = ("low_precision_weights", "offload_layers", "offload_modules", "adapter_dropout", "dora")
 
 
 def found_warnings(target: Target) -> Iterator[str]:

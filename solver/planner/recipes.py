@@ -44,7 +44,10 @@ _CORE = ("megatron-core", "nemo", "megatron-core-ci")  # frameworks that run the
 _OWNERS = {"NVIDIA": "NVIDIA", "NVIDIA-NeMo": "NVIDIA", "pytorch": "PyTorch"}
 _MLPERF = re.compile(r"mlcommons/[^:]*:([^/]+)/")
 STATES = {"adamw-bf16": "16-bit Adam states", "adamw-8bit": "8-bit Adam states"}
-_PLACES = {"offload_layers", "offload_modules"}  # options that change no number
+_NUMERICS = {  # options that change what is computed; others name kernels and places
+    "fp8_attention", "low_precision_dispatch", "low_precision_gathers", "low_precision_weights",
+    "moe_capacity_factor", "moe_routing_groups", "precision_recipe",
+}  # fmt: skip
 _WORDS = {
     ("gradient_dtype", "bf16"): "bf16 gradients",
     ("low_precision_weights", True): "weights gathered in 8 bits",
@@ -69,16 +72,13 @@ class Candidate:
         """Return what it changes most."""
         allowed = {*self.settings.get("search.allow", ())}
         options = {*self.settings.get("workload.framework_options", ())}
-        if (
-            allowed - {EVERY_SWITCH, "offload"}
-            or options - _PLACES
-            or "workload.precision" in self.settings
-        ):
+        changed = allowed - {EVERY_SWITCH, "offload"} or options & _NUMERICS
+        if changed or "workload.precision" in self.settings:
             return "numerics"
         if EVERY_SWITCH in allowed:
             return "not in a stock installation"
-        if allowed:
-            return "activations on the hosts"
+        if allowed or options:
+            return "activations on the hosts" if allowed else "other kernels"
         return "a higher risk" if self.settings else "its own layout"
 
 

@@ -258,7 +258,7 @@ def _workloads(problem: Problem, launcher: str) -> list[Workload]:
         precisions.append("fp8")
     optimizers = list(dict.fromkeys([workload.optimizer, *(name for name in OPTIMIZERS if name in allow)]))
     return [
-        replace(with_recipe(workload, precision, limits), optimizer=optimizer)
+        with_recipe(replace(workload, optimizer=optimizer), precision, limits)
         for precision in precisions
         for optimizer in optimizers
     ]

@@ -351,19 +351,19 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
     low = recipe if recipe in FORMATS and workload.precision == "fp8" else workload.precision
     if low != workload.precision and no_8_bits:
         recipes = ()  # reported for the precision
-    if with_recipe(workload, workload.precision, able) != workload:
+    if workload.precision == "fp8" and able.fp8_recipe and recipe == "none":
         yield FieldError(
             pointer="/workload/framework_options/precision_recipe",
             message=f"{name} needs an fp8 recipe",
             allowed=", ".join(one for one in able.recipes if one != "none"),
             nearest=able.fp8_recipe,
         )
-    elif workload.precision == "fp8" and workload.optimizer == "muon" and "muon" in able.optimizers:
+    elif _deals_low_weights(workload, able):
         yield FieldError(
-            pointer="/workload/precision",
-            message=f"{name} has muon with products in 16 bits: weights in 8 bits need Adam's shards",
-            allowed="bf16, fp16",
-            nearest="bf16",
+            pointer="/workload/framework_options/low_precision_weights",
+            message="true, but muon has no shards of Adam's, which weights in 8 bits need",
+            allowed="false",
+            nearest="false",
         )
     elif _halves_differ(workload, able):
         yield FieldError(
@@ -413,11 +413,25 @@ def _halves_differ(workload: Workload, able: Capabilities) -> bool:
 
 
 def with_recipe(workload: Workload, precision: str, able: Capabilities) -> Workload:
-    """Return the workload in a precision; in 8 bits with the launcher's recipe if none is stated."""
-    changed, options = replace(workload, precision=precision), workload.framework_options
-    if precision != "fp8" or not able.fp8_recipe or options.get("precision_recipe", "none") != "none":
-        return changed
-    return replace(changed, framework_options={**options, "precision_recipe": able.fp8_recipe})
+    """Return the workload in a precision; in 8 bits with the launcher's recipe if none is stated.
+
+    Muon keeps weights in 16 bits then, as NVIDIA's recipes of Kimi-K2 do (Megatron-Bridge 0.5.0,
+    ``scripts/performance/configs/kimi set_kimi_k2_common_configs``).
+    """
+    changed, options = replace(workload, precision=precision), dict(workload.framework_options)
+    if precision == "fp8" and able.fp8_recipe and options.get("precision_recipe", "none") == "none":
+        options["precision_recipe"] = able.fp8_recipe
+    if "low_precision_weights" not in options and _deals_low_weights(changed, able):
+        options["low_precision_weights"] = False
+    return replace(changed, framework_options=options)
+
+
+def _deals_low_weights(workload: Workload, able: Capabilities) -> bool:
+    """Return whether Muon, which deals out whole matrices, meets weights in 8 bits under Megatron-Core."""
+    if workload.precision != "fp8" or workload.optimizer != "muon" or "muon" not in able.optimizers:
+        return False
+    usual = framework_facts(framework_of(able.launcher)).low_precision_weights
+    return bool(workload.framework_options.get("low_precision_weights", usual))
 
 
 def beyond_positions(problem: Problem) -> tuple[str, ...]:

@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.launchers.megatron_bridge.export import override_parts
 from meshwright.launchers.reading.base import LaunchFile, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
+from meshwright.profiles.capabilities import launcher_capabilities, model_facts
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+from meshwright.service.requests.parse import parse_problem
 from tests.launchers.plans import CASES
 
 _OFFLOADED = CASES["megatron-bridge"]["llama-3.1-70b-offloaded"]  # which weights in 8 bits exclude
@@ -179,8 +183,13 @@ def test_a_recipes_activation_is_warned_of_only_where_recipes_have_another(
     assert [one.partition(": ")[2] for one in said if "activation" in one] == warned
 
 
-@pytest.mark.parametrize(("stage", "name"), [(0, "muon"), (1, "dist_muon")])
-def test_muon_deals_its_matrices_to_data_parallel_ranks_and_is_read_back(stage: int, name: str) -> None:
+@pytest.mark.parametrize(
+    ("stage", "name", "precision"),
+    [(0, "muon", "bf16"), (1, "dist_muon", "bf16"), (1, "dist_muon", "mxfp8")],
+)
+def test_muon_deals_its_matrices_to_data_parallel_ranks_and_is_read_back(
+    stage: int, name: str, precision: str
+) -> None:
     ranks = FOUND.config.tensor_parallel_size * FOUND.config.data_parallel_size
     config = replace(
         FOUND.config, tensor_parallel_size=1, sequence_parallel=False, data_parallel_size=ranks,
@@ -188,6 +197,9 @@ def test_muon_deals_its_matrices_to_data_parallel_ranks_and_is_read_back(stage: 
         num_microbatches=FOUND.config.num_microbatches // FOUND.config.tensor_parallel_size,
     )  # fmt: skip
     workload = replace(FOUND.workload, optimizer="muon", precision="bf16")
+    if precision == "mxfp8":  # its weights stay in 16 bits: NVIDIA's recipes of Kimi-K2
+        options: dict[str, str | bool] = {"precision_recipe": "mxfp8", "low_precision_weights": False}
+        workload = replace(workload, precision="fp8", framework_options=options)
     found = replace(
         FOUND,
         plan=replace(FOUND.plan, config=config),
@@ -197,7 +209,46 @@ def test_muon_deals_its_matrices_to_data_parallel_ranks_and_is_read_back(stage: 
     assert f"    optimizer.optimizer={name}\n" in files["plan_args.sh"]
     assert "    ddp.use_distributed_optimizer=false\n" in files["plan_args.sh"]
     assert "    ddp.overlap_param_gather=false\n" in files["plan_args.sh"]
+    assert "fp8_param_gather:true" not in files["plan_args.sh"]
     back = read(files)
     assert back.configuration is not None
     assert (back.workload, back.configuration.zero_stage) == (workload, stage)
     assert back.configuration.zero_shard_size == config.zero_shard_size
+
+
+def test_muon_in_eight_bits_keeps_weights_in_sixteen() -> None:
+    asked = {
+        "model": {"name": "kimi-k2"},
+        "cluster": {"name": "gb300-nvl72", "num_nodes": 64},
+        "workload": {
+            "global_batch_size": 4096, "seq_length": 4096, "precision": "mxfp8", "optimizer": "muon",
+        },
+        "launcher": "megatron-bridge",
+    }  # fmt: skip
+    found = parse_problem(asked)
+    assert found.workload.framework_options["low_precision_weights"] is False
+    asked["workload"]["framework_options"] = {"low_precision_weights": True}  # type: ignore[index]
+    with pytest.raises(InvalidProblemError, match="muon has no shards of Adam's"):
+        parse_problem(asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "written"),
+    [
+        ({}, ["model.beta_fast=1.0"]),
+        ({"beta_slow": 2.0}, ["model.beta_fast=1.0", "model.beta_slow=2.0"]),
+        ({"beta_fast": 32.0}, []),
+    ],
+)
+def test_wavelengths_of_latent_attention_are_written_unless_they_are_usual(
+    changes: dict[str, float], written: list[str]
+) -> None:
+    # Megatron-LM d98e8a64, transformer_config.py:3321: beta_fast 32, beta_slow 1
+    kimi = find_model("kimi-k2")
+    assert kimi.rotary_scaling is not None
+    model = replace(kimi, rotary_scaling=replace(kimi.rotary_scaling, **changes))  # type: ignore[arg-type]
+    text = "\n".join(line for _, lines in override_parts(replace(FOUND, problem=replace(
+        FOUND.problem, model=model))) for line in lines)  # fmt: skip
+    assert [one for one in text.splitlines() if one.startswith("model.beta_")] == written
+    scaled = {fact for fact in model_facts(model) if fact.startswith("yarn")}
+    assert scaled <= {*launcher_capabilities("megatron-bridge").model_facts}

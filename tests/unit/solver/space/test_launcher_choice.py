@@ -40,11 +40,8 @@ QLORA = {"lora_rank": 16, "base_precision": "nf4"}
     [
         ("llama-3.1-8b", {}, "megatron-lm"),
         ("deepseek-v3", {"num_nodes": 256}, "megatron-lm"),
-        (
-            "kimi-k2",
-            {"num_nodes": 256},
-            "ms-swift",
-        ),  # YaRN wavelengths that Megatron-LM's flags do not state
+        # YaRN wavelengths that Megatron-LM's flags do not state
+        ("kimi-k2", {"num_nodes": 256}, "megatron-bridge"),
         ("olmo-2-7b", {}, "accelerate"),  # norms behind the MLP: a user's own script builds them, compiled
         ("llama-3.1-8b", {"lora_rank": 16}, "trl"),
         ("llama-3.1-8b", QLORA, "trl"),
