@@ -31,6 +31,7 @@ from meshwright.launchers.reading.adapters import (
     require_whole_weights,
     stored_as_qlora,
     trained_whole,
+    with_layers_apart,
 )
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import World, accelerates_options, commands_beside
@@ -58,7 +59,7 @@ from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY
-from meshwright.profiles.storage import is_packed
+from meshwright.profiles.storage import is_cut
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import OFFLOAD, Configuration
@@ -146,7 +147,8 @@ def _take_model(fields: Fields, known: Known) -> None:
     take_model(fields, known, "base_model")
     if fields.raw(_PROCESSOR):  # before adapters, which may be of the tower's layers
         require_tower(known.model(), _PROCESSOR)
-    model = labelled(fields, _with_listed_experts(fields, known.model()), _preferences(fields))
+    model = with_layers_apart(fields, _with_listed_experts(fields, known.model()))
+    model = labelled(fields, model, _preferences(fields))
     known.overrides = replace(known.overrides, model=model)
 
 
@@ -287,13 +289,13 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
         own = _is_cut(fields) and _version(fields) == _FSDP2 and not fields.flag(_OFFLOADS)
-        optimizer = found["optimizer"] if own and kind == "qlora" else name
+        optimizer = found["optimizer"] if own else name
         found = {"optimizer": optimizer, "base_precision": base_of(fields, nested=True)}
-        if _is_cut(fields) and kind == "lora":
+        if _is_cut(fields) and kind == "lora" and _version(fields) != _FSDP2:
             fields.fault(
                 _QUANTISED[kind],
-                _WHY_NO_8_BITS[_version(fields) == _FSDP2],
-                allowed="false, or adapter: qlora with load_in_4bit",
+                "its trainer refuses weights of 8 bits under FSDP1: torch flattens no integers",
+                allowed="false, or fsdp_version: 2",
             )
         where = "FSDP" if _is_cut(fields) else "replicas"
         fields.note(f"weights of 4 or 8 bits under Axolotl are predicted as on accelerate's {where}")
@@ -408,11 +410,11 @@ def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     if _scatters(fields) and parted(tuned["lora_targets"])[1]:
         found["wraps_experts"] = False
     if fields.flag(_EXPERTS):
-        if is_packed(tuned.get("base_precision", "bf16")):
+        if is_cut(tuned.get("base_precision", "bf16")):
             found["quantizes_experts"] = True
         else:
             fields.fault(
-                _EXPERTS, "is supported with load_in_4bit alone", allowed="false, or load_in_4bit: true"
+                _EXPERTS, "its trainer refuses it without load_in_4bit or load_in_8bit", allowed="false"
             )
     return found
 
@@ -429,12 +431,7 @@ def _preferences(fields: Fields) -> Kind | None:
 
 
 _QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantization_config
-# torch 2.13, distributed/fsdp/_flat_param.py:810: "Cannot flatten integer dtype tensors". Axolotl 0.19
-# teaches FSDP2 to cut ``Int8Params`` (monkeypatch/fsdp2_qlora.py:54).
-_WHY_NO_8_BITS = (
-    "its trainer refuses weights of 8 bits under FSDP1: torch flattens no integers",
-    "weights of 8 bits that are cut over ranks are not supported",
-)
+# torch 2.13, distributed/fsdp/_flat_param.py:810: "Cannot flatten integer dtype tensors".
 
 
 def _is_quantised(fields: Fields, kind: str) -> bool:
@@ -834,7 +831,7 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     others = _version(fields) == 1 or fields.flag(_OFFLOADS)
     if _is_cut(fields) and others:
         return "accelerate"
-    if "base_precision" in tuned and not (_is_cut(fields) and is_packed(tuned["base_precision"])):
+    if "base_precision" in tuned and not (_is_cut(fields) and is_cut(tuned["base_precision"])):
         return "accelerate"
     planned = "optimizer_rank" in tuned or tuned.get("optimizer") in UNPAGED  # planned without FSDP
     planned |= _rounds(fields) or fields.integer(SIZE, 1) > 1

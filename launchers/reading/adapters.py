@@ -7,6 +7,7 @@ Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
@@ -19,11 +20,14 @@ from meshwright.profiles.adapters import (
     LORA_TARGETS,
     NORMS,
     PARAMETER_TARGETS,
+    SHARED_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
+    class_targets,
     linear_names,
     names_every,
     of_linear_experts,
+    shared_targets,
     single_blocks,
     single_names,
 )
@@ -303,9 +307,32 @@ def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
     """Return the targets that a name means in the class of the model."""
     if model is None:
         return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
-    return layers_called(model.layer_names, word, single_names(model)) or (
-        (word,) if word in LORA_TARGETS else ()
+    shared = tuple(one for one in shared_targets(model) if class_targets(model, (one,))[0] == _shared(word))
+    named = (word,) if word in LORA_TARGETS and word not in SHARED_TARGETS else ()
+    return layers_called(model.layer_names, word, single_names(model)) or shared or named
+
+
+def _shared(word: str) -> str:
+    """Return a layer of shared experts without the MLP that has them."""
+    return word.removeprefix("mlp.").removeprefix("feed_forward.")
+
+
+def with_layers_apart(fields: Fields, model: ModelSpec) -> ModelSpec:
+    """Return a model whose own code has queries, keys and values apart, where its adapters name them.
+
+    Conversions for adapters are such: LnL-AI/dbrx-base-converted-v2 (Axolotl 0.19,
+    examples/archived/dbrx/README.md). transformers' class has no layers with these names, so peft would
+    adapt none.
+    """
+    said = fields.raw(next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0]))
+    named = isinstance(said, list) and {*_PEFTS_OWN, "k_proj"} <= {str(word) for word in said}
+    if not (named and model.fused_qkv and fields.flag("trust_remote_code")):
+        return model
+    fields.note(
+        f"assuming that the checkpoint's own code has q_proj, k_proj and v_proj apart: {model.title} of "
+        "transformers has them in one layer"
     )
+    return replace(model, fused_qkv=False)
 
 
 def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:

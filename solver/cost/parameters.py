@@ -25,7 +25,7 @@ from meshwright.profiles.adapters import (
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
-from meshwright.profiles.storage import PACKED_BYTES, WHOLE_PRECISIONS, is_packed, storage_of
+from meshwright.profiles.storage import WHOLE_PRECISIONS, is_cut, is_packed, storage_of
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows, wraps_experts
@@ -290,9 +290,14 @@ def _moved_bytes(ctx: Context) -> tuple[float, float]:
 
 def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes moved to make a layer's weights bf16, in each forward and backward pass."""
-    weights = _converted_weights(ctx, kind)
+    weights, storage = _converted_weights(ctx, kind), storage_of(ctx.held_precision)
     forward, backward = _moved_bytes(ctx)
-    return forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
+    moved = forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
+    if storage is None or storage.stacked_bytes is None:
+        return moved
+    stacked = np.where(ctx.converts, _stacked(ctx, kind), 0.0)
+    own, again = storage.stacked_bytes
+    return moved[0] + (own - forward) * stacked, moved[1] + (again - backward) * stacked
 
 
 def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) -> list[FloatArray]:
@@ -302,7 +307,7 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) ->
     where gradients of twice their bytes come. ``first``: before that backward pass.
     """
     zero = np.zeros_like(ctx.t)
-    if ctx.facts.quantizes_experts and is_packed(ctx.held_precision):
+    if ctx.facts.quantizes_experts and is_cut(ctx.held_precision):
         return [*(2.0 * _stacked(ctx.of(one), one.kind) for one in kinds), zero, zero]
     storage = storage_of(ctx.held_precision)
     if storage is not None and storage.keeps_whole:
@@ -372,12 +377,12 @@ def base_bytes_beyond(
 
 
 def _packed_bytes(ctx: Context, kinds: Sequence[LayerShape], here: FloatArray) -> list[FloatArray]:
-    """Return the bytes of every part's 4-bit shards beyond shards of 2 bytes a weight: scales are whole."""
+    """Return what shards of few bits take beyond shards of 2 bytes a weight, by part: scales are whole."""
     found = [np.zeros_like(ctx.t) for _ in range(len(kinds) + 2)]
     for part, one in enumerate(kinds):
         for layer in _quantized(ctx.of(one), one.kind):
             share = (ctx.expert_replicas if layer.experts else ctx.dense_replicas).sharing
-            saved = here * (2.0 - PACKED_BYTES) * layer.inputs * layer.outputs / share
+            saved = here * (2.0 - ctx.layer_bytes_sent) * layer.inputs * layer.outputs / share
             found[part] += (scale_bytes(layer, ctx.workload.base_precision) - saved) * _on_rank(ctx, layer)
     return found
 
