@@ -324,9 +324,9 @@ def with_layers_apart(fields: Fields, model: ModelSpec) -> ModelSpec:
     examples/archived/dbrx/README.md). transformers' class has no layers with these names, so peft would
     adapt none.
     """
-    said = fields.raw(next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0]))
+    said = next((fields.peek(name) for name in _TARGETS if fields.peek(name)), None)
     named = isinstance(said, list) and {*_PEFTS_OWN, "k_proj"} <= {str(word) for word in said}
-    if not (named and model.fused_qkv and fields.flag("trust_remote_code")):
+    if not (named and model.fused_qkv and str(fields.peek("trust_remote_code")).lower() == "true"):
         return model
     fields.note(
         f"assuming that the checkpoint's own code has q_proj, k_proj and v_proj apart: {model.title} of "
