@@ -28,8 +28,10 @@ from meshwright.launchers.reading.adapters import (
     of_trainer,
     options_of,
     refuse_uncounted,
+    require_replicas,
     require_whole_weights,
     stored_as_qlora,
+    stored_base,
     trained_whole,
     with_layers_apart,
 )
@@ -144,7 +146,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
 
 def _take_model(fields: Fields, known: Known) -> None:
     """Take the named model as Axolotl loads it."""
-    take_model(fields, known, "base_model")
+    take_model(fields, known, _MODEL, frozen=True)
     if fields.raw(_PROCESSOR):  # before adapters, which may be of the tower's layers
         require_tower(known.model(), _PROCESSOR)
     model = with_layers_apart(fields, _with_listed_experts(fields, known.model()))
@@ -299,6 +301,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
             )
         where = "FSDP" if _is_cut(fields) else "replicas"
         fields.note(f"weights of 4 or 8 bits under Axolotl are predicted as on accelerate's {where}")
+    found |= _stored(fields, known.model(), kind)
     if kind not in _ADAPTERS and not fields.has("deepspeed"):
         # FSDP1 casts trained weights up (accelerate, accelerator.py); without FSDP they stay in bf16
         if not _is_cut(fields) or _is_half(fields):
@@ -321,6 +324,24 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         found["lora_targets"] = (*layers, *parted(named)[1])
     found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)
     return projected | found
+
+
+_MODEL, _GPTQ = "base_model", "gptq"
+
+
+def _stored(fields: Fields, model: ModelSpec, kind: str) -> dict[str, Any]:
+    """Return the type of frozen weights that a checkpoint has in few bits (0.19 loaders/model.py:679).
+
+    ``gptq`` has to agree with the checkpoint (loaders/utils.py:116), which is loaded as it is without it.
+    """
+    base = stored_base(fields, model, int(kind in _ADAPTERS))
+    if fields.flag(_GPTQ) and not str(base).startswith(_GPTQ):
+        fields.fault(_GPTQ, f"its trainer refuses it: {model.title} is not stored in GPTQ", allowed="false")
+    if base is None:
+        return {}
+    cut = _is_cut(fields) or fields.has("deepspeed")
+    require_replicas(fields, base, shards=cut, why="next to FSDP and DeepSpeed they are not priced")
+    return {"base_precision": base}
 
 
 _RESTARTS = "relora"

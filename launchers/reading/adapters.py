@@ -467,16 +467,17 @@ def stored_base(fields: Fields, model: ModelSpec, rank: int) -> BasePrecision | 
     return base
 
 
-def require_replicas(fields: Fields, base: BasePrecision, *, shards: bool) -> None:
-    """Refuse a checkpoint of few bits under ZeRO-3 and FSDP, as LLaMA-Factory does.
+# LLaMA-Factory 0.9.5, model/model_utils/quantization.py:95
+_ITS_REFUSAL = "LLaMA-Factory refuses them under ZeRO-3 and FSDP"
 
-    LLaMA-Factory 0.9.5, model/model_utils/quantization.py:95.
-    """
+
+def require_replicas(fields: Fields, base: BasePrecision, *, shards: bool, why: str = _ITS_REFUSAL) -> None:
+    """Refuse a checkpoint of few bits under ZeRO-3 and FSDP; ``why``: what the trainer does."""
     if shards:
         name = next((name for name in _OF_MODELS if fields.has(name)), _OF_MODELS[0])
         fields.fault(
             name,
-            f"weights in {base} are not cut over ranks: LLaMA-Factory refuses them under ZeRO-3 and FSDP",
+            f"weights in {base} are not cut over ranks: {why}",
             allowed="without ZeRO-3 and FSDP",
         )
         fields.stop()

@@ -710,6 +710,24 @@ def test_experts_in_one_tensor_are_of_as_few_bits_as_the_layers(kind: str, bits:
         read(text.replace("qlora", "lora"), Overrides(num_gpus=8), "a.yml")
 
 
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("TheBloke/Llama-2-7B-GPTQ", "gptq"), ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "awq")],
+)
+def test_a_checkpoint_of_few_bits_is_frozen_as_it_is_stored(name: str, base: str) -> None:
+    text = AXOLOTL.replace("mistralai/Mistral-7B-v0.1", name)
+    adapted = f"{text}adapter: lora\nlora_target_modules: [q_proj]\n"
+    found = read(f"{adapted}gptq: {str(base == 'gptq').lower()}\n", Overrides(num_gpus=2), "a.yml")
+    assert (found.launcher, found.workload.base_precision) == ("accelerate", base)
+    for lines, why in (
+        (text, f"weights in {base} are frozen"),
+        (f"{adapted}fsdp_version: 2\nfsdp_config: {{reshard_after_forward: true}}\n", "FSDP and DeepSpeed"),
+        (f"{AXOLOTL}adapter: lora\nlora_target_modules: [q_proj]\ngptq: true\n", "is not stored in GPTQ"),
+    ):
+        with pytest.raises(InvalidProblemError, match=why):
+            read(lines, Overrides(num_gpus=2), "a.yml")
+
+
 def test_linear_experts_planned_for_axolotl_are_written_and_read_back() -> None:
     model = find_model("llama-4-scout")
     assert model.moe is not None
