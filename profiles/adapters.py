@@ -2,7 +2,9 @@
 
 LoRA (Hu et al. 2021, arXiv:2106.09685): a linear layer of ``inputs`` to ``outputs`` gets ``A`` (rank by
 inputs) and ``B`` (outputs by rank), the only trained weights. QLoRA (Dettmers et al. 2023,
-arXiv:2305.14314): the layers themselves are kept in few bits (``profiles/storage.py``).
+arXiv:2305.14314): the layers themselves are kept in few bits (``profiles/storage.py``). OFT (Qiu et al.
+2025, arXiv:2506.19847): blocks of a layer's inputs are each multiplied by an orthogonal matrix, the only
+trained weights being the halves above the diagonals of skew-symmetric ones.
 """
 
 from __future__ import annotations
@@ -223,13 +225,24 @@ def _whole(inputs: int, outputs: int) -> Matrix:
     return Matrix(name="", inputs=inputs, outputs=outputs, split="nothing")
 
 
+def block_of(inputs: int, size: int) -> int:
+    """Return the size of OFT's blocks of a layer: the divisor of its inputs next to the one asked for.
+
+    peft 0.21, tuners/oft/layer.py, ``adjust_oft_parameters``: of two as near the smaller one.
+    """
+    if size >= inputs:
+        return inputs
+    near = (one for far in range(inputs) for one in (size - far, size + far))
+    return next(one for one in near if one > 0 and inputs % one == 0)
+
+
 def adapter_parameters(
-    model: ModelSpec, rank: int, targets: tuple[str, ...], *, norms: bool = False
+    model: ModelSpec, rank: int, targets: tuple[str, ...], *, norms: bool = False, rotates: bool = False
 ) -> int:
     """Return trained weights of all adapters; multi-token prediction and the output head have none.
 
     Those outside of layers, a few thousandths where there are any, are counted here and priced nowhere.
-    ``norms``: DoRA's, one of each output.
+    ``norms``: DoRA's, one of each output. ``rotates``: OFT's, of blocks of ``rank`` inputs.
     """
     first, last = layers_outside(model, targets)
     inside = (
@@ -238,9 +251,19 @@ def adapter_parameters(
         for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
     )
     return sum(
-        (rank * (layer.inputs + layer.outputs) + layer.outputs * norms) * max(layer.experts, 1)
+        (
+            rotation_weights(layer.inputs, rank)
+            if rotates
+            else rank * (layer.inputs + layer.outputs) + layer.outputs * norms
+        )
+        * max(layer.experts, 1)
         for layer in (*first, *inside, *last)
     )
+
+
+def rotation_weights(inputs: int, size: int) -> int:
+    """Return the trained weights of OFT's blocks of one layer."""
+    return inputs * (block_of(inputs, size) - 1) // 2
 
 
 def copied_parameters(model: ModelSpec, module: str) -> int:

@@ -93,6 +93,7 @@ class Capabilities:
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
     samples: tuple[str, ...] = ("sequence",)  # of its batches, with a reference: ``sample_word``
     cuts_quantized: tuple[str, ...] = ()  # those that ranks of ZeRO-3 share
+    rotates_inputs: bool = False  # OFT, next to LoRA
     decomposes_fused: bool = (
         False  # it has DoRA of fused layers; peft's, of single ones, all launchers have
     )

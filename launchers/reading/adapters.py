@@ -46,9 +46,10 @@ _KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
 OF_ADAPTERS = (
     "workload.lora_rank", "workload.lora_targets", "workload.trained_modules", "option.adapter_dropout",
 )  # fmt: skip
+_OFT = "oft"
 _UNPRICED = {
     "freeze": ": frozen layers next to trained ones are not priced",
-    "oft": ": its rotations of every layer's input are not priced",
+    _OFT: ": such rotations of every layer's input are priced under LLaMA-Factory",
 }
 _WHOLE_SWITCHES = ("full_finetuning", "full_finetune")  # of Chinese-LLaMA-Alpaca's and QLoRA's scripts
 _SWITCHES = ("use_peft", "use_peft_lora", "use_lora", "peft_enabled", "lora_enable", "enable_lora")
@@ -60,6 +61,7 @@ def adapters_of(
     model: ModelSpec,
     *,
     pefts: bool,
+    rotates: bool = False,
     strange: bool = False,
     program: str = "",
     supplied: object = None,
@@ -71,30 +73,20 @@ def adapters_of(
         usual: the default of the trainer, ``full`` or ``lora``.
         model: what has the layers.
         pefts: whether its adapters default to peft's own.
+        rotates: whether it has OFT, whose size of blocks is the rank then.
         strange: whether the script is unknown, with defaults of its own.
         program: the started program; its name may show that it trains adapters.
         supplied: a rank that the user supplies; it overrides the arguments.
     """
-    kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
     whole = any(fields.flag(name) for name in _WHOLE_SWITCHES)
-    if any(fields.flag(name) for name in _SWITCHES):
-        kind = "lora"
-    if (
-        pefts
-        and kind == "full"
-        and not whole
-        and (
-            # transformers never trains 4- or 8-bit weights in full
-            (_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
-            or _is_of_lora(fields, program)
-        )
-    ):
-        kind = "lora"
+    kind = _kind_of(fields, usual, program, pefts=pefts and not whole)
+    if kind == _OFT and rotates:
+        return _rotations(fields), adapted(fields, model, pefts=pefts)
     if kind not in ("full", "lora"):
         fields.fault(
             next(name for name in _KINDS if fields.has(name)),
             f"{kind} is not supported{_UNPRICED.get(kind, '')}",
-            allowed="full, lora",
+            allowed=", ".join(("full", "lora", *[_OFT] * rotates)),
         )
     if kind != "lora":
         if pefts and not whole:
@@ -129,6 +121,24 @@ def adapters_of(
     return rank, adapted(fields, model, pefts=pefts)
 
 
+def _kind_of(fields: Fields, usual: str, program: str, *, pefts: bool) -> str:
+    """Return what is trained; ``pefts``: a script whose adapters a switch or its name may turn on."""
+    kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
+    if any(fields.flag(name) for name in _SWITCHES):
+        kind = "lora"
+    if (
+        pefts
+        and kind == "full"
+        and (
+            # transformers never trains 4- or 8-bit weights in full
+            (_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
+            or _is_of_lora(fields, program)
+        )
+    ):
+        kind = "lora"
+    return kind
+
+
 # Names besides rank, targets and modules that change how many weights peft trains (LoraConfig, 0.21), by
 # its own names, Axolotl's and ms-swift's; every value of a trainer's ``lora_bias`` but none adds weights.
 UNCOUNTED = re.compile(
@@ -142,8 +152,31 @@ _DORA = ("use_dora", "peft_use_dora")  # peft's, and Axolotl's
 _DROPOUTS = ("lora_dropout", "lora_dropout_p", "lora_droppout")
 
 
+_BLOCK, _BLOCKS, _OWN_TARGETS = "oft_block_size", "oft_rank", "oft_target"
+
+
+def _rotations(fields: Fields) -> int:
+    """Return the size of OFT's blocks (LLaMA-Factory 0.9.5, model/adapter.py:243).
+
+    Its layers are those of ``lora_target`` (:207).
+    """
+    if fields.integer(_BLOCKS, 0):
+        fields.fault(
+            _BLOCKS,
+            "so many blocks of each layer, whatever their size, are not supported",
+            allowed=f"0, with {_BLOCK}",
+            nearest="0",
+        )
+    if fields.has(_OWN_TARGETS) and fields.raw(_OWN_TARGETS) != "all":
+        fields.note(f"{_OWN_TARGETS} does nothing: lora_target names the layers of either kind")
+    _note_continued(fields)
+    return fields.integer(_BLOCK, 32)
+
+
 def options_of(fields: Fields, *, usual: float = 0.0) -> Options:
     """Return the options of adapters: dropout on their inputs, and DoRA; ``usual``: the default dropout."""
+    if any(fields.word(name) == _OFT for name in _KINDS if fields.has(name)):
+        return {"oft": True}
     name = next((name for name in _DROPOUTS if fields.has(name)), _DROPOUTS[0])
     found: Options = {"adapter_dropout": True} if fields.number(name, usual) > 0.0 else {}
     return found | ({"dora": True} if any(fields.flag(one) for one in _DORA) else {})

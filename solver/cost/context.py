@@ -628,7 +628,9 @@ class Context:
         """
         share, work = 0.0, self.workload
         if self.optimizer.paged:
-            share = paged_share(self.model, work.lora_targets, work.lora_rank, work.trained_modules)
+            share = paged_share(
+                self.model, work.lora_targets, work.lora_rank, work.trained_modules, rotates=self.facts.oft
+            )
         return np.where(is_offloaded(self.columns.offload, "optimizer"), share, 0.0)
 
     @cached_property

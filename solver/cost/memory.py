@@ -919,7 +919,9 @@ def _page_bytes(ctx: Context) -> FloatArray:
     if not ctx.share_paged.any():
         return np.zeros_like(ctx.t)
     work = ctx.workload
-    sizes = trained_tensors(ctx.model, work.lora_targets, work.lora_rank, work.trained_modules)
+    sizes = trained_tensors(
+        ctx.model, work.lora_targets, work.lora_rank, work.trained_modules, rotates=ctx.facts.oft
+    )
     largest = max(sizes, default=largest_tensor(ctx.model))
     return np.where(ctx.share_paged > 0.0, largest * ctx.optimizer.end_state_bytes, 0.0)
 

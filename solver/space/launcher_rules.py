@@ -18,6 +18,7 @@ from meshwright.profiles.adapters import (
     SHARED_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
+    adapted_layers,
     unadaptable,
 )
 from meshwright.profiles.advice import advice_on_experts
@@ -154,6 +155,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             nearest=able.base_precisions[0],
         )
     yield from _parameter_faults(workload)
+    yield from _rotation_faults(problem, able, name)
     yield from _checkpoint_faults(problem)
     if (
         workload.framework_options.get("dora")
@@ -165,6 +167,27 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             message=f"{name} has no such adapters",
             allowed="false",
             nearest="false",
+        )
+
+
+def _rotation_faults(problem: Problem, able: Capabilities, name: str) -> Iterator[FieldError]:
+    """Yield what does not go with OFT: other launchers, fused layers, experts, and what LoRA alone has."""
+    workload = problem.workload
+    if not workload.framework_options.get("oft"):
+        return
+    routed = any(one.experts for one in adapted_layers(problem.model, "moe", workload.lora_targets))
+    lacking = {
+        f"{name} has no such adapters": not able.rotates_inputs,
+        "experts and fused layers of Megatron-Core are not rotated": (
+            routed or {*FUSED_TARGETS} & {*workload.lora_targets}
+        ),
+        "DoRA and dropout are LoRA's": any(
+            workload.framework_options.get(one) for one in ("dora", "adapter_dropout")
+        ),
+    }
+    for message in (message for message, holds in lacking.items() if holds):
+        yield FieldError(
+            pointer="/workload/framework_options/oft", message=message, allowed="false", nearest="false"
         )
 
 

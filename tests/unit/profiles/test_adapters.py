@@ -10,6 +10,7 @@ from meshwright.profiles.adapters import (
     SINGLE_TARGETS,
     adapter_parameters,
     base_bytes,
+    block_of,
     bound_targets,
     class_targets,
     copied_parameters,
@@ -204,3 +205,20 @@ def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:
 
 def test_a_model_without_attention_needs_targets_by_name() -> None:
     assert "the default adapts attention" in (target_fault(find_model("llama-3.1-8b"), ()) or "")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "size", "block"),
+    [(4096, 32, 32), (2880, 32, 32), (2304, 28, 24), (100, 22, 20), (7, 4, 1), (14, 12, 14), (16, 32, 16)],
+)
+def test_blocks_of_rotations_are_of_the_next_size_that_divides_the_inputs(
+    inputs: int, size: int, block: int
+) -> None:
+    assert block_of(inputs, size) == block
+
+
+def test_rotations_train_half_of_each_block_without_its_diagonal() -> None:
+    # Llama 3.1 8B: q, k, v, o, gate and up read 4096, down 14336; blocks of 32
+    model = find_model("llama-3.1-8b")
+    trained = 32 * (6 * 4096 + 14336) * 31 // 2
+    assert adapter_parameters(model, 32, SINGLE_TARGETS, rotates=True) == trained

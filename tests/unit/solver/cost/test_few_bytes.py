@@ -25,6 +25,8 @@ from meshwright.solver.cost.compute import (
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import (
     adapter_bytes,
+    adapter_gemms,
+    adapter_kept_bytes,
     base_bytes_beyond,
     casts_bytes,
     converted_bytes,
@@ -174,6 +176,33 @@ def test_quantised_experts_in_one_tensor_are_made_16_bit_at_once_and_kept(
     ]
     assert moved == pytest.approx([forward * experts, backward * experts])
     assert float(casts_bytes(narrow, LayerLayout.of(model).kinds, [48])[2][0]) == 2.0 * experts
+
+
+@pytest.mark.parametrize(
+    ("wide", "precision", "moved", "kept"),
+    [
+        # of each input of 2048 tokens, and of each number of its blocks of 32; peft's adapters are fp32 on
+        # replicas under autocast, which casts what the product reads
+        (True, "bf16", (30 + 32, 114 + 176), (2, 14)),
+        (False, "bf16", (6 + 8, 54 + 88), (0, 8)),
+        (True, "awq", (30 + 32, 114 + 176), (2 + 2, 14)),  # whose own product holds the rotated input
+    ],
+)
+def test_rotated_inputs_are_cast_multiplied_and_kept(
+    wide: bool, precision: BasePrecision, moved: tuple[int, int], kept: tuple[int, int]
+) -> None:
+    sharded = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8)
+    ctx = context(
+        framework="llama-factory-accelerate", lora_rank=32, lora_targets=("o_proj",),
+        base_precision=precision, layout=a_layout() if wide else sharded, framework_options={"oft": True},
+    )  # fmt: skip
+    assert bool(ctx.wide_adapters[0]) == wide
+    inputs, numbers = 2048 * H, 32 * H
+    passes = sum(float(one[0]) for one in adapter_bytes(ctx, "dense"))
+    assert passes == pytest.approx(moved[0] * inputs + moved[1] * numbers)
+    assert float(adapter_kept_bytes(ctx, "dense")[0]) == pytest.approx(kept[0] * inputs + kept[1] * numbers)
+    (product,) = adapter_gemms(ctx, "dense")
+    assert np.ravel(2.0 * product.m * product.n * product.k)[0] == 2.0 * inputs * 32
 
 
 def test_experts_copied_for_every_token_are_read_and_written() -> None:
