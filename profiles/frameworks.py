@@ -264,6 +264,7 @@ class FrameworkFacts:
     reduces_copies: bool  # without ZeRO, replicas reduce buckets that are copies of the gradients
     adapter_dropout: bool  # inputs of adapters are dropped out of
     dora: bool  # adapters' outputs are scaled by a trained norm of each row of the adapted weight
+    oft: bool  # adapters rotate blocks of a layer's inputs, ``lora_rank`` wide, instead of adding products
     # Adapters of experts that lie in one tensor are added to their weights, else to their outputs
     wraps_experts: bool
     quantizes_experts: bool  # experts that lie in one tensor are of fewer bits too, as the linear layers

@@ -24,6 +24,7 @@ from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.storage import BasePrecision
 
 
 def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
@@ -69,6 +70,15 @@ def _images(target: Target) -> Values:
         return frozen
     reads: Values = {"processor_type": "AutoProcessor", "skip_prepare_dataset": True}
     return {**frozen, **reads, "remove_unused_columns": False}
+
+
+# What quantises frozen weights as it loads them; of 4 bits scales are quantised, too, by default.
+_FROZEN: Mapping[BasePrecision, Values] = {
+    "bf16": {},
+    "int8": {"load_in_8bit": True},
+    "nf4": {"load_in_4bit": True, "bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}},
+    "nf4-double": {"load_in_4bit": True},
+}
 
 
 def _plugins(target: Target) -> Values:
@@ -193,11 +203,9 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         return {**(named if targets else {}), **apart, **super().adapted(target)}
 
     def frozen(self, target: Target) -> Values:
-        """Return weights in bf16 or 4 bits."""
+        """Return weights in bf16, 8 or 4 bits."""
         workload = target.workload
-        quantised: Values = {"load_in_4bit": True} if workload.base_precision != "bf16" else {}
-        if workload.base_precision not in ("bf16", "nf4-double"):  # the latter is its default
-            quantised["bnb_config_kwargs"] = {"bnb_4bit_use_double_quant": False}
+        quantised: Values = dict(_FROZEN[workload.base_precision])
         if workload.framework_options.get("quantizes_experts"):
             quantised["quantize_moe_experts"] = True
         return {"adapter": "qlora" if "load_in_4bit" in quantised else "lora", **quantised}

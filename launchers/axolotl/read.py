@@ -28,9 +28,12 @@ from meshwright.launchers.reading.adapters import (
     of_trainer,
     options_of,
     refuse_uncounted,
+    require_replicas,
     require_whole_weights,
     stored_as_qlora,
+    stored_base,
     trained_whole,
+    with_layers_apart,
 )
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import World, accelerates_options, commands_beside
@@ -58,7 +61,7 @@ from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY
-from meshwright.profiles.storage import is_packed
+from meshwright.profiles.storage import is_cut
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import OFFLOAD, Configuration
@@ -143,10 +146,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
 
 def _take_model(fields: Fields, known: Known) -> None:
     """Take the named model as Axolotl loads it."""
-    take_model(fields, known, "base_model")
+    take_model(fields, known, _MODEL, frozen=True)
     if fields.raw(_PROCESSOR):  # before adapters, which may be of the tower's layers
         require_tower(known.model(), _PROCESSOR)
-    model = labelled(fields, _with_listed_experts(fields, known.model()), _preferences(fields))
+    model = with_layers_apart(fields, _with_listed_experts(fields, known.model()))
+    model = labelled(fields, model, _preferences(fields))
     known.overrides = replace(known.overrides, model=model)
 
 
@@ -287,16 +291,17 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
         own = _is_cut(fields) and _version(fields) == _FSDP2 and not fields.flag(_OFFLOADS)
-        optimizer = found["optimizer"] if own and kind == "qlora" else name
+        optimizer = found["optimizer"] if own else name
         found = {"optimizer": optimizer, "base_precision": base_of(fields, nested=True)}
-        if _is_cut(fields) and kind == "lora":
+        if _is_cut(fields) and kind == "lora" and _version(fields) != _FSDP2:
             fields.fault(
                 _QUANTISED[kind],
-                _WHY_NO_8_BITS[_version(fields) == _FSDP2],
-                allowed="false, or adapter: qlora with load_in_4bit",
+                "its trainer refuses weights of 8 bits under FSDP1: torch flattens no integers",
+                allowed="false, or fsdp_version: 2",
             )
         where = "FSDP" if _is_cut(fields) else "replicas"
         fields.note(f"weights of 4 or 8 bits under Axolotl are predicted as on accelerate's {where}")
+    found |= _stored(fields, known.model(), kind)
     if kind not in _ADAPTERS and not fields.has("deepspeed"):
         # FSDP1 casts trained weights up (accelerate, accelerator.py); without FSDP they stay in bf16
         if not _is_cut(fields) or _is_half(fields):
@@ -319,6 +324,24 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         found["lora_targets"] = (*layers, *parted(named)[1])
     found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)
     return projected | found
+
+
+_MODEL, _GPTQ = "base_model", "gptq"
+
+
+def _stored(fields: Fields, model: ModelSpec, kind: str) -> dict[str, Any]:
+    """Return the type of frozen weights that a checkpoint has in few bits (0.19 loaders/model.py:679).
+
+    ``gptq`` has to agree with the checkpoint (loaders/utils.py:116), which is loaded as it is without it.
+    """
+    base = stored_base(fields, model, int(kind in _ADAPTERS))
+    if fields.flag(_GPTQ) and not str(base).startswith(_GPTQ):
+        fields.fault(_GPTQ, f"its trainer refuses it: {model.title} is not stored in GPTQ", allowed="false")
+    if base is None:
+        return {}
+    cut = _is_cut(fields) or fields.has("deepspeed")
+    require_replicas(fields, base, shards=cut, why="next to FSDP and DeepSpeed they are not priced")
+    return {"base_precision": base}
 
 
 _RESTARTS = "relora"
@@ -408,11 +431,11 @@ def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     if _scatters(fields) and parted(tuned["lora_targets"])[1]:
         found["wraps_experts"] = False
     if fields.flag(_EXPERTS):
-        if is_packed(tuned.get("base_precision", "bf16")):
+        if is_cut(tuned.get("base_precision", "bf16")):
             found["quantizes_experts"] = True
         else:
             fields.fault(
-                _EXPERTS, "is supported with load_in_4bit alone", allowed="false, or load_in_4bit: true"
+                _EXPERTS, "its trainer refuses it without load_in_4bit or load_in_8bit", allowed="false"
             )
     return found
 
@@ -429,12 +452,7 @@ def _preferences(fields: Fields) -> Kind | None:
 
 
 _QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantization_config
-# torch 2.13, distributed/fsdp/_flat_param.py:810: "Cannot flatten integer dtype tensors". Axolotl 0.19
-# teaches FSDP2 to cut ``Int8Params`` (monkeypatch/fsdp2_qlora.py:54).
-_WHY_NO_8_BITS = (
-    "its trainer refuses weights of 8 bits under FSDP1: torch flattens no integers",
-    "weights of 8 bits that are cut over ranks are not supported",
-)
+# torch 2.13, distributed/fsdp/_flat_param.py:810: "Cannot flatten integer dtype tensors".
 
 
 def _is_quantised(fields: Fields, kind: str) -> bool:
@@ -834,7 +852,7 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     others = _version(fields) == 1 or fields.flag(_OFFLOADS)
     if _is_cut(fields) and others:
         return "accelerate"
-    if "base_precision" in tuned and not (_is_cut(fields) and is_packed(tuned["base_precision"])):
+    if "base_precision" in tuned and not (_is_cut(fields) and is_cut(tuned["base_precision"])):
         return "accelerate"
     planned = "optimizer_rank" in tuned or tuned.get("optimizer") in UNPAGED  # planned without FSDP
     planned |= _rounds(fields) or fields.integer(SIZE, 1) > 1

@@ -286,6 +286,15 @@ def test_axolotl_is_told_what_it_rounds_and_that_is_read_back(
     assert read_launch_files(source).workload.framework_options == options
 
 
+def test_axolotl_is_told_to_load_8_bits_and_that_is_read_back() -> None:
+    found = tuned("axolotl", SHARDS, base_precision="int8")
+    texts = files(found)
+    told = yaml.safe_load(texts["axolotl.yaml"])
+    assert (told["adapter"], told["load_in_8bit"], told["fsdp_version"]) == ("lora", True, 2)
+    again = read_launch_files(Source(name="axolotl.yaml", text=texts["axolotl.yaml"], files=texts))
+    assert (again.launcher, again.workload.base_precision) == ("axolotl", "int8")
+
+
 def test_ms_swift_is_told_rank_and_layers_and_they_are_read_back() -> None:
     found = tuned("ms-swift", lora_targets=("linear_qkv", "linear_fc1"))
     texts = files(found)
@@ -295,7 +304,7 @@ def test_ms_swift_is_told_rank_and_layers_and_they_are_read_back() -> None:
     assert (again.lora_rank, again.lora_targets) == (16, ("linear_qkv", "linear_fc1"))
 
 
-@pytest.mark.parametrize(("launcher", "base"), [("axolotl", "int8"), ("ms-swift", "nf4")])
+@pytest.mark.parametrize(("launcher", "base"), [("axolotl", "gptq"), ("ms-swift", "nf4")])
 def test_frozen_weights_of_few_bits_are_refused_by_name_where_they_are_not_priced(
     launcher: str, base: str
 ) -> None:
