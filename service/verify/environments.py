@@ -160,12 +160,16 @@ def _shared_torch(root: Path | None) -> Path:
 def _install(environment: Environment, *arguments: str) -> None:
     """Install packages by uv where it is on the path and finds them, else by pip.
 
-    uv takes seconds, but knows neither pip's configuration nor that torch is shared.
+    uv takes seconds, but knows neither pip's configuration nor that torch is shared: it is told to leave
+    torch out. Another copy of its modules would be compiled in each environment.
     """
-    uv, shared = shutil.which("uv"), [TORCH[0]] * environment.torch
+    uv = shutil.which("uv")
     if uv:
+        shared = environment.unpacking / "shared.txt"
+        shared.write_text("" if environment.packages is TORCH else "torch\n" * environment.torch)
+        own = ("--quiet", "--python", str(environment.python), "--excludes", str(shared))
         with suppress(subprocess.CalledProcessError):
-            _run(uv, "pip", "install", "--quiet", "--python", str(environment.python), *shared, *arguments)
+            _run(uv, "pip", "install", *own, *arguments)
             return
     # Modules are compiled when they are first imported: most of transformers never is.
     _pip(environment, "install", "--no-compile", *arguments)
