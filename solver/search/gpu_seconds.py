@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.price import least_passes_s
@@ -101,6 +102,8 @@ def least_passes(
         every = rows_of[key]
         if not len(every):
             return _UNKNOWN
+        if not with_options(profile.framework, one.workload.framework_options).overlap_experts:
+            every = every.take(every.virtual_pipeline_size == 1)  # nothing else of a pass reads chunks
         for rows in (every.take(slice(at, at + CHUNK)) for at in range(0, len(every), CHUNK)):
             seconds = least_passes_s(one, rows, profile)
             if seconds is None:

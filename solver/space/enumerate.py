@@ -328,8 +328,8 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
 def passes_on_any_number(problem: Problem, *, wide: bool) -> Columns:
     """Return rows with the sizes that passes read, of all numbers of GPUs together; some break rules.
 
-    Of stages, chunks, replicas and micro-batches passes read whether there are several
-    (``cost.price.least_passes_s``).
+    Of stages, chunks and replicas passes read whether there are several (``cost.price.least_passes_s``). A
+    step has one micro-batch: it adds to no gradients, so that no pass of several is shorter.
     """
     model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
@@ -354,10 +354,9 @@ def passes_on_any_number(problem: Problem, *, wide: bool) -> Columns:
     one = np.ones(len(plain), dtype=np.int64)
     every = _read_by_passes(widened(problem, replace(plain, num_microbatches=one), wide=wide))
     chunks = every.take(np.flatnonzero(every.pipeline_parallel_size > 1))
-    every = Columns.concatenate(
+    return Columns.concatenate(
         [every, replace(chunks, virtual_pipeline_size=chunks.virtual_pipeline_size + 1)]
     )
-    return Columns.concatenate([every, replace(every, num_microbatches=every.num_microbatches + 1)])
 
 
 def _read_by_passes(every: Columns) -> Columns:
