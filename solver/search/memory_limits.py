@@ -9,7 +9,7 @@ chunk of the model, so that both may be of any size. Chunks that have gradients 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -212,6 +212,9 @@ def have_room(rows: Rows) -> BoolArray:
 # layer more leaves out sums at one end of it alone.
 
 
+_Range = tuple[FloatArray, FloatArray]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InTurn:
     """Ranks with as many chunks each; bytes, shape (x,) where nothing else is said."""
@@ -262,90 +265,90 @@ class InTurn:
 
     def most(self, num_layers: int) -> IntArray:
         """Return the most layers that each rank holds in its lightest chunks, (x,); -1 if too few fit."""
+        found, ends = np.full(len(self.smallest), -1), self.first + 2 * self.last
+        for alike in np.unique(ends):
+            index = np.flatnonzero(ends == alike)
+            found[index] = self.take(index).most_alike(num_layers)
+        return found
+
+    def most_alike(self, num_layers: int) -> IntArray:
+        """Return that of ranks that hold the same ends of the model."""
         least = self.smallest * self.room.shape[1]
         low, high = least - 1, np.full(len(least), num_layers)
         while (low < high).any():
             look()
             middle = (low + high + 1) // 2
-            able = self._hold(middle)
+            able = self.can_hold(middle)
             low, high = np.where(able, middle, low), np.where(able, high, middle - 1)
         return np.where(low < least, -1, low)
 
-    def _hold(self, count: IntArray) -> BoolArray:
-        able, ends = np.zeros(len(count), dtype=np.bool_), self.first + 2 * self.last
-        for alike in np.unique(ends):
-            index = np.flatnonzero(ends == alike)
-            able[index] = self.take(index).can_hold(count[index])
-        return able
-
     def can_hold(self, count: IntArray) -> BoolArray:
         """Mark ranks with room for so many layers, (x,); all hold the same ends of the model."""
-        able = np.zeros(len(count), dtype=np.bool_)
-        for legal, sizes in self._sizes(count):
-            able |= legal & self._ends(sizes, count, self._ranges(sizes, count)[-1]).any(axis=0)
-        return able
+        legal, sizes = self._sizes(count)
+        _, before = self._ranges(sizes, count)
+        return np.asarray((legal & self._ends(sizes[-1], count, before)).any(axis=(0, 1)))
 
     def lightest_chunks(self, count: int) -> list[int]:
         """Return the layers of each chunk of one rank, so that it has room for ``count`` of them."""
-        whole, held, left = np.array([count]), list[int](), count
-        for legal, sizes in self._sizes(whole):
-            ranges = self._ranges(sizes, whole)
-            able = legal & self._ends(sizes, whole, ranges[-1])[:, 0]
-            if able.any():
-                held = [int(sizes[-1][int(able.argmax())][0])]
-                break
-        for turn in range(len(sizes) - 2, -1, -1) if held else ():
+        whole, left = np.array([count]), count
+        legal, sizes = self._sizes(whole)
+        upto, before = self._ranges(sizes, whole)
+        able = (legal & self._ends(sizes[-1], whole, before))[:, :, 0]
+        if not able.any():
+            return []
+        at = int(able.any(axis=0).argmax())  # the largest end of the model
+        held = [int(sizes[-1][able[:, at].argmax(), at, 0])]
+        for size, (low, high) in zip(sizes[-2::-1], upto[::-1], strict=True):
             left -= held[-1]
-            each = [(size, *self._range(turn, size, whole, ranges[turn])) for size in sizes[turn]]
-            held.append(next(int(size[0]) for size, low, high in each if low[0] <= left <= high[0]))
+            fits = (low[:, at, 0] <= left) & (left <= high[:, at, 0])
+            held.append(int(size[fits.argmax(), at, 0]))
         return held[::-1]
 
-    def _sizes(self, count: IntArray) -> Iterator[tuple[BoolArray, list[list[IntArray]]]]:
-        """Yield the sizes that each chunk may have, for each size of the model's first or last.
+    def _sizes(self, count: IntArray) -> tuple[BoolArray, list[IntArray]]:
+        """Return which ranks may have each size of the model's first or last chunk, (ends, x).
 
-        All ranks hold the same ends of the model; with each size, those that may have it, (x,).
+        With the sizes that each of a rank's chunks may have then, (sizes, ends, x). All ranks hold the same
+        ends of the model.
         """
         first, last, chunks = bool(self.first[0]), bool(self.last[0]), self.room.shape[1]
         regular = chunks - first - last
-        for own in range(int(count.max()), 0, -1) if first or last else (0,):
-            rest = count - own
-            each = rest // max(regular, 1)
-            legal = (each >= self.smallest) & (own >= self.smallest * (first or last))
-            legal &= (own <= each + 1) | (regular == 0)
-            if legal.any():
-                sizes = [[each, each + 1] for _ in range(chunks)]
-                sizes[0] = [np.full_like(count, own)] if first else sizes[0]
-                sizes[-1] = [rest if first else np.full_like(count, own)] if last else sizes[-1]
-                yield legal, sizes
+        own = np.arange(int(count.max(initial=0)), 0, -1)[:, None] if first or last else np.array([[0]])
+        rest = count - own
+        each = rest // max(regular, 1)
+        legal = (each >= self.smallest) & (own >= self.smallest * (first or last))
+        legal &= (own <= each + 1) | (regular == 0)
+        there = legal.any(axis=1)
+        own, rest, each = (np.broadcast_to(one, rest.shape)[there][None] for one in (own, rest, each))
+        sizes = [np.concatenate([each, each + 1])] * chunks
+        sizes[0] = own if first else sizes[0]
+        sizes[-1] = (rest if first else own) if last else sizes[-1]
+        return legal[there], sizes
 
-    def _ranges(self, sizes: list[list[IntArray]], count: IntArray) -> list[tuple[FloatArray, FloatArray]]:
-        """Return the least and most layers before each chunk, (x,) each; -inf is the most where none is."""
-        found = [(np.zeros(len(count)), np.zeros(len(count)))]
-        for turn, some in enumerate(sizes[:-1]):
-            each = [self._range(turn, size, count, found[-1]) for size in some]
-            low = np.minimum.reduce([np.where(low <= high, low, np.inf) for low, high in each])
-            high = np.maximum.reduce([np.where(low <= high, high, -np.inf) for low, high in each])
-            found.append((low, high))
-        return found
+    def _ranges(self, sizes: Sequence[IntArray], count: IntArray) -> tuple[list[_Range], _Range]:
+        """Return the least and most layers up to each chunk but the last, by its size, (sizes, ends, x).
 
-    def _range(
-        self, turn: int, size: IntArray, count: IntArray, before: tuple[FloatArray, FloatArray]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return the least and most layers up to a chunk of ``size``, from those before it."""
+        With those before the last chunk, (ends, x). -inf is the most where there is none.
+        """
         slope = self.kept - self.reduced
-        left = self.room[:, turn] - (self.each + self.reduced) * count - self.gradients * size
-        with np.errstate(divide="ignore", invalid="ignore"):
-            edge = left / slope
-        low = np.where(slope < 0.0, np.ceil(edge), -np.inf)
-        free = (slope < 0.0) | ((slope == 0.0) & (left >= 0.0))
-        high = np.where(slope > 0.0, np.floor(edge), np.where(free, np.inf, -np.inf))
-        return np.maximum(before[0] + size, low), np.minimum(before[1] + size, high)
+        rising, falling = slope > 0.0, slope < 0.0
+        divisor, fixed = np.where(slope == 0.0, 1.0, slope), (self.each + self.reduced) * count
+        low = high = np.zeros(sizes[-1].shape[1:])
+        upto = list[_Range]()
+        for turn, size in enumerate(sizes[:-1]):
+            left = self.room[:, turn] - fixed - self.gradients * size
+            edge = left / divisor
+            most = np.where(rising, np.floor(edge), np.where(falling | (left >= 0.0), np.inf, -np.inf))
+            least = np.maximum(low + size, np.where(falling, np.ceil(edge), -np.inf))
+            most = np.minimum(high + size, most)
+            upto.append((least, most))
+            able = least <= most
+            low = np.where(able, least, np.inf).min(axis=0)
+            high = np.where(able, most, -np.inf).max(axis=0)
+        return upto, (low, high)
 
-    def _ends(
-        self, sizes: list[list[IntArray]], count: IntArray, before: tuple[FloatArray, FloatArray]
-    ) -> BoolArray:
-        """Return which sizes of the last chunk complete a rank, (sizes, x)."""
+    def _ends(self, sizes: IntArray, count: IntArray, before: _Range) -> BoolArray:
+        """Return which sizes of the last chunk complete a rank, (sizes, ends, x)."""
         left = self.room[:, -1] - (self.each + self.kept) * count
         more = self.last_kept + self.gradients - self.kept
-        able = [(before[0] <= count - x) & (count - x <= before[1]) & (more * x <= left) for x in sizes[-1]]
-        return np.array(able)
+        rest = count - sizes
+        return np.asarray((before[0] <= rest) & (rest <= before[1]) & (more * sizes <= left))
