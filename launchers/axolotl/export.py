@@ -22,6 +22,7 @@ from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles
 from meshwright.profiles.adapters import class_targets, linear_names, parted
 from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.errors import FieldError
+from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import BasePrecision
@@ -112,6 +113,8 @@ def _rounds(target: Target) -> Values:
     facts = target.facts
     if facts.fake_quantization == "none":
         return {}
+    if facts.fake_quantization == TERNARY:
+        return {"use_onebitllms": True}
     inputs, _, weights = facts.fake_quantization.rpartition("-")
     rounded: Values = {"weight_dtype": weights, "group_size": int(facts.fake_quantized_group)}
     return {"qat": rounded | ({} if inputs in ("", "bf16") else {"activation_dtype": inputs})}
@@ -151,7 +154,7 @@ class AxolotlFiles(TrainerFiles):
         "lora_target_modules", "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
         "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
         "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
-        "precompute_ref_log_probs", "qat", "gemma4_hybrid_attn_impl",
+        "precompute_ref_log_probs", "qat", "use_onebitllms", "gemma4_hybrid_attn_impl",
     )  # fmt: skip
     # The two files become one; for a key in both the last would silently win.
     before = """\

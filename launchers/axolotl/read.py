@@ -57,6 +57,7 @@ from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
 from meshwright.profiles.adapters import EMBEDDING, SINGLE_TARGETS, parted
 from meshwright.profiles.documents import shown
+from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
@@ -234,7 +235,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     count = _count(fields, micro)
     products = ranks.products_of(fields, "deepspeed", _PRODUCTS)
     if _rounds(fields):
-        fields.fault(_QAT, "next to DeepSpeed is not read", allowed=f"no {_QAT}, or an fsdp_config")
+        name = _ONE_BIT if fields.flag(_ONE_BIT) else _QAT
+        fields.fault(name, "next to DeepSpeed is not read", allowed=f"no {name}, or an fsdp_config")
     options = {**_kernels(fields, known.model()), **products, **_of_adapters(fields, tuned)}
     options |= ranks.evaluation_of(fields)
     fields.stop()
@@ -339,7 +341,7 @@ def _stored(fields: Fields, model: ModelSpec, kind: str) -> dict[str, Any]:
         fields.fault(_GPTQ, f"its trainer refuses it: {model.title} is not stored in GPTQ", allowed="false")
     if base is None:
         return {}
-    cut = _is_cut(fields) or fields.has("deepspeed")
+    cut = kind in _ADAPTERS and (_is_cut(fields) or fields.has("deepspeed"))
     require_replicas(fields, base, shards=cut, why="next to FSDP and DeepSpeed they are not priced")
     return {"base_precision": base}
 
@@ -565,7 +567,7 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
 
 
 _COMPILES = "torch_compile"
-_QAT = "qat"
+_QAT, _ONE_BIT = "qat", "use_onebitllms"
 # Axolotl's names of what inputs and weights are rounded to, and ours of both together.
 _ROUNDED = {"": "bf16", "int8": "int8", "float8_e4m3fn": "fp8", "fp8": "fp8", "float8": "fp8"}
 _SCHEMES = ("bf16-int4", "int8-int4", "fp8-int4", "fp8-fp8")
@@ -575,7 +577,7 @@ _GROUP = 32  # weights with one scale by default, and in a block of MXFP4
 
 def _rounds(fields: Fields) -> bool:
     """Return whether training is quantisation-aware; a section without a value has all its defaults."""
-    return fields.has_section(_QAT) or fields.has(_QAT)
+    return fields.has_section(_QAT) or fields.has(_QAT) or fields.flag(_ONE_BIT)
 
 
 def _fake_quantisers(fields: Fields, tuned: Mapping[str, Any]) -> Options:
@@ -586,6 +588,8 @@ def _fake_quantisers(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     """
     if not _rounds(fields):
         return {}
+    if fields.flag(_ONE_BIT):
+        return _one_bit(fields, tuned)
     at = f"{_QAT}.weight_dtype"
     weights, inputs = fields.word(at, "int8"), fields.word(f"{_QAT}.activation_dtype", "")
     group = fields.integer(f"{_QAT}.group_size", _GROUP)
@@ -599,11 +603,29 @@ def _fake_quantisers(fields: Fields, tuned: Mapping[str, Any]) -> Options:
             f"its trainer refuses {shown(weights)} of {group} with inputs in {shown(inputs or 'bf16')}",
             allowed="int4, fp8 with activation_dtype fp8, or mxfp4 in groups of 32",
         )
-    if "lora_rank" in tuned or _priced_as(fields, dict(tuned)) != "axolotl":
-        fields.fault(_QAT, "is priced of whole weights, replicated or under FSDP2", allowed="no adapter")
-    fields.stop()
+    _require_whole(fields, tuned, _QAT)
     found: Options = {"fake_quantization": word}
     return found if group == _GROUP else {**found, "fake_quantized_group": float(group)}
+
+
+def _require_whole(fields: Fields, tuned: Mapping[str, Any], name: str) -> None:
+    if "lora_rank" in tuned or _priced_as(fields, dict(tuned)) != "axolotl":
+        fields.fault(name, "is priced of whole weights, replicated or under FSDP2", allowed="no adapter")
+    fields.stop()
+
+
+def _one_bit(fields: Fields, tuned: Mapping[str, Any]) -> Options:
+    """Return weights of three values, to which onebitllms rounds in every pass (loaders/model.py:947)."""
+    if "lora_rank" in tuned:  # utils/schemas/validation.py:621
+        fields.fault(_ONE_BIT, "its trainer refuses it next to adapters", allowed="false", nearest="false")
+    if fields.has_section(_QAT) or fields.has(_QAT):
+        fields.fault(_QAT, f"next to {_ONE_BIT} is not read", allowed="one of them")
+    _require_whole(fields, tuned, _ONE_BIT)
+    fields.note(
+        f"{_ONE_BIT}: each linear layer also reads a mean on the host, whose wait is not priced "
+        "(onebitllms kernels/weight_quant.py)"
+    )
+    return {"fake_quantization": TERNARY}
 
 
 def _cuts(fields: Fields) -> bool:

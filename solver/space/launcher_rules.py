@@ -37,7 +37,7 @@ from meshwright.profiles.capabilities import (
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.frameworks import FORMATS, TERNARY, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.profile import framework_of
@@ -829,11 +829,11 @@ def fake_quantization_faults(problem: Problem) -> Iterator[FieldError]:
         ),
         "it rounds a head that multiplies, which is not priced": (
             "loss_kernel liger or cut, which read its weight alone",
-            options.get("loss_kernel") not in ("liger", "cut"),
+            word != TERNARY and options.get("loss_kernel") not in ("liger", "cut"),
         ),
         f"groups of {group} weights do not divide {', '.join(map(str, sorted(widths)))} inputs": (
             "fake_quantized_group that divides all of them",
-            word != "fp8-fp8" and any(width % group for width in widths),
+            word not in ("fp8-fp8", TERNARY) and any(width % group for width in widths),
         ),
     }
     for why, (instead, holds) in faults.items():

@@ -267,10 +267,15 @@ def test_axolotls_loss_without_logits_is_written_as_its_plugin_and_read_back() -
 @pytest.mark.parametrize(
     ("word", "group", "told"),
     [
-        ("int8-int4", 256.0, {"activation_dtype": "int8", "weight_dtype": "int4", "group_size": 256}),
-        ("bf16-int4", 32.0, {"weight_dtype": "int4", "group_size": 32}),
-        ("fp8-fp8", 32.0, {"activation_dtype": "fp8", "weight_dtype": "fp8", "group_size": 32}),
-        ("mxfp4", 32.0, {"weight_dtype": "mxfp4", "group_size": 32}),
+        (
+            "int8-int4",
+            256.0,
+            {"qat": {"activation_dtype": "int8", "weight_dtype": "int4", "group_size": 256}},
+        ),
+        ("bf16-int4", 32.0, {"qat": {"weight_dtype": "int4", "group_size": 32}}),
+        ("fp8-fp8", 32.0, {"qat": {"activation_dtype": "fp8", "weight_dtype": "fp8", "group_size": 32}}),
+        ("int8-ternary", 32.0, {"use_onebitllms": True}),
+        ("mxfp4", 32.0, {"qat": {"weight_dtype": "mxfp4", "group_size": 32}}),
     ],
 )
 def test_axolotl_is_told_what_it_rounds_and_that_is_read_back(
@@ -281,7 +286,8 @@ def test_axolotl_is_told_what_it_rounds_and_that_is_read_back(
     found = tuned("axolotl", SHARDS, framework_options=options, lora_rank=0)
     bundle = export(found.plan, found.problem, "axolotl")
     assert not any("fake_quant" in warning for warning in bundle.warnings)
-    assert yaml.safe_load(bundle.files["axolotl.yaml"])["qat"] == told
+    written = yaml.safe_load(bundle.files["axolotl.yaml"])
+    assert {name: written[name] for name in written if name in ("qat", "use_onebitllms")} == told
     source = Source(name="axolotl.yaml", text=bundle.files["axolotl.yaml"], files=bundle.files)
     assert read_launch_files(source).workload.framework_options == options
 

@@ -300,7 +300,7 @@ def test_what_trains_other_weights_or_holds_them_elsewhere_is_refused(more: str,
     cut = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
     with pytest.raises(InvalidProblemError, match=why):
         read(AXOLOTL + cut + more, Overrides(num_gpus=4), "axolotl.yml")
-    with pytest.raises(InvalidProblemError, match=r"base_model: .* is stored quantised"):
+    with pytest.raises(InvalidProblemError, match=r"base_model: .* weights in awq are frozen"):
         read(AXOLOTL.replace("v0.1", "v0.1-AWQ") + cut, Overrides(num_gpus=4), "axolotl.yml")
 
 
@@ -352,9 +352,20 @@ def test_quantisation_aware_training_is_read_with_what_it_rounds_to(
         read(f"{ROUNDED}{SHARDED}{whole}", Overrides(num_gpus=8), "qat.yml")
 
 
+def test_weights_of_three_values_are_those_that_onebitllms_rounds_to() -> None:
+    # examples/falcon-e: the loss may be of whole logits, as the head is not rounded
+    text = ROUNDED.replace("cut_cross_entropy: true\n", "")
+    for cut in (SHARDED, ""):
+        found = read(f"{text}{cut}use_onebitllms: true\n", Overrides(num_gpus=8), "a.yml")
+        assert (found.launcher, found.unread) == ("axolotl", ())
+        assert found.workload.framework_options["fake_quantization"] == "int8-ternary"
+
+
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
+        (SHARDED + "use_onebitllms: true\nadapter: lora\nlora_r: 8\n", "refuses it next to adapters"),
+        (SHARDED + "use_onebitllms: true\nqat: {weight_dtype: int4}\n", "next to use_onebitllms"),
         (SHARDED + "qat: {weight_dtype: nvfp4, group_size: 16}\n", "refuses nvfp4 of 16"),
         (SHARDED + "qat: {}\n", "refuses int8 of 32 with inputs in bf16"),
         (SHARDED + "qat: {activation_dtype: int8}\n", "refuses int8 of 32 with inputs in int8"),
