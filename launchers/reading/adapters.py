@@ -37,13 +37,13 @@ from meshwright.profiles.stored import checkpoint_base, stored_in_name
 # Adapters.
 
 
+FREEZE = "freeze"
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
 # What arguments of adapters set, which do nothing where none train
 OF_ADAPTERS = (
     "workload.lora_rank", "workload.lora_targets", "workload.trained_modules", "option.adapter_dropout",
 )  # fmt: skip
 _UNPRICED = {
-    "freeze": ": frozen layers next to trained ones are not priced",
     "oft": ": its rotations of every layer's input are not priced",
 }
 _WHOLE_SWITCHES = ("full_finetuning", "full_finetune")  # of Chinese-LLaMA-Alpaca's and QLoRA's scripts
@@ -59,6 +59,7 @@ def adapters_of(
     strange: bool = False,
     program: str = "",
     supplied: object = None,
+    freezes: bool = False,
 ) -> tuple[int, tuple[str, ...]]:
     """Return rank and targets of LoRA, if the run trains it.
 
@@ -70,6 +71,7 @@ def adapters_of(
         strange: whether the script is unknown, with defaults of its own.
         program: the started program; its name may show that it trains adapters.
         supplied: a rank that the user supplies; it overrides the arguments.
+        freezes: whether it can train some layers in full, and freeze the others.
     """
     kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
     whole = any(fields.flag(name) for name in _WHOLE_SWITCHES)
@@ -86,7 +88,7 @@ def adapters_of(
         )
     ):
         kind = "lora"
-    if kind not in ("full", "lora"):
+    if kind not in ("full", "lora", FREEZE if freezes else ""):
         fields.fault(
             next(name for name in _KINDS if fields.has(name)),
             f"{kind} is not supported{_UNPRICED.get(kind, '')}",

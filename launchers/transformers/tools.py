@@ -51,6 +51,7 @@ class Tool:
     pefts: bool = False  # uses peft's own adapters by default
     packs: bool = False  # weights of few bits in the compute type, which FSDP cuts
     freezes_stored: bool = False  # checkpoints in GPTQ, AWQ and AQLM are bases of adapters
+    freezes_layers: bool = False  # ``finetuning_type: freeze``, and LLaMA-Pro's blocks
     own_galore: bool = False  # ``use_galore``, in place of the Trainer's optimizers
     parts: Mapping[FrozenPart, str] = field(default_factory=dict)  # switches that freeze parts of a tower
     pixels: str = ""  # the argument of the largest image
@@ -74,6 +75,7 @@ LLAMA_FACTORY = Tool(
     tuner="lora",
     packs=True,  # model/model_utils/quantization.py:178
     freezes_stored=True,  # model/model_utils/quantization.py:88
+    freezes_layers=True,
     own_galore=True,
     parts=LLAMA_FACTORY_PARTS,
     pixels=LLAMA_FACTORY_PIXELS,
