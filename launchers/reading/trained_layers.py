@@ -54,6 +54,7 @@ def of_patterns(fields: Fields, key: str, patterns: Sequence[str], model: ModelS
             f"{shown(lost[0])} trains a part of the language model's weights in layers: not supported",
             allowed=f"patterns of whole layers, embedding and head, or --ignore {key}",
         )
+        return {}
     return _trained(fields, key, whole, found, model)
 
 
@@ -84,8 +85,7 @@ def refuse_expanded(fields: Fields) -> None:
     """Record a fault for LLaMA-Pro's blocks of other kinds of training: adapters of some layers."""
     if fields.flag(_PRO):
         fields.fault(_PRO, "adapters of some layers alone are not supported", allowed="false, or freeze")
-    names = ("workload.trained_layers",)
-    fields.take_setting(*names)
+    fields.take_setting("workload.trained_layers")
 
 
 def _trained(
