@@ -9,11 +9,12 @@ import pytest
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.memory import outside_bytes
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem
-from tests.problems.pricing import a_layout, a_problem, a_profile, context_of
+from tests.problems.pricing import a_layout, a_problem, a_profile
 
 LLAMA = find_model("llama-3.1-8b")
 FREEZES, REPLAYS_ALL = "llama-factory-accelerate", "trl"
@@ -27,7 +28,7 @@ def priced(
     full: bool = True,
     **workload: object,
 ) -> tuple[Problem, RowPrices, list[str]]:
-    problem = a_problem(model, trained_layers=layers, **workload)
+    problem = a_problem(model, trained_layers=layers, **workload)  # type: ignore[arg-type]
     layout = a_layout(stage_layers=(model.num_layers,), recompute_granularity="full" if full else "none")
     found = price(problem, Columns.of([layout]), a_profile(problem, framework))
     return problem, found, [one.trains for one in LayerLayout.of(model, problem.training).kinds]
