@@ -121,6 +121,7 @@ class Capabilities:
     omits_prediction: tuple[str, ...] = ()
     # Parts of a model with a tower that it freezes without adapters: "none", "vision+projector", or "any"
     frozen_sets: tuple[str, ...] = ("any",)
+    freezes_layers: bool = False  # it can train some layers alone
     frozen_together: tuple[str, ...] = ()  # types of which it freezes tower and projector both, or neither
     projector_trained: tuple[str, ...] = ()  # types of which it trains some of the projector always
     batchings: tuple[str, ...] = ()  # how it makes sequences if document lengths are given

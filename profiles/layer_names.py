@@ -107,3 +107,24 @@ def layers_called(names: LayerNames, word: str, layers: Iterable[str]) -> tuple[
     """Return which of our layers peft finds under a word in a class: one, several or none."""
     paths = _PATHS.get(names, {})
     return tuple(name for name in layers if f".{paths.get(name, name)}".endswith(f".{word}"))
+
+
+# Where the layers lie in the classes that do not have them in ``model.layers``.
+_LAYERS: Mapping[LayerNames, str] = {
+    "dbrx": "transformer.blocks", "falcon": "transformer.h", "gpt2": "transformer.h",
+    "gpt_neo": "transformer.h", "gpt_neox": "gpt_neox.layers", "gptj": "transformer.h",
+}  # fmt: skip
+
+
+def layers_path(names: LayerNames, *, in_tower: bool) -> str:
+    """Return the path of the list of layers, ``in_tower``: of a language model next to a tower."""
+    return _LAYERS.get(names, "model.language_model.layers" if in_tower else "model.layers")
+
+
+def end_names(names: LayerNames, layers: str) -> dict[str, str]:
+    """Return the names of the weights of embedding and head, by ours; ``layers``: their path."""
+    parent = layers.rpartition(".")[0]
+    return {
+        "embed_tokens": f"{parent}.{class_name(names, 'embed_tokens')}.weight",
+        "lm_head": f"{class_name(names, 'lm_head')}.weight",
+    }

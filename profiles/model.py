@@ -37,6 +37,7 @@ from meshwright.profiles.model_rules import exclusions_of
 from meshwright.profiles.sequences import Documents
 from meshwright.profiles.stored import StoredAs
 from meshwright.profiles.towers import FrozenPart, ImageLoad, TowerSpec
+from meshwright.profiles.trained_layers import TRAINED, LayerTraining
 
 LayerKind = Literal["dense", "moe"]
 # Blocks of a layer: attention (or a mixer) and an MLP (or experts), or one of the two alone.
@@ -75,6 +76,7 @@ class LayerShape(NamedTuple):
     kv_heads: int | None = None  # of its attention, likewise
     rate: int = 0  # tokens of an entry that its attention reads
     reads_all: bool = False  # has no indexer, where others have
+    trains: LayerTraining = TRAINED  # what a workload makes of its weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,7 +160,11 @@ def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:
 
 def _recomputed_flops_per_token(problem: Problem, configuration: Configuration) -> float:
     """Return FLOPs that recomputation adds per token: whole forward passes, or the attention cores."""
-    model, documents, layout = problem.model, problem.workload.documents, LayerLayout.of(problem.model)
+    model, documents, layout = (
+        problem.model,
+        problem.workload.documents,
+        LayerLayout.of(problem.model, problem.training),
+    )
     if configuration.recompute_granularity == "selective":
         return model.num_layers * model.score_flops_per_token(documents)
     if configuration.recompute_granularity != "full":

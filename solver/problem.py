@@ -12,7 +12,14 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.profiles.adapters import ATTENTION_TARGETS, HEAD, adapter_parameters, copied_parameters
+from meshwright.profiles.adapters import (
+    ATTENTION_TARGETS,
+    EMBEDDING,
+    HEAD,
+    TRAINED_MODULES,
+    adapter_parameters,
+    copied_parameters,
+)
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of, packing_multiple
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup, Reliability
 from meshwright.profiles.errors import InternalError
@@ -25,6 +32,7 @@ from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLe
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, Switch, allowed_switches, switches
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart, ImageLoad, TowerSpec
+from meshwright.profiles.trained_layers import BELOW, TRAINED, LayerTraining, layers_named, training_of
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike
 
 # --------------------------------------------------------------------------------------------------
@@ -130,7 +138,8 @@ class Workload:
     lora_rank: int = 0  # of adapters of a frozen model; 0: every weight is trained
     lora_targets: tuple[str, ...] = ATTENTION_TARGETS  # what they adapt, where lora_rank > 0
     base_precision: BasePrecision = "bf16"  # of the frozen weights, where lora_rank > 0
-    trained_modules: tuple[str, ...] = ()  # modules trained in full next to adapters
+    trained_modules: tuple[str, ...] = ()  # modules trained in full next to adapters or to trained layers
+    trained_layers: str = ""  # the only ones that are trained, such as 28-31; empty: all
     # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     lengths: SequenceLengths | None = None  # of documents; None: every sequence is one whole document
@@ -155,6 +164,17 @@ class Workload:
     def scored(self) -> float:
         """Return the forward passes without gradients for each trained sequence; 0 without a reference."""
         return self.sample_kind.scored if self.reference != "none" else 0.0
+
+    @property
+    def modules_trained(self) -> tuple[str, ...]:
+        """Return those of ``TRAINED_MODULES`` that are trained: all of them unless some are frozen."""
+        some = self.language_frozen or self.trained_layers
+        return self.trained_modules if some else TRAINED_MODULES
+
+    def training_of(self, model: ModelSpec) -> tuple[LayerTraining, ...]:
+        """Return what becomes of each of a model's layers; () where all of them are trained."""
+        embedding = EMBEDDING in self.trained_modules
+        return training_of(self.trained_layers, model.num_layers, embedding=embedding)
 
     @cached_property
     def language_frozen(self) -> bool:
@@ -286,6 +306,11 @@ class Problem:
         """Return the memory of the smallest GPU of the cluster, as its driver reports it."""
         return min(group.gpu.memory_bytes for group in self.cluster.groups)
 
+    @property
+    def training(self) -> tuple[LayerTraining, ...]:
+        """Return what becomes of each layer; () where all of them are trained."""
+        return self.workload.training_of(self.model)
+
     @cached_property
     def priced_as(self) -> str:
         """Return the framework, or the launcher with its framework, that sets the price."""
@@ -296,11 +321,27 @@ class Problem:
         """Return forward and backward FLOPs per token; of frozen weights only a trained head's count."""
         work, model = self.workload, self.model
         flops = model.model_flops_per_token(work.documents, frozen=work.language_frozen)
-        flops += model.head_forward_flops_per_token() if HEAD in work.trained_modules else 0.0
+        if work.trained_layers:
+            flops = self._partly_trained_flops
+        elif HEAD in work.trained_modules:
+            flops += model.head_forward_flops_per_token()
         if model.tower is None:
             return flops
         images = model.image_flops(work.images(model.tower), work.frozen_parts)
         return flops + images / work.tokens_per_sequence
+
+    @cached_property
+    def _partly_trained_flops(self) -> float:
+        """Return FLOPs per token of a language model of which some layers are trained."""
+        model, seq = self.model, self.workload.documents
+        found = model.head_forward_flops_per_token() * (2.0 + (HEAD in self.workload.trained_modules))
+        for shape, each in zip(model.layer_shapes(), self.training, strict=True):
+            forward = model.forward_flops_of(shape, seq)
+            scores = model.shaped(shape).score_flops_per_token(seq)
+            found += (
+                forward if each == BELOW else 3.0 * forward if each == TRAINED else 2.0 * forward + scores
+            )
+        return found
 
     @cached_property
     def split_model(self) -> ModelSpec:
@@ -334,6 +375,13 @@ class Problem:
             tower = self.model.tower_parameters()
             language = 0 if work.language_frozen else self.model.num_parameters() - tower
             trained = language + self.model.tower_parameters(work.frozen)
+        if work.trained_layers:
+            each, named = self.model.parameters_by_layer(), layers_named(work.trained_layers)
+            trained = sum(each[layer] for layer in named if layer < len(each))
+            tied = self.model.tied_embeddings
+            whole = [name for name in work.trained_modules if not (tied and name == HEAD)]
+            trained += sum(copied_parameters(self.model, name) for name in whole)
+            trained += self.model.tower_parameters(work.frozen)
         if work.lora_rank:
             norms, rotates = (bool(work.framework_options.get(kind)) for kind in ("dora", "oft"))
             trained = adapter_parameters(
@@ -427,6 +475,7 @@ def problem_digest(problem: Problem) -> str:
     as_usual = {
         "base_precision": work.base_precision == "bf16",
         "trained_modules": not work.trained_modules,
+        "trained_layers": not work.trained_layers,
         "optimizer_interval": work.optimizer_interval in (0, USUAL_INTERVAL),
         "lengths": work.lengths is None,
         "sample": work.sample == "sequence",

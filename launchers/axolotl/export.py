@@ -23,9 +23,11 @@ from meshwright.profiles.adapters import class_targets, linear_names, parted
 from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import TERNARY
+from meshwright.profiles.layer_names import end_names, layers_path
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import BasePrecision
+from meshwright.profiles.trained_layers import layers_named
 
 
 def replicas_need_flash_attention(target: Target) -> Iterator[FieldError]:
@@ -80,6 +82,18 @@ _FROZEN: Mapping[BasePrecision, Values] = {
     "nf4": {"load_in_4bit": True, "bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}},
     "nf4-double": {"load_in_4bit": True},
 }
+
+
+def _layers(target: Target) -> Values:
+    """Return patterns of the weights that are trained, if some layers are frozen (utils/freeze.py:52)."""
+    work, names = target.workload, target.model.layer_names
+    if not work.trained_layers:
+        return {}
+    path = layers_path(names, in_tower=target.model.tower is not None)
+    numbers = "|".join(map(str, layers_named(work.trained_layers)))
+    named = end_names(names, path)
+    ends = [f"^{named[module]}$" for module in work.trained_modules]
+    return {"unfrozen_parameters": [*([f"^{path}.({numbers})."] if numbers else []), *ends]}
 
 
 def _plugins(target: Target) -> Values:
@@ -155,6 +169,7 @@ class AxolotlFiles(TrainerFiles):
         "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
         "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
         "precompute_ref_log_probs", "qat", "use_onebitllms", "gemma4_hybrid_attn_impl",
+        "unfrozen_parameters",
     )  # fmt: skip
     # The two files become one; for a key in both the last would silently win.
     before = """\
@@ -182,6 +197,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             "sample_packing": not (pads(target) or kind or has_images(target)),
             "pad_to_sequence_len": not pads_to_longest(target),
             **_images(target),
+            **_layers(target),
             **({"rl": kind} if kind else {}),
             **_plugins(target),
             **_rounds(target),

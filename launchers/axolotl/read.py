@@ -51,11 +51,12 @@ from meshwright.launchers.reading.preferences import (
     labelled,
     samples_of,
 )
+from meshwright.launchers.reading.trained_layers import HEADS, LANGUAGES, of_patterns
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import EMBEDDING, SINGLE_TARGETS, parted
+from meshwright.profiles.adapters import EMBEDDING, HEAD, SINGLE_TARGETS, parted
 from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
@@ -99,6 +100,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     fields.stop()
     _take_model(fields, known)
     tuned = _tuned(fields, known)
+    tuned |= _partly_trained(fields, known.model(), adapts="lora_rank" in tuned)
     precision = _precision(fields)
     eight_bits = _eight_bits(fields)
     for name in ("micro_batch_size", "sequence_len"):
@@ -388,10 +390,35 @@ def _image_settings(fields: Fields, model: ModelSpec, tuned: Mapping[str, Any]) 
 
 _PROCESSOR = "processor_type"
 _TRAINED = "unfrozen_parameters"
-# How transformers names the weights of a language model: alone, and next to a tower (5 and 4).
-_LANGUAGES = ("model.", "model.language_model.", "language_model.")
-_HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 _PEFTS = "base_model.model"
+
+
+def _patterns(fields: Fields) -> list[str]:
+    """Return the patterns of the weights that are trained; none: all are."""
+    said = fields.raw(_TRAINED)
+    return [str(one) for one in (said if isinstance(said, list) else [said] if said else [])]
+
+
+def _starts(patterns: Sequence[str]) -> list[str]:
+    return [one.removeprefix("^").removesuffix("$").removesuffix(".*") for one in patterns]
+
+
+def _partly_trained(fields: Fields, model: ModelSpec, *, adapts: bool) -> dict[str, Any]:
+    """Return the trained layers and ends where patterns leave out weights of the language model."""
+    listed, towers = _patterns(fields), model.tower is not None
+    if not listed or adapts:
+        return {}
+    names = (LANGUAGES[towers:], *(() if model.tied_embeddings else (HEADS,)))
+    if all(any(name.startswith((*_starts(listed),)) for name in either) for either in names):
+        return {}
+    found = of_patterns(fields, _TRAINED, listed, model)
+    if found.get("trained_modules") == (HEAD,):  # train.py:115 enable_input_require_grads
+        fields.fault(
+            _TRAINED,
+            "trains lm_head without embed_tokens: Axolotl then sends gradients through all layers",
+            allowed="both of them, or neither",
+        )
+    return found
 
 
 def _freezes_tower(fields: Fields, model: ModelSpec, *, adapts: bool) -> bool:
@@ -399,10 +426,8 @@ def _freezes_tower(fields: Fields, model: ModelSpec, *, adapts: bool) -> bool:
 
     A pattern matches from the first letter of a name, and its dots are dots: ``.*`` repeats one.
     """
-    said = fields.raw(_TRAINED)
-    listed = [str(one) for one in (said if isinstance(said, list) else [said] if said else [])]
-    starts = [one.removeprefix("^").removesuffix("$").removesuffix(".*") for one in listed]
-    if not listed:
+    starts = _starts(_patterns(fields))
+    if not starts:
         return False
     if adapts and not any(one.startswith(_PEFTS) or _PEFTS.startswith(one) for one in starts):
         fields.fault(
@@ -412,12 +437,11 @@ def _freezes_tower(fields: Fields, model: ModelSpec, *, adapts: bool) -> bool:
         )
         return False
     towers = model.tower is not None
-    names = (_LANGUAGES[towers:], *(() if model.tied_embeddings else (_HEADS,)))
-    if adapts or not all(any(name.startswith((*starts,)) for name in either) for either in names):
+    if adapts:
         fields.fault(
             _TRAINED,
-            "trains a part of the language model's weights, which is not supported",
-            allowed=f"patterns that match all of them without an adapter, or --ignore {_TRAINED}",
+            "trains a part of the language model's weights next to adapters: that is not supported",
+            allowed=f"patterns without an adapter, or --ignore {_TRAINED}",
         )
     return towers and not any("model.vision".startswith(one) for one in starts)
 

@@ -26,6 +26,7 @@ from meshwright.launchers.reading.fields import Fields, is_placeholder, passing
 from meshwright.launchers.reading.given import Given, Value
 from meshwright.launchers.reading.images import settings_of, with_images
 from meshwright.launchers.reading.known import Known, known_of
+from meshwright.launchers.reading.trained_layers import refuse_expanded
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers.tools import LLAMA_FACTORY
@@ -94,6 +95,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     if sums is not None and sums.value is False and given.has("bf16"):
         given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
     trainer.require_do_train(fields)
+    refuse_expanded(fields)
     named = fields.word("model_name_or_path", "")
     fields.stop()
     given.stop()

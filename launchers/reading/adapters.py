@@ -41,6 +41,7 @@ from meshwright.profiles.stored import checkpoint_base, stored_in_name
 # Adapters.
 
 
+FREEZE = "freeze"
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
 # What arguments of adapters set, which do nothing where none train
 OF_ADAPTERS = (
@@ -48,7 +49,6 @@ OF_ADAPTERS = (
 )  # fmt: skip
 _OFT = "oft"
 _UNPRICED = {
-    "freeze": ": frozen layers next to trained ones are not priced",
     _OFT: ": such rotations of every layer's input are priced under LLaMA-Factory",
 }
 _WHOLE_SWITCHES = ("full_finetuning", "full_finetune")  # of Chinese-LLaMA-Alpaca's and QLoRA's scripts
@@ -65,6 +65,7 @@ def adapters_of(
     strange: bool = False,
     program: str = "",
     supplied: object = None,
+    freezes: bool = False,
 ) -> tuple[int, tuple[str, ...]]:
     """Return rank and targets of LoRA, if the run trains it.
 
@@ -77,16 +78,17 @@ def adapters_of(
         strange: whether the script is unknown, with defaults of its own.
         program: the started program; its name may show that it trains adapters.
         supplied: a rank that the user supplies; it overrides the arguments.
+        freezes: whether it can train some layers in full, and freeze the others.
     """
     whole = any(fields.flag(name) for name in _WHOLE_SWITCHES)
     kind = _kind_of(fields, usual, program, pefts=pefts and not whole)
     if kind == _OFT and rotates:
         return _rotations(fields), adapted(fields, model, pefts=pefts)
-    if kind not in ("full", "lora"):
+    if kind not in ("full", "lora", FREEZE if freezes else ""):
         fields.fault(
             next(name for name in _KINDS if fields.has(name)),
             f"{kind} is not supported{_UNPRICED.get(kind, '')}",
-            allowed=", ".join(("full", "lora", *[_OFT] * rotates)),
+            allowed=", ".join(("full", "lora", *[_OFT] * rotates, *[FREEZE] * freezes)),
         )
     if kind != "lora":
         if pefts and not whole:

@@ -28,6 +28,7 @@ from meshwright.launchers.reading.images import ImageSettings, settings_of, with
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
 from meshwright.launchers.reading.own_defaults import LENGTHS
 from meshwright.launchers.reading.preferences import kind_named, labelled, samples_of, trls_kind
+from meshwright.launchers.reading.trained_layers import of_freezing, refuse_expanded
 from meshwright.launchers.table import of_command, over_trl
 from meshwright.launchers.transformers import read_chat as chat
 from meshwright.launchers.transformers import read_ranks as ranks
@@ -392,6 +393,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         strange=strange,
         program=program,
         supplied=known.overrides.values.get("lora_rank"),
+        freezes=tool.freezes_layers,
     )
     targets = adapters.of_peft(fields, targets, model) if tool.pefts else targets
     base = adapters.base_of(fields, nested=not tool.pefts)
@@ -401,11 +403,16 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
     if not optimizer:
         key = "optimizer" if fields.has("optimizer") else "optim"
         optimizer = trainers_galore(fields, model) or {"optimizer": optimizer_of(fields, key)}
+    whole = {"trained_modules": adapters.trained_whole(fields) if rank else ()}
+    if tool.freezes_layers and fields.word("finetuning_type", tool.tuner) == adapters.FREEZE:
+        whole = of_freezing(fields, model)
+    elif tool.freezes_layers:
+        refuse_expanded(fields)
     return {
         **optimizer,
+        **whole,
         "lora_rank": rank,
         "lora_targets": targets if tool.pefts else adapters.of_trainer(fields, targets, model, rank),
-        "trained_modules": adapters.trained_whole(fields) if rank else (),
         "base_precision": base,
     }
 

@@ -34,6 +34,9 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
         base = workload.base_precision  # bf16 says that it has 16 bits
         stored = "fp16" if (base, workload.precision) == ("bf16", "fp16") else base
         trained = f" frozen in {stored}, {number} of {parts} trained"
+    elif workload.trained_layers:
+        parts = " and ".join((f"layers {workload.trained_layers}", *workload.trained_modules))
+        trained = f", {number} of {parts} trained"
     elif workload.frozen:
         trained = f", {number} trained: frozen {' and '.join(workload.frozen)}"
     made, scored = samples_words(workload)

@@ -5,13 +5,14 @@ Each check is one small function that yields the faults it finds; ``check_limits
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 
-from meshwright.profiles.adapters import target_fault
+from meshwright.profiles.adapters import EMBEDDING, HEAD, NORMS, target_fault
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -22,7 +23,8 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.reading import stated_number
 from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
-from meshwright.profiles.towers import FROZEN_PARTS, TowerSpec
+from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS, TowerSpec
+from meshwright.profiles.trained_layers import NONE, layers_named
 from meshwright.service.requests.fields import MAX_IMAGES
 from meshwright.service.requests.parts import run_limits, unplaced
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
@@ -517,14 +519,16 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
                 nearest="false",
                 tip="--lora-rank 16",
             )
-    if workload.trained_modules and not workload.lora_rank:
+    if workload.trained_modules and not (workload.lora_rank or workload.trained_layers):
         yield FieldError(
             pointer=pointer("workload", "trained_modules"),
             message="without adapters all weights are trained",
-            allowed="[], or a lora_rank > 0",
+            allowed="[], or a lora_rank > 0, or trained_layers",
             nearest="[]",
             tip="--lora-rank 16",
         )
+    if workload.trained_layers:
+        yield from _trained_layers(problem)
     for name, what in (("optimizer_rank", "rank"), ("optimizer_interval", "decompositions")):
         if getattr(workload, name) and not optimizer_named(workload.optimizer).low_rank:
             able = ", ".join(name for name, one in OPTIMIZERS.items() if one.low_rank)
@@ -534,6 +538,47 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
                 allowed=f"0, or with {able}",
                 nearest="0",
             )
+
+
+def _trained_layers(problem: Problem) -> Iterator[FieldError]:
+    """Check that the trained layers exist, and that what else the workload says goes with them."""
+    work, model, at = problem.workload, problem.model, pointer("workload", "trained_layers")
+    last = model.num_layers - 1
+    if layers_named(work.trained_layers)[-1:] > (last,):
+        yield FieldError(
+            pointer=at,
+            message=f"{model.title} has {model.num_layers} layers, counted from 0",
+            allowed=f"0-{last}, or some of them",
+            nearest=str(last),
+        )
+    others = {
+        "lora_rank": work.lora_rank > 0,
+        "frozen": "language" in work.frozen,
+        "optimizer": optimizer_named(work.optimizer).low_rank,
+    }
+    for name in (name for name, there in others.items() if there):
+        yield FieldError(
+            pointer=at, message=f"next to {name} is not supported", allowed="empty: all layers", nearest=""
+        )
+    if model.tower is not None and not {*TOWER_PARTS} <= {*work.frozen}:
+        yield FieldError(
+            pointer=pointer("workload", "frozen"),
+            message="is required next to trained_layers: vision and projector are frozen with the others",
+            allowed=", ".join(TOWER_PARTS),
+            nearest=json.dumps(TOWER_PARTS),
+        )
+    if work.trained_layers == NONE and not work.trained_modules:
+        yield FieldError(
+            pointer=at, message="nothing is trained", allowed="some layers, or none with trained_modules"
+        )
+    ends = [name for name in (EMBEDDING, HEAD) if name in work.trained_modules]
+    if NORMS in work.trained_modules or (model.tied_embeddings and len(ends) == 1):
+        yield FieldError(
+            pointer=pointer("workload", "trained_modules"),
+            message="next to trained_layers: embedding and head, and if tied, both or neither",
+            allowed=f"{EMBEDDING}, {HEAD}",
+            nearest="[]",
+        )
 
 
 def _precision(problem: Problem) -> Iterator[FieldError]:

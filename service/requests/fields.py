@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.trained_layers import LAYERS_PATTERN, MAX_LAYERS_LENGTH
 
 MAX_INTERVAL = 1_000_000  # steps
 MAX_RANK = 65_536  # no hidden size so far exceeds it
@@ -405,7 +406,8 @@ FIELDS = (
         default=[],
         sparse=True,
         about="modules trained in full next to adapters (lora_rank > 0), by Llama's names. Each is a "
-        "copy, like peft's modules_to_save. norm selects every norm",
+        "copy, like peft's modules_to_save. norm selects every norm. Next to trained_layers: the ends of "
+        "the model that are trained with these layers",
         option=Option(
             group=MODEL,
             name="trained_module",
@@ -507,6 +509,28 @@ FIELDS = (
             kind="sized",
             placeholder="256",
             hint="pixels / (patch size × merge size)², or percentiles: p50=256, p100=1024",
+        ),
+    ),
+    RequestField(
+        path="workload.trained_layers",
+        type=str,
+        default=None,
+        limits={"pattern": LAYERS_PATTERN, "max_length": MAX_LAYERS_LENGTH},
+        sparse=True,
+        about="the only layers that are trained, counted from 0, as ranges with both ends: 28-31, or "
+        "7,15,23,31, or none. Other weights are frozen, but for trained_modules. null: all are trained",
+        option=Option(
+            group=MODEL,
+            help="Layers to train, counted from 0, e.g. 28-31. All others are frozen.",
+            default="all",
+            metavar="RANGES",
+        ),
+        question=FormQuestion(
+            part="adapters",
+            label="Trained layers",
+            kind="text",
+            placeholder="all",
+            hint="28-31, or 7,15,23,31: all others are frozen",
         ),
     ),
     RequestField(

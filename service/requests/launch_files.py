@@ -160,7 +160,7 @@ def _read_alone(source: Source, overrides: Overrides, launcher: str | None) -> L
 _BEYOND_PLANS = (
     "/workload/lora_rank", "/workload/lora_targets", "/workload/base_precision", "/workload/optimizer",
     "/workload/trained_modules", "/workload/framework_options/", "/workload/sample", "/workload/reference",
-    "/workload/precision",
+    "/workload/precision", "/workload/trained_layers",
 )  # fmt: skip
 
 

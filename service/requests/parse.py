@@ -457,6 +457,10 @@ MEANINGS: Mapping[str, Meaning] = {
     "workload.trained_modules": Meaning(
         lambda given, _: {"trained_modules": tuple(name for name in TRAINED_MODULES if name in given)}
     ),
+    "workload.trained_layers": Meaning(
+        lambda given, _: {"trained_layers": given or ""},
+        lambda problem: problem.workload.trained_layers or None,
+    ),
     "workload.lengths": Meaning(
         lambda given, _: {
             "lengths": None if given is None else lengths_from_mapping(given, ("workload", "lengths"))

@@ -50,7 +50,7 @@ def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
     a stage of its own (0.19 ``TransformerBlock.has_final_layernorm_in_this_stage``); it is priced with the
     head.
     """
-    layout = LayerLayout.of(target.model)
+    layout = LayerLayout.of(target.model, target.workload.training_of(target.model))
     ctx = context_for(target)
     chunks = chunks_of(ctx.columns, layout, np.array([target.config.stage_layers]))
     each = np.array([part.dense[0] + part.routed[0] for part in part_weights(ctx, layout.kinds)])
@@ -234,7 +234,7 @@ def _casts_bytes(ctx: Context) -> int:
     """Casts of trained fp32 weights that are priced among them, of a layout without stages; 0 of others."""
     if ctx.frozen or _first(ctx.p) > 1:
         return 0
-    layout = LayerLayout.of(ctx.model)
+    layout = LayerLayout.of(ctx.model, ctx.training)
     casts = base_bytes_beyond(ctx, layout.kinds, part_weights(ctx, layout.kinds))
     numbers: list[int] = [*layout.cumulative[-1].tolist(), 1, 1]
     return round(sum(number * _first(cast) for number, cast in zip(numbers, casts, strict=True)))

@@ -215,7 +215,9 @@ def _stages_of(batch: Batch, names: Sequence[str], offsets: FloatArray) -> tuple
         columns,
         replace(batch.profile, constants=with_offsets(batch.profile.constants, names, offsets, n)),
     )
-    stages = assemble(prices, columns, LayerLayout.of(batch.problem.model), batch.splits[rows])
+    stages = assemble(
+        prices, columns, LayerLayout.of(batch.problem.model, batch.problem.training), batch.splits[rows]
+    )
     return objective_s(prices, columns, stages), stages
 
 

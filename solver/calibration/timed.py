@@ -93,7 +93,7 @@ def _layer_s(
     problem: Problem, rows: Columns, profile: Profile, _sets: int, *, part: Part, name: str
 ) -> FloatArray:
     prices = price(problem, rows, profile)
-    layers: list[Part] = [one.kind for one in LayerLayout.of(problem.model).kinds]
+    layers: list[Part] = [one.kind for one in LayerLayout.of(problem.model, problem.training).kinds]
     place = {"embedding": -2, "head": -1}.get(part, 0) or layers.index(part)
     by_part = {
         "forward_s": prices.forward_s,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshwright.profiles.adapters import TRAINED_MODULES
+from meshwright.profiles.adapters import EMBEDDING
 from meshwright.profiles.attention import (
     AUTO,
     FLEX,
@@ -31,6 +31,7 @@ from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
 from meshwright.profiles.profile import Constants, Profile
 from meshwright.profiles.storage import BasePrecision, is_cut, storage_of
+from meshwright.profiles.trained_layers import BELOW, TRAINED, LayerTraining
 from meshwright.solver.configuration import (
     ALL_TO_ALL,
     MAX_SIZE,
@@ -236,6 +237,7 @@ class Context:
     linear_precision: str  # bf16, fp16, fp8, fp4
     low_precision: bool  # linear layers multiply in 8 or 4 bits
     frozen: bool  # the language model's own weights are frozen, with adapters or without
+    below: bool  # no trained weight comes before: there is no backward pass
     trained_modules: tuple[str, ...]  # of ``TRAINED_MODULES``: those next to adapters, or all
     packs: bool  # documents are packed, so that attention's kernel skips what lies between them
     pads_to_longest: bool  # a micro-batch is as long as its longest document
@@ -278,9 +280,35 @@ class Context:
 
     def of(self, shape: LayerShape) -> Context:
         """Return the context of layers of one shape, in a model that has their attention throughout."""
-        if self.model.attends_alike:
-            return self
-        return self._viewed(self.model.shaped(shape))
+        own = self if self.model.attends_alike else self._viewed(self.model.shaped(shape))
+        return own if shape.trains == TRAINED else own.untrained(below=shape.trains == BELOW)
+
+    def replays(self, shape: LayerShape) -> bool:
+        """Return whether full recomputation replays layers of a shape, trained or frozen."""
+        return shape.trains == TRAINED or self.facts.replays_frozen
+
+    def untrained(self, *, below: bool = False) -> Context:
+        """Return the context of frozen layers among trained ones, or of those ``below`` all of them.
+
+        Where a launcher checkpoints trained layers alone, none of them is replayed.
+        """
+        if below not in self._untrained:
+            replays = self.facts.replays_frozen and not below
+            work = replace(self.workload, lora_targets=(), trained_modules=(), trained_layers="")
+            self._untrained[below] = replace(
+                self, workload=work, frozen=True, below=below, trained_modules=(),
+                full=self.full & replays, selective=self.selective & replays,
+            )  # fmt: skip
+        return self._untrained[below]
+
+    @cached_property
+    def _untrained(self) -> dict[bool, Context]:
+        return {}
+
+    @property
+    def training(self) -> tuple[LayerTraining, ...]:
+        """Return what becomes of each layer; () where all of them are trained."""
+        return self.workload.training_of(self.model)
 
     @cached_property
     def crossing(self) -> Context | None:
@@ -512,12 +540,14 @@ class Context:
     def wide_ends(self) -> FloatArray:
         """Return 1 where embedding, head and norms alone are fp32, with gradients and states, else 0."""
         apart = self.facts.fp32_ends and not self.frozen and not self.optimizer.fp32_copy
+        apart = apart and EMBEDDING in self.trained_modules
         return np.where(self.columns.zero_stage == 0, float(apart), 0.0)
 
     @cached_property
     def wide_rows(self) -> FloatArray:
         """Return 1 where the rows between layers are fp32, as an embedding in fp32 makes them, else 0."""
-        return np.maximum(self.wide_weights, self.wide_ends)
+        reads = self.frozen or EMBEDDING in self.trained_modules or not self.workload.trained_layers
+        return np.maximum(self.wide_weights * reads, self.wide_ends)
 
     @cached_property
     def wide_experts(self) -> FloatArray:
@@ -1001,7 +1031,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         linear_precision=precision,
         low_precision=low_precision,
         frozen=workload.language_frozen,
-        trained_modules=workload.trained_modules if workload.language_frozen else TRAINED_MODULES,
+        below=False,
+        trained_modules=workload.modules_trained,
         packs=lengths is not None and lengths.batching == "packing" and facts.knows_documents,
         pads_to_longest=lengths is not None and lengths.batching == "padding_to_longest",
         adds_every_gradient=facts.main_gradient and facts.gradient_bytes > _BF16_BYTES,

@@ -21,6 +21,7 @@ from meshwright.profiles.layers.operators import MIXING
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.storage import WHOLE_PRECISIONS
+from meshwright.profiles.trained_layers import BELOW
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, distinct
 from meshwright.solver.cost.communication import SHARDED_BYTES
@@ -751,7 +752,7 @@ def loaded_bytes(ctx: Context, row: int, weights_bytes: float, states_bytes: flo
         weights_bytes: what the stage's weights take in a step.
         states_bytes: what its optimizer's states take, their fp32 copy included.
     """
-    layout, facts = LayerLayout.of(ctx.model), ctx.facts
+    layout, facts = LayerLayout.of(ctx.model, ctx.training), ctx.facts
     _, casts = saved_casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist(), first=False)
     moments = ctx.optimizer.state_bytes
     copy = facts.optimizer_bytes - _ADAMW_STATE_BYTES if ctx.optimizer.fp32_copy else 0.0
@@ -872,7 +873,12 @@ class _Kept:
             inputs = inputs - np.where(ctx.full, offloaded[0], 0.0)  # of each layer alike
         return cls(
             plain=plain,
-            replayed=[np.where(ctx.splits_backward, stored, inputs) for stored in plain],
+            replayed=[
+                np.where(
+                    ctx.splits_backward | (not ctx.replays(shape)), stored, inputs * (shape.trains != BELOW)
+                )
+                for stored, shape in zip(plain, layout.kinds, strict=True)
+            ],
             ends=[of_embedding, of_prediction],
             largest=np.maximum.reduce(layers),
             copying=copying,
@@ -980,7 +986,7 @@ def _moments(
     of_layers = sum((count * layer for count, layer in zip(counts, layers, strict=True)), zero)
     cached, head_copy, cast = casts_bytes(ctx, layout.kinds, counts)
     into, begun = _begun_bytes(ctx, layout, kept, cast)
-    layer_weights = trained[last - 1]
+    layer_weights = trained[layout.last_trained]
     of_head, of_layer = reducing_bytes(
         ctx,
         trained[last + (not ctx.model.tied_embeddings)].ends,  # of the output matrix
@@ -1031,7 +1037,7 @@ def _held_bytes(
         f"{term.name}_bytes": np.stack([getattr(state, term.name) for state in states], axis=1)
         for term in fields(StateBytes)
     }
-    if ctx.frozen or ctx.held_precision == "fp32" or ctx.wide_ends.any():
+    if ctx.training or ctx.frozen or ctx.held_precision == "fp32" or ctx.wide_ends.any():
         held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
     if ctx.workload.reference == "frozen":
         held["weights_bytes"] += np.stack(reference_bytes(ctx, weights), axis=1)
@@ -1047,7 +1053,10 @@ def _held_bytes(
 
 def _activations_bytes(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
     """Return activations of one micro-batch of each part: layer kinds, embedding, prediction layers."""
-    of_layers = [layer_activation_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
+    of_layers = [
+        layer_activation_bytes(ctx.of(shape), shape.kind) * (shape.trains != BELOW)
+        for shape in layout.kinds
+    ]
     of_embedding = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)  # masks
     if ctx.facts.embedding_products and EMBEDDING in ctx.trained_modules:
         of_embedding = of_embedding + one_hot_bytes(ctx)  # the table's gradient reads them, last of all
@@ -1098,7 +1107,7 @@ def outside_bytes(ctx: Context) -> Outside:
     fullest rank has ``ceil(L / pp)``
     layers of the larger kind and the larger end of the model, or both ends.
     """
-    layout, facts = LayerLayout.of(ctx.model), ctx.facts
+    layout, facts = LayerLayout.of(ctx.model, ctx.training), ctx.facts
     here = replace(ctx, columns=replace(ctx.columns, offload=np.zeros_like(ctx.columns.offload)))
     weights = part_weights(here, layout.kinds)
     memory = memory_prices(here, layout, weights, trained_parts(here, layout.kinds, weights))
@@ -1176,9 +1185,13 @@ def gathered_bytes(ctx: Context) -> FloatArray:
 
 
 def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
-    """Sum a part price (n, P) over the fullest rank."""
+    """Sum a part price (n, P) over the fullest rank; its layers are alike, or of which some are trained."""
     ends = np.where(ctx.ends_apart, price[:, -2:].max(axis=1), price[:, -2:].sum(axis=1))
-    return np.asarray(layers * price[:, :-2].max(axis=1) + ends)
+    layer = price[:, :-2].max(axis=1)
+    if training := ctx.training:
+        counts = LayerLayout.of(ctx.model, training).cumulative[-1]
+        layer = price[:, :-2] @ (counts / len(training))
+    return np.asarray(layers * layer + ends)
 
 
 def held_first(c: Columns) -> FloatArray:

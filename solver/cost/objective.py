@@ -56,7 +56,9 @@ def busy_s(columns: Columns, priced: FloatArray) -> FloatArray:
 
 def busy_parts_s(problem: Problem, prices: RowPrices) -> FloatArray:
     """Return computing of all layers, their replay, and that of the quickest one, of a pass, (3, n)."""
-    return busy_of_passes(LayerLayout.of(problem.model), prices.breakdown_s, prices.replay_s)
+    return busy_of_passes(
+        LayerLayout.of(problem.model, problem.training), prices.breakdown_s, prices.replay_s
+    )
 
 
 def _busy_parts_of(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:

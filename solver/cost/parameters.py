@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 from typing import Literal
@@ -28,6 +28,7 @@ from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.storage import WHOLE_PRECISIONS, is_cut, is_packed, storage_of
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
+from meshwright.profiles.trained_layers import TRAINED
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows, wraps_experts
 from meshwright.solver.cost.context import Context
@@ -317,7 +318,11 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) ->
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (ctx.converts & (ctx.frozen | first | (ctx.columns.num_microbatches > 1)))
     head = weigh * ctx.padded_outputs * ctx.model.embedding_width / ctx.vocabulary_ranks
-    return [*(weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, head]
+    layers = [weigh * _converted_weights(ctx.of(one), one.kind) for one in kinds]
+    if ctx.training:  # what is frozen is not fp32
+        layers = [cast * (one.trains == TRAINED) for cast, one in zip(layers, kinds, strict=True)]
+        head = head * (HEAD in ctx.trained_modules)
+    return [*layers, zero, head]
 
 
 def _stacked(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -341,6 +346,8 @@ def base_bytes_beyond(
     Fewer bits of a frozen base save some, one in fp32 takes 4 each. Shards of a base in bf16 stay so unless
     all are cast.
     """
+    if ctx.training:
+        return _partly_beyond(ctx, kinds, weights)
     precision, zero = ctx.workload.base_precision, np.zeros_like(ctx.t)
     *others, head = _casts(ctx, kinds)
     narrow = precision not in WHOLE_PRECISIONS
@@ -375,6 +382,20 @@ def base_bytes_beyond(
         )
         for part, (own, beyond) in enumerate(zip(weights, whole, strict=True))
     ]
+
+
+def _partly_beyond(
+    ctx: Context, kinds: Sequence[LayerShape], weights: Sequence[Weights]
+) -> list[FloatArray]:
+    """Return the same where some layers are trained, of each part by whether it is."""
+    frozen = base_bytes_beyond(ctx.untrained(), kinds, weights)
+    *layers, head = [cast * ~ctx.full for cast in _casts(ctx, kinds)[:-1]], _casts(ctx, kinds)[-1]
+    own = [*layers[0], head]
+    is_trained = [
+        *(one.trains == TRAINED for one in kinds),
+        *(module in ctx.trained_modules for module in (EMBEDDING, HEAD)),
+    ]
+    return [a if it else b for it, a, b in zip(is_trained, own, frozen, strict=True)]
 
 
 def _packed_bytes(ctx: Context, kinds: Sequence[LayerShape], here: FloatArray) -> list[FloatArray]:
@@ -622,6 +643,12 @@ def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray
 
 # A part of the model: a layer of a kind, an end, or the prediction layers behind the head.
 Part = LayerKind | Literal["embedding", "head", "prediction"]
+_MODULES: Mapping[Part, str] = {"embedding": EMBEDDING, "head": HEAD}
+
+
+def _without(own: Weights) -> Weights:
+    """Return a part of which nothing is trained."""
+    return Weights(dense=np.zeros_like(own.dense), routed=np.zeros_like(own.routed))
 
 
 def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
@@ -630,7 +657,7 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
     Prediction layers have neither.
     """
     if not ctx.frozen:
-        return own
+        return own if part not in _MODULES or _MODULES[part] in ctx.trained_modules else _without(own)
     model, norms = ctx.model, NORMS in ctx.workload.trained_modules
     routed: FloatArray = np.zeros_like(ctx.t)
     ends = {

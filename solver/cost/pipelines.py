@@ -69,7 +69,7 @@ class LaidOut:
     @classmethod
     def of(cls, problem: Problem, configurations: Sequence[Configuration]) -> LaidOut:
         """Return the layout; prediction layers are counted if some configuration has a stage for them."""
-        layout, splits = LayerLayout.of(problem.model), padded(configurations)
+        layout, splits = LayerLayout.of(problem.model, problem.training), padded(configurations)
         apart = problem.model.num_mtp_layers > 0
         if not (apart and any(predicts_alone(one.stage_layers) for one in configurations)):
             return cls(problem=problem, layout=layout, splits=splits)
@@ -279,5 +279,5 @@ class PricedPipelines:
         """Mark rows with every kind of layer timed at that shard and micro-batch, (n,)."""
         if self.profile.layers is None:
             return np.zeros(len(self.columns), dtype=np.bool_)
-        kinds = LayerLayout.of(self.problem.model).kinds
+        kinds = LayerLayout.of(self.problem.model, self.problem.training).kinds
         return np.asarray(np.all([is_timed(self.context.of(one), one.kind) for one in kinds], axis=0))

@@ -18,6 +18,7 @@ from meshwright.profiles.adapters import EMBEDDING, HEAD
 from meshwright.profiles.collectives.collectives import Group
 from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.profiles.profile import Profile
+from meshwright.profiles.trained_layers import TRAINED
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
     ALL_LAYERS,
@@ -146,8 +147,12 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
     each = list[FloatArray]()
     for _, one in ctx.at_lengths:
         output = products(one, one.model.head[:1])
-        halves = [0.5 * linear_seconds(one.of(shape), shape.kind).backward for shape in kinds]
-        columns = [*halves, np.zeros_like(one.t), 0.5 * gemm_seconds(one, output, "bf16").backward]
+        halves = [
+            0.5 * linear_seconds(one.of(shape), shape.kind).backward * (shape.trains == TRAINED)
+            for shape in kinds
+        ]
+        of_head = 0.5 * gemm_seconds(one, output, "bf16").backward * (HEAD in one.trained_modules)
+        columns = [*halves, np.zeros_like(one.t), of_head]
         each.append(np.where(split[:, None], np.stack(columns, axis=1), 0.0))
     return OfLengths.of(ctx).whole(each) if ctx.varies else each[0]
 
@@ -200,10 +205,11 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     if ctx.selective.any():
         again = replayed_s(ctx, kind, attention + uneven, experts)
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
+    compute, uneven, tensor, rings, experts = _as_far(ctx, compute, uneven, tensor, rings, experts)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
     floor_s = layer_floor_s(ctx, kind)
     launching = _launching(ctx, kind, floor_s, ahead_s)
-    passes = _passes(ctx, kind, launching, busy, (compute, tensor))
+    (passes,) = _as_far(ctx, _passes(ctx, kind, launching, busy, (compute, tensor)))
     replay = np.zeros_like(ctx.t)
     if ctx.full.any():
         again_s = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)
@@ -222,7 +228,7 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
         replay = replay + np.where(ctx.full, waits.backward, 0.0)
         passes += replace(waits, backward=np.where(ctx.full, 0.0, waits.backward))
     matrices = float(layer.dense_products)
-    gathers = weight_gathers(ctx, weights, trained, passes, matrices=matrices)
+    (gathers,) = _as_far(ctx, weight_gathers(ctx, weights, trained, passes, matrices=matrices))
     causes = {
         "compute": compute.forward + compute.backward,
         "tensor_parallel": tensor.forward + tensor.backward,
@@ -242,6 +248,13 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
         replay=np.where(ctx.full, replay, 0.0),
         causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
+
+
+def _as_far(ctx: Context, *passes: PassSeconds) -> list[PassSeconds]:
+    """Return passes of a layer; below all trained weights their forward halves alone."""
+    if not ctx.below:
+        return [*passes]
+    return [replace(one, backward=np.zeros_like(ctx.t)) for one in passes]
 
 
 def _unreplayed_s(
@@ -620,7 +633,7 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     """
     look()
     ctx = context_of(problem, columns, profile)
-    layout = LayerLayout.of(problem.model)
+    layout = LayerLayout.of(problem.model, problem.training)
     weights = part_weights(ctx, layout.kinds)
     memory = memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights))
     moments, prediction = memory.pop("moments"), {}
@@ -715,7 +728,7 @@ def shared_passes(problems: Sequence[Problem], columns: Columns, profile: Profil
     ``problems``: one problem under several switches, which change no groups of ranks; passes for each.
     """
     passes_of, found = dict[tuple[bool, bool], _Passes](), list[SharedPasses]()
-    layout = LayerLayout.of(problems[0].model)
+    layout = LayerLayout.of(problems[0].model, problems[0].training)
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
     every = columns.recompute_layers == ALL_LAYERS
     for problem in problems:
@@ -763,7 +776,7 @@ def least_passes_s(problem: Problem, columns: Columns, profile: Profile) -> Floa
         data_group=alone, shard_group=alone, expert_data_group=alone, weight_group=alone,
         expert_weight_group=alone,
     )  # fmt: skip
-    layout = LayerLayout.of(problem.model)
+    layout = LayerLayout.of(problem.model, problem.training)
     passes = _pass_prices(_part_prices(ctx, layout))
     parts = np.append(layout.cumulative[-1], (1.0, 1.0))
     return np.asarray((passes["forward_s"] + passes["backward_s"]) @ parts)
@@ -785,7 +798,10 @@ def busy_of_passes(
 def least_busy(problem: Problem, columns: Columns, profile: Profile) -> FloatArray:
     """Return ``busy_of_passes`` of every row, (3, n), none larger than under any size of the shard sets."""
     look()
-    found, layout = _passes_of(context_of(problem, columns, profile)), LayerLayout.of(problem.model)
+    found, layout = (
+        _passes_of(context_of(problem, columns, profile)),
+        LayerLayout.of(problem.model, problem.training),
+    )
     parts = _part_prices(found.under(problem, profile), layout)
     causes = {name: np.stack([part.causes[name] for part in parts], axis=1) for name in _COMPUTING}
     return busy_of_passes(layout, causes, _pass_prices(parts)["replay_s"]).take(found.of_row, axis=1)
@@ -805,7 +821,7 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
     ctx = context_of(problem, columns, profile)
     found = _passes_of(ctx)
     few, of_row = found.under(problem, profile), found.of_row
-    layout = LayerLayout.of(problem.model)
+    layout = LayerLayout.of(problem.model, problem.training)
     parts = _part_prices(few, layout)
     apart = _prediction_prices(few) if problem.counts_prediction else {}
     known = {
@@ -825,7 +841,7 @@ def price_every_rank(problem: Problem, columns: Columns, profile: Profile) -> Ro
     """
     look()
     ctx = context_of(problem, columns, profile)
-    parts = LayerLayout.of(problem.model).num_kinds + 2
+    parts = LayerLayout.of(problem.model, problem.training).num_kinds + 2
     return _priced(problem, ctx, profile, parts, _of_every_rank(ctx, profile))
 
 
@@ -853,7 +869,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """
     look()
     ctx = context_of(problem, columns, profile)
-    layout = LayerLayout.of(problem.model)
+    layout = LayerLayout.of(problem.model, problem.training)
     parts = _part_prices(ctx, layout)
     weights = part_weights(ctx, layout.kinds)
     trained = trained_parts(ctx, layout.kinds, weights)

@@ -23,7 +23,9 @@ def scoring(ctx: Context) -> Context:
     never, columns = np.zeros_like(ctx.full), ctx.columns
     return replace(
         ctx,
-        workload=replace(ctx.workload, lora_targets=(), trained_modules=(), reference="none"),
+        workload=replace(
+            ctx.workload, lora_targets=(), trained_modules=(), trained_layers="", reference="none"
+        ),
         columns=replace(columns, offload=WITHOUT_ACTIVATIONS[columns.offload]),
         frozen=True,
         trained_modules=(),

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshwright.profiles.model import LayerShape, ModelSpec
+from meshwright.profiles.trained_layers import BELOW, FROZEN, TRAINED, LayerTraining
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, Gathered, IntArray
 from meshwright.solver.schedules.schedule import (
     fill_share,
@@ -61,9 +62,18 @@ class LayerLayout:
 
     @staticmethod
     @lru_cache(maxsize=64)
-    def of(model: ModelSpec) -> LayerLayout:
-        """Return the layout of a model, cached for all prices; it must not be changed."""
+    def of(model: ModelSpec, training: tuple[LayerTraining, ...] = ()) -> LayerLayout:
+        """Return the layout of a model, cached for all prices; it must not be changed.
+
+        Where some layers are frozen, ``training`` says what becomes of each: kinds of their own.
+        """
         sequence, kinds = model.layer_shapes(), model.shapes()
+        if training:
+            sequence = tuple(
+                shape._replace(trains=each) for shape, each in zip(sequence, training, strict=True)
+            )
+            every = [shape._replace(trains=each) for each in (BELOW, FROZEN, TRAINED) for shape in kinds]
+            kinds = tuple(shape for shape in every if shape in {*sequence})
         one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
         zeros = np.zeros((1, len(kinds)), dtype=np.int64)
         return LayerLayout(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
@@ -105,6 +115,12 @@ class LayerLayout:
         if self.counts_prediction:
             layers[-1 if layers[-1] else -2] -= 1
         return tuple(layers)
+
+    @cached_property
+    def last_trained(self) -> int:
+        """Return the kind of trained layers with the most weights; the last one where all are frozen."""
+        trained = [index for index, one in enumerate(self.kinds) if one.trains == TRAINED]
+        return trained[-1] if trained else len(self.kinds) - 1
 
     @property
     def behind_prediction(self) -> int:

@@ -36,7 +36,13 @@ def tower_context(ctx: Context) -> Context:
     group, fused = Group(alone, alone, ctx.fabric), ctx.model.tower_layers.norm_kind == "layernorm"
     facts = replace(ctx.facts, norm_fused=True) if fused else ctx.facts  # torch's LayerNorm is one kernel
     work = replace(
-        ctx.workload, lengths=None, lora_rank=0, trained_modules=(), images_per_sample=0.0, frozen=()
+        ctx.workload,
+        lengths=None,
+        lora_rank=0,
+        trained_modules=(),
+        trained_layers="",
+        images_per_sample=0.0,
+        frozen=(),
     )
     return replace(
         ctx, model=ctx.model.tower_layers, facts=facts, workload=work, layers=None, frozen=False,

@@ -132,7 +132,7 @@ def shares_of(
     of it depends on it; shape (n,) each. Arguments as in ``log_time_sigma``.
     """
     counted = _counted(profile)
-    n, layout = len(columns), LayerLayout.of(problem.model)
+    n, layout = len(columns), LayerLayout.of(problem.model, problem.training)
     rows = np.tile(np.arange(n), len(counted) + 1)
     many = columns.take(rows)
     prices = moved_prices(problem, columns, profile) if moved is None else moved
@@ -174,7 +174,7 @@ def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[t
     unmeasured = () if profile.gpu_operators.measured else ("operators",)
     ctx, beyond = context_of(problem, columns, profile), dict[str, BoolArray]()
     if ctx.operators.tables:
-        layers = [(ctx.of(one), one.kind) for one in LayerLayout.of(problem.model).kinds]
+        layers = [(ctx.of(one), one.kind) for one in LayerLayout.of(problem.model, problem.training).kinds]
         gemm = load_operator_tables(ctx.operators.tables).find("gemm")
         plain = [g for own, kind in layers for g in layer_gemms(own, kind) if not g.grouped]
         beyond["gemm"] = np.logical_or.reduce([gemm.extrapolated(g.m, g.n, g.k) for g in plain])

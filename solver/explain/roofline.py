@@ -75,7 +75,7 @@ def rooflines_of(problem: Problem, profile: Profile, config: Configuration) -> t
 def _roofline(on: PricedPipelines, row: int, parts: FloatArray, note: str) -> Roofline:
     model, profile = on.problem.model, on.profile
     ctx = context_of(on.problem, on.columns.take(np.array([row])), profile)
-    kinds = LayerLayout.of(model).kinds
+    kinds = LayerLayout.of(model, on.problem.training).kinds
     points: list[OperatorPoint] = []
     for one, count in zip(kinds, parts.tolist(), strict=False):  # the ends of the model follow
         held = _layer(ctx.of(one), one.kind, round(count)) if count else ()

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.profiles.adapters import HEAD
 from meshwright.profiles.model import LayerKind
+from meshwright.profiles.trained_layers import BELOW, FROZEN, TRAINED
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import core_attention, gemm_seconds, linear_seconds, products
 from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, Context, PassSeconds, is_offloaded
@@ -42,7 +43,7 @@ class _Work:
     @classmethod
     def of(cls, on: PricedPipelines) -> _Work:
         """Return the work of every row; timed layers in the proportion of their formulas."""
-        ctx, layout = on.context, LayerLayout.of(on.problem.model)
+        ctx, layout = on.context, LayerLayout.of(on.problem.model, on.problem.training)
         each = [(share[:, None], _products_and_attention(one, layout)) for share, one in ctx.at_lengths]
         gemm = sum((share * own for share, (own, _) in each), np.zeros(1))
         attention = sum((share * own for share, (_, own) in each), np.zeros(1))
@@ -105,7 +106,7 @@ def _ideal_s(ctx: Context) -> tuple[FloatArray, FloatArray]:
     """
     model, seq, half = ctx.model, ctx.workload.documents, ctx.gpu.peak_bf16_flops
     linear, passes = ctx.gpu.peak_flops.get(ctx.linear_precision, half), (2.0 if ctx.frozen else 3.0)
-    kinds, depth = LayerLayout.of(model).kinds, model.num_mtp_layers
+    kinds, depth = LayerLayout.of(model, ctx.training).kinds, model.num_mtp_layers
     shaped = {one: model.shaped(one) for one in (*kinds, model.mtp_shape)}
     scores = {one: its.score_flops_per_token(seq) for one, its in shaped.items()}
     products = {
@@ -114,9 +115,18 @@ def _ideal_s(ctx: Context) -> tuple[FloatArray, FloatArray]:
     more = products[model.mtp_shape] + 2.0 * model.prediction.products
     of_head = 3.0 if (HEAD in ctx.trained_modules) else 2.0  # passes
     head = (1 + depth) * model.head_forward_flops_per_token() * of_head / half
-    gemm = [*(passes * products[one] / linear for one in kinds), 0.0, head + passes * depth * more / linear]
-    attention = [*(scores[one] / half for one in kinds), 0.0, depth * scores[model.mtp_shape] / half]
-    return np.array(gemm), 3.0 * np.array(attention)
+    of_layers = [passes + _FEWER[one.trains] for one in kinds]
+    gemm = [
+        *(a * products[one] / linear for a, one in zip(of_layers, kinds, strict=True)),
+        0.0,
+        head + passes * depth * more / linear,
+    ]
+    once = [3.0 - 2.0 * (one.trains == BELOW) for one in kinds]  # passes of scores
+    attention = [a * scores[one] / half for a, one in zip(once, kinds, strict=True)]
+    return np.array(gemm), np.array([*attention, 0.0, 3.0 * depth * scores[model.mtp_shape] / half])
+
+
+_FEWER = {TRAINED: 0.0, FROZEN: -1.0, BELOW: -2.0}  # passes of products, where layers are frozen
 
 
 # Order of the terms. ideal: the model's FLOPs at the GPU's peak. calibration: what measured runs of this
@@ -227,7 +237,8 @@ def _ideal_of_all(
 ) -> FloatArray:
     """Return the peak-speed step if every GPU in use had a share by its own speed, (n,)."""
     table = StageTable([one for some in evaluations for one in some.classes])
-    layout = LayerLayout.of(evaluations[0].stages[0].on.problem.model)
+    problem = evaluations[0].stages[0].on.problem
+    layout = LayerLayout.of(problem.model, problem.training)
     whole = np.concatenate([layout.cumulative[-1], [1.0, 1.0]])  # parts of the model
 
     sequence_s = table.of_rows(

@@ -212,7 +212,7 @@ def _laid_out(problem: Problem, prices: RowPrices) -> RowPrices:
 
 
 def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Rows:
-    layout = LayerLayout.of(problem.model)
+    layout = LayerLayout.of(problem.model, problem.training)
     layout = layout.with_prediction(problem.model.num_mtp_layers) if problem.counts_prediction else layout
     return Rows(
         columns=columns,
@@ -250,7 +250,7 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
 
 
 def _of_none(problem: Problem, profile: Profile) -> Priced:
-    nothing = RowPrices.partly(0, LayerLayout.of(problem.model).num_kinds + 2, {})
+    nothing = RowPrices.partly(0, LayerLayout.of(problem.model, problem.training).num_kinds + 2, {})
     return Priced.of(_rows(problem, profile, Columns.nothing(), _laid_out(problem, nothing)))
 
 
@@ -769,7 +769,10 @@ class Room:
     @classmethod
     def of(cls, problem: Problem, profile: Profile) -> Room:
         """Return what the states of a problem's model take."""
-        able, parts = launcher_capabilities(problem.launcher), LayerLayout.of(problem.model).cumulative[-1]
+        able, parts = (
+            launcher_capabilities(problem.launcher),
+            LayerLayout.of(problem.model, problem.training).cumulative[-1],
+        )
         is_open = "offload" in problem.options.allow or "offload" in problem.options.named
         places = offloads(problem, able) if is_open else able.offload[:1]
         ways = [(1, 1), (2, 1), (2, problem.most_chunks)]

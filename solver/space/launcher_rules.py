@@ -89,6 +89,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     yield from _word_faults(problem.workload, able)
     yield from _ends_faults(problem.workload)
     yield from _adapter_faults(problem, able)
+    yield from _layer_faults(problem.workload, able)
     yield from _sample_faults(problem.workload, able)
     yield from _frozen_faults(problem, able)
     yield from batching_faults(problem, able)
@@ -277,6 +278,17 @@ def _sample_faults(workload: Workload, able: Capabilities) -> Iterator[FieldErro
 _REFERENCES = {
     "none": "no reference", "frozen": "a frozen reference", "adapters-off": "adapters turned off",
 }  # fmt: skip
+
+
+def _layer_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
+    if workload.trained_layers and not able.freezes_layers:
+        others = [one for one in launchers_of("any") if launcher_capabilities(one).freezes_layers]
+        yield FieldError(
+            pointer="/workload/trained_layers",
+            message=f"{able.launcher} trains all layers",
+            allowed=f"empty, or the launchers {', '.join(others)}",
+            nearest="",
+        )
 
 
 def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:

@@ -184,7 +184,7 @@ def rows_in(fleet: NodeGroups, columns: Columns, group: int, prices: Pricing = p
     return Rows(
         columns=columns,
         prices=prices(problem, columns, fleet.profiles[group]),
-        layout=LayerLayout.of(problem.model),
+        layout=LayerLayout.of(problem.model, problem.training),
         budget_bytes=fleet.budget_bytes(group),
         uneven_stages=True,
         only_split=Prescribed.of(problem),
@@ -436,7 +436,7 @@ class MixedRows:
     @cached_property
     def layout(self) -> LayerLayout:
         """Return the model's layers."""
-        return LayerLayout.of(self.fleet.problem.model)
+        return LayerLayout.of(self.fleet.problem.model, self.fleet.problem.training)
 
     @cached_property
     def every_columns(self) -> Columns:

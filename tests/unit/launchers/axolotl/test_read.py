@@ -480,12 +480,43 @@ def test_patterns_that_train_the_whole_language_model_freeze_the_tower(
 
 
 @pytest.mark.parametrize(
+    ("model", "patterns", "layers", "modules"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "['model.layers.2[4-9]+.', model.layers.3]", "3,24-31", ()),
+        ("mistralai/Mistral-7B-v0.1", "['^model.layers.(8|9).']", "8-9", ()),
+        ("mistralai/Mistral-7B-v0.1", "[model]", "0-31", ("embed_tokens",)),
+        (
+            "mistralai/Mistral-7B-v0.1",  # hooks make gradients of other rows 0
+            "['^lm_head.weight$', '^model.embed_tokens.weight$[:32000]']",
+            "none",
+            ("embed_tokens", "lm_head"),
+        ),
+        (
+            "mistralai/Mixtral-8x7B-v0.1",  # a name of transformers 4 alone
+            "[lm_head, model.embed_tokens, 'model.layers.3[01].block_sparse_moe.gate']",
+            "none",
+            ("embed_tokens", "lm_head"),
+        ),
+        ("databricks/dbrx-base", "['transformer.blocks.[0-7].']", "0-7", ()),
+    ],
+)
+def test_patterns_of_whole_layers_and_ends_are_read(
+    model: str, patterns: str, layers: str, modules: tuple[str, ...]
+) -> None:
+    text = f"{AXOLOTL}{CUT}base_model: {model}\nunfrozen_parameters: {patterns}\n"
+    work = read(text, Overrides(num_gpus=8), "some.yml").workload
+    assert (work.trained_layers, work.trained_modules) == (layers, modules)
+
+
+@pytest.mark.parametrize(
     ("more", "why"),
     [
         ("adapter: lora\nunfrozen_parameters: [^model.language_model.*]\n", "trains nothing: peft's names"),
         ("adapter: lora\nunfrozen_parameters: [base_model.*]\n", "a part of the language model's weights"),
         ("unfrozen_parameters: ['model.layers.4[4-9]+.mlp']\n", "a part of the language model's weights"),
-        ("unfrozen_parameters: [model]\n", "a part of the language model's weights"),  # and not the head
+        ("unfrozen_parameters: ['^lm_head.weight$']\n", "lm_head without embed_tokens"),
+        ("unfrozen_parameters: ['(model|lm_head)+']\n", "operators that can't be read"),
+        ("unfrozen_parameters: ['model.layers.(.*a)+']\n", "operators that can't be read"),
     ],
 )
 def test_patterns_that_train_other_weights_are_refused(more: str, why: str) -> None:

@@ -302,6 +302,45 @@ def test_whole_weights_of_llama_factory_without_a_precision_are_trained_in_fp32(
     assert read(f"{run} --pure_bf16\n").workload.precision == "bf16"
 
 
+FREEZES = (
+    "CUDA_VISIBLE_DEVICES=0 llamafactory-cli train --stage sft --do_train --finetuning_type freeze --bf16 "
+    "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1"  # 28 layers
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "layers", "modules"),
+    [
+        ("", "26-27", ()),  # its default is two
+        ("--freeze_trainable_layers 4", "24-27", ()),
+        ("--freeze_trainable_layers 40", "0-27", ()),
+        ("--freeze_trainable_layers -3", "0-2", ()),
+        ("--freeze_trainable_layers 4 --use_llama_pro", "6,13,20,27", ()),
+        ("--freeze_extra_modules embed_tokens,lm_head", "26-27", ("embed_tokens", "lm_head")),
+    ],
+)
+def test_freeze_tuning_trains_the_layers_that_llama_factory_picks(
+    more: str, layers: str, modules: tuple[str, ...]
+) -> None:
+    work = read(f"{FREEZES} {more}\n").workload  # model/adapter.py:59
+    assert (work.trained_layers, work.trained_modules, work.lora_rank) == (layers, modules, 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (f"{FREEZES} --freeze_trainable_layers 5 --use_llama_pro", "5 does not divide 28 layers"),
+        (f"{FREEZES} --freeze_trainable_modules mlp", "a part of layers is not supported"),
+        (f"{FREEZES} --freeze_extra_modules norm", "norm is not supported"),
+        (f"{FREEZES} --freeze_trainable_layers 0", "trains nothing"),
+        (f"{FREEZES.replace('freeze', 'lora')} --use_llama_pro", "adapters of some layers alone"),
+    ],
+)
+def test_freeze_tuning_of_other_weights_is_refused(command: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read(f"{command}\n")
+
+
 GALORE = (
     "llamafactory-cli train --stage sft --do_train --finetuning_type full --model_name_or_path "
     "Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --use_galore --galore_rank 64"

@@ -1,0 +1,46 @@
+"""Layers that are trained while others are frozen, as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.profiles.trained_layers import layers_named, ranges_of, training_of
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("28-31", (28, 29, 30, 31)),
+        ("7,15,23", (7, 15, 23)),
+        ("0,2-3,2", (0, 2, 3)),
+        ("none", ()),
+        ("", ()),
+        ("a", ()),
+    ],
+)
+def test_ranges_have_both_ends(text: str, layers: tuple[int, ...]) -> None:
+    assert layers_named(text) == layers
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"), [((3, 1, 2), "1-3"), ((0, 2, 3, 5), "0,2-3,5"), ((7,), "7"), ((), "")]
+)
+def test_layers_are_written_as_few_ranges(layers: tuple[int, ...], text: str) -> None:
+    assert ranges_of(layers) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "embedding", "training"),
+    [
+        ("", False, ()),
+        ("2", False, ("below", "below", "trained", "frozen")),
+        ("2", True, ("frozen", "frozen", "trained", "frozen")),  # gradients go on to the embedding
+        ("none", False, ("below",) * 4),
+        ("none", True, ("frozen",) * 4),
+        ("0-3", False, ("trained",) * 4),
+    ],
+)
+def test_gradients_go_as_far_down_as_something_is_trained(
+    text: str, embedding: bool, training: tuple[str, ...]
+) -> None:
+    assert training_of(text, 4, embedding=embedding) == training
