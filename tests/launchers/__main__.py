@@ -498,10 +498,18 @@ def try_scripts(plans_each: int, count: Count) -> None:
     # FlagScale's runner starts torchrun by ssh; MaxText runs on JAX.
     names = [name for name in launcher_names() if name not in ("flagscale", "maxtext")]
     targets = [found for launcher in names for found in plans(launcher, plans_each)]
-    judge_together(TORCH_ENVIRONMENT, try_plans("torchrun", "torchrun", targets, count))
-    files = export(targets[0].plan, targets[0].problem, targets[0].problem.launcher).files
-    beyond = {**case_of(targets[0], files), "node_rank": targets[0].num_nodes}
-    (verdict,) = verdicts(TORCH_ENVIRONMENT, "torchrun", [beyond])
+    judge_together(
+        TORCH_ENVIRONMENT,
+        try_plans("torchrun", "torchrun", targets, count),
+        try_beyond(targets[0], count),
+    )
+
+
+def try_beyond(found: Target, count: Count) -> Try:
+    """A node rank that is none is refused by ours."""
+    files = export(found.plan, found.problem, found.problem.launcher).files
+    beyond = {**case_of(found, files), "node_rank": found.num_nodes}
+    (verdict,) = yield "torchrun", [beyond]
     if not verdict["refusal"]:
         count.faults.append("torchrun: a node rank beyond the last one was started")
     count.unnoticed_mutants += 1

@@ -35,6 +35,7 @@ from megatron.core.post_training.modelopt.hybrid import model_specs as hybrid_sp
 from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
 from megatron.core.ssm import mamba_mixer  # noqa: E402
 from megatron.core.transformer.dot_product_attention import DotProductAttention  # noqa: E402
+from megatron.core.transformer.moe.experts import SequentialMLP  # noqa: E402
 from megatron.core.transformer.moe.moe_layer import MoELayer  # noqa: E402
 from megatron.core.transformer.torch_norm import WrappedTorchNorm  # noqa: E402
 from megatron.training.argument_utils import gpt_config_from_args, hybrid_config_from_args  # noqa: E402
@@ -52,6 +53,17 @@ def attention_of_any_width(self: Any, *args: Any, **options: Any) -> None:
 
 
 DotProductAttention.__init__ = attention_of_any_width
+_experts = SequentialMLP.__init__
+
+
+def first_expert(self: Any, num_local_experts: int, *args: Any, **options: Any) -> None:
+    """The first of a rank's experts, whose weights count for all: a loop makes each like it."""
+    _experts(self, 1, *args, **options)
+    for weight in self.local_experts.parameters():
+        weight.experts = num_local_experts
+
+
+SequentialMLP.__init__ = first_expert
 
 LOCAL = {  # kernels that need a GPU, or that local layers do not have; no weight depends on them
     "transformer_impl": "local", "apply_rope_fusion": False, "persist_layer_norm": False,
@@ -120,9 +132,9 @@ def built(args: Any, config: Any, rank: int) -> Seen:
             "stage": parallel_state.get_pipeline_model_parallel_rank(),
             "layers": [len(chunk.decoder.layers) for chunk in chunks],
             "weights": sum(
-                math.prod(shape)
+                math.prod(shape) * count
                 for chunk in chunks
-                for _, shape in shapes(chunk, args.tensor_model_parallel_size)
+                for _, shape, count in shapes(chunk, args.tensor_model_parallel_size)
             ),
             "kinds": [kind_of(layer) for chunk in chunks for layer in chunk.decoder.layers],
             "matrices": matrices(chunks, tensor_ranks),
@@ -147,25 +159,24 @@ def kind_of(layer: Any) -> str:
     return "moe" if isinstance(getattr(layer, "mlp", None), MoELayer) else "dense"
 
 
-def shapes(module: Any, tensor_ranks: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of weights.
+def shapes(module: Any, tensor_ranks: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """Names and shapes of weights, and how many of each there are.
 
     Latent attention's down-projections are whole on every rank in Transformer Engine's layers
     (``MLASelfAttention``: ``parallel_mode = "duplicated"``), and split in the local ones.
     """
     for name, weight in module.named_parameters():
         whole = tensor_ranks if "_down_proj.weight" in name else 1
-        yield name, (weight.shape[0] * whole, *weight.shape[1:])
+        yield name, (weight.shape[0] * whole, *weight.shape[1:]), getattr(weight, "experts", 1)
 
 
 def matrices(chunks: list[Any], tensor_ranks: int) -> list[list[int]]:
     """Rows, columns and number of the matrices of all layers, routers and gates of one row left out."""
-    found = Counter(
-        shape
-        for chunk in chunks
-        for name, shape in shapes(chunk.decoder.layers, tensor_ranks)
-        if len(shape) == 2 and "router" not in name and "gate_weight" not in name
-    )
+    found = Counter[tuple[int, ...]]()
+    for chunk in chunks:
+        for name, shape, count in shapes(chunk.decoder.layers, tensor_ranks):
+            if len(shape) == 2 and "router" not in name and "gate_weight" not in name:
+                found[shape] += count
     return sorted([*shape, count] for shape, count in found.items())
 
 
