@@ -13,8 +13,9 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.remove(str(Path(__file__).parent))  # a judge beside this one has the name of the package
@@ -28,6 +29,7 @@ os.environ |= {"HF_ASSETS_PATH": "./tests/assets/tokenizer", "DATASET": "c4"}  #
 torch._utils._get_available_device_type = lambda: "cpu"  # or torchtitan takes CUDA for granted
 from torchtitan.components.quantization import float8  # noqa: E402
 from torchtitan.config.manager import ConfigManager  # noqa: E402
+from torchtitan.distributed import pipeline_parallel  # noqa: E402
 from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,6 +37,21 @@ import torchtitan_model  # noqa: E402
 from protocol import Case, Seen, serve  # noqa: E402
 
 float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
+
+
+def copied(module: torch.nn.Module, known: dict[int, torch.nn.Module] | None = None) -> torch.nn.Module:
+    """The whole model for a stage, with modules of its own; weights, which it replaces, are shared."""
+    known = {} if known is None else known
+    if id(module) not in known:
+        found = known[id(module)] = copy(module)
+        for name, value in vars(module).items():
+            vars(found)[name] = value.copy() if isinstance(value, dict | set) else value
+        for name, part in module._modules.items():
+            found._modules[name] = None if part is None else copied(part, known)
+    return known[id(module)]
+
+
+pipeline_parallel.copy = SimpleNamespace(deepcopy=copied)  # of each stage: half of the judge's time
 
 
 def judge(case: Case) -> Seen:
