@@ -36,7 +36,7 @@ from tests.property.meaning import (
 )
 from tests.property.unexplained import unexplained
 
-EXAMPLES = draws(15)  # and 5 awkward ones (test_hostile_requests)
+EXAMPLES = draws(10, of_more=15)  # and 5 awkward ones (test_hostile_requests)
 OPEN_EXAMPLES = draws(10)
 PARTS = 10
 ROUNDING = 1 + 1e-9
