@@ -17,7 +17,7 @@ from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
-from meshwright.solver.configuration import FloatArray
+from meshwright.solver.configuration import FloatArray, distinct
 from meshwright.solver.cost.context import Context, PassSeconds
 from meshwright.solver.cost.scan import scan
 from meshwright.solver.cost.scores import eager_scores
@@ -82,11 +82,11 @@ def flash_s(ctx: Context) -> FloatArray:
     the sequence; a sliding window takes its part of a whole sequence's time.
     """
     table, arguments = flash_lookup(ctx)
-    first, of_row = _distinct((ctx.micro_batch, ctx.t, ctx.c))  # those of a kind have equal arguments
-    slowdown = table.slowdown(*(argument[first] for argument in arguments))[of_row]
-    flops = ctx.gpu.peak_bf16_flops * attention_level(ctx)
-    roof = replace(table.roof, flops=flops, bytes_per_s=ctx.gpu.hbm_bytes_per_s)
-    seconds = table.roof_s(*arguments, roof=roof) * slowdown
+    flops = np.broadcast_to(ctx.gpu.peak_bf16_flops * attention_level(ctx), ctx.t.shape)
+    first, of_row = _distinct((ctx.micro_batch, ctx.t, ctx.c, flops))  # those of a kind are priced once
+    few = [argument.take(first) for argument in arguments]
+    roof = replace(table.roof, flops=flops.take(first), bytes_per_s=ctx.gpu.hbm_bytes_per_s)
+    seconds = (table.roof_s(*few, roof=roof) * table.slowdown(*few)).take(of_row)
     attended = 2.0 * ctx.model.attended_tokens(ctx.seq_length) / ctx.seq_length
     if table.grid.axes[-1].count == 1:
         attended *= (_WIDE_HEAD / min(ctx.model.head_dim, _WIDE_HEAD)) ** _NARROWER
@@ -134,14 +134,10 @@ def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
 
 def _distinct(shape: tuple[FloatArray, ...]) -> tuple[IndexArray, IndexArray]:
     """Return where each distinct combination first occurs, and which each row has; of few rows, all."""
-    code = np.zeros(len(shape[0]), dtype=np.int64)
-    if len(code) <= _FEW:
-        return np.arange(len(code)), np.arange(len(code))
-    for column in shape:
-        values, of_row = np.unique(column, return_inverse=True)
-        code = code * len(values) + of_row
-    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
-    return first, of_row
+    every = np.arange(len(shape[0]))
+    if len(every) <= _FEW:
+        return every, every
+    return distinct([np.ascontiguousarray(column).view(np.int64) for column in shape])
 
 
 # Sides of the tiles that a product's output is cut into: 128 (cuBLAS, CUTLASS), of two multiprocessors
@@ -237,12 +233,52 @@ def layer_gemms(ctx: Context, kind: LayerKind, *blocks: Block) -> list[Gemm]:
 
 
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
-    """Price all products of a layer, forward and backward; frozen matrices have no weight gradient."""
+    """Price all products of a layer, forward and backward; frozen matrices have no weight gradient.
+
+    Rows with the same products are priced once: stages, replicas and shards of weights change none.
+    """
+    rows = len(ctx.t)
+    if rows > _SOON_PRICED:
+        first, of_row = ctx.split_alike
+        if len(first) < _SHARED * rows and all(_are_alike(one, first, of_row) for one in gemms):
+            some = [_taken(one, first) for one in gemms]
+            few = _gemm_seconds(ctx, some, precision, rows=len(first), trained=trained)
+            return PassSeconds(forward=few.forward.take(of_row), backward=few.backward.take(of_row))
+    return _gemm_seconds(ctx, gemms, precision, rows=rows, trained=trained)
+
+
+_SOON_PRICED = 256  # rows with products that are sooner priced than compared
+_SHARED = 0.7  # of the rows: if more differ, all are sooner priced
+
+
+def _sides(gemm: Gemm) -> list[FloatArray]:
+    return [np.asarray(side) for side in (gemm.m, gemm.n, gemm.k, gemm.count)]
+
+
+def _are_alike(gemm: Gemm, first: IndexArray, of_row: IndexArray) -> bool:
+    """Return whether rows of one combination have the same product."""
+    return all(
+        np.array_equal(side, side.take(first).take(of_row)) for side in _sides(gemm) if side.size > 1
+    )
+
+
+def _taken(gemm: Gemm, index: IndexArray) -> Gemm:
+    def at(side: FloatArray | float) -> FloatArray | float:
+        return side.take(index) if isinstance(side, np.ndarray) and side.size > 1 else side
+
+    m = np.asarray(at(gemm.m))
+    return replace(gemm, m=m, n=at(gemm.n), k=at(gemm.k), count=at(gemm.count))
+
+
+def _gemm_seconds(
+    ctx: Context, gemms: list[Gemm], precision: str, *, rows: int, trained: bool
+) -> PassSeconds:
+    """Price products of so many rows, each by itself."""
     rate, operators = ctx.gemm_flops(precision), ctx.operators
     element = {"fp8": 1.0, "fp4": 0.5, "tf32": 4.0, "fp32": 4.0}.get(precision, 2.0)
     alone = ctx.low_precision and not ctx.facts.moe_grouped_mlp_fused
     kernels = _CASTS_OF_AN_EXPERT if alone else -1.0  # of each further expert, next to its product
-    m, n, k, flops = np.empty((4, len(gemms), 3 if trained else 2, len(ctx.t)))  # all at once: few calls
+    m, n, k, flops = np.empty((4, len(gemms), 3 if trained else 2, rows))  # all at once: few calls
     tile = _TILES.get(ctx.gpu.architecture, _TILE)
     for index, g in enumerate(gemms):
         m[index, :2], m[index, 2:] = g.m, g.n
@@ -261,7 +297,7 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bo
     seconds = gemm_s(
         m, n, k, operators=operators, flops=flops, bytes_per_s=ctx.hbm_bytes_per_s, element_bytes=element
     )
-    forward, backward = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    forward, backward = np.zeros(rows), np.zeros(rows)
     for g, (ahead, *back) in zip(gemms, seconds, strict=True):
         launches = (g.count - 1.0) * operators.launch_s * kernels if g.grouped else 0.0
         forward = forward + g.count * ahead + launches
@@ -390,6 +426,12 @@ def core_attention(ctx: Context) -> PassSeconds:
     the tokens would alone; context parallelism splits every document (Transformer Engine 2, ``thd``). A
     scan takes as long whatever the documents are.
     """
+    if not ctx.kept_attention:  # layers of every kind have the same
+        ctx.kept_attention.append(_attention_of(ctx))
+    return ctx.kept_attention[0]
+
+
+def _attention_of(ctx: Context) -> PassSeconds:
     if not ctx.model.mixes_tokens:
         return ctx.nothing
     if mixer := ctx.model.own_mixer:

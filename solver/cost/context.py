@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, reduce
 from itertools import product
 from math import comb
@@ -43,6 +43,7 @@ from meshwright.solver.configuration import (
     Columns,
     FloatArray,
     IntArray,
+    distinct,
     is_one_of,
 )
 from meshwright.solver.cost.paging import paged_share
@@ -213,6 +214,12 @@ _SINGLE_KERNELS = {"hopper": 0.70, "blackwell": 0.70}
 _SCALED = {"mxfp8": 0.93, "mxfp8-experts": 0.93, "fp8-blockwise": 0.93, "fp8-rowwise": 0.83}
 
 
+_SPLITTING = (
+    "tensor_parallel_size", "sequence_parallel", "context_parallel_size", "expert_parallel_size",
+    "expert_tensor_parallel_size", "micro_batch_size",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """Inputs of pricing; arrays have shape (n,) and are float64 unless they are masks.
@@ -311,6 +318,16 @@ class Context:
         return self.workload.training_of(self.model)
 
     @cached_property
+    def split_alike(self) -> tuple[IntArray, IntArray]:
+        """Return the first row of each combination of sizes that split a layer's work, and every row's.
+
+        While constants are fitted each row has its own, so that none are alike.
+        """
+        if any(np.ndim(getattr(self.constants, one.name)) for one in fields(self.constants)):
+            return np.arange(len(self.t)), np.arange(len(self.t))
+        return distinct([getattr(self.columns, name) for name in _SPLITTING])
+
+    @cached_property
     def crossing(self) -> Context | None:
         """Return the cost context of the cross-attention to text; None where layers have none."""
         crossing = self.model.crossing
@@ -334,6 +351,11 @@ class Context:
     @cached_property
     def _by_model(self) -> dict[ModelSpec, Context]:
         return {}
+
+    @cached_property
+    def kept_attention(self) -> list[PassSeconds]:
+        """Return where attention is kept once it is priced (``compute.core_attention``)."""
+        return []
 
     @property
     def nothing(self) -> PassSeconds:

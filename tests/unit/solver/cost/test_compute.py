@@ -851,3 +851,29 @@ def test_every_second_product_of_latent_attention_without_a_latent_of_queries_is
     ctx = of(replace(find_model("deepseek-v2-lite"), num_layers=2))
     replayed = [one.title for one in second_products(ctx, "dense")]
     assert replayed == ["key/value down", "attention out", "MLP up"]
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_layers_of_many_rows_take_what_each_takes_by_itself(*, fitted: bool) -> None:
+    """Products of rows that split a layer alike are priced once, unless each has constants of its own."""
+    problem = a_problem(a_moe_model())
+    configurations = [
+        Configuration(
+            tensor_parallel_size=tensor, expert_parallel_size=experts, micro_batch_size=size,
+            pipeline_parallel_size=stages, zero_stage=stage, sequence_parallel=tensor > 1,
+        )
+        for tensor in (1, 2, 4) for experts in (1, 2) for size in (1, 2, 4)
+        for stages in range(1, 11) for stage in (0, 1, 3)
+    ]  # fmt: skip
+    columns, profile = Columns.of(configurations), a_profile(problem, "megatron-core")
+    levels = np.linspace(0.5, 0.9, len(columns))
+    constants = replace(profile.constants, gemm=levels, attention=levels) if fitted else profile.constants  # type: ignore[arg-type]
+    every = context_of(problem, columns, replace(profile, constants=constants))
+    assert len(every.split_alike[0]) == (len(columns) if fitted else 18)
+    for row in range(0, len(columns), 37):
+        level = float(levels[row])
+        own = replace(profile.constants, gemm=level, attention=level) if fitted else profile.constants
+        alone = context_of(problem, columns.take(np.array([row])), replace(profile, constants=own))
+        for seconds in (lambda ctx: linear_seconds(ctx, "moe"), core_attention):
+            both, one = seconds(every), seconds(alone)
+            assert (both.forward[row], both.backward[row]) == (one.forward[0], one.backward[0])
