@@ -270,10 +270,10 @@ def test_what_a_run_lacks_or_may_ignore_is_an_option_of_its_tip() -> None:
         own_run("", f"torchrun --nproc_per_node 4 a.py {' '.join(BATCHED)} --model_name_or_path llama-3-8b")
     assert [one.tip for one in caught.value.errors] == ["--set seq_length=4096"]
     axolotl = "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true\n"
-    axolotl += "flash_attention: true\noptimizer: adamw_torch\nunfrozen_parameters: [model.layers.3]\n"
+    axolotl += "flash_attention: true\noptimizer: adamw_torch\nplugins: [my.Plugin]\n"
     with pytest.raises(InvalidProblemError) as caught:
         read_launch_files(Source(name="a.yml", text=axolotl), Overrides(num_gpus=1))
-    assert [one.tip for one in caught.value.errors] == ["--ignore unfrozen_parameters"]
+    assert [one.tip for one in caught.value.errors] == ["--ignore plugins"]
 
 
 @pytest.mark.parametrize(
