@@ -171,6 +171,8 @@ def _trained(problem: Problem) -> str:
     workload = problem.workload
     if workload.lora_rank:
         return f" {adapters_word(workload)} rank {workload.lora_rank}"
+    if workload.trained_layers:
+        return f", layers {workload.trained_layers} trained"
     return f" with frozen {' and '.join(workload.frozen)}" if workload.frozen else ""
 
 
