@@ -2,7 +2,9 @@
 
 LoRA (Hu et al. 2021, arXiv:2106.09685): a linear layer of ``inputs`` to ``outputs`` gets ``A`` (rank by
 inputs) and ``B`` (outputs by rank), the only trained weights. QLoRA (Dettmers et al. 2023,
-arXiv:2305.14314): the layers themselves are kept in few bits (``profiles/storage.py``).
+arXiv:2305.14314): the layers themselves are kept in few bits (``profiles/storage.py``). OFT (Qiu et al.
+2025, arXiv:2506.19847): blocks of a layer's inputs are each multiplied by an orthogonal matrix, the only
+trained weights being the halves above the diagonals of skew-symmetric ones.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Literal, get_args
 from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.model import MIXER_LAYER, LayerKind, ModelSpec
-from meshwright.profiles.storage import PACKED_BYTES, BasePrecision, storage_of
+from meshwright.profiles.storage import BasePrecision, storage_of
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
 # ones, by the names that Llama's have; ``gate`` is the router. All of the latter together are every linear
@@ -37,16 +39,21 @@ _FUSED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }  # fmt: skip
 _QKV, _KV, _GATE_UP = JOINED_TARGETS = tuple(_FUSED)
-CLASS_TARGETS = (*JOINED_TARGETS, *MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate")
+# ``router``: one that is a linear layer of the class.
+CLASS_TARGETS = (*JOINED_TARGETS, *MIXER_INPUTS, "f_b_proj", "out_proj", "shared_expert_gate", "router")
 # Experts' weights that lie in one tensor of the class, by its names (peft's ``target_parameters``).
 GATE_UP_PARAMETER, DOWN_PARAMETER = PARAMETER_TARGETS = ("experts.gate_up_proj", "experts.down_proj")
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
+# Of shared experts alone, where a class has other MLPs with the same last names.
+SHARED_TARGETS = tuple(f"shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj"))
 # Modules that can be trained in full next to adapters, by Llama's names (peft's ``modules_to_save``): a
 # copy of each, because the frozen original stays; ``norm`` is every norm, since peft compares the ends of
 # names.
 TrainedModule = Literal["embed_tokens", "lm_head", "norm"]
 EMBEDDING, HEAD, NORMS = TRAINED_MODULES = get_args(TrainedModule)
-LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *PARAMETER_TARGETS)
+LORA_TARGETS = (
+    *FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *SHARED_TARGETS, *PARAMETER_TARGETS,
+)  # fmt: skip
 # Every linear layer, under whatever names a launcher has for them (``bound_targets``).
 ALL_LINEAR = ("all-linear",)
 # Those that read one tensor.
@@ -56,9 +63,9 @@ ATTENTION_INPUT = (
 )  # fmt: skip
 MLP_INPUT = (
     "linear_fc1", "gate_proj", "up_proj", _GATE_UP, "w1", "w3", GATE_UP_PARAMETER,
-    "shared_expert_gate",
+    "shared_expert_gate", "router", *SHARED_TARGETS[:2],
 )  # fmt: skip
-MLP_INNER = ("linear_fc2", "down_proj", "w2", DOWN_PARAMETER)
+MLP_INNER = ("linear_fc2", "down_proj", "w2", DOWN_PARAMETER, SHARED_TARGETS[2])
 _LAYERS = (*SINGLE_TARGETS, *JOINED_TARGETS)  # of attention and MLPs
 _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
@@ -167,15 +174,32 @@ def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) 
     """
     every, experts = names_every(targets), _experts(model, kind)
     converted = model.moe is not None and model.moe.expert_adapters == "gate_up"
-    for name, layer in (*single_layers(model, kind).items(), *experts.items()):
+    single = single_layers(model, kind)
+    for name, layer in (*single.items(), *experts.items()):
         of_others = converted and name in _OF_EXPERTS and layer is not experts.get(name)
         if (every or name in targets) and not of_others:
             yield layer
+    apart = (name for name in shared_targets(model) if kind == "moe" and name in targets)
+    for name in (name.rpartition(".")[2] for name in apart):
+        if name in single and name not in targets:
+            yield single[name]
     for name, layers in fused_layers(model, kind).items():
         yield from layers if name in targets else ()
     for name, layer in _parameters(model, kind).items():
         if name in targets:
             yield layer
+
+
+def shared_targets(model: ModelSpec) -> tuple[str, ...]:
+    """Return the layers of shared experts that peft tells from others, as it does not where it converts.
+
+    Llama 4, Qwen's with a gate and remote code have shared experts of linear layers under such a name.
+    """
+    moe = model.moe
+    if moe is None or not moe.shared_ffn_hidden_size or moe.expert_adapters in _CONVERTED:
+        return ()
+    named = moe.shared_expert_gate or moe.runs_every_expert or has_linear_experts(model)
+    return SHARED_TARGETS if named else ()
 
 
 def layers_outside(
@@ -201,13 +225,24 @@ def _whole(inputs: int, outputs: int) -> Matrix:
     return Matrix(name="", inputs=inputs, outputs=outputs, split="nothing")
 
 
+def block_of(inputs: int, size: int) -> int:
+    """Return the size of OFT's blocks of a layer: the divisor of its inputs next to the one asked for.
+
+    peft 0.21, tuners/oft/layer.py, ``adjust_oft_parameters``: of two as near the smaller one.
+    """
+    if size >= inputs:
+        return inputs
+    near = (one for far in range(inputs) for one in (size - far, size + far))
+    return next(one for one in near if one > 0 and inputs % one == 0)
+
+
 def adapter_parameters(
-    model: ModelSpec, rank: int, targets: tuple[str, ...], *, norms: bool = False
+    model: ModelSpec, rank: int, targets: tuple[str, ...], *, norms: bool = False, rotates: bool = False
 ) -> int:
     """Return trained weights of all adapters; multi-token prediction and the output head have none.
 
     Those outside of layers, a few thousandths where there are any, are counted here and priced nowhere.
-    ``norms``: DoRA's, one of each output.
+    ``norms``: DoRA's, one of each output. ``rotates``: OFT's, of blocks of ``rank`` inputs.
     """
     first, last = layers_outside(model, targets)
     inside = (
@@ -216,9 +251,19 @@ def adapter_parameters(
         for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
     )
     return sum(
-        (rank * (layer.inputs + layer.outputs) + layer.outputs * norms) * max(layer.experts, 1)
+        (
+            rotation_weights(layer.inputs, rank)
+            if rotates
+            else rank * (layer.inputs + layer.outputs) + layer.outputs * norms
+        )
+        * max(layer.experts, 1)
         for layer in (*first, *inside, *last)
     )
+
+
+def rotation_weights(inputs: int, size: int) -> int:
+    """Return the trained weights of OFT's blocks of one layer."""
+    return inputs * (block_of(inputs, size) - 1) // 2
 
 
 def copied_parameters(model: ModelSpec, module: str) -> int:
@@ -267,13 +312,26 @@ def parted(targets: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def class_targets(model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
-    """Return single layers and whole modules by the names that peft finds them under in the class."""
-    return tuple(dict.fromkeys(class_name(model.layer_names, target) for target in targets))
+    """Return single layers and whole modules by the names that peft finds them under in the class.
+
+    Remote code with experts of linear layers has DeepSeek's ``shared_experts`` (modeling_deepseek.py).
+    """
+    remote = model.moe is not None and model.moe.expert_adapters == "linear"
+    shared = {name: name.replace(".", "s.") if remote else name for name in SHARED_TARGETS}
+    return tuple(
+        dict.fromkeys(shared.get(target) or class_name(model.layer_names, target) for target in targets)
+    )
 
 
 _NAMES = {
     "fused": FUSED_TARGETS,
-    "single": (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *PARAMETER_TARGETS),
+    "single": (
+        *SINGLE_TARGETS,
+        *EXPERT_TARGETS,
+        *CLASS_TARGETS,
+        *SHARED_TARGETS,
+        *PARAMETER_TARGETS,
+    ),
 }
 _ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
@@ -422,5 +480,7 @@ def base_bytes(layer: Matrix, precision: BasePrecision) -> int:
 
 
 def scale_bytes(layer: Matrix, precision: BasePrecision) -> float:
-    """Return the bytes of a 4-bit matrix besides its packed weights."""
-    return base_bytes(layer, precision) - PACKED_BYTES * layer.inputs * layer.outputs
+    """Return the bytes of a quantised matrix besides its weights."""
+    storage = storage_of(precision)
+    weights = 0.0 if storage is None else storage.cut_bytes * layer.inputs * layer.outputs
+    return base_bytes(layer, precision) - weights

@@ -92,7 +92,8 @@ class Capabilities:
     adapter_optimizers: tuple[str, ...] = ()  # of adapters; empty: all of ``optimizers``
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
     samples: tuple[str, ...] = ("sequence",)  # of its batches, with a reference: ``sample_word``
-    cuts_packed: bool = False  # 4-bit weights under adapters, over the ranks of ZeRO-3
+    cuts_quantized: tuple[str, ...] = ()  # those that ranks of ZeRO-3 share
+    rotates_inputs: bool = False  # OFT, next to LoRA
     decomposes_fused: bool = (
         False  # it has DoRA of fused layers; peft's, of single ones, all launchers have
     )

@@ -47,9 +47,10 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
     "grouped_gemm": ("grouped", "multi_stream", "loop", "batched"),
     # inputs and weights of linear layers, rounded as they are to be served (quantisation-aware training)
-    "fake_quantization": ("none", "bf16-int4", "int8-int4", "fp8-int4", "fp8-fp8", "mxfp4"),
+    "fake_quantization": ("none", "bf16-int4", "int8-int4", "fp8-int4", "fp8-fp8", "mxfp4", "int8-ternary"),
 }  # fmt: skip
 FOREACH = "foreach"  # of optimizer_kernel
+TERNARY = "int8-ternary"  # of fake_quantization
 FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
 # Options about experts alone: a model without them does nothing of the kind.
 EXPERT_OPTIONS = (
@@ -265,6 +266,7 @@ class FrameworkFacts:
     reduces_copies: bool  # without ZeRO, replicas reduce buckets that are copies of the gradients
     adapter_dropout: bool  # inputs of adapters are dropped out of
     dora: bool  # adapters' outputs are scaled by a trained norm of each row of the adapted weight
+    oft: bool  # adapters rotate blocks of a layer's inputs, ``lora_rank`` wide, instead of adding products
     # Adapters of experts that lie in one tensor are added to their weights, else to their outputs
     wraps_experts: bool
     quantizes_experts: bool  # experts that lie in one tensor are of fewer bits too, as the linear layers

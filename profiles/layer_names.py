@@ -11,8 +11,8 @@ from typing import Literal
 
 LayerNames = Literal[
     "llama", "baichuan", "bailing", "chatglm", "ctrl", "dbrx", "exaone", "falcon", "gpt2", "gpt_neo",
-    "gpt_neox", "gptj", "granite_hybrid", "internlm2", "lfm2", "modernbert", "mpt", "nanochat", "opt",
-    "persimmon", "phi", "qwen", "starcoder2", "telechat",
+    "gpt_neox", "gptj", "granite_hybrid", "hunyuan", "internlm2", "lfm2", "minicpm", "modernbert", "mpt",
+    "nanochat", "opt", "persimmon", "phi", "qwen", "starcoder2", "telechat",
 ]  # fmt: skip
 # Our name: the layer's path in a block, where it differs (``modeling_*.py`` of each type in transformers
 # 5.23, or of the repository that ``model_families.yaml`` names).
@@ -37,7 +37,8 @@ _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
         "down_proj": "ffn.2", "embed_tokens": "w",
     },
     "dbrx": {
-        "qkv_proj": "attn.Wqkv", "o_proj": "attn.out_proj", "embed_tokens": "wte",
+        "qkv_proj": "attn.Wqkv", "o_proj": "attn.out_proj", "router": "ffn.router.layer",
+        "embed_tokens": "wte",
     },
     "exaone": {
         "o_proj": "attention.out_proj", "gate_proj": "mlp.c_fc_0", "up_proj": "mlp.c_fc_1",
@@ -57,6 +58,7 @@ _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
         "o_proj": "attn.out_proj", "up_proj": "mlp.fc_in", "down_proj": "mlp.fc_out", "embed_tokens": "wte",
     },
     "granite_hybrid": {"gate_up_proj": "shared_mlp.input_linear", "down_proj": "shared_mlp.output_linear"},
+    "hunyuan": {"router": "mlp.gate.wg"},
     "internlm2": {
         "qkv_proj": "attention.wqkv", "o_proj": "attention.wo", "gate_proj": "feed_forward.w1",
         "up_proj": "feed_forward.w3", "down_proj": "feed_forward.w2", "embed_tokens": "tok_embeddings",
@@ -66,6 +68,7 @@ _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
         "o_proj": "self_attn.out_proj", "out_proj": "conv.out_proj", "gate_proj": "feed_forward.w1",
         "up_proj": "feed_forward.w3", "down_proj": "feed_forward.w2",
     },
+    "minicpm": {"router": "mlp.gate"},
     "modernbert": {
         "o_proj": "attn.Wo", "gate_up_proj": "mlp.Wi", "down_proj": "mlp.Wo",
         "embed_tokens": "tok_embeddings", "lm_head": "decoder",

@@ -13,9 +13,6 @@ BasePrecision = Literal[
     "bf16", "fp32", "int8", "nf4", "nf4-double", "gptq", "gptq-8bit", "awq", "aqlm"
 ]  # fmt: skip
 WHOLE_PRECISIONS = ("bf16", "fp32")  # of all weights; others are of linear layers alone
-# Of a 4-bit weight that lies packed in elements of bf16 (``bnb_4bit_quant_storage``), which FSDP cuts over
-# ranks and gathers as it lies. Scales stay whole on every rank.
-PACKED_BYTES = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +32,9 @@ class Storage:
         keeps_whole: whether the 16-bit copy stays for the input's gradient.
         saves_input: whether the product's context holds its input, which no frozen weight needs.
         checkpoint: whether a published checkpoint alone has it: nothing quantises to it at loading.
-        packs: whether its elements can be cut over ranks (``PACKED_BYTES``).
+        cut: whether FSDP can cut its elements over ranks, and gather them as they lie; scales stay whole.
+        stacked_bytes: moved for one weight of experts in one tensor, forward and backward, where that is
+            not as for a layer's: a parametrisation makes all of them 16-bit, which the product saves.
     """
 
     bits: int
@@ -50,7 +49,13 @@ class Storage:
     keeps_whole: bool = False
     saves_input: bool = False
     checkpoint: bool = False
-    packs: bool = False
+    cut: bool = False
+    stacked_bytes: tuple[float, float] | None = None
+
+    @property
+    def cut_bytes(self) -> float:
+        """Return the bytes of one weight that is cut over ranks, without what belongs to it."""
+        return self.bits / 8.0
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
         """Return the bytes of a matrix of ``inputs`` to ``outputs`` with all that belongs to it."""
@@ -72,14 +77,21 @@ STORAGE: Mapping[BasePrecision, Storage] = {
     # bitsandbytes 0.50 ``functional.int8_vectorwise_quant``: an fp32 scale for each output.
     # ``MatMul8bitLt`` holds its input, and scales weights backward; forward, casts of inputs and outputs
     # (15 bytes, .08 ms for 4096 tokens of h = 4096 on an H100) take what the product saves.
-    "int8": Storage(bits=8, group=0, scale_bytes=4, moved_bytes=(0.0, 7.0), saves_input=True),
+    # Axolotl 0.19 cuts ``Int8Params`` (monkeypatch/fsdp2_qlora.py:54). Its experts in one tensor
+    # (monkeypatch/moe_quant.py:23) are times their scales, and times a constant, in fp32 (bitsandbytes
+    # ``backends/default/ops.py`` int8_vectorwise_dequant: 1 + 4 and 4 + 4), then cast (4 + 2).
+    "int8": Storage(
+        bits=8, group=0, scale_bytes=4, moved_bytes=(0.0, 7.0), saves_input=True, cut=True,
+        stacked_bytes=(19.0, 0.0),
+    ),
     # ``functional.quantize_4bit`` and ``QuantState``: an fp32 scale for each 64, 16 code points in fp32.
-    # ``MatMul4Bit``: half a byte read, two written, both times.
-    "nf4": Storage(bits=4, group=64, scale_bytes=4, table_bytes=16 * 4, moved_bytes=(2.5, 2.5), packs=True),
+    # ``MatMul4Bit``: half a byte read, two written, both times. They are cut in elements of bf16
+    # (``bnb_4bit_quant_storage``).
+    "nf4": Storage(bits=4, group=64, scale_bytes=4, table_bytes=16 * 4, moved_bytes=(2.5, 2.5), cut=True),
     # Scales in one byte, an fp32 scale for each 256 of them, 256 code points and an offset.
     "nf4-double": Storage(
         bits=4, group=64, scale_bytes=1, nested_group=256, table_bytes=16 * 4 + 256 * 4 + 4,
-        moved_bytes=(2.5, 2.5), packs=True,
+        moved_bytes=(2.5, 2.5), cut=True,
     ),
     # Frantar et al. 2022 (arXiv:2210.17323). GPTQModel 7.3 ``nn_modules/qlinear/__init__.py``, buffers
     # ``scales``, ``qzeros`` and ``g_idx`` (int32).
@@ -118,7 +130,13 @@ def is_checkpoints(precision: BasePrecision) -> bool:
     return storage is not None and storage.checkpoint
 
 
-def is_packed(precision: BasePrecision) -> bool:
-    """Return whether frozen weights are of 4 bits that can be cut over ranks: bitsandbytes'."""
+def is_cut(precision: BasePrecision) -> bool:
+    """Return whether ranks can share frozen weights of few bits: bitsandbytes'."""
     storage = STORAGE.get(precision)
-    return storage is not None and storage.packs
+    return storage is not None and storage.cut
+
+
+def is_packed(precision: BasePrecision) -> bool:
+    """Return whether frozen weights are bitsandbytes' of 4 bits, which are cut in elements of bf16."""
+    storage = STORAGE.get(precision)
+    return storage is not None and storage.cut and storage.bits == 4  # noqa: PLR2004 - bits

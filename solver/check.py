@@ -547,7 +547,7 @@ def _tensor_size_faults(problem: Problem, config: Configuration) -> Iterator[str
     model, tp, base = problem.model, config.tensor_parallel_size, problem.workload.base_precision
     name, zero, attentions = f"tensor_parallel_size = {tp}", config.zero_stage, model.attentions()
     able = launcher_capabilities(problem.launcher)
-    tower, packed = None if able.whole_towers else model.tower, able.cuts_packed and base[:3] == "nf4"
+    tower, packed = None if able.whole_towers else model.tower, base in able.cuts_quantized
     reuses_keys = model.indexer is not None and model.indexer.reusing_layers
     yield from _broken(
         {

@@ -383,8 +383,10 @@ class Problem:
             trained += sum(copied_parameters(self.model, name) for name in whole)
             trained += self.model.tower_parameters(work.frozen)
         if work.lora_rank:
-            norms = bool(work.framework_options.get("dora"))
-            trained = adapter_parameters(self.model, work.lora_rank, work.lora_targets, norms=norms)
+            norms, rotates = (bool(work.framework_options.get(kind)) for kind in ("dora", "oft"))
+            trained = adapter_parameters(
+                self.model, work.lora_rank, work.lora_targets, norms=norms, rotates=rotates
+            )
             trained += sum(copied_parameters(self.model, name) for name in work.trained_modules)
         return {**figures, "num_trainable_parameters": trained}
 

@@ -22,7 +22,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import FOREACH
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
-from meshwright.profiles.storage import WHOLE_PRECISIONS
+from meshwright.profiles.storage import STORAGE, WHOLE_PRECISIONS, is_checkpoints
 
 # --------------------------------------------------------------------------------------------------
 # The configuration files of ``accelerate launch``: FSDP2 with a mesh, plain replicas, or DeepSpeed.
@@ -295,6 +295,7 @@ _LOADED = {  # transformers' names for the types of a frozen model
     "nf4-double": (
         "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True)"
     ),
+    **{base: f"a checkpoint that is stored in {base}" for base in STORAGE if is_checkpoints(base)},
 }  # fmt: skip
 
 

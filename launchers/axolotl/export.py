@@ -22,9 +22,11 @@ from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles
 from meshwright.profiles.adapters import class_targets, linear_names, parted
 from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.errors import FieldError
+from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.layer_names import end_names, layers_path
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
+from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.trained_layers import layers_named
 
 
@@ -73,6 +75,15 @@ def _images(target: Target) -> Values:
     return {**frozen, **reads, "remove_unused_columns": False}
 
 
+# What quantises frozen weights as it loads them; of 4 bits scales are quantised, too, by default.
+_FROZEN: Mapping[BasePrecision, Values] = {
+    "bf16": {},
+    "int8": {"load_in_8bit": True},
+    "nf4": {"load_in_4bit": True, "bnb_config_kwargs": {"bnb_4bit_use_double_quant": False}},
+    "nf4-double": {"load_in_4bit": True},
+}
+
+
 def _layers(target: Target) -> Values:
     """Return patterns of the weights that are trained, if some layers are frozen (utils/freeze.py:52)."""
     work, names = target.workload, target.model.layer_names
@@ -116,6 +127,8 @@ def _rounds(target: Target) -> Values:
     facts = target.facts
     if facts.fake_quantization == "none":
         return {}
+    if facts.fake_quantization == TERNARY:
+        return {"use_onebitllms": True}
     inputs, _, weights = facts.fake_quantization.rpartition("-")
     rounded: Values = {"weight_dtype": weights, "group_size": int(facts.fake_quantized_group)}
     return {"qat": rounded | ({} if inputs in ("", "bf16") else {"activation_dtype": inputs})}
@@ -155,7 +168,8 @@ class AxolotlFiles(TrainerFiles):
         "lora_target_modules", "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
         "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
         "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
-        "precompute_ref_log_probs", "qat", "gemma4_hybrid_attn_impl", "unfrozen_parameters",
+        "precompute_ref_log_probs", "qat", "use_onebitllms", "gemma4_hybrid_attn_impl",
+        "unfrozen_parameters",
     )  # fmt: skip
     # The two files become one; for a key in both the last would silently win.
     before = """\
@@ -208,11 +222,9 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         return {**(named if targets else {}), **apart, **super().adapted(target)}
 
     def frozen(self, target: Target) -> Values:
-        """Return weights in bf16 or 4 bits."""
+        """Return weights in bf16, 8 or 4 bits."""
         workload = target.workload
-        quantised: Values = {"load_in_4bit": True} if workload.base_precision != "bf16" else {}
-        if workload.base_precision not in ("bf16", "nf4-double"):  # the latter is its default
-            quantised["bnb_config_kwargs"] = {"bnb_4bit_use_double_quant": False}
+        quantised: Values = dict(_FROZEN[workload.base_precision])
         if workload.framework_options.get("quantizes_experts"):
             quantised["quantize_moe_experts"] = True
         return {"adapter": "qlora" if "load_in_4bit" in quantised else "lora", **quantised}

@@ -28,9 +28,12 @@ from meshwright.launchers.reading.adapters import (
     of_trainer,
     options_of,
     refuse_uncounted,
+    require_replicas,
     require_whole_weights,
     stored_as_qlora,
+    stored_base,
     trained_whole,
+    with_layers_apart,
 )
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.commands import World, accelerates_options, commands_beside
@@ -55,11 +58,12 @@ from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
 from meshwright.profiles.adapters import EMBEDDING, HEAD, SINGLE_TARGETS, parted
 from meshwright.profiles.documents import shown
+from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY
-from meshwright.profiles.storage import is_packed
+from meshwright.profiles.storage import is_cut
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import OFFLOAD, Configuration
@@ -145,10 +149,11 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
 
 def _take_model(fields: Fields, known: Known) -> None:
     """Take the named model as Axolotl loads it."""
-    take_model(fields, known, "base_model")
+    take_model(fields, known, _MODEL, frozen=True)
     if fields.raw(_PROCESSOR):  # before adapters, which may be of the tower's layers
         require_tower(known.model(), _PROCESSOR)
-    model = labelled(fields, _with_listed_experts(fields, known.model()), _preferences(fields))
+    model = with_layers_apart(fields, _with_listed_experts(fields, known.model()))
+    model = labelled(fields, model, _preferences(fields))
     known.overrides = replace(known.overrides, model=model)
 
 
@@ -232,7 +237,8 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     count = _count(fields, micro)
     products = ranks.products_of(fields, "deepspeed", _PRODUCTS)
     if _rounds(fields):
-        fields.fault(_QAT, "next to DeepSpeed is not read", allowed=f"no {_QAT}, or an fsdp_config")
+        name = _ONE_BIT if fields.flag(_ONE_BIT) else _QAT
+        fields.fault(name, "next to DeepSpeed is not read", allowed=f"no {name}, or an fsdp_config")
     options = {**_kernels(fields, known.model()), **products, **_of_adapters(fields, tuned)}
     options |= ranks.evaluation_of(fields)
     fields.stop()
@@ -289,16 +295,17 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
         own = _is_cut(fields) and _version(fields) == _FSDP2 and not fields.flag(_OFFLOADS)
-        optimizer = found["optimizer"] if own and kind == "qlora" else name
+        optimizer = found["optimizer"] if own else name
         found = {"optimizer": optimizer, "base_precision": base_of(fields, nested=True)}
-        if _is_cut(fields) and kind == "lora":
+        if _is_cut(fields) and kind == "lora" and _version(fields) != _FSDP2:
             fields.fault(
                 _QUANTISED[kind],
-                _WHY_NO_8_BITS[_version(fields) == _FSDP2],
-                allowed="false, or adapter: qlora with load_in_4bit",
+                "its trainer refuses weights of 8 bits under FSDP1: torch flattens no integers",
+                allowed="false, or fsdp_version: 2",
             )
         where = "FSDP" if _is_cut(fields) else "replicas"
         fields.note(f"weights of 4 or 8 bits under Axolotl are predicted as on accelerate's {where}")
+    found |= _stored(fields, known.model(), kind)
     if kind not in _ADAPTERS and not fields.has("deepspeed"):
         # FSDP1 casts trained weights up (accelerate, accelerator.py); without FSDP they stay in bf16
         if not _is_cut(fields) or _is_half(fields):
@@ -321,6 +328,24 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         found["lora_targets"] = (*layers, *parted(named)[1])
     found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)
     return projected | found
+
+
+_MODEL, _GPTQ = "base_model", "gptq"
+
+
+def _stored(fields: Fields, model: ModelSpec, kind: str) -> dict[str, Any]:
+    """Return the type of frozen weights that a checkpoint has in few bits (0.19 loaders/model.py:679).
+
+    ``gptq`` has to agree with the checkpoint (loaders/utils.py:116), which is loaded as it is without it.
+    """
+    base = stored_base(fields, model, int(kind in _ADAPTERS))
+    if fields.flag(_GPTQ) and not str(base).startswith(_GPTQ):
+        fields.fault(_GPTQ, f"its trainer refuses it: {model.title} is not stored in GPTQ", allowed="false")
+    if base is None:
+        return {}
+    cut = kind in _ADAPTERS and (_is_cut(fields) or fields.has("deepspeed"))
+    require_replicas(fields, base, shards=cut, why="next to FSDP and DeepSpeed they are not priced")
+    return {"base_precision": base}
 
 
 _RESTARTS = "relora"
@@ -432,11 +457,11 @@ def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     if _scatters(fields) and parted(tuned["lora_targets"])[1]:
         found["wraps_experts"] = False
     if fields.flag(_EXPERTS):
-        if is_packed(tuned.get("base_precision", "bf16")):
+        if is_cut(tuned.get("base_precision", "bf16")):
             found["quantizes_experts"] = True
         else:
             fields.fault(
-                _EXPERTS, "is supported with load_in_4bit alone", allowed="false, or load_in_4bit: true"
+                _EXPERTS, "its trainer refuses it without load_in_4bit or load_in_8bit", allowed="false"
             )
     return found
 
@@ -453,12 +478,7 @@ def _preferences(fields: Fields) -> Kind | None:
 
 
 _QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantization_config
-# torch 2.13, distributed/fsdp/_flat_param.py:810: "Cannot flatten integer dtype tensors". Axolotl 0.19
-# teaches FSDP2 to cut ``Int8Params`` (monkeypatch/fsdp2_qlora.py:54).
-_WHY_NO_8_BITS = (
-    "its trainer refuses weights of 8 bits under FSDP1: torch flattens no integers",
-    "weights of 8 bits that are cut over ranks are not supported",
-)
+# torch 2.13, distributed/fsdp/_flat_param.py:810: "Cannot flatten integer dtype tensors".
 
 
 def _is_quantised(fields: Fields, kind: str) -> bool:
@@ -571,7 +591,7 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
 
 
 _COMPILES = "torch_compile"
-_QAT = "qat"
+_QAT, _ONE_BIT = "qat", "use_onebitllms"
 # Axolotl's names of what inputs and weights are rounded to, and ours of both together.
 _ROUNDED = {"": "bf16", "int8": "int8", "float8_e4m3fn": "fp8", "fp8": "fp8", "float8": "fp8"}
 _SCHEMES = ("bf16-int4", "int8-int4", "fp8-int4", "fp8-fp8")
@@ -581,7 +601,7 @@ _GROUP = 32  # weights with one scale by default, and in a block of MXFP4
 
 def _rounds(fields: Fields) -> bool:
     """Return whether training is quantisation-aware; a section without a value has all its defaults."""
-    return fields.has_section(_QAT) or fields.has(_QAT)
+    return fields.has_section(_QAT) or fields.has(_QAT) or fields.flag(_ONE_BIT)
 
 
 def _fake_quantisers(fields: Fields, tuned: Mapping[str, Any]) -> Options:
@@ -592,6 +612,8 @@ def _fake_quantisers(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     """
     if not _rounds(fields):
         return {}
+    if fields.flag(_ONE_BIT):
+        return _one_bit(fields, tuned)
     at = f"{_QAT}.weight_dtype"
     weights, inputs = fields.word(at, "int8"), fields.word(f"{_QAT}.activation_dtype", "")
     group = fields.integer(f"{_QAT}.group_size", _GROUP)
@@ -605,11 +627,29 @@ def _fake_quantisers(fields: Fields, tuned: Mapping[str, Any]) -> Options:
             f"its trainer refuses {shown(weights)} of {group} with inputs in {shown(inputs or 'bf16')}",
             allowed="int4, fp8 with activation_dtype fp8, or mxfp4 in groups of 32",
         )
-    if "lora_rank" in tuned or _priced_as(fields, dict(tuned)) != "axolotl":
-        fields.fault(_QAT, "is priced of whole weights, replicated or under FSDP2", allowed="no adapter")
-    fields.stop()
+    _require_whole(fields, tuned, _QAT)
     found: Options = {"fake_quantization": word}
     return found if group == _GROUP else {**found, "fake_quantized_group": float(group)}
+
+
+def _require_whole(fields: Fields, tuned: Mapping[str, Any], name: str) -> None:
+    if "lora_rank" in tuned or _priced_as(fields, dict(tuned)) != "axolotl":
+        fields.fault(name, "is priced of whole weights, replicated or under FSDP2", allowed="no adapter")
+    fields.stop()
+
+
+def _one_bit(fields: Fields, tuned: Mapping[str, Any]) -> Options:
+    """Return weights of three values, to which onebitllms rounds in every pass (loaders/model.py:947)."""
+    if "lora_rank" in tuned:  # utils/schemas/validation.py:621
+        fields.fault(_ONE_BIT, "its trainer refuses it next to adapters", allowed="false", nearest="false")
+    if fields.has_section(_QAT) or fields.has(_QAT):
+        fields.fault(_QAT, f"next to {_ONE_BIT} is not read", allowed="one of them")
+    _require_whole(fields, tuned, _ONE_BIT)
+    fields.note(
+        f"{_ONE_BIT}: each linear layer also reads a mean on the host, whose wait is not priced "
+        "(onebitllms kernels/weight_quant.py)"
+    )
+    return {"fake_quantization": TERNARY}
 
 
 def _cuts(fields: Fields) -> bool:
@@ -858,7 +898,7 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
     others = _version(fields) == 1 or fields.flag(_OFFLOADS)
     if _is_cut(fields) and others:
         return "accelerate"
-    if "base_precision" in tuned and not (_is_cut(fields) and is_packed(tuned["base_precision"])):
+    if "base_precision" in tuned and not (_is_cut(fields) and is_cut(tuned["base_precision"])):
         return "accelerate"
     planned = "optimizer_rank" in tuned or tuned.get("optimizer") in UNPAGED  # planned without FSDP
     planned |= _rounds(fields) or fields.integer(SIZE, 1) > 1

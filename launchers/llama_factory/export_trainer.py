@@ -22,6 +22,7 @@ from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import is_checkpoints
+from meshwright.solver.problem import Workload
 
 FOLLOWS = "model_name_or_path=… dataset=… template=… output_dir=…"
 NEEDS = (("LLAMA_FACTORY_DIR", f"a checkout of LLaMA-Factory; {FOLLOWS} follow"),)
@@ -46,6 +47,13 @@ def _is_ligers(target: Target) -> bool:
     return target.workload.framework_options.get("loss_kernel") == "liger"
 
 
+def _kind(workload: Workload) -> str:
+    """Return what is trained, by LLaMA-Factory's word."""
+    if not workload.lora_rank:
+        return "full"
+    return "oft" if workload.framework_options.get("oft") else "lora"
+
+
 class LlamaFactoryFiles(TrainerFiles):
     """LLaMA-Factory's trainer, whose arguments are transformers' with its own."""
 
@@ -59,7 +67,8 @@ class LlamaFactoryFiles(TrainerFiles):
     rank = "lora_rank"
     others = (
         "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
-        "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "pure_bf16", "quantization_bit",
+        "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "oft_block_size",
+        "pure_bf16", "quantization_bit",
         "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
         "use_muon",
         "use_unsloth", "freeze_trainable_layers", "additional_target", "pref_loss", "ref_model",
@@ -72,7 +81,7 @@ class LlamaFactoryFiles(TrainerFiles):
             "stage": self.kind(target),
             **({"pref_loss": "simpo"} if workload.sample_word == "pair" else {}),  # others have a reference
             "do_train": True,
-            "finetuning_type": "lora" if workload.lora_rank else "full",
+            "finetuning_type": _kind(workload),
             "packing": packs,
             "neat_packing": workload.lengths is not None and packs,  # documents attend only to themselves
             "pure_bf16": not keeps_fp32(target),  # model/adapter.py, init_adapter
@@ -102,6 +111,13 @@ class LlamaFactoryFiles(TrainerFiles):
             "galore_layerwise": found.by_layer,
         }
 
+    def adapters(self, target: Target) -> Values:
+        """Return LoRA's arguments, or the size of OFT's blocks of the same layers."""
+        if not target.workload.framework_options.get("oft"):
+            return super().adapters(target)
+        size = {"oft_block_size": target.workload.lora_rank}
+        return {**size, **self.adapted(target), **self.frozen(target)}
+
     def adapted(self, target: Target) -> Values:
         """Return the layers with adapters; all of them have a word."""
         workload = target.workload
@@ -126,8 +142,8 @@ class LlamaFactoryFiles(TrainerFiles):
         }
 
     def stated(self, target: Target) -> tuple[str, ...]:
-        """Return what Liger's switch turns on."""
-        return ("loss_kernel", "norm_fused", "elementwise_fused") if _is_ligers(target) else ()
+        """Return OFT, and what Liger's switch turns on."""
+        return ("oft", *(("loss_kernel", "norm_fused", "elementwise_fused") if _is_ligers(target) else ()))
 
     def packages(self, target: Target) -> Iterator[Requirement]:
         """Yield the packages but peft, which LLaMA-Factory installs, and that of its attention."""

@@ -7,6 +7,7 @@ Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
@@ -19,11 +20,14 @@ from meshwright.profiles.adapters import (
     LORA_TARGETS,
     NORMS,
     PARAMETER_TARGETS,
+    SHARED_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
+    class_targets,
     linear_names,
     names_every,
     of_linear_experts,
+    shared_targets,
     single_blocks,
     single_names,
 )
@@ -43,8 +47,9 @@ _KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
 OF_ADAPTERS = (
     "workload.lora_rank", "workload.lora_targets", "workload.trained_modules", "option.adapter_dropout",
 )  # fmt: skip
+_OFT = "oft"
 _UNPRICED = {
-    "oft": ": its rotations of every layer's input are not priced",
+    _OFT: ": such rotations of every layer's input are priced under LLaMA-Factory",
 }
 _WHOLE_SWITCHES = ("full_finetuning", "full_finetune")  # of Chinese-LLaMA-Alpaca's and QLoRA's scripts
 _SWITCHES = ("use_peft", "use_peft_lora", "use_lora", "peft_enabled", "lora_enable", "enable_lora")
@@ -56,6 +61,7 @@ def adapters_of(
     model: ModelSpec,
     *,
     pefts: bool,
+    rotates: bool = False,
     strange: bool = False,
     program: str = "",
     supplied: object = None,
@@ -68,31 +74,21 @@ def adapters_of(
         usual: the default of the trainer, ``full`` or ``lora``.
         model: what has the layers.
         pefts: whether its adapters default to peft's own.
+        rotates: whether it has OFT, whose size of blocks is the rank then.
         strange: whether the script is unknown, with defaults of its own.
         program: the started program; its name may show that it trains adapters.
         supplied: a rank that the user supplies; it overrides the arguments.
         freezes: whether it can train some layers in full, and freeze the others.
     """
-    kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
     whole = any(fields.flag(name) for name in _WHOLE_SWITCHES)
-    if any(fields.flag(name) for name in _SWITCHES):
-        kind = "lora"
-    if (
-        pefts
-        and kind == "full"
-        and not whole
-        and (
-            # transformers never trains 4- or 8-bit weights in full
-            (_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
-            or _is_of_lora(fields, program)
-        )
-    ):
-        kind = "lora"
+    kind = _kind_of(fields, usual, program, pefts=pefts and not whole)
+    if kind == _OFT and rotates:
+        return _rotations(fields), adapted(fields, model, pefts=pefts)
     if kind not in ("full", "lora", FREEZE if freezes else ""):
         fields.fault(
             next(name for name in _KINDS if fields.has(name)),
             f"{kind} is not supported{_UNPRICED.get(kind, '')}",
-            allowed="full, lora",
+            allowed=", ".join(("full", "lora", *[_OFT] * rotates)),
         )
     if kind != "lora":
         if pefts and not whole:
@@ -127,6 +123,24 @@ def adapters_of(
     return rank, adapted(fields, model, pefts=pefts)
 
 
+def _kind_of(fields: Fields, usual: str, program: str, *, pefts: bool) -> str:
+    """Return what is trained; ``pefts``: a script whose adapters a switch or its name may turn on."""
+    kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
+    if any(fields.flag(name) for name in _SWITCHES):
+        kind = "lora"
+    if (
+        pefts
+        and kind == "full"
+        and (
+            # transformers never trains 4- or 8-bit weights in full
+            (_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
+            or _is_of_lora(fields, program)
+        )
+    ):
+        kind = "lora"
+    return kind
+
+
 # Names besides rank, targets and modules that change how many weights peft trains (LoraConfig, 0.21), by
 # its own names, Axolotl's and ms-swift's; every value of a trainer's ``lora_bias`` but none adds weights.
 UNCOUNTED = re.compile(
@@ -140,8 +154,31 @@ _DORA = ("use_dora", "peft_use_dora")  # peft's, and Axolotl's
 _DROPOUTS = ("lora_dropout", "lora_dropout_p", "lora_droppout")
 
 
+_BLOCK, _BLOCKS, _OWN_TARGETS = "oft_block_size", "oft_rank", "oft_target"
+
+
+def _rotations(fields: Fields) -> int:
+    """Return the size of OFT's blocks (LLaMA-Factory 0.9.5, model/adapter.py:243).
+
+    Its layers are those of ``lora_target`` (:207).
+    """
+    if fields.integer(_BLOCKS, 0):
+        fields.fault(
+            _BLOCKS,
+            "so many blocks of each layer, whatever their size, are not supported",
+            allowed=f"0, with {_BLOCK}",
+            nearest="0",
+        )
+    if fields.has(_OWN_TARGETS) and fields.raw(_OWN_TARGETS) != "all":
+        fields.note(f"{_OWN_TARGETS} does nothing: lora_target names the layers of either kind")
+    _note_continued(fields)
+    return fields.integer(_BLOCK, 32)
+
+
 def options_of(fields: Fields, *, usual: float = 0.0) -> Options:
     """Return the options of adapters: dropout on their inputs, and DoRA; ``usual``: the default dropout."""
+    if any(fields.word(name) == _OFT for name in _KINDS if fields.has(name)):
+        return {"oft": True}
     name = next((name for name in _DROPOUTS if fields.has(name)), _DROPOUTS[0])
     found: Options = {"adapter_dropout": True} if fields.number(name, usual) > 0.0 else {}
     return found | ({"dora": True} if any(fields.flag(one) for one in _DORA) else {})
@@ -305,9 +342,32 @@ def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
     """Return the targets that a name means in the class of the model."""
     if model is None:
         return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
-    return layers_called(model.layer_names, word, single_names(model)) or (
-        (word,) if word in LORA_TARGETS else ()
+    shared = tuple(one for one in shared_targets(model) if class_targets(model, (one,))[0] == _shared(word))
+    named = (word,) if word in LORA_TARGETS and word not in SHARED_TARGETS else ()
+    return layers_called(model.layer_names, word, single_names(model)) or shared or named
+
+
+def _shared(word: str) -> str:
+    """Return a layer of shared experts without the MLP that has them."""
+    return word.removeprefix("mlp.").removeprefix("feed_forward.")
+
+
+def with_layers_apart(fields: Fields, model: ModelSpec) -> ModelSpec:
+    """Return a model whose own code has queries, keys and values apart, where its adapters name them.
+
+    Conversions for adapters are such: LnL-AI/dbrx-base-converted-v2 (Axolotl 0.19,
+    examples/archived/dbrx/README.md). transformers' class has no layers with these names, so peft would
+    adapt none.
+    """
+    said = next((fields.peek(name) for name in _TARGETS if fields.peek(name)), None)
+    named = isinstance(said, list) and {*_PEFTS_OWN, "k_proj"} <= {str(word) for word in said}
+    if not (named and model.fused_qkv and str(fields.peek("trust_remote_code")).lower() == "true"):
+        return model
+    fields.note(
+        f"assuming that the checkpoint's own code has q_proj, k_proj and v_proj apart: {model.title} of "
+        "transformers has them in one layer"
     )
+    return replace(model, fused_qkv=False)
 
 
 def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
@@ -442,16 +502,17 @@ def stored_base(fields: Fields, model: ModelSpec, rank: int) -> BasePrecision | 
     return base
 
 
-def require_replicas(fields: Fields, base: BasePrecision, *, shards: bool) -> None:
-    """Refuse a checkpoint of few bits under ZeRO-3 and FSDP, as LLaMA-Factory does.
+# LLaMA-Factory 0.9.5, model/model_utils/quantization.py:95
+_ITS_REFUSAL = "LLaMA-Factory refuses them under ZeRO-3 and FSDP"
 
-    LLaMA-Factory 0.9.5, model/model_utils/quantization.py:95.
-    """
+
+def require_replicas(fields: Fields, base: BasePrecision, *, shards: bool, why: str = _ITS_REFUSAL) -> None:
+    """Refuse a checkpoint of few bits under ZeRO-3 and FSDP; ``why``: what the trainer does."""
     if shards:
         name = next((name for name in _OF_MODELS if fields.has(name)), _OF_MODELS[0])
         fields.fault(
             name,
-            f"weights in {base} are not cut over ranks: LLaMA-Factory refuses them under ZeRO-3 and FSDP",
+            f"weights in {base} are not cut over ranks: {why}",
             allowed="without ZeRO-3 and FSDP",
         )
         fields.stop()

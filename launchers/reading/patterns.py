@@ -6,6 +6,7 @@ alternatives, options and numbers (peft 0.21, tuners/tuners_utils.py check_targe
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 from meshwright.profiles.adapters import SINGLE_TARGETS
@@ -13,6 +14,7 @@ from meshwright.profiles.adapters import SINGLE_TARGETS
 _MOST_LETTERS, _MOST_NAMES = 500, 1024
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _NUMBERS = ("[\\d]", "\\d", "[0-9]")  # of a layer: one stands for all
+_LETTERS = re.compile(r"\[([\w.]+)\]")  # one of those that are listed
 _SEEING = ("vis", "audio", "projector", "connector", "multi_modal")
 
 
@@ -70,6 +72,8 @@ def _atom(text: str) -> tuple[list[str], str]:
     for number in _NUMBERS:
         if text.startswith(number):
             return ["0"], text[len(number) :]
+    if (letters := _LETTERS.match(text)) is not None:
+        return list(letters[1]), text[letters.end() :]
     if text.startswith("("):
         inside, rest = _alternatives(text[1:].removeprefix("?:"))
         if not rest.startswith(")"):

@@ -121,8 +121,7 @@ def read_launch_files(
     try:
         launch = reader.read(found, overrides)
     except InvalidProblemError as fault:
-        drives = found.name == source.name and not _starts_program(source)
-        several = [*_starts_that_differ(source)] if drives else []
+        several = [] if _starts_program(source) else [*_starts_that_differ(source)]
         raise InvalidProblemError(several or [_located(found, one) for one in fault.errors]) from None
     for script in found.scripts():
         require_options(script_of(script, overrides), script.name)

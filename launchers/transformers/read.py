@@ -389,6 +389,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         tool.tuner,
         model,
         pefts=tool.pefts,
+        rotates=tool.rotates,
         strange=strange,
         program=program,
         supplied=known.overrides.values.get("lora_rank"),

@@ -52,6 +52,7 @@ class Tool:
     packs: bool = False  # weights of few bits in the compute type, which FSDP cuts
     freezes_stored: bool = False  # checkpoints in GPTQ, AWQ and AQLM are bases of adapters
     freezes_layers: bool = False  # ``finetuning_type: freeze``, and LLaMA-Pro's blocks
+    rotates: bool = False  # OFT is one of its kinds of adapters
     own_galore: bool = False  # ``use_galore``, in place of the Trainer's optimizers
     parts: Mapping[FrozenPart, str] = field(default_factory=dict)  # switches that freeze parts of a tower
     pixels: str = ""  # the argument of the largest image
@@ -76,6 +77,7 @@ LLAMA_FACTORY = Tool(
     packs=True,  # model/model_utils/quantization.py:178
     freezes_stored=True,  # model/model_utils/quantization.py:88
     freezes_layers=True,
+    rotates=True,
     own_galore=True,
     parts=LLAMA_FACTORY_PARTS,
     pixels=LLAMA_FACTORY_PIXELS,

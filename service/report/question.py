@@ -94,8 +94,9 @@ def sweep_title(problem: Problem, axes: Collection[str], num_points: int) -> str
 
 
 def adapters_word(workload: Workload) -> str:
-    """Return QLoRA where the frozen weights have 8 or 4 bits, else LoRA."""
-    return "LoRA" if workload.base_precision in WHOLE_PRECISIONS else "QLoRA"
+    """Return LoRA or OFT, with a Q where the frozen weights have 8 or 4 bits."""
+    kind = "OFT" if workload.framework_options.get("oft") else "LoRA"
+    return kind if workload.base_precision in WHOLE_PRECISIONS else f"Q{kind}"
 
 
 def _subject(problem: Problem) -> str:

@@ -170,7 +170,8 @@ def gpus_words(cluster: ClusterSpec) -> str:
 def _trained(problem: Problem) -> str:
     workload = problem.workload
     if workload.lora_rank:
-        return f" {adapters_word(workload)} rank {workload.lora_rank}"
+        size = "blocks of" if workload.framework_options.get("oft") else "rank"
+        return f" {adapters_word(workload)} {size} {workload.lora_rank}"
     if workload.trained_layers:
         return f", layers {workload.trained_layers} trained"
     return f" with frozen {' and '.join(workload.frozen)}" if workload.frozen else ""

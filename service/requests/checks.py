@@ -510,7 +510,7 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
             nearest="bf16",
             tip="--lora-rank 16",
         )
-    for name in ("dora", "quantizes_experts"):
+    for name in ("dora", "oft", "quantizes_experts"):
         if workload.framework_options.get(name) and not workload.lora_rank:
             yield FieldError(
                 pointer=pointer("workload", "framework_options", name),

@@ -30,7 +30,7 @@ from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
 from meshwright.profiles.profile import Constants, Profile
-from meshwright.profiles.storage import PACKED_BYTES, BasePrecision, is_packed
+from meshwright.profiles.storage import BasePrecision, is_cut, storage_of
 from meshwright.profiles.trained_layers import BELOW, TRAINED, LayerTraining
 from meshwright.solver.configuration import (
     ALL_TO_ALL,
@@ -526,7 +526,7 @@ class Context:
     def converts(self) -> BoolArray:
         """Mark rows that make weights 2 bytes each before a product, if they are not, (n,).
 
-        Those of 8 bits a rank keeps whole, those of 4 are gathered packed. FSDP casts fp32 as it gathers.
+        Those of few bits are gathered as they lie. FSDP casts fp32 as it gathers.
         """
         cut = self.columns.zero_stage >= (SHARD_WEIGHTS if self.frozen else 1)
         return np.asarray(~cut | self.packed)
@@ -658,7 +658,9 @@ class Context:
         """
         share, work = 0.0, self.workload
         if self.optimizer.paged:
-            share = paged_share(self.model, work.lora_targets, work.lora_rank, work.trained_modules)
+            share = paged_share(
+                self.model, work.lora_targets, work.lora_rank, work.trained_modules, rotates=self.facts.oft
+            )
         return np.where(is_offloaded(self.columns.offload, "optimizer"), share, 0.0)
 
     @cached_property
@@ -689,13 +691,14 @@ class Context:
 
     @property
     def packed(self) -> bool:
-        """Return whether frozen weights are of 4 bits, packed so that FSDP cuts them over ranks."""
-        return self.adapts and is_packed(self.workload.base_precision)
+        """Return whether frozen weights are of few bits that FSDP cuts over ranks as they lie."""
+        return self.adapts and is_cut(self.workload.base_precision)
 
     @property
     def layer_bytes_sent(self) -> float:
         """Return the bytes of one weight of a layer on the wire if weights are gathered."""
-        return PACKED_BYTES if self.packed else self.sharding.gathered_bytes
+        storage = storage_of(self.workload.base_precision) if self.packed else None
+        return self.sharding.gathered_bytes if storage is None else storage.cut_bytes
 
     @property
     def vocabulary_group(self) -> Group:

@@ -1,6 +1,6 @@
 """Quantisation-aware training: layers round their inputs and weights in every pass.
 
-torchao's fake quantisers are eager operators of torch in front of each product. The gradient passes
+Fake quantisers, torchao's but for one, are eager operators in front of each product. The gradient passes
 straight through what rounds. Each is counted kernel by kernel, bytes read and written of an element
 (torchao 0.17 ``quantization/qat/fake_quantizer.py``, ``prototype/qat/mx.py``; torch 2.13's derivatives).
 Routers, experts that lie in one tensor, and a head whose loss reads its weight are no linear layers that
@@ -10,7 +10,7 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,6 +71,14 @@ _MXFP4 = _Quantizer(
     forward=(290.5, 138.0), backward=(119.0, 42.0), kept=(0.5, 1.0), at_once=30.0, kernels=81.0 + 34.0,
     keeps_input=False,
 )  # fmt: skip
+# onebitllms 8a927751 ``layers/bitnet.py``: a tensor plus its detached difference from what it is rounded
+# to, so that its gradient passes by. Two kernels of Triton round inputs to 8 bits by rows (2 + 4), two and
+# a sum weights to -1, 0 and 1 times their mean (2 + 4); the difference and the sum are torch's (6 + 6). The
+# head stays as it is (``utils/monkey_patching.py``).
+_TRITON = _Quantizer(
+    forward=(18.0, 0.0), backward=(0.0, 0.0), kept=(2.0, 0.0), at_once=4.0, kernels=4.0, keeps_input=False
+)
+_TERNARY = replace(_TRITON, kernels=5.0)
 # Of inputs and of weights, by Axolotl's ``activation_dtype`` and ``weight_dtype``.
 _SCHEMES: Mapping[str, tuple[_Quantizer | None, _Quantizer | None]] = {
     "none": (None, None),
@@ -79,6 +87,7 @@ _SCHEMES: Mapping[str, tuple[_Quantizer | None, _Quantizer | None]] = {
     "fp8-int4": (_FP8, _INT4_OF_FP8),
     "fp8-fp8": (_FP8, _FP8),
     "mxfp4": (_MXFP4, _MXFP4),
+    "int8-ternary": (_TRITON, _TERNARY),
 }
 
 

@@ -94,6 +94,8 @@ _CENTRED = 1.0  # one more, added to the weight, which is cast from 2 bytes (``m
 _SINGLE_ROTARY, _ROTARY = 10.0, 2.0  # of queries and of keys: two products, negation, concatenation, sum
 _ROTATED = 2.0  # casts of what fp32 cosines have rotated
 _ADAPTER, _ADAPTER_CASTS = 4.0, 4.0  # two products, scale, sum; casts of input, to and fro, and of matrices
+# OFT: zeros, half, difference, unit matrix and its copy, 4 sums, 3 products; a product, a copy
+_ROTATION, _ROTATION_CASTS = 14.0, 9.0
 _NORMED, _NORMED_CASTS = 11.0, 3.0  # DoRA: unit matrix, two products, norm and scale; casts to fp32
 _GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``integrations/moe.py``)
 # What else the host does for them, sorting above all: few tokens take 1.78 ms on an H100's host, as 99
@@ -175,7 +177,8 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
     if ctx.frozen:
         adapters = sum(1.0 for _ in adapted_layers(model, kind, ctx.workload.lora_targets))
         normed = (_NORMED + _NORMED_CASTS * ctx.facts.autocasts) * ctx.facts.dora
-        number = number + adapters * (_ADAPTER + _ADAPTER_CASTS * ctx.facts.autocasts + normed)
+        each = (_ROTATION, _ROTATION_CASTS) if ctx.facts.oft else (_ADAPTER, _ADAPTER_CASTS)
+        number = number + adapters * (each[0] + each[1] * ctx.facts.autocasts + normed)
         storage = storage_of(ctx.held_precision)
         number = number + matrices * (0.0 if storage is None else storage.kernels)
     if model.mixes_tokens:

@@ -20,7 +20,7 @@ from meshwright.profiles.frameworks import FOREACH, FrameworkFacts
 from meshwright.profiles.layers.operators import MIXING
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
-from meshwright.profiles.storage import PACKED_BYTES, WHOLE_PRECISIONS
+from meshwright.profiles.storage import WHOLE_PRECISIONS
 from meshwright.profiles.trained_layers import BELOW
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, distinct
@@ -563,7 +563,8 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
     sent = ctx.facts.gradient_bytes + _CAST_GRADIENT_BYTES * ctx.facts.quantized_reductions
     if ctx.packed:  # gathered as they lie, and one matrix at a time made 2 bytes a weight
         widest = np.minimum(largest_layer.dense, float(ctx.model.hidden_size * ctx.model.ffn_hidden_size))
-        held, read = held + widest * 2.0 / PACKED_BYTES, np.full_like(ctx.t, PACKED_BYTES)
+        each = ctx.layer_bytes_sent
+        held, read = held + widest * 2.0 / each, np.full_like(ctx.t, each)
     gathered = held * np.where(torch, 2.0, read) + gradients * sent
     standing = ctx.facts.bucket_bytes if ctx.facts.keeps_buckets else 0.0
     kept = ctx.constants.base_bytes + np.where(ctx.buckets, standing, 0.0)
@@ -924,7 +925,9 @@ def _page_bytes(ctx: Context) -> FloatArray:
     if not ctx.share_paged.any():
         return np.zeros_like(ctx.t)
     work = ctx.workload
-    sizes = trained_tensors(ctx.model, work.lora_targets, work.lora_rank, work.trained_modules)
+    sizes = trained_tensors(
+        ctx.model, work.lora_targets, work.lora_rank, work.trained_modules, rotates=ctx.facts.oft
+    )
     largest = max(sizes, default=largest_tensor(ctx.model))
     return np.where(ctx.share_paged > 0.0, largest * ctx.optimizer.end_state_bytes, 0.0)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.profiles.adapters import adapted_layers, copied_parameters
+from meshwright.profiles.adapters import adapted_layers, copied_parameters, rotation_weights
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import PAGED_ELEMENTS
 
@@ -21,24 +21,40 @@ PAGE_COPIES = 2.0
 
 @lru_cache(maxsize=64)
 def trained_tensors(
-    model: ModelSpec, targets: tuple[str, ...], rank: int, modules: tuple[str, ...]
+    model: ModelSpec,
+    targets: tuple[str, ...],
+    rank: int,
+    modules: tuple[str, ...],
+    *,
+    rotates: bool = False,
 ) -> tuple[int, ...]:
     """Return the elements of each matrix of adapters, and of modules trained next to them; else none."""
     if not rank:
         return ()
     adapters = (
-        rank * side * max(layer.experts, 1)
+        side * max(layer.experts, 1)
         for shape in model.layer_shapes()
         for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
-        for side in (layer.inputs, layer.outputs)
+        for side in (
+            (rotation_weights(layer.inputs, rank),)
+            if rotates
+            else (rank * layer.inputs, rank * layer.outputs)
+        )
     )
     return (*adapters, *(copied_parameters(model, name) for name in modules))
 
 
-def paged_share(model: ModelSpec, targets: tuple[str, ...], rank: int, modules: tuple[str, ...]) -> float:
+def paged_share(
+    model: ModelSpec,
+    targets: tuple[str, ...],
+    rank: int,
+    modules: tuple[str, ...],
+    *,
+    rotates: bool = False,
+) -> float:
     """Return the share of trained weights in tensors that are paged: of ``PAGED_ELEMENTS`` or more.
 
     1 without adapters: norms and biases are smaller, and few.
     """
-    sizes = trained_tensors(model, targets, rank, modules)
+    sizes = trained_tensors(model, targets, rank, modules, rotates=rotates)
     return sum(size for size in sizes if size >= PAGED_ELEMENTS) / sum(sizes) if sizes else 1.0

@@ -19,13 +19,14 @@ from meshwright.profiles.adapters import (
     NORMS,
     adapted_layers,
     base_bytes,
+    block_of,
     copied_parameters,
     quantized_layers,
     scale_bytes,
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
-from meshwright.profiles.storage import PACKED_BYTES, WHOLE_PRECISIONS, is_packed, storage_of
+from meshwright.profiles.storage import WHOLE_PRECISIONS, is_cut, is_packed, storage_of
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.profiles.trained_layers import TRAINED
 from meshwright.solver.configuration import FloatArray
@@ -291,9 +292,14 @@ def _moved_bytes(ctx: Context) -> tuple[float, float]:
 
 def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes moved to make a layer's weights bf16, in each forward and backward pass."""
-    weights = _converted_weights(ctx, kind)
+    weights, storage = _converted_weights(ctx, kind), storage_of(ctx.held_precision)
     forward, backward = _moved_bytes(ctx)
-    return forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
+    moved = forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
+    if storage is None or storage.stacked_bytes is None:
+        return moved
+    stacked = np.where(ctx.converts, _stacked(ctx, kind), 0.0)
+    own, again = storage.stacked_bytes
+    return moved[0] + (own - forward) * stacked, moved[1] + (again - backward) * stacked
 
 
 def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) -> list[FloatArray]:
@@ -303,7 +309,7 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) ->
     where gradients of twice their bytes come. ``first``: before that backward pass.
     """
     zero = np.zeros_like(ctx.t)
-    if ctx.facts.quantizes_experts and is_packed(ctx.held_precision):
+    if ctx.facts.quantizes_experts and is_cut(ctx.held_precision):
         return [*(2.0 * _stacked(ctx.of(one), one.kind) for one in kinds), zero, zero]
     storage = storage_of(ctx.held_precision)
     if storage is not None and storage.keeps_whole:
@@ -393,12 +399,12 @@ def _partly_beyond(
 
 
 def _packed_bytes(ctx: Context, kinds: Sequence[LayerShape], here: FloatArray) -> list[FloatArray]:
-    """Return the bytes of every part's 4-bit shards beyond shards of 2 bytes a weight: scales are whole."""
+    """Return what shards of few bits take beyond shards of 2 bytes a weight, by part: scales are whole."""
     found = [np.zeros_like(ctx.t) for _ in range(len(kinds) + 2)]
     for part, one in enumerate(kinds):
         for layer in _quantized(ctx.of(one), one.kind):
             share = (ctx.expert_replicas if layer.experts else ctx.dense_replicas).sharing
-            saved = here * (2.0 - PACKED_BYTES) * layer.inputs * layer.outputs / share
+            saved = here * (2.0 - ctx.layer_bytes_sent) * layer.inputs * layer.outputs / share
             found[part] += (scale_bytes(layer, ctx.workload.base_precision) - saved) * _on_rank(ctx, layer)
     return found
 
@@ -435,8 +441,17 @@ def saved_casts_bytes(
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Return both products of every adapter of one layer; of wrapped experts the one that makes weights."""
+    """Return both products of every adapter of one layer; of wrapped experts the one that makes weights.
+
+    OFT's blocks are one batched product, with the work and the output of one of a block's inputs to all:
+    what else it reads and writes is in ``_ROTATED``.
+    """
     rank, wraps = float(ctx.workload.lora_rank), wraps_experts(ctx, kind)
+    if ctx.facts.oft:
+        return [
+            Gemm(m=g.m, n=g.k, k=float(size), count=g.count)
+            for g, size in zip(_adapted(ctx, kind), _block_sizes(ctx, kind), strict=True)
+        ]
     return [
         product
         for g in _adapted(ctx, kind)
@@ -449,6 +464,54 @@ def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
             ]
         )
     ]
+
+
+def _block_sizes(ctx: Context, kind: LayerKind) -> list[int]:
+    """Return the size of OFT's blocks of each adapted layer."""
+    layers = adapted_layers(ctx.model, kind, ctx.workload.lora_targets)
+    return [block_of(layer.inputs, ctx.workload.lora_rank) for layer in layers]
+
+
+# What OFT moves (peft 0.21, tuners/oft/layer.py OFTRotationModule), by the type of its weights, fp32 under
+# autocast or bf16. For each number of a block, to make an orthogonal matrix of five terms of a series:
+# zeros, the half above the diagonal, its difference from the transposed one, the unit matrix and a copy,
+# four terms added, and three products with casts of what they read; backward twice the products, with
+# gradients added up. For each input of a token: casts to the weights' type and back (6 each), the product's
+# output copied into rows (4), and cast twice more; the product reads 2 bytes more than a plain one, both of
+# its gradients 4; gradients go the same way. Kept for the backward pass of each number: what the products
+# read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rotated:
+    made: tuple[float, float]  # bytes for each number of a block, forward and backward
+    moved: tuple[float, float]  # for each input of a token
+    kept: float  # for each number of a block
+
+
+_ROTATED = {
+    "fp32": _Rotated(made=(114.0, 176.0), moved=(30.0, 32.0), kept=14.0),
+    "bf16": _Rotated(made=(54.0, 88.0), moved=(6.0, 8.0), kept=8.0),
+}
+
+
+def _rotated(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return bytes that OFT moves in a layer, forward and backward, and those that it keeps, (n,) each.
+
+    A frozen product that holds its input holds the rotated one of its own.
+    """
+    storage = storage_of(ctx.held_precision)
+    held = 2.0 * (storage is not None and storage.saves_input)
+    forward, backward, kept = np.zeros_like(ctx.t), np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    wide, narrow = _ROTATED["fp32"], _ROTATED["bf16"]
+    for g, size in zip(_adapted(ctx, kind), _block_sizes(ctx, kind), strict=True):
+        read, numbers = g.m * g.k * g.count, g.k * size * g.count
+        into, back = (
+            np.where(ctx.wide_adapters, wide.moved[way], narrow.moved[way]) * read
+            + np.where(ctx.wide_adapters, wide.made[way], narrow.made[way]) * numbers
+            for way in (0, 1)
+        )
+        forward, backward = forward + into, backward + back
+        kept = kept + held * read + np.where(ctx.wide_adapters, wide.kept, narrow.kept) * numbers
+    return forward, backward, kept
 
 
 def again_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
@@ -544,7 +607,7 @@ def adapter_kept_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
                 + _decomposed(ctx, "kept") * rows * g.n
                 + 2.0 * g.n * g.k * g.count * dropped * ctx.wide_adapters
             )
-    return kept
+    return kept + _rotated(ctx, kind)[2] if ctx.facts.oft else kept
 
 
 # Bytes that adapters move next to their products, 2 bytes an element, kernel by kernel (Megatron-Bridge
@@ -557,6 +620,8 @@ _SCALED, _ADDED, _DROPPED, _CAST = 4.0, 6.0, 5.0, 12.0
 
 def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
     """Return bytes that a layer's adapters move forward and backward next to their products, (n,) each."""
+    if ctx.facts.oft:
+        return _rotated(ctx, kind)[:2]
     dropped = _DROPPED * ctx.facts.adapter_dropout + _CAST * ctx.facts.autocasts
     forward, backward, wraps = np.zeros_like(ctx.t), np.zeros_like(ctx.t), wraps_experts(ctx, kind)
     for g in _adapted(ctx, kind):
@@ -605,10 +670,11 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
         dense = np.full_like(ctx.t, float(ends[part]))
         return Weights(dense=dense, routed=routed, ends=dense)
     kind: LayerKind = "moe" if part == "moe" else "dense"
-    copies = np.full_like(ctx.t, float(model.layer(kind).norms * norms))
+    copies, rank = np.full_like(ctx.t, float(model.layer(kind).norms * norms)), ctx.workload.lora_rank
     dense = copies
-    for g in _adapted(ctx, kind):
-        elements = (ctx.workload.lora_rank * (g.k + g.n) + g.n * ctx.facts.dora) * g.count
+    for g, size in zip(_adapted(ctx, kind), _block_sizes(ctx, kind), strict=True):
+        low_rank = rank * (g.k + g.n) + g.n * ctx.facts.dora
+        elements = (g.k * (size - 1) / 2.0 if ctx.facts.oft else low_rank) * g.count
         if g.grouped:
             routed = routed + elements
         else:

@@ -15,8 +15,10 @@ from meshwright.profiles.adapters import (
     EXPERT_TARGETS,
     FUSED_TARGETS,
     PARAMETER_TARGETS,
+    SHARED_TARGETS,
     SINGLE_TARGETS,
     TRAINED_MODULES,
+    adapted_layers,
     unadaptable,
 )
 from meshwright.profiles.advice import advice_on_experts
@@ -35,11 +37,11 @@ from meshwright.profiles.capabilities import (
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.frameworks import FORMATS, TERNARY, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.profile import framework_of
-from meshwright.profiles.storage import WHOLE_PRECISIONS, is_checkpoints, is_packed
+from meshwright.profiles.storage import WHOLE_PRECISIONS, is_checkpoints
 from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
@@ -125,7 +127,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             nearest="0",
         )
     parameters = PARAMETER_TARGETS if able.adapts_parameters else ()
-    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *parameters)
+    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *SHARED_TARGETS, *parameters)
     targets_of = {"fused": FUSED_TARGETS, "single": single}
     targets = [target for kind in able.adapters for target in targets_of[kind]]
     modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
@@ -154,6 +156,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             nearest=able.base_precisions[0],
         )
     yield from _parameter_faults(workload)
+    yield from _rotation_faults(problem, able, name)
     yield from _checkpoint_faults(problem)
     if (
         workload.framework_options.get("dora")
@@ -165,6 +168,27 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             message=f"{name} has no such adapters",
             allowed="false",
             nearest="false",
+        )
+
+
+def _rotation_faults(problem: Problem, able: Capabilities, name: str) -> Iterator[FieldError]:
+    """Yield what does not go with OFT: other launchers, fused layers, experts, and what LoRA alone has."""
+    workload = problem.workload
+    if not workload.framework_options.get("oft"):
+        return
+    routed = any(one.experts for one in adapted_layers(problem.model, "moe", workload.lora_targets))
+    lacking = {
+        f"{name} has no such adapters": not able.rotates_inputs,
+        "experts and fused layers of Megatron-Core are not rotated": (
+            routed or {*FUSED_TARGETS} & {*workload.lora_targets}
+        ),
+        "DoRA and dropout are LoRA's": any(
+            workload.framework_options.get(one) for one in ("dora", "adapter_dropout")
+        ),
+    }
+    for message in (message for message, holds in lacking.items() if holds):
+        yield FieldError(
+            pointer="/workload/framework_options/oft", message=message, allowed="false", nearest="false"
         )
 
 
@@ -801,11 +825,11 @@ def fake_quantization_faults(problem: Problem) -> Iterator[FieldError]:
         ),
         "it rounds a head that multiplies, which is not priced": (
             "loss_kernel liger or cut, which read its weight alone",
-            options.get("loss_kernel") not in ("liger", "cut"),
+            word != TERNARY and options.get("loss_kernel") not in ("liger", "cut"),
         ),
         f"groups of {group} weights do not divide {', '.join(map(str, sorted(widths)))} inputs": (
             "fake_quantized_group that divides all of them",
-            word != "fp8-fp8" and any(width % group for width in widths),
+            word not in ("fp8-fp8", TERNARY) and any(width % group for width in widths),
         ),
     }
     for why, (instead, holds) in faults.items():
@@ -984,8 +1008,8 @@ def _host_update_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def cuts_base(problem: Problem, able: Capabilities) -> bool:
-    """Return whether a launcher cuts the quantised base of a problem over ranks: 4 bits packed in bf16."""
-    return able.cuts_packed and is_packed(problem.workload.base_precision)
+    """Return whether a launcher cuts the quantised base of a problem over ranks."""
+    return problem.workload.base_precision in able.cuts_quantized
 
 
 def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
@@ -1012,7 +1036,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
         (f"with {workload.optimizer}", dict(able.optimizer_constraints).get(workload.optimizer, ())),
         *((f"with {option}", dict(able.option_constraints).get(option, ())) for option in options),
         (f"with {batching}", dict(able.batching_constraints).get(batching, ())),
-        (  # bitsandbytes cuts none of its tensors but the packed ones
+        (  # of bitsandbytes' tensors
             f"with {base} weights",
             ("tensor_parallel_size == 1", "zero_stage <= 2")[: 1 if cuts_base(problem, able) else 2]
             * (base not in WHOLE_PRECISIONS),

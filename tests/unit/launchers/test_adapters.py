@@ -267,10 +267,15 @@ def test_axolotls_loss_without_logits_is_written_as_its_plugin_and_read_back() -
 @pytest.mark.parametrize(
     ("word", "group", "told"),
     [
-        ("int8-int4", 256.0, {"activation_dtype": "int8", "weight_dtype": "int4", "group_size": 256}),
-        ("bf16-int4", 32.0, {"weight_dtype": "int4", "group_size": 32}),
-        ("fp8-fp8", 32.0, {"activation_dtype": "fp8", "weight_dtype": "fp8", "group_size": 32}),
-        ("mxfp4", 32.0, {"weight_dtype": "mxfp4", "group_size": 32}),
+        (
+            "int8-int4",
+            256.0,
+            {"qat": {"activation_dtype": "int8", "weight_dtype": "int4", "group_size": 256}},
+        ),
+        ("bf16-int4", 32.0, {"qat": {"weight_dtype": "int4", "group_size": 32}}),
+        ("fp8-fp8", 32.0, {"qat": {"activation_dtype": "fp8", "weight_dtype": "fp8", "group_size": 32}}),
+        ("int8-ternary", 32.0, {"use_onebitllms": True}),
+        ("mxfp4", 32.0, {"qat": {"weight_dtype": "mxfp4", "group_size": 32}}),
     ],
 )
 def test_axolotl_is_told_what_it_rounds_and_that_is_read_back(
@@ -281,9 +286,19 @@ def test_axolotl_is_told_what_it_rounds_and_that_is_read_back(
     found = tuned("axolotl", SHARDS, framework_options=options, lora_rank=0)
     bundle = export(found.plan, found.problem, "axolotl")
     assert not any("fake_quant" in warning for warning in bundle.warnings)
-    assert yaml.safe_load(bundle.files["axolotl.yaml"])["qat"] == told
+    written = yaml.safe_load(bundle.files["axolotl.yaml"])
+    assert {name: written[name] for name in written if name in ("qat", "use_onebitllms")} == told
     source = Source(name="axolotl.yaml", text=bundle.files["axolotl.yaml"], files=bundle.files)
     assert read_launch_files(source).workload.framework_options == options
+
+
+def test_axolotl_is_told_to_load_8_bits_and_that_is_read_back() -> None:
+    found = tuned("axolotl", SHARDS, base_precision="int8")
+    texts = files(found)
+    told = yaml.safe_load(texts["axolotl.yaml"])
+    assert (told["adapter"], told["load_in_8bit"], told["fsdp_version"]) == ("lora", True, 2)
+    again = read_launch_files(Source(name="axolotl.yaml", text=texts["axolotl.yaml"], files=texts))
+    assert (again.launcher, again.workload.base_precision) == ("axolotl", "int8")
 
 
 def test_ms_swift_is_told_rank_and_layers_and_they_are_read_back() -> None:
@@ -295,7 +310,7 @@ def test_ms_swift_is_told_rank_and_layers_and_they_are_read_back() -> None:
     assert (again.lora_rank, again.lora_targets) == (16, ("linear_qkv", "linear_fc1"))
 
 
-@pytest.mark.parametrize(("launcher", "base"), [("axolotl", "int8"), ("ms-swift", "nf4")])
+@pytest.mark.parametrize(("launcher", "base"), [("axolotl", "gptq"), ("ms-swift", "nf4")])
 def test_frozen_weights_of_few_bits_are_refused_by_name_where_they_are_not_priced(
     launcher: str, base: str
 ) -> None:

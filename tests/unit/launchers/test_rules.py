@@ -118,6 +118,24 @@ def test_a_workload_that_a_launcher_does_not_train_is_refused(
     assert field in fields(case(launcher, ONE, **changes))
 
 
+@pytest.mark.parametrize(
+    ("launcher", "changes", "refused"),
+    [
+        ("llama-factory-accelerate", {}, False),
+        ("accelerate", {}, True),
+        ("llama-factory-accelerate", {"lora_targets": ("linear_qkv",)}, True),
+        ("none", {"framework_options": {"oft": True, "dora": True}}, True),
+        ("none", {"framework_options": {"oft": True}}, False),
+    ],
+)
+def test_rotations_of_inputs_are_llama_factorys_and_of_single_layers(
+    launcher: str, changes: dict[str, Any], refused: bool
+) -> None:
+    asked = {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": {"oft": True}} | changes
+    found = fields(case(launcher, ONE, **asked))
+    assert ("workload.framework_options.oft" in found) == refused
+
+
 def test_all_linear_layers_of_a_model_with_mixers_alone_are_not_adapted() -> None:
     model = model_from_config({"model_type": "nemotron_h"}, name="x")
     every = fields(case("accelerate", ONE, model, lora_rank=8, lora_targets=SINGLE_TARGETS))

@@ -10,7 +10,9 @@ from meshwright.profiles.adapters import (
     SINGLE_TARGETS,
     adapter_parameters,
     base_bytes,
+    block_of,
     bound_targets,
+    class_targets,
     copied_parameters,
     linear_names,
     quantized_layers,
@@ -67,6 +69,27 @@ def test_routed_experts_are_adapted_where_they_are_linear_layers() -> None:
     assert adapter_parameters(model, 4, ("gate_proj", "up_proj", "down_proj")) == 0
     assert adapter_parameters(model, 4, ("gate",)) == 32 * router
     assert adapter_parameters(model, 4, SINGLE_TARGETS) == 32 * (attention + 8 * fused + router)
+
+
+def test_shared_experts_are_adapted_apart_from_other_mlps_where_peft_tells_them_apart() -> None:
+    # Llama 4 Maverick: 24 of 48 layers have a shared expert, 5120 -> 8192; the others have MLPs of 16384
+    model, names = find_model("llama-4-maverick"), ("gate_proj", "up_proj", "down_proj")
+    shared = tuple(f"shared_expert.{name}" for name in names)
+    assert adapter_parameters(model, 8, shared) == 24 * 8 * 3 * (5120 + 8192)
+    both = 24 * 8 * 3 * (5120 + 8192) + 24 * 8 * 3 * (5120 + 16384)
+    assert adapter_parameters(model, 8, names) == both == adapter_parameters(model, 8, (*names, *shared))
+    # Kimi K2's remote code: 60 layers with one shared expert, 7168 -> 2048, under DeepSeek's name
+    kimi = find_model("kimi-k2")
+    assert adapter_parameters(kimi, 8, shared[:1]) == 60 * 8 * (7168 + 2048)
+    assert class_targets(kimi, shared[:1]) == ("shared_experts.gate_proj",)
+    for name in ("llama-3.1-8b", "deepseek-v3"):  # none there, or peft takes the name for the experts'
+        assert "no layer with this name" in str(target_fault(find_model(name), shared)), name
+
+
+def test_a_router_that_is_a_linear_layer_is_adapted_by_the_name_of_its_class() -> None:
+    model = find_model("dbrx")  # 40 layers, 6144 -> 16 experts
+    assert adapter_parameters(model, 8, ("router",)) == 40 * 8 * (6144 + 16)
+    assert class_targets(model, ("router",)) == ("layer",)
 
 
 def test_experts_that_peft_leaves_out_have_no_adapters() -> None:
@@ -182,3 +205,20 @@ def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:
 
 def test_a_model_without_attention_needs_targets_by_name() -> None:
     assert "the default adapts attention" in (target_fault(find_model("llama-3.1-8b"), ()) or "")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "size", "block"),
+    [(4096, 32, 32), (2880, 32, 32), (2304, 28, 24), (100, 22, 20), (7, 4, 1), (14, 12, 14), (16, 32, 16)],
+)
+def test_blocks_of_rotations_are_of_the_next_size_that_divides_the_inputs(
+    inputs: int, size: int, block: int
+) -> None:
+    assert block_of(inputs, size) == block
+
+
+def test_rotations_train_half_of_each_block_without_its_diagonal() -> None:
+    # Llama 3.1 8B: q, k, v, o, gate and up read 4096, down 14336; blocks of 32
+    model = find_model("llama-3.1-8b")
+    trained = 32 * (6 * 4096 + 14336) * 31 // 2
+    assert adapter_parameters(model, 32, SINGLE_TARGETS, rotates=True) == trained

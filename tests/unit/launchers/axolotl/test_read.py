@@ -300,7 +300,7 @@ def test_what_trains_other_weights_or_holds_them_elsewhere_is_refused(more: str,
     cut = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
     with pytest.raises(InvalidProblemError, match=why):
         read(AXOLOTL + cut + more, Overrides(num_gpus=4), "axolotl.yml")
-    with pytest.raises(InvalidProblemError, match=r"base_model: .* is stored quantised"):
+    with pytest.raises(InvalidProblemError, match=r"base_model: .* weights in awq are frozen"):
         read(AXOLOTL.replace("v0.1", "v0.1-AWQ") + cut, Overrides(num_gpus=4), "axolotl.yml")
 
 
@@ -352,9 +352,20 @@ def test_quantisation_aware_training_is_read_with_what_it_rounds_to(
         read(f"{ROUNDED}{SHARDED}{whole}", Overrides(num_gpus=8), "qat.yml")
 
 
+def test_weights_of_three_values_are_those_that_onebitllms_rounds_to() -> None:
+    # examples/falcon-e: the loss may be of whole logits, as the head is not rounded
+    text = ROUNDED.replace("cut_cross_entropy: true\n", "")
+    for cut in (SHARDED, ""):
+        found = read(f"{text}{cut}use_onebitllms: true\n", Overrides(num_gpus=8), "a.yml")
+        assert (found.launcher, found.unread) == ("axolotl", ())
+        assert found.workload.framework_options["fake_quantization"] == "int8-ternary"
+
+
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
+        (SHARDED + "use_onebitllms: true\nadapter: lora\nlora_r: 8\n", "refuses it next to adapters"),
+        (SHARDED + "use_onebitllms: true\nqat: {weight_dtype: int4}\n", "next to use_onebitllms"),
         (SHARDED + "qat: {weight_dtype: nvfp4, group_size: 16}\n", "refuses nvfp4 of 16"),
         (SHARDED + "qat: {}\n", "refuses int8 of 32 with inputs in bf16"),
         (SHARDED + "qat: {activation_dtype: int8}\n", "refuses int8 of 32 with inputs in int8"),
@@ -634,15 +645,38 @@ def test_llama_4_with_linear_experts_takes_what_axolotl_publishes_of_it() -> Non
     assert priced.peak_memory_bytes == pytest.approx(64.5 * 2**30, rel=0.1)
 
 
-def test_the_experts_switch_is_llama_4s_and_its_names_need_one_module() -> None:
+def test_the_experts_switch_is_llama_4s() -> None:
     other = f"{AXOLOTL}llama4_linearized_experts: true\nadapter: lora\nlora_target_modules: [mlp.up_proj]\n"
     assert read(other, Overrides(num_gpus=8), "a.yml").workload.lora_targets == ("up_proj",)
-    for text in (
-        SCOUT.replace("llama4_linearized_experts: true\n", ""),  # where gate_proj is the experts', too
-        SCOUT.replace("Scout-17B-16E", "Maverick-17B-128E"),  # whose other layers have another MLP
-    ):
-        with pytest.raises(InvalidProblemError, match=r'"shared_expert\.gate_proj" is not a layer'):
-            read(text, Overrides(num_gpus=1), "a.yml")
+
+
+@pytest.mark.parametrize("module", ["shared_expert", "feed_forward.shared_expert"])
+@pytest.mark.parametrize("switch", ["llama4_linearized_experts: true\n", ""])
+def test_shared_experts_are_read_apart_from_the_mlps_of_other_layers(switch: str, module: str) -> None:
+    maverick = SCOUT.replace("Scout-17B-16E", "Maverick-17B-128E")  # every other layer has another MLP
+    text = maverick.replace("llama4_linearized_experts: true\n", switch).replace("shared_expert", module)
+    found = read(text, Overrides(num_gpus=1), "a.yml")
+    attention = (5120 + 5120) + 2 * (5120 + 1024) + (5120 + 5120)
+    trained = 32 * (48 * attention + 24 * 3 * (5120 + 8192))
+    assert adapter_parameters(found.model, 32, found.workload.lora_targets) == trained
+
+
+def test_shared_experts_have_the_name_of_their_class() -> None:
+    with pytest.raises(InvalidProblemError, match=r'"shared_experts\.gate_proj" is not a layer'):
+        read(SCOUT.replace("shared_expert", "shared_experts"), Overrides(num_gpus=1), "a.yml")
+
+
+def test_a_checkpoints_own_code_has_the_layers_that_a_file_names() -> None:
+    text = AXOLOTL.replace("mistralai/Mistral-7B-v0.1", "LnL-AI/dbrx-base-converted-v2")
+    text += "adapter: lora\nlora_r: 8\nlora_target_modules: [q_proj, k_proj, v_proj, out_proj, layer]\n"
+    own = read(f"{text}trust_remote_code: true\n", Overrides(num_gpus=8), "a.yml")
+    layers, heads = 8 * (6144 + 6144) * 2 + 2 * 8 * (6144 + 8 * 128), 8 * (6144 + 16)
+    assert adapter_parameters(own.model, 8, own.workload.lora_targets) == 40 * (layers + heads)
+    assert any("own code has q_proj, k_proj and v_proj apart" in note for note in own.notes)
+    theirs = read(
+        text, Overrides(num_gpus=8), "a.yml"
+    )  # one layer of all three: peft passes over the names
+    assert adapter_parameters(theirs.model, 8, theirs.workload.lora_targets) == 40 * (8 * 2 * 6144 + heads)
 
 
 def test_layers_are_named_by_the_modules_of_their_class() -> None:
@@ -698,17 +732,42 @@ def test_the_output_of_attention_is_out_proj_in_classes_without_mixers() -> None
     assert len(set(by_name.values())) == 1
 
 
-@pytest.mark.parametrize(
-    ("version", "why"),
-    [(1, "its trainer refuses weights of 8 bits under FSDP1"), (2, "cut over ranks are not")],
-)
-def test_weights_of_8_bits_under_fsdp_are_refused_for_what_each_of_its_versions_does(
-    version: int, why: str
-) -> None:
+def test_weights_of_8_bits_are_cut_over_ranks_by_fsdp2_alone() -> None:
     text = AXOLOTL + "adapter: lora\nload_in_8bit: true\nlora_target_modules: [q_proj]\n"
-    cut = f"fsdp_version: {version}\nfsdp_config: {{reshard_after_forward: true}}\n"
-    with pytest.raises(InvalidProblemError, match=why):
-        read(text + cut, Overrides(num_gpus=8), "a.yml")
+    cut = "fsdp_version: {}\nfsdp_config: {{reshard_after_forward: true}}\n"
+    found = read(text + cut.format(2), Overrides(num_gpus=8), "a.yml")
+    assert (found.launcher, found.configuration.zero_stage) == ("axolotl", 3)
+    assert found.workload.base_precision == "int8"
+    with pytest.raises(InvalidProblemError, match="its trainer refuses weights of 8 bits under FSDP1"):
+        read(text + cut.format(1), Overrides(num_gpus=8), "a.yml")
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("qlora", 4), ("lora", 8)])
+def test_experts_in_one_tensor_are_of_as_few_bits_as_the_layers(kind: str, bits: int) -> None:
+    text = AXOLOTL.replace("mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-30B-A3B")
+    text += f"adapter: {kind}\nlora_target_modules: [q_proj]\nquantize_moe_experts: true\n"
+    found = read(f"{text}load_in_{bits}bit: true\n", Overrides(num_gpus=8), "a.yml")
+    assert found.workload.framework_options["quantizes_experts"]
+    with pytest.raises(InvalidProblemError, match="without load_in_4bit or load_in_8bit"):
+        read(text.replace("qlora", "lora"), Overrides(num_gpus=8), "a.yml")
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("TheBloke/Llama-2-7B-GPTQ", "gptq"), ("TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "awq")],
+)
+def test_a_checkpoint_of_few_bits_is_frozen_as_it_is_stored(name: str, base: str) -> None:
+    text = AXOLOTL.replace("mistralai/Mistral-7B-v0.1", name)
+    adapted = f"{text}adapter: lora\nlora_target_modules: [q_proj]\n"
+    found = read(f"{adapted}gptq: {str(base == 'gptq').lower()}\n", Overrides(num_gpus=2), "a.yml")
+    assert (found.launcher, found.workload.base_precision) == ("accelerate", base)
+    for lines, why in (
+        (text, f"weights in {base} are frozen"),
+        (f"{adapted}fsdp_version: 2\nfsdp_config: {{reshard_after_forward: true}}\n", "FSDP and DeepSpeed"),
+        (f"{AXOLOTL}adapter: lora\nlora_target_modules: [q_proj]\ngptq: true\n", "is not stored in GPTQ"),
+    ):
+        with pytest.raises(InvalidProblemError, match=why):
+            read(lines, Overrides(num_gpus=2), "a.yml")
 
 
 def test_linear_experts_planned_for_axolotl_are_written_and_read_back() -> None:

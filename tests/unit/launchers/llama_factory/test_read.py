@@ -6,8 +6,11 @@ import pytest
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.launchers.registry import export
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.library import find_model
+from meshwright.profiles.library import find_cluster, find_model
+from meshwright.solver.problem import Problem, SearchOptions
+from tests.launchers.cases import plan
 
 
 def read(text: str, overrides: Overrides | None = None, name: str = "a.sh") -> LaunchFile:
@@ -422,6 +425,52 @@ def test_a_resized_vocabulary_is_trained_whole_beside_adapters() -> None:
     )
     found = read(f"llamafactory-cli train {words} --per_device_train_batch_size 1\n", Overrides(num_gpus=8))
     assert found.workload.trained_modules == ("embed_tokens", "lm_head")  # model/adapter.py
+
+
+FILE = "llama_factory_train.yaml"
+OFT = (
+    "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\ndo_train: true\n"
+    "finetuning_type: oft\noft_block_size: 64\ncutoff_len: 2048\nbf16: true\n"
+    "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "base"),
+    [
+        ("", "bf16"),
+        ("quantization_bit: 4\n", "nf4-double"),
+        ("model_name_or_path: TechxGenus/Meta-Llama-3-8B-Instruct-AWQ\n", "awq"),
+        ("model_name_or_path: TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ\n", "gptq"),
+    ],
+)
+def test_oft_rotates_blocks_of_inputs_of_frozen_layers_in_any_bits(more: str, base: str) -> None:
+    # examples/extras/oft and qoft
+    name = "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\n"
+    text = OFT.replace(name, "") + more if more.startswith("model") else OFT + more
+    found = read(text, Overrides(num_gpus=1), "a.yaml")
+    workload = found.workload
+    assert (workload.framework_options["oft"], workload.lora_rank, workload.base_precision) == (
+        True,
+        64,
+        base,
+    )
+    problem = Problem(
+        model=found.model, cluster=find_cluster("dgx-h100", num_nodes=1), workload=workload,
+        launcher=found.launcher, options=SearchOptions(num_gpus=(1,)),
+    )  # fmt: skip
+    assert problem.model_figures["num_trainable_parameters"] == 32 * (6 * 4096 + 14336) * 63 // 2
+    written = export(plan(found.configuration), problem, "llama-factory-accelerate").files[FILE]
+    assert {"finetuning_type: oft", "oft_block_size: 64"} <= {*written.splitlines()}
+    assert "\nlora_rank:" not in written
+    again = read(written, Overrides(num_gpus=1, model=found.model), "a.yaml")
+    assert again.workload.framework_options["oft"]
+    assert (again.workload.lora_rank, again.workload.lora_targets) == (64, workload.lora_targets)
+
+
+def test_a_number_of_oft_blocks_is_refused() -> None:
+    with pytest.raises(InvalidProblemError, match="oft_rank: line 10: so many blocks of each layer"):
+        read(f"{OFT}oft_rank: 8\n", Overrides(num_gpus=1), "a.yaml")
 
 
 def test_a_name_that_llama_factory_lacks_is_refused_over_megatron_core_too() -> None:

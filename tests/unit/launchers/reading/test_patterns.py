@@ -15,6 +15,7 @@ LAYERS = r"model.language_model.layers.[\d]+."
     [
         (LAYERS + "(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj", ALL, False),
         (LAYERS + "(_checkpoint_wrapped_module.)?self_attn.(q|v)_proj", ("q_proj", "v_proj"), False),
+        (r"model\.layers\.\d+\.self_attn\.[qv]_proj", ("q_proj", "v_proj"), False),
         (r"^model\.layers\.\d+\.mlp\.(?:up|down)_proj$", ("up_proj", "down_proj"), False),
         (
             r"(model\.layers\.\d+\.self_attn\.q_proj|model\.visual\.blocks\.\d+\.attn\.qkv)",

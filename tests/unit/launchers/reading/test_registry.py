@@ -158,6 +158,20 @@ def test_a_script_that_starts_another_with_different_arguments_is_refused_by_tha
     assert fault.allowed == "one of them: meshwright capture -- bash ./run.sh …"
 
 
+def test_a_fault_in_the_script_that_is_started_with_different_arguments_is_not_the_reason() -> None:
+    # DeepSpeedExamples, ds_finetune_gpt2_run.sh: the started script writes a configuration for each run
+    run = "deepspeed train.py --model_name_or_path gpt2 --max_seq_length 1024 --deepspeed ds_$1.json\n"
+    files = {"all.sh": "bash run.sh 2 &\nbash run.sh 4 &\n", "run.sh": run}
+    source = Source(name="all.sh", text=files["all.sh"], files=files)
+    with pytest.raises(InvalidProblemError, match=r"starts run\.sh 2 times with different arguments"):
+        read_launch_files(source, Overrides(num_gpus=8))
+    once = "bash run.sh 2\n"
+    with pytest.raises(InvalidProblemError, match=r"ds_\S+\.json is not next to"):
+        read_launch_files(
+            Source(name="all.sh", text=once, files=files | {"all.sh": once}), Overrides(num_gpus=8)
+        )
+
+
 def test_the_fault_of_a_script_s_own_program_is_named_after_scripts_that_prepare_it() -> None:
     text = f"bash get.sh model\nbash get.sh data\ntorchrun train.py {TRAINED} --mp_parameters 3\n"
     with pytest.raises(InvalidProblemError, match="mp_parameters: line 3"):

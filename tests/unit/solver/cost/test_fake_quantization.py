@@ -48,6 +48,7 @@ def context(**options: object) -> Context:
         ("fp8-int4", 128, (86 + 30 / 128, 52), (200 + 80 / 128, 139)),
         ("fp8-fp8", 32, (52, 52), (139, 139)),
         ("mxfp4", 32, (290.5 + 138 / 32, 290.5 + 138 / 32), (119 + 42 / 32, 119 + 42 / 32)),
+        ("int8-ternary", 32, (18, 18), (0, 0)),  # read thrice (8), a difference and a sum (10)
     ],
 )
 def test_each_weight_and_each_number_that_a_layer_reads_is_rounded_by_single_kernels(
@@ -73,6 +74,8 @@ def test_rounded_copies_are_kept_of_each_layer_instead_of_what_they_read() -> No
     floats = context(fake_quantization="fp8-fp8")
     more = layer_activation_bytes(floats, "dense")[0] - layer_activation_bytes(plain, "dense")[0]
     assert more == pytest.approx(16 * (WEIGHTS + READ) * plain.constants.activation)
+    # onebitllms' rounded copies alone: the gradient passes by what rounds
+    assert fake_kept_bytes(context(fake_quantization="int8-ternary"), "dense")[0] == 2 * (WEIGHTS + READ)
     # of packed 4 bits half a byte, and a scale of one for 32
     assert fake_kept_bytes(context(fake_quantization="mxfp4"), "dense")[0] == (0.5 + 1 / 32) * (
         WEIGHTS + READ

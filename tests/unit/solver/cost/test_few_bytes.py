@@ -15,6 +15,7 @@ from meshwright.profiles.adapters import (
     usual_targets,
 )
 from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.storage import BasePrecision
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.compute import (
     _batched_experts_seconds,
@@ -24,8 +25,11 @@ from meshwright.solver.cost.compute import (
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import (
     adapter_bytes,
+    adapter_gemms,
+    adapter_kept_bytes,
     base_bytes_beyond,
     casts_bytes,
+    converted_bytes,
     norm_workspace_bytes,
     part_weights,
     prediction_copies,
@@ -131,6 +135,74 @@ def test_4_bit_shards_are_a_quarter_of_those_in_bf16_and_their_scales_are_whole(
     casts = base_bytes_beyond(ctx, kinds, part_weights(ctx, kinds))[0][0]
     cut = (2.0 - ctx.facts.weight_bytes) * float(part_weights(ctx, kinds)[0].dense[0]) / 8
     assert casts == pytest.approx(cut + scales - 1.5 * quantised / 8, rel=0.01)
+
+
+def test_8_bit_shards_are_half_of_those_in_bf16_under_the_launcher_that_cuts_them() -> None:
+    # a byte of each quantised weight less on a rank, and a scale of 4 bytes for each output on all
+    ctx = context(
+        framework="axolotl", layout=a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8),
+        lora_rank=RANK, lora_targets=("q_proj",), base_precision="int8",
+    )  # fmt: skip
+    assert (ctx.packed, ctx.layer_bytes_sent) == (True, 1.0)
+    kinds = LayerLayout.of(GPT).kinds
+    quantised, outputs = 4 * H * H + 2 * H * 4096, 5 * H + 4096
+    found = base_bytes_beyond(ctx, kinds, part_weights(ctx, kinds))[0][0]
+    cut = (2.0 - ctx.facts.weight_bytes) * float(part_weights(ctx, kinds)[0].dense[0]) / 8
+    assert found == pytest.approx(cut + 4 * outputs - quantised / 8, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("precision", "forward", "backward"),
+    # 8 bits: times scales (5), times a constant (8) and cast (6), once; layers are scaled backward alone
+    [("nf4", 2.5, 2.5), ("int8", 19.0, 0.0)],
+)
+def test_quantised_experts_in_one_tensor_are_made_16_bit_at_once_and_kept(
+    precision: BasePrecision, forward: float, backward: float
+) -> None:
+    model = find_model("qwen3-30b-a3b")
+    plain, narrow = (
+        context(
+            model, "accelerate", lora_rank=RANK, lora_targets=("q_proj",), base_precision=precision,
+            framework_options={"quantizes_experts": on},
+        )
+        for on in (False, True)
+    )  # fmt: skip
+    experts = 128 * 3 * 2048 * 768
+    moved = [
+        float(of_all[0] - others[0])
+        for of_all, others in zip(
+            converted_bytes(narrow, "moe"), converted_bytes(plain, "moe"), strict=True
+        )
+    ]
+    assert moved == pytest.approx([forward * experts, backward * experts])
+    assert float(casts_bytes(narrow, LayerLayout.of(model).kinds, [48])[2][0]) == 2.0 * experts
+
+
+@pytest.mark.parametrize(
+    ("wide", "precision", "moved", "kept"),
+    [
+        # of each input of 2048 tokens, and of each number of its blocks of 32; peft's adapters are fp32 on
+        # replicas under autocast, which casts what the product reads
+        (True, "bf16", (30 + 32, 114 + 176), (2, 14)),
+        (False, "bf16", (6 + 8, 54 + 88), (0, 8)),
+        (True, "awq", (30 + 32, 114 + 176), (2 + 2, 14)),  # whose own product holds the rotated input
+    ],
+)
+def test_rotated_inputs_are_cast_multiplied_and_kept(
+    wide: bool, precision: BasePrecision, moved: tuple[int, int], kept: tuple[int, int]
+) -> None:
+    sharded = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8)
+    ctx = context(
+        framework="llama-factory-accelerate", lora_rank=32, lora_targets=("o_proj",),
+        base_precision=precision, layout=a_layout() if wide else sharded, framework_options={"oft": True},
+    )  # fmt: skip
+    assert bool(ctx.wide_adapters[0]) == wide
+    inputs, numbers = 2048 * H, 32 * H
+    passes = sum(float(one[0]) for one in adapter_bytes(ctx, "dense"))
+    assert passes == pytest.approx(moved[0] * inputs + moved[1] * numbers)
+    assert float(adapter_kept_bytes(ctx, "dense")[0]) == pytest.approx(kept[0] * inputs + kept[1] * numbers)
+    (product,) = adapter_gemms(ctx, "dense")
+    assert np.ravel(2.0 * product.m * product.n * product.k)[0] == 2.0 * inputs * 32
 
 
 def test_experts_copied_for_every_token_are_read_and_written() -> None:
