@@ -21,16 +21,18 @@ TRAINED: Final = "trained"
 
 MAX_LAYERS_LENGTH = 1024  # letters
 NONE = "none"  # of the layers: ends of the model alone
-LAYERS_PATTERN = r"^(none|\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?$"
+_LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
 
 
 @lru_cache(maxsize=256)
 def layers_named(text: str) -> tuple[int, ...]:
-    """Return the layers that a text of ``LAYERS_PATTERN`` names, each once, in order."""
-    if text == NONE or not re.match(LAYERS_PATTERN, text):
+    """Return the layers that a text names, each once, in order; none of another text."""
+    if not _LAYERS.fullmatch(text):
         return ()
-    ends = [part.split("-") for part in text.split(",") if part]
-    return tuple(sorted({number for one in ends for number in range(int(one[0]), int(one[-1]) + 1)}))
+    ends = [[int(number) for number in part.split("-")] for part in text.split(",")]
+    if any(one[0] > one[-1] for one in ends):
+        return ()
+    return tuple(sorted({number for one in ends for number in range(one[0], one[-1] + 1)}))
 
 
 def ranges_of(layers: Iterable[int]) -> str:

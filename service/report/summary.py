@@ -172,6 +172,8 @@ def _trained(problem: Problem) -> str:
     if workload.lora_rank:
         size = "blocks of" if workload.framework_options.get("oft") else "rank"
         return f" {adapters_word(workload)} {size} {workload.lora_rank}"
+    if workload.trained_layers:
+        return f", layers {workload.trained_layers} trained"
     return f" with frozen {' and '.join(workload.frozen)}" if workload.frozen else ""
 
 

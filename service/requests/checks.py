@@ -544,6 +544,13 @@ def _trained_layers(problem: Problem) -> Iterator[FieldError]:
     """Check that the trained layers exist, and that what else the workload says goes with them."""
     work, model, at = problem.workload, problem.model, pointer("workload", "trained_layers")
     last = model.num_layers - 1
+    if work.trained_layers != NONE and not layers_named(work.trained_layers):
+        yield FieldError(
+            pointer=at,
+            message=f"{shown(work.trained_layers)} is no list of layers",
+            allowed=f"numbers from 0 to {last} and ranges such as 0-3,{last}, or none",
+            nearest=f"0-{last}",
+        )
     if layers_named(work.trained_layers)[-1:] > (last,):
         yield FieldError(
             pointer=at,
@@ -557,9 +564,7 @@ def _trained_layers(problem: Problem) -> Iterator[FieldError]:
         "optimizer": optimizer_named(work.optimizer).low_rank,
     }
     for name in (name for name, there in others.items() if there):
-        yield FieldError(
-            pointer=at, message=f"next to {name} is not supported", allowed="empty: all layers", nearest=""
-        )
+        yield FieldError(pointer=at, message=f"next to {name} is not supported", allowed="none of it")
     if model.tower is not None and not {*TOWER_PARTS} <= {*work.frozen}:
         yield FieldError(
             pointer=pointer("workload", "frozen"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from meshwright.profiles.optimizers import OPTIMIZERS
-from meshwright.profiles.trained_layers import LAYERS_PATTERN, MAX_LAYERS_LENGTH
+from meshwright.profiles.trained_layers import MAX_LAYERS_LENGTH
 
 MAX_INTERVAL = 1_000_000  # steps
 MAX_RANK = 65_536  # no hidden size so far exceeds it
@@ -515,7 +515,7 @@ FIELDS = (
         path="workload.trained_layers",
         type=str,
         default=None,
-        limits={"pattern": LAYERS_PATTERN, "max_length": MAX_LAYERS_LENGTH},
+        limits={"max_length": MAX_LAYERS_LENGTH},
         sparse=True,
         about="the only layers that are trained, counted from 0, as ranges with both ends: 28-31, or "
         "7,15,23,31, or none. Other weights are frozen, but for trained_modules. null: all are trained",

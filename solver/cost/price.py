@@ -205,11 +205,13 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     if ctx.selective.any():
         again = replayed_s(ctx, kind, attention + uneven, experts)
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
-    compute, uneven, tensor, rings, experts = _as_far(ctx, compute, uneven, tensor, rings, experts)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
     floor_s = layer_floor_s(ctx, kind)
     launching = _launching(ctx, kind, floor_s, ahead_s)
-    (passes,) = _as_far(ctx, _passes(ctx, kind, launching, busy, (compute, tensor)))
+    passes = _passes(ctx, kind, launching, busy, (compute, tensor))
+    passes, busy, compute, uneven, tensor, rings, experts = _as_far(
+        ctx, passes, busy, compute, uneven, tensor, rings, experts
+    )
     replay = np.zeros_like(ctx.t)
     if ctx.full.any():
         again_s = passes.forward - _unreplayed_s(ctx, kind, launching, busy, tensor)

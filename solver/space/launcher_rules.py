@@ -282,12 +282,10 @@ _REFERENCES = {
 
 def _layer_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
     if workload.trained_layers and not able.freezes_layers:
-        others = [one for one in launchers_of("any") if launcher_capabilities(one).freezes_layers]
         yield FieldError(
             pointer="/workload/trained_layers",
             message=f"{able.launcher} trains all layers",
-            allowed=f"empty, or the launchers {', '.join(others)}",
-            nearest="",
+            allowed="all layers",
         )
 
 

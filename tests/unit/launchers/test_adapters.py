@@ -460,6 +460,34 @@ def test_what_is_trained_whole_is_written_under_each_trainers_name_of_it_and_pri
         assert states[0] - states[1] == pytest.approx(weights * each, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("layers", "modules", "patterns"),
+    [
+        ("30-31", (), ["^model.layers.(30|31)."]),
+        (
+            "none",
+            ("embed_tokens", "lm_head"),
+            ["^model.embed_tokens.weight$", "^lm_head.weight$"],
+        ),
+    ],
+)
+def test_axolotl_is_told_which_layers_it_trains_and_they_are_read_back(
+    layers: str, modules: tuple[str, ...], patterns: list[str]
+) -> None:
+    found = tuned(
+        "axolotl",
+        SHARDS,
+        lora_rank=0,
+        trained_layers=layers,
+        trained_modules=modules,
+    )
+    texts = files(found)
+    assert yaml.safe_load(texts["axolotl.yaml"])["unfrozen_parameters"] == patterns
+    source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
+    work = read_launch_files(source).workload
+    assert (work.trained_layers, work.trained_modules) == (layers, modules)
+
+
 def test_nothing_is_trained_whole_beside_fused_layers_or_without_adapters() -> None:
     able = launcher_capabilities("ms-swift")
     problem = tuned("trl", trained_modules=("lm_head",)).problem

@@ -16,6 +16,8 @@ from meshwright.profiles.trained_layers import layers_named, ranges_of, training
         ("none", ()),
         ("", ()),
         ("a", ()),
+        ("3-1", ()),
+        ("0,3-1", ()),
     ],
 )
 def test_ranges_have_both_ends(text: str, layers: tuple[int, ...]) -> None:

@@ -36,7 +36,7 @@ readonly PLAN_DECIDES=(
     gradient-checkpointing load-in-4bit load-in-8bit lora-modules-to-save lora-r lora-target-linear
     lora-target-modules micro-batch-size optimizer pad-to-sequence-len precompute-ref-log-probs qat
     reward-model rl rl-adapter-ref-model sample-packing sdp-attention sequence-len
-    sequence-parallel-degree tensor-parallel-size torch-compile unfrozen-parameters
+    sequence-parallel-degree tensor-parallel-size torch-compile unfrozen-parameters use-onebitllms
 )
 plain_name() {
     REPLY="${1%%[= ]*}"
@@ -65,7 +65,7 @@ for key in \
     pad_to_sequence_len sample_packing sequence_len tensor_parallel_size adapter batch_size bfloat16 \
     deepspeed expert_parallel_size flash_attention float16 fp8 fsdp load_in_4bit load_in_8bit lora_r \
     lora_target_linear lora_target_modules lora_modules_to_save sdp_attention sequence_parallel_degree \
-    torch_compile rl rl_adapter_ref_model reward_model precompute_ref_log_probs qat \
+    torch_compile rl rl_adapter_ref_model reward_model precompute_ref_log_probs qat use_onebitllms \
     gemma4_hybrid_attn_impl unfrozen_parameters; do
     if grep -q "^${key}:" "${RUN_CONFIG}"; then
         echo "error: ${key} in ${RUN_CONFIG} belongs to the plan; change the plan instead" >&2

@@ -806,6 +806,32 @@ def test_images_that_cannot_be_are_refused_by_field(
 
 
 @pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"trained_layers": "80"}, "trained_layers", "has 80 layers, counted from 0"),
+        ({"trained_layers": "79-70"}, "trained_layers", "79-70 is no list of layers"),
+        ({"trained_layers": "last"}, "trained_layers", "last is no list of layers"),
+        ({"trained_layers": "none"}, "trained_layers", "nothing is trained"),
+        ({"trained_layers": "79", "lora_rank": 8}, "trained_layers", "next to lora_rank"),
+        ({"trained_layers": "79", "trained_modules": ["norm"]}, "trained_modules", "embedding and head"),
+        ({"trained_modules": ["lm_head"]}, "trained_modules", "without adapters all weights are trained"),
+    ],
+)
+def test_trained_layers_that_cannot_be_are_refused_by_field(
+    changes: dict[str, object], field: str, words: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=words) as caught:
+        parse_problem(request(workload={**WORKLOAD, **changes}, launcher="none"))
+    assert caught.value.errors[0].pointer == f"/workload/{field}"
+
+
+def test_trained_layers_are_for_launchers_that_freeze_others() -> None:
+    work = {**WORKLOAD, "trained_layers": "76-79", "trained_modules": ["lm_head", "embed_tokens"]}
+    assert parse_problem(request(workload=work, launcher="axolotl")).workload.trained_layers == "76-79"
+    assert "megatron-lm trains all layers" in sentence(request(workload=work, launcher="megatron-lm"))
+
+
+@pytest.mark.parametrize(
     ("tower", "stated", "asked"),
     [
         ({}, {}, ["images_per_sample", "image_tokens"]),
