@@ -131,7 +131,12 @@ def test_a_workload_that_a_launcher_does_not_train_is_refused(
 def test_rotations_of_inputs_are_llama_factorys_and_of_single_layers(
     launcher: str, changes: dict[str, Any], refused: bool
 ) -> None:
-    asked = {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": {"oft": True}} | changes
+    plain: dict[str, Any] = {
+        "lora_rank": 8,
+        "lora_targets": ("q_proj",),
+        "framework_options": {"oft": True},
+    }
+    asked = plain | changes
     found = fields(case(launcher, ONE, **asked))
     assert ("workload.framework_options.oft" in found) == refused
 

@@ -33,17 +33,18 @@ readonly PLAN_DECIDES=(
     accumulate-allreduce-grads-in-fp32 activation-func-clamp-value add-qkv-bias additional-configs
     apply-layernorm-1p apply-rope-fusion attention-backend attention-dropout attention-output-gate
     bf16 bias-activation-fusion bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion
-    context-parallel-size cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion
-    cuda-graph-impl cuda-graph-modules cuda-graph-scope cutoff-len ddp-bucket-size ddp-num-buckets
-    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers delay-wgrad-compute do-train
-    enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype experimental-attention-variant
-    expert-model-parallel-size expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size
-    external-cuda-graph extra-vocab-size ffn-hidden-size fine-grained-activation-offloading fp16
-    fp4-format fp4-recipe fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe
-    global-batch-size glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-steps
-    group-query-attention hidden-dropout hidden-size hierarchical-context-parallel-sizes
-    hybrid-context-parallel hybrid-layer-pattern kv-channels kv-lora-rank main-grads-dtype
-    main-params-dtype make-vocab-size-divisible-by max-padding-length max-position-embeddings
+    context-parallel-size cp-comm-type cpu-offloading-num-layers cross-entropy-fusion-impl
+    cross-entropy-loss-fusion cuda-graph-impl cuda-graph-modules cuda-graph-scope cutoff-len
+    ddp-bucket-size ddp-num-buckets decoder-first-pipeline-num-layers
+    decoder-last-pipeline-num-layers delay-wgrad-compute do-train enable-cuda-graph exp-avg-dtype
+    exp-avg-sq-dtype experimental-attention-variant expert-model-parallel-size
+    expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
+    extra-vocab-size ffn-hidden-size fine-grained-activation-offloading fp16 fp4-format fp4-recipe
+    fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe global-batch-size
+    glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-steps group-query-attention
+    hidden-dropout hidden-size hierarchical-context-parallel-sizes hybrid-context-parallel
+    hybrid-layer-pattern kv-channels kv-lora-rank main-grads-dtype main-params-dtype
+    make-vocab-size-divisible-by max-padding-length max-position-embeddings
     max-seqlen-per-dp-cp-rank micro-batch-size microbatch-group-size-per-virtual-pipeline-stage
     moe-enable-deepep moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend
     moe-grouped-gemm moe-layer-freq moe-pad-expert-input-to-capacity moe-permute-fusion

@@ -36,11 +36,12 @@ readonly PLAN_DECIDES=(
     model.activation-func-clamp-value model.add-bias-linear model.add-qkv-bias
     model.apply-layernorm-1p model.attention-backend model.attention-dropout
     model.attention-output-gate model.bf16 model.context-parallel-size model.cp-comm-type
-    model.cross-entropy-fusion-impl model.cross-entropy-loss-fusion model.cuda-graph-impl
-    model.cuda-graph-modules model.cuda-graph-scope model.ddp-bucket-size model.ddp-num-buckets
-    model.decoder-first-pipeline-num-layers model.decoder-last-pipeline-num-layers
-    model.delay-wgrad-compute model.disable-bias-linear model.enable-cuda-graph model.exp-avg-dtype
-    model.exp-avg-sq-dtype model.experimental-attention-variant model.expert-model-parallel-size
+    model.cpu-offloading-num-layers model.cross-entropy-fusion-impl model.cross-entropy-loss-fusion
+    model.cuda-graph-impl model.cuda-graph-modules model.cuda-graph-scope model.ddp-bucket-size
+    model.ddp-num-buckets model.decoder-first-pipeline-num-layers
+    model.decoder-last-pipeline-num-layers model.delay-wgrad-compute model.disable-bias-linear
+    model.enable-cuda-graph model.exp-avg-dtype model.exp-avg-sq-dtype
+    model.experimental-attention-variant model.expert-model-parallel-size
     model.expert-tensor-parallel-num-weight-shards model.expert-tensor-parallel-size
     model.external-cuda-graph model.extra-vocab-size model.ffn-hidden-size
     model.fine-grained-activation-offloading model.fp16 model.fp4-format model.fp4-recipe

@@ -35,11 +35,11 @@ readonly PLAN_DECIDES=(
     accumulate-allreduce-grads-in-fp32 activation-func-clamp-value add-qkv-bias apply-layernorm-1p
     apply-rope-fusion attention-backend attention-dropout attention-output-gate bf16
     bias-activation-fusion bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion
-    context-parallel-size cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion
-    cuda-graph-impl cuda-graph-modules cuda-graph-scope ddp-bucket-size ddp-num-buckets
-    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers delay-wgrad-compute
-    dist-ckpt-optim-fully-reshardable enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype
-    experimental-attention-variant expert-model-parallel-size
+    context-parallel-size cp-comm-type cpu-offloading-num-layers cross-entropy-fusion-impl
+    cross-entropy-loss-fusion cuda-graph-impl cuda-graph-modules cuda-graph-scope ddp-bucket-size
+    ddp-num-buckets decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
+    delay-wgrad-compute dist-ckpt-optim-fully-reshardable enable-cuda-graph exp-avg-dtype
+    exp-avg-sq-dtype experimental-attention-variant expert-model-parallel-size
     expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size external-cuda-graph
     extra-vocab-size ffn-hidden-size fine-grained-activation-offloading fp16 fp4-format fp4-recipe
     fp8-dot-product-attention fp8-format fp8-param-gather fp8-recipe global-batch-size
