@@ -22,11 +22,11 @@ from meshwright.solver.problem import Problem
 
 NUM_FEATURES = 27
 _SWITCH = 0.7  # a switch weighs about as much as a doubling, ln 2
-# Another number of tensor-parallel ranks changes every product's shape and adds collectives to every layer.
-# One node has one host and no network. Both lie twice as far off as other sizes and switches: the marginal
-# likelihood of the open clusters, nothing shared, is then larger by 8.7 and 6.2 (log). To double another
-# size gains 4.7 at most.
-_TENSOR, _ONE_NODE = 2.0, 2.0
+# Another number of tensor-parallel ranks changes every product's shape and adds collectives to every layer: it
+# lies twice as far off as other sizes. The marginal likelihood of the open clusters, nothing shared, is then
+# larger by 8.7 (log). To double another size gains 4.7 at most. A switch for one node (one host, no network)
+# gains 2.6.
+_TENSOR = 2.0
 _KERNELS = {
     "flash1": 2.0, "flash2": 2.0, "triton": 2.0, "flex": 2.0, "flash3": 2.5, "flash4": 2.5, "cudnn": 2.5,
     "megatron-fused": 0.0, "torch": -1.0, "efficient": 1.5, "sdpa": 2.0, "flash2+sdpa": 2.0, "auto": 2.0,
@@ -75,7 +75,7 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
     switches = (
         c.sequence_parallel, c.zero_stage / 2.0, c.recompute, *(np.full(n, one) for one in of_all),
         np.full(n, 2.0 * workload.language_frozen), 2.0 * (c.offload > 0),
-        _ONE_NODE * (c.num_gpus <= group.gpus_per_node),
+        c.num_gpus <= group.gpus_per_node,
     )  # fmt: skip
     logs = [np.log(np.asarray(size, dtype=np.float64)) for size in sizes]
     weighted = [_SWITCH * np.asarray(switch, dtype=np.float64) for switch in switches]
