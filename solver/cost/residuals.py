@@ -22,10 +22,10 @@ from meshwright.solver.problem import Problem
 
 NUM_FEATURES = 27
 _SWITCH = 0.7  # a switch weighs about as much as a doubling, ln 2
-# Another number of tensor-parallel ranks changes every product's shape and adds collectives to every layer: it
-# lies twice as far off as other sizes. The marginal likelihood of the open clusters, nothing shared, is then
-# larger by 8.7 (log). To double another size gains 4.7 at most. A switch for one node (one host, no network)
-# gains 2.6.
+# Another number of tensor-parallel ranks changes every product's shape and adds collectives to every layer.
+# It lies twice as far off as other sizes: the marginal likelihood of the open clusters, nothing shared, is
+# then larger by 8.7 (log). To double another size gains 4.7 at most. A switch for one node (one host, no
+# network) gains 2.6.
 _TENSOR = 2.0
 _KERNELS = {
     "flash1": 2.0, "flash2": 2.0, "triton": 2.0, "flex": 2.0, "flash3": 2.5, "flash4": 2.5, "cudnn": 2.5,
