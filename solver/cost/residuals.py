@@ -20,8 +20,13 @@ from meshwright.solver.problem import Problem
 # Natural logarithms of sizes and weighted switches, one row per configuration. Nothing measured enters.
 
 
-NUM_FEATURES = 26
+NUM_FEATURES = 27
 _SWITCH = 0.7  # a switch weighs about as much as a doubling, ln 2
+# Another number of tensor-parallel ranks changes every product's shape and adds collectives to every layer.
+# It lies twice as far off as other sizes: the marginal likelihood of the open clusters, nothing shared, is
+# then larger by 8.7 (log). To double another size gains 4.7 at most. A switch for one node (one host, no
+# network) gains 2.6.
+_TENSOR = 2.0
 _KERNELS = {
     "flash1": 2.0, "flash2": 2.0, "triton": 2.0, "flex": 2.0, "flash3": 2.5, "flash4": 2.5, "cudnn": 2.5,
     "megatron-fused": 0.0, "torch": -1.0, "efficient": 1.5, "sdpa": 2.0, "flash2+sdpa": 2.0, "auto": 2.0,
@@ -40,18 +45,18 @@ _PADDED = -3.0
 
 
 def features(problem: Problem, columns: Columns) -> FloatArray:
-    """Return the features of every row, shape (n, 26): logarithms of twelve sizes, and 14 switches.
+    """Return the features of every row, shape (n, 27): logarithms of twelve sizes, and 15 switches.
 
     A run on one island of fast links predicts little of runs that cross several: their number is a size.
     """
     c, model, workload = columns, problem.model, problem.workload
-    n = len(columns)
+    n, group = len(columns), problem.cluster.groups[0]
     sizes = (
-        c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_size,
+        c.tensor_parallel_size**_TENSOR, c.pipeline_parallel_size, c.virtual_pipeline_size,
         c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size, c.num_microbatches,
         c.micro_batch_size * workload.seq_length / c.context_parallel_size,
         np.full(n, model.hidden_size), np.full(n, model.num_layers), np.full(n, workload.seq_length),
-        np.maximum(c.num_gpus / problem.cluster.groups[0].island_gpus, 1.0),
+        np.maximum(c.num_gpus / group.island_gpus, 1.0),
     )  # fmt: skip
     options = workload.framework_options
     graphs = _GRAPHS.get(str(options.get("cuda_graph", "none")), _OTHER_GRAPH)
@@ -70,6 +75,7 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
     switches = (
         c.sequence_parallel, c.zero_stage / 2.0, c.recompute, *(np.full(n, one) for one in of_all),
         np.full(n, 2.0 * workload.language_frozen), 2.0 * (c.offload > 0),
+        c.num_gpus <= group.gpus_per_node,
     )  # fmt: skip
     logs = [np.log(np.asarray(size, dtype=np.float64)) for size in sizes]
     weighted = [_SWITCH * np.asarray(switch, dtype=np.float64) for switch in switches]
@@ -77,7 +83,7 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
 
 
 def features_of(problem: Problem, configuration: Configuration) -> FloatArray:
-    """Return the features of one configuration, shape (26,)."""
+    """Return the features of one configuration, shape (27,)."""
     row: FloatArray = features(problem, Columns.of([configuration]))[0]
     return row
 

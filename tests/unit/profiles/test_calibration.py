@@ -88,6 +88,25 @@ def test_runs_that_pad_experts_to_a_capacity_tell_little_of_runs_that_drop_no_to
     assert exp(-apart / 1.4**2 / 2) == pytest.approx(exp(-((2.1 / 1.4) ** 2) / 2))
 
 
+@pytest.mark.parametrize(
+    ("other", "doublings"),
+    [
+        ({"tensor_parallel_size": 4, "data_parallel_size": 8}, 2 + 1),
+        ({"pipeline_parallel_size": 2, "data_parallel_size": 8}, 1 + 1),
+        ({"pipeline_parallel_size": 1, "data_parallel_size": 2}, 2 + 1 + 3),  # 2 nodes of 16
+        ({"pipeline_parallel_size": 1, "data_parallel_size": 1}, 2 + 2 + 4 + 1),  # a single node
+    ],
+)
+def test_tensor_ranks_set_runs_twice_as_far_apart_as_other_sizes_and_one_node_does_like_a_size(
+    other: dict[str, int], doublings: int
+) -> None:
+    # tensor 8, pipeline 4 and data 4, on 16 nodes
+    here, there = (
+        features(a_problem(), Columns.of([a_configuration(**changes)]))[0] for changes in ({}, other)
+    )
+    assert np.abs(here - there).sum() / log(2.0) == pytest.approx(doublings, abs=0.05)
+
+
 def document() -> dict[str, Any]:
     raw: dict[str, Any] = json.loads(json.dumps(CALIBRATION.to_json()))
     return raw
