@@ -126,7 +126,7 @@ def mixed_precision(target: Target) -> list[tuple[str, object]]:
     """Return the overrides in order: the recipe's name if it was priced, else all of its values."""
     name, in_fp32 = recipe(target), reduces_in_fp32(target)
     own = _OF_RECIPES[name]
-    if "fp8_param_gather" in own and not bridge_facts(target).low_precision_weights:
+    if "fp8" in own and not bridge_facts(target).low_precision_weights:
         own = {key: value for key, value in own.items() if key not in _OF_LOW_WEIGHTS}
         own["fp8_param_gather"] = "false"
     if in_fp32 is (name not in _IN_LOW_PRECISION) and own == _OF_RECIPES[name]:

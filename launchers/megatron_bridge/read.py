@@ -354,8 +354,8 @@ def _overrides(words: Sequence[Word]) -> list[Override]:
 _LEAST_NAMES = 2
 _PARTS = tuple(f"model.{name}" for name in BRIDGE_PARTS.values())
 _READ = ("model.", "train.", "ddp.", "dist.", "optimizer.", "checkpoint.")  # with Megatron's own names
-_TAKEN_APART = (*_LENGTHS, _DDP, "model.cpu_offloading")
-_LAYERS_AWAY = "model.cpu_offloading_num_layers"
+_TAKEN_APART = (*_LENGTHS, _DDP)
+_LAYERS_ARE_AWAY, _LAYERS_AWAY = "model.cpu_offloading", "model.cpu_offloading_num_layers"
 _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read after the others
 
 
@@ -454,9 +454,7 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
             given.faults.append(unknown_fault(key[:64], unknown, line))
     given.stop()
     _take_out(values)
-    if not _is_on(values.get("model.cpu_offloading")) and _LAYERS_AWAY in values:
-        del values[_LAYERS_AWAY]
-        given.note(f"{_LAYERS_AWAY} does nothing without model.cpu_offloading=true")
+    _take_layers_away(given, values)
     for key, (text, line) in values.items():
         name = key.partition(".")[2] or key
         if key != _DDP and _is_written_over(key, values):
@@ -484,6 +482,19 @@ def _take_all(given: Given, settings: Iterable[Override]) -> None:
     take_precision(given, values)
     take_usual(given)
     given.stop()
+
+
+def _take_layers_away(given: Given, values: dict[str, tuple[str, int]]) -> None:
+    """Take the switch of layers on the hosts, which Megatron-LM alone derives from their number."""
+    text, line = values.pop(_LAYERS_ARE_AWAY, ("false", 0))
+    if text.lower() not in ("true", "false", "1", "0"):
+        given.refuse(_LAYERS_ARE_AWAY, f"line {line}: is neither true nor false", allowed="true, false")
+    away = text.lower() in ("true", "1")
+    if away and _LAYERS_AWAY not in values:
+        given.note(f"{_LAYERS_ARE_AWAY} does nothing without {_LAYERS_AWAY}")
+    elif not away and _LAYERS_AWAY in values:
+        del values[_LAYERS_AWAY]
+        given.note(f"{_LAYERS_AWAY} does nothing without {_LAYERS_ARE_AWAY}=true")
 
 
 def _take_out(values: dict[str, tuple[str, int]]) -> None:

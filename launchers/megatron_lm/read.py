@@ -170,7 +170,7 @@ def launch_file(
     if named is not None:
         _agree(given, named)
     refuse_words(given)
-    if launcher in ("ms-swift", "llama-factory") and given.has("cpu-offloading-num-layers"):
+    if launcher in ("ms-swift", "llama-factory") and given.integer("cpu-offloading-num-layers", 0):
         given.fault(
             "cpu-offloading-num-layers",
             f"activations of whole layers on the host are not supported under {launcher}",

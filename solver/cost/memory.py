@@ -755,7 +755,8 @@ def loaded_bytes(ctx: Context, row: int, weights_bytes: float, states_bytes: flo
     layout, facts = LayerLayout.of(ctx.model, ctx.training), ctx.facts
     _, casts = saved_casts_bytes(ctx, layout.kinds, layout.cumulative[-1].tolist(), first=False)
     moments = ctx.optimizer.state_bytes
-    copy = facts.optimizer_bytes - _ADAMW_STATE_BYTES if ctx.optimizer.fp32_copy else 0.0
+    # moments may be smaller than AdamW's, with no copy beside them
+    copy = max(facts.optimizer_bytes - _ADAMW_STATE_BYTES, 0.0) if ctx.optimizer.fp32_copy else 0.0
     if ctx.optimizer.fp32_copy and ctx.columns.zero_stage[row] < SHARD_WEIGHTS:
         copy += facts.weight_bytes - 2.0
     return weights_bytes - float(casts[row]) + states_bytes * copy / max(copy + moments, 1.0)
@@ -1185,13 +1186,16 @@ def gathered_bytes(ctx: Context) -> FloatArray:
 
 
 def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
-    """Sum a part price (n, P) over the fullest rank; its layers are alike, or of which some are trained."""
+    """Sum a part price (n, P) over the fullest rank: its layers are alike, or trained ones come first."""
     ends = np.where(ctx.ends_apart, price[:, -2:].max(axis=1), price[:, -2:].sum(axis=1))
-    layer = price[:, :-2].max(axis=1)
-    if training := ctx.training:
-        counts = LayerLayout.of(ctx.model, training).cumulative[-1]
-        layer = price[:, :-2] @ (counts / len(training))
-    return np.asarray(layers * layer + ends)
+    if not ctx.training:
+        return np.asarray(layers * price[:, :-2].max(axis=1) + ends)
+    counts = LayerLayout.of(ctx.model, ctx.training).cumulative[-1]
+    dearest = np.argsort(-price[:, :-2], axis=1)
+    each, there = np.take_along_axis(price[:, :-2], dearest, axis=1), counts[dearest]
+    before = there.cumsum(axis=1) - there
+    held = np.clip(np.broadcast_to(layers, len(price))[:, None] - before, 0, there)
+    return np.asarray((each * held).sum(axis=1) + ends)
 
 
 def held_first(c: Columns) -> FloatArray:

@@ -77,8 +77,10 @@ class Candidate:
             return "numerics"
         if EVERY_SWITCH in allowed:
             return "not in a stock installation"
-        if allowed or options:
-            return "activations on the hosts" if allowed else "other kernels"
+        if allowed:
+            return f"{self.config.offload.replace('+', ' and ')} on the hosts"
+        if options:
+            return "other kernels"
         return "a higher risk" if self.settings else "its own layout"
 
 
@@ -130,7 +132,8 @@ def _of_problem(problem: Problem, precision: str) -> Iterator[PublishedRecipe]:
     """Yield the recipes of the model, launcher and GPU, in a precision, for this kind of training."""
     model, work = problem.model, problem.workload
     gpus = {group.gpu.slug for group in problem.cluster.groups}
-    if work.frozen or model.tower is not None or work.lengths is not None or len(gpus) > 1:
+    in_part = work.frozen or work.trained_layers or model.tower is not None
+    if in_part or work.lengths is not None or len(gpus) > 1:
         return
     asked = with_options(framework_facts(framework_of(problem.priced_as)), work.framework_options)
     stated = work.framework_options.get("precision_recipe")

@@ -1,9 +1,10 @@
 """GPU seconds that no step takes less than, on however many GPUs.
 
 ``least_gpu_s`` is the model's FLOPs at the peak of its GPUs, in no time. ``least_pass_gpu_s`` prices the
-passes: what they read of a row beside the ranks that share a layer and its micro-batch is whether there are
-several stages, chunks, replicas and micro-batches, so that few rows stand for all numbers of GPUs. They are
-known by what they read most of (``LeastPasses``), so that most meshes on fewer GPUs are never enumerated.
+passes of one micro-batch: what they read of a row beside the ranks that share a layer is whether there are
+several stages and replicas, and chunks where experts overlap, so that few rows stand for all numbers of
+GPUs. They are known by what they read most of (``LeastPasses``): most meshes on fewer GPUs are never
+enumerated.
 """
 
 from __future__ import annotations

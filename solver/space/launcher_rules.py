@@ -95,6 +95,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     yield from batching_faults(problem, able)
     yield from _overlap_faults(problem, able)
     yield from option_faults(problem, able)
+    yield from _host_faults(problem.workload, able)
     model, seq = problem.model, problem.workload.seq_length
     positions = model.max_position_embeddings or seq
     if model.learned_position_embeddings and seq > positions:
@@ -103,6 +104,20 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             message=f"{seq} is longer than the {positions} learned positions",
             allowed=f"1 to {positions}, or your config.json that states more (n_positions)",
             nearest=str(positions),
+        )
+
+
+def _host_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
+    """Yield a number of layers on the hosts under a launcher that sends none by their number."""
+    layers = float(workload.framework_options.get("offload_layers", 0))
+    if layers and not able.offloaded_layer_constraints and able.launcher != "none":
+        others = {name: launcher_capabilities(name) for name in launchers_of("any")}
+        takers = [name for name, one in others.items() if one.offloaded_layer_constraints]
+        yield FieldError(
+            pointer="/workload/framework_options/offload_layers",
+            message=f"{layers:g}, but {able.launcher} has no setting for it",
+            allowed=f"absent, or 0 (launchers that take a number: {', '.join(takers)})",
+            nearest="0",
         )
 
 
@@ -462,7 +477,9 @@ def with_recipe(workload: Workload, precision: str, able: Capabilities) -> Workl
 
 def _deals_low_weights(workload: Workload, able: Capabilities) -> bool:
     """Return whether Muon, which deals out whole matrices, meets weights in 8 bits under Megatron-Core."""
-    if workload.precision != "fp8" or workload.optimizer != "muon" or "muon" not in able.optimizers:
+    recipe = workload.framework_options.get("precision_recipe", "none")
+    eight_bits = recipe != "nvfp4" and (workload.precision == "fp8" or recipe != "none")
+    if not eight_bits or workload.optimizer != "muon" or "muon" not in able.optimizers:
         return False
     usual = framework_facts(framework_of(able.launcher)).low_precision_weights
     return bool(workload.framework_options.get("low_precision_weights", usual))

@@ -185,7 +185,13 @@ def test_a_recipes_activation_is_warned_of_only_where_recipes_have_another(
 
 @pytest.mark.parametrize(
     ("stage", "name", "precision"),
-    [(0, "muon", "bf16"), (1, "dist_muon", "bf16"), (1, "dist_muon", "mxfp8")],
+    [
+        (0, "muon", "bf16"),
+        (1, "dist_muon", "bf16"),
+        (1, "dist_muon", "mxfp8"),
+        (1, "dist_muon", "fp8-blockwise"),
+        (1, "dist_muon", "fp8-current"),
+    ],
 )
 def test_muon_deals_its_matrices_to_data_parallel_ranks_and_is_read_back(
     stage: int, name: str, precision: str
@@ -197,8 +203,8 @@ def test_muon_deals_its_matrices_to_data_parallel_ranks_and_is_read_back(
         num_microbatches=FOUND.config.num_microbatches // FOUND.config.tensor_parallel_size,
     )  # fmt: skip
     workload = replace(FOUND.workload, optimizer="muon", precision="bf16")
-    if precision == "mxfp8":  # its weights stay in 16 bits: NVIDIA's recipes of Kimi-K2
-        options: dict[str, str | bool] = {"precision_recipe": "mxfp8", "low_precision_weights": False}
+    if precision != "bf16":  # its weights stay in 16 bits: NVIDIA's recipes of Kimi-K2
+        options: dict[str, str | bool] = {"precision_recipe": precision, "low_precision_weights": False}
         workload = replace(workload, precision="fp8", framework_options=options)
     found = replace(
         FOUND,

@@ -13,6 +13,7 @@ from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.check import violations
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import SearchOptions
@@ -126,3 +127,47 @@ def test_megatron_bridge_offloads_nothing_unless_it_is_switched_on() -> None:
     seen = read(files, files["launch.sh"])
     assert seen.configuration.offload == "none"
     assert any("does nothing without model.cpu_offloading=true" in note for note in seen.notes)
+
+
+@pytest.mark.parametrize("layers", ["0", "3"])
+def test_megatron_lm_takes_its_own_default(layers: str) -> None:
+    found = away({"offload_layers": 40})
+    files = dict(export(found.plan, found.problem, "megatron-lm").files)
+    shown = "--cpu-offloading-num-layers 40"
+    assert any(shown in text for text in files.values())
+    files = {name: text.replace(shown, shown.replace("40", layers)) for name, text in files.items()}
+    offload = read(files, files["launch.sh"]).configuration.offload
+    assert offload == ("none" if layers == "0" else "activations")
+
+
+@pytest.mark.parametrize(
+    ("text", "offload"), [("maybe", None), ("[true]", None), ("1", "activations"), ("0", "none")]
+)
+def test_the_switch_of_layers_on_the_hosts_is_a_boolean(text: str, offload: str | None) -> None:
+    found = away({"offload_layers": 40}, "megatron-bridge")
+    files = dict(export(found.plan, found.problem, "megatron-bridge").files)
+    files = {
+        name: one.replace("model.cpu_offloading=true", f"model.cpu_offloading={text}")
+        for name, one in files.items()
+    }
+    if offload is not None:
+        assert read(files, files["launch.sh"]).configuration.offload == offload
+        return
+    with pytest.raises(InvalidProblemError, match="neither true nor false"):
+        read(files, files["launch.sh"])
+
+
+@pytest.mark.parametrize("launcher", ["maxtext", "torchtitan", "deepspeed", "ms-swift"])
+def test_other_launchers_have_no_setting_for_a_number_of_layers(launcher: str) -> None:
+    asked = {
+        "model": {"name": "llama-3.1-8b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 1},
+        "workload": {
+            "global_batch_size": 64, "seq_length": 4096, "framework_options": {"offload_layers": 8},
+        },
+        "search": {"allow": ["offload"]},
+        "launcher": launcher,
+    }  # fmt: skip
+    with pytest.raises(InvalidProblemError, match=f"8, but {launcher} has no setting for it"):
+        parse_problem(asked)
+    assert parse_problem({**asked, "launcher": "megatron-lm"}).launcher == "megatron-lm"
