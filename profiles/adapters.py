@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import gcd
 from typing import Literal, get_args
 
 from meshwright.profiles.layer_names import class_name
@@ -121,6 +122,12 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
 def single_blocks(model: ModelSpec) -> list[dict[str, Matrix]]:
     """Return the ``single_layers`` of each kind of layer of a model."""
     return [single_layers(model.shaped(shape), shape.kind) for shape in model.shapes()]
+
+
+def matrix_rows(model: ModelSpec) -> int:
+    """Return the greatest number that divides the rows of every matrix of the layers, routers' too."""
+    rows = [one.outputs for block in single_blocks(model) for one in block.values()]
+    return gcd(*rows, model.moe.num_experts if model.moe else 0)
 
 
 def single_names(model: ModelSpec) -> frozenset[str]:

@@ -130,7 +130,7 @@ _NOT_OPTIONS = {
     "adds_gradients_on_host", "stages_replay_whole", "compilers_end_replays", "keeps_remainders",
     "casts_frozen", "replays_frozen", "casts_copies", "autocasts", "clips_apart", "frees_gradients",
     "weights_read_by", "joins_packed_rows", "reduces_copies", "bucketed_stages", "bucket_weights",
-    "keeps_buckets",
+    "keeps_buckets", "deals_updates",
     "copies_units", "latents_whole", "low_precision_sequences", "balances_by_neighbours", "routes_padding",
     "layer_operators",
 }  # fmt: skip
@@ -177,6 +177,7 @@ class FrameworkFacts:
     accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
     clips_apart: bool  # clipping moves gradients on top of what the constant of an update has
     optimizer_kernel: str  # fused: AdamW in one kernel; foreach: in torch's list operators, with a copy
+    deals_updates: bool  # ranks that share matrices send each to one of them, for Muon to orthogonalise it
     joins_packed_rows: bool  # packing joins the rows of a micro-batch to one, and a mask covers all of it
     weights_read_by: str  # who reads whole weights into host memory: nobody, or readers below
     evaluation_batch_size: float  # samples of a rank that are evaluated together between steps; 0: none

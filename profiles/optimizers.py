@@ -150,6 +150,7 @@ WITHOUT_COPY: Mapping[str, str] = {  # the same optimizers over weights in bf16 
     "adamw-8bit-paged": "adamw-8bit-paged-bf16",
     "galore": "galore-pure-bf16",
     "galore-8bit": "galore-8bit-bf16",
+    "muon": "muon-pure-bf16",
 }
 UNPAGED: Mapping[str, str] = {  # the same optimizers with their moments in the allocator's memory
     one.name: one.name.replace("adamw-paged-bf16", "adamw-pure-bf16").replace("-paged", "")
@@ -218,6 +219,16 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             newton_schulz=True,
             source="Liu et al. 2025 (arXiv:2502.16982), section 2: one momentum for matrices, AdamW for "
             "embedding and head",
+        ),
+        Optimizer(
+            name="muon-pure-bf16",
+            state_bytes=2.0,
+            end_state_bytes=4.0,
+            moved_bytes=14.0,
+            newton_schulz=True,
+            fp32_copy=False,
+            source="axolotl-contribs-mit 0.0.6 muon/dist_muon.py:160: a momentum in the weight's dtype, "
+            "and AdamW's variance of embedding and head; 8 bytes move before the iterations, 6 after",
         ),
         Optimizer(
             name="sgd-momentum",

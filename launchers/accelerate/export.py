@@ -239,6 +239,8 @@ def optimizer(target: Target) -> str:
         return "paged_adamw_8bit" if "8bit" in name else "paged_adamw_32bit"
     if name in ("adamw", "adamw-pure-bf16", "muon"):  # Muon replaces it: train/trainer_utils.py:498
         return "adamw_torch" if target.facts.optimizer_kernel == FOREACH else "adamw_torch_fused"
+    if optimizer_named(name).newton_schulz:
+        return "muon"  # Axolotl 0.19.0, core/builders/base.py:314
     if optimizer_named(name).low_rank and "8bit" not in name:
         return "adamw_torch"  # which GaLore replaces: LLaMA-Factory 0.9.5, train/trainer_utils.py:237
     return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"

@@ -56,13 +56,13 @@ from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import EMBEDDING, HEAD, SINGLE_TARGETS, parted
+from meshwright.profiles.adapters import EMBEDDING, HEAD, SINGLE_TARGETS, matrix_rows, parted
 from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
 from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY
+from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.storage import is_cut
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.shell.values import Word
@@ -113,6 +113,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         run = replace(_by_deepspeed(fields, known, precision, tuned), packed=packed)
         return run if settings is None else with_images(run, known, settings)
     configuration = _configuration(fields, known)
+    _require_dealt(fields, known.model(), configuration, tuned["optimizer"])
     world, nodes = configuration.num_gpus, known.world.num_nodes
     each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
     workload = Workload(
@@ -285,13 +286,56 @@ def _with_listed_experts(fields: Fields, model: ModelSpec) -> ModelSpec:
     return replace(model, moe=replace(model.moe, expert_adapters="listed"))
 
 
+_MUON = "muon"
+
+
+def _orthogonal(fields: Fields) -> str:
+    """Return Muon where it is the optimizer: of whole weights in bf16 that FSDP2 cuts (base.py:314)."""
+    if fields.raw("optimizer") != _MUON:
+        return ""
+    cut = _is_cut(fields) and _version(fields) == _FSDP2 and not fields.flag(_OFFLOADS)
+    if fields.has("deepspeed") or not cut or fields.word("adapter", "") in _ADAPTERS or _is_half(fields):
+        fields.fault(
+            "optimizer",
+            "muon is priced of whole weights that FSDP2 cuts over all GPUs, in bf16",
+            allowed="fsdp_version: 2 with an fsdp_config, or adamw_torch_fused",
+            nearest="adamw_torch_fused",
+        )
+    return fields.word("optimizer", _MUON)
+
+
+def _require_dealt(fields: Fields, model: ModelSpec, found: Configuration, optimizer: str) -> None:
+    """Refuse meshes and shapes that stop Muon (axolotl-contribs-mit 0.0.6 dist_muon.py:233, :378)."""
+    if not optimizer_named(optimizer).newton_schulz:
+        return
+    shards, rows = found.zero_shard_size, matrix_rows(model)
+    others = found.tensor_parallel_size * found.context_parallel_size * found.expert_parallel_size
+    if others > 1 or shards != found.data_parallel_size:
+        fields.fault(
+            "optimizer",
+            "muon takes one mesh of shards alone: tensor, context and expert ranks or replicas stop it",
+            allowed="dp_shard_size as large as the run, or adamw_torch_fused",
+            nearest="adamw_torch_fused",
+        )
+    elif rows % shards:
+        fields.fault(
+            "optimizer",
+            f"muon deals out equal rows, and {shards} ranks don't divide those of {model.title}'s matrices",
+            allowed=f"ranks that divide {rows}, or adamw_torch_fused",
+            nearest="adamw_torch_fused",
+        )
+    fields.stop()
+
+
 def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     """Return the trained modules, adapters and optimizer; 8-bit Adam updates weights in bf16 only."""
     projected = trainer.trainers_galore(fields, known.model(), "optimizer")
-    name = projected.get("optimizer") or trainer.optimizer_of(fields, "optimizer", "adamw_torch_fused")
+    name = projected.get("optimizer") or _orthogonal(fields)
+    name = name or trainer.optimizer_of(fields, "optimizer", "adamw_torch_fused")
     if _is_cut(fields) or fields.has("deepspeed"):
         name = UNPAGED.get(name, name)
-    found: dict[str, Any] = {"optimizer": WITHOUT_COPY[name] if name.startswith("adamw-8bit") else name}
+    in_bf16 = name == _MUON or name.startswith("adamw-8bit")
+    found: dict[str, Any] = {"optimizer": WITHOUT_COPY[name] if in_bf16 else name}
     kind = fields.choice("adapter", "")
     if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
         own = _is_cut(fields) and _version(fields) == _FSDP2 and not fields.flag(_OFFLOADS)

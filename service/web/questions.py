@@ -52,6 +52,7 @@ TITLES: Mapping[str, str] = {
     "galore-pure-bf16-layerwise": "GaLore, bf16, by layer",
     "galore-8bit-bf16-layerwise": "8-bit GaLore, bf16, by layer",
     "muon": "Muon",
+    "muon-pure-bf16": "Muon, bf16 only",
     "sgd-momentum": "SGD with momentum",
     "offload": "Offload to the CPU",
     "fp8": "FP8 matrix products",

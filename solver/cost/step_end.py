@@ -14,6 +14,7 @@ from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, Replicas
 from meshwright.solver.cost.launches import launches_left
 from meshwright.solver.cost.low_rank import SVD_FLOPS_PER_S, low_rank
+from meshwright.solver.cost.orthogonal import ITERATIONS, dealt_s
 from meshwright.solver.cost.paging import PAGE_COPIES
 from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
@@ -224,7 +225,11 @@ def _update_s(ctx: Context, weights: Weights, hiding: PassSeconds, counts: Seque
         moved_bytes = moved_bytes + buffered * _BUFFER_BYTES
     update_s = moved_bytes / ctx.hbm_bytes_per_s
     if ctx.optimizer.newton_schulz:
-        update_s = update_s + _orthogonal_s(ctx, own_dense, own_routed)
+        if ctx.facts.deals_updates:
+            update_s = update_s + _dealt_s(ctx, weights, counts)
+            update_s = update_s + _orthogonal_s(ctx, np.zeros_like(own_dense), own_routed)
+        else:
+            update_s = update_s + _orthogonal_s(ctx, own_dense, own_routed)
     if ctx.optimizer.low_rank:
         update_s = update_s + _projected_s(ctx, own_dense)
     # The GPU updates its share of the states while the CPU works: its update is launched first, and the CPU
@@ -289,8 +294,16 @@ def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatA
     """
     model, moe = ctx.model, ctx.model.moe
     narrow = min(model.hidden_size, moe.ffn_hidden_size) if moe is not None else 0
-    flops = 5.0 * 6.0 * (dense * model.hidden_size + routed * narrow)
+    flops = ITERATIONS * 6.0 * (dense * model.hidden_size + routed * narrow)
     return flops / ctx.gemm_flops("bf16")
+
+
+def _dealt_s(ctx: Context, weights: Weights, counts: Sequence[float]) -> FloatArray:
+    """Return each layer's share of iterations on matrices that ranks deal out, by weights, (P, n)."""
+    layers = weights.dense * (np.arange(weights.dense.shape[0]) < weights.dense.shape[0] - 2)[:, None]
+    every = (layers * np.array(counts)[:, None]).sum(axis=0)
+    seconds = dealt_s(ctx.model, ctx.dense_replicas.shard_set, ctx.gemm_flops("bf16"))
+    return np.asarray(layers / np.maximum(every, 1.0) * seconds)
 
 
 def _projected_s(ctx: Context, dense: FloatArray) -> FloatArray:

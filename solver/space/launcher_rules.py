@@ -19,6 +19,7 @@ from meshwright.profiles.adapters import (
     SINGLE_TARGETS,
     TRAINED_MODULES,
     adapted_layers,
+    matrix_rows,
     unadaptable,
 )
 from meshwright.profiles.advice import advice_on_experts
@@ -1047,15 +1048,18 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
     """Return the constraints on every plan, with what each is for: launcher, training or model.
 
     ``{hidden_size}`` and ``{vocab_size}`` in a launcher's own constraints mean the model's.
+    ``{matrix_rows}`` is the greatest number that divides the rows of every matrix of its layers.
     """
     workload, model, base = problem.workload, problem.model, problem.workload.base_precision
     sizes = {"hidden_size": model.hidden_size, "vocab_size": model.vocab_size}
+    sizes["matrix_rows"] = matrix_rows(model)
     usual = framework_facts(framework_of(able.launcher))
     names = {key.partition(" ")[0] for key, _ in able.option_constraints}
     values = {name: getattr(usual, name) for name in sorted(names)} | {**workload.framework_options}
     options = [f"{name} {value}" for name, value in values.items()]
     batching = "" if workload.lengths is None else workload.lengths.batching
     biased = able.biased_experts_whole and bool(model.expert_bias_parameters())
+    of_optimizer = dict(able.optimizer_constraints).get(workload.optimizer, ())
     groups: list[tuple[str, Sequence[str]]] = [
         ("with every model and training", [text.format(**sizes) for text in able.constraints]),
         (
@@ -1064,7 +1068,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
         ),
         ("with stages on different node groups", able.placed_constraints * problem.among_unlike),
         ("with adapters", able.adapter_constraints * bool(workload.lora_rank)),
-        (f"with {workload.optimizer}", dict(able.optimizer_constraints).get(workload.optimizer, ())),
+        (f"with {workload.optimizer}", [text.format(**sizes) for text in of_optimizer]),
         *((f"with {option}", dict(able.option_constraints).get(option, ())) for option in options),
         (f"with {batching}", dict(able.batching_constraints).get(batching, ())),
         ("with layers on the host", able.offloaded_layer_constraints * sends_layers(problem, able)),

@@ -277,7 +277,7 @@ def trained(workload: Workload) -> dict[str, object]:
         "masters": "bf16" if workload.optimizer == "adamw-pure-bf16" else "fp32",
         "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
         "optimizer_rank": workload.optimizer_rank,
-        "orthogonalised": workload.optimizer == "muon",
+        "orthogonalised": workload.optimizer.startswith("muon"),
         "loaded_as": "bfloat16"
         if (workload.lora_rank and workload.base_precision != "fp32")
         or workload.optimizer

@@ -320,6 +320,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (SHARDS, {"lora_rank": 32, "lora_targets": ("q_proj",), **WHOLE}),
         (SHARDS, {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": DECOMPOSED}),
         (SHARDS, {"optimizer": "adamw-8bit-bf16"}),
+        (SHARDS, {"optimizer": "muon-pure-bf16"}),
         (REPLICAS, {"optimizer": "adamw-8bit-paged-bf16"}),
         (SHARDS, {"framework_options": ROUNDED}),
         (SHARDS, {"framework_options": BLOCKS}),

@@ -69,6 +69,7 @@ def judge(case: Case) -> Seen:
         "rounded": _rounded(read),
         "facts.loss_kernel": "cut" if read.cut_cross_entropy else "whole",
         "trained_modules": sorted(read.lora_modules_to_save or []),
+        "orthogonalised": str(getattr(read.optimizer, "value", read.optimizer)) == "muon",
         "optimizer_bits": 8 if "8bit" in str(read.optimizer) else 32,
         "micro_batch_size": read.micro_batch_size,
         "num_microbatches": read.gradient_accumulation_steps,

@@ -50,6 +50,42 @@ def test_a_section_that_only_holds_values_to_repeat_is_no_option() -> None:
         read(f"{used}dataset_name: our/data\npacking: true\n", Overrides(num_gpus=4), "sft.yaml")
 
 
+MUON = (
+    "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 2048\nsample_packing: true\nmicro_batch_size: 4\n"
+    "bf16: auto\noptimizer: muon\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
+)
+
+
+def test_muon_of_whole_weights_that_fsdp2_cuts_is_read_and_written() -> None:
+    found = read(MUON, Overrides(num_gpus=8), "muon.yaml")
+    assert (found.launcher, found.workload.optimizer) == ("axolotl", "muon-pure-bf16")
+    cluster = find_cluster("dgx-h100", num_nodes=1)
+    problem = Problem(model=found.model, cluster=cluster, workload=found.workload, launcher="axolotl")
+    problem = replace(problem, options=SearchOptions(certify="none", top_k=1))
+    (plan, *_) = ask(problem, default_profile(cluster, "axolotl")).plans
+    assert 0 < plan.config.zero_shard_size == plan.config.data_parallel_size
+    assert "optimizer: muon\n" in export(plan, problem, "axolotl").files["axolotl.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "gpus", "why"),
+    [
+        (("fsdp_version: 2", "fsdp_version: 1"), 8, "whole weights that FSDP2 cuts"),
+        (
+            ("optimizer: muon", "optimizer: muon\nadapter: lora\nlora_target_linear: true"),
+            8,
+            "whole weights",
+        ),
+        (("bf16: auto", "bf16: auto\ndp_replicate_size: 2\ndp_shard_size: 4"), 8, "one mesh of shards"),
+        (("bf16: auto", "bf16: auto\ncontext_parallel_size: 2"), 8, "one mesh of shards"),
+        (("bf16: auto", "bf16: auto"), 24, "24 ranks don't divide"),  # 128 rows of keys
+    ],
+)
+def test_muon_is_refused_where_axolotl_stops(changed: tuple[str, str], gpus: int, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read(MUON.replace(*changed), Overrides(num_gpus=gpus), "muon.yaml")
+
+
 def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> None:
     text = (
         "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"

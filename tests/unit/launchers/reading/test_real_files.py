@@ -604,8 +604,8 @@ def test_axolotls_base_model_is_the_model() -> None:
         read(
             text.replace("meta-llama/Llama-3.1-8B", "our/Llama-3.1-8B-own"), "a.yaml", Overrides(num_gpus=8)
         )
-    with pytest.raises(InvalidProblemError, match='optimizer: line 5: "muon" is not supported'):
-        read(text.replace("adamw_torch_fused", "muon"), "a.yaml", Overrides(num_gpus=8))
+    with pytest.raises(InvalidProblemError, match='optimizer: line 5: "dion" is not supported'):
+        read(text.replace("adamw_torch_fused", "dion"), "a.yaml", Overrides(num_gpus=8))
 
 
 def test_a_folder_of_a_later_version_is_that_version() -> None:

@@ -108,6 +108,7 @@ def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
         "galore-pure-bf16-layerwise",
         "galore-8bit-bf16-layerwise",
         "muon",
+        "muon-pure-bf16",
     }, "what their files name"
 
 
