@@ -42,7 +42,7 @@ ENDINGS = {
     "nothing fits": replace(an_infeasible_answer(), infeasible=Infeasibility(reasons=("memory",))),
 }
 # the band of the plans is 4 %: 9 % is nothing shared, 21 % first sight (catalog/calibration/unseen.yaml)
-DOUBT = "New cluster: expect 9 to 21 % off (after one measured run 8 %, after sixteen 6 %)."
+DOUBT = "New cluster: expect 9 to 21 % off (after one measured run 8 %, after sixteen 5 %)."
 OPTIMAL = "Optimal under our cost model: the best of 184 320 configurations, proved to within"
 WITHIN = "of the best possible under our cost model."
 SENTENCES = {
