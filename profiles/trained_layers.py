@@ -47,18 +47,18 @@ def ranges_of(layers: Iterable[int]) -> str:
 
 
 @lru_cache(maxsize=256)
-def training_of(text: str, num_layers: int, *, embedding: bool) -> tuple[LayerTraining, ...]:
+def training_of(text: str, num_layers: int, *, reaches_inputs: bool) -> tuple[LayerTraining, ...]:
     """Return what becomes of each layer; () where all of them are trained.
 
     Args:
         text: the trained layers; empty: all.
         num_layers: of the model.
-        embedding: whether that is trained too, so that gradients go through every layer.
+        reaches_inputs: whether gradients go through every layer: to a trained embedding, or its rows.
     """
     if not text:
         return ()
     named = {*layers_named(text)}
-    first = -1 if embedding else min(named, default=num_layers)
+    first = -1 if reaches_inputs else min(named, default=num_layers)
     return tuple(
         TRAINED if layer in named else FROZEN if layer > first else BELOW for layer in range(num_layers)
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 
-from meshwright.profiles.adapters import EMBEDDING, HEAD, NORMS, target_fault
+from meshwright.profiles.adapters import EMBEDDING, HEAD, LEAST_BLOCK, NORMS, target_fault
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -519,6 +519,13 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
                 nearest="false",
                 tip="--lora-rank 16",
             )
+    if workload.framework_options.get("oft") and 0 < workload.lora_rank < LEAST_BLOCK:
+        yield FieldError(
+            pointer=pointer("workload", "lora_rank"),
+            message="a block of one input trains nothing under oft, whose blocks have lora_rank inputs",
+            allowed=f"{LEAST_BLOCK} to {hidden}",
+            nearest=str(LEAST_BLOCK),
+        )
     if workload.trained_modules and not (workload.lora_rank or workload.trained_layers):
         yield FieldError(
             pointer=pointer("workload", "trained_modules"),

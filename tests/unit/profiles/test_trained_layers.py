@@ -32,7 +32,7 @@ def test_layers_are_written_as_few_ranges(layers: tuple[int, ...], text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "embedding", "training"),
+    ("text", "reaches_inputs", "training"),
     [
         ("", False, ()),
         ("2", False, ("below", "below", "trained", "frozen")),
@@ -43,6 +43,6 @@ def test_layers_are_written_as_few_ranges(layers: tuple[int, ...], text: str) ->
     ],
 )
 def test_gradients_go_as_far_down_as_something_is_trained(
-    text: str, embedding: bool, training: tuple[str, ...]
+    text: str, reaches_inputs: bool, training: tuple[str, ...]
 ) -> None:
-    assert training_of(text, 4, embedding=embedding) == training
+    assert training_of(text, 4, reaches_inputs=reaches_inputs) == training

@@ -815,6 +815,7 @@ def test_images_that_cannot_be_are_refused_by_field(
         ({"trained_layers": "79", "lora_rank": 8}, "trained_layers", "next to lora_rank"),
         ({"trained_layers": "79", "trained_modules": ["norm"]}, "trained_modules", "embedding and head"),
         ({"trained_modules": ["lm_head"]}, "trained_modules", "without adapters all weights are trained"),
+        ({"framework_options": {"oft": True}, "lora_rank": 1}, "lora_rank", "a block of one input"),
     ],
 )
 def test_trained_layers_that_cannot_be_are_refused_by_field(
