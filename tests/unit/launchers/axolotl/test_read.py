@@ -514,7 +514,8 @@ def test_patterns_of_whole_layers_and_ends_are_read(
     [
         ("adapter: lora\nunfrozen_parameters: [^model.language_model.*]\n", "trains nothing: peft's names"),
         ("adapter: lora\nunfrozen_parameters: [base_model.*]\n", "a part of the language model's weights"),
-        ("unfrozen_parameters: ['model.layers.4[4-9]+.mlp']\n", "a part of the language model's weights"),
+        ("unfrozen_parameters: ['model.layers.4[4-9]+.mlp']\n", "other weights than whole layers"),
+        ("unfrozen_parameters: ['^model.norm.weight$']\n", "model.norm.weight. trains other weights than"),
         ("unfrozen_parameters: ['(model|lm_head)+']\n", "operators that can't be read"),
         ("unfrozen_parameters: ['model.layers.(.*a)+']\n", "operators that can't be read"),
     ],
