@@ -605,7 +605,8 @@ def _trained_layers(problem: Problem) -> Iterator[FieldError]:
             pointer=pointer("workload", "trained_modules"),
             message="next to trained_layers: embedding and head, and if tied, both or neither",
             allowed=f"{EMBEDDING}, {HEAD}",
-            nearest=json.dumps(nearest),
+            nearest=json.dumps(nearest) if nearest else None,
+            tip="" if nearest else "without --trained-module",
         )
 
 
