@@ -232,6 +232,9 @@ def _whole(inputs: int, outputs: int) -> Matrix:
     return Matrix(name="", inputs=inputs, outputs=outputs, split="nothing")
 
 
+LEAST_BLOCK = 2  # inputs of one of OFT's blocks: one input has nothing to turn with
+
+
 def block_of(inputs: int, size: int) -> int:
     """Return the size of OFT's blocks of a layer: the divisor of its inputs next to the one asked for.
 

@@ -128,7 +128,8 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "compilers_end_replays", "keeps_remainders",
-    "casts_frozen", "replays_frozen", "casts_copies", "autocasts", "clips_apart", "frees_gradients",
+    "casts_frozen", "replays_frozen", "head_reaches_inputs", "casts_copies", "autocasts", "clips_apart",
+    "frees_gradients",
     "weights_read_by", "joins_packed_rows", "reduces_copies", "bucketed_stages", "bucket_weights",
     "keeps_buckets", "deals_updates",
     "copies_units", "latents_whole", "low_precision_sequences", "balances_by_neighbours", "routes_padding",
@@ -264,6 +265,8 @@ class FrameworkFacts:
     torch_pipelines: bool
     casts_frozen: bool  # ZeRO-3 cuts frozen weights as it stores trained ones; else in their own dtype
     replays_frozen: bool  # recomputes layers of frozen weights alone, too
+    # A trained head makes the first layer's inputs require gradients, which then go through every layer
+    head_reaches_inputs: bool
     autocasts: bool  # without ZeRO weights are fp32, and autocast casts them for each product
     reduces_copies: bool  # without ZeRO, replicas reduce buckets that are copies of the gradients
     adapter_dropout: bool  # inputs of adapters are dropped out of

@@ -35,6 +35,26 @@ def layers_named(text: str) -> tuple[int, ...]:
     return tuple(sorted({number for one in ends for number in range(one[0], one[-1] + 1)}))
 
 
+def nearest_layers(text: str, num_layers: int) -> str:
+    """Return the layers that a text that names none may mean, as ranges; empty: all of them.
+
+    ``28 - 31`` and ``28..31`` are ranges, 31-28 is one turned round, -1 and last4 count from the end.
+    """
+    plain = re.sub(r"\.\.+|[:–]", "-", re.sub(r"\s+", "", text.lower()))
+    if plain in ("all", "*"):
+        return ""
+    turned = re.sub(
+        r"(\d+)-(\d+)", lambda found: "-".join(sorted(found.groups(), key=int)), plain, flags=re.ASCII
+    )
+    if found := [layer for layer in layers_named(turned) if layer < num_layers]:
+        return ranges_of(found)
+    ending = re.fullmatch(r"(-|last[-_]?)(\d{0,4})", plain, re.ASCII)
+    if ending is None:
+        return f"0-{num_layers - 1}"
+    number = min(int(ending[2] or 1) or 1, num_layers)
+    return ranges_of([num_layers - number] if ending[1] == "-" else range(num_layers - number, num_layers))
+
+
 def ranges_of(layers: Iterable[int]) -> str:
     """Return the shortest text that names these layers."""
     found = list[list[int]]()
@@ -47,18 +67,18 @@ def ranges_of(layers: Iterable[int]) -> str:
 
 
 @lru_cache(maxsize=256)
-def training_of(text: str, num_layers: int, *, embedding: bool) -> tuple[LayerTraining, ...]:
+def training_of(text: str, num_layers: int, *, reaches_inputs: bool) -> tuple[LayerTraining, ...]:
     """Return what becomes of each layer; () where all of them are trained.
 
     Args:
         text: the trained layers; empty: all.
         num_layers: of the model.
-        embedding: whether that is trained too, so that gradients go through every layer.
+        reaches_inputs: whether gradients go through every layer: to a trained embedding, or its rows.
     """
     if not text:
         return ()
     named = {*layers_named(text)}
-    first = -1 if embedding else min(named, default=num_layers)
+    first = -1 if reaches_inputs else min(named, default=num_layers)
     return tuple(
         TRAINED if layer in named else FROZEN if layer > first else BELOW for layer in range(num_layers)
     )

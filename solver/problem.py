@@ -23,10 +23,11 @@ from meshwright.profiles.adapters import (
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of, packing_multiple
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup, Reliability
 from meshwright.profiles.errors import InternalError
-from meshwright.profiles.frameworks import OPTION_NUMBERS
+from meshwright.profiles.frameworks import OPTION_NUMBERS, FrameworkFacts, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, USUAL_INTERVAL
+from meshwright.profiles.profile import framework_of
 from meshwright.profiles.samples import SAMPLES, Reference, Sample, SampleKind
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
 from meshwright.profiles.storage import BasePrecision
@@ -171,10 +172,11 @@ class Workload:
         some = self.language_frozen or self.trained_layers
         return self.trained_modules if some else TRAINED_MODULES
 
-    def training_of(self, model: ModelSpec) -> tuple[LayerTraining, ...]:
+    def training_of(self, model: ModelSpec, facts: FrameworkFacts) -> tuple[LayerTraining, ...]:
         """Return what becomes of each of a model's layers; () where all of them are trained."""
-        embedding = EMBEDDING in self.trained_modules
-        return training_of(self.trained_layers, model.num_layers, embedding=embedding)
+        reaching = {EMBEDDING, *([HEAD] if facts.head_reaches_inputs else [])}
+        reaches = not reaching.isdisjoint(self.trained_modules)
+        return training_of(self.trained_layers, model.num_layers, reaches_inputs=reaches)
 
     @cached_property
     def language_frozen(self) -> bool:
@@ -309,7 +311,7 @@ class Problem:
     @property
     def training(self) -> tuple[LayerTraining, ...]:
         """Return what becomes of each layer; () where all of them are trained."""
-        return self.workload.training_of(self.model)
+        return self.workload.training_of(self.model, framework_facts(framework_of(self.priced_as)))
 
     @cached_property
     def priced_as(self) -> str:

@@ -56,7 +56,7 @@ from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import EMBEDDING, HEAD, SINGLE_TARGETS, matrix_rows, parted
+from meshwright.profiles.adapters import EMBEDDING, SINGLE_TARGETS, matrix_rows, parted
 from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
@@ -455,14 +455,7 @@ def _partly_trained(fields: Fields, model: ModelSpec, *, adapts: bool) -> dict[s
     names = (LANGUAGES[towers:], *(() if model.tied_embeddings else (HEADS,)))
     if all(any(name.startswith((*_starts(listed),)) for name in either) for either in names):
         return {}
-    found = of_patterns(fields, _TRAINED, listed, model)
-    if found.get("trained_modules") == (HEAD,):  # train.py:115 enable_input_require_grads
-        fields.fault(
-            _TRAINED,
-            "trains lm_head without embed_tokens: Axolotl then sends gradients through all layers",
-            allowed="both of them, or neither",
-        )
-    return found
+    return of_patterns(fields, _TRAINED, listed, model)
 
 
 def _freezes_tower(fields: Fields, model: ModelSpec, *, adapts: bool) -> bool:

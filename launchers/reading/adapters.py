@@ -17,6 +17,7 @@ from meshwright.profiles.adapters import (
     CLASS_TARGETS,
     EMBEDDING,
     HEAD,
+    LEAST_BLOCK,
     LORA_TARGETS,
     NORMS,
     PARAMETER_TARGETS,
@@ -162,7 +163,9 @@ def _rotations(fields: Fields) -> int:
 
     Its layers are those of ``lora_target`` (:207).
     """
-    if fields.integer(_BLOCKS, 0):
+    blocks = fields.integer(_BLOCKS, 0)
+    if blocks:
+        fields.take(_BLOCK)
         fields.fault(
             _BLOCKS,
             "so many blocks of each layer, whatever their size, are not supported",
@@ -172,7 +175,7 @@ def _rotations(fields: Fields) -> int:
     if fields.has(_OWN_TARGETS) and fields.raw(_OWN_TARGETS) != "all":
         fields.note(f"{_OWN_TARGETS} does nothing: lora_target names the layers of either kind")
     _note_continued(fields)
-    return fields.integer(_BLOCK, 32)
+    return 32 if blocks else fields.integer(_BLOCK, 32, low=LEAST_BLOCK)
 
 
 def options_of(fields: Fields, *, usual: float = 0.0) -> Options:

@@ -48,10 +48,11 @@ def of_patterns(fields: Fields, key: str, patterns: Sequence[str], model: ModelS
     found = [module for module, name in ends.items() if _matches(rules, name)]
     names = [f"{layers[index]}{_ANY}" for index in whole] + [ends[module] for module in found]
     lost = [one.pattern for one in rules if not any(one.match(name) for name in names)]
+    lost = [one.replace(r"\.", ".") for one in lost]
     if lost:
         fields.fault(
             key,
-            f"{shown(lost[0])} trains a part of the language model's weights in layers: not supported",
+            f"{shown(lost[0])} trains other weights than whole layers and ends: not supported",
             allowed=f"patterns of whole layers, embedding and head, or --ignore {key}",
         )
         return {}
@@ -66,7 +67,14 @@ def of_freezing(fields: Fields, model: ModelSpec) -> dict[str, Any]:
     if modules != "all":
         fields.fault("freeze_trainable_modules", "a part of layers is not supported", allowed="all")
     if fields.flag(_PRO) and number > 0 and count % number:
-        fields.fault(key, f"{number} does not divide {count} layers: it stops there", allowed="a divisor")
+        divisors = [one for one in range(1, count + 1) if count % one == 0]
+        near = sorted(sorted(divisors, key=lambda one: abs(one - number))[:2])
+        fields.fault(
+            key,
+            f"{number} does not divide {count} layers: it stops there",
+            allowed=", ".join(map(str, divisors)),
+            nearest=" or ".join(map(str, near)),
+        )
     stride = max(count // max(number, 1), 1)
     layers: Iterable[int] = range(stride - 1, count, stride) if fields.flag(_PRO) else range(count)
     if not fields.flag(_PRO):

@@ -384,6 +384,8 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
     if tool is tools.CHAT:
         return {**chat.adapters_of(fields, model), "optimizer": "adamw", "base_precision": "bf16"}
     strange = tool.is_script and fields.raw("use_peft") is None  # its default is TRL's
+    freezing = tool.freezes_layers and fields.word("finetuning_type", tool.tuner) == adapters.FREEZE
+    frozen = of_freezing(fields, model) if freezing else {}  # its own names, before the others do nothing
     rank, targets = adapters.adapters_of(
         fields,
         tool.tuner,
@@ -403,10 +405,8 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
     if not optimizer:
         key = "optimizer" if fields.has("optimizer") else "optim"
         optimizer = trainers_galore(fields, model) or {"optimizer": optimizer_of(fields, key)}
-    whole = {"trained_modules": adapters.trained_whole(fields) if rank else ()}
-    if tool.freezes_layers and fields.word("finetuning_type", tool.tuner) == adapters.FREEZE:
-        whole = of_freezing(fields, model)
-    elif tool.freezes_layers:
+    whole = frozen or {"trained_modules": adapters.trained_whole(fields) if rank else ()}
+    if tool.freezes_layers and not freezing:
         refuse_expanded(fields)
     return {
         **optimizer,

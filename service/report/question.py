@@ -10,10 +10,12 @@ from rich.text import Text
 from meshwright.profiles.figures import tied
 from meshwright.profiles.frameworks import FORMATS
 from meshwright.profiles.storage import WHOLE_PRECISIONS
+from meshwright.profiles.trained_layers import layers_named, ranges_of
 from meshwright.service.report.formatting import count, wrapped
 from meshwright.solver.problem import Problem, Workload
 
 _MOST_TYPES = 3  # of GPUs that a title names
+_MOST_RANGES = 6  # of trained layers, then their number
 _LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
 
 
@@ -30,13 +32,12 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     batches = (*problem.options.batch_sizes, workload.global_batch_size)
     trained = ""
     if workload.lora_rank:
-        parts = " and ".join(("LoRA", *workload.trained_modules))
+        parts = " and ".join((_kind_of(workload), *workload.trained_modules))
         base = workload.base_precision  # bf16 says that it has 16 bits
         stored = "fp16" if (base, workload.precision) == ("bf16", "fp16") else base
         trained = f" frozen in {stored}, {number} of {parts} trained"
     elif workload.trained_layers:
-        parts = " and ".join((f"layers {workload.trained_layers}", *workload.trained_modules))
-        trained = f", {number} of {parts} trained"
+        trained = f", {number} of {trained_part(problem)} trained"
     elif workload.frozen:
         trained = f", {number} trained: frozen {' and '.join(workload.frozen)}"
     made, scored = samples_words(workload)
@@ -95,8 +96,22 @@ def sweep_title(problem: Problem, axes: Collection[str], num_points: int) -> str
 
 def adapters_word(workload: Workload) -> str:
     """Return LoRA or OFT, with a Q where the frozen weights have 8 or 4 bits."""
-    kind = "OFT" if workload.framework_options.get("oft") else "LoRA"
+    kind = _kind_of(workload)
     return kind if workload.base_precision in WHOLE_PRECISIONS else f"Q{kind}"
+
+
+def _kind_of(workload: Workload) -> str:
+    return "OFT" if workload.framework_options.get("oft") else "LoRA"
+
+
+def trained_part(problem: Problem) -> str:
+    """Return the layers and ends that are trained where the others are frozen, in words."""
+    layers = layers_named(problem.workload.trained_layers)
+    ranges = ranges_of(layers)
+    said = f"layer{'s' * (len(layers) > 1)} {ranges}"
+    if ranges.count(",") >= _MOST_RANGES:
+        said = f"{len(layers)} of {problem.model.num_layers} layers"
+    return " and ".join(((said,) if layers else ()) + problem.workload.trained_modules)
 
 
 def _subject(problem: Problem) -> str:
@@ -104,6 +119,8 @@ def _subject(problem: Problem) -> str:
     model, workload = clean(problem.model.title), problem.workload
     if workload.lora_rank:
         return f"{model} {adapters_word(workload)}"
+    if workload.trained_layers:
+        return f"{model}, {trained_part(problem)} trained"
     return f"{model} with frozen {' and '.join(workload.frozen)}" if workload.frozen else model
 
 

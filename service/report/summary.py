@@ -18,7 +18,7 @@ from meshwright.profiles.library import short_gpu_name
 from meshwright.profiles.units import GIB
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import baseline_words, run_words
-from meshwright.service.report.question import adapters_word, clean, samples_words
+from meshwright.service.report.question import adapters_word, clean, samples_words, trained_part
 from meshwright.service.report.ranking import changes_of, equal_to_first, switch_words
 from meshwright.service.report.sentences import HOPELESS, option_words
 from meshwright.solver.answer import (
@@ -173,7 +173,7 @@ def _trained(problem: Problem) -> str:
         size = "blocks of" if workload.framework_options.get("oft") else "rank"
         return f" {adapters_word(workload)} {size} {workload.lora_rank}"
     if workload.trained_layers:
-        return f", layers {workload.trained_layers} trained"
+        return f", {trained_part(problem)} trained"
     return f" with frozen {' and '.join(workload.frozen)}" if workload.frozen else ""
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 
-from meshwright.profiles.adapters import EMBEDDING, HEAD, NORMS, target_fault
+from meshwright.profiles.adapters import EMBEDDING, HEAD, LEAST_BLOCK, NORMS, target_fault
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -24,7 +24,7 @@ from meshwright.profiles.reading import stated_number
 from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS, TowerSpec
-from meshwright.profiles.trained_layers import NONE, layers_named
+from meshwright.profiles.trained_layers import NONE, layers_named, nearest_layers
 from meshwright.service.requests.fields import MAX_IMAGES
 from meshwright.service.requests.parts import run_limits, unplaced
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
@@ -32,7 +32,7 @@ from meshwright.solver.answer import Plan, accepts_risk
 from meshwright.solver.configuration import INTEGER_VARIABLES, LOGICAL_VARIABLES, MAX_SIZE, VARIABLES, WORDS
 from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.cost.objective import is_plain
-from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
+from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions, Workload
 from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
 from meshwright.solver.space.launcher_choice import LauncherChoice, launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
@@ -510,15 +510,7 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
             nearest="bf16",
             tip="--lora-rank 16",
         )
-    for name in ("dora", "oft", "quantizes_experts"):
-        if workload.framework_options.get(name) and not workload.lora_rank:
-            yield FieldError(
-                pointer=pointer("workload", "framework_options", name),
-                message="without adapters there is nothing that it concerns",
-                allowed="false, or a lora_rank > 0",
-                nearest="false",
-                tip="--lora-rank 16",
-            )
+    yield from _adapter_options(workload, hidden)
     if workload.trained_modules and not (workload.lora_rank or workload.trained_layers):
         yield FieldError(
             pointer=pointer("workload", "trained_modules"),
@@ -540,16 +532,38 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
             )
 
 
+def _adapter_options(workload: Workload, hidden: int) -> Iterator[FieldError]:
+    """Check that options of adapters have some, and OFT blocks that can turn."""
+    for name in ("dora", "oft", "quantizes_experts"):
+        if workload.framework_options.get(name) and not workload.lora_rank:
+            yield FieldError(
+                pointer=pointer("workload", "framework_options", name),
+                message="without adapters there is nothing that it concerns",
+                allowed="false, or a lora_rank > 0",
+                nearest="false",
+                tip="--lora-rank 16",
+            )
+    if workload.framework_options.get("oft") and 0 < workload.lora_rank < LEAST_BLOCK:
+        yield FieldError(
+            pointer=pointer("workload", "lora_rank"),
+            message="a block of one input trains nothing under oft, whose blocks have lora_rank inputs",
+            allowed=f"{LEAST_BLOCK} to {hidden}",
+            nearest=str(LEAST_BLOCK),
+        )
+
+
 def _trained_layers(problem: Problem) -> Iterator[FieldError]:
     """Check that the trained layers exist, and that what else the workload says goes with them."""
     work, model, at = problem.workload, problem.model, pointer("workload", "trained_layers")
     last = model.num_layers - 1
     if work.trained_layers != NONE and not layers_named(work.trained_layers):
+        meant = nearest_layers(work.trained_layers, model.num_layers)
         yield FieldError(
             pointer=at,
             message=f"{shown(work.trained_layers)} is no list of layers",
             allowed=f"numbers from 0 to {last} and ranges such as 0-3,{last}, or none",
-            nearest=f"0-{last}",
+            nearest=meant or None,
+            tip="" if meant else "without --trained-layers",
         )
     if layers_named(work.trained_layers)[-1:] > (last,):
         yield FieldError(
@@ -559,12 +573,17 @@ def _trained_layers(problem: Problem) -> Iterator[FieldError]:
             nearest=str(last),
         )
     others = {
-        "lora_rank": work.lora_rank > 0,
-        "frozen": "language" in work.frozen,
-        "optimizer": optimizer_named(work.optimizer).low_rank,
+        "lora_rank": (work.lora_rank > 0, "lora_rank 0"),
+        "frozen": ("language" in work.frozen, "frozen without language"),
+        "optimizer": (optimizer_named(work.optimizer).low_rank, "an optimizer of whole gradients (adamw)"),
     }
-    for name in (name for name, there in others.items() if there):
-        yield FieldError(pointer=at, message=f"next to {name} is not supported", allowed="none of it")
+    for name, instead in ((name, instead) for name, (there, instead) in others.items() if there):
+        yield FieldError(
+            pointer=at,
+            message=f"next to {name} is not supported",
+            allowed=f"{instead}, or trained_layers null",
+            tip="without --trained-layers",
+        )
     if model.tower is not None and not {*TOWER_PARTS} <= {*work.frozen}:
         yield FieldError(
             pointer=pointer("workload", "frozen"),
@@ -574,15 +593,20 @@ def _trained_layers(problem: Problem) -> Iterator[FieldError]:
         )
     if work.trained_layers == NONE and not work.trained_modules:
         yield FieldError(
-            pointer=at, message="nothing is trained", allowed="some layers, or none with trained_modules"
+            pointer=at,
+            message="nothing is trained",
+            allowed="some layers, or none with trained_modules",
+            tip=f"--trained-module {HEAD}",
         )
     ends = [name for name in (EMBEDDING, HEAD) if name in work.trained_modules]
+    nearest = (EMBEDDING, HEAD) if ends and model.tied_embeddings else ends
     if NORMS in work.trained_modules or (model.tied_embeddings and len(ends) == 1):
         yield FieldError(
             pointer=pointer("workload", "trained_modules"),
             message="next to trained_layers: embedding and head, and if tied, both or neither",
             allowed=f"{EMBEDDING}, {HEAD}",
-            nearest="[]",
+            nearest=json.dumps(nearest) if nearest else None,
+            tip="" if nearest else "without --trained-module",
         )
 
 

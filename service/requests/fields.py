@@ -405,13 +405,13 @@ FIELDS = (
         type="TrainedModules",
         default=[],
         sparse=True,
-        about="modules trained in full next to adapters (lora_rank > 0), by Llama's names. Each is a "
-        "copy, like peft's modules_to_save. norm selects every norm. Next to trained_layers: the ends of "
-        "the model that are trained with these layers",
+        about="modules trained in full next to adapters (lora_rank > 0) or to trained_layers, by Llama's "
+        "names. Next to adapters each is a copy, like peft's modules_to_save, and norm selects every norm. "
+        "Next to trained_layers, embed_tokens and lm_head are trained with these layers",
         option=Option(
             group=MODEL,
             name="trained_module",
-            help="Modules trained in full next to LoRA: embed_tokens, lm_head, norm.",
+            help="Modules trained in full next to LoRA or trained layers: embed_tokens, lm_head, norm.",
             default="none",
             repeats=True,
             metavar="NAME",

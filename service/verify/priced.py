@@ -50,7 +50,7 @@ def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
     a stage of its own (0.19 ``TransformerBlock.has_final_layernorm_in_this_stage``); it is priced with the
     head.
     """
-    layout = LayerLayout.of(target.model, target.workload.training_of(target.model))
+    layout = LayerLayout.of(target.model, target.problem.training)
     ctx = context_for(target)
     chunks = chunks_of(ctx.columns, layout, np.array([target.config.stage_layers]))
     each = np.array([part.dense[0] + part.routed[0] for part in part_weights(ctx, layout.kinds)])

@@ -315,7 +315,7 @@ class Context:
     @property
     def training(self) -> tuple[LayerTraining, ...]:
         """Return what becomes of each layer; () where all of them are trained."""
-        return self.workload.training_of(self.model)
+        return self.workload.training_of(self.model, self.facts)
 
     @cached_property
     def split_alike(self) -> tuple[IntArray, IntArray]:

@@ -209,7 +209,7 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     floor_s = layer_floor_s(ctx, kind)
     launching = _launching(ctx, kind, floor_s, ahead_s)
     passes = _passes(ctx, kind, launching, busy, (compute, tensor))
-    passes, busy, compute, uneven, tensor, rings, experts = _as_far(
+    passes, busy, compute, uneven, tensor, rings, experts = as_far(
         ctx, passes, busy, compute, uneven, tensor, rings, experts
     )
     replay = np.zeros_like(ctx.t)
@@ -230,7 +230,7 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
         replay = replay + np.where(ctx.full, waits.backward, 0.0)
         passes += replace(waits, backward=np.where(ctx.full, 0.0, waits.backward))
     matrices = float(layer.dense_products)
-    (gathers,) = _as_far(ctx, weight_gathers(ctx, weights, trained, passes, matrices=matrices))
+    (gathers,) = as_far(ctx, weight_gathers(ctx, weights, trained, passes, matrices=matrices))
     causes = {
         "compute": compute.forward + compute.backward,
         "tensor_parallel": tensor.forward + tensor.backward,
@@ -252,7 +252,7 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     )
 
 
-def _as_far(ctx: Context, *passes: PassSeconds) -> list[PassSeconds]:
+def as_far(ctx: Context, *passes: PassSeconds) -> list[PassSeconds]:
     """Return passes of a layer; below all trained weights their forward halves alone."""
     if not ctx.below:
         return [*passes]

@@ -23,7 +23,14 @@ from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, Context, PassSec
 from meshwright.solver.cost.evaluation import Evaluation, StageTable
 from meshwright.solver.cost.parameters import adapter_gemms
 from meshwright.solver.cost.pipelines import PricedPipelines
-from meshwright.solver.cost.price import REFERENCE, UNEQUAL_LENGTHS, further_causes, price, straggler_share
+from meshwright.solver.cost.price import (
+    REFERENCE,
+    UNEQUAL_LENGTHS,
+    as_far,
+    further_causes,
+    price,
+    straggler_share,
+)
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem, real_tokens
 
@@ -82,7 +89,8 @@ def _layer(ctx: Context, kind: LayerKind) -> tuple[PassSeconds, PassSeconds]:
     gemm = linear_seconds(ctx, kind)
     if ctx.frozen:
         gemm = gemm + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
-    return gemm, core_attention(ctx)
+    gemm, core = as_far(ctx, gemm, core_attention(ctx))
+    return gemm, core
 
 
 def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:

@@ -193,19 +193,27 @@ def _rotation_faults(problem: Problem, able: Capabilities, name: str) -> Iterato
     if not workload.framework_options.get("oft"):
         return
     routed = any(one.experts for one in adapted_layers(problem.model, "moe", workload.lora_targets))
+    others = [one for one in launchers_of("any") if launcher_capabilities(one).rotates_inputs]
+    fused = {*FUSED_TARGETS} & {*workload.lora_targets}
+    under = f"false, or the launchers {', '.join(others)}"
     lacking = {
-        f"{name} has no such adapters": not able.rotates_inputs,
-        "experts and fused layers of Megatron-Core are not rotated": (
-            routed or {*FUSED_TARGETS} & {*workload.lora_targets}
+        f"{name} has no such adapters": (not able.rotates_inputs, under, f"--launcher {others[0]}"),
+        "experts are not rotated": (routed, "false, or lora_targets without experts", ""),
+        "fused layers of Megatron-Core are not rotated": (
+            fused and able.rotates_inputs and not routed,
+            "false, or lora_targets of transformers' layers (q_proj)",
+            "--lora-target q_proj",
         ),
-        "DoRA and dropout are LoRA's": any(
-            workload.framework_options.get(one) for one in ("dora", "adapter_dropout")
+        "DoRA and dropout are LoRA's": (
+            any(workload.framework_options.get(one) for one in ("dora", "adapter_dropout")), "false", "",
         ),
-    }
-    for message in (message for message, holds in lacking.items() if holds):
-        yield FieldError(
-            pointer="/workload/framework_options/oft", message=message, allowed="false", nearest="false"
-        )
+    }  # fmt: skip
+    for message, (holds, allowed, tip) in lacking.items():
+        if holds:
+            yield FieldError(
+                pointer="/workload/framework_options/oft", message=message, allowed=allowed,
+                nearest="" if tip else "false", tip=tip,
+            )  # fmt: skip
 
 
 def _parameter_faults(workload: Workload) -> Iterator[FieldError]:
@@ -298,10 +306,12 @@ _REFERENCES = {
 
 def _layer_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
     if workload.trained_layers and not able.freezes_layers:
+        others = [one for one in launchers_of("any") if launcher_capabilities(one).freezes_layers]
         yield FieldError(
             pointer="/workload/trained_layers",
-            message=f"{able.launcher} trains all layers",
-            allowed="all layers",
+            message=f"plans for {able.launcher} can't freeze some layers",
+            allowed=f"all layers, or the launchers {', '.join(others)}",
+            tip=f"--launcher {others[0]}",
         )
 
 

@@ -71,6 +71,7 @@ EXPECTED = {
     "Pre-train an 8B model under torchtitan": Expected(launchers=("torchtitan",), gpus=8),
     "LoRA with LLaMA-Factory": Expected(launchers=("llama-factory-accelerate",), gpus=4),
     "LoRA with Axolotl": Expected(launchers=("axolotl",), gpus=4),
+    "Train the last four layers with Axolotl": Expected(launchers=("axolotl",), gpus=4),
     "Train from a quantised checkpoint": Expected(gpus=8, says="16-bit weights"),
     "Pre-train a 70B model on 16 DGX H100": Expected(gpus=128),
     # 17 nodes leave tensor and data ranks no divisor but 17 stages

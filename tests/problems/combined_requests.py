@@ -200,6 +200,7 @@ def _workload(random: Random, *, large: bool) -> dict[str, Any]:
         **_maybe(random, 0.2, "lora_targets", random.choice((["linear_qkv"], ["q_proj", "down_proj"]))),
         **_maybe(random, 0.2, "base_precision", random.choice(("fp32", "int8", "nf4", "nf4-double"))),
         **_maybe(random, 0.2, "trained_modules", ["norm"]),
+        **_maybe(random, 0.1, "trained_layers", random.choice(("none", "0", "1,2"))),
         **_maybe(random, 0.2, "images_per_sample", random.choice((0.5, 2.0))),
         **_maybe(random, 0.2, "image_tokens", random.choice((256, {"p50": 64, "p100": 256}))),
         **_maybe(random, 0.2, "frozen", random.sample(("vision", "projector", "language"), 1)),

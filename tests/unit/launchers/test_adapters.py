@@ -464,6 +464,7 @@ def test_what_is_trained_whole_is_written_under_each_trainers_name_of_it_and_pri
     ("layers", "modules", "patterns"),
     [
         ("30-31", (), ["^model.layers.(30|31)."]),
+        ("none", ("lm_head",), ["^lm_head.weight$"]),
         (
             "none",
             ("embed_tokens", "lm_head"),

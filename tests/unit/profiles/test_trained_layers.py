@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.profiles.trained_layers import layers_named, ranges_of, training_of
+from meshwright.profiles.trained_layers import layers_named, nearest_layers, ranges_of, training_of
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,20 @@ def test_layers_are_written_as_few_ranges(layers: tuple[int, ...], text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "embedding", "training"),
+    ("text", "meant"),
+    [
+        ("28 - 31", "28-31"), ("28..31", "28-31"), ("28:31", "28-31"), ("31-28", "28-31"),
+        ("0, 31-28", "0,28-31"), ("-1", "31"), ("-4", "28"), ("last", "31"), ("last4", "28-31"),
+        ("last 4", "28-31"), ("last0", "31"), ("-99", "0"), ("all", ""), ("some", "0-31"),
+        ("30-40,", "0-31"),
+    ],
+)  # fmt: skip
+def test_other_words_for_layers_have_the_nearest_ranges(text: str, meant: str) -> None:
+    assert nearest_layers(text, 32) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "reaches_inputs", "training"),
     [
         ("", False, ()),
         ("2", False, ("below", "below", "trained", "frozen")),
@@ -43,6 +56,6 @@ def test_layers_are_written_as_few_ranges(layers: tuple[int, ...], text: str) ->
     ],
 )
 def test_gradients_go_as_far_down_as_something_is_trained(
-    text: str, embedding: bool, training: tuple[str, ...]
+    text: str, reaches_inputs: bool, training: tuple[str, ...]
 ) -> None:
-    assert training_of(text, 4, embedding=embedding) == training
+    assert training_of(text, 4, reaches_inputs=reaches_inputs) == training

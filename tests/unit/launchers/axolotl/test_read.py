@@ -520,6 +520,7 @@ def test_patterns_that_train_the_whole_language_model_freeze_the_tower(
     [
         ("mistralai/Mistral-7B-v0.1", "['model.layers.2[4-9]+.', model.layers.3]", "3,24-31", ()),
         ("mistralai/Mistral-7B-v0.1", "['^model.layers.(8|9).']", "8-9", ()),
+        ("mistralai/Mistral-7B-v0.1", "['^lm_head.weight$']", "none", ("lm_head",)),
         ("mistralai/Mistral-7B-v0.1", "[model]", "0-31", ("embed_tokens",)),
         (
             "mistralai/Mistral-7B-v0.1",  # hooks make gradients of other rows 0
@@ -549,8 +550,8 @@ def test_patterns_of_whole_layers_and_ends_are_read(
     [
         ("adapter: lora\nunfrozen_parameters: [^model.language_model.*]\n", "trains nothing: peft's names"),
         ("adapter: lora\nunfrozen_parameters: [base_model.*]\n", "a part of the language model's weights"),
-        ("unfrozen_parameters: ['model.layers.4[4-9]+.mlp']\n", "a part of the language model's weights"),
-        ("unfrozen_parameters: ['^lm_head.weight$']\n", "lm_head without embed_tokens"),
+        ("unfrozen_parameters: ['model.layers.4[4-9]+.mlp']\n", "other weights than whole layers"),
+        ("unfrozen_parameters: ['^model.norm.weight$']\n", "model.norm.weight. trains other weights than"),
         ("unfrozen_parameters: ['(model|lm_head)+']\n", "operators that can't be read"),
         ("unfrozen_parameters: ['model.layers.(.*a)+']\n", "operators that can't be read"),
     ],

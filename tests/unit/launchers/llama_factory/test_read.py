@@ -329,7 +329,10 @@ def test_freeze_tuning_trains_the_layers_that_llama_factory_picks(
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (f"{FREEZES} --freeze_trainable_layers 5 --use_llama_pro", "5 does not divide 28 layers"),
+        (
+            f"{FREEZES} --freeze_trainable_layers 5 --use_llama_pro",
+            "5 does not divide 28 layers.* Nearest: 4 or 7",
+        ),
         (f"{FREEZES} --freeze_trainable_modules mlp", "a part of layers is not supported"),
         (f"{FREEZES} --freeze_extra_modules norm", "norm is not supported"),
         (f"{FREEZES} --freeze_trainable_layers 0", "trains nothing"),
@@ -468,9 +471,26 @@ def test_oft_rotates_blocks_of_inputs_of_frozen_layers_in_any_bits(more: str, ba
     assert (again.workload.lora_rank, again.workload.lora_targets) == (64, workload.lora_targets)
 
 
-def test_a_number_of_oft_blocks_is_refused() -> None:
-    with pytest.raises(InvalidProblemError, match="oft_rank: line 10: so many blocks of each layer"):
-        read(f"{OFT}oft_rank: 8\n", Overrides(num_gpus=1), "a.yaml")
+@pytest.mark.parametrize(
+    ("block", "more", "why"),
+    [
+        (64, "oft_rank: 8\n", "oft_rank: line 10: so many blocks of each layer"),
+        (0, "oft_rank: 8\n", "oft_rank: line 10: so many blocks of each layer"),  # as peft has it
+        (1, "", "oft_block_size: .* Allowed: 2 to"),
+        (0, "", "oft_block_size: .* Allowed: 2 to"),
+    ],
+)
+def test_oft_blocks_by_number_or_of_one_input_are_refused(block: int, more: str, why: str) -> None:
+    text = OFT.replace("block_size: 64", f"block_size: {block}")
+    with pytest.raises(InvalidProblemError, match=why) as caught:
+        read(text + more, Overrides(num_gpus=1), "a.yaml")
+    assert len(caught.value.errors) == 1
+
+
+def test_no_note_says_that_what_freeze_tuning_reads_does_nothing() -> None:
+    found = read(f"{FREEZES} --freeze_extra_modules lm_head --freeze_trainable_layers 4 --lora_rank 4\n")
+    assert [note for note in found.notes if "freeze_" in note] == []
+    assert any("lora_rank does nothing" in note for note in found.notes)
 
 
 def test_a_name_that_llama_factory_lacks_is_refused_over_megatron_core_too() -> None:

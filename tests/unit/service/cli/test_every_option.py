@@ -175,6 +175,7 @@ OF_A_PROBLEM: dict[str, Case | str] = {
     "--lora-target": Case("q_proj", beside=ADAPTERS),
     "--base-precision": Case("nf4", beside=ADAPTERS),
     "--trained-module": Case("lm_head", beside=ADAPTERS),
+    "--trained-layers": Case("1", beside="--launcher axolotl"),
     "--launcher": "torchtitan",
     "--stack": "megatron-lm-2021",
     "--reserve-nodes": Case("1", beside="--num-nodes 2"),

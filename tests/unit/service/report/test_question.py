@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from meshwright.service.report.question import title_of
+from meshwright.service.report.question import question_words, title_of
 from meshwright.service.requests.parse import parse_problem
 from tests.served.api_client import submit
 
@@ -31,6 +31,12 @@ def asked(model: str, cluster: object, **workload: object) -> dict[str, Any]:
             {"lora_rank": 16, "base_precision": "nf4"},
             "Qwen3 8B QLoRA on 1 × H100 80 GB",
         ),
+        (
+            "qwen3-8b",
+            {"gpu": "h100", "num_gpus": 1},
+            {"trained_layers": "none", "trained_modules": ["lm_head"]},
+            "Qwen3 8B, lm_head trained on 1 × H100 80 GB",
+        ),
         ("llama-3.1-8b", {"name": "dgx-h100", "num_nodes": 2}, {}, "Llama 3.1 8B on 16 × H100 80 GB"),
         ("llama-3.1-8b", "2xdgx-h100,4xdgx-a100", {}, "Llama 3.1 8B on 16 × H100 80 GB + 32 × A100 80 GB"),
         (
@@ -45,6 +51,27 @@ def test_a_title_names_the_model_its_training_and_the_gpus(
     model: str, cluster: object, workload: dict[str, object], title: str
 ) -> None:
     assert title_of(parse_problem(asked(model, cluster, **workload))) == title
+
+
+@pytest.mark.parametrize(
+    ("workload", "trained"),
+    [
+        ({"trained_layers": "0"}, "of layer 0 trained"),
+        ({"trained_layers": "24,25-27"}, "of layers 24-27 trained"),
+        ({"trained_layers": "none", "trained_modules": ["lm_head"]}, "of lm_head trained"),
+        ({"trained_layers": "0", "trained_modules": ["lm_head"]}, "of layer 0 and lm_head trained"),
+        ({"trained_layers": ",".join(map(str, range(0, 32, 2)))}, "of 16 of 36 layers trained"),
+        ({"lora_rank": 8, "base_precision": "nf4"}, "of LoRA trained"),
+        (
+            {"lora_rank": 8, "lora_targets": ["q_proj"], "framework_options": {"oft": True}},
+            "of OFT trained",
+        ),
+    ],
+)
+def test_a_header_names_what_is_trained(workload: dict[str, object], trained: str) -> None:
+    cluster = {"gpu": "h100", "num_gpus": 1}
+    problem = parse_problem(asked("qwen3-8b", cluster, **workload) | {"launcher": "none"})
+    assert trained in question_words(problem)[0]
 
 
 def test_lists_and_answers_of_the_api_have_the_title(client: TestClient) -> None:

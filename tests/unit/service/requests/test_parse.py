@@ -687,7 +687,7 @@ def test_a_request_may_name_every_optimizer_that_is_priced() -> None:
 def test_without_a_launcher_the_first_that_can_express_the_model_is_taken() -> None:
     asked = {name: value for name, value in request().items() if name != "launcher"}
     assert parse_problem(asked).launcher == "megatron-lm"
-    assert parse_problem({**asked, "model": {"name": "kimi-k2"}}).launcher == "ms-swift"
+    assert parse_problem({**asked, "model": {"name": "kimi-k2"}}).launcher == "megatron-bridge"
 
 
 def test_a_launcher_that_cannot_express_the_model_is_searched_with_a_warning() -> None:
@@ -811,10 +811,20 @@ def test_images_that_cannot_be_are_refused_by_field(
         ({"trained_layers": "80"}, "trained_layers", "has 80 layers, counted from 0"),
         ({"trained_layers": "79-70"}, "trained_layers", "79-70 is no list of layers"),
         ({"trained_layers": "last"}, "trained_layers", "last is no list of layers"),
+        ({"trained_layers": "last4"}, "trained_layers", "no list of layers.* Nearest: 76-79"),
         ({"trained_layers": "none"}, "trained_layers", "nothing is trained"),
-        ({"trained_layers": "79", "lora_rank": 8}, "trained_layers", "next to lora_rank"),
+        (
+            {"trained_layers": "79", "lora_rank": 8},
+            "trained_layers",
+            "Allowed: lora_rank 0, or",
+        ),
         ({"trained_layers": "79", "trained_modules": ["norm"]}, "trained_modules", "embedding and head"),
         ({"trained_modules": ["lm_head"]}, "trained_modules", "without adapters all weights are trained"),
+        (
+            {"framework_options": {"oft": True}, "lora_rank": 1, "lora_targets": ["q_proj"]},
+            "lora_rank",
+            "a block of one input",
+        ),
     ],
 )
 def test_trained_layers_that_cannot_be_are_refused_by_field(
@@ -825,10 +835,29 @@ def test_trained_layers_that_cannot_be_are_refused_by_field(
     assert caught.value.errors[0].pointer == f"/workload/{field}"
 
 
+@pytest.mark.parametrize(
+    ("changes", "tip"),
+    [
+        ({"trained_layers": "all"}, "without --trained-layers"),
+        ({"trained_layers": "none"}, "--trained-module lm_head"),
+        ({"trained_layers": "79", "lora_rank": 8}, "without --trained-layers"),
+        ({"trained_layers": "79", "optimizer": "galore"}, "without --trained-layers"),
+    ],
+)
+def test_faults_of_trained_layers_have_options_that_have_an_answer(
+    changes: dict[str, object], tip: str
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(request(workload={**WORKLOAD, **changes}, launcher="none"))
+    assert [fault.tip for fault in caught.value.errors] == [tip]
+
+
 def test_trained_layers_are_for_launchers_that_freeze_others() -> None:
     work = {**WORKLOAD, "trained_layers": "76-79", "trained_modules": ["lm_head", "embed_tokens"]}
     assert parse_problem(request(workload=work, launcher="axolotl")).workload.trained_layers == "76-79"
-    assert "megatron-lm trains all layers" in sentence(request(workload=work, launcher="megatron-lm"))
+    assert "plans for megatron-lm can't freeze some layers" in sentence(
+        request(workload=work, launcher="megatron-lm")
+    )
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,21 @@ def test_a_trained_embedding_sends_gradients_through_all_layers() -> None:
     assert found.optimizer_bytes[0, 2] > 0.0 == found.optimizer_bytes[0, 3]
 
 
+@pytest.mark.parametrize(("framework", "reached"), [(FREEZES, False), ("axolotl", True)])
+def test_a_trained_head_sends_gradients_through_all_layers_under_axolotl(
+    framework: str, *, reached: bool
+) -> None:
+    problem = replace(
+        a_problem(LLAMA, trained_layers="none", trained_modules=("lm_head",)), launcher=framework
+    )
+    layout = a_layout(stage_layers=(LLAMA.num_layers,))
+    found = price(problem, Columns.of([layout]), a_profile(problem, framework))
+    assert {*problem.training} == {"frozen" if reached else "below"}
+    for name in ("backward_s", "activation_bytes"):
+        assert bool(getattr(found, name)[0, 0] > 0.0) is reached, name
+    assert found.backward_s[0, 1] == 0.0  # of the embedding: none of its weights is trained
+
+
 def test_a_frozen_layer_has_one_of_two_products_in_its_backward_pass() -> None:
     _, found, kinds = priced("0", full=False)
     frozen, trained = kinds.index("frozen"), kinds.index("trained")
@@ -109,9 +124,7 @@ def test_the_host_keeps_the_states_of_the_trained_layers() -> None:
 
 def test_experts_next_to_dense_layers_are_kinds_of_their_own() -> None:
     model = find_model("deepseek-v2-lite")
-    kinds = LayerLayout.of(
-        model, replace(a_problem(model).workload, trained_layers="0,26").training_of(model)
-    )
+    kinds = LayerLayout.of(model, a_problem(model, trained_layers="0,26").training)
     assert [(one.kind, one.trains) for one in kinds.kinds] == [
         ("moe", "frozen"), ("dense", "trained"), ("moe", "trained"),
     ]  # fmt: skip

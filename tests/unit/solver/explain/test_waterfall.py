@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import BATCHINGS, SequenceLengths
 from meshwright.service.requests.configuration import completed
@@ -22,6 +23,10 @@ START = Configuration(
     tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=4, virtual_pipeline_size=5,
     data_parallel_size=4, zero_stage=1, zero_shard_size=4, num_microbatches=128,
     pipeline_schedule="interleaved_1f1b", stage_layers=(4,) * 20,
+)  # fmt: skip
+ALONE = replace(
+    START, pipeline_parallel_size=1, virtual_pipeline_size=1, data_parallel_size=1, zero_stage=0,
+    zero_shard_size=1, num_microbatches=512, pipeline_schedule="none", stage_layers=(80,),
 )  # fmt: skip
 
 
@@ -63,6 +68,16 @@ def test_the_terms_add_up_to_the_step_of_any_configuration(found: tuple[Problem,
     fall = fall_of(*found)
     uneven = ("unequal_lengths",) * (found[0].workload.lengths is not None)
     assert tuple(fall) == (*TERMS, *uneven)
+    assert all(fall[name] >= -1e-9 for name in TERMS if name not in ("bubble", "calibration"))
+
+
+@pytest.mark.parametrize("layers", ["28-31", "0", "31", "7,15", "none"])
+@pytest.mark.parametrize("launcher", ["axolotl", "llama-factory-accelerate"])
+def test_no_term_has_a_backward_pass_below_the_trained_layers(layers: str, launcher: str) -> None:
+    problem = a_problem(model=find_model("llama-3.1-8b"), cluster=a_cluster(num_nodes=1))
+    work = replace(problem.workload, trained_layers=layers, trained_modules=("lm_head",))
+    problem = replace(problem, workload=work, launcher=launcher)
+    fall = fall_of(problem, replace(ALONE, stage_layers=(32,)))
     assert all(fall[name] >= -1e-9 for name in TERMS if name not in ("bubble", "calibration"))
 
 
@@ -133,10 +148,7 @@ def test_what_recomputes_nothing_loses_nothing_to_it() -> None:
 
 def test_one_node_has_no_stragglers() -> None:
     problem = a_problem(cluster=a_cluster(num_nodes=1))
-    alone = replace(START, pipeline_parallel_size=1, virtual_pipeline_size=1, data_parallel_size=1,
-                    zero_stage=0, zero_shard_size=1, num_microbatches=512, pipeline_schedule="none",
-                    stage_layers=(80,))  # fmt: skip
-    fall = fall_of(problem, alone)
+    fall = fall_of(problem, ALONE)
     assert fall["straggler"] == 0.0
     assert fall["imbalance"] == pytest.approx(0.0, abs=1e-9)
     assert fall["bubble"] == pytest.approx(0.0, abs=1e-9)
