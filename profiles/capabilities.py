@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from itertools import chain
 from math import lcm
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from meshwright.profiles.adapters import ALL_LINEAR, bound_targets, language_names, usual_targets
 from meshwright.profiles.catalog import CATALOG, catalog_file
@@ -121,7 +121,8 @@ class Capabilities:
     omits_prediction: tuple[str, ...] = ()
     # Parts of a model with a tower that it freezes without adapters: "none", "vision+projector", or "any"
     frozen_sets: tuple[str, ...] = ("any",)
-    freezes_layers: bool = False  # it can train some layers alone
+    # Which layers it can train alone: "any"; "counted", the first or last, or the last of each of n parts
+    freezes_layers: Literal["", "any", "counted"] = ""
     frozen_together: tuple[str, ...] = ()  # types of which it freezes tower and projector both, or neither
     projector_trained: tuple[str, ...] = ()  # types of which it trains some of the projector always
     batchings: tuple[str, ...] = ()  # how it makes sequences if document lengths are given

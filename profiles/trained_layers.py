@@ -66,6 +66,27 @@ def ranges_of(layers: Iterable[int]) -> str:
     return ",".join("-".join(map(str, one)) for one in found)
 
 
+def counted_layers(number: int, num_layers: int, *, apart: bool) -> range:
+    """Return the last layers, the first ones if the number is negative, or the last of so many parts.
+
+    As LLaMA-Factory 0.9.5 counts them (``model/adapter.py:59``); ``apart``: LLaMA-Pro's blocks.
+    """
+    if apart:
+        stride = max(num_layers // max(number, 1), 1)
+        return range(stride - 1, num_layers, stride)
+    return range(max(0, num_layers - number), num_layers) if number > 0 else range(min(-number, num_layers))
+
+
+def count_of(text: str, num_layers: int) -> tuple[int, bool] | None:
+    """Return number and ``apart`` with which ``counted_layers`` are those named; None: there is none."""
+    layers = layers_named(text)
+    number = len(layers)
+    for signed, apart in ((number, False), (-number, False), (number, True)):
+        if tuple(counted_layers(signed, num_layers, apart=apart)) == layers:
+            return signed, apart
+    return None
+
+
 @lru_cache(maxsize=256)
 def training_of(text: str, num_layers: int, *, reaches_inputs: bool) -> tuple[LayerTraining, ...]:
     """Return what becomes of each layer; () where all of them are trained.

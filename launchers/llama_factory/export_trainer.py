@@ -22,6 +22,7 @@ from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import is_checkpoints
+from meshwright.profiles.trained_layers import count_of
 from meshwright.solver.problem import Workload
 
 FOLLOWS = "model_name_or_path=… dataset=… template=… output_dir=…"
@@ -50,8 +51,22 @@ def _is_ligers(target: Target) -> bool:
 def _kind(workload: Workload) -> str:
     """Return what is trained, by LLaMA-Factory's word."""
     if not workload.lora_rank:
-        return "full"
+        return "freeze" if workload.trained_layers else "full"
     return "oft" if workload.framework_options.get("oft") else "lora"
+
+
+def _layers(target: Target) -> Values:
+    """Return which layers and ends are trained, where the others are frozen (model/adapter.py:59)."""
+    workload = target.workload
+    counted = count_of(workload.trained_layers, target.model.num_layers)
+    if not workload.trained_layers or counted is None:
+        return {}
+    ends = class_targets(target.model, workload.trained_modules)
+    return {
+        "freeze_trainable_layers": counted[0],
+        **({"use_llama_pro": True} if counted[1] else {}),
+        **({"freeze_extra_modules": ",".join(ends)} if ends else {}),
+    }
 
 
 class LlamaFactoryFiles(TrainerFiles):
@@ -71,7 +86,8 @@ class LlamaFactoryFiles(TrainerFiles):
         "pure_bf16", "quantization_bit",
         "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
         "use_muon",
-        "use_unsloth", "freeze_trainable_layers", "additional_target", "pref_loss", "ref_model",
+        "use_unsloth", "freeze_extra_modules", "freeze_trainable_layers", "use_llama_pro",
+        "additional_target", "pref_loss", "ref_model",
     )  # fmt: skip
 
     def own(self, target: Target) -> Values:
@@ -82,6 +98,7 @@ class LlamaFactoryFiles(TrainerFiles):
             **({"pref_loss": "simpo"} if workload.sample_word == "pair" else {}),  # others have a reference
             "do_train": True,
             "finetuning_type": _kind(workload),
+            **_layers(target),
             "packing": packs,
             "neat_packing": workload.lengths is not None and packs,  # documents attend only to themselves
             "pure_bf16": not keeps_fp32(target),  # model/adapter.py, init_adapter

@@ -61,6 +61,7 @@ def trains_as_v1_does(target: Target) -> Iterator[FieldError]:
         ("/workload/precision", "bf16", workload.precision == "bf16"),
         ("/workload/batching", "padding_to_longest", workload.lengths is None or pads_to_longest(target)),
         ("/workload/framework_options/attention_kernel", "flash2, sdpa, torch", kernel in KERNELS),
+        ("/workload/trained_layers", "all layers", not workload.trained_layers),
         ("/workload/framework_options/oft", "false", not workload.framework_options.get("oft")),
         (
             "/workload/framework_options/loss_kernel", "none",

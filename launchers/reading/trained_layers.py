@@ -11,7 +11,7 @@ from meshwright.profiles.adapters import EMBEDDING, HEAD
 from meshwright.profiles.documents import shown
 from meshwright.profiles.layer_names import class_name, end_names, layers_path
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.trained_layers import NONE, ranges_of
+from meshwright.profiles.trained_layers import NONE, counted_layers, ranges_of
 
 # How transformers names a language model's weights: alone, and next to a tower (5 and 4).
 LANGUAGES = ("model.", "model.language_model.", "language_model.")
@@ -75,10 +75,7 @@ def of_freezing(fields: Fields, model: ModelSpec) -> dict[str, Any]:
             allowed=", ".join(map(str, divisors)),
             nearest=" or ".join(map(str, near)),
         )
-    stride = max(count // max(number, 1), 1)
-    layers: Iterable[int] = range(stride - 1, count, stride) if fields.flag(_PRO) else range(count)
-    if not fields.flag(_PRO):
-        layers = range(max(0, count - number), count) if number > 0 else range(min(-number, count))
+    layers = counted_layers(number, count, apart=fields.flag(_PRO))
     names = {class_name(model.layer_names, module): module for module in (EMBEDDING, HEAD)}
     extra = [one.strip() for one in fields.word("freeze_extra_modules", "").split(",") if one.strip()]
     for one in (one for one in extra if one not in names):

@@ -46,6 +46,7 @@ from meshwright.profiles.storage import WHOLE_PRECISIONS, is_checkpoints
 from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
+from meshwright.profiles.trained_layers import count_of
 from meshwright.profiles.units import GIB
 from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.answer import Plan
@@ -90,7 +91,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     yield from _word_faults(problem.workload, able)
     yield from _ends_faults(problem.workload)
     yield from _adapter_faults(problem, able)
-    yield from _layer_faults(problem.workload, able)
+    yield from _layer_faults(problem, able)
     yield from _sample_faults(problem.workload, able)
     yield from _frozen_faults(problem, able)
     yield from batching_faults(problem, able)
@@ -195,9 +196,8 @@ def _rotation_faults(problem: Problem, able: Capabilities, name: str) -> Iterato
     routed = any(one.experts for one in adapted_layers(problem.model, "moe", workload.lora_targets))
     others = [one for one in launchers_of("any") if launcher_capabilities(one).rotates_inputs]
     fused = {*FUSED_TARGETS} & {*workload.lora_targets}
-    under = f"false, or the launchers {', '.join(others)}"
     lacking = {
-        f"{name} has no such adapters": (not able.rotates_inputs, under, f"--launcher {others[0]}"),
+        f"{name} has no such adapters": (not able.rotates_inputs, "false", f"--launcher {others[0]}"),
         "experts are not rotated": (routed, "false, or lora_targets without experts", ""),
         "fused layers of Megatron-Core are not rotated": (
             fused and able.rotates_inputs and not routed,
@@ -304,15 +304,27 @@ _REFERENCES = {
 }  # fmt: skip
 
 
-def _layer_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
-    if workload.trained_layers and not able.freezes_layers:
-        others = [one for one in launchers_of("any") if launcher_capabilities(one).freezes_layers]
-        yield FieldError(
-            pointer="/workload/trained_layers",
-            message=f"plans for {able.launcher} can't freeze some layers",
-            allowed=f"all layers, or the launchers {', '.join(others)}",
-            tip=f"--launcher {others[0]}",
-        )
+def _layer_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Reject trained layers that the launcher's files can't name."""
+    if _trains_layers(problem, able):
+        return
+    own = "train these layers alone" if able.freezes_layers else "freeze some layers"
+    counted = "the first or the last layers, " if able.freezes_layers else ""
+    others = [one for one in launchers_of("any") if _trains_layers(problem, launcher_capabilities(one))]
+    yield FieldError(
+        pointer="/workload/trained_layers",
+        message=f"plans for {able.launcher} can't {own}",
+        allowed=f"{counted}all layers",
+        tip=f"--launcher {others[0]}",
+    )
+
+
+def _trains_layers(problem: Problem, able: Capabilities) -> bool:
+    """Return whether a launcher's files can name the trained layers."""
+    layers, kind = problem.workload.trained_layers, able.freezes_layers
+    if not layers or kind != "counted":
+        return not layers or kind == "any"
+    return count_of(layers, problem.model.num_layers) is not None
 
 
 def _frozen_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:

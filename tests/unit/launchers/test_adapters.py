@@ -489,6 +489,37 @@ def test_axolotl_is_told_which_layers_it_trains_and_they_are_read_back(
     assert (work.trained_layers, work.trained_modules) == (layers, modules)
 
 
+@pytest.mark.parametrize(
+    ("layers", "modules", "told"),
+    [
+        ("28-31", (), {"freeze_trainable_layers": 4}),
+        ("0-1", (), {"freeze_trainable_layers": -2}),
+        ("7,15,23,31", (), {"freeze_trainable_layers": 4, "use_llama_pro": True}),
+        ("31", ("lm_head",), {"freeze_trainable_layers": 1, "freeze_extra_modules": "lm_head"}),
+        ("none", ("lm_head",), {"freeze_trainable_layers": 0, "freeze_extra_modules": "lm_head"}),
+    ],
+)
+def test_llama_factory_is_told_how_many_layers_it_trains_and_they_are_read_back(
+    layers: str, modules: tuple[str, ...], told: dict[str, object]
+) -> None:
+    found = tuned("llama-factory-accelerate", lora_rank=0, trained_layers=layers, trained_modules=modules)
+    texts = files(found)
+    values = yaml.safe_load(texts["llama_factory_train.yaml"])
+    assert values["finetuning_type"] == "freeze"
+    names = ("freeze_trainable_layers", "use_llama_pro", "freeze_extra_modules")
+    assert {name: values[name] for name in names if name in values} == told
+    source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
+    work = read_launch_files(source).workload
+    assert (work.trained_layers, work.trained_modules) == (layers, modules)
+
+
+def test_layers_that_llama_factory_does_not_count_are_refused_with_a_launcher() -> None:
+    found = tuned("llama-factory-accelerate", lora_rank=0, trained_layers="3,9")
+    (fault,) = problem_faults(found.problem, launcher_capabilities("llama-factory-accelerate"))
+    assert (fault.pointer, fault.tip) == ("/workload/trained_layers", "--launcher axolotl")
+    assert "the first or the last layers" in str(fault.allowed)
+
+
 def test_nothing_is_trained_whole_beside_fused_layers_or_without_adapters() -> None:
     able = launcher_capabilities("ms-swift")
     problem = tuned("trl", trained_modules=("lm_head",)).problem

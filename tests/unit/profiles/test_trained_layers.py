@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.profiles.trained_layers import layers_named, nearest_layers, ranges_of, training_of
+from meshwright.profiles.trained_layers import (
+    count_of,
+    layers_named,
+    nearest_layers,
+    ranges_of,
+    training_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,17 @@ def test_layers_are_written_as_few_ranges(layers: tuple[int, ...], text: str) ->
 )  # fmt: skip
 def test_other_words_for_layers_have_the_nearest_ranges(text: str, meant: str) -> None:
     assert nearest_layers(text, 32) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("28-31", (4, False)), ("0-3", (-4, False)), ("0-31", (32, False)), ("7,15,23,31", (4, True)),
+        ("none", (0, False)), ("31", (1, False)), ("7", None), ("0,31", None),
+    ],
+)  # fmt: skip
+def test_layers_are_counted_from_an_end_or_as_parts(text: str, counted: tuple[int, bool] | None) -> None:
+    assert count_of(text, 32) == counted
 
 
 @pytest.mark.parametrize(

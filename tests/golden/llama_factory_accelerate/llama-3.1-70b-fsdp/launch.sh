@@ -46,11 +46,12 @@ needs_package 'flash-attn (the prediction assumes FlashAttention'"'"'s kernels)'
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
 readonly PLAN_DECIDES=(
     additional-target bf16 cutoff-len deepspeed do-train enable-liger-kernel finetuning-type
-    flash-attn fp16 fp8 freeze-trainable-layers fsdp fsdp-config gradient-accumulation-steps
-    gradient-checkpointing load-in-4bit load-in-8bit lora-rank lora-target loraplus-lr-ratio
-    neat-packing oft-block-size optim packing per-device-train-batch-size pref-loss pure-bf16
-    quantization-bit quantization-method ref-model stage torch-compile upcast-layernorm use-badam
-    use-dora use-galore use-muon use-unsloth
+    flash-attn fp16 fp8 freeze-extra-modules freeze-trainable-layers fsdp fsdp-config
+    gradient-accumulation-steps gradient-checkpointing load-in-4bit load-in-8bit lora-rank
+    lora-target loraplus-lr-ratio neat-packing oft-block-size optim packing
+    per-device-train-batch-size pref-loss pure-bf16 quantization-bit quantization-method ref-model
+    stage torch-compile upcast-layernorm use-badam use-dora use-galore use-llama-pro use-muon
+    use-unsloth
 )
 plain_name() {
     REPLY="${1%%[= ]*}"
