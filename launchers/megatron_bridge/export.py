@@ -388,8 +388,14 @@ def _wavelengths(model: ModelSpec) -> Values:
     scaling = model.rotary_scaling
     if scaling is None or scaling.kind != "yarn":
         return {}
+    original = scaling.original_max_position_embeddings or model.max_position_embeddings
     usual = {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
-    return {name: getattr(scaling, name) for name in usual if getattr(scaling, name) != usual[name]}
+    own = {
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+        "original_max_position_embeddings": original or 4096,
+    }
+    return {name: value for name, value in own.items() if value != usual[name]}
 
 
 def _model(model: ModelSpec) -> Values:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -244,17 +245,23 @@ def test_muon_in_eight_bits_keeps_weights_in_sixteen() -> None:
         ({}, ["model.beta_fast=1.0"]),
         ({"beta_slow": 2.0}, ["model.beta_fast=1.0", "model.beta_slow=2.0"]),
         ({"beta_fast": 32.0}, []),
+        (
+            {"beta_fast": 32.0, "original_max_position_embeddings": 8192},
+            ["model.original_max_position_embeddings=8192"],
+        ),
     ],
 )
 def test_wavelengths_of_latent_attention_are_written_unless_they_are_usual(
-    changes: dict[str, float], written: list[str]
+    changes: dict[str, Any], written: list[str]
 ) -> None:
     # Megatron-LM d98e8a64, transformer_config.py:3321: beta_fast 32, beta_slow 1
     kimi = find_model("kimi-k2")
     assert kimi.rotary_scaling is not None
-    model = replace(kimi, rotary_scaling=replace(kimi.rotary_scaling, **changes))  # type: ignore[arg-type]
+    model = replace(kimi, rotary_scaling=replace(kimi.rotary_scaling, **changes))
     text = "\n".join(line for _, lines in override_parts(replace(FOUND, problem=replace(
         FOUND.problem, model=model))) for line in lines)  # fmt: skip
-    assert [one for one in text.splitlines() if one.startswith("model.beta_")] == written
+    assert [
+        one for one in text.splitlines() if one.startswith(("model.beta_", "model.original_"))
+    ] == written
     scaled = {fact for fact in model_facts(model) if fact.startswith("yarn")}
     assert scaled <= {*launcher_capabilities("megatron-bridge").model_facts}
