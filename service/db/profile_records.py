@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
@@ -143,12 +144,30 @@ def find_measurement(connection: Connection, tenant: str, key: str) -> Measureme
 
 
 def newest_measurements(
-    connection: Connection, tenant: str, scope: str, *, limit: int
+    connection: Connection, tenant: str, scope: str, *, limit: int, until_s: float = inf
 ) -> list[MeasurementRecord]:
     """Return up to ``limit`` measurements of one cluster and framework, newest first."""
-    query = select(*_MEASUREMENT).where(measurements.c.tenant == tenant, measurements.c.scope == scope)
+    query = select(*_MEASUREMENT).where(
+        measurements.c.tenant == tenant,
+        measurements.c.scope == scope,
+        measurements.c.created_at_s <= until_s,
+    )
     query = query.order_by(measurements.c.created_at_s.desc(), measurements.c.id.desc()).limit(limit)
     return all_of(connection, MeasurementRecord, query)
+
+
+def runs_behind(connection: Connection, profile_id: str, *, limit: int) -> list[MeasurementRecord]:
+    """Return up to ``limit`` measurements that a calibration learnt from, newest first; none: of no run."""
+    query = select(profiles.c.tenant, *_MEASUREMENT).where(
+        profiles.c.id == profile_id,
+        measurements.c.tenant == profiles.c.tenant,
+        measurements.c.scope == profiles.c.scope,
+        measurements.c.profile_id == profile_id,
+    )
+    last = connection.execute(query.limit(1)).one_or_none()
+    if last is None:
+        return []
+    return newest_measurements(connection, last.tenant, last.scope, limit=limit, until_s=last.created_at_s)
 
 
 def insert_measurement(connection: Connection, tenant: str, measurement_id: str, **values: object) -> None:

@@ -11,8 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.profile import default_profile, framework_of
-from meshwright.profiles.reading import FieldReader
+from meshwright.profiles.profile import default_profile
 from meshwright.service.db import profile_records as records
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_measured
@@ -22,7 +21,7 @@ from meshwright.service.jobs.answers import stored_plan
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.profiles import read_given
-from meshwright.service.stored import FOREIGN_SHAPE
+from meshwright.service.stores.lessons import MAX_RUNS, given_of, observation_of, observations_of
 from meshwright.service.stores.profiles import keep_profile, profile_id_of, scope_of
 from meshwright.solver.answer import Prediction, settled_problem
 from meshwright.solver.calibration.calibrate import (
@@ -35,12 +34,8 @@ from meshwright.solver.calibration.observations import Observation, require_equa
 from meshwright.solver.configuration import Configuration, configuration_from_json
 from meshwright.solver.predict import predict, predict_all
 from meshwright.solver.problem import Problem
-from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
-MAX_RUNS = 64  # the newest ones teach; a fit of more takes seconds
 MAX_TRIES = 5  # with others that measure the same cluster at the same moment
-MAX_SECONDS = 1e6
-MAX_BYTES = 2**50
 _JUDGED = 8  # best plans of a job that a calibration is tried on
 
 
@@ -103,17 +98,12 @@ class Measurements:
         """Return the calibration with a new run, the run's row, and what the calibration leaves out."""
         job, plan = self._jobs.plan(tenant, plan_id)
         request = _settled(job.request, plan)
-        one = _observation(plan_id, request, plan["config"], body)
+        one = observation_of(plan_id, request, plan["config"], body)
         _require_possible(one)
         scope = scope_of(one.problem)
         with self._database.read() as connection:
             earlier = records.newest_measurements(connection, tenant, scope, limit=MAX_RUNS - 1)
-        seen, left_out = [], []
-        for old in earlier:
-            try:
-                seen.append(_observation(old.plan_id, old.request, old.config, old.body))
-            except (InvalidProblemError, *FOREIGN_SHAPE):
-                left_out.append(f"measurement {old.id} can't be read, so the calibration leaves it out")
+        seen, left_out = observations_of(earlier)
         document = calibrate([one, *seen], cluster=one.problem.cluster.name).to_json()
         row = {
             "scope": scope, "plan_id": plan_id, "request": request, "config": plan["config"],
@@ -153,9 +143,8 @@ class Measurements:
 
     def _learnt(self, tenant: str, record: MeasurementRecord) -> Learnt:
         with self._database.read() as connection:
-            document = records.document_of(connection, record.profile_id) or {}
+            calibration = given_of(connection, record.profile_id)
             version = records.version_of(connection, record.profile_id)
-        calibration = read_given(document)
         if not isinstance(calibration, Calibration):
             raise InvalidProblemError.of("/profile", "is not a calibration")
         problem = parse_problem(record.request)
@@ -207,41 +196,6 @@ def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[
     found = stored_plan(plan)
     require_equal_nodes(found.config, "")
     return problem_to_mapping(settled_problem(found, parse_problem(request)))
-
-
-def _observation(
-    plan_id: str, request: Mapping[str, object], config: Mapping[str, object], body: Mapping[str, object]
-) -> Observation:
-    reader = FieldReader(body, "")
-    timed = body.get("step_time_s") is not None
-    seconds = reader.number("step_time_s", low=1e-6, high=MAX_SECONDS) if timed else None
-    peak = reader.optional_integer("peak_memory_bytes", high=MAX_BYTES)
-    kind = reader.choice("memory_kind", MEMORY_KINDS, default="unknown")
-    rank = reader.choice("memory_rank", MEMORY_RANKS, default="unknown")
-    out = reader.flag("out_of_memory", default=False)
-    reader.refuse_unknown()
-    reader.finish()
-    if seconds is None and peak is None and not out:
-        message = "give what was measured: step_time_s, peak_memory_bytes or out_of_memory"
-        raise InvalidProblemError.of("", message)
-    if out and seconds is not None:
-        raise InvalidProblemError.of(
-            "/step_time_s",
-            "a run that is out of memory has no step time",
-            allowed="null with out_of_memory",
-        )
-    problem = parse_problem(request)
-    return Observation(
-        name=plan_id,
-        problem=problem,
-        configuration=configuration_from_json(config),
-        framework=framework_of(problem.launcher),
-        step_time_s=seconds,
-        peak_memory_bytes=float(peak) if peak else None,
-        memory_kind=kind,
-        memory_rank=rank,
-        out_of_memory=out,
-    )
 
 
 def _require_possible(one: Observation) -> None:

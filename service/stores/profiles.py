@@ -37,6 +37,7 @@ from meshwright.service.requests.profiles import (
     stored_id,
     taken,
 )
+from meshwright.service.stores.lessons import given_of
 from meshwright.solver.calibration.calibrate import IncredibleCalibrationError
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
@@ -206,16 +207,16 @@ class ProfileStore:
             )
 
     def _named_by(self, problem: Problem) -> Profile:
-        document = version = None
-        if problem.profile is not None and problem.profile != CATALOG:
-            profile_id = stored_id(problem.profile)
-            with self._database.read() as connection:
-                document = records.document_of(connection, profile_id)
-                version = records.version_of(connection, profile_id)
-            if document is None:
-                raise InvalidProblemError.of("/profile", "is not stored here")
+        given = version = None
         with faults_as(lambda fault: replace(fault, pointer="/profile")):
-            profile, warnings = profile_with(problem, [] if document is None else [read_given(document)])
+            if problem.profile is not None and problem.profile != CATALOG:
+                profile_id = stored_id(problem.profile)
+                with self._database.read() as connection:
+                    given = given_of(connection, profile_id)
+                    version = records.version_of(connection, profile_id)
+                if given is None:
+                    raise InvalidProblemError.of("/profile", "is not stored here")
+            profile, warnings = profile_with(problem, [] if given is None else [given])
         return replace(
             profile,
             title=profile.title

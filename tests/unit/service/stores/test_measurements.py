@@ -4,14 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, select, update
 
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
-from meshwright.service.db.tables import jobs
+from meshwright.service.db.tables import jobs, profiles
+from meshwright.service.db.tables import measurements as measured_runs
 from meshwright.service.errors import IdempotencyConflictError, NotFoundError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
@@ -107,6 +108,44 @@ def test_a_measurement_that_is_sent_again_when_its_job_is_forgotten_gets_the_sam
         connection.execute(update(jobs).values(finished_at_s=0.0))
     assert Retention(database, keep_jobs_days=1.0, idempotency_ttl_s=60.0).prune().jobs == 1
     assert measurements.add(TENANT, "aaa", body, key="run-1") == first
+
+
+def write_as_another_release(database: Database, profile_id: str) -> None:
+    """Take the last feature off every run of a stored calibration."""
+    with database.write() as connection:
+        here = profiles.c.id == profile_id
+        document = connection.execute(select(profiles.c.document).where(here)).scalar_one()
+        residual = document["residual"]
+        shorter = {**residual, "points": [point[:-1] for point in residual["points"]]}
+        connection.execute(update(profiles).where(here).values(document={**document, "residual": shorter}))
+
+
+def test_a_calibration_that_another_release_wrote_is_learnt_again_from_its_runs(
+    measurements: Measurements, store: ProfileStore, database: Database
+) -> None:
+    before = expected_s(PROBLEM, PLANS[0])
+    body = {"step_time_s": 1.3 * before}
+    first = measurements.add(TENANT, "aaa", body, key="run-1")
+    measurements.add(TENANT, "bbb", {"step_time_s": 1.1 * expected_s(PROBLEM, PLANS[1])}, key=None)
+    asked = replace(PROBLEM, profile=first.profile_id)
+    corrected = store.profile_of(asked)
+    write_as_another_release(database, first.profile_id)
+    assert measurements.add(TENANT, "aaa", body, key="run-1") == first
+    # the first run alone: the second came later, and led to another calibration
+    assert store.profile_of(asked) == corrected
+
+
+def test_a_calibration_of_another_release_whose_runs_are_gone_says_what_to_do(
+    measurements: Measurements, store: ProfileStore, database: Database
+) -> None:
+    body = {"step_time_s": 1.3 * expected_s(PROBLEM, PLANS[0])}
+    learnt = measurements.add(TENANT, "aaa", body, key=None)
+    write_as_another_release(database, learnt.profile_id)
+    with database.write() as connection:
+        connection.execute(delete(measured_runs))
+    with pytest.raises(InvalidProblemError, match="written by another version: calibrate again") as fault:
+        store.profile_of(replace(PROBLEM, profile=learnt.profile_id))
+    assert fault.value.errors[0].pointer == "/profile"
 
 
 def test_a_key_is_bound_to_its_plan_and_body(measurements: Measurements) -> None:
