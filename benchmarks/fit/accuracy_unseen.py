@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from math import log, sqrt
+from math import exp, hypot, log, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, median
 
@@ -21,6 +21,7 @@ from benchmarks.fit.accuracy_order import LEAST_CONFIGURATIONS, orders_of
 from benchmarks.fit.accuracy_spread import peak_errors
 from benchmarks.fit.accuracy_tables import table
 from meshwright.solver.accuracy import Report, Scored
+from meshwright.solver.cost.uncertainty import between
 from meshwright.solver.runs.table import Run
 
 _DATA = Path(__file__).parent.parent / "data"
@@ -222,6 +223,26 @@ def first_sight(runs: Sequence[Run]) -> list[Judged]:
     return [row for sight in scored_freezes(runs) for row in sight.judged]
 
 
+def sight_at_todays_width(runs: Sequence[Run]) -> list[Judged]:
+    """Return the runs of first sight as they were predicted then, with the spread of today's intervals.
+
+    The oldest file knew of nothing that clusters differ by in common: that spread adds to its own.
+    """
+    return [
+        row if any(one.commit for one in sight.frozen) else _widened(row)
+        for sight in scored_freezes(runs)
+        for row in sight.judged
+    ]
+
+
+def _widened(row: Judged) -> Judged:
+    if row.run.shape is None:
+        return row
+    sigma = hypot(row.sigma_without(0.0), between(row.run.shape.problem))
+    factor = exp(NormalDist().inv_cdf(0.9) * sigma)
+    return replace(row, low_s=row.predicted_s / factor, high_s=row.predicted_s * factor)
+
+
 def series_table(sights: Sequence[Sight]) -> list[str]:
     """Return a table with a line for each file of the series."""
     titles = ["predicted", "commit", "runs", "refused", "measured by now", "clusters", "mean error %",
@@ -347,6 +368,21 @@ def vote_of(rows: Iterable[Judged], holds: Callable[[Run], bool] = KINDS["all"])
         inside=fmean(fmean(row.inside for row in mine) for mine in every),
         width=median(median(row.width for row in mine) for mine in every),
     )
+
+
+def both_samples(report: Report, runs: Sequence[Run]) -> tuple[Vote, Vote]:
+    """Return the votes of the two samples that the width of an interval is fitted to, with equal weight.
+
+    Runs of a report that shares nothing with them, and runs at first sight: the formulas were written with
+    the former in view, so that they speak too well of the next cluster (``spread_between``).
+
+    Raises:
+        ValueError: a sample is empty.
+    """
+    unseen, sight = vote_of(judged(report)), vote_of(sight_at_todays_width(runs))
+    if unseen is None or sight is None:
+        raise ValueError("there are no runs to state figures of")
+    return unseen, sight
 
 
 def at_level(row: Judged, level: float) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.fit.accuracy_spread import memory_risks
 from benchmarks.fit.accuracy_tables import scored
-from benchmarks.fit.accuracy_unseen import judged, vote_of
+from benchmarks.fit.accuracy_unseen import both_samples
 from benchmarks.fit.evidence import Evidence
 from benchmarks.fit.leave_out import blind_profile_of, cluster_of
 from meshwright.solver.accuracy import validate
@@ -38,15 +38,15 @@ def blind(runs: list[Run]) -> ProfileOf:
     return blind_profile_of(Evidence.of_times(runs), cluster_of)
 
 
-def test_the_interval_of_an_unseen_cluster_holds_75_to_95_percent_of_its_runs(
+def test_the_80_percent_interval_of_an_unseen_cluster_holds_72_to_88_percent(
     runs: list[Run], blind: ProfileOf
 ) -> None:
-    vote = vote_of(judged(validate(runs, profile_of=blind)))
-    assert vote is not None
-    # every cluster has one vote; the band is wider than these clusters need, for the formulas were written
-    # with them in view (benchmarks/fit/spreads.py, spread_between), and must not be wide for nothing
-    assert 0.75 <= vote.inside <= 0.95
-    assert vote.width <= 30.0
+    # every cluster has one vote, and both samples weigh the same: the formulas were written with the open
+    # clusters in view, which therefore speak too well of the next one, and runs at first sight do not
+    unseen, sight = both_samples(validate(runs, profile_of=blind), read_runs(CATALOG_RUNS))
+    assert 0.72 <= (unseen.inside + sight.inside) / 2 <= 0.88
+    assert unseen.inside <= 0.95
+    assert unseen.width <= 30.0
 
 
 def test_runs_fail_for_want_of_memory_about_as_often_as_they_are_said_to() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from benchmarks.fit.accuracy_unseen import (
     order_by_cluster,
     risk_rules,
     scored_freezes,
+    sight_at_todays_width,
     split_table,
     vote_of,
 )
@@ -68,6 +70,18 @@ def test_the_table_of_splits_has_the_votes_of_each_kind_of_run(runs: list[Run]) 
     # way, clusters, all, dense, experts, ep > 8, without functional tests
     assert cells[:7] == ["way", "2", "17.5 (2)", "5.0 (1)", "30.0 (1)", "30.0 (1)", "17.5 (2)"]
     assert cells[7:9] == ["50%", "10"]
+
+
+def test_first_sight_is_as_wide_today_as_clusters_differ_in_common(runs: list[Run]) -> None:
+    then = next(row for row in first_sight(runs) if row.run.run_id == "BRDG-0075")
+    now = next(row for row in sight_at_todays_width(runs) if row.run.run_id == "BRDG-0075")
+    assert then.run.shape is not None
+    assert then.run.shape.problem.model.moe is None
+    assert now.predicted_s == then.predicted_s == 7.66944
+    # ln(8.29307 / 7.66944) / 1.2816 = .0610 then; with .1 of dense clusters sqrt(.0610^2 + .1^2) = .1171
+    assert then.high_s == 8.29307
+    assert now.high_s / now.predicted_s == pytest.approx(exp(1.28155 * 0.1171), rel=1e-3)
+    assert now.high_s / now.predicted_s == pytest.approx(now.predicted_s / now.low_s)
 
 
 def test_a_wider_interval_holds_what_the_80_percent_interval_does_not(runs: list[Run]) -> None:
