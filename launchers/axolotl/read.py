@@ -706,7 +706,9 @@ _PATCHES = {
     "unsloth_lora_mlp": "elementwise_fused",
 }
 # Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
-_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin", "expertparallel")
+_MASKS = "llmcompressor"
+_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin", "expertparallel", _MASKS)
+_RECIPE = f"{_MASKS}.recipe"
 
 
 def _listed(fields: Fields) -> list[str]:
@@ -724,7 +726,30 @@ def _plugins(fields: Fields) -> str:
             f"{shown(other)} may change training in ways that Meshwright can't predict",
             allowed=f"{', '.join(_PLUGINS)}, or --ignore plugins",
         )
+    if any(_MASKS in one for one in listed):
+        _take_recipe(fields)
     return " ".join(listed)
+
+
+def _take_recipe(fields: Fields) -> None:
+    """Note that masks of sparse weights have no effect, or record a fault for a recipe that is refused.
+
+    0.19 integrations/llm_compressor/plugin.py:45 validates the recipe's keys as fields of a ``Recipe``, of
+    which llmcompressor 0.10 to 0.13 (recipe/recipe.py, since 0.6) has no stages: it drops them, and has no
+    modifier that would mask a weight after the update.
+    """
+    stages = {name.partition(".")[0] for name in fields.names_in(_RECIPE)} - {"args"}
+    if not stages or "modifiers" in stages:
+        fields.fault(
+            _RECIPE,
+            "its trainer refuses it: llmcompressor takes no path, text or list of modifiers there",
+            allowed="a section of stages, or no LLMCompressorPlugin",
+        )
+    fields.section(_MASKS)
+    fields.note(
+        f"{_RECIPE}: llmcompressor 0.10 and later, which Axolotl needs, finds no modifier in stages of its "
+        "file: no weight is masked, so that zeros of a sparse model are trained as other weights"
+    )
 
 
 _CHUNKED = "liger_fused_linear_cross_entropy"

@@ -318,6 +318,30 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
     assert options(cut) == {"attention_kernel": "auto", "loss_kernel": "cut"}
 
 
+MASKED = "plugins: [axolotl.integrations.llm_compressor.LLMCompressorPlugin]\nllmcompressor:\n"
+STAGES = (
+    "  recipe:\n    finetuning_stage:\n      finetuning_modifiers:\n        ConstantPruningModifier:\n"
+    "          targets: ['re:.*q_proj.weight']\n          start: 0\n  save_compressed: true\n"
+)
+
+
+def test_stages_of_a_recipe_mask_no_weight_so_that_the_plugin_costs_nothing() -> None:
+    plain, masked = (
+        read(f"{AXOLOTL}flash_attention: true\n{more}", Overrides(num_gpus=4), "a.yml")
+        for more in ("", MASKED + STAGES)
+    )
+    assert (masked.workload, masked.configuration) == (plain.workload, plain.configuration)
+    assert any("llmcompressor.recipe: " in note and "no weight is masked" in note for note in masked.notes)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+def test_modes_of_torchs_compiler_are_priced_as_its_default_which_others_list(mode: str) -> None:
+    text = f"{AXOLOTL}flash_attention: true\ntorch_compile: true\ntorch_compile_mode: {mode}\n"
+    found = read(text, Overrides(num_gpus=4), "a.yml")
+    assert found.workload.framework_options["elementwise_fused"]
+    assert ("torch_compile_mode" in found.unread) is (mode != "default")
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -326,6 +350,9 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
             "plugins: .*may change training",
         ),
         ("layer_offloading: true\n", "layer_offloading: .*weights on the host"),
+        (f"{MASKED}  recipe: recipe.yaml\n", "llmcompressor.recipe: .*its trainer refuses it"),
+        (f"{MASKED}  save_compressed: true\n", "llmcompressor.recipe: .*its trainer refuses it"),
+        (f"{MASKED}  recipe: {{modifiers: [a]}}\n", "llmcompressor.recipe: .*its trainer refuses it"),
         (
             "logging_steps: '{{ n }}'\nwarmup_steps: few\n",
             "n }} is a placeholder.*few. is not a whole number",
