@@ -127,13 +127,20 @@ class Stage:
 
     @cached_property
     def workspaces(self) -> dict[str, float]:
-        """Return the bytes on top of what the stage's parts keep, by moment."""
+        """Return the bytes on top of what the stage's parts keep, by moment.
+
+        A row has one number for all its stages. At an update it takes off the activations of every layer;
+        of a pipeline's stage, what that stage keeps is gone, and nothing is made.
+        """
         has_head = self.stage == int(self.on.chunks.head_rank[self.row])
-        return {
+        found = {
             name: float(value[self.row])
             for name, value in self.on.prices.moments.items()
             if has_head or name not in OF_HEAD
         }
+        if self.on.columns.pipeline_parallel_size[self.row] > 1:
+            found[UPDATE] = -float(self.on.stages.memory_bytes["activations"][self.row, self.stage])
+        return found
 
     @property
     def peak_moment(self) -> str:

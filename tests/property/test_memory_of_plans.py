@@ -10,6 +10,7 @@ import pytest
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import VARIABLES, Columns, Configuration
 from meshwright.solver.cost.memory import memory_budget_bytes
+from meshwright.solver.cost.stages import ALLOCATED
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import bound_at_sight_s, fitting
@@ -41,6 +42,23 @@ def test_gpus_that_just_hold_a_configuration_have_a_plan(launcher: str) -> None:
                 asked = just_holding(problem, profile, config)
                 asked = replace(asked, options=replace(asked.options, pin=pins))
                 assert search(asked, profile).status == "optimal", config
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_no_part_of_a_prediction_is_negative_and_no_moment_is_above_the_peak(launcher: str) -> None:
+    for seed in range(draws(12)):
+        with seeded(f"drawn_problem({seed}, {launcher!r})"):
+            problem = drawn_problem(seed, launcher)
+            for config in some_legal(problem, seed):
+                found = predict(problem, profile_of(problem), config)
+                assert min(found.time_breakdown_s.values()) >= 0.0, (config, found.time_breakdown_s)
+                for stage in found.stages:
+                    assert min(stage.memory_bytes.values()) >= 0, (config, stage)
+                assert found.memory is not None
+                moments = found.memory.moments_bytes
+                assert min(moments.values()) >= 0, (config, moments)
+                rounding = len(ALLOCATED)  # the peak's terms are rounded one by one, other moments whole
+                assert max(moments.values()) <= moments[found.memory.moment] + rounding, (config, moments)
 
 
 def drawn_problem(seed: int, launcher: str) -> Problem:
