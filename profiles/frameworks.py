@@ -42,7 +42,7 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
         "none", "fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "mxfp8-experts",
         "nvfp4",
     ),
-    "loss_kernel": ("whole", "chunked", "liger", "cut"),
+    "loss_kernel": ("whole", "compared", "masked", "chunked", "liger", "cut"),
     "optimizer_kernel": ("fused", "foreach"),
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
     "grouped_gemm": ("grouped", "multi_stream", "loop", "batched"),
@@ -129,6 +129,7 @@ _NOT_OPTIONS = {
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "compilers_end_replays", "keeps_remainders",
     "casts_frozen", "replays_frozen", "head_reaches_inputs", "casts_copies", "autocasts", "clips_apart",
+    "wide_outputs",
     "frees_gradients",
     "weights_read_by", "joins_packed_rows", "reduces_copies", "bucketed_stages", "bucket_weights",
     "keeps_buckets", "deals_updates",
@@ -163,7 +164,9 @@ class FrameworkFacts:
     norm_fused: bool  # norms keep their input only
     separate_projections: bool  # queries, keys, values, gate and up are layers of their own, run one by one
     loss_fused: bool  # logits are never kept in fp32
-    loss_kernel: str  # whole: all logits of a micro-batch at once; others make a part of them at a time
+    # whole: all logits of a micro-batch at once; compared: and a reference model's; masked: of tokens that
+    # were masked; others make a part of them at a time
+    loss_kernel: str
     logits_sharded: bool  # the logits of a rank are V / tp wide
     embedding_sharded: bool  # the embedding of a rank has V / tp rows also where the head is not tied to it
     embedding_products: bool  # rows of the embedding are found by products with one-hot rows
@@ -268,6 +271,7 @@ class FrameworkFacts:
     # A trained head makes the first layer's inputs require gradients, which then go through every layer
     head_reaches_inputs: bool
     autocasts: bool  # without ZeRO weights are fp32, and autocast casts them for each product
+    wide_outputs: bool  # what the model returns is cast to fp32, logits included
     reduces_copies: bool  # without ZeRO, replicas reduce buckets that are copies of the gradients
     adapter_dropout: bool  # inputs of adapters are dropped out of
     dora: bool  # adapters' outputs are scaled by a trained norm of each row of the adapted weight

@@ -97,9 +97,10 @@ def _layers(target: Target) -> Values:
 
 
 def _plugins(target: Target) -> Values:
-    """Return the plugins of the loss without logits and of expert ranks (Axolotl's integrations)."""
+    """Return the plugins of losses and of expert ranks (Axolotl's integrations)."""
     named = {
         "cut_cross_entropy.CutCrossEntropyPlugin": _cuts_logits(target),
+        "diffusion.DiffusionPlugin": _predicts_masked(target),
         "expert_parallel.ExpertParallelPlugin": _shares_experts(target),
     }
     listed = [f"axolotl.integrations.{name}" for name, on in named.items() if on]
@@ -139,6 +140,22 @@ def _cuts_logits(target: Target) -> bool:
     return target.workload.framework_options.get("loss_kernel") == "cut"
 
 
+def _predicts_masked(target: Target) -> bool:
+    """Return whether the loss was priced of masked tokens, which are predicted from all others."""
+    return target.workload.framework_options.get("loss_kernel") == "masked"
+
+
+def masks_reach_attention(target: Target) -> Iterator[FieldError]:
+    """Require attention that takes a mask of pairs, where masked tokens attend to later ones."""
+    if _predicts_masked(target) and attention(target) not in ("sdpa", "eager"):
+        yield FieldError(
+            pointer="/workload/framework_options/attention_kernel",
+            message="Axolotl's diffusion plugin masks pairs of tokens, which this attention does not take",
+            allowed="sdpa, torch",
+            nearest="sdpa",
+        )
+
+
 class AxolotlFiles(TrainerFiles):
     """Axolotl, which torchrun starts: a mesh under keys of its own in the trainer's file."""
 
@@ -156,6 +173,7 @@ class AxolotlFiles(TrainerFiles):
     is_command = False
     rules = (
         replicas_need_flash_attention, images_are_not_packed, tower_is_left_out, experts_are_of_one_node,
+        masks_reach_attention,
     )  # fmt: skip
     batch = ("micro_batch_size", "gradient_accumulation_steps", "sequence_len")
     optimizer, dora = "optimizer", "peft_use_dora"
@@ -252,7 +270,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
 
     def warnings(self, target: Target) -> Iterator[str]:
         """Yield the differences of Axolotl from the plan."""
-        cut = ("loss_kernel",) if _cuts_logits(target) else ()
+        cut = ("loss_kernel",) if _cuts_logits(target) or _predicts_masked(target) else ()
         ways = ("moe_dispatcher", *(("grouped_gemm",) if experts(target) else ()))
         rounds = ("fake_quantization", "fake_quantized_group") if _rounds(target) else ()
         yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds))

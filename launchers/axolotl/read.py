@@ -155,7 +155,65 @@ def _take_model(fields: Fields, known: Known) -> None:
         require_tower(known.model(), _PROCESSOR)
     model = with_layers_apart(fields, _with_listed_experts(fields, known.model()))
     model = labelled(fields, model, _preferences(fields))
+    if _denoises(fields):
+        _require_denoiser(fields, model)
+        model = replace(model, causal=False)
     known.overrides = replace(known.overrides, model=model)
+
+
+_DENOISER = "diffusionplugin"  # of plugins, in lower case
+_WHOLE_KERNELS = ("sdpa", "eager")  # that take a mask of every token with every other
+
+
+def _denoises(fields: Fields) -> bool:
+    """Return whether masked tokens are predicted from all others (0.18 integrations/diffusion)."""
+    return any(_DENOISER in one for one in _listed(fields))
+
+
+def _require_denoiser(fields: Fields, model: ModelSpec) -> None:
+    """Refuse what training on masked tokens leaves out, or what isn't priced next to it.
+
+    Its trainer gives the model a mask of four dimensions and no labels (trainer.py:205): the model's own
+    losses do nothing, and attention that takes no such mask fails.
+    """
+    named = "attn_implementation"
+    kernel = fields.word(named, "sdpa")
+    others = next((name for name in _OTHER_ATTENTION if fields.flag(name)), "")
+    if kernel not in _WHOLE_KERNELS or others:
+        fields.fault(
+            others or named,
+            "its trainer masks pairs of tokens, which this attention does not take",
+            allowed=", ".join(_WHOLE_KERNELS), nearest="sdpa",
+        )  # fmt: skip
+    if model.sliding_window is not None or model.mixes or model.tower is not None or model.num_labels:
+        fields.fault(
+            "plugins",
+            f"{_DENOISER} is priced of models whose layers all attend to whole texts, not of {model.title}",
+            allowed="a model without windows, mixers, towers and labels",
+        )
+    if fields.integer("context_parallel_size", 1) > 1:
+        fields.fault(
+            "context_parallel_size",
+            "its rings are causal, and its trainer is not",
+            allowed="1",
+            nearest="1",
+        )
+    for name in ("rl", "reward_model", "process_reward_model"):
+        if fields.raw(name):
+            fields.fault(name, f"next to {_DENOISER} is not read", allowed="one of them")
+    for name in _FUSED_LOSSES:
+        if fields.flag(name):
+            fields.fault(
+                name, f"of a loss of masked tokens is not priced ({_DENOISER})", allowed="false",
+                nearest="false",
+            )  # fmt: skip
+    if fields.raw("diffusion.mask_token_id") is None:
+        fields.note("diffusion.mask_token_id is not given: a token may be added, which isn't priced")
+    fields.stop()
+
+
+_OTHER_ATTENTION = ("flash_attention", "flex_attention", "xformers_attention")
+_FUSED_LOSSES = ("liger_cross_entropy", "flash_attn_cross_entropy", "unsloth_cross_entropy_loss")
 
 
 AXOLOTL_READER = Reader(
@@ -624,6 +682,10 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
         found |= accelerate.COMPILED
     if cut:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_kernel": "cut"}
+    if _denoises(fields):
+        if "loss_kernel" in found:
+            fields.note(f"{_DENOISER} computes its own loss of whole logits: fused losses have no effect")
+        found |= {"loss_kernel": "masked"}
     return found
 
 
@@ -707,7 +769,9 @@ _PATCHES = {
 }
 # Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
 _MASKS = "llmcompressor"
-_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin", "expertparallel", _MASKS)
+_PLUGINS = (
+    "liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin", "expertparallel", _DENOISER, _MASKS,
+)  # fmt: skip
 _RECIPE = f"{_MASKS}.recipe"
 
 

@@ -48,6 +48,23 @@ def _is_ligers(target: Target) -> bool:
     return target.workload.framework_options.get("loss_kernel") == "liger"
 
 
+def _compares_logits(workload: Workload) -> bool:
+    """Return whether ASFT's loss was priced, of whole logits next to those of a second model."""
+    return workload.framework_options.get("loss_kernel") == "compared"
+
+
+def reference_has_a_loss(target: Target) -> Iterator[FieldError]:
+    """Require ASFT's loss where sequences have a reference: no other loss of its trainer reads one."""
+    workload = target.workload
+    if workload.sample_word == "sequence/frozen" and not _compares_logits(workload):
+        yield FieldError(
+            pointer="/workload/framework_options/loss_kernel",
+            message="LLaMA-Factory compares sequences to a reference by their whole logits alone (ASFT)",
+            allowed="compared, or reference none",
+            nearest="compared",
+        )
+
+
 def _kind(workload: Workload) -> str:
     """Return what is trained, by LLaMA-Factory's word."""
     if not workload.lora_rank:
@@ -77,7 +94,7 @@ class LlamaFactoryFiles(TrainerFiles):
     file = "llama_factory_train.yaml"
     command = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{file}" "$@"'
     needs, follows, assignments = NEEDS, FOLLOWS, True
-    rules = (kernel_has_a_name,)
+    rules = (kernel_has_a_name, reference_has_a_loss)
     batch = (*TrainerFiles.batch, "cutoff_len")
     rank = "lora_rank"
     others = (
@@ -87,7 +104,7 @@ class LlamaFactoryFiles(TrainerFiles):
         "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
         "use_muon",
         "use_unsloth", "freeze_extra_modules", "freeze_trainable_layers", "use_llama_pro",
-        "additional_target", "pref_loss", "ref_model",
+        "additional_target", "pref_loss", "ref_model", "use_asft_loss",
     )  # fmt: skip
 
     def own(self, target: Target) -> Values:
@@ -103,6 +120,7 @@ class LlamaFactoryFiles(TrainerFiles):
             "neat_packing": workload.lengths is not None and packs,  # documents attend only to themselves
             "pure_bf16": not keeps_fp32(target),  # model/adapter.py, init_adapter
             **({"enable_liger_kernel": True} if _is_ligers(target) else {}),
+            **({"use_asft_loss": True} if _compares_logits(workload) else {}),
             **images.llama_factory_values(target),
         }
 
@@ -159,8 +177,10 @@ class LlamaFactoryFiles(TrainerFiles):
         }
 
     def stated(self, target: Target) -> tuple[str, ...]:
-        """Return OFT, and what Liger's switch turns on."""
-        return ("oft", *(("loss_kernel", "norm_fused", "elementwise_fused") if _is_ligers(target) else ()))
+        """Return OFT, ASFT's loss, and what Liger's switch turns on."""
+        asft = ("loss_kernel",) if _compares_logits(target.workload) else ()
+        liger = ("loss_kernel", "norm_fused", "elementwise_fused") if _is_ligers(target) else ()
+        return ("oft", *asft, *liger)
 
     def packages(self, target: Target) -> Iterator[Requirement]:
         """Yield the packages but peft, which LLaMA-Factory installs, and that of its attention."""

@@ -25,6 +25,7 @@ class Kind:
     compares: bool = True  # to a reference model
     labels: int = 0  # outputs of its head, in place of logits; 0: logits
     makes_chunks: bool = True  # of logits, where its trainer is TRL's
+    compares_logits: bool = False  # all of them, with the reference's, of sequences
 
 
 _PAIRS = Kind(sample="pair", compares=False)
@@ -53,6 +54,9 @@ _TRLS = re.compile(
     r"(?:^trl |(?:^|/)(?:trl|examples)/scripts/)([dcmt]po|kto|bco|orpo|reward|prm)(?:_modeling|_vlm)?"
     r"(?:\.py)?$"
 )
+# LLaMA-Factory 0.9.5 train/sft/workflow.py:56: supervised fine-tuning next to a second model
+_ASFT, _OTHER_LOSSES = "use_asft_loss", ("use_dft_loss", "use_eaft_loss")
+_COMPARES = Kind(sample="sequence", compares_logits=True)
 _STAGES = ("sft", "pt", "pretrain", "")
 _LABELS = "num_labels"
 
@@ -78,6 +82,8 @@ def kind_named(fields: Fields, program: str) -> Kind | None:
             _require_known(fields, "stage", name)
         if name == "dpo" and fields.choice("pref_loss", "sigmoid") in ("orpo", "simpo"):
             name = "orpo"
+    if not name and "llama-factory" in fields.programs and fields.flag(_ASFT):
+        return _COMPARES if fields.word("stage", "sft") == "sft" else None
     kind = _TRLS_KINDS.get(name)
     return replace(_TRIPLES, sample="pair") if kind is _TRIPLES and not fields.number(_THIRD, 1.0) else kind
 
@@ -101,11 +107,36 @@ def samples_of(fields: Fields, kind: Kind | None, *, adapts: bool) -> dict[str, 
     """
     if kind is None:
         return {}
+    if kind.compares_logits:
+        _require_logits(fields)
     if kind.compares and fields.flag("precompute_ref_log_probs"):
         fields.note("precompute_ref_log_probs: the reference scores all samples before the first step")
         return {"sample": kind.sample, "reference": "none"}
     named = next((name for name in ("ref_model", "rl_adapter_ref_model") if fields.raw(name)), None)
-    reference = "adapters-off" if adapts and named is None else "frozen"
+    reference = "adapters-off" if adapts and named is None and not kind.compares_logits else "frozen"
     if named == "ref_model":
         fields.note("ref_model is priced as large as the trained model")
     return {"sample": kind.sample, "reference": reference if kind.compares else "none"}
+
+
+def loss_of(kind: Kind | None) -> dict[str, Any]:
+    """Return the option of a loss that compares all logits; nothing for others."""
+    return {"loss_kernel": "compared"} if kind is not None and kind.compares_logits else {}
+
+
+def _require_logits(fields: Fields) -> None:
+    """Refuse what leaves a loss of two models' logits without one of them (train/sft/trainer.py:152)."""
+    if fields.word("finetuning_type", "lora") == "lora" and not fields.raw("ref_model"):
+        fields.fault(
+            _ASFT,
+            "its trainer makes no second model next to LoRA, and fails (trainer_utils.py create_ref_model)",
+            allowed="false, a ref_model, or finetuning_type full",
+            nearest="false",
+        )
+    if fields.flag("enable_liger_kernel"):
+        fields.fault(
+            _ASFT, "Liger's loss returns no logits to compare", allowed="enable_liger_kernel false"
+        )
+    for name in _OTHER_LOSSES:
+        if fields.flag(name):
+            fields.fault(name, f"next to {_ASFT}: one loss is computed", allowed="false", nearest="false")

@@ -27,7 +27,7 @@ from meshwright.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.launchers.reading.images import ImageSettings, settings_of, with_images
 from meshwright.launchers.reading.known import Known, header_of, known_of, named_model
 from meshwright.launchers.reading.own_defaults import LENGTHS
-from meshwright.launchers.reading.preferences import kind_named, labelled, samples_of, trls_kind
+from meshwright.launchers.reading.preferences import kind_named, labelled, loss_of, samples_of, trls_kind
 from meshwright.launchers.reading.trained_layers import of_freezing, refuse_expanded
 from meshwright.launchers.table import of_command, over_trl
 from meshwright.launchers.transformers import read_chat as chat
@@ -307,6 +307,7 @@ def trainer_run(
     tuned |= reference_precision(fields, found, tuned, in_bf16=in_bf16)
     fields.stop()
     tuned |= known.header.adapters  # of an exported plan with a script of the user's own
+    options |= loss_of(kind)
     workload = replace(found.workload, **tuned, framework_options={**options, **eighth})
     workload = replace(workload, precision="fp8") if eighth else workload
     ranks.note_attention(fields, model, workload, found.launcher, packed=bool(packed))

@@ -294,6 +294,7 @@ def _samples(problem: Problem) -> Iterator[FieldError]:
             nearest="frozen",
             tip="--lora-rank 16",
         )
+    yield from _whole_losses(problem)
     if work.sample == "unpaired" and work.reference == "none":
         yield FieldError(
             pointer="/workload/sample",
@@ -307,6 +308,34 @@ def _samples(problem: Problem) -> Iterator[FieldError]:
             message=f"{work.sample_kind.words} are not packed: each answer is a sequence of its own",
             allowed="padding, padding_to_longest",
             nearest="padding_to_longest",
+        )
+
+
+def _whole_losses(problem: Problem) -> Iterator[FieldError]:
+    """Check that a loss of whole logits has what it reads: a reference's logits, or masked tokens."""
+    work, kernel = problem.workload, problem.workload.framework_options.get("loss_kernel")
+    lacks = {
+        "compared": (
+            work.sample != "sequence" or work.reference == "none",
+            "it compares the logits of sequences to a reference's",
+            "sample sequence and a reference, or whole",
+            f"--reference {'adapters-off' if work.lora_rank else 'frozen'}",
+        ),
+        "masked": (
+            problem.model.causal,
+            "it predicts masked tokens from all others, and the model attends to earlier ones alone",
+            "a model with causal: false, or whole",
+            "",
+        ),
+    }
+    lacking, why, allowed, tip = lacks.get(str(kernel), (False, "", "", ""))
+    if lacking:
+        yield FieldError(
+            pointer="/workload/framework_options/loss_kernel",
+            message=f"{kernel}: {why}",
+            allowed=allowed,
+            nearest="whole",
+            tip=tip or None,
         )
 
 

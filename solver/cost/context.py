@@ -427,10 +427,15 @@ class Context:
         """Return the share of layers whose kernel of torch's choice gets an explicit mask, (n,).
 
         Of keys beyond a window (transformers 5.17 ``masking_utils.py:263``), of padding (:268), or between
-        packed documents (``find_packed_sequence_indices``).
+        packed documents (``find_packed_sequence_indices``). A loss of masked tokens always gives one
+        (Axolotl 0.18 ``integrations/diffusion/utils.py create_bidirectional_attention_mask``).
         """
         window, lengths = self.model.sliding_window, self.workload.lengths
-        if self.facts.attention_kernel != SDPA or not self.model.causal or self.model.mixes:
+        if self.facts.attention_kernel != SDPA or self.model.mixes:
+            return np.zeros_like(self.t)
+        if self.facts.loss_kernel == "masked":
+            return np.ones_like(self.t)
+        if not self.model.causal:
             return np.zeros_like(self.t)
         local = 0.0
         if window is not None and self.seq_length >= window:

@@ -19,6 +19,7 @@ from meshwright.profiles.storage import storage_of
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.fake_quantization import fake_kernels
+from meshwright.solver.cost.losses import loss_is_read
 from meshwright.solver.cost.parameters import Part
 from meshwright.solver.cost.scores import eager_scores
 
@@ -394,15 +395,14 @@ def lead_s(ctx: Context, head: PassSeconds) -> FloatArray | float:
     modules = runs_modules(ctx)
     if not modules.any() or ctx.facts.launch_blocking or ctx.facts.loss_kernel == "liger":
         return 0.0
-    reads = ctx.facts.loss_kernel == "chunked"
-    seconds = head.backward + (0.0 if reads else head.forward)
+    seconds = head.backward + (0.0 if loss_is_read(ctx) else head.forward)
     return np.where((ctx.p == 1) & modules, seconds / ctx.model.num_layers, 0.0)
 
 
 def surplus_s(ctx: Context, forward_s: FloatArray, floor_s: FloatArray) -> FloatArray | float:
     """Return how much longer than its launches a layer's forward pass takes; 0 where the loss is read."""
     modules = runs_modules(ctx)
-    if not modules.any() or ctx.facts.loss_kernel in ("liger", "chunked"):
+    if not modules.any() or ctx.facts.loss_kernel == "liger" or loss_is_read(ctx):
         return 0.0
     ahead = np.maximum(forward_s - floor_s * _hooked(ctx), 0.0)
     return np.where((ctx.p == 1) & modules, ahead, 0.0)

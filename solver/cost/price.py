@@ -72,6 +72,7 @@ from meshwright.solver.cost.launches import (
     surplus_s,
 )
 from meshwright.solver.cost.losses import (
+    further_bytes,
     gathered_bytes,
     logits_are_replayed,
     loss_is_fused,
@@ -391,8 +392,10 @@ def head_seconds(ctx: Context) -> PassSeconds:
     rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
     back = rows * _NORMALIZED_BACKWARD * (HEAD in ctx.trained_modules)
     again = gathered_bytes(ctx) / ctx.single_bytes_per_s
+    further = [logits * each / ctx.single_bytes_per_s for each in further_bytes(ctx)]
     return product + PassSeconds(
-        forward=0.5 * loss + rows * _NORMALIZED_FORWARD + again, backward=0.5 * loss + back
+        forward=0.5 * loss + rows * _NORMALIZED_FORWARD + again + further[0],
+        backward=0.5 * loss + back + further[1],
     )
 
 

@@ -1009,3 +1009,68 @@ def test_a_model_with_a_tower_reads_text_alone_without_a_processor() -> None:
     layers = f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_modules: [vision_adapter.mlp.fc1]\n"
     with pytest.raises(InvalidProblemError, match="Mistral 7B has no vision tower"):  # before the layers
         read(f"{layers}processor_type: AutoProcessor\n", Overrides(num_gpus=8), "a.yml")
+
+
+DENOISES = (
+    "base_model: NousResearch/Llama-3.2-1B\nsequence_len: 512\nsample_packing: true\nmicro_batch_size: 4\n"
+    "bf16: auto\noptimizer: adamw_torch_fused\ngradient_accumulation_steps: 8\n"
+    "plugins: [axolotl.integrations.diffusion.DiffusionPlugin]\nattn_implementation: sdpa\n"
+    "diffusion: {noise_schedule: cosine, eps: 5e-4, mask_token_id: 128002}\n"
+)
+
+
+def test_masked_tokens_attend_to_all_others_and_only_they_have_a_loss() -> None:
+    """Axolotl 0.18, integrations/diffusion/trainer.py:205: a mask of pairs is given, and no labels."""
+    found = read(DENOISES, Overrides(num_gpus=8), "diffusion.yaml")
+    usual = read(
+        "\n".join(DENOISES.splitlines()[:-3]) + "\nattn_implementation: sdpa\n",
+        Overrides(num_gpus=8),
+        "a.yaml",
+    )
+    assert found.model == replace(usual.model, causal=False)
+    assert found.workload.framework_options["loss_kernel"] == "masked"
+    assert (found.unread, found.workload.seq_length) == ((), 512)
+    unnamed = read(DENOISES.replace(", mask_token_id: 128002", ""), Overrides(num_gpus=8), "diffusion.yaml")
+    assert "a token may be added" in " ".join(unnamed.notes)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("flash_attention: true\n", "flash_attention: .* masks pairs of tokens"),
+        ("rl: dpo\n", "rl: .* next to diffusionplugin is not read"),
+        ("flash_attn_cross_entropy: true\n", "flash_attn_cross_entropy: .* of a loss of masked tokens"),
+        ("context_parallel_size: 2\n", "context_parallel_size: .* its rings are causal"),
+    ],
+)
+def test_what_masked_tokens_do_not_go_with_is_refused(more: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read(DENOISES + more, Overrides(num_gpus=8), "diffusion.yaml")
+    with pytest.raises(InvalidProblemError, match=r"attn_implementation: .* masks pairs of tokens"):
+        read(DENOISES.replace("sdpa", "flash_attention_2"), Overrides(num_gpus=8), "diffusion.yaml")
+    with pytest.raises(InvalidProblemError, match=r"layers all attend to whole texts"):
+        read(
+            DENOISES.replace("NousResearch/Llama-3.2-1B", "google/gemma-3-1b-it"),
+            Overrides(num_gpus=8),
+            "d.yml",
+        )
+
+
+def test_a_plan_of_masked_tokens_is_written_and_read_again() -> None:
+    problem = Problem(
+        model=replace(find_model("llama-3.2-1b"), causal=False),
+        cluster=find_cluster("dgx-h100", num_nodes=1),
+        workload=Workload(
+            global_batch_size=256, seq_length=512,
+            framework_options={"loss_kernel": "masked", "attention_kernel": "sdpa"},
+        ),
+        options=SearchOptions(top_k=1),
+        launcher="axolotl",
+    )  # fmt: skip
+    (plan,) = ask(problem, default_profile(problem.cluster, "axolotl")).plans
+    text = export(plan, problem, "axolotl").files["axolotl.yaml"]
+    assert "axolotl.integrations.diffusion.DiffusionPlugin" in text
+    own = f"{text}base_model: NousResearch/Llama-3.2-1B\n"
+    found = read(own, Overrides(num_gpus=8), "axolotl.yaml")
+    assert (found.configuration, found.model.causal) == (plan.config, False)
+    assert found.workload.framework_options["loss_kernel"] == "masked"

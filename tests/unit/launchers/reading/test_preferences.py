@@ -9,7 +9,7 @@ import pytest
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
@@ -28,6 +28,7 @@ per_device_train_batch_size: 2
 gradient_accumulation_steps: 4
 bf16: true
 """
+_ASFT = "stage: sft\nfinetuning_type: full\nuse_asft_loss: true\n"
 _AXOLOTL = f"""\
 base_model: {_MODEL}
 sequence_len: 2048
@@ -59,6 +60,9 @@ _READ = {
     "rm.yaml": (f"{_LLAMA_FACTORY}stage: rm\nfinetuning_type: lora\n", ("pair", "none", "bf16")),
     "kto.yaml": (f"{_LLAMA_FACTORY}stage: kto\nfinetuning_type: lora\n",
                  ("unpaired", "adapters-off", "bf16")),
+    "asft.yaml": (f"{_LLAMA_FACTORY}{_ASFT}", ("sequence", "frozen", "bf16")),
+    "asft-lora.yaml": (f"{_LLAMA_FACTORY}stage: sft\nuse_asft_loss: true\nref_model: {_MODEL}\n",
+                       ("sequence", "frozen", "bf16")),
     "axolotl.yaml": (f"{_AXOLOTL}rl: dpo\n", ("pair", "frozen", "bf16")),
     "axolotl-lora.yaml": (f"{_AXOLOTL}rl: orpo\nadapter: lora\nlora_r: 8\n", ("pair", "none", "bf16")),
 }  # fmt: skip
@@ -88,6 +92,30 @@ def test_training_that_generates_is_refused(name: str, text: str) -> None:
         read_launch_files(Source(name=name, text=text), Overrides(num_gpus=1))
 
 
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("enable_liger_kernel: true\n", "use_asft_loss: .* Liger's loss returns no logits"),
+        ("use_dft_loss: true\n", "use_dft_loss: .* next to use_asft_loss: one loss is computed"),
+        ("finetuning_type: lora\n", "use_asft_loss: .* makes no second model next to LoRA"),
+    ],
+)
+def test_a_loss_of_two_models_logits_needs_both(more: str, why: str) -> None:
+    key = more.partition(":")[0]
+    kept = "".join(f"{line}\n" for line in _ASFT.splitlines() if not line.startswith(key))
+    with pytest.raises(InvalidProblemError, match=why):
+        read_launch_files(
+            Source(name="asft.yaml", text=f"{_LLAMA_FACTORY}{kept}{more}"), Overrides(num_gpus=1)
+        )
+
+
+def test_only_fine_tuning_compares_logits() -> None:
+    text = f"{_LLAMA_FACTORY}{_ASFT}".replace("stage: sft", "stage: pt")
+    found = read_launch_files(Source(name="pt.yaml", text=text), Overrides(num_gpus=1))
+    assert found.workload.reference == "none"
+    assert "loss_kernel" not in found.workload.framework_options
+
+
 def _problem(launcher: str = "trl", **workload: object) -> Problem:
     work = {"global_batch_size": 16, "seq_length": 1024, **workload}
     cluster = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8}]}
@@ -109,6 +137,22 @@ def test_plans_are_written_and_read_again(launcher: str, sample: str, reference:
     found = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
     assert (found.workload.sample, found.workload.reference) == (sample, reference)
     assert found.configuration == plan.config
+
+
+def test_a_loss_of_two_models_logits_is_written_and_read_again() -> None:
+    launcher, kernel = "llama-factory-accelerate", {"loss_kernel": "compared"}
+    problem = _problem(launcher, reference="frozen", framework_options=kernel)
+    (plan,) = ask(problem, default_profile(problem.cluster, problem.priced_as)).plans
+    files = export(plan, problem, launcher).files
+    assert "use_asft_loss: true" in files["llama_factory_train.yaml"]
+    found = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+    assert (found.workload.sample, found.workload.reference) == ("sequence", "frozen")
+    assert found.workload.framework_options["loss_kernel"] == "compared"
+    assert found.configuration == plan.config
+    whole = _problem(launcher, reference="frozen")
+    (plan,) = ask(whole, default_profile(whole.cluster, whole.priced_as)).plans
+    with pytest.raises(RefusedExportError, match=r"by their whole logits alone \(ASFT\)"):
+        export(plan, whole, launcher)
 
 
 def _prices(zero: int, **workload: object) -> tuple[float, float, float]:
@@ -169,6 +213,12 @@ def test_a_reference_is_cut_as_the_model_is() -> None:
         ({"reference": "adapters-off"}, "reference"),
         ({"sample": "unpaired"}, "sample"),
         ({"sample": "pair", "lengths": {"percentiles": {"p50": 100, "p100": 1024}}}, "lengths/batching"),
+        ({"framework_options": {"loss_kernel": "compared"}}, "framework_options/loss_kernel"),
+        (
+            {"sample": "pair", "reference": "frozen", "framework_options": {"loss_kernel": "compared"}},
+            "framework_options/loss_kernel",
+        ),
+        ({"framework_options": {"loss_kernel": "masked"}}, "framework_options/loss_kernel"),
     ],
 )
 def test_what_contradicts_is_refused(workload: dict[str, object], field: str) -> None:

@@ -104,6 +104,19 @@ def test_a_mask_is_kept_for_every_layer_with_a_window_beside_repeated_keys_and_v
     assert not context(GEMMA, "sdpa", seq_length=4095).masked.any()
 
 
+def test_a_loss_of_masked_tokens_gives_every_layer_a_mask_of_all_pairs() -> None:
+    model = replace(LLAMA, causal=False)
+    masked, free = context(model, "sdpa", loss_kernel="masked"), context(model, "sdpa")
+    assert (float(masked.masked[0]), float(free.masked[0])) == (1.0, 0.0)
+    # 2 bytes of each pair of tokens, and keys and values for every head
+    repeated = 2 * 2.0 * (LLAMA.num_attention_heads - LLAMA.num_kv_heads) * LLAMA.head_dim
+    more = layer_activation_bytes(masked, "dense") - layer_activation_bytes(free, "dense")
+    assert more[0] == pytest.approx(8192 * (2.0 * 8192 + repeated))
+    # cuDNN's kernel takes a mask at .66 of its rate without
+    own, plain = core_attention(masked).forward[0], core_attention(free).forward[0]
+    assert own == pytest.approx(plain / _MASKED["cudnn"])
+
+
 @pytest.mark.parametrize("kernel", ["sdpa", "flash2", "torch"])
 def test_time_grows_with_the_sequence_whatever_runs(kernel: str) -> None:
     seconds = [

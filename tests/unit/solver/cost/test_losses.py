@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.frameworks import OPTION_WORDS
+from meshwright.profiles.samples import Reference
 from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.losses import gathered_bytes, loss_bytes, parts_of_logits
@@ -81,4 +82,45 @@ def test_ligers_parts_each_cast_the_head_and_add_to_its_gradient() -> None:
 
 @pytest.mark.parametrize("kernel", OPTION_WORDS["loss_kernel"])
 def test_every_kernel_that_can_be_stated_has_a_price(kernel: str) -> None:
-    assert 0.0 < held_bytes(kernel, framework="trl") <= held_bytes("whole", framework="trl")
+    bound = "compared"  # which holds tensors of two models
+    assert 0.0 < held_bytes(kernel, framework="trl") <= held_bytes(bound, framework="trl")
+    if kernel != bound:
+        assert held_bytes(kernel, framework="trl") <= held_bytes("whole", framework="trl")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "framework", "forward", "backward"),
+    [
+        # logits in 2 bytes; in fp32 three log-softmaxes, the cast, its shift, q log p
+        # and the difference (7); the reference's logits, their shift, their softmax, q log q (4) in 2 bytes
+        ("compared", "deepspeed", 2 + 7 * 4 + 4 * 2, 4 * 4 + 2),
+        # accelerate casts the outputs of both models to fp32, so that the cast is the logits themselves
+        ("compared", "accelerate", 7 * 4 + 4 * 4, 4 * 4 + 4),
+        # logits, their shift and the gathered rows in 2 bytes; the rows' cast and log-softmax
+        ("masked", "deepspeed", 3 * 2 + 2 * 4, 3 * 4),
+        ("masked", "axolotl", 2 * 4 + 2 * 4, 3 * 4),
+    ],
+)
+def test_a_trainers_own_loss_of_whole_logits(
+    kernel: str, framework: str, forward: int, backward: int
+) -> None:
+    problem = a_problem(framework_options={"loss_kernel": kernel}, reference="frozen")
+    ctx = context_of(problem, Columns.of([a_layout()]), a_profile(problem, framework))
+    inputs = 4 * TOKENS * HIDDEN  # of the head
+    held = [float(each[0]) for each in loss_bytes(ctx)]
+    assert held == [TOKENS * WORDS * forward + inputs, TOKENS * WORDS * backward + inputs]
+
+
+def test_divergence_moves_more_in_the_trained_models_pass_alone() -> None:
+    def context(kernel: str, reference: Reference) -> Context:
+        problem = a_problem(framework_options={"loss_kernel": kernel}, reference=reference)
+        return context_of(problem, Columns.of([a_layout()]), a_profile(problem, "accelerate"))
+
+    plain, own = context("whole", "none"), context("compared", "frozen")
+    before, after = head_seconds(plain), head_seconds(own)
+    each_s = TOKENS * WORDS / plain.single_bytes_per_s
+    # model's own loss 14, shift 8, log-softmax 8, q log q 6, q log p 10, difference 10, sum 4
+    assert after.forward - before.forward == pytest.approx(60 * each_s)
+    # negation 4, product 10, log-softmax 12, sum of gradients 12, shift 12
+    assert after.backward - before.backward == pytest.approx(50 * each_s)
+    assert head_seconds(context("compared", "none")).forward == pytest.approx(before.forward)
