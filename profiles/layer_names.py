@@ -11,8 +11,8 @@ from typing import Literal
 
 LayerNames = Literal[
     "llama", "baichuan", "bailing", "chatglm", "ctrl", "dbrx", "exaone", "falcon", "gpt2", "gpt_neo",
-    "gpt_neox", "gptj", "granite_hybrid", "hunyuan", "internlm2", "lfm2", "minicpm", "modernbert", "mpt",
-    "nanochat", "opt", "persimmon", "phi", "qwen", "starcoder2", "telechat",
+    "gpt_neox", "gptj", "granite_hybrid", "hunyuan", "internlm2", "lfm2", "minicpm", "modernbert",
+    "mosaic_gpt", "mpt", "nanochat", "opt", "persimmon", "phi", "qwen", "starcoder2", "telechat",
 ]  # fmt: skip
 # Our name: the layer's path in a block, where it differs (``modeling_*.py`` of each type in transformers
 # 5.23, or of the repository that ``model_families.yaml`` names).
@@ -47,7 +47,7 @@ _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
     "falcon": _NEOX | {"embed_tokens": "word_embeddings"},
     "gpt2": {
         "qkv_proj": "attn.c_attn", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc",
-        "down_proj": "mlp.c_proj", "embed_tokens": "wte",
+        "gate_proj": "mlp.c_fc2", "down_proj": "mlp.c_proj", "embed_tokens": "wte",  # BTLM's gate
     },
     "gpt_neo": {
         "o_proj": "attention.out_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj",
@@ -72,6 +72,10 @@ _PATHS: Mapping[LayerNames, Mapping[str, str]] = {
     "modernbert": {
         "o_proj": "attn.Wo", "gate_up_proj": "mlp.Wi", "down_proj": "mlp.Wo",
         "embed_tokens": "tok_embeddings", "lm_head": "decoder",
+    },
+    "mosaic_gpt": {
+        "qkv_proj": "attn.Wqkv", "o_proj": "attn.out_proj", "up_proj": "mlp.mlp_up",
+        "down_proj": "mlp.mlp_down", "embed_tokens": "wte",
     },
     "mpt": {"qkv_proj": "attn.Wqkv", "o_proj": "attn.out_proj", "embed_tokens": "wte"},
     "nanochat": {"up_proj": "mlp.fc1", "down_proj": "mlp.fc2"},

@@ -27,8 +27,10 @@ STATED: dict[str, dict[str, object]] = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "dbrx": {"ffn_config": {"hidden_size": 2048}},
     "bailing_moe": {"moe_intermediate_size": 1408, "use_bias": False},
+    "btlm": {"activation_function": "swiglu", "position_embedding_type": "alibi"},
     "chatglm": {"multi_query_attention": True, "multi_query_group_num": 2},
     "deepseek": {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "replit_lm": {"alibi": True, "no_bias": True},
     **{name: {"tie_word_embeddings": False} for name, one in families().items() if one.head_of_whole},
 }
 

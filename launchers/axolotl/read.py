@@ -56,7 +56,7 @@ from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import EMBEDDING, SINGLE_TARGETS, matrix_rows, parted
+from meshwright.profiles.adapters import EMBEDDING, HEAD, SINGLE_TARGETS, matrix_rows, parted
 from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
@@ -945,26 +945,39 @@ def _keeps_fp32(fields: Fields) -> bool:
     return whole and not (cast or _cuts(fields))  # whose loss needs embedding and head in bf16 (:478)
 
 
-# What Axolotl casts by its name, next to norms (loaders/utils.py:231).
-_CAST_UP = ("embed_tokens", "embed_in")
+# What Axolotl casts by its name, next to norms (loaders/utils.py:231), and the classes whose own code has
+# no layer of a tied head (modeling_mpt.py of mosaicml/mpt-7b, where transformers' class has one).
+_CAST_UP = ("embed_tokens", "embed_in", "lm_head", "embed_out")
+_OWN_CODE_WITHOUT_HEAD = ("mpt",)
 
 
 def _ends(fields: Fields, model: ModelSpec, optimizer: str) -> Options:
     """Return whether embedding, head and norms are fp32 next to matrices of bf16.
 
-    Optimizers that are priced with an fp32 copy alone count one of every weight.
+    A tied head is the embedding's own weight, so either name casts both. Optimizers that are priced with an
+    fp32 copy alone count one of every weight.
     """
     if not _keeps_fp32(fields) or OPTIMIZERS[optimizer].fp32_copy:
         return {}
-    if class_name(model.layer_names, EMBEDDING) not in _CAST_UP:
+    names = model.layer_names
+    embedding, head = (class_name(names, one) in _CAST_UP for one in (EMBEDDING, HEAD))
+    if model.tied_embeddings:
+        own_code = names in _OWN_CODE_WITHOUT_HEAD and fields.flag("trust_remote_code", default=False)
+        embedding = head = embedding or (head and not own_code)
+    if embedding != head:
         fields.fault(
             "fsdp_config",
-            f"without FSDP Axolotl keeps norms of {model.title} in fp32, and its embedding in bf16: not "
-            "supported",
+            f"without FSDP Axolotl keeps norms and head of {model.title} in fp32, and its embedding in "
+            "bf16: not supported",
             allowed="attn_implementation: flash_attention_2, or fsdp_version: 2 and an fsdp_config",
         )
         fields.stop()
-    return {"fp32_ends": True}
+    if not embedding:
+        fields.note(
+            f"Axolotl finds embedding and head of {model.title} under no name that it casts: they stay in "
+            "bf16, and its norms in fp32 are priced in bf16 too"
+        )
+    return {"fp32_ends": True} if embedding else {}
 
 
 def _take_fsdp1(fields: Fields) -> None:

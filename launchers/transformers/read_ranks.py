@@ -569,6 +569,7 @@ def note_attention(
             fields.note(f"no attention is named, and {name} is taken, not sdpa: {taken.why}")
             return
     elif (named := facts.attention_kernel) != SDPA:
+        _require_positions(fields, model, named)
         if runnable(named, model) != named:
             fields.note(f"{ATTENTION[named]} runs no heads of {model.head_dim}, so sdpa is priced")
         return
@@ -585,6 +586,23 @@ def note_attention(
             "tokens is no longer than a sequence. It computes whole squares of scores there, and repeats "
             "keys and values for every head"
         )
+
+
+def _require_positions(fields: Fields, model: ModelSpec, kernel: str) -> None:
+    """Refuse FlashAttention under ALiBi, which no class of transformers runs.
+
+    transformers 5.6, modeling_utils.py ``_flash_attn_can_dispatch``: BLOOM, MPT and remote code state none;
+    models/falcon/modeling_falcon.py:482 stops in its first pass.
+    """
+    name = next((name for name in (*_KERNEL_NAMES, *_FLAGGED) if fields.has(name)), _KERNEL_NAMES[0])
+    if model.alibi_positions and kernel.startswith("flash") and fields.peek(name) != "xformers":
+        fields.fault(
+            name,
+            f"the class of {model.title} has no FlashAttention, for its positions are ALiBi's: "
+            "transformers stops at it",
+            allowed="eager, or none",
+        )
+        fields.stop()
 
 
 _EXPERT_NAMES = ("experts_implementation", "experts_impl")

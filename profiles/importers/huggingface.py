@@ -34,6 +34,7 @@ from meshwright.profiles.importers.huggingface_layers import (
     layers_without_rotary,
     moe_placement,
 )
+from meshwright.profiles.importers.huggingface_mixers import OF_MAMBA_SSM, mamba_ssm_config
 from meshwright.profiles.importers.huggingface_towers import model_from_whole, whole_types
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import (
@@ -66,12 +67,15 @@ _OTHER_FILES = {
     "do_sample": "a file of generation settings", "log_history": "a trainer's state",
     "n_layers": "Meta's params.json",
 }  # fmt: skip
-_OF_A_CONFIG = frozenset({"model_type", "architectures", "num_hidden_layers", "hidden_size", CLASS})
+_OF_A_CONFIG = frozenset(
+    {"model_type", "architectures", "num_hidden_layers", "hidden_size", CLASS, OF_MAMBA_SSM}
+)
 
 
 def looks_like_config(raw: Mapping[str, object]) -> bool:
     """Return whether a mapping is a Hugging Face config rather than a shape in our own names."""
-    names = {"model_type", "architectures", "transformers_version", "num_hidden_layers", CLASS, _ADAPTER}
+    names = {"model_type", "architectures", "transformers_version", "num_hidden_layers", CLASS, _ADAPTER,
+             OF_MAMBA_SSM}  # fmt: skip
     return bool(names & set(raw)) or bool(_other_file(raw))
 
 
@@ -96,6 +100,8 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         base = str(config.get("base_model_name_or_path") or "its base model")
         allowed = f"{base}, with --lora-rank (workload.lora_rank)"
         raise InvalidProblemError.of("/model", "is an adapter, without a model's sizes", allowed=allowed)
+    if isinstance(config, Mapping) and OF_MAMBA_SSM in config and "model_type" not in config:
+        config = mamba_ssm_config(cast("Mapping[str, object]", config))
     if isinstance(config, Mapping):
         _require_type(config)
     model = _model_of_transformers(config, name=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -89,6 +89,15 @@ def _first_or_second(reader: FieldReader, _known: Facts) -> Facts:
     return {**second, **({"alibi_positions": True} if only else {})}
 
 
+def _scales_of_mup(reader: FieldReader, facts: Facts) -> Facts:
+    """Return the scales of embeddings, logits and scores of BTLM, which muP sets apart from sizes."""
+    names = ("mup_embeddings_scale", "mup_output_alpha", "mup_width_scale")
+    embeddings, outputs, width = (reader.number(name, low=1e-6, high=1e6, default=1.0) for name in names)
+    by_size = reader.flag("mup_scale_qk_dot_by_d", default=False)
+    scores: Facts = {"attention_scale": 1.0 / cast("int", facts["head_dim"])} if by_size else {}
+    return {"embedding_scale": embeddings, "logit_scale": outputs * width, **scores}
+
+
 def _granite_hybrid(config: dict[str, object]) -> dict[str, object]:
     """Return Granite 4 H's config; without experts its MLP is the shared one alone."""
     if config.get("num_local_experts") == 0:
@@ -128,6 +137,7 @@ _RULES: Mapping[str, Mapping[str, object]] = {
         "first_or_second": _first_or_second,
         "mixers_alone": mixers_alone,
         "multiple_of_hidden": _multiple_of_hidden,
+        "scales_of_mup": _scales_of_mup,
         "selective_scans_alone": selective_scans_alone,
         "single_blocks": single_blocks,
         "unlike_layers": unlike_layers,

@@ -524,6 +524,98 @@ def mamba_1_config(config: dict[str, object]) -> dict[str, object]:
     return {**found, **({"num_heads": cast("int", sizes[0]) * cast("int", sizes[1])} if whole else {})}
 
 
+# Keys of mamba_ssm's own config.json, and of its mixers: transformers' (mamba_ssm at e9594ce
+# models/config_mamba.py, modules/mamba_simple.py, modules/mamba2.py).
+OF_MAMBA_SSM = "ssm_cfg"
+_SSM_SIZES = {
+    "d_model": "hidden_size", "n_layer": "num_hidden_layers", "tie_embeddings": "tie_word_embeddings",
+}  # fmt: skip
+_SSM_MIXER = {
+    "d_state": "state_size", "d_conv": "conv_kernel", "expand": "expand", "conv_bias": "use_conv_bias",
+    "bias": "use_bias",
+}  # fmt: skip
+_SSM_LAYERS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, object]]] = {
+    "Mamba1": ("mamba", {"dt_rank": "time_step_rank"}, {}),
+    "Mamba2": (
+        "mamba2", {"headdim": "head_dim", "ngroups": "n_groups", "chunk_size": "chunk_size"},
+        {"d_state": 128, "headdim": 64, "ngroups": 1, "chunk_size": 256},
+    ),
+}  # fmt: skip
+_PADDED = "pad_vocab_size_multiple"
+_SSM_DEFAULTS: Mapping[str, object] = {
+    "d_model": 2560, "n_layer": 64, "vocab_size": 50_277, _PADDED: 8, "tie_embeddings": True,
+}  # fmt: skip
+_SSM_UNUSED = (
+    "dt_min",
+    "dt_max",
+    "dt_init",
+    "dt_scale",
+    "dt_init_floor",
+    "use_fast_path",
+    "use_mem_eff_path",
+)
+_SSM_FIXED: Mapping[str, object] = {
+    "d_intermediate": 0,
+    "attn_layer_idx": [],
+    "attn_cfg": {},
+    "rms_norm": True,
+}
+
+
+def mamba_ssm_config(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the config of transformers' class for one of mamba_ssm's own (state-spaces/mamba-2.8b).
+
+    Raises:
+        UnsupportedModelError: layers of attention, of an MLP or of another mixer, or an unknown key.
+        InvalidProblemError: a part is no object, or a size no whole number.
+    """
+    whole = {**_SSM_DEFAULTS, **config}
+    parts = whole.pop(OF_MAMBA_SSM) or {}
+    if not isinstance(parts, Mapping):
+        raise InvalidProblemError.of(
+            f"/model/{OF_MAMBA_SSM}", "is not an object", allowed="the mixer's sizes"
+        )
+    mixer = dict(parts)
+    layer = str(mixer.pop("layer", "Mamba1"))
+    if layer not in _SSM_LAYERS:
+        raise UnsupportedModelError.field(
+            f"{OF_MAMBA_SSM}.layer", f"{shown(layer)}; planned: {', '.join(_SSM_LAYERS)}"
+        )
+    model_type, own, defaults = _SSM_LAYERS[layer]
+    for key, value in _SSM_FIXED.items():
+        if (stated := whole.pop(key, value)) != value:
+            planned = str(value).lower() if value or value == 0 else "none"
+            raise UnsupportedModelError.field(key, f"{shown(str(stated))}; planned: {planned}")
+    found: dict[str, object] = {"model_type": model_type, "vocab_size": _padded_vocabulary(whole)}
+    names = {**_SSM_MIXER, **own}
+    if other := next((key for key in mixer if key not in names and key not in _SSM_UNUSED), ""):
+        raise UnsupportedModelError.field(
+            f"{OF_MAMBA_SSM}.{shown(str(other))}", f"is not of {layer}; known: {', '.join(names)}"
+        )
+    found |= {_SSM_SIZES.get(key, key): value for key, value in whole.items() if key not in found}
+    found |= {names[key]: value for key, value in {**defaults, **mixer}.items() if key in names}
+    if model_type == "mamba2":
+        found["num_heads"] = _heads_of_mamba_2(found)
+    return found
+
+
+def _padded_vocabulary(whole: dict[str, object]) -> object:
+    """Return the rows of the embedding, which a multiple rounds up; what is no size is refused later."""
+    size, multiple = whole["vocab_size"], whole.pop(_PADDED)
+    if type(multiple) is not int or multiple < 1:
+        raise InvalidProblemError.of(
+            f"/model/{_PADDED}", f"{shown(str(multiple))} is out of range", allowed="a whole number from 1"
+        )
+    return -(-size // multiple) * multiple if type(size) is int else size
+
+
+def _heads_of_mamba_2(found: Mapping[str, object]) -> object:
+    hidden, expand, width = (found.get(key, 2) for key in ("hidden_size", "expand", "head_dim"))
+    if not (type(hidden) is int and type(expand) is int and type(width) is int and width > 0):
+        return hidden
+    return expand * hidden // width
+
+
 def selective_scans_alone(reader: FieldReader, facts: Mapping[str, object]) -> dict[str, object]:
     """Return the layers of Mamba and Falcon Mamba, each a selective scan and nothing else."""
     mixer = _selective_scan(reader, cast("int", facts["hidden_size"]), _MAMBA)

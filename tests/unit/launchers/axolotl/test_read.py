@@ -630,13 +630,50 @@ def test_attention_other_than_torchs_takes_replicas_back_to_bf16(more: str, cast
     found = read(plain, Overrides(num_gpus=1), "full.yml")
     assert (found.launcher, found.workload.optimizer) == ("trl", "adamw-pure-bf16")
     assert ("fp32_ends" in found.workload.framework_options) is not cast
-    if not cast:  # Axolotl looks for an embedding of another name
-        with pytest.raises(InvalidProblemError, match="keeps norms of MPT 7B in fp32"):
-            read(
-                plain.replace("mistralai/Mistral-7B-v0.1", "mosaicml/mpt-7b"),
-                Overrides(num_gpus=1),
-                "m.yml",
-            )
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "wide"),
+    [
+        ("mosaicml/mpt-7b", "", True),  # transformers' class has lm_head, which is tied to transformer.wte
+        ("mosaicml/mpt-7b", "trust_remote_code: true\n", False),  # its own has no layer of a tied head
+        ("openai-community/gpt2", "trust_remote_code: true\n", True),
+        ("mistralai/Mistral-7B-v0.1", "", True),  # embed_tokens and lm_head, each cast by its name
+        ("internlm/internlm2-7b", "", False),  # tok_embeddings and output
+    ],
+)
+def test_without_fsdp_ends_that_axolotl_knows_by_name_are_fp32(model: str, more: str, wide: bool) -> None:
+    """Axolotl 067b021c: loaders/utils.py:231 names them, loaders/model.py:1046 casts what has a name."""
+    plain = AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch") + more
+    found = read(plain.replace("mistralai/Mistral-7B-v0.1", model), Overrides(num_gpus=1), "m.yml")
+    assert found.workload.framework_options.get("fp32_ends", False) is wide
+    assert any(note.startswith("Axolotl finds embedding and head of") for note in found.notes) is not wide
+
+
+def test_a_head_in_fp32_next_to_an_embedding_in_bf16_is_refused() -> None:
+    text = AXOLOTL.replace("adamw_bnb_8bit", "adamw_torch").replace("mistralai/Mistral-7B-v0.1", "DBRX")
+    with pytest.raises(InvalidProblemError, match="keeps norms and head of DBRX in fp32"):  # lm_head, wte
+        read(text, Overrides(num_gpus=1), "m.yml")
+
+
+@pytest.mark.parametrize("more", ["attn_implementation: flash_attention_2\n", "flash_attention: true\n"])
+def test_no_class_with_alibi_runs_flash_attention(more: str) -> None:
+    text = f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_linear: true\n{more}".replace(
+        "bnb_8bit", "torch"
+    )
+    for model in ("mosaicml/mpt-7b", "cerebras/btlm-3b-8k-base", "bigscience/bloom-560m"):
+        with pytest.raises(InvalidProblemError, match=r"positions are ALiBi's: transformers stops at it"):
+            read(text.replace("mistralai/Mistral-7B-v0.1", model), Overrides(num_gpus=1), "a.yml")
+
+
+def test_a_word_of_an_older_class_is_passed_over() -> None:
+    """peft finds Wqkv in MPT, and no mlp_up, which Replit's first class had (replit/ReplitLM 918e5ecf)."""
+    targets = "lora_target_modules: [Wqkv, mlp_up, mlp_down]\n"
+    text = f"{AXOLOTL}adapter: lora\nlora_r: 8\n{targets}".replace("bnb_8bit", "torch")
+    text = text.replace("mistralai/Mistral-7B-v0.1", "replit/replit-code-v1-3b")
+    found = read(text, Overrides(num_gpus=1), "a.yml")
+    assert found.workload.lora_targets == ("qkv_proj",)
+    assert "no layer of Replit Code v1 3B is called mlp_up, mlp_down: peft passes over it" in found.notes
 
 
 def test_activations_leave_by_the_older_word_as_by_their_own() -> None:

@@ -6,10 +6,16 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.library import find_model
 
 KIMI = {"model_type": "kimi_linear", "num_hidden_layers": 4}
 MINIMAX = {"model_type": "minimax", "num_hidden_layers": 4}
 LFM2 = {"model_type": "lfm2", "num_hidden_layers": 4}
+# state-spaces/mamba-2.8b and mamba2-2.7b, in the keys of mamba_ssm
+SSM = {"d_model": 2560, "n_layer": 64, "vocab_size": 50_277, "ssm_cfg": {}, "rms_norm": True,
+       "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 8}  # fmt: skip
+SSM_2 = SSM | {"ssm_cfg": {"layer": "Mamba2"}, "d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {},
+               "pad_vocab_size_multiple": 16, "tie_embeddings": True}  # fmt: skip
 
 
 def _lists(*layers: object) -> dict[str, object]:
@@ -33,6 +39,13 @@ def _lists(*layers: object) -> dict[str, object]:
         ({**LFM2, "full_attn_idxs": "all"}, "full_attn_idxs", "is not a list of layers"),
         ({**LFM2, "conv_L_cache": 0}, "conv_L_cache", "out of range"),
         ({"model_type": "falcon_h1", "mamba_d_ssm": 1000}, "mamba_n_heads", "128 heads of 7 are not"),
+        (SSM | {"ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg.layer", "Mamba3; planned: Mamba1, Mamba2"),
+        (SSM | {"ssm_cfg": {"d_stat": 16}}, "ssm_cfg.d_stat", "is not of Mamba1; known: d_state, d_conv"),
+        (SSM | {"ssm_cfg": [16]}, "ssm_cfg", "is not an object"),
+        (SSM | {"d_intermediate": 2048}, "d_intermediate", "2048; planned: 0"),
+        (SSM_2 | {"attn_layer_idx": [9]}, "attn_layer_idx", "planned: none"),
+        (SSM | {"rms_norm": False}, "rms_norm", "planned: true"),
+        (SSM | {"pad_vocab_size_multiple": 0}, "pad_vocab_size_multiple", "out of range"),
     ],
 )
 def test_layers_and_sizes_that_do_not_fit_are_refused_with_their_field(
@@ -65,3 +78,18 @@ def test_kimi_linear_has_neither_positions_nor_a_mixer_in_its_attending_layers()
     assert all(model.layers_without_rotary())
     assert [shape.mixes for shape in model.layer_shapes()] == [True, True, True, False]
     assert [one.mla is None for one in map(model.shaped, model.layer_shapes())] == [True, True, True, False]
+
+
+def test_mamba_ssms_own_config_is_that_of_transformers_classes() -> None:
+    # 50280 rows (a multiple of 8) and 64 selective scans of 5120 channels with a norm each, h = 2560: a
+    # latent of 160 for time steps, B and C of 16 states, a convolution of 4, two biases, and skip.
+    model = model_from_config(SSM, name="x")
+    scan = 3 * 2560 * 5120 + 5120 * (160 + 32 + 160 + 4 + 16 + 3)
+    assert model.num_parameters() == 50_280 * 2560 + 64 * (scan + 2560) + 2560 == 2_768_345_600
+    assert find_model("state-spaces/mamba-2.8b").num_parameters() == 2_768_345_600
+    # 50288 rows; 80 heads of 64 with B and C of 128 states: gate, values, B, C and a time step of each head
+    # are projected, values, B and C convolved; decay, skip and time step of each head, a norm of values
+    second = model_from_config(SSM_2, name="x")
+    projected, convolved = 2 * 5120 + 2 * 128 + 80, 5120 + 2 * 128
+    space = 2560 * (projected + 5120) + 5 * convolved + 3 * 80 + 5120
+    assert second.num_parameters() == 50_288 * 2560 + 64 * (space + 2560) + 2560 == 2_702_599_680

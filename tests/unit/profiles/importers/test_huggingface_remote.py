@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
+from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters, class_targets
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_keys import ModelTypeKeys, completed
+from meshwright.profiles.library import find_model
 
 
 def test_ling_1_has_no_biases_only_where_its_config_says_so() -> None:
@@ -149,6 +150,43 @@ def test_exaone_3_is_a_llama_with_keys_of_its_own_and_the_first_phi_2_is_phi() -
     phi = {"model_type": "phi-msft", "n_embd": 2560, "n_head": 32, "n_layer": 32, "vocab_size": 51_200}
     model = model_from_config(phi, name="x")
     assert (model.num_parameters(), model.rotary_fraction) == (2_779_683_840, 0.4)
+
+
+BTLM = {
+    "model_type": "btlm", "activation_function": "swiglu", "position_embedding_type": "alibi",
+    "n_embd": 2560, "n_head": 32, "n_inner": 6826, "n_layer": 32, "n_positions": 8192, "vocab_size": 50_257,
+    "mup_width_scale": 0.1, "mup_embeddings_scale": 14.6, "mup_output_alpha": 2.22,
+    "mup_scale_qk_dot_by_d": True,
+}  # fmt: skip
+
+
+def test_btlm_is_gpt_2_with_gates_alibi_and_the_scales_of_mup() -> None:
+    model = model_from_config(BTLM, name="x")
+    # 50257h + 32 · (4h² + 3h · 6826 + 4h + 2 · 6826 + h of biases + 4h of norms) + 2h, h = 2560: no
+    # positions, a tied head. The 32 slopes of its distances are not trained.
+    assert model.num_parameters() == 2_646_255_744
+    assert (model.alibi_positions, model.learned_position_embeddings) == (True, False)
+    assert (model.embedding_scale, model.attention_scale) == (14.6, 1 / 80)
+    assert model.logit_scale == pytest.approx(0.222)  # 2.22 · 0.1
+    # rank r: r · 32 · (h + 3h of queries, keys and values, 2h of outputs, 3 · (h + 6826))
+    assert adapter_parameters(model, 8, SINGLE_TARGETS) == 8 * 32 * (6 * 2560 + 3 * (2560 + 6826))
+    assert class_targets(model, ("gate_proj", "up_proj")) == ("c_fc2", "c_fc")
+    of_gpt_2 = {key: value for key, value in BTLM.items() if key != "position_embedding_type"}
+    with pytest.raises(UnsupportedModelError, match="position_embedding_type"):  # learned, by its class
+        model_from_config(of_gpt_2, name="x")
+
+
+def test_replits_first_code_is_mpt_with_layers_of_other_names() -> None:
+    # replit-code-v1-3b: 32768h + 32 · (12h² + 2h of norms without biases) + h, h = 2560
+    first = {"model_type": "replit_lm", "alibi": True, "d_model": 2560, "n_heads": 32, "n_layers": 32,
+             "no_bias": True, "mlp_ratio": 4, "vocab_size": 32_768, "attn_clip_qkv": None}  # fmt: skip
+    model = model_from_config(first, name="x")
+    second = find_model("replit/replit-code-v1-3b")
+    assert model.num_parameters() == second.num_parameters() == 2_600_634_880
+    named = [class_targets(one, ("qkv_proj", "up_proj", "down_proj")) for one in (model, second)]
+    assert named == [("Wqkv", "mlp_up", "mlp_down"), ("Wqkv", "up_proj", "down_proj")]
+    with pytest.raises(UnsupportedModelError, match="alibi"):  # none, where a config says nothing
+        model_from_config({key: value for key, value in first.items() if key != "alibi"}, name="x")
 
 
 @pytest.mark.parametrize(
