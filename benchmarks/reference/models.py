@@ -104,11 +104,11 @@ def _diffusers() -> str:
 
 
 _TOWERS = """\
-## Types with a vision tower
+## Types with a vision or audio tower
 
-A config of such a type has its language model in `text_config` and its tower in `vision_config`. Both
-are counted as `transformers` builds them ([images](../howto/images.md)). You can plan all of them with
-`--launcher none`, and each with the launchers in its row.
+A config of such a type has its language model in `text_config` and its tower in `vision_config` (Voxtral:
+`audio_config`). Both are counted as `transformers` builds them ([images](../howto/images.md)). You can
+plan all of them with `--launcher none`, and each with the launchers in its row.
 
 | model type | language model | launchers |
 |---|---|---|

@@ -130,7 +130,7 @@ def _model_of_transformers(config: object, *, name: str) -> ModelSpec:
     reader = FieldReader(config, "/model")
     model_type = type_of(reader)
     reader.finish()
-    if (towered := whole_types().get(model_type)) is not None and reader.has("vision_config"):
+    if (towered := whole_types().get(model_type)) is not None and reader.has(towered.part):
         return model_from_whole(
             cast("Mapping[str, object]", config), towered, lambda text: model_from_config(text, name=name)
         )

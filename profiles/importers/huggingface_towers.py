@@ -1,4 +1,4 @@
-"""Models of images and text: a Hugging Face config with a language model and a vision tower inside.
+"""Models of images or sound, and text: a Hugging Face config with a language model and a tower inside.
 
 The language model is read as a config of its own (``huggingface``), the tower here, by the rule that the
 type's row in ``catalog/model_towers.yaml`` names. The classes are those of ``transformers`` 5.23
@@ -36,9 +36,11 @@ class WholeType:
 
     text: str  # the language model's type; empty: as text_config states
     tower: str  # a name of ``_RULES``
+    part: str = _VISION  # the key of the tower's config
+    text_defaults: Mapping[str, object] = field(default_factory=dict)  # of text_config, that the class has
     tied: bool = False  # where the config does not state it
-    # Configs that decide whether the head is tied: the whole one, either of it and its part, or none.
-    ties: Literal["whole", "either", "none"] = "whole"
+    # Configs that decide whether the head is tied: the whole one, its part, either of them, or none.
+    ties: Literal["whole", "text", "either", "none"] = "whole"
     defaults: Mapping[str, object] = field(default_factory=dict)  # of the tower's configuration class
     names: Mapping[str, str] = field(default_factory=dict)  # of published towers' keys: the class's own
     # Of the tower: the values that a key may have
@@ -73,12 +75,12 @@ def model_from_whole(
         UnsupportedModelError: a part that is not planned, or a key that nothing reads.
         InvalidProblemError: a field is missing, garbled or out of range.
     """
-    vision = config.get(_VISION)
+    vision = config.get(whole.part)
     if not isinstance(vision, Mapping):
         raise InvalidProblemError.of(
-            f"/model/{_VISION}",
+            f"/model/{whole.part}",
             f"{shown(vision)} is not an object with the tower's fields",
-            allowed="the vision tower's config",
+            allowed=f"the {whole.part.partition('_')[0]} tower's config",
         )
     text = _text_of(config, whole)
     if whole.unmasked:
@@ -93,14 +95,14 @@ def model_from_whole(
     twice = [key for key, own in whole.names.items() if key in vision and own in vision]
     if twice:
         raise UnsupportedModelError.field(
-            f"{_VISION}.{twice[0]}", f"another name of {whole.names[twice[0]]}"
+            f"{whole.part}.{twice[0]}", f"another name of {whole.names[twice[0]]}"
         )
-    inner = FieldReader({**whole.defaults, **stated}, f"/model/{_VISION}")
+    inner = FieldReader({**whole.defaults, **stated}, f"/model/{whole.part}")
     beside = config
     if not isinstance(config.get(_TEXT), Mapping):
         beside = {key: value for key, value in config.items() if key.startswith("vision_")}
     outer = FieldReader({**whole.whole, **beside}, "/model")
-    for name in _OF_BOTH:
+    for name in (*_OF_BOTH, whole.part):
         inner.value(name), outer.value(name)
     outer.value(_TIED), inner.value(_TIED)
     tower = _RULES[whole.tower](inner, outer, model)
@@ -109,7 +111,7 @@ def model_from_whole(
         _refuse_unread(reader, whole)
     tower = replace(tower, model_type=str(config.get("model_type", ""))[:64])
     return replace(
-        model, causal=not whole.unmasked, tower=tower, source=f"{model.source}, and its vision_config"[:200]
+        model, causal=not whole.unmasked, tower=tower, source=f"{model.source}, and its {whole.part}"[:200]
     )
 
 
@@ -117,9 +119,9 @@ def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object
     """Return the language model's config; older ones have its keys next to ``vision_config``."""
     inside = config.get(_TEXT)
     alone = {
-        key: value for key, value in config.items() if key != _VISION and not key.startswith("vision_")
+        key: value for key, value in config.items() if key != whole.part and not key.startswith("vision_")
     }
-    text = dict(inside) if isinstance(inside, Mapping) else alone
+    text = {**whole.text_defaults, **(inside if isinstance(inside, Mapping) else alone)}
     stated = text.get("model_type", whole.text)
     stated = named_type(str(stated), FieldReader(text, f"/model/{_TEXT}"))
     text["model_type"] = whole.text if whole.text and stated in (config.get("model_type"), None) else stated
@@ -127,8 +129,9 @@ def _text_of(config: Mapping[str, object], whole: WholeType) -> dict[str, object
         raise UnsupportedModelError.field(
             "model_type", f"{shown(text['model_type'])}: the class builds {whole.text}"
         )
-    tied = bool(config.get(_TIED, whole.tied)) or (whole.ties == "either" and bool(text.get(_TIED)))
-    return {**text, _TIED: tied and whole.ties != "none"}
+    of_text = whole.ties in ("text", "either") and bool(text.get(_TIED))
+    of_whole = whole.ties in ("whole", "either") and bool(config.get(_TIED, whole.tied))
+    return {**text, _TIED: of_text or of_whole}
 
 
 def _refuse_unread(reader: FieldReader, whole: WholeType) -> None:
@@ -694,6 +697,32 @@ def _step_3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerS
     )  # fmt: skip
 
 
+_KERNEL = 3  # frames that each of Whisper's two convolutions reads
+
+
+def _whisper(reader: FieldReader, _whole: FieldReader, model: ModelSpec) -> TowerSpec:
+    """Return the tower of Voxtral: Whisper's encoder over clips of one length, with rows for patches.
+
+    Its projector reads as many rows side by side as fill the MLP's width. Keys have no bias, and the first
+    convolution's rows, twice as many as the second one's, are counted as these.
+    """
+    _must_be(reader, "voxtral_encoder")
+    hidden, width = (_size(reader, key, "hidden_size") for key in ("hidden_size", "intermediate_size"))
+    rows, merged = _size(reader, "max_source_positions", "position_rows"), max(1, width // hidden)
+    for key, size, of in (("intermediate_size", width, hidden), ("max_source_positions", rows, merged)):
+        if size % of:
+            reader.fault(key, f"{size} is no multiple of {of}", allowed=f"a multiple of {of}")
+    reader.finish()
+    out, bins = model.hidden_size, _size(reader, "num_mel_bins", "patch_size")
+    return TowerSpec(
+        num_layers=_size(reader, "num_hidden_layers", "num_layers"), hidden_size=hidden,
+        num_attention_heads=_size(reader, "num_attention_heads", "num_attention_heads"), patch_size=1,
+        patch_inputs=_KERNEL * (bins + hidden), merged_patches=merged, tile_patches=rows,
+        position_rows=rows, ffn_hidden_size=width, qkv_bias=False, layer_vectors=2 * hidden,
+        further_parameters=4 * hidden, projector_matrices=width * out + out * out,
+    )  # fmt: skip
+
+
 def _idefics3(reader: FieldReader, whole: FieldReader, model: ModelSpec) -> TowerSpec:
     sizes, patches = _plain_blocks(reader)
     merged = _size(whole, "scale_factor", "merged_patches") ** 2
@@ -732,5 +761,6 @@ _RULES: Mapping[str, TowerRule] = {
     "qwen3_vl": _qwen3_vl,
     "siglip": _siglip,
     "step_3": _step_3,
+    "whisper": _whisper,
     "video_llama_3": _projected(_siglip_rotated, 2),
 }

@@ -1031,6 +1031,17 @@ def test_relora_where_its_trainer_stops(text: str, why: str) -> None:
         read(f"{text}relora: true\n", Overrides(num_gpus=8), "a.yml")
 
 
+def test_a_tower_of_sound_is_idle_without_a_processor_and_has_clips_with_one() -> None:
+    """Axolotl 067b021c, examples/voxtral: lora_target_modules names the language model's layers alone."""
+    layers = r"language_model.model.layers.[\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj"
+    text = f"{AXOLOTL}adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_modules: '{layers}'\n"
+    text = text.replace("mistralai/Mistral-7B-v0.1", "mistralai/Voxtral-Mini-3B-2507")
+    found = read(text, Overrides(num_gpus=1), "v.yml").workload
+    assert (found.images_per_sample, found.lora_rank, len(found.lora_targets)) == (0.0, 32, 7)
+    hears = f"{text}processor_type: VoxtralProcessor\n"
+    assert not read(hears, Overrides(num_gpus=1), "v.yml").images_stated
+
+
 def test_a_model_with_a_tower_reads_text_alone_without_a_processor() -> None:
     """Axolotl 0.19, common/datasets.py:59: no processor where processor_type names none."""
     model = model_from_config(

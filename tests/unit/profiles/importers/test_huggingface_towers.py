@@ -11,6 +11,7 @@ import pytest
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_towers import whole_types
+from meshwright.profiles.library import find_model
 from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
 from meshwright.profiles.sequences import SequenceLengths
 
@@ -33,8 +34,9 @@ def test_a_drawn_config_has_as_many_parameters_as_the_model_that_transformers_bu
     assert model_from_config(row["config"], name="x").num_parameters() == row["parameters"]
 
 
-def test_every_type_with_a_tower_is_among_the_drawn_ones_and_one_of_remote_code_among_the_real() -> None:
-    assert {row["config"]["model_type"] for row in DRAWN["configs"]} | {"kimi_k3"} == set(whole_types())
+def test_every_type_with_a_tower_is_among_the_drawn_ones_or_counted_apart() -> None:
+    apart = {"kimi_k3", "voxtral"}  # of remote code, among the real configs; of sound, below
+    assert {row["config"]["model_type"] for row in DRAWN["configs"]} | apart == set(whole_types())
 
 
 PUBLISHED = {  # names in the config of moonshotai/Kimi-K2.5, of the keys that transformers' class reads
@@ -109,6 +111,44 @@ def test_a_tower_has_layers_ends_and_a_merger_for_each_depth() -> None:
     assert model.tower_parameters(("vision",)) == 2 * merger + 2 * 128 + 2 * 512
     language = model_from_config({**TEXT, "tie_word_embeddings": False}, name="x")
     assert model.num_parameters() == language.num_parameters() + model.tower_parameters()
+
+
+def test_voxtral_hears_with_whispers_encoder_and_is_as_large_as_its_report_states() -> None:
+    model = model_from_config({"model_type": "voxtral", "audio_config": {}, "text_config": {}}, name="x")
+    # h = 1280: convolutions of three frames, 128 bins to h and h to h; 1500 positions; 32 layers of
+    # LayerNorms, four products of which keys have no bias, an MLP of 5120; a norm behind them
+    layer = 4 * 1280**2 + 3 * 1280 + 2 * 1280 * 5120 + 5120 + 1280 + 4 * 1280
+    hears = 3 * 128 * 1280 + 3 * 1280**2 + 2 * 1280 + 1500 * 1280 + 32 * layer + 2 * 1280
+    projector = 5120 * 3072 + 3072**2  # four rows side by side become a token
+    assert model.tower_parameters(("vision",)) == projector == 25_165_824
+    assert model.tower_parameters() - projector == hears == 636_968_960
+    # 30 layers of 32 heads of 128 over eight of keys, an MLP of 8192; 131072 tokens twice: an own head
+    layer = 2 * 3072 * 4096 + 2 * 3072 * 1024 + 3 * 3072 * 8192 + 2 * 3072
+    reads = 2 * 131_072 * 3072 + 30 * layer + 3072
+    assert model.num_parameters() == hears + projector + reads == 4_676_271_104
+    # arXiv:2507.13264, section 2: an encoder of 640M, an adapter of 25M, 4.7B in all; 375 tokens of 30 s
+    assert [round(one / 1e6) for one in (hears, projector)] == [637, 25]
+    assert model.tower is not None
+    assert model.tower.tile_tokens == 375
+    assert find_model("mistralai/Voxtral-Mini-3B-2507").num_parameters() == 4_676_271_104
+
+
+@pytest.mark.parametrize(
+    ("audio", "at", "says"),
+    [
+        ({"intermediate_size": 5000}, "intermediate_size", "5000 is no multiple of 1280"),
+        ({"max_source_positions": 1501}, "max_source_positions", "1501 is no multiple of 4"),
+        ({"scale_embedding": True}, "scale_embedding", "is not planned"),
+        ({"model_type": "whisper"}, "model_type", "'whisper' is not planned"),
+        ({"d_model": 1280, "hidden_size": 1280}, "", "another name of hidden_size"),
+    ],
+)
+def test_what_a_tower_of_sound_cannot_have_is_refused_by_field(
+    audio: dict[str, Any], at: str, says: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=says) as caught:
+        model_from_config({"model_type": "voxtral", "audio_config": audio, "text_config": {}}, name="x")
+    assert caught.value.errors[0].pointer.startswith(f"/model/audio_config{'/' * bool(at)}{at}")
 
 
 def test_two_products_of_mistral_3_s_projector_may_have_biases() -> None:
