@@ -551,7 +551,10 @@ def whole_base(fields: Fields, precision: str) -> BasePrecision:
     if said in ("bfloat16", "auto") or (said == "float16" and precision == "fp16"):
         return "bf16"
     if name is None:
-        fields.note("no argument sets the type that frozen weights are loaded in: float32, 4 bytes each")
+        fields.note(
+            "no argument sets the type that frozen weights are loaded in: float32, 4 bytes each; dtype "
+            "bfloat16 takes 2"
+        )
     return "fp32"
 
 

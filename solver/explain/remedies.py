@@ -55,6 +55,7 @@ from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import (
     Problem,
     SearchOptions,
+    Workload,
     batch_sizes,
     under_last_setting,
     usable_gpus,
@@ -171,45 +172,54 @@ def _under(problem: Problem, profile: Profile, launcher: str) -> ProblemChange:
 
 
 _RANK = 16  # of the adapters that are offered: peft's and Megatron-Bridge's examples begin there
+_LIGHTER: Mapping[BasePrecision, tuple[BasePrecision, ...]] = {"fp32": ("bf16", "nf4"), "bf16": ("nf4",)}
 
 
 def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
-    """Train adapters of frozen weights: LoRA, then QLoRA, under the first launcher that fits them."""
+    """Train adapters of frozen weights, LoRA and then QLoRA, under the first launcher that fits them.
+
+    Of a request with adapters the frozen weights get fewer bits, and all else stays as it is: 16 bits under
+    its own launcher are enough.
+    """
     work, own = problem.workload, problem.launcher
-    if work.language_frozen or problem.model.diffusion is not None:
+    if (work.language_frozen and not work.lora_rank) or problem.model.diffusion is not None:
         return
     others = [name for name in launchers_of("any") if name not in (own, "none")]
     named = others if own == "any" else [own, *others]
     names = [name for name in named if launcher_capabilities(name).adapters]
-    bases: tuple[BasePrecision, ...] = ("bf16", "nf4")  # of LoRA and of QLoRA
+    bases = _LIGHTER.get(work.base_precision, ()) if work.lora_rank else ("bf16", "nf4")
     for base in bases:
-        kind, words = ("qlora", "QLoRA") if base != "bf16" else ("lora", "LoRA")
         for name in names:
-            able = launcher_capabilities(name)
-            known = able.adapter_optimizers or able.optimizers
-            optimizer = work.optimizer if work.optimizer in known else "adamw"
-            changed = replace(
-                work,
-                lora_rank=_RANK,
-                base_precision=base,
-                lora_targets=able.default_targets(problem.model),
-                optimizer=optimizer,
-            )
-            settings = {
-                "workload.lora_rank": _RANK,
-                **({"workload.base_precision": base} if base != "bf16" else {}),
-                **({"workload.optimizer": optimizer} if optimizer != work.optimizer else {}),
-                "launcher": name,
-            }
-            one = replace(problem, launcher=name, workload=changed)
+            one = _with_adapters(problem, name, base)
+            kind = "qlora" if base != "bf16" else "lora"
+            method = f"{'QLoRA' if base != 'bf16' else 'LoRA'} of rank {one.workload.lora_rank}"
+            stays = bool(work.lora_rank) and base == "bf16"
             yield ProblemChange(
                 kind,
-                f"{words} of rank {_RANK} under {name}",
+                f"{'frozen weights in bf16' if stays else method} under {name}",
                 one,
                 profile_of_variant(one, profile),
-                last_resort=True,
-                settings=settings,
+                last_resort=not (stays and name == own),
+                settings=_settings_of_adapters(work, one),
             )
+
+
+def _with_adapters(problem: Problem, launcher: str, base: BasePrecision) -> Problem:
+    """Return the problem with its adapters, or those of the launcher's usual layers, of lighter weights."""
+    work, able = problem.workload, launcher_capabilities(launcher)
+    known = able.adapter_optimizers or able.optimizers
+    optimizer = work.optimizer if work.optimizer in known else "adamw"
+    changed = replace(work, base_precision=base, optimizer=optimizer)
+    if not work.lora_rank:
+        changed = replace(changed, lora_rank=_RANK, lora_targets=able.default_targets(problem.model))
+    return replace(problem, launcher=launcher, workload=changed)
+
+
+def _settings_of_adapters(work: Workload, changed: Problem) -> dict[str, Any]:
+    names = ("lora_rank", "base_precision", "optimizer")
+    values = {name: getattr(changed.workload, name) for name in names}
+    moved = {f"workload.{name}": one for name, one in values.items() if one != getattr(work, name)}
+    return {**moved, "launcher": changed.launcher}
 
 
 def _switched(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:

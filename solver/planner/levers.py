@@ -22,6 +22,7 @@ from typing import Any
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import Profile, framework_of
+from meshwright.profiles.storage import storage_of
 from meshwright.profiles.switches import EVERY_SWITCH, switches
 from meshwright.solver.answer import Answer, Lever, Prediction
 from meshwright.solver.check import violations_of_all
@@ -183,6 +184,7 @@ def _worth_s(problem: Problem, change: Change, answer: Answer) -> float:
 def changes_of(problem: Problem) -> Iterator[Change]:
     """Yield the changes that a request leaves to the user, under its own launcher and under others."""
     yield from _precisions(problem)
+    yield from _bases(problem)
     yield from _batches(problem)
     yield from _packing(problem)
     yield from _offload(problem)
@@ -273,6 +275,21 @@ def _precisions(problem: Problem) -> Iterator[Change]:
             effect="matrix products run in 8 bits: numerics",
             problem=replace(problem, workload=with_recipe(work, "fp8", able)),
             settings={"search.allow": ["fp8"]},
+        )
+
+
+def _bases(problem: Problem) -> Iterator[Change]:
+    """Yield frozen weights of 16 bits where a request has them in more, which move, or in fewer."""
+    work, able = problem.workload, launcher_capabilities(problem.launcher)
+    storage = storage_of(work.base_precision)
+    is_choice = work.base_precision != "bf16" and not (storage and storage.checkpoint)
+    if work.lora_rank and is_choice and "bf16" in able.base_precisions:
+        yield Change(
+            kind="precision",
+            words="frozen weights in bf16",
+            effect=f"frozen weights have 16 bits, not those of {work.base_precision}: numerics",
+            problem=replace(problem, workload=replace(work, base_precision="bf16")),
+            settings={"workload.base_precision": "bf16"},
         )
 
 

@@ -138,6 +138,29 @@ def test_quantized_weights_that_do_not_fit_on_one_gpu_are_cut_over_several() -> 
     assert on(4).plans[0].config.zero_stage == 3
 
 
+@pytest.mark.parametrize(
+    ("base", "offered", "left_out"),
+    [
+        # 8.19e9 weights of 4 bytes are 30.5 of 40 GiB; of 2 bytes 15.3, which leave room for the rest
+        ("fp32", {"workload.base_precision": "bf16", "launcher": "trl"}, "nf4"),
+        # 16 bits are too many: 4 of them
+        ("bf16", {"workload.base_precision": "nf4", "launcher": "trl"}, "fp32"),
+    ],
+)
+def test_frozen_weights_that_leave_no_room_are_offered_in_fewer_bits(
+    base: str, offered: dict[str, str], left_out: str
+) -> None:
+    model, gpu = ("qwen3-8b", "a100-sxm-40gb") if base == "fp32" else ("llama-3.1-70b", "a100-sxm-80gb")
+    body = request(model, gpu, 1, "trl", lora_rank=16, base_precision=base, seq_length=8192)
+    answer = answered(parse_problem(body))
+    assert answer.infeasible is not None
+    changes = [dict(one.settings) for one in answer.infeasible.remedies]
+    assert offered in changes  # the adapters stay as they are
+    assert left_out not in [one.get("workload.base_precision") for one in changes]
+    (plan,) = answered(parse_problem(changed(body, offered))).plans
+    assert plan.prediction.out_of_memory_probability <= 0.05
+
+
 def test_changes_that_the_request_already_has_are_not_offered() -> None:
     problem = asked("llama-3.1-70b", "rtx-4090", 1, "trl")
     adapters = replace(problem, workload=replace(problem.workload, lora_rank=16))

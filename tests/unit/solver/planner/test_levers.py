@@ -56,6 +56,20 @@ def test_where_states_leave_no_room_smaller_ones_are_named(slow: tuple[Problem, 
     )
 
 
+@pytest.mark.parametrize("base", ["fp32", "nf4"])
+def test_frozen_weights_of_16_bits_are_named_where_others_take_longer(base: str) -> None:
+    """Of 14.8 billion weights, 55 GiB in fp32 leave no room to keep activations; 4 bits are read in 16."""
+    work = {"global_batch_size": 16, "seq_length": 2048, "lora_rank": 32, "base_precision": base}
+    cluster = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 1}]}
+    problem = parse_problem(
+        {"model": {"name": "qwen3-14b"}, "cluster": cluster, "workload": work, "launcher": "trl"}
+    )
+    found = [one for one in compared(problem).levers if "workload.base_precision" in one.settings]
+    assert [one.settings for one in found] == [{"workload.base_precision": "bf16"}]
+    assert found[0].saves > (0.1 if base == "fp32" else 0.01)
+    assert "numerics" in found[0].effect
+
+
 def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_plan() -> None:
     """It has ZeRO stage 2, which Megatron-LM refuses with Adam's moments in 16 bits."""
     problem = parse_problem(
