@@ -306,7 +306,7 @@ class LegalCombinations:
             choices.append(able)
         for some in product(*choices):
             kinds, key = {*_kinds(some)}, tuple(one.name for one in some)
-            found = with_options_if_legal(facts, _options(some))
+            found = None if _disagree(some) else with_options_if_legal(facts, _options(some))
             if not kinds or not found:
                 continue
             meant = {*stated, *(name for one in some if one.name for name in one.options)}
@@ -353,6 +353,12 @@ class LegalCombinations:
 
 def _options(some: Sequence[Setting]) -> dict[str, Option]:
     return {name: value for one in some for name, value in one.options.items()}
+
+
+def _disagree(some: Sequence[Setting]) -> bool:
+    """Return whether settings state one option differently: Liger's kernels and operators one by one."""
+    together = _options(some)
+    return any(together[name] != value for one in some for name, value in one.options.items())
 
 
 def _kinds(some: Sequence[Setting]) -> list[str]:

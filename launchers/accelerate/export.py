@@ -93,7 +93,7 @@ def accelerate_file(head: str, target: Target) -> str:
         if config.context_parallel_size > 1:
             sizes[_PREFIX + "cp_comm_strategy"] = "alltoall"  # slices go round, as was priced
         values["parallelism_config"] = sizes
-    if target.facts.elementwise_fused:  # accelerate 1.15.0 accelerator.py:1701: blocks FSDP2 wraps
+    if common.compiles(target):  # accelerate 1.15.0 accelerator.py:1701: blocks FSDP2 wraps
         values["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
     return head + yaml.safe_dump(values, sort_keys=True)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from meshwright.launchers.accelerate.export import accelerate_warnings, attention, mesh, tensor_packages
-from meshwright.launchers.export import model_is_in_the_script
+from meshwright.launchers.export import compiled_facts, compiles, model_is_in_the_script
 from meshwright.launchers.images import (
     has_images,
     images_are_not_packed,
@@ -221,6 +221,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             **_rounds(target),
             **experts(target),
             **self.patched(target),
+            **({"torch_compile": True} if compiles(target) else {}),
             **(_shards(target) if target.config.zero_stage else {}),
         }
 
@@ -273,7 +274,9 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         cut = ("loss_kernel",) if _cuts_logits(target) or _predicts_masked(target) else ()
         ways = ("moe_dispatcher", *(("grouped_gemm",) if experts(target) else ()))
         rounds = ("fake_quantization", "fake_quantized_group") if _rounds(target) else ()
-        yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds))
+        fused = compiled_facts(target) if compiles(target) else ()
+        written = (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds, *fused)
+        yield from accelerate_warnings(target, written)
         yield model_is_in_the_script(target)
         if target.config.zero_stage:
             yield (

@@ -54,9 +54,17 @@ def _compares_logits(workload: Workload) -> bool:
 
 
 def reference_has_a_loss(target: Target) -> Iterator[FieldError]:
-    """Require ASFT's loss where sequences have a reference: no other loss of its trainer reads one."""
+    """Require ASFT's loss where sequences have a reference, and there alone: no other loss reads one."""
     workload = target.workload
-    if workload.sample_word == "sequence/frozen" and not _compares_logits(workload):
+    compares, has_reference = _compares_logits(workload), workload.sample_word == "sequence/frozen"
+    if compares and not has_reference:
+        yield FieldError(
+            pointer="/workload/framework_options/loss_kernel",
+            message="ASFT's loss compares the logits of sequences to those of a reference",
+            allowed="whole, or reference frozen",
+            nearest="whole",
+        )
+    if has_reference and not compares:
         yield FieldError(
             pointer="/workload/framework_options/loss_kernel",
             message="LLaMA-Factory compares sequences to a reference by their whole logits alone (ASFT)",
@@ -177,10 +185,9 @@ class LlamaFactoryFiles(TrainerFiles):
         }
 
     def stated(self, target: Target) -> tuple[str, ...]:
-        """Return OFT, ASFT's loss, and what Liger's switch turns on."""
-        asft = ("loss_kernel",) if _compares_logits(target.workload) else ()
-        liger = ("loss_kernel", "norm_fused", "elementwise_fused") if _is_ligers(target) else ()
-        return ("oft", *asft, *liger)
+        """Return OFT, and ASFT's loss or Liger's."""
+        has_loss = _compares_logits(target.workload) or _is_ligers(target)
+        return ("oft", *(("loss_kernel",) if has_loss else ()))
 
     def packages(self, target: Target) -> Iterator[Requirement]:
         """Yield the packages but peft, which LLaMA-Factory installs, and that of its attention."""

@@ -19,7 +19,7 @@ from meshwright.launchers.accelerate.export import (
     recomputes_in_script,
 )
 from meshwright.launchers.dialect import named, written
-from meshwright.launchers.export import model_is_in_the_script
+from meshwright.launchers.export import compiled_facts, model_is_in_the_script
 from meshwright.launchers.table import tables_of
 from meshwright.launchers.target import Target
 from meshwright.profiles.adapters import class_targets, linear_names
@@ -124,7 +124,8 @@ class TrainerFiles(AccelerateFiles, ABC):
 
     def warnings(self, target: Target) -> Iterator[str]:
         """Yield the differences of a trainer on accelerate's mesh from the plan."""
-        yield from accelerate_warnings(target, (*WRITTEN_FACTS, *self.stated(target)))
+        facts = (*WRITTEN_FACTS, *compiled_facts(target), *self.stated(target))
+        yield from accelerate_warnings(target, facts)
         yield model_is_in_the_script(target)
 
     def stated(self, target: Target) -> tuple[str, ...]:  # noqa: ARG002 - of trainers that state more

@@ -68,6 +68,7 @@ TITLES: Mapping[str, str] = {
     "optimizer_offload_fraction": "Offload of part of the optimizer",
     "loss_kernel": "Loss in parts",
     "quantizes_experts": "Experts in 4 bits",
+    "torch_compile": "Layers compiled by torch",
     "super_offload": "SuperOffload",
     "cpu_update_interval": "ZenFlow",
     "dynamic_context_parallel": "Context parallelism by document",

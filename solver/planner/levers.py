@@ -62,7 +62,8 @@ _WORTH_OF = {
 class Change:
     """A change of a request that the user may decide."""
 
-    # gradients, optimizer, precision, launcher, batch, neighbour, packing, offload, package, recipe
+    # gradients, optimizer, precision, compile, launcher, batch, neighbour, packing, offload, package, or
+    # recipe
     kind: str
     words: str
     effect: str
@@ -185,6 +186,7 @@ def changes_of(problem: Problem) -> Iterator[Change]:
     """Yield the changes that a request leaves to the user, under its own launcher and under others."""
     yield from _precisions(problem)
     yield from _bases(problem)
+    yield from _compiled(problem)
     yield from _batches(problem)
     yield from _packing(problem)
     yield from _offload(problem)
@@ -290,6 +292,24 @@ def _bases(problem: Problem) -> Iterator[Change]:
             effect=f"frozen weights have 16 bits, not those of {work.base_precision}: numerics",
             problem=replace(problem, workload=replace(work, base_precision="bf16")),
             settings={"workload.base_precision": "bf16"},
+        )
+
+
+def _compiled(problem: Problem) -> Iterator[Change]:
+    """Yield compiled layers, where a launcher's operators run one by one and nothing is stated of them."""
+    work, switch = problem.workload, switches()["torch_compile"]
+    if switch.name in problem.options.allow or switch.options & work.framework_options.keys():
+        return
+    gpus = [group.gpu for group in problem.cluster.groups]
+    able = switch.settings_of(problem.launcher, problem.model, gpus)
+    for one in (one for one in able if one.name == "compiled"):
+        options = {**work.framework_options, **one.options}
+        yield Change(
+            kind="compile",
+            words="torch.compile",
+            effect="it compiles for minutes first",
+            problem=replace(problem, workload=replace(work, framework_options=options)),
+            settings={"search.allow": [switch.name]},
         )
 
 

@@ -24,7 +24,7 @@ from tests.launchers.plans import CASES as OTHERS
 MIXTRAL = CASES["mixtral-8x7b-overlapped"]
 DEEPSEEK = CASES["deepseek-v3-experts"]
 LLAMA = CASES["llama-3.1-70b-interleaved"]
-TRAINERS = ("axolotl", "llama-factory-accelerate")
+TRAINERS = ("axolotl", "llama-factory-accelerate", "trl")
 Options = dict[str, str | int | float | bool]
 OPTIONS: dict[str, tuple[Target, Options]] = {
     "flash attention": (LLAMA, {"attention_kernel": "flash2"}),

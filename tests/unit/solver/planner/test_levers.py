@@ -70,6 +70,20 @@ def test_frozen_weights_of_16_bits_are_named_where_others_take_longer(base: str)
     assert "numerics" in found[0].effect
 
 
+def test_compiled_layers_are_named_under_a_launcher_whose_operators_run_one_by_one() -> None:
+    work: dict[str, object] = {"global_batch_size": 16, "seq_length": 2048, "lora_rank": 16}
+    cluster = {"groups": [{"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 1}]}
+
+    def named(launcher: str, **more: object) -> list[dict[str, object]]:
+        body = {"model": {"name": "qwen3-8b"}, "cluster": cluster, "workload": {**work, **more}}
+        levers = compared(parse_problem({**body, "launcher": launcher})).levers
+        return [dict(one.settings) for one in levers if one.kind == "compile"]
+
+    assert named("trl") == [{"search.allow": ["torch_compile"]}]
+    assert named("trl", framework_options={"elementwise_fused": True, "norm_fused": True}) == []
+    assert named("accelerate") == []  # its files compile layers
+
+
 def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_plan() -> None:
     """It has ZeRO stage 2, which Megatron-LM refuses with Adam's moments in 16 bits."""
     problem = parse_problem(
