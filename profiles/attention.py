@@ -54,14 +54,18 @@ def implementation(model: ModelSpec, release: str) -> Attention:
 
 
 def runnable(kernel: str, model: ModelSpec) -> str:
-    """Return the kernel that transformers' modules run: torch's choice if FlashAttention has none.
+    """Return the kernel that transformers' modules run: torch's choice or eager if FlashAttention has none.
 
     FlashAttention's heads are at most 256 wide (flash-attention ``csrc/flash_attn/flash_api.cpp:416``,
-    ``:868``), those of Gemma 4's global layers 512.
+    ``:868``), those of Gemma 4's global layers 512. No class has it with ALiBi: BLOOM, MPT and remote code
+    state none (transformers 5.6 modeling_utils.py ``_flash_attn_can_dispatch``), and Falcon stops in its
+    first pass (models/falcon/modeling_falcon.py:482).
     """
     local = 0 if model.local_attention is None else model.local_attention.head_dim or 0
     widest = max(model.head_dim, model.v_head_dim, local)
     flash = kernel.startswith("flash") and kernel != HYBRID
+    if flash and model.alibi_positions:
+        return EAGER
     return SDPA if flash and widest > _WIDEST_FLASH else kernel
 
 

@@ -589,11 +589,7 @@ def note_attention(
 
 
 def _require_positions(fields: Fields, model: ModelSpec, kernel: str) -> None:
-    """Refuse FlashAttention under ALiBi, which no class of transformers runs.
-
-    transformers 5.6, modeling_utils.py ``_flash_attn_can_dispatch``: BLOOM, MPT and remote code state none;
-    models/falcon/modeling_falcon.py:482 stops in its first pass.
-    """
+    """Refuse FlashAttention under ALiBi, which no class of transformers runs (``attention.runnable``)."""
     name = next((name for name in (*_KERNEL_NAMES, *_FLAGGED) if fields.has(name)), _KERNEL_NAMES[0])
     if model.alibi_positions and kernel.startswith("flash") and fields.peek(name) != "xformers":
         fields.fault(

@@ -296,3 +296,17 @@ def test_torchtitan_has_no_stages_without_layers_beside_context_parallelism() ->
     )
     with pytest.raises(RefusedExportError, match="context_parallel_size == 1"):
         export(replace(found.plan, config=rings), found.problem, "torchtitan")
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "trl", "axolotl", "llama-factory-accelerate"])
+def test_no_rings_of_transformers_classes_have_alibi(launcher: str) -> None:
+    # torch's rings are of sdpa without a mask, which no class with ALiBi takes
+    rings = replace(ONE, context_parallel_size=2, zero_stage=3, zero_shard_size=2)
+    alibi = replace(TINY, rotary_base=None, alibi_positions=True)
+    whole, cut = (
+        {fault.message for fault in runs_under(launcher)(case(launcher, rings, model))}
+        for model in (TINY, alibi)
+    )
+    (why,) = cut - whole
+    assert "context_parallel_size == 1" in why
+    assert "ALiBi" in why

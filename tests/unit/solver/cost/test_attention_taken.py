@@ -133,6 +133,12 @@ def test_windows_help_kernels_that_know_them_alone() -> None:
         assert (own < all_of_it) == faster, kernel
 
 
+@pytest.mark.parametrize("kernel", ["flash2", "flash3"])
+def test_no_class_runs_flash_attention_with_alibi(kernel: str) -> None:
+    for name, runs in (("bloom-560m", "torch"), ("mpt-7b", "torch"), ("falcon-7b", kernel)):
+        assert context(find_model(name), kernel).facts.attention_kernel == runs, name
+
+
 @pytest.mark.parametrize(("name", "kernel"), [("gemma-4-31b", "sdpa"), ("gemma-2-9b", "flash2")])
 def test_heads_wider_than_256_run_torchs_choice_instead_of_flash_attention(name: str, kernel: str) -> None:
     model = find_model(name)  # Gemma 4's global layers have heads of 512
