@@ -59,7 +59,7 @@ RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = (
     "none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters",
     "optimizer+parameters@nvme", "optimizer@nvme", "optimizer@nvme+parameters",
-    "optimizer@nvme+parameters@nvme", "optimizer+parameters+activations",
+    "optimizer@nvme+parameters@nvme", "optimizer+parameters+activations", "parameters",
 )  # fmt: skip
 MAX_SIZE = 2**31 - 1  # of an integer variable as written by a user
 # How context-parallel ranks share attention: keys and values pass round a ring, heads are exchanged for

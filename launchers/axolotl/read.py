@@ -629,7 +629,9 @@ def _activations(fields: Fields) -> tuple[bool, bool]:
 def _with_inputs_away(fields: Fields, found: Configuration) -> Configuration:
     offload = "activations" if found.offload == "none" else f"{found.offload}+activations"
     if offload not in OFFLOAD:
-        fields.fault(_AWAY, "next to drives is not supported", allowed="false", nearest="false")
+        fields.fault(
+            _AWAY, f"next to offload {found.offload} is not supported", allowed="false", nearest="false"
+        )
         fields.stop()
     return replace(found, offload=offload)
 

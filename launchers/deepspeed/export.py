@@ -176,8 +176,9 @@ def _stage_3(target: Target) -> dict[str, object]:
     """Return the settings of stage 3, with the options of ZeRO++ that are on."""
     size, group = int(target.facts.secondary_shard_size), target.facts.sub_group_size
     usual = framework_facts("deepspeed").sub_group_size
+    here = "optimizer" not in target.config.offload
     plus = {
-        "sub_group_size": int(group) if group != usual and target.config.offload == "none" else None,
+        "sub_group_size": int(group) if here and group != usual else None,
         "zero_hpz_partition_size": size if size > 1 else None,
         "zero_quantized_weights": target.facts.quantized_gathers,
         "zero_quantized_gradients": target.facts.quantized_reductions,

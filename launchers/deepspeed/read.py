@@ -87,7 +87,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
     options |= _share_offloaded(fields, model, configuration, group)
     options |= _hidden_update(fields, model, configuration, group)
     if zero == _SHARDED_WEIGHTS and group != framework_facts("deepspeed").sub_group_size:
-        if offload == "none":
+        if "optimizer" not in offload:
             options |= {"sub_group_size": group}
         elif group != SWAPPED_GROUP:
             fields.note(f"sub_group_size {group:g} is predicted as {SWAPPED_GROUP}: states are away")
@@ -227,8 +227,9 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
             (found[0] != "none" and not zero, "stage 0 shards no states: DeepSpeed ignores it", "none"),
         ],
         "parameters": [
-            (found[1] != "none" and sharded and found[0] == "none",
-             "weights away, optimizer states on the GPU: not supported", "none, or the optimizer away too"),
+            (found[1] == "nvme" and found[0] == "none",
+             "weights on drives, optimizer states on the GPU: not supported",
+             "none, cpu, or the optimizer away too"),
         ],
     }  # fmt: skip
     for part, faults in wrong.items():

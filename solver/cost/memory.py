@@ -1132,6 +1132,9 @@ def outside_bytes(ctx: Context) -> Outside:
     updated = np.where(swapped, arriving + STATE_BUFFERS * 4.0 * group, states + main + arriving)
     read = 2.0 * (WEIGHT_BUFFERS * pinned + np.minimum(WEIGHTS_IN_CPU, elements))
     held = np.where(ctx.swaps_weights, read, np.where(ctx.offloads_weights, shard, 0.0))
+    # an update on the GPU casts its weights here, group by group (``step_end._returned_s``)
+    of_group = np.minimum(np.maximum(facts.sub_group_size or elements, pinned), elements)
+    held = held + np.where(ctx.offloads_weights & ~ctx.offloads_optimizer, 4.0 * of_group, 0.0)
     return Outside(
         states=ctx.share_offloaded * updated + held + pages,
         activations=np.where(ctx.offloads_activations, layers * sent, 0.0),

@@ -238,6 +238,8 @@ def _update_s(ctx: Context, weights: Weights, hiding: PassSeconds, counts: Seque
     if host_share.any():
         on_host_s = _offloaded_s(ctx, host_share * updated, hiding, counts)
         update_s = np.maximum((1.0 - host_share) * update_s, on_host_s)
+    if (alone := ctx.offloads_weights & ~ctx.offloads_optimizer).any():
+        update_s = update_s + np.where(alone, _returned_s(ctx, updated), 0.0)
     if ctx.facts.cpu_update_interval > 1.0:
         update_s = update_s + _selected_s(ctx, weights)
     if ctx.share_paged.any():
@@ -329,6 +331,17 @@ _SCALED_BYTES, _READ_TO_CAST = 8.0, 4.0
 # nodes of 8 GPUs (pull request 5301, which pins the cast weights of stages 1 and 2; 0.19 ``stage3.py
 # _reassign_or_swap_out_partitioned_parameters``).
 _UNPINNED = 4.5
+
+
+def _returned_s(ctx: Context, updated: FloatArray) -> FloatArray:
+    """Price weights on their way to the host from an update on the GPU, of every part, (P, n).
+
+    Their fp32 copy goes to memory that is not pinned, and the CPU casts it: it reads 4 bytes of a weight
+    and writes 2 (DeepSpeed 0.19 ``stage3.py:2589``; torch ``native/cuda/Copy.cu copy_kernel_cuda``: a copy
+    that blocks casts on the CPU, from a tensor of the source's type).
+    """
+    link_s = _FP32_BYTES * _UNPINNED / ctx.host.link_bytes_per_s
+    return updated * (link_s + (_FP32_BYTES + _WEIGHT_BYTES) / ctx.host.memory_bytes_per_s)
 
 
 def _offloaded_s(

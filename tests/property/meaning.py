@@ -48,7 +48,11 @@ SCHEDULES_OF_ONE_CHUNK = ("gpipe", "1f1b", "zb_1p", "zb_2p", "zb_h1", "zb_h2")
 SCHEDULES_OF_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
 SCHEDULES_IN_A_V = ("zb_v", "dualpipe_v")
 ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp")
-OFFLOADS = ("none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters")
+OFFLOADS = (
+    "none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters", "parameters",
+    "optimizer+parameters@nvme", "optimizer@nvme", "optimizer@nvme+parameters",
+    "optimizer@nvme+parameters@nvme",
+)  # fmt: skip
 
 
 def divisors(n: int) -> list[int]:

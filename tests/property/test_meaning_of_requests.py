@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
@@ -94,6 +95,25 @@ def test_nothing_that_an_open_request_means_is_better_than_what_is_proved(kind: 
         with unexplained(), seeded(f"an_open_request(Random({seed}), {kind!r})"):
             problem = an_open_request(Random(seed), kind)
             judge(problem, ask(problem, profile_of(of_each_launcher(problem)[0])))
+
+
+def test_no_place_of_weights_and_states_is_better_than_what_is_proved() -> None:
+    """DeepSpeed has each on the GPU, the host or drives."""
+    problem = parse_problem(
+        {
+            "model": "llama-3.2-1b",
+            "cluster": {"groups": [{"gpu": "l4", "num_nodes": 1, "gpus_per_node": 2}]},
+            "workload": {"global_batch_size": 4, "seq_length": 2048},
+            "launcher": "deepspeed",
+            "search": {"allow": ["offload", "none"], "top_k": 3},
+        }
+    )
+    problem = decided_by_cp_sat(problem)
+    answer = ask(problem, profile_of(problem))
+    assert answer.plans
+    judge(problem, answer)
+    able = {one.config.offload for one in everything(problem, answer)}
+    assert "parameters" in able
 
 
 def decided_by_cp_sat(problem: Problem) -> Problem:

@@ -56,6 +56,8 @@ def test_the_oldest_form_of_the_section_is_stage_1() -> None:
         ({"offload_optimizer": CPU, "offload_param": CPU}, "optimizer+parameters"),
         ({"offload_optimizer": CPU, "offload_param": DRIVE}, "optimizer+parameters@nvme"),
         ({"offload_optimizer": DRIVE, "offload_param": DRIVE}, "optimizer@nvme+parameters@nvme"),
+        ({"offload_param": CPU}, "parameters"),  # states are updated on the GPU
+        ({"cpu_offload_param": True}, "parameters"),
         ({"offload_optimizer": {"device": "none"}, "offload_param": {"device": "none"}}, "none"),
     ],
 )
@@ -181,8 +183,7 @@ def test_limits_of_what_zero_gathers_change_no_price_and_other_ways_to_gather_ar
         (2, {"offload_optimizer": DRIVE}, "offload_optimizer.device", "none"),
         (0, {"offload_optimizer": CPU}, "offload_optimizer.device", "none"),
         (0, {"cpu_offload": True}, "zero_optimization.cpu_offload", "false"),
-        (3, {"cpu_offload_param": True}, "zero_optimization.cpu_offload_param", "false"),
-        (3, {"offload_param": CPU}, "offload_param.device", "none"),
+        (3, {"offload_param": DRIVE}, "offload_param.device", "none"),
         (3, {"offload_optimizer": {"device": "nvme"}}, "offload_optimizer.nvme_path", None),
         (3, {"offload_optimizer": {"device": "disk"}}, "offload_optimizer.device", None),
         (2, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "offload_optimizer.ratio", None),

@@ -152,6 +152,24 @@ def test_the_update_reads_and_writes_16_bytes_of_each_weight_on_drives() -> None
     assert drives == pytest.approx(expected)
 
 
+def test_an_update_on_the_gpu_sends_weights_to_the_host_in_fp32() -> None:
+    # DeepSpeed 0.19 stage3.py:2589: a blocking copy between types and devices, which torch casts on the CPU
+    here, away = (priced(a_run(word)) for word in ("none", "parameters"))
+    updated_s = [float(one.tail_breakdown_s["optimizer"][0, 0]) for one in (here, away)]
+    each, weights = host(), LAYER / DP
+    # 4 bytes a weight into memory that is not pinned, 4.5 times as slowly; the CPU reads 4 and writes 2
+    sent_s = 4 * 4.5 / each.link_bytes_per_s + (4 + 2) / each.memory_bytes_per_s
+    assert updated_s[1] - updated_s[0] == pytest.approx(weights * sent_s)
+    # the states and gradients stay, and weights that passes gather come from the host as they do otherwise
+    assert away.weights_bytes[0, 0] == 0.0 < here.weights_bytes[0, 0]
+    assert away.optimizer_bytes[0, 0] == here.optimizer_bytes[0, 0]
+    assert away.gradients_bytes[0, 0] == here.gradients_bytes[0, 0]
+    both = priced(a_run("optimizer+parameters"))
+    assert away.forward_s[0, 0] == both.forward_s[0, 0] > here.forward_s[0, 0]
+    # 2 bytes of each weight lie there, and the fp32 of a group of at most a billion while it is cast
+    assert outside(a_run("parameters")) == pytest.approx((6 * WHOLE / DP, 0.0), rel=1e-3)
+
+
 def test_only_deepspeed_copies_weights_of_zero_3_back_from_memory_that_is_not_pinned() -> None:
     # launcher none has Megatron-Core's facts: gradients of its own size, weights of 2 bytes, 30 + 4 bytes
     problem = replace(on_drives(), launcher="none")
@@ -463,3 +481,14 @@ def test_activations_and_weights_come_to_the_gpu_over_one_link() -> None:
     assert fetched_s(slow, Weights(dense=np.full(1, float(LAYER)), routed=np.zeros(1))) == pytest.approx(
         4.0 * LAYER / DP / 1e7
     )
+
+
+def test_weights_alone_on_the_host_are_written_for_deepspeed_and_read_again() -> None:
+    found = CASES["deepspeed"]["llama-3.1-70b-swapped"]
+    written = replace(found.plan, config=replace(found.plan.config, offload="parameters"))
+    files = export(written, found.problem, "deepspeed").files
+    zero = json.loads(files["ds_config.json"])["zero_optimization"]
+    assert zero["offload_param"] == {"device": "cpu", "pin_memory": True}
+    assert "offload_optimizer" not in zero
+    again = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+    assert again.configuration.offload == "parameters"

@@ -51,7 +51,7 @@ OFFLOADS = [
     (launcher, word)
     for launcher in launcher_names()
     for word in launcher_capabilities(launcher).offload
-    if "optimizer" in word and "activations" not in word
+    if word != "none" and "activations" not in word
 ]
 
 
