@@ -69,6 +69,11 @@ def _layers(target: Target) -> Values:
     }
 
 
+_OWN_OPTIMIZERS = {  # by the names that optimizers here start with (train/trainer_utils.py:527)
+    "galore": "use_galore", "apollo": "use_apollo", "adam-mini": "use_adam_mini", "muon": "use_muon",
+}  # fmt: skip
+
+
 class LlamaFactoryFiles(TrainerFiles):
     """LLaMA-Factory's trainer, whose arguments are transformers' with its own."""
 
@@ -84,8 +89,8 @@ class LlamaFactoryFiles(TrainerFiles):
         "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
         "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "oft_block_size",
         "pure_bf16", "quantization_bit",
-        "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
-        "use_muon",
+        "quantization_method", "torch_compile", "upcast_layernorm",
+        "use_adam_mini", "use_apollo", "use_badam", "use_dora", "use_galore", "use_muon",
         "use_unsloth", "freeze_extra_modules", "freeze_trainable_layers", "use_llama_pro",
         "additional_target", "pref_loss", "ref_model",
     )  # fmt: skip
@@ -115,17 +120,18 @@ class LlamaFactoryFiles(TrainerFiles):
         return {"flash_attn": _FLASH_ATTN[attention(target)]}
 
     def projected(self, target: Target) -> Values:
-        """Return the switches of Muon or GaLore: every linear layer but the head is projected."""
+        """Return the switches of its own optimizers; they project every linear layer but the head."""
         workload = target.workload
         found = optimizer_named(workload.optimizer)
-        if not found.low_rank:
-            return {"use_muon": True} if found.newton_schulz else {}
+        own = next((one for one in _OWN_OPTIMIZERS if workload.optimizer.startswith(one)), "")
+        if not own or not found.low_rank:
+            return {_OWN_OPTIMIZERS[own]: True} if own else {}
         return {
-            "use_galore": True,
-            "galore_target": "all",
-            "galore_rank": workload.optimizer_rank or usual_rank(target.problem.model.hidden_size),
-            "galore_update_interval": workload.optimizer_interval or USUAL_INTERVAL,
-            "galore_layerwise": found.by_layer,
+            _OWN_OPTIMIZERS[own]: True,
+            f"{own}_target": "all",
+            f"{own}_rank": workload.optimizer_rank or usual_rank(target.problem.model.hidden_size),
+            f"{own}_update_interval": workload.optimizer_interval or USUAL_INTERVAL,
+            f"{own}_layerwise": found.by_layer,
         }
 
     def adapters(self, target: Target) -> Values:

@@ -329,6 +329,7 @@ def test_frozen_weights_of_few_bits_are_refused_by_name_where_they_are_not_price
         ("trl", "galore", NODE, "galore_adamw", "float32"),
         ("trl", "galore-8bit", NODE, "galore_adamw_8bit", "float32"),
         ("trl", "galore-8bit-bf16", NODE, "galore_adamw_8bit", "bfloat16"),
+        ("trl", "apollo", NODE, "apollo_adamw", "float32"),
         ("llama-factory-accelerate", "adamw-pure-bf16", NODE, "adamw_torch_fused", None),
         ("axolotl", "adamw-8bit-bf16", SHARDS, "adamw_torch_8bit", None),
         ("llama-factory-accelerate", "adamw-8bit", SHARDS, "adamw_torch_8bit", None),
@@ -336,6 +337,9 @@ def test_frozen_weights_of_few_bits_are_refused_by_name_where_they_are_not_price
         ("llama-factory-accelerate", "galore", NODE, "adamw_torch", None),
         ("llama-factory-accelerate", "galore-8bit", NODE, "adamw_bnb_8bit", None),
         ("llama-factory-accelerate", "galore-8bit-bf16", NODE, "adamw_bnb_8bit", None),
+        ("llama-factory-accelerate", "apollo-pure-bf16", NODE, "adamw_torch", None),
+        ("llama-factory-accelerate", "adam-mini-pure-bf16", NODE, "adamw_torch_fused", None),
+        ("axolotl", "apollo-pure-bf16", NODE, "apollo_adamw", None),
     ],
 )
 def test_8_bit_adam_is_written_by_its_name_and_read_back(
