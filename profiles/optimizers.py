@@ -44,6 +44,10 @@ class Optimizer:
     # ``optim/adam.py _multi_tensor_adam``: eight operators read and write 80 bytes of fp32, one kernel 28).
     foreach_bytes: float = 0.0
     foreach_moved_bytes: float = 0.0
+    # Each layer is trained in turn, with an fp32 copy and moments of its own; the others are frozen, and
+    # their states are dropped. What a copy of a layer's gradients takes is there for the update alone.
+    by_block: bool = False
+    copied_bytes: float = 0.0
     typed_states: bool = True  # moments have their weights' dtype (torch 2.13 ``optim/adam.py``)
     short_states: bool = False  # dtypes of their own, with which a framework may keep a copy's remainders
     paged: bool = False  # moments lie in unified memory, and leave the GPU where it is full
@@ -198,6 +202,22 @@ _ADAM_MINI = tuple(
     )
     for name, element in (("adam-mini", 4.0), ("adam-mini-pure-bf16", 2.0))
 )
+# badam 1.4, block_optim.py:515, :284, :273: a layer's copy and moments in fp32; the gradient is cast (6
+# bytes), a kernel updates the copy (28), which is cast and copied back (10).
+_BADAM = Optimizer(
+    name="badam",
+    state_bytes=12.0,
+    end_state_bytes=12.0,
+    moved_bytes=44.0,
+    foreach_bytes=4.0,
+    foreach_moved_bytes=80.0 - 28.0,
+    fp32_copy=False,
+    typed_states=False,
+    by_block=True,
+    copied_bytes=4.0 - 2.0,  # the gradient in bf16 goes as its copy comes (block_optim.py:287)
+    source="Luo et al. 2024 (arXiv:2404.02827), section 2.2: states of one block at a time; badam 1.4 "
+    "block_optim.py:148: blocks are the layers, without embedding and head",
+)
 WITHOUT_COPY: Mapping[str, str] = {  # the same optimizers over weights in bf16 alone
     "adamw": "adamw-pure-bf16",
     "adamw-8bit": "adamw-8bit-bf16",
@@ -270,6 +290,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         *_GALORE,
         *_APOLLO,
         *_ADAM_MINI,
+        _BADAM,
         Optimizer(
             name="muon",
             state_bytes=4.0,

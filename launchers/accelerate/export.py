@@ -238,7 +238,7 @@ def optimizer(target: Target) -> str:
     if optimizer_named(name).paged:
         return "paged_adamw_8bit" if "8bit" in name else "paged_adamw_32bit"
     own = name == "muon" or name.startswith("adam-mini")  # which replace it: train/trainer_utils.py:527
-    if own or name in ("adamw", "adamw-pure-bf16"):
+    if own or name in ("adamw", "adamw-pure-bf16", "badam"):
         return "adamw_torch" if target.facts.optimizer_kernel == FOREACH else "adamw_torch_fused"
     if optimizer_named(name).newton_schulz:
         return "muon"  # Axolotl 0.19.0, core/builders/base.py:314
@@ -250,7 +250,7 @@ def optimizer(target: Target) -> str:
 def optimizer_packages(target: Target) -> dict[str, bool]:
     """Return the names of packages of optimizers, and whether a plan needs them."""
     optimizer = target.workload.optimizer
-    return {name: optimizer.startswith(name.lower()) for name in ("GaLore", "APOLLO", "Adam-mini")}
+    return {name: optimizer.startswith(name.lower()) for name in ("GaLore", "APOLLO", "Adam-mini", "BAdam")}
 
 
 def trainer_packages(target: Target) -> tuple[Requirement, ...]:

@@ -51,15 +51,20 @@ def _is_ligers(target: Target) -> bool:
 def _kind(workload: Workload) -> str:
     """Return what is trained, by LLaMA-Factory's word."""
     if not workload.lora_rank:
-        return "freeze" if workload.trained_layers else "full"
+        return "freeze" if _freezes(workload) else "full"
     return "oft" if workload.framework_options.get("oft") else "lora"
+
+
+def _freezes(workload: Workload) -> bool:
+    """Return whether layers stay frozen: an optimizer that trains each in turn takes all."""
+    return bool(workload.trained_layers) and not optimizer_named(workload.optimizer).by_block
 
 
 def _layers(target: Target) -> Values:
     """Return which layers and ends are trained, where the others are frozen (model/adapter.py:59)."""
     workload = target.workload
     counted = count_of(workload.trained_layers, target.model.num_layers)
-    if not workload.trained_layers or counted is None:
+    if not _freezes(workload) or counted is None:
         return {}
     ends = class_targets(target.model, workload.trained_modules)
     return {
@@ -70,7 +75,8 @@ def _layers(target: Target) -> Values:
 
 
 _OWN_OPTIMIZERS = {  # by the names that optimizers here start with (train/trainer_utils.py:527)
-    "galore": "use_galore", "apollo": "use_apollo", "adam-mini": "use_adam_mini", "muon": "use_muon",
+    "galore": "use_galore", "apollo": "use_apollo", "adam-mini": "use_adam_mini", "badam": "use_badam",
+    "muon": "use_muon",
 }  # fmt: skip
 
 

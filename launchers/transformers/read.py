@@ -40,6 +40,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, USUAL_INTERVAL, WITHOUT_COPY, usual_rank
 from meshwright.profiles.storage import is_checkpoints
+from meshwright.profiles.trained_layers import FIRST
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -370,7 +371,7 @@ def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: floa
         **kernels,
         **({} if dropout is None else adapters.options_of(fields, usual=dropout)),
         **ranks.evaluation_of(fields),
-        **({} if own_optimizer(fields) else update_of(fields, key)),
+        **({} if own_optimizer(fields) not in ("", _BADAM) else update_of(fields, key)),
     }
 
 
@@ -425,9 +426,11 @@ _OWN_OPTIMIZERS: Mapping[str, Mapping[str | None, str]] = {
         "paged_adamw_8bit": "galore-8bit",
     },
     "use_apollo": {"adamw_torch": "apollo"},
+    "use_badam": {"adamw_torch": "badam", "adamw_torch_fused": "badam"},
     "use_adam_mini": {None: "adam-mini"},
     "use_muon": {None: "muon"},
 }  # fmt: skip
+_BADAM = "use_badam"
 _LOW_RANK = {"use_galore": "galore", "use_apollo": "apollo"}
 # Words of their kinds of projections, and the one that is priced: random rows, on the shorter side.
 _PROJECTIONS = {"galore_proj_type": "std", "apollo_proj_type": "std", "apollo_proj": "random"}
@@ -446,14 +449,34 @@ def _own_optimizer(fields: Fields) -> dict[str, Any]:
     switch = own_optimizer(fields)
     if not switch:
         return {}
-    on = [one for one in _LOW_RANK if fields.flag(one)]
+    on = [one for one in (*_LOW_RANK, _BADAM) if fields.flag(one)]
     if len(on) > 1:  # hparams/finetuning_args.py:598
         fields.fault(on[1], f"its trainer refuses it next to {on[0]}", allowed="false", nearest="false")
     fields.take(*_OWN_OPTIMIZERS)
     replaced = _OWN_OPTIMIZERS[switch]
     if switch in _LOW_RANK:
         return _projected(fields, switch, replaced)
-    return {"optimizer": replaced[None]}
+    return _by_block(fields, replaced) if switch == _BADAM else {"optimizer": replaced[None]}
+
+
+def _by_block(fields: Fields, wrapped: Mapping[str | None, str]) -> dict[str, Any]:
+    """Return the workload fields of LLaMA-Factory's BAdam, which wraps some optimizers."""
+    words = {
+        "optim": [str(one) for one in wrapped],
+        "finetuning_type": ["full"],  # hparams/finetuning_args.py:595 stops LoRA; a freeze has no effect
+        "badam_mode": ["layer"],
+        "badam_switch_mode": ["ascending", "descending", "random"],
+    }
+    defaults = {"optim": "adamw_torch", "finetuning_type": LLAMA_FACTORY.tuner}
+    for key, allowed in words.items():
+        if (said := fields.word(key, defaults.get(key, allowed[0]))) not in allowed:
+            message = f"{shown(said)} is not supported with {_BADAM}"
+            fields.fault(key, message, allowed=", ".join(allowed), nearest=allowed[0])
+    fields.note(
+        f"{_BADAM} trains one layer after another: time and memory are those of the first, with gradients "
+        "through all others; it empties torch's cache at each step, which is not priced"
+    )
+    return {"optimizer": "badam", "trained_layers": FIRST}
 
 
 def _projected(fields: Fields, switch: str, replaced: Mapping[str | None, str]) -> dict[str, Any]:
@@ -580,6 +603,17 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     return name if name in OPTIMIZERS else optimizer
 
 
+def _by_block_under(fields: Fields, found: LaunchFile) -> str:
+    """Return BAdam on one rank; ZeRO-3 keeps the copy itself (hparams/parser.py:394, badam 1.4)."""
+    if found.launcher == "deepspeed" and found.configuration.zero_stage == 3:  # noqa: PLR2004 - a ZeRO stage
+        return "adamw"
+    if found.configuration.num_gpus > 1 or found.launcher == "deepspeed":
+        allowed = "one GPU, or DeepSpeed's ZeRO-3"
+        fields.fault(_BADAM, "its trainer refuses several ranks without ZeRO-3", allowed=allowed)
+        fields.stop()
+    return "badam"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OnReplicas:
     """An optimizer of LLaMA-Factory's own that takes whole matrices."""
@@ -611,6 +645,8 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
     if "optimizer_rank" in tuned:
         optimizer = layerwise(fields, found, optimizer)
         fields.stop()
+    if tuned["optimizer"] == "badam":
+        optimizer = _by_block_under(fields, found)
     if found.workload.precision == _WIDE:
         if base != "bf16":
             fields.fault(
@@ -704,8 +740,8 @@ def packed_by_trl(fields: Fields) -> str:
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
     """Return whether weights stay in 16 bits as loaded."""
-    if tool.loads == "cast up":
-        return fields.flag("pure_bf16")
+    if tool.loads == "cast up":  # model/adapter.py:319
+        return fields.flag("pure_bf16") or own_optimizer(fields) == _BADAM
     said = [str(fields.raw(name)).removeprefix("torch.") for name in ("torch_dtype", "dtype")]
     if tool.loads == "own":
         return not {"float32", "fp32", "float16", "fp16"} & set(said)
@@ -957,7 +993,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
     dtype = "bfloat16" if dtype == "auto" else dtype  # the type of most checkpoints, with a note
     by_trl = tool.makes_chunks and dtype == "float32" and not fields.has("bf16")  # trainer/base_config.py
     # weights that are cast up are multiplied as they are (LLaMA-Factory's model/adapter.py)
-    wide = tool.is_script or (tool.loads == "cast up" and not (lora or fields.flag("pure_bf16")))
+    wide = tool.is_script or (tool.loads == "cast up" and not (lora or _loads_in_bf16(fields, tool)))
     dtype = tool.types.get(dtype, dtype)
     if by_trl or dtype in ("bfloat16", "float16") or (not dtype and not wide):
         own = "bfloat16, TRL's default" if by_trl else f"{dtype or 'bfloat16'}, the weights' own type"

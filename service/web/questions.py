@@ -56,6 +56,7 @@ TITLES: Mapping[str, str] = {
     "apollo-pure-bf16-layerwise": "APOLLO, bf16, by layer",
     "adam-mini": "Adam-mini",
     "adam-mini-pure-bf16": "Adam-mini, bf16 only",
+    "badam": "BAdam",
     "muon": "Muon",
     "muon-pure-bf16": "Muon, bf16 only",
     "sgd-momentum": "SGD with momentum",

@@ -646,12 +646,13 @@ def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) ->
     ``stage3.py _prepare_fp32_grad_for_sub_group``, ``stage_1_and_2.py step``). Torch's foreach update makes
     a copy of all second moments (torch 2.11 ``optim/adam.py``: ``exp_avg_sq_sqrt``), a fused one nothing;
     clipping multiplies in place (``nn/utils/clip_grad.py _foreach_mul_``). A plan with stages counts none.
-    A loop over tensors makes temporaries of the largest one.
+    A loop over tensors makes temporaries of the largest one, and BAdam a copy of a block's gradients.
     """
     stage, group, facts = ctx.columns.zero_stage, ctx.facts.sub_group_size, ctx.facts
     copies = bool(group) * (_FLAT_GRADIENT_BYTES + _COPIED_GRADIENT_BYTES * ctx.optimizer.fp32_copy)
     listed = ctx.optimizer.foreach_bytes if facts.optimizer_kernel == FOREACH else 0.0
     of_tensor = ctx.optimizer.temporary_bytes * (not ctx.optimizer.by_layer)
+    listed += ctx.optimizer.copied_bytes
     if not copies and not listed and not of_tensor:
         return np.zeros_like(ctx.t)
     counts = [*layout.cumulative[-1].tolist(), 1, 1]

@@ -289,6 +289,7 @@ def trained(workload: Workload) -> dict[str, object]:
             "galore-pure-bf16",
             "apollo-pure-bf16",
             "adam-mini-pure-bf16",
+            "badam",
             "adamw-paged-bf16",
             "adamw-8bit-paged-bf16",
         )

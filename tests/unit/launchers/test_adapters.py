@@ -517,6 +517,25 @@ def test_llama_factory_is_told_how_many_layers_it_trains_and_they_are_read_back(
     assert (work.trained_layers, work.trained_modules) == (layers, modules)
 
 
+def test_llama_factory_is_told_to_train_each_layer_in_turn_and_it_is_read_back() -> None:
+    alone = replace(NODE, data_parallel_size=1, num_microbatches=128)
+    found = tuned("llama-factory-accelerate", alone, lora_rank=0, trained_layers="0", optimizer="badam")
+    texts = files(found)
+    values = yaml.safe_load(texts["llama_factory_train.yaml"])
+    assert (values["finetuning_type"], values["use_badam"]) == ("full", True)
+    assert "freeze_trainable_layers" not in values
+    source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
+    work = read_launch_files(source).workload
+    assert (work.trained_layers, work.optimizer) == ("0", "badam")
+
+
+@pytest.mark.parametrize("layers", ["", "1", "0-1"])
+def test_other_layers_than_the_first_are_not_trained_in_turn(layers: str) -> None:
+    found = tuned("llama-factory-accelerate", lora_rank=0, trained_layers=layers, optimizer="badam")
+    faults = problem_faults(found.problem, launcher_capabilities("llama-factory-accelerate"))
+    assert ("/workload/trained_layers", "0") in [(one.pointer, one.nearest) for one in faults]
+
+
 def test_layers_that_llama_factory_does_not_count_are_refused_with_a_launcher() -> None:
     found = tuned("llama-factory-accelerate", lora_rank=0, trained_layers="3,9")
     (fault,) = problem_faults(found.problem, launcher_capabilities("llama-factory-accelerate"))

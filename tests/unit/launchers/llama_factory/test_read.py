@@ -382,6 +382,49 @@ def test_adam_mini_of_llama_factory_is_read_on_replicas() -> None:
         read(f"{run} --bf16 --fsdp full_shard\n")
 
 
+BLOCKS = GALORE.replace("--use_galore --galore_rank 64", "--use_badam")
+
+
+def test_badam_of_llama_factory_is_read_as_training_the_first_layer() -> None:
+    # model/adapter.py:319: weights stay in bf16, whatever the arguments say
+    for words in ("", "--bf16", "--pure_bf16", "--optim adamw_torch_fused --badam_switch_mode random"):
+        found = read(f"CUDA_VISIBLE_DEVICES=0 {BLOCKS} {words}\n")
+        work = found.workload
+        assert (work.optimizer, work.trained_layers, work.precision) == ("badam", "0", "bf16")
+        assert any("time and memory are those of the first" in one for one in found.notes)
+
+
+def test_badam_under_zero_3_is_adam_of_the_first_layers_shards() -> None:
+    run = f"CUDA_VISIBLE_DEVICES=0,1 FORCE_TORCHRUN=1 {BLOCKS} --bf16 --deepspeed ds.json\n"
+
+    def read_at(stage: int) -> LaunchFile:
+        engine = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}}}}}'
+        return read_launch_files(Source(name="a.sh", text=run, files={"a.sh": run, "ds.json": engine}))
+
+    found = read_at(3)
+    assert (found.launcher, found.workload.optimizer) == ("deepspeed", "adamw")
+    assert found.workload.trained_layers == "0"
+    with pytest.raises(InvalidProblemError, match=r"use_badam: .*refuses several ranks"):
+        read_at(2)
+
+
+@pytest.mark.parametrize(
+    ("start", "words", "name", "why"),
+    [
+        ("0", "--badam_mode ratio", "badam_mode", "ratio is not supported with use_badam.*: layer"),
+        ("0", "--badam_switch_mode fixed", "badam_switch_mode", "fixed is not supported.*: ascending"),
+        ("0", "--optim adamw_bnb_8bit", "optim", "adamw_bnb_8bit is not supported.*: adamw_torch"),
+        ("0", "--use_apollo", "use_badam", "next to use_apollo"),
+        ("0,1", "", "use_badam", "several ranks without ZeRO-3"),
+    ],
+)
+def test_badam_that_is_not_priced_or_not_run_is_refused(
+    start: str, words: str, name: str, why: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{why}"):
+        read(f"CUDA_VISIBLE_DEVICES={start} FORCE_TORCHRUN=1 {BLOCKS} --bf16 {words}\n")
+
+
 MUON = GALORE.replace("--use_galore --galore_rank 64", "--use_muon")
 
 

@@ -112,6 +112,7 @@ def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
         "apollo-pure-bf16-layerwise",
         "adam-mini",
         "adam-mini-pure-bf16",
+        "badam",
         "muon",
         "muon-pure-bf16",
     }, "what their files name"
