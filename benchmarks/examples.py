@@ -43,6 +43,7 @@ _GPUS = 8  # where neither the file nor the script that starts it states a numbe
 _RANKS = re.compile(
     rf"(\d+) does not divide {_GPUS}$|is (\d+) ranks; {_GPUS} start|starts (\d+) process(?:es)?;"
 )
+_ALONE = re.compile(r"refuses several (?:GPUs|ranks)")  # a file whose optimizer runs on one GPU
 _SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
 _MOST_FILES = 8
 _NAMED = re.compile(r"[\w.\-]+\.(?:json|ya?ml|sh|py)\b")
@@ -208,7 +209,10 @@ def outcome(example: Example, model: ModelSpec | None = None) -> Outcome:
 
 def _stated_ranks(faults: Sequence[Any]) -> int:
     """Return the GPUs that a fault says a file is for; else the usual number."""
-    found = _RANKS.search("; ".join(one.message for one in faults))
+    said = "; ".join(one.message for one in faults)
+    if _ALONE.search(said):
+        return 1
+    found = _RANKS.search(said)
     return int(next(filter(None, found.groups()))) if found else _GPUS
 
 

@@ -27,20 +27,36 @@ class Optimizer:
     head_apart: bool = True  # an output head of its own is treated as the embedding is
     low_rank: bool = False  # moments of matrices are those of a projected gradient
     projector_bytes: float = 0.0  # of one element of such a projector
+    # Its projector is drawn at random, not decomposed, and no update is projected back: the projected
+    # moments scale the gradient (APOLLO).
+    scales_gradients: bool = False
     by_layer: bool = False  # a weight is updated, and its gradient dropped, as soon as that is complete
     fp32_copy: bool = (
         True  # of the weights, where the framework keeps one; else they and gradients are bf16
     )
     newton_schulz: bool = False  # updates of matrices are orthogonalised
+    # Of a loop over tensors: operators of one, a launch each, and what they make of it at once, in tensors
+    # of its size and dtype. Others launch few kernels for all tensors, and make nothing.
+    operators: int = 0
+    temporaries: float = 0.0
     # Of torch's foreach update, which ends with as many kernels as it has operators: a copy of the second
     # moments that it makes of all weights at once, and what it moves beyond one kernel (torch 2.11
     # ``optim/adam.py _multi_tensor_adam``: eight operators read and write 80 bytes of fp32, one kernel 28).
     foreach_bytes: float = 0.0
     foreach_moved_bytes: float = 0.0
+    # Each layer is trained in turn, with an fp32 copy and moments of its own; the others are frozen, and
+    # their states are dropped. What a copy of a layer's gradients takes is there for the update alone.
+    by_block: bool = False
+    copied_bytes: float = 0.0
     typed_states: bool = True  # moments have their weights' dtype (torch 2.13 ``optim/adam.py``)
     short_states: bool = False  # dtypes of their own, with which a framework may keep a copy's remainders
     paged: bool = False  # moments lie in unified memory, and leave the GPU where it is full
     source: str
+
+    @property
+    def temporary_bytes(self) -> float:
+        """Bytes that a loop's update makes for each weight of the tensor that it is at."""
+        return self.temporaries * (4.0 if self.fp32_copy else 2.0)
 
     def paged_bytes(self, moments: float) -> float:
         """Return the bytes of a weight's moments that can leave the GPU: not the scales of their blocks."""
@@ -55,12 +71,13 @@ class Optimizer:
         """Return the state bytes of one matrix.
 
         A projection of rank r keeps the ``m r`` elements of its projector and two moments of the ``n r`` of
-        the projected gradient of an m by n matrix, m <= n (GaLore, arXiv:2403.03507, table 1).
+        the projected gradient of an m by n matrix, m <= n (GaLore, arXiv:2403.03507, table 1). A projector
+        that is drawn has all r rows; a decomposition has no more than m.
         """
         if not self.low_rank:
             return self.state_bytes * rows * columns
         short, long = sorted((rows, columns))
-        rank = min(rank, short)
+        rank = rank if self.scales_gradients else min(rank, short)
         return rank * (self.projector_bytes * short + self.state_bytes * long)
 
 
@@ -143,6 +160,64 @@ _GALORE = tuple(
         ("galore-8bit-bf16-layerwise", 2.0, _EIGHT_BITS),
     )
 )
+# apollo_torch 1.0.3, apollo.py:135-206, of a matrix: the gradient is read to be projected, and read, scaled
+# and written; it is read for its norm, read and written to limit its growth and to scale it, and the weight
+# is read and written with it: eleven passes. The 23 operators are counted there, with channels' scales and
+# without weight decay. ``denom`` and ``norm_grad`` of the embedding are two temporaries.
+_APOLLO = tuple(
+    Optimizer(
+        name=name,
+        state_bytes=2.0 * element,
+        end_state_bytes=2.0 * element,
+        moved_bytes=11.0 * element,
+        low_rank=True,
+        projector_bytes=element,
+        scales_gradients=True,
+        by_layer=name.endswith("-layerwise"),
+        fp32_copy=element > 2.0,  # noqa: PLR2004 - bytes of bf16
+        operators=23,
+        temporaries=2.0,
+        source="Zhu et al. 2024 (arXiv:2412.05270), table 1; apollo_torch 1.0.3: projector and moments in "
+        "the gradient's dtype (random_projector.py:173, apollo.py:140), other weights with whole moments; "
+        "by layer as GaLore (LLaMA-Factory 0.9.5 train/trainer_utils.py:335)",
+    )
+    for name, element in (("apollo", 4.0), ("apollo-pure-bf16", 2.0), ("apollo-pure-bf16-layerwise", 2.0))
+)
+
+# adam_mini 1.1.1, adam_mini.py:309-323, of every weight but biases: the gradient is squared and averaged
+# (three passes), then come the momentum (three), its product with a row's step, that with the rate and the
+# negated one (six), and the weight (three), in 14 operators. A row of a matrix, and a head of queries or
+# keys, has one second moment: about a thousandth of the momentum in all, with those of biases, kept whole.
+_ADAM_MINI = tuple(
+    Optimizer(
+        name=name,
+        state_bytes=element,
+        end_state_bytes=element,
+        moved_bytes=15.0 * element,
+        fp32_copy=element > 2.0,  # noqa: PLR2004 - bytes of bf16
+        operators=14,
+        temporaries=2.0,
+        source="Zhang et al. 2024 (arXiv:2406.16793), algorithm 1; adam_mini 1.1.1: a momentum in the "
+        "weight's dtype (adam_mini.py:293), embedding and head by rows as all matrices (:284)",
+    )
+    for name, element in (("adam-mini", 4.0), ("adam-mini-pure-bf16", 2.0))
+)
+# badam 1.4, block_optim.py:515, :284, :273: a layer's copy and moments in fp32; the gradient is cast (6
+# bytes), a kernel updates the copy (28), which is cast and copied back (10).
+_BADAM = Optimizer(
+    name="badam",
+    state_bytes=12.0,
+    end_state_bytes=12.0,
+    moved_bytes=44.0,
+    foreach_bytes=4.0,
+    foreach_moved_bytes=80.0 - 28.0,
+    fp32_copy=False,
+    typed_states=False,
+    by_block=True,
+    copied_bytes=4.0 - 2.0,  # the gradient in bf16 goes as its copy comes (block_optim.py:287)
+    source="Luo et al. 2024 (arXiv:2404.02827), section 2.2: states of one block at a time; badam 1.4 "
+    "block_optim.py:148: blocks are the layers, without embedding and head",
+)
 WITHOUT_COPY: Mapping[str, str] = {  # the same optimizers over weights in bf16 alone
     "adamw": "adamw-pure-bf16",
     "adamw-8bit": "adamw-8bit-bf16",
@@ -150,7 +225,9 @@ WITHOUT_COPY: Mapping[str, str] = {  # the same optimizers over weights in bf16 
     "adamw-8bit-paged": "adamw-8bit-paged-bf16",
     "galore": "galore-pure-bf16",
     "galore-8bit": "galore-8bit-bf16",
+    "apollo": "apollo-pure-bf16",
     "muon": "muon-pure-bf16",
+    "adam-mini": "adam-mini-pure-bf16",
 }
 UNPAGED: Mapping[str, str] = {  # the same optimizers with their moments in the allocator's memory
     one.name: one.name.replace("adamw-paged-bf16", "adamw-pure-bf16").replace("-paged", "")
@@ -211,6 +288,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         ),
         *_PAGED,
         *_GALORE,
+        *_APOLLO,
+        *_ADAM_MINI,
+        _BADAM,
         Optimizer(
             name="muon",
             state_bytes=4.0,

@@ -20,6 +20,8 @@ FROZEN: Final = "frozen"
 TRAINED: Final = "trained"
 
 MAX_LAYERS_LENGTH = 1024  # letters
+# Of layers that are trained in turn: gradients pass all others, which is the most that a turn takes.
+FIRST = "0"
 NONE = "none"  # of the layers: ends of the model alone
 _LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", re.ASCII)
 

@@ -237,13 +237,20 @@ def optimizer(target: Target) -> str:
     name = target.workload.optimizer
     if optimizer_named(name).paged:
         return "paged_adamw_8bit" if "8bit" in name else "paged_adamw_32bit"
-    if name in ("adamw", "adamw-pure-bf16", "muon"):  # Muon replaces it: train/trainer_utils.py:498
+    own = name == "muon" or name.startswith("adam-mini")  # which replace it: train/trainer_utils.py:527
+    if own or name in ("adamw", "adamw-pure-bf16", "badam"):
         return "adamw_torch" if target.facts.optimizer_kernel == FOREACH else "adamw_torch_fused"
     if optimizer_named(name).newton_schulz:
         return "muon"  # Axolotl 0.19.0, core/builders/base.py:314
     if optimizer_named(name).low_rank and "8bit" not in name:
-        return "adamw_torch"  # which GaLore replaces: LLaMA-Factory 0.9.5, train/trainer_utils.py:237
+        return "adamw_torch"  # replaced: LLaMA-Factory 0.9.5, train/trainer_utils.py:239, :330
     return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"
+
+
+def optimizer_packages(target: Target) -> dict[str, bool]:
+    """Return the names of packages of optimizers, and whether a plan needs them."""
+    optimizer = target.workload.optimizer
+    return {name: optimizer.startswith(name.lower()) for name in ("GaLore", "APOLLO", "Adam-mini", "BAdam")}
 
 
 def trainer_packages(target: Target) -> tuple[Requirement, ...]:
@@ -251,7 +258,7 @@ def trainer_packages(target: Target) -> tuple[Requirement, ...]:
     workload = target.workload
     adapts = workload.lora_rank > 0
     needed = {
-        "GaLore": optimizer_named(workload.optimizer).low_rank,
+        **optimizer_packages(target),
         "adapters": adapts,
         "quantized weights": adapts and workload.base_precision not in WHOLE_PRECISIONS,
         "quantized Adam": optimizer(target).startswith(("adamw_bnb", "paged")),

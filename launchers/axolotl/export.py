@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from meshwright.launchers.accelerate.export import accelerate_warnings, attention, mesh, tensor_packages
+from meshwright.launchers.accelerate.export import (
+    accelerate_warnings,
+    attention,
+    mesh,
+    optimizer_packages,
+    tensor_packages,
+)
 from meshwright.launchers.export import compiled_facts, compiles, model_is_in_the_script
 from meshwright.launchers.images import (
     has_images,
@@ -24,7 +30,6 @@ from meshwright.profiles.attention import HYBRID
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.layer_names import end_names, layers_path
-from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.trained_layers import layers_named
@@ -261,7 +266,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
     def packages(self, target: Target) -> Iterator[Requirement]:
         """Yield the packages of the plan's parts."""
         needed = {
-            "GaLore": optimizer_named(target.workload.optimizer).low_rank,
+            **optimizer_packages(target),
             "ring attention": target.config.context_parallel_size > 1,
             "fused loss": _cuts_logits(target),
             "deepep": _shares_experts(target),

@@ -387,7 +387,7 @@ def _require_dealt(fields: Fields, model: ModelSpec, found: Configuration, optim
 
 def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     """Return the trained modules, adapters and optimizer; 8-bit Adam updates weights in bf16 only."""
-    projected = trainer.trainers_galore(fields, known.model(), "optimizer")
+    projected = trainer.trainers_low_rank(fields, known.model(), "optimizer")
     name = projected.get("optimizer") or _orthogonal(fields)
     name = name or trainer.optimizer_of(fields, "optimizer", "adamw_torch_fused")
     if _is_cut(fields) or fields.has("deepspeed"):

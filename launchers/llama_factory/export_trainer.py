@@ -76,15 +76,20 @@ def reference_has_a_loss(target: Target) -> Iterator[FieldError]:
 def _kind(workload: Workload) -> str:
     """Return what is trained, by LLaMA-Factory's word."""
     if not workload.lora_rank:
-        return "freeze" if workload.trained_layers else "full"
+        return "freeze" if _freezes(workload) else "full"
     return "oft" if workload.framework_options.get("oft") else "lora"
+
+
+def _freezes(workload: Workload) -> bool:
+    """Return whether layers stay frozen: an optimizer that trains each in turn takes all."""
+    return bool(workload.trained_layers) and not optimizer_named(workload.optimizer).by_block
 
 
 def _layers(target: Target) -> Values:
     """Return which layers and ends are trained, where the others are frozen (model/adapter.py:59)."""
     workload = target.workload
     counted = count_of(workload.trained_layers, target.model.num_layers)
-    if not workload.trained_layers or counted is None:
+    if not _freezes(workload) or counted is None:
         return {}
     ends = class_targets(target.model, workload.trained_modules)
     return {
@@ -92,6 +97,12 @@ def _layers(target: Target) -> Values:
         **({"use_llama_pro": True} if counted[1] else {}),
         **({"freeze_extra_modules": ",".join(ends)} if ends else {}),
     }
+
+
+_OWN_OPTIMIZERS = {  # by the names that optimizers here start with (train/trainer_utils.py:527)
+    "galore": "use_galore", "apollo": "use_apollo", "adam-mini": "use_adam_mini", "badam": "use_badam",
+    "muon": "use_muon",
+}  # fmt: skip
 
 
 class LlamaFactoryFiles(TrainerFiles):
@@ -109,8 +120,8 @@ class LlamaFactoryFiles(TrainerFiles):
         "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
         "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "oft_block_size",
         "pure_bf16", "quantization_bit",
-        "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
-        "use_muon",
+        "quantization_method", "torch_compile", "upcast_layernorm",
+        "use_adam_mini", "use_apollo", "use_badam", "use_dora", "use_galore", "use_muon",
         "use_unsloth", "freeze_extra_modules", "freeze_trainable_layers", "use_llama_pro",
         "additional_target", "pref_loss", "ref_model", "use_asft_loss",
     )  # fmt: skip
@@ -141,17 +152,18 @@ class LlamaFactoryFiles(TrainerFiles):
         return {"flash_attn": _FLASH_ATTN[attention(target)]}
 
     def projected(self, target: Target) -> Values:
-        """Return the switches of Muon or GaLore: every linear layer but the head is projected."""
+        """Return the switches of its own optimizers; they project every linear layer but the head."""
         workload = target.workload
         found = optimizer_named(workload.optimizer)
-        if not found.low_rank:
-            return {"use_muon": True} if found.newton_schulz else {}
+        own = next((one for one in _OWN_OPTIMIZERS if workload.optimizer.startswith(one)), "")
+        if not own or not found.low_rank:
+            return {_OWN_OPTIMIZERS[own]: True} if own else {}
         return {
-            "use_galore": True,
-            "galore_target": "all",
-            "galore_rank": workload.optimizer_rank or usual_rank(target.problem.model.hidden_size),
-            "galore_update_interval": workload.optimizer_interval or USUAL_INTERVAL,
-            "galore_layerwise": found.by_layer,
+            _OWN_OPTIMIZERS[own]: True,
+            f"{own}_target": "all",
+            f"{own}_rank": workload.optimizer_rank or usual_rank(target.problem.model.hidden_size),
+            f"{own}_update_interval": workload.optimizer_interval or USUAL_INTERVAL,
+            f"{own}_layerwise": found.by_layer,
         }
 
     def adapters(self, target: Target) -> Values:

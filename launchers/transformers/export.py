@@ -81,8 +81,8 @@ class TrainerFiles(AccelerateFiles, ABC):
         return {"attn_implementation": self.ring_kernel if rings else attention(target)}
 
     def projected(self, target: Target) -> Values:
-        """Return the arguments of GaLore."""
-        return trainers_galore(target, self.optimizer)
+        """Return the arguments of GaLore or APOLLO."""
+        return trainers_low_rank(target, self.optimizer)
 
     def adapters(self, target: Target) -> Values:
         """Return adapters next to frozen weights; alpha is twice the rank."""
@@ -152,8 +152,8 @@ def experts(target: Target) -> Values:
     return {"experts_implementation": name} if name else {}
 
 
-def trainers_galore(target: Target, key: str) -> Values:
-    """Return the Trainer's own GaLore, named by ``key``: every linear layer but the head is projected."""
+def trainers_low_rank(target: Target, key: str) -> Values:
+    """Return the Trainer's own GaLore or APOLLO, named by ``key``: every linear layer but the head's."""
     workload = target.workload
     found = optimizer_named(workload.optimizer)
     if not found.low_rank:
@@ -161,8 +161,10 @@ def trainers_galore(target: Target, key: str) -> Values:
     rank = workload.optimizer_rank or usual_rank(target.problem.model.hidden_size)
     interval = workload.optimizer_interval or USUAL_INTERVAL
     eighth, by_layer = "_8bit" * ("8bit" in workload.optimizer), "_layerwise" * found.by_layer
+    kind = workload.optimizer.partition("-")[0]
+    scale = "" if found.scales_gradients else ", scale=0.25"
     return {
-        key: f"galore_adamw{eighth}{by_layer}",
+        key: f"{kind}_adamw{eighth}{by_layer}",
         "optim_target_modules": list(linear_names(target.problem.model)),
-        "optim_args": f"rank={rank}, update_proj_gap={interval}, scale=0.25",
+        "optim_args": f"rank={rank}, update_proj_gap={interval}{scale}",
     }

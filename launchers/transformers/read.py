@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, takewhile
 from typing import Any
@@ -40,6 +40,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, USUAL_INTERVAL, WITHOUT_COPY, usual_rank
 from meshwright.profiles.storage import is_checkpoints
+from meshwright.profiles.trained_layers import FIRST
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -371,7 +372,7 @@ def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: floa
         **kernels,
         **({} if dropout is None else adapters.options_of(fields, usual=dropout)),
         **ranks.evaluation_of(fields),
-        **({} if any(fields.flag(own) for own in _OWN_OPTIMIZERS) else update_of(fields, key)),
+        **({} if own_optimizer(fields) not in ("", _BADAM) else update_of(fields, key)),
     }
 
 
@@ -405,7 +406,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
     optimizer = _own_optimizer(fields) if tool.own_galore else {}
     if not optimizer:
         key = "optimizer" if fields.has("optimizer") else "optim"
-        optimizer = trainers_galore(fields, model) or {"optimizer": optimizer_of(fields, key)}
+        optimizer = trainers_low_rank(fields, model) or {"optimizer": optimizer_of(fields, key)}
     whole = frozen or {"trained_modules": adapters.trained_whole(fields) if rank else ()}
     if tool.freezes_layers and not freezing:
         refuse_expanded(fields)
@@ -418,52 +419,96 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
     }
 
 
-_PROJECTED = {  # LLaMA-Factory 0.9.5, train/trainer_utils.py:237
-    "adamw_torch": "galore", "adamw_bnb_8bit": "galore-8bit", "adamw_8bit": "galore-8bit",
-    "paged_adamw_8bit": "galore-8bit",
+# Optimizers that LLaMA-Factory 0.9.5 makes itself, in its order (train/trainer_utils.py:527), by those of
+# the Trainer that they replace (:239, :330); None: whichever that is.
+_OWN_OPTIMIZERS: Mapping[str, Mapping[str | None, str]] = {
+    "use_galore": {
+        "adamw_torch": "galore", "adamw_bnb_8bit": "galore-8bit", "adamw_8bit": "galore-8bit",
+        "paged_adamw_8bit": "galore-8bit",
+    },
+    "use_apollo": {"adamw_torch": "apollo"},
+    "use_badam": {"adamw_torch": "badam", "adamw_torch_fused": "badam"},
+    "use_adam_mini": {None: "adam-mini"},
+    "use_muon": {None: "muon"},
 }  # fmt: skip
+_BADAM = "use_badam"
+_LOW_RANK = {"use_galore": "galore", "use_apollo": "apollo"}
+# Words of their kinds of projections, and the one that is priced: random rows, on the shorter side.
+_PROJECTIONS = {"galore_proj_type": "std", "apollo_proj_type": "std", "apollo_proj": "random"}
+
+
+def own_optimizer(fields: Fields) -> str:
+    """Return the switch of LLaMA-Factory's own optimizer: the first that is on; empty without one."""
+    return next((one for one in _OWN_OPTIMIZERS if fields.flag(one)), "")
 
 
 def _own_optimizer(fields: Fields) -> dict[str, Any]:
-    """Return the fields of an optimizer that LLaMA-Factory makes itself, by the first switch that is on.
+    """Return the fields of an optimizer that LLaMA-Factory makes itself.
 
     Its Muon updates matrices that are neither embedding nor head, on every rank that holds them.
     """
-    if fields.flag("use_galore"):
-        fields.take(_MUON)  # trainer_utils.py:529
-        return _projected(fields)
-    return {"optimizer": "muon"} if fields.flag(_MUON) else {}
+    switch = own_optimizer(fields)
+    if not switch:
+        return {}
+    on = [one for one in (*_LOW_RANK, _BADAM) if fields.flag(one)]
+    if len(on) > 1:  # hparams/finetuning_args.py:598
+        fields.fault(on[1], f"its trainer refuses it next to {on[0]}", allowed="false", nearest="false")
+    fields.take(*_OWN_OPTIMIZERS)
+    replaced = _OWN_OPTIMIZERS[switch]
+    if switch in _LOW_RANK:
+        return _projected(fields, switch, replaced)
+    return _by_block(fields, replaced) if switch == _BADAM else {"optimizer": replaced[None]}
 
 
-_MUON = "use_muon"
-_OWN_OPTIMIZERS = ("use_galore", _MUON)  # LLaMA-Factory's, in place of the Trainer's
+def _by_block(fields: Fields, wrapped: Mapping[str | None, str]) -> dict[str, Any]:
+    """Return the workload fields of LLaMA-Factory's BAdam, which wraps some optimizers."""
+    words = {
+        "optim": [str(one) for one in wrapped],
+        "finetuning_type": ["full"],  # hparams/finetuning_args.py:595 stops LoRA; a freeze has no effect
+        "badam_mode": ["layer"],
+        "badam_switch_mode": ["ascending", "descending", "random"],
+    }
+    defaults = {"optim": "adamw_torch", "finetuning_type": LLAMA_FACTORY.tuner}
+    for key, allowed in words.items():
+        if (said := fields.word(key, defaults.get(key, allowed[0]))) not in allowed:
+            message = f"{shown(said)} is not supported with {_BADAM}"
+            fields.fault(key, message, allowed=", ".join(allowed), nearest=allowed[0])
+    fields.note(
+        f"{_BADAM} trains one layer after another: time and memory are those of the first, with gradients "
+        "through all others; it empties torch's cache at each step, which is not priced"
+    )
+    return {"optimizer": "badam", "trained_layers": FIRST}
 
 
-def _projected(fields: Fields) -> dict[str, Any]:
-    """Return the workload fields of LLaMA-Factory's GaLore, which replaces some optimizers."""
-    name = fields.word("optim", "adamw_torch")
-    if name not in _PROJECTED:
-        allowed = ", ".join(_PROJECTED)
-        fields.fault("optim", f"{shown(name)} is not supported with use_galore", allowed=allowed)
-    targets = fields.word("galore_target", "all")  # parts of names: of all linear layers but the head
+def _projected(fields: Fields, switch: str, replaced: Mapping[str | None, str]) -> dict[str, Any]:
+    """Return the workload fields of LLaMA-Factory's GaLore or APOLLO, which replace some optimizers."""
+    name, own = fields.word("optim", "adamw_torch"), _LOW_RANK[switch]
+    if name not in replaced:
+        allowed = ", ".join(map(str, replaced))
+        fields.fault("optim", f"{shown(name)} is not supported with {switch}", allowed=allowed)
+    if not fields.has("optim"):
+        fields.note(f"{switch} stops at torch 2.8's default optim: add optim: adamw_torch there")
+    key = f"{own}_target"  # parts of names: of all linear layers but the head
+    targets = fields.word(key, "all")
     names = {one.strip() for one in targets.split(",")}
     if "all" not in names and names not in (*_EVERY, {"self_attn", "mlp"}):
-        fields.fault("galore_target", f"{shown(targets)} is not supported", allowed="all", nearest="all")
-    kind = fields.word("galore_proj_type", "std")
-    if kind != "std":
-        fields.fault("galore_proj_type", f"{shown(kind)} is not supported", allowed="std", nearest="std")
-    interval = fields.integer("galore_update_interval", USUAL_INTERVAL)
+        fields.fault(key, f"{shown(targets)} is not supported", allowed="all", nearest="all")
+    for key, usual in ((key, usual) for key, usual in _PROJECTIONS.items() if key.startswith(own)):
+        if (kind := fields.word(key, usual)) != usual:
+            fields.fault(key, f"{shown(kind)} is not supported", allowed=usual, nearest=usual)
+    interval = fields.integer(f"{own}_update_interval", USUAL_INTERVAL)
     return {
-        "optimizer": _PROJECTED.get(name, "galore"),
-        "optimizer_rank": fields.integer("galore_rank", 16),
+        "optimizer": replaced.get(name, own),
+        "optimizer_rank": fields.integer(f"{own}_rank", 16),
         "optimizer_interval": 0 if interval == USUAL_INTERVAL else interval,
     }
 
 
 # Names and defaults: transformers 5.23, trainer_optimizer.py ``_setup_low_rank_optimizer``.
-TRAINERS_GALORE = {
+TRAINERS_LOW_RANK = {
     "galore_adamw": ("galore", False), "galore_adamw_8bit": ("galore-8bit", False),
     "galore_adamw_layerwise": ("galore", True), "galore_adamw_8bit_layerwise": ("galore-8bit", True),
+    "apollo_adamw": ("apollo", False), "apollo_adamw_layerwise": ("apollo", True),
 }  # fmt: skip
 _TRAINERS_RANK = 128
 _DIGITS = 10
@@ -474,10 +519,10 @@ _EVERY = (
 )  # the parts of a layer, and those of its documentation
 
 
-def trainers_galore(fields: Fields, model: ModelSpec, key: str = "optim") -> dict[str, Any]:
-    """Return the workload fields of the Trainer's own GaLore; empty with another optimizer in ``key``."""
+def trainers_low_rank(fields: Fields, model: ModelSpec, key: str = "optim") -> dict[str, Any]:
+    """Return the fields of the Trainer's own GaLore or APOLLO; empty with another optimizer in ``key``."""
     name = str(fields.raw(key) or "")
-    if name not in TRAINERS_GALORE:
+    if name not in TRAINERS_LOW_RANK:
         fields.pass_over("optim_args", "optim_target_modules")  # other optimizers don't look at them
         return {}
     found = dict[str, str]()
@@ -495,14 +540,14 @@ def trainers_galore(fields: Fields, model: ModelSpec, key: str = "optim") -> dic
                 f"{key} = {shown(text)} is not a whole number above 0",
                 allowed=f"1 to {10 ** (_DIGITS - 1) - 1}",
             )
-    if (kind := found.get("proj_type", "std")) != "std":
-        fields.fault(
-            "optim_args", f"proj_type = {shown(kind)} is not supported", allowed="std", nearest="std"
-        )
+    for key, usual in (("proj_type", "std"), ("proj", "random")):
+        if (kind := found.get(key, usual)) != usual:
+            message = f"{key} = {shown(kind)} is not supported"
+            fields.fault("optim_args", message, allowed=usual, nearest=usual)
     _require_every_layer(fields, model)
     rank, interval = numbers["rank"], numbers["update_proj_gap"]
     return {
-        "optimizer": TRAINERS_GALORE[name][0],
+        "optimizer": TRAINERS_LOW_RANK[name][0],
         "optimizer_rank": 0 if rank == usual_rank(model.hidden_size) else rank,
         "optimizer_interval": 0 if interval == USUAL_INTERVAL else interval,
     }
@@ -525,19 +570,20 @@ def _require_every_layer(fields: Fields, model: ModelSpec) -> None:
 
 
 def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "optim") -> str:
-    """Return the name of GaLore's variant; refuse it on shards, and layer by layer on several GPUs.
+    """Return the name of GaLore's or APOLLO's variant; refuse it on shards, and by layer on several GPUs.
 
     It is the Trainer's own where ``named`` names it, else LLaMA-Factory's.
     """
-    own = TRAINERS_GALORE.get(str(fields.raw(named)))
-    by_layer = fields.flag("galore_layerwise") if own is None else own[1]
-    galore, layers = ("use_galore", "galore_layerwise") if own is None else (named, named)
+    own = TRAINERS_LOW_RANK.get(str(fields.raw(named)))
+    kind = optimizer.partition("-")[0]
+    by_layer = fields.flag(f"{kind}_layerwise") if own is None else own[1]
+    switch, layers = (f"use_{kind}", f"{kind}_layerwise") if own is None else (named, named)
     nearest = "false" if own is None else None
     config, name = found.configuration, f"{optimizer}-layerwise" if by_layer else optimizer
     if config.zero_stage > 0 or found.launcher == "deepspeed":
         fields.fault(
-            galore,
-            "GaLore decomposes whole gradients, and is not supported with DeepSpeed or FSDP",
+            switch,
+            "it projects whole gradients, and is not supported with DeepSpeed or FSDP",
             allowed="plain replicas, or another optimizer",
             nearest=nearest,
         )
@@ -558,15 +604,41 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     return name if name in OPTIMIZERS else optimizer
 
 
+def _by_block_under(fields: Fields, found: LaunchFile) -> str:
+    """Return BAdam on one rank; ZeRO-3 keeps the copy itself (hparams/parser.py:394, badam 1.4)."""
+    if found.launcher == "deepspeed" and found.configuration.zero_stage == 3:  # noqa: PLR2004 - a ZeRO stage
+        return "adamw"
+    if found.configuration.num_gpus > 1 or found.launcher == "deepspeed":
+        allowed = "one GPU, or DeepSpeed's ZeRO-3"
+        fields.fault(_BADAM, "its trainer refuses several ranks without ZeRO-3", allowed=allowed)
+        fields.stop()
+    return "badam"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OnReplicas:
+    """An optimizer of LLaMA-Factory's own that takes whole matrices."""
+
+    switch: str
+    where: str
+    in_fp32: bool = False
+
+
+# third_party/muon/muon.py; adam_mini 1.1.1 takes rows and heads, DeepSpeed and FSDP cut weights across them
+_WHOLE_MATRICES = {
+    "muon": _OnReplicas(switch="use_muon", where="replicas with weights in fp32 alone", in_fp32=True),
+    "adam-mini": _OnReplicas(switch="use_adam_mini", where="replicas alone"),
+}
+
+
 def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]) -> dict[str, Any]:
     """Return the tuning fields with the types that weights have on the ranks of the run."""
     rank, base, in_bf16 = tuned["lora_rank"], tuned["base_precision"], _loads_in_bf16(fields, tool)
     optimizer = optimizer_under(found, tuned["optimizer"])
     shards = found.launcher == "deepspeed" or found.configuration.zero_stage > 0
-    if tuned["optimizer"] == "muon" and (shards or in_bf16):  # third_party/muon/muon.py: whole matrices
-        fields.fault(
-            _MUON, "is supported on replicas with weights in fp32 alone", allowed="false", nearest="false"
-        )
+    whole = _WHOLE_MATRICES.get(tuned["optimizer"])
+    if whole and (shards or (whole.in_fp32 and in_bf16)):
+        fields.fault(whole.switch, f"is supported on {whole.where}", allowed="false", nearest="false")
         fields.stop()
     if not rank and keeps_no_copy(found):
         optimizer = WITHOUT_COPY.get(optimizer, optimizer) if in_bf16 else optimizer
@@ -574,6 +646,8 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
     if "optimizer_rank" in tuned:
         optimizer = layerwise(fields, found, optimizer)
         fields.stop()
+    if tuned["optimizer"] == "badam":
+        optimizer = _by_block_under(fields, found)
     if found.workload.precision == _WIDE:
         if base != "bf16":
             fields.fault(
@@ -667,8 +741,8 @@ def packed_by_trl(fields: Fields) -> str:
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
     """Return whether weights stay in 16 bits as loaded."""
-    if tool.loads == "cast up":
-        return fields.flag("pure_bf16")
+    if tool.loads == "cast up":  # model/adapter.py:319
+        return fields.flag("pure_bf16") or own_optimizer(fields) == _BADAM
     said = [str(fields.raw(name)).removeprefix("torch.") for name in ("torch_dtype", "dtype")]
     if tool.loads == "own":
         return not {"float32", "fp32", "float16", "fp16"} & set(said)
@@ -920,7 +994,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
     dtype = "bfloat16" if dtype == "auto" else dtype  # the type of most checkpoints, with a note
     by_trl = tool.makes_chunks and dtype == "float32" and not fields.has("bf16")  # trainer/base_config.py
     # weights that are cast up are multiplied as they are (LLaMA-Factory's model/adapter.py)
-    wide = tool.is_script or (tool.loads == "cast up" and not (lora or fields.flag("pure_bf16")))
+    wide = tool.is_script or (tool.loads == "cast up" and not (lora or _loads_in_bf16(fields, tool)))
     dtype = tool.types.get(dtype, dtype)
     if by_trl or dtype in ("bfloat16", "float16") or (not dtype and not wide):
         own = "bfloat16, TRL's default" if by_trl else f"{dtype or 'bfloat16'}, the weights' own type"

@@ -128,7 +128,7 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     adapters, base = _peft(fields, known.model()), base_of(fields, nested=False)
     samples = samples_of(fields, _kind(dialect, fields, source), adapts="lora_rank" in adapters)
     fields.refuse_unpriced()
-    projected = trainer.trainers_galore(fields, known.model())
+    projected = trainer.trainers_low_rank(fields, known.model())
     optimizer = projected.pop("optimizer", "") or trainer.optimizer_of(fields, default="adamw_torch_fused")
     dtype = _dtype(fields, precision, frozen=bool(adapters))
     fields.word("attn_implementation", "")

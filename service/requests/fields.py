@@ -323,7 +323,7 @@ FIELDS = (
         type=int,
         default=0,
         limits={"ge": 0, "le": MAX_RANK},
-        about="rank of GaLore's projection (0: a quarter of the hidden size)",
+        about="rank of GaLore's or APOLLO's projection (0: a quarter of the hidden size)",
     ),
     RequestField(
         path="workload.optimizer_interval",
@@ -331,7 +331,7 @@ FIELDS = (
         default=0,
         limits={"ge": 0, "le": MAX_INTERVAL},
         sparse=True,
-        about="steps between decompositions of GaLore's projections (update_proj_gap, 0: 200)",
+        about="steps between new projections of GaLore or APOLLO (update_proj_gap, 0: 200)",
     ),
     RequestField(
         path="workload.lora_rank",

@@ -1,8 +1,12 @@
-"""Optimizers that project gradients to a low rank (GaLore): states and work of one weight of a layer.
+"""Optimizers that project gradients to a low rank (GaLore, APOLLO): states and work of a layer's weight.
 
 The classes are those of transformers: each linear layer is a matrix of its own, and is projected. Routed
 experts are not: they are one tensor of three dimensions (transformers 5.23 ``trainer_optimizer.py
 _setup_low_rank_optimizer``: ``nn.Linear`` alone). Embedding, head, norms and biases keep whole moments.
+
+APOLLO projects a gradient and scales the whole one by what the projected moments say, so nothing is
+projected back. Its projector is drawn anew, which moves less than a hundredth of what an update does
+(apollo_torch 1.0.3 ``random_projector.py:136``, each 200th step).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ class LowRank:
     """Means over all weights of the layers except routed experts."""
 
     state_bytes: float
-    product_flops: float  # of a step: project the gradient, and project the update back
+    product_flops: float  # of a step: project the gradient, and project GaLore's update back
     svd_flops: float  # of one decomposition
 
 
@@ -43,8 +47,11 @@ def low_rank(model: ModelSpec, optimizer: Optimizer, rank: int) -> LowRank:
         for sizes in matrices:
             short, long = sorted(sizes)
             states += optimizer.matrix_states(*sizes, rank)
-            products += 4.0 * short * long * min(rank, short)
-            svd += 6.0 * long * short**2 + 20.0 * short**3
+            if optimizer.scales_gradients:
+                products += 2.0 * short * long * rank
+            else:
+                products += 4.0 * short * long * min(rank, short)
+                svd += 6.0 * long * short**2 + 20.0 * short**3
         states += optimizer.end_state_bytes * max(whole - sum(a * b for a, b in matrices), 0.0)
         weights += whole
     return LowRank(state_bytes=states / weights, product_flops=products / weights, svd_flops=svd / weights)

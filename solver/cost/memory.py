@@ -646,11 +646,14 @@ def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) ->
     ``stage3.py _prepare_fp32_grad_for_sub_group``, ``stage_1_and_2.py step``). Torch's foreach update makes
     a copy of all second moments (torch 2.11 ``optim/adam.py``: ``exp_avg_sq_sqrt``), a fused one nothing;
     clipping multiplies in place (``nn/utils/clip_grad.py _foreach_mul_``). A plan with stages counts none.
+    A loop over tensors makes temporaries of the largest one, and BAdam a copy of a block's gradients.
     """
     stage, group, facts = ctx.columns.zero_stage, ctx.facts.sub_group_size, ctx.facts
     copies = bool(group) * (_FLAT_GRADIENT_BYTES + _COPIED_GRADIENT_BYTES * ctx.optimizer.fp32_copy)
     listed = ctx.optimizer.foreach_bytes if facts.optimizer_kernel == FOREACH else 0.0
-    if not copies and not listed:
+    of_tensor = ctx.optimizer.temporary_bytes * (not ctx.optimizer.by_layer)
+    listed += ctx.optimizer.copied_bytes
+    if not copies and not listed and not of_tensor:
         return np.zeros_like(ctx.t)
     counts = [*layout.cumulative[-1].tolist(), 1, 1]
     dense, routed = (
@@ -661,7 +664,8 @@ def _updated_bytes(ctx: Context, layout: LayerLayout, trained: list[Weights]) ->
     if group:
         shard = np.where(stage == SHARD_WEIGHTS, np.minimum(group, shard), shard)
     each = copies * (stage > 0) + listed
-    return np.where((ctx.p == 1) & ~ctx.offloads_optimizer, each * shard, 0.0)
+    made = each * shard + of_tensor * np.minimum(largest_tensor(ctx.model), shard)
+    return np.where((ctx.p == 1) & ~ctx.offloads_optimizer, made, 0.0)
 
 
 def _gradients_grow(ctx: Context) -> BoolArray | None:
@@ -1049,6 +1053,7 @@ def _held_bytes(
     if ctx.optimizer.by_layer:  # a head's gradient comes first, while all activations are held
         for name in ("gradients_bytes", "reduced_gradients_bytes"):
             held[name][:, : last + 1 - int(ctx.model.tied_embeddings)] = 0.0
+            held[name] *= 1.0 + ctx.optimizer.temporaries  # of that gradient's size and dtype
     return held
 
 

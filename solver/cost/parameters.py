@@ -23,6 +23,7 @@ from meshwright.profiles.adapters import (
     copied_parameters,
     quantized_layers,
     scale_bytes,
+    single_layers,
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
@@ -184,14 +185,19 @@ def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
     ]
 
 
-def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
-    """Count tensors of every part in order; q, k and v are one, and so are gates with what they gate.
+def weight_tensors(ctx: Context, kinds: Sequence[LayerShape], *, apart: bool) -> list[float]:
+    """Count tensors of every part in order: a layer's matrices and norms; of the head the final norm, too.
 
-    Of a layer its matrices, each expert's apart, and its norms; of the head the final norm, too.
+    q, k and v are one, and so are gates with what they gate, and each expert has its own. ``apart``, as in
+    transformers' classes: each matrix is one, and a layer's experts are two (5, ``MixtralExperts``).
     """
-    gemms = [layer_gemms(ctx.of(one), one.kind) for one in kinds]
-    matrices = [sum(float(np.max(gemm.count, initial=0)) for gemm in each) for each in gemms]
     norms = [ctx.of(one).model.norms_of(one.kind) for one in kinds]
+    if apart:
+        shaped = [(ctx.of(one).model, one.kind) for one in kinds]
+        matrices = [len(single_layers(own, kind)) + 2.0 * (kind == "moe") for own, kind in shaped]
+    else:
+        gemms = [layer_gemms(ctx.of(one), one.kind) for one in kinds]
+        matrices = [sum(float(np.max(gemm.count, initial=0)) for gemm in each) for each in gemms]
     return [*map(add, matrices, norms), 1.0, 2.0]
 
 

@@ -880,7 +880,8 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     trained = trained_parts(ctx, layout.kinds, weights)
     look()
     counts = [*layout.cumulative[-1].tolist(), 1, 1]
-    tensors = weight_tensors(ctx, layout.kinds) if ctx.facts.gathers_tensors else []
+    looped = ctx.optimizer.operators > 0
+    tensors = weight_tensors(ctx, layout.kinds, apart=looped) if looped or ctx.facts.gathers_tensors else []
     passes = [part.passes for part in parts]
     tail = tail_of(ctx, trained, passes, tensors, counts)
     tail.data_parallel[-2:] += copies_s(ctx)

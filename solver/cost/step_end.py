@@ -186,7 +186,8 @@ def tail_of(
         exchange_s = exchange_s + _copied_once_s(ctx, weights)
     if (ctx.g > 1).any():
         exchange_s = exchange_s + _left_whole_s(ctx, weights)
-    return Tail(data_parallel=exchange_s, optimizer=_update_s(ctx, weights, hiding, counts))
+    update_s = np.maximum(_update_s(ctx, weights, hiding, counts), _launches_s(ctx, tensors))
+    return Tail(data_parallel=exchange_s, optimizer=update_s)
 
 
 def _seen_exchange_s(ctx: Context, weights: Weights, hiding: PassSeconds) -> FloatArray:
@@ -245,6 +246,13 @@ def _update_s(ctx: Context, weights: Weights, hiding: PassSeconds, counts: Seque
     if ctx.share_paged.any():
         update_s = update_s + _paged_s(ctx, updated)
     return update_s
+
+
+def _launches_s(ctx: Context, tensors: Sequence[float]) -> FloatArray | float:
+    """Return seconds of launching the operators of a loop over every part's tensors, (P, 1)."""
+    if not ctx.optimizer.operators:
+        return 0.0
+    return np.array(tensors)[:, None] * ctx.optimizer.operators * TENSOR_COPY_S * ctx.operators.host
 
 
 def _paged_s(ctx: Context, updated: FloatArray) -> FloatArray:

@@ -46,7 +46,7 @@ from meshwright.profiles.storage import WHOLE_PRECISIONS, is_checkpoints
 from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
-from meshwright.profiles.trained_layers import count_of
+from meshwright.profiles.trained_layers import FIRST, count_of
 from meshwright.profiles.units import GIB
 from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.answer import Plan
@@ -305,7 +305,18 @@ _REFERENCES = {
 
 
 def _layer_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """Reject trained layers that the launcher's files can't name."""
+    """Reject trained layers that the launcher's files can't name, or that an optimizer doesn't train."""
+    work = problem.workload
+    first = work.trained_layers == FIRST and not work.trained_modules
+    if optimizer_named(work.optimizer).by_block and not first:
+        yield FieldError(
+            pointer="/workload/trained_layers",
+            message=f"{work.optimizer} trains one layer after another, and is priced at the first, where "
+            "gradients pass all others",
+            allowed=f"{FIRST}, and no trained_modules",
+            nearest=FIRST,
+            tip=f"--trained-layers {FIRST}",
+        )
     if _trains_layers(problem, able):
         return
     own = "train these layers alone" if able.freezes_layers else "freeze some layers"

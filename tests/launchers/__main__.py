@@ -278,6 +278,7 @@ def trained(workload: Workload) -> dict[str, object]:
         "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
         "optimizer_rank": workload.optimizer_rank,
         "orthogonalised": workload.optimizer.startswith("muon"),
+        "moments_of_rows": workload.optimizer.startswith("adam-mini"),
         "loaded_as": "bfloat16"
         if (workload.lora_rank and workload.base_precision != "fp32")
         or workload.optimizer
@@ -286,6 +287,9 @@ def trained(workload: Workload) -> dict[str, object]:
             "adamw-pure-bf16",
             "galore-8bit-bf16",
             "galore-pure-bf16",
+            "apollo-pure-bf16",
+            "adam-mini-pure-bf16",
+            "badam",
             "adamw-paged-bf16",
             "adamw-8bit-paged-bf16",
         )

@@ -333,6 +333,8 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj",), **WHOLE}),
         (REPLICAS, {"lora_rank": 8, "lora_targets": ("q_proj",), "framework_options": DECOMPOSED}),
         (REPLICAS, {"optimizer": "galore-8bit-bf16", "optimizer_rank": 64}),
+        (REPLICAS, {"optimizer": "apollo-pure-bf16", "optimizer_rank": 64}),
+        (REPLICAS, {"optimizer": "adam-mini"}),
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
         (REPLICAS, {"optimizer": "adamw-pure-bf16"}),

@@ -93,6 +93,7 @@ def judge(case: Case) -> Seen:
         "base_precision": {4: base, 8: "int8"}.get(model.quantization_bit, "bf16"),
         "optimizer_bits": 8 if "8bit" in str(getattr(run.optim, "value", run.optim)) else 32,
         "orthogonalised": tuning.use_muon,
+        "moments_of_rows": tuning.use_adam_mini,
     }
     if tuning.finetuning_type == "full":
         (dtype,) = {str(one).removeprefix("torch.") for one in trained.values()}
@@ -113,13 +114,14 @@ def judge(case: Case) -> Seen:
 
 
 def _projected(tuning: object) -> int:
-    """The rank to which GaLore projects gradients, of every layer and as seldom as by default."""
-    if not tuning.use_galore:
+    """The rank to which GaLore or APOLLO projects gradients, of every layer and as seldom as by default."""
+    own = "galore" if tuning.use_galore else "apollo" if tuning.use_apollo else ""
+    if not own:
         return 0
-    kept = (tuning.galore_target, tuning.galore_update_interval, tuning.galore_layerwise)
-    if kept != (["all"], 200, False):
-        raise ValueError(f"GaLore of {kept}")
-    return tuning.galore_rank
+    kept = [getattr(tuning, f"{own}_{name}") for name in ("target", "update_interval", "layerwise")]
+    if kept != [["all"], 200, False] or tuning.apollo_proj != "random":
+        raise ValueError(f"{own} of {kept}")
+    return getattr(tuning, f"{own}_rank")
 
 
 def _judge_new(case: Case) -> Seen:

@@ -329,6 +329,7 @@ def test_frozen_weights_of_few_bits_are_refused_by_name_where_they_are_not_price
         ("trl", "galore", NODE, "galore_adamw", "float32"),
         ("trl", "galore-8bit", NODE, "galore_adamw_8bit", "float32"),
         ("trl", "galore-8bit-bf16", NODE, "galore_adamw_8bit", "bfloat16"),
+        ("trl", "apollo", NODE, "apollo_adamw", "float32"),
         ("llama-factory-accelerate", "adamw-pure-bf16", NODE, "adamw_torch_fused", None),
         ("axolotl", "adamw-8bit-bf16", SHARDS, "adamw_torch_8bit", None),
         ("llama-factory-accelerate", "adamw-8bit", SHARDS, "adamw_torch_8bit", None),
@@ -336,6 +337,9 @@ def test_frozen_weights_of_few_bits_are_refused_by_name_where_they_are_not_price
         ("llama-factory-accelerate", "galore", NODE, "adamw_torch", None),
         ("llama-factory-accelerate", "galore-8bit", NODE, "adamw_bnb_8bit", None),
         ("llama-factory-accelerate", "galore-8bit-bf16", NODE, "adamw_bnb_8bit", None),
+        ("llama-factory-accelerate", "apollo-pure-bf16", NODE, "adamw_torch", None),
+        ("llama-factory-accelerate", "adam-mini-pure-bf16", NODE, "adamw_torch_fused", None),
+        ("axolotl", "apollo-pure-bf16", NODE, "apollo_adamw", None),
     ],
 )
 def test_8_bit_adam_is_written_by_its_name_and_read_back(
@@ -511,6 +515,25 @@ def test_llama_factory_is_told_how_many_layers_it_trains_and_they_are_read_back(
     source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
     work = read_launch_files(source).workload
     assert (work.trained_layers, work.trained_modules) == (layers, modules)
+
+
+def test_llama_factory_is_told_to_train_each_layer_in_turn_and_it_is_read_back() -> None:
+    alone = replace(NODE, data_parallel_size=1, num_microbatches=128)
+    found = tuned("llama-factory-accelerate", alone, lora_rank=0, trained_layers="0", optimizer="badam")
+    texts = files(found)
+    values = yaml.safe_load(texts["llama_factory_train.yaml"])
+    assert (values["finetuning_type"], values["use_badam"]) == ("full", True)
+    assert "freeze_trainable_layers" not in values
+    source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
+    work = read_launch_files(source).workload
+    assert (work.trained_layers, work.optimizer) == ("0", "badam")
+
+
+@pytest.mark.parametrize("layers", ["", "1", "0-1"])
+def test_other_layers_than_the_first_are_not_trained_in_turn(layers: str) -> None:
+    found = tuned("llama-factory-accelerate", lora_rank=0, trained_layers=layers, optimizer="badam")
+    faults = problem_faults(found.problem, launcher_capabilities("llama-factory-accelerate"))
+    assert ("/workload/trained_layers", "0") in [(one.pointer, one.nearest) for one in faults]
 
 
 def test_layers_that_llama_factory_does_not_count_are_refused_with_a_launcher() -> None:

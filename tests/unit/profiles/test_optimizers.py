@@ -32,6 +32,20 @@ def test_a_rank_above_the_shorter_side_is_that_side() -> None:
     assert galore.matrix_states(64, 4096, rank=128) == galore.matrix_states(64, 4096, rank=64)
 
 
+def test_apollo_keeps_what_galore_keeps_and_all_rows_of_a_projector_that_is_drawn() -> None:
+    # apollo_torch 1.0.3, random_projector.py:164: randn of rank by the shorter side, whatever the rank
+    apollo, galore = optimizer_named("apollo"), optimizer_named("galore")
+    assert apollo.matrix_states(11008, 4096, rank=128) == galore.matrix_states(11008, 4096, rank=128)
+    assert apollo.matrix_states(64, 4096, rank=128) == 2 * galore.matrix_states(64, 4096, rank=64)
+
+
+def test_adam_mini_keeps_half_of_adamw_of_every_weight() -> None:
+    # arXiv:2406.16793, table 1: memory of its states is that of AdamW less 99.9 % of the second moments
+    for mini, adamw in (("adam-mini", "adamw"), ("adam-mini-pure-bf16", "adamw-pure-bf16")):
+        one, other = optimizer_named(mini), optimizer_named(adamw)
+        assert (one.state_bytes, one.end_state_bytes) == (other.state_bytes / 2, other.end_state_bytes / 2)
+
+
 def test_adamw_with_bf16_states_moves_8_bytes_less_than_the_30_of_fp32_states() -> None:
     assert optimizer_named("adamw-bf16").moved_bytes == 30 - 8
 

@@ -358,6 +358,73 @@ def test_galore_of_llama_factory_is_read_with_its_rank_and_interval() -> None:
     assert layerwise.optimizer == "galore-8bit-bf16-layerwise"
 
 
+def test_apollo_of_llama_factory_is_read_with_its_rank_and_interval() -> None:
+    run = f"CUDA_VISIBLE_DEVICES=0 {GALORE.replace('galore', 'apollo')} --apollo_update_interval 500"
+    found = read(f"{run} --bf16\n")
+    work = found.workload
+    assert (work.optimizer, work.optimizer_rank, work.optimizer_interval) == ("apollo", 64, 500)
+    assert any("add optim: adamw_torch" in one for one in found.notes)  # trainer_utils.py:330
+    layerwise = read(f"{run} --optim adamw_torch --pure_bf16 --apollo_layerwise\n")
+    assert layerwise.workload.optimizer == "apollo-pure-bf16-layerwise"
+    assert not any("adamw_torch" in one for one in layerwise.notes)
+
+
+MINI = GALORE.replace("--use_galore --galore_rank 64", "--use_adam_mini")
+
+
+def test_adam_mini_of_llama_factory_is_read_on_replicas() -> None:
+    run = f"CUDA_VISIBLE_DEVICES=0,1 FORCE_TORCHRUN=1 {MINI}"
+    assert read(f"{run} --bf16\n").workload.optimizer == "adam-mini"
+    assert read(f"{run} --pure_bf16\n").workload.optimizer == "adam-mini-pure-bf16"
+    first = read(f"CUDA_VISIBLE_DEVICES=0 {MINI} --use_muon --bf16\n")  # trainer_utils.py:544
+    assert first.workload.optimizer == "adam-mini"
+    with pytest.raises(InvalidProblemError, match=r"use_adam_mini: .*replicas alone"):
+        read(f"{run} --bf16 --fsdp full_shard\n")
+
+
+BLOCKS = GALORE.replace("--use_galore --galore_rank 64", "--use_badam")
+
+
+def test_badam_of_llama_factory_is_read_as_training_the_first_layer() -> None:
+    # model/adapter.py:319: weights stay in bf16, whatever the arguments say
+    for words in ("", "--bf16", "--pure_bf16", "--optim adamw_torch_fused --badam_switch_mode random"):
+        found = read(f"CUDA_VISIBLE_DEVICES=0 {BLOCKS} {words}\n")
+        work = found.workload
+        assert (work.optimizer, work.trained_layers, work.precision) == ("badam", "0", "bf16")
+        assert any("time and memory are those of the first" in one for one in found.notes)
+
+
+def test_badam_under_zero_3_is_adam_of_the_first_layers_shards() -> None:
+    run = f"CUDA_VISIBLE_DEVICES=0,1 FORCE_TORCHRUN=1 {BLOCKS} --bf16 --deepspeed ds.json\n"
+
+    def read_at(stage: int) -> LaunchFile:
+        engine = f'{{"bf16": {{"enabled": true}}, "zero_optimization": {{"stage": {stage}}}}}'
+        return read_launch_files(Source(name="a.sh", text=run, files={"a.sh": run, "ds.json": engine}))
+
+    found = read_at(3)
+    assert (found.launcher, found.workload.optimizer) == ("deepspeed", "adamw")
+    assert found.workload.trained_layers == "0"
+    with pytest.raises(InvalidProblemError, match=r"use_badam: .*refuses several ranks"):
+        read_at(2)
+
+
+@pytest.mark.parametrize(
+    ("start", "words", "name", "why"),
+    [
+        ("0", "--badam_mode ratio", "badam_mode", "ratio is not supported with use_badam.*: layer"),
+        ("0", "--badam_switch_mode fixed", "badam_switch_mode", "fixed is not supported.*: ascending"),
+        ("0", "--optim adamw_bnb_8bit", "optim", "adamw_bnb_8bit is not supported.*: adamw_torch"),
+        ("0", "--use_apollo", "use_badam", "next to use_apollo"),
+        ("0,1", "", "use_badam", "several ranks without ZeRO-3"),
+    ],
+)
+def test_badam_that_is_not_priced_or_not_run_is_refused(
+    start: str, words: str, name: str, why: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{why}"):
+        read(f"CUDA_VISIBLE_DEVICES={start} FORCE_TORCHRUN=1 {BLOCKS} --bf16 {words}\n")
+
+
 MUON = GALORE.replace("--use_galore --galore_rank 64", "--use_muon")
 
 
@@ -397,6 +464,7 @@ def test_galore_of_both_parts_of_a_layer_is_that_of_all_linear_layers(targets: s
             "q_proj is not supported",
         ),
         ("CUDA_VISIBLE_DEVICES=0", "--bf16 --optim adafactor", "optim", "not supported with use_galore"),
+        ("CUDA_VISIBLE_DEVICES=0", "--bf16 --use_apollo", "use_apollo", "next to use_galore.*: false"),
     ],
 )
 def test_galore_that_is_not_priced_or_not_run_is_refused(
@@ -404,6 +472,21 @@ def test_galore_that_is_not_priced_or_not_run_is_refused(
 ) -> None:
     with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{why}"):
         read(f"{start} {GALORE} {words}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "why"),
+    [
+        ("--optim adamw_bnb_8bit", "optim", "not supported with use_apollo"),
+        ("--apollo_proj svd", "apollo_proj", "svd is not supported.*: random"),
+        ("--apollo_proj_type left", "apollo_proj_type", "left is not supported.*: std"),
+        ("--apollo_layerwise", "apollo_layerwise", "weights in fp32"),
+        ("--mixture_of_depths convert", "mixture_of_depths", "it stops"),
+    ],
+)
+def test_apollo_that_is_not_priced_or_not_run_is_refused(words: str, name: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{why}"):
+        read(f"CUDA_VISIBLE_DEVICES=0 {GALORE.replace('galore', 'apollo')} --bf16 {words}\n")
 
 
 def test_python_starts_one_process_of_llama_factory() -> None:

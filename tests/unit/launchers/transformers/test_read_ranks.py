@@ -415,9 +415,11 @@ TRAINERS = (
         ("--optim galore_adamw", "galore-pure-bf16"),
         ("--optim galore_adamw_8bit", "galore-8bit-bf16"),
         ("--optim galore_adamw_8bit_layerwise", "galore-8bit-bf16-layerwise"),
+        ("--optim apollo_adamw", "apollo-pure-bf16"),
+        ("--optim apollo_adamw_layerwise", "apollo-pure-bf16-layerwise"),
     ],
 )
-def test_galore_of_the_trainer_is_read_with_its_arguments(words: str, optimizer: str) -> None:
+def test_a_projection_of_the_trainer_is_read_with_its_arguments(words: str, optimizer: str) -> None:
     run = f"CUDA_VISIBLE_DEVICES=0 {TRAINERS} {words}"
     found = read(f"{run} --optim_args rank=64,update_proj_gap=500,scale=0.25\n")
     work = found.workload
@@ -432,10 +434,11 @@ def test_galore_of_the_trainer_is_read_with_its_arguments(words: str, optimizer:
         ("0", "--optim galore_adamw --optim_args rank=0", "optim_args", "rank = 0 is not a whole number"),
         ("0", f"--optim galore_adamw --optim_args rank={'9' * 5000}", "optim_args", "not a whole number"),
         ("0", "--optim galore_adamw --optim_args proj_type=left", "optim_args", "left is not supported"),
+        ("0", "--optim apollo_adamw --optim_args proj=svd", "optim_args", "svd is not supported"),
         ("0", "--optim galore_adafactor", "optim", '"galore_adafactor" is not supported'),
     ],
 )
-def test_galore_of_the_trainer_that_is_not_priced_is_refused(
+def test_a_projection_of_the_trainer_that_is_not_priced_is_refused(
     start: str, words: str, name: str, why: str
 ) -> None:
     with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{why}"):

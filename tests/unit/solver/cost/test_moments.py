@@ -39,6 +39,18 @@ def test_a_foreach_update_copies_second_moments_in_fp32_and_a_fused_one_nothing(
     assert foreach - fused == pytest.approx(4 * WEIGHTS)
 
 
+def test_adam_mini_makes_two_temporaries_of_its_largest_tensor() -> None:
+    def updated(optimizer: str) -> float:
+        problem = a_problem(UNTIED, cluster=ONE_GPU, seq_length=512, optimizer=optimizer)
+        found = predict(problem, a_profile(problem, "trl"), a_layout()).memory
+        assert found is not None
+        return found.moments_bytes["optimizer step"]
+
+    # 4 bytes less of each weight, and two copies of the embedding in fp32
+    saved = updated("adamw") - updated("adam-mini")
+    assert saved == pytest.approx(4 * WEIGHTS - 2 * 4 * ENDS)
+
+
 def test_gradients_of_one_micro_batch_come_as_activations_go() -> None:
     # of 512 tokens 4-byte gradients outweigh activations: the peak is the end of the backward pass, with
     # all of them; in Megatron's buffers they are there at the loss as well

@@ -43,6 +43,17 @@ def test_states_and_gradients_are_those_of_the_trained_layers_alone() -> None:
         assert trained > 0.0
 
 
+def test_badam_keeps_an_fp32_copy_and_moments_of_its_layer_and_gradients_in_bf16() -> None:
+    # badam 1.4, block_optim.py:515: 4 bytes of a copy and 8 of moments, next to bf16 weights and gradients
+    of_layer = LLAMA.layer_parameters("dense")
+    _, found, kinds = priced("0", optimizer="badam")
+    first = kinds.index("trained")
+    assert found.optimizer_bytes[0, first] == pytest.approx(12 * of_layer)
+    assert found.gradients_bytes[0, first] == pytest.approx(2 * of_layer)
+    assert found.weights_bytes[0, : len(kinds)] == pytest.approx([2 * of_layer] * 2)
+    assert found.optimizer_bytes[0].sum() == found.optimizer_bytes[0, first]
+
+
 def test_below_the_first_trained_layer_there_is_no_backward_pass_and_nothing_is_kept() -> None:
     _, found, kinds = priced("30-31")
     below, trained = kinds.index("below"), kinds.index("trained")

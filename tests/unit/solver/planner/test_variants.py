@@ -107,6 +107,12 @@ def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
         "galore-8bit-bf16",
         "galore-pure-bf16-layerwise",
         "galore-8bit-bf16-layerwise",
+        "apollo",
+        "apollo-pure-bf16",
+        "apollo-pure-bf16-layerwise",
+        "adam-mini",
+        "adam-mini-pure-bf16",
+        "badam",
         "muon",
         "muon-pure-bf16",
     }, "what their files name"
