@@ -116,10 +116,10 @@ def code_digest() -> str:
     """
     digest = hashlib.sha256()
     for room in (Path(profiles.__path__[0]), Path(solver.__path__[0])):
-        for file in sorted(room.rglob("*.*")):
+        for file in sorted(room.rglob("*.*"), key=str):
             if file.suffix not in _DECIDING:
                 continue
-            digest.update(str(file.relative_to(room)).encode())
+            digest.update(str(file).removeprefix(str(room)).encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -93,6 +93,7 @@ from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MOST_OUTER,
     Beyond,
+    OuterRowsOf,
     Space,
     empty_space,
     enumerate_space,
@@ -419,10 +420,12 @@ def _bounded(
     beyond = None
     if rivals.least_s is not None:
         beyond = Beyond(limit_s=found.frontier.limit_s, least_s=rivals.least_s)
-    enumerated = _enumeration(problem, wide=wide, beyond=beyond)
+    outer_rows: OuterRowsOf = {}
+    enumerated = _enumeration(problem, wide=wide, beyond=beyond, outer_rows=outer_rows)
     with (watch if is_large else first).cut():
         space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
-        return _of_whole(found, space, watch, first, known=known, wide=wide, beyond=beyond)
+        others = _enumeration(problem, wide=wide, few=space.every, beyond=beyond, outer_rows=outer_rows)
+        return _of_whole(found, space, watch, first, known=known, enumerated=others, beyond=beyond)
     return found
 
 
@@ -469,26 +472,27 @@ def _enumeration(
     wide: bool,
     few: bool | None = None,
     beyond: Beyond | None = None,
+    outer_rows: OuterRowsOf,
 ) -> Callable[..., Space]:
     """Return what enumerates the candidates that are searched: all, the usual ones, or as many as pay."""
     if wide:
-        return partial(enumerate_space, wide=True, beyond=beyond)
+        return partial(enumerate_space, wide=True, beyond=beyond, outer_rows=outer_rows)
     if problem.options.usual:
-        return partial(enumerate_space, beyond=beyond)
-    return partial(searched_space, few=few, beyond=beyond)
+        return partial(enumerate_space, beyond=beyond, outer_rows=outer_rows)
+    return partial(searched_space, few=few, beyond=beyond, outer_rows=outer_rows)
 
 
 def _joined(
-    found: AnswerInputs, space: Space, watch: Watch, *, wide: bool, beyond: Beyond | None
+    found: AnswerInputs, space: Space, watch: Watch, *, enumerated: Callable[..., Space]
 ) -> tuple[Space, Priced]:
     """Return the rows of a problem under all its switches, priced; those that have none are ``space``."""
-    enumerated = _enumeration(found.problem, wide=wide, few=space.every, beyond=beyond)
-    space_of = {same_rows(found.problem): space}
-    for other in found.others:
-        if (key := same_rows(other)) not in space_of:
-            space_of[key] = enumerated(other, legal_only=True, tick=partial(watch.report, "enumerating"))
     ways = (found.problem, *found.others)
-    spaces = [space_of[same_rows(way)] for way in ways]
+    keys = [same_rows(way) for way in ways]
+    space_of = {keys[0]: space}
+    for way, key in zip(ways, keys, strict=True):
+        if key not in space_of:
+            space_of[key] = enumerated(way, legal_only=True, tick=partial(watch.report, "enumerating"))
+    spaces = [space_of[key] for key in keys]
     crossed = [
         (way, own.rows) for way, own in zip(ways, spaces, strict=True) if isinstance(own.rows, Crossing)
     ]
@@ -520,7 +524,7 @@ def _of_whole(
     first: Watch,
     *,
     known: Sequence[Configuration],
-    wide: bool,
+    enumerated: Callable[..., Space],
     beyond: Beyond | None,
 ) -> AnswerInputs:
     """Return all legal rows, with the plans that are known; or a first plan if the time ends before."""
@@ -537,7 +541,7 @@ def _of_whole(
         has_plan = bool(found.frontier.ranked)
         if has_plan:  # it is reported before all rows are priced
             _interrupt(found.problem, watch, space, found.frontier, now=True)
-        joined, rows = _joined(found, space, watch, wide=wide, beyond=beyond)
+        joined, rows = _joined(found, space, watch, enumerated=enumerated)
         before = rows_of(joined.rows, known)
         if has_limit and before:
             found.frontier.limit_s = _limit_of_known_s(found.frontier, rows, before)

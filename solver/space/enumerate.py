@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from itertools import product
 
@@ -56,8 +56,9 @@ from meshwright.solver.problem import (
 )
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.factored import (
-    Block,
+    Chunkings,
     Crossing,
+    OuterRows,
     crossed,
     legal_rows,
     outer_legal,
@@ -225,16 +226,19 @@ class Beyond:
         return ~far
 
 
-def _blocks(
+def _outer_blocks(
     problem: Problem, num_gpus: int, *, wide: bool, others: set[int], beyond: Beyond | None = None
-) -> Iterator[Block]:
-    """Yield rows with their chunkings, except those of ``others``: batches that are enumerated apart."""
+) -> Iterator[tuple[list[int], Columns]]:
+    """Yield pipeline sizes and their one-chunk rows, without batches that are asked apart, ``others``."""
     for some, every in _plain_blocks(problem, num_gpus, wide=wide):
         plain = every.take(~is_one_of(every.global_batch_size, others)) if others else every
         plain = plain.take(beyond.near(plain)) if beyond else plain
         outer = widened(problem, plain, wide=wide)
-        outer = outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
-        yield outer, [(pp, chunkings_of(problem, pp)) for pp in some.tolist()]
+        yield some.tolist(), outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
+
+
+def _chunked(problem: Problem, sizes: Iterable[int]) -> list[Chunkings]:
+    return [(pp, chunkings_of(problem, pp)) for pp in sizes]
 
 
 def _plain_blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[IntArray, Columns]]:
@@ -307,22 +311,43 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
     batches = batch_sizes(problem)
     blocks = (
-        block
+        (own, some, outer)
         for batch in batches
-        for block in _blocks(
-            with_batch(problem, batch), num_gpus, wide=asked.wide, others={*batches} - {batch},
-            beyond=asked.beyond,
+        for own in (with_batch(problem, batch),)
+        for some, outer in _outer_blocks(
+            own, num_gpus, wide=asked.wide, others={*batches} - {batch}, beyond=asked.beyond
         )
-    )  # fmt: skip
+    )
     if asked.legal_only:
-        rows, refuted = legal_rows(rules, blocks, asked.tick)
+        key = num_gpus, asked.wide, asked.beyond is None, _of_outer_rows(problem, rules)
+        if key not in asked.outer_rows:
+            asked.outer_rows[key] = [
+                (own.workload.global_batch_size, some, OuterRows.of(rules, outer))
+                for own, some, outer in blocks
+            ]
+        legal = (
+            (outer, _chunked(with_batch(problem, batch), some))
+            for batch, some, outer in asked.outer_rows[key]
+        )
+        rows, refuted = legal_rows(rules, legal, asked.tick)
         rows = asked.beyond.without(rows) if asked.beyond else rows
         masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes
         return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
                      every=asked.wide)  # fmt: skip
-    columns = Columns.concatenate([crossed(*part) for block in blocks for part in parts_of(block)])
+    columns = Columns.concatenate(
+        [crossed(*part) for own, some, outer in blocks for part in parts_of(outer, _chunked(own, some))]
+    )
     masks = violation_masks(rules, columns)
     return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
+
+
+def _of_outer_rows(problem: Problem, rules: Sequence[Rule]) -> Hashable:
+    """Return what problems under several switches agree in that have the same legal outer rows."""
+    is_open = "offload" in problem.options.allow or "offload" in problem.options.named
+    return (
+        tuple((rule.name, rule.reason) for rule in rules if rule.reads != ("recompute",)),
+        tuple(problem.workload.framework_options.items()) if is_open else (),
+    )
 
 
 def passes_on_any_number(problem: Problem, *, wide: bool) -> Columns:
@@ -480,6 +505,11 @@ def fewer_gpus(problem: Problem, least: float) -> Iterator[int]:
             yield num_gpus
 
 
+# Legal outer rows by what they depend on, each with its batch and pipeline sizes: problems that differ in
+# recomputation alone share them.
+OuterRowsOf = dict[Hashable, list[tuple[int, list[int], OuterRows]]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     legal_only: bool = False
@@ -487,6 +517,7 @@ class _Asked:
     wide: bool = False
     whole_too_large: Callable[[], bool] = lambda: False  # all candidates; found out once
     beyond: Beyond | None = None
+    outer_rows: OuterRowsOf = field(default_factory=dict)
 
 
 def enumerate_space(
@@ -496,19 +527,23 @@ def enumerate_space(
     tick: Callable[[], object] = lambda: None,
     wide: bool = False,
     beyond: Beyond | None = None,
+    outer_rows: OuterRowsOf | None = None,
 ) -> Space:
     """Return all rows on all GPUs, or, if none is legal, on nearly as many as a legal row can use.
 
     Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks show why.
     ``legal_only`` counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile.
     ``wide`` adds candidates that are otherwise added where no row is legal without them. ``beyond`` is left
-    out.
+    out. ``outer_rows``: what the enumeration of the same problem under other switches has found.
 
     Raises:
         UnknownNameError: the launcher's limits are not known.
     """
     rules, counts = rules_of(problem), gpu_counts(problem)
-    asked = _Asked(legal_only, tick, wide, cache(partial(is_too_large, problem, wide=True)), beyond)
+    asked = _Asked(
+        legal_only, tick, wide, cache(partial(is_too_large, problem, wide=True)), beyond,
+        {} if outer_rows is None else outer_rows,
+    )  # fmt: skip
     whole = _of_counts(problem, counts, rules, asked)
     if problem.options.num_gpus and whole.num_legal:
         rows = whole.rows if isinstance(whole.rows, Columns) else whole.rows.outer
@@ -661,8 +696,8 @@ def likely_space(problem: Problem) -> Space:
         own = [with_batch(problem, batch) for batch in batch_sizes(problem)]
         blocks = (
             (
-                _likely(one, plain.take(outer_legal(rules, plain))),
-                [(pp, chunkings_of(one, pp)) for pp in some.tolist()],
+                OuterRows.of(rules, _likely(one, plain.take(outer_legal(rules, plain)))),
+                _chunked(one, some.tolist()),
             )
             for one in own[:_MOST_COUNTS]
             for some, plain in _plain_blocks(one, num_gpus, wide=False)
@@ -757,10 +792,10 @@ def _left_out_legal(
     if asked.beyond is None or asked.beyond.nearest_s == math.inf:
         return False
     return any(
-        len(legal_rows(rules, [block], asked.tick)[0])
+        len(legal_rows(rules, [(OuterRows.of(rules, outer), _chunked(own, some))], asked.tick)[0])
         for count in counts
-        for batch in batch_sizes(problem)
-        for block in _blocks(with_batch(problem, batch), count, wide=asked.wide, others=set())
+        for own in (with_batch(problem, batch) for batch in batch_sizes(problem))
+        for some, outer in _outer_blocks(own, count, wide=asked.wide, others=set())
     )
 
 
@@ -823,13 +858,7 @@ def same_rows(problem: Problem) -> Hashable:
     broken = np.logical_or.reduce(
         [np.zeros(len(kinds), dtype=np.bool_), *(rule.violated(rows) for rule in of_kinds)]
     )
-    is_open = "offload" in options.allow or "offload" in options.named
-    return (
-        tuple(kinds),
-        tuple(broken.tolist()),
-        tuple((rule.name, rule.reason) for rule in rules if rule.reads != ("recompute",)),
-        tuple(problem.workload.framework_options.items()) if is_open else (),
-    )
+    return tuple(kinds), tuple(broken.tolist()), _of_outer_rows(problem, rules)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -856,6 +885,7 @@ def searched_space(
     one_by_one: bool = False,
     few: bool | None = None,
     beyond: Beyond | None = None,
+    outer_rows: OuterRowsOf | None = None,
 ) -> Space:
     """Return the space that a search covers; ``Space.every``: whether of all candidates.
 
@@ -863,7 +893,9 @@ def searched_space(
     all candidates are few, if that is known.
     Other arguments and errors as ``enumerate_space``.
     """
-    enumerated = partial(enumerate_space, problem, legal_only=legal_only, tick=tick, beyond=beyond)
+    enumerated = partial(
+        enumerate_space, problem, legal_only=legal_only, tick=tick, beyond=beyond, outer_rows=outer_rows
+    )
     most, every = _most(problem, one_by_one), None
     if few is None:
         few = estimated_outer(problem, wide=True) <= LARGE_OUTER

@@ -35,7 +35,7 @@ from meshwright.solver.space.rule import OF_CHUNKS, Rule
 from meshwright.solver.space.rules import violation_masks
 
 Chunkings = tuple[int, IntArray]  # a pipeline size, and its rows of OF_CHUNKS
-Block = tuple[Columns, list[Chunkings]]  # rows with one chunk, by pipeline size, and the chunkings of each
+Block = tuple["OuterRows", list[Chunkings]]  # rows by pipeline size, and the chunkings of each size
 _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
 _CHUNKED = frozenset(OF_CHUNKS)
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
@@ -156,9 +156,23 @@ def crossed(outer: Columns, inner: IntArray) -> Columns:
     return Columns(**lines)
 
 
-def parts_of(block: Block) -> Iterator[tuple[Columns, IntArray]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterRows:
+    """Rows with one chunk, in the order of their pipeline sizes, that break no rule on themselves alone."""
+
+    legal: Columns
+    sizes: IntArray  # of pipelines, ascending, (s,)
+    counts: IntArray  # rows of each size, with those that break a rule, (s,)
+
+    @classmethod
+    def of(cls, rules: tuple[Rule, ...], outer: Columns) -> OuterRows:
+        """Return those of some rows, which are in that order."""
+        sizes, counts = np.unique(outer.pipeline_parallel_size, return_counts=True)
+        return cls(legal=outer.take(np.flatnonzero(outer_legal(rules, outer))), sizes=sizes, counts=counts)
+
+
+def parts_of(outer: Columns, every: Sequence[Chunkings]) -> Iterator[tuple[Columns, IntArray]]:
     """Yield the rows of each pipeline size of a block, and their chunkings."""
-    outer, every = block
     if len(every) == 1:
         yield outer, every[0][1]
         return
@@ -181,9 +195,10 @@ def legal_rows(
     left = [some for some in (together, *([one] for one in seeing if one.concerns is not None)) if some]
     parts, size = [Crossing.nothing()], 0
     for outer, every in blocks:
-        size += sum(len(some) * len(inner) for some, inner in parts_of((outer, every)))
-        kept = outer.take(np.flatnonzero(outer_legal(rules, outer)))
-        some = parts_of((kept, every))
+        chunkings = {pp: len(inner) for pp, inner in every}
+        counts = zip(outer.sizes.tolist(), outer.counts.tolist(), strict=True)
+        size += sum(count * chunkings[pp] for pp, count in counts)
+        some = parts_of(outer.legal, every)
         parts += [_legal_of(left, outer, inner, tick) for outer, inner in some if len(outer)]
     rows = Crossing.concatenate(parts)
     return rows, size - len(rows)
