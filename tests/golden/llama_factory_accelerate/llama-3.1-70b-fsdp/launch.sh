@@ -50,8 +50,8 @@ readonly PLAN_DECIDES=(
     gradient-accumulation-steps gradient-checkpointing load-in-4bit load-in-8bit lora-rank
     lora-target loraplus-lr-ratio neat-packing oft-block-size optim packing
     per-device-train-batch-size pref-loss pure-bf16 quantization-bit quantization-method ref-model
-    stage torch-compile upcast-layernorm use-badam use-dora use-galore use-llama-pro use-muon
-    use-unsloth
+    stage torch-compile upcast-layernorm use-adam-mini use-apollo use-asft-loss use-badam use-dora
+    use-galore use-llama-pro use-muon use-unsloth
 )
 plain_name() {
     REPLY="${1%%[= ]*}"
