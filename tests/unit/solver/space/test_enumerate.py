@@ -12,6 +12,7 @@ from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, RECOMPUTE, Co
 from meshwright.solver.problem import Problem
 from meshwright.solver.space import enumerate as enumerate_module
 from meshwright.solver.space.enumerate import (
+    OuterRowsOf,
     Space,
     _fewer_gpus,
     _most,
@@ -407,11 +408,30 @@ def test_all_candidates_are_searched_unless_the_usual_ones_are_many(
 )
 def test_likely_rows_are_a_few_legal_rows_of_those_that_are_enumerated(problem: Problem) -> None:
     likely, every = likely_space(problem), enumerate_space(problem, legal_only=True)
-
-    def rows(space: Space) -> set[tuple[int, ...]]:
-        columns = space.columns
-        return set(zip(*(getattr(columns, f.name).tolist() for f in fields(Columns)), strict=True))
-
-    assert rows(likely) <= rows(every)
+    assert {*rows_of(likely)} <= {*rows_of(every)}
     assert 0 < len(likely.rows) < len(every.rows) / 4
     assert not likely.whole
+
+
+def rows_of(space: Space) -> list[tuple[int, ...]]:
+    columns = space.columns
+    return list(zip(*(getattr(columns, f.name).tolist() for f in fields(Columns)), strict=True))
+
+
+@pytest.mark.parametrize("launcher", ["megatron-lm", "torchtitan"])
+@pytest.mark.parametrize("allow", [(), ("offload",)])
+def test_ways_that_recompute_unlike_share_outer_rows_and_have_their_own(
+    launcher: str, allow: tuple[str, ...]
+) -> None:
+    every = replace(a_problem(cluster=a_cluster(num_nodes=4), allow=allow), launcher=launcher)
+    ways = [
+        replace(every, options=replace(every.options, recompute_kinds=kinds))
+        for kinds in ((), ("full",), ("none", "selective"))
+    ]
+    shared: OuterRowsOf = {}
+    for way in ways:
+        alone, found = (enumerate_space(way, legal_only=True, outer_rows=known) for known in (None, shared))
+        assert rows_of(found) == rows_of(alone)
+        assert found.size == alone.size  # the illegal rows are counted by each way's own chunkings
+    assert len(shared) == 1
+    assert len({len(enumerate_space(way, legal_only=True).rows) for way in ways}) == len(ways)
