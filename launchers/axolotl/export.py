@@ -7,6 +7,7 @@ Names: Axolotl 0.19.0, utils/schemas (config.py, training.py, fsdp.py) and utils
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import ClassVar
 
 from meshwright.launchers.accelerate.export import accelerate_warnings, attention, mesh, tensor_packages
@@ -140,6 +141,13 @@ def _cuts_logits(target: Target) -> bool:
     return target.workload.framework_options.get("loss_kernel") == "cut"
 
 
+def _tiles(target: Target) -> Values:
+    """Return the tiles that each MLP cuts a rank's part of a sequence into, if they were priced."""
+    size = target.facts.mlp_tile_tokens
+    tokens = target.workload.seq_length / target.config.context_parallel_size
+    return {"tiled_mlp": True, "tiled_mlp_num_shards": ceil(tokens / size)} if size else {}
+
+
 def _predicts_masked(target: Target) -> bool:
     """Return whether the loss was priced of masked tokens, which are predicted from all others."""
     return target.workload.framework_options.get("loss_kernel") == "masked"
@@ -187,7 +195,7 @@ class AxolotlFiles(TrainerFiles):
         "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
         "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
         "precompute_ref_log_probs", "qat", "use_onebitllms", "gemma4_hybrid_attn_impl",
-        "unfrozen_parameters",
+        "unfrozen_parameters", "tiled_mlp", "tiled_mlp_num_shards",
     )  # fmt: skip
     # The two files become one; for a key in both the last would silently win.
     before = """\
@@ -219,6 +227,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             **({"rl": kind} if kind else {}),
             **_plugins(target),
             **_rounds(target),
+            **_tiles(target),
             **experts(target),
             **self.patched(target),
             **(_shards(target) if target.config.zero_stage else {}),
@@ -273,7 +282,9 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         cut = ("loss_kernel",) if _cuts_logits(target) or _predicts_masked(target) else ()
         ways = ("moe_dispatcher", *(("grouped_gemm",) if experts(target) else ()))
         rounds = ("fake_quantization", "fake_quantized_group") if _rounds(target) else ()
-        yield from accelerate_warnings(target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds))
+        yield from accelerate_warnings(
+            target, (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds, "mlp_tile_tokens")
+        )
         yield model_is_in_the_script(target)
         if target.config.zero_stage:
             yield (
