@@ -104,6 +104,7 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "bucket_bytes": (0.0, 1e12),
     "pipeline_batch": (0.0, 1e6),
     "offload_layers": (0.0, 1e4),
+    "mlp_tile_tokens": (0.0, 1e9),
     "optimizer_offload_fraction": (0.01, 1.0),
     "secondary_shard_size": (1.0, 1024.0),
     "sub_group_size": (1.0, 1e15),
@@ -119,6 +120,7 @@ _WHOLE = {
     "sub_group_size": "weights",
     "evaluation_batch_size": "samples",
     "offload_layers": "layers",
+    "mlp_tile_tokens": "tokens",
     "fake_quantized_group": "weights",
 }  # what a launch file counts
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
@@ -233,6 +235,9 @@ class FrameworkFacts:
     recompute_modules: str  # what selective recomputation replays, joined by +
     offload_modules: str  # modules with offloaded activations: all, or joined by +
     offload_layers: float  # layers with activations on the host; 0: all
+    # tokens of a sequence that an MLP computes at a time, which keeps its input alone and computes each of
+    # these tiles again in its backward pass; 0: all of them, once
+    mlp_tile_tokens: float
     optimizer_offload_fraction: float  # of the states that go to the host where optimizer states do
     super_offload: bool  # the host updates offloaded states under the backward pass
     cpu_update_interval: float  # steps between the host's updates of offloaded states, which run behind

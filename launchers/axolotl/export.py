@@ -7,6 +7,7 @@ Names: Axolotl 0.19.0, utils/schemas (config.py, training.py, fsdp.py) and utils
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import ceil
 from typing import ClassVar
 
 from meshwright.launchers.accelerate.export import (
@@ -145,6 +146,13 @@ def _cuts_logits(target: Target) -> bool:
     return target.workload.framework_options.get("loss_kernel") == "cut"
 
 
+def _tiles(target: Target) -> Values:
+    """Return the tiles that each MLP cuts a rank's part of a sequence into, if they were priced."""
+    size = target.facts.mlp_tile_tokens
+    tokens = target.workload.seq_length / target.config.context_parallel_size
+    return {"tiled_mlp": True, "tiled_mlp_num_shards": ceil(tokens / size)} if size else {}
+
+
 def _predicts_masked(target: Target) -> bool:
     """Return whether the loss was priced of masked tokens, which are predicted from all others."""
     return target.workload.framework_options.get("loss_kernel") == "masked"
@@ -192,7 +200,7 @@ class AxolotlFiles(TrainerFiles):
         "torch_compile", "context_parallel_size", "dp_replicate_size", "dp_shard_size", "fsdp_config",
         "fsdp_version", "tensor_parallel_size", "rl", "rl_adapter_ref_model", "reward_model",
         "precompute_ref_log_probs", "qat", "use_onebitllms", "gemma4_hybrid_attn_impl",
-        "unfrozen_parameters",
+        "unfrozen_parameters", "tiled_mlp", "tiled_mlp_num_shards",
     )  # fmt: skip
     # The two files become one; for a key in both the last would silently win.
     before = """\
@@ -224,6 +232,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             **({"rl": kind} if kind else {}),
             **_plugins(target),
             **_rounds(target),
+            **_tiles(target),
             **experts(target),
             **self.patched(target),
             **({"torch_compile": True} if compiles(target) else {}),
@@ -280,7 +289,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         ways = ("moe_dispatcher", *(("grouped_gemm",) if experts(target) else ()))
         rounds = ("fake_quantization", "fake_quantized_group") if _rounds(target) else ()
         fused = compiled_facts(target) if compiles(target) else ()
-        written = (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds, *fused)
+        written = (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds, *fused, "mlp_tile_tokens")
         yield from accelerate_warnings(target, written)
         yield model_is_in_the_script(target)
         if target.config.zero_stage:

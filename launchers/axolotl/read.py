@@ -682,6 +682,7 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
     if fields.raw(_COMPILES) == "auto" or fields.flag(_COMPILES):  # auto: on since torch 2.5.1
         found |= accelerate.COMPILED
+    found |= _tiles(fields, model)
     if cut:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_kernel": "cut"}
     if _denoises(fields):
@@ -689,6 +690,30 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
             fields.note(f"{_DENOISER} computes its own loss of whole logits: fused losses have no effect")
         found |= {"loss_kernel": "masked"}
     return found
+
+
+_TILES, _TILE_COUNT, _TILED_AS_IS = "tiled_mlp", "tiled_mlp_num_shards", "tiled_mlp_use_original_mlp"
+_TILE = 32_768  # tokens (0.18 monkeypatch/tiled_mlp/patch.py:67)
+
+
+def _tiles(fields: Fields, model: ModelSpec) -> Options:
+    """Return the tokens that an MLP computes at a time: ALST's tiles of a rank's part of a sequence."""
+    if not fields.flag(_TILES):
+        fields.take(_TILE_COUNT, _TILED_AS_IS)
+        return {}
+    unlike = model.moe or model.tower or model.layer_pattern
+    if unlike or fields.word("adapter", "") in _ADAPTERS:
+        fields.fault(
+            _TILES, "is priced of whole weights of dense language models", allowed="false", nearest="false"
+        )
+    if not fields.flag(_TILED_AS_IS, default=True):
+        fields.fault(_TILED_AS_IS, "a compiled MLP is not priced", allowed="true", nearest="true")
+    tokens = -(-fields.integer("sequence_len") // max(fields.integer("context_parallel_size", 1), 1))
+    count = fields.integer(_TILE_COUNT, -(-tokens // _TILE))
+    if count > tokens:
+        fields.fault(_TILE_COUNT, f"{count} is out of range", allowed=f"1 to {tokens}", nearest="1")
+        return {}
+    return {"mlp_tile_tokens": float(-(-tokens // count))}
 
 
 _COMPILES = "torch_compile"

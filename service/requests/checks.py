@@ -191,6 +191,7 @@ def check_limits(problem: Problem) -> None:
         _lengths,
         _images,
         _samples,
+        _tiles,
         _diffusion,
         _switches,
         _ranks,
@@ -336,6 +337,19 @@ def _whole_losses(problem: Problem) -> Iterator[FieldError]:
             allowed=allowed,
             nearest="whole",
             tip=tip or None,
+        )
+
+
+def _tiles(problem: Problem) -> Iterator[FieldError]:
+    """Check that MLPs in tiles are those of dense layers, whose whole weights are trained."""
+    work, model = problem.workload, problem.model
+    unlike = model.moe or model.tower or model.layer_pattern or work.language_frozen
+    if unlike and work.framework_options.get("mlp_tile_tokens"):
+        yield FieldError(
+            pointer="/workload/framework_options/mlp_tile_tokens",
+            message="MLPs in tiles are priced of whole weights of dense language models",
+            allowed="0",
+            nearest="0",
         )
 
 

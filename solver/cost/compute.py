@@ -21,6 +21,7 @@ from meshwright.solver.configuration import FloatArray, distinct
 from meshwright.solver.cost.context import Context, PassSeconds
 from meshwright.solver.cost.scan import scan
 from meshwright.solver.cost.scores import eager_scores
+from meshwright.solver.cost.tiles import summed_bytes
 
 # Operators are priced from the measured tables of the GPU, which show how far each shape misses the roof
 # of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
@@ -680,6 +681,17 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
         own = of_module.get(name)
         total = total + (own() if own else _forward_s(ctx, _REPLAYED[name](ctx, kind)))
     return np.where(ctx.selective, total, 0.0)
+
+
+def tiled_again_s(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Return the seconds by which an MLP in tiles prolongs a backward pass, (n,).
+
+    Each tile is computed again there, whether or not its layer is replayed as well (DeepSpeed 0.19
+    ``runtime/sequence_parallel/ulysses_sp.py:1063``).
+    """
+    if not ctx.facts.mlp_tile_tokens or kind != "dense" or ctx.below:
+        return np.zeros_like(ctx.t)
+    return _forward_s(ctx, _REPLAYED["mlp"](ctx, kind)) + summed_bytes(ctx) / ctx.hbm_bytes_per_s
 
 
 def replayed_products(ctx: Context, kind: LayerKind) -> list[Gemm]:

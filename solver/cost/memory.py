@@ -58,6 +58,7 @@ from meshwright.solver.cost.stages import (
     UPDATE,
     LayerLayout,
 )
+from meshwright.solver.cost.tiles import adds_apart, mlp_tiles, mlp_weights
 from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
@@ -402,7 +403,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if model.gate_width and model.mixes_tokens:  # the gate, and attention's output before it is gated
         gated = model.gate_width + model.num_attention_heads * model.v_head_dim
         inner = inner + ctx.tokens * 2.0 * gated / ctx.t
-    kept = outer + inner
+    kept = outer + inner - _of_tiles(ctx, kind)
     if ctx.adapts:
         kept = kept + adapter_kept_bytes(ctx, kind)
     if ctx.facts.fake_quantization != "none":
@@ -911,6 +912,8 @@ def _begun_bytes(
     if ctx.facts.separate_projections:
         passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
         into, back = (np.maximum.reduce([one[way] for one in passing]) for way in (0, 1))
+    if ctx.facts.mlp_tile_tokens:
+        into, back = _tile_bytes(ctx, layout, into, back)
     layers = [ctx.of(shape) for shape in layout.kinds]
     # an attention's backward pass comes after its MLP's
     back = np.maximum.reduce([back, *(passing_scores_bytes(one) for one in layers if not one.flash)])
@@ -922,7 +925,29 @@ def _begun_bytes(
     if ctx.facts.fake_quantization != "none":
         rounded = [fake_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
         begun = begun + np.maximum.reduce(rounded)
-    return ctx.full * into, begun
+    return np.where(ctx.facts.mlp_tile_tokens > 0.0, 1.0, ctx.full) * into, begun
+
+
+def _of_tiles(ctx: Context, kind: LayerKind) -> FloatArray | float:
+    """Return what an MLP in tiles does not save: all but its input (DeepSpeed 0.19 ulysses_sp.py:1001)."""
+    return _freed_bytes(ctx, kind, "mlp") if ctx.facts.mlp_tile_tokens else 0.0
+
+
+def _tile_bytes(
+    ctx: Context, layout: LayerLayout, into: FloatArray, back: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return what an MLP in tiles holds in a forward and a backward pass, beside its input, (n,) each.
+
+    Forward what operators of one tile hand on, next to the outputs of all tiles, which are joined (Axolotl
+    0.18 ``monkeypatch/tiled_mlp/base.py:249``). Backward all that a tile keeps and, without DeepSpeed, the
+    gradients of an MLP's weights that add up (:294), in their 2 bytes.
+    """
+    share = 1.0 / mlp_tiles(ctx)
+    layers = [ctx.of(one) for one in layout.kinds]
+    inner = [_of_tiles(own, one.kind) for own, one in zip(layers, layout.kinds, strict=True)]
+    sums = 2.0 * np.maximum.reduce([mlp_weights(own) for own in layers]) * adds_apart(ctx)
+    joined = 2.0 * ctx.tokens * ctx.model.hidden_size
+    return into * share + joined, (back + np.maximum.reduce(inner)) * share + sums
 
 
 def _page_bytes(ctx: Context) -> FloatArray:

@@ -50,6 +50,7 @@ from meshwright.solver.cost.compute import (
     memory_bound,
     products,
     replayed_s,
+    tiled_again_s,
 )
 from meshwright.solver.cost.context import (
     Context,
@@ -205,6 +206,7 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     again = np.zeros_like(ctx.t)
     if ctx.selective.any():
         again = replayed_s(ctx, kind, attention + uneven, experts)
+    again = again + tiled_again_s(ctx, kind)
     replayed = PassSeconds(forward=np.zeros_like(again), backward=again)
     busy = total(compute, uneven, tensor, rings, experts, replayed)
     floor_s = layer_floor_s(ctx, kind)
@@ -269,7 +271,7 @@ def _unreplayed_s(
     gathers and reductions under sequence parallelism; of one block the only one, or half.
     """
     unread = unread_products(ctx, kind)
-    if not unread:
+    if not unread or ctx.facts.mlp_tile_tokens:  # whose tiles end before what they read is saved
         return 0.0
     spared = gemm_seconds(ctx, unread, ctx.linear_precision).forward
     last = np.where(ctx.sequence_parallel, 0.5, 1.0) / ctx.model.num_blocks

@@ -46,7 +46,7 @@ NOT_OF_THE_STEP = {
     },
     "axolotl": {
         "export.quantize", "qlora_sharded_model_loading", "quantization.group_size",
-        "sample_packing_group_size", "shard", "tiled_mlp_num_shards", "fsdp_config.sharding_strategy",
+        "sample_packing_group_size", "shard", "fsdp_config.sharding_strategy",
     },
     "deepspeed": {
         "aio.intra_op_parallelism", "checkpoint.parallel_write", "data_parallel_group",

@@ -1122,3 +1122,66 @@ def test_a_plan_of_masked_tokens_is_written_and_read_again() -> None:
     found = read(own, Overrides(num_gpus=8), "axolotl.yaml")
     assert (found.configuration, found.model.causal) == (plan.config, False)
     assert found.workload.framework_options["loss_kernel"] == "masked"
+
+
+TILED = (
+    "base_model: NousResearch/Meta-Llama-3.1-8B\nsequence_len: 500_000\nsample_packing: true\n"
+    "micro_batch_size: 1\nbf16: auto\noptimizer: adamw_torch_fused\n"
+    "attn_implementation: flash_attention_2\ntiled_mlp: true\nfsdp_version: 2\n"
+    "fsdp_config: {reshard_after_forward: true}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [
+        # 62,500 tokens of a rank in tiles of at most 32,768: two (patch.py:67)
+        ("context_parallel_size: 8\n", 31_250),
+        # 500,000 in sixteen
+        ("", 31_250),
+        ("tiled_mlp_num_shards: 3\n", 166_667),
+    ],
+)
+def test_tiles_of_an_mlp_are_read(more: str, tokens: int) -> None:
+    found = read(TILED + more, Overrides(num_gpus=8), "alst.yaml")
+    assert found.workload.framework_options["mlp_tile_tokens"] == tokens
+    assert found.unread == ()
+    off = read(
+        TILED.replace("tiled_mlp: true", "tiled_mlp: false") + more, Overrides(num_gpus=8), "alst.yaml"
+    )
+    assert "mlp_tile_tokens" not in off.workload.framework_options
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("adapter: lora\nlora_r: 8\nlora_target_linear: true\n", "tiled_mlp: .* whole weights of dense"),
+        ("tiled_mlp_use_original_mlp: false\n", "tiled_mlp_use_original_mlp: .* compiled MLP"),
+        ("tiled_mlp_num_shards: 500001\n", "tiled_mlp_num_shards: .* 500001 is out of range"),
+    ],
+)
+def test_tiles_that_are_not_priced_are_refused(more: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read(TILED + more, Overrides(num_gpus=8), "alst.yaml")
+
+
+def test_a_plan_with_tiles_is_written_and_read_again() -> None:
+    problem = Problem(
+        model=find_model("llama-3.2-1b"),
+        cluster=find_cluster("dgx-h100", num_nodes=1),
+        workload=Workload(
+            global_batch_size=64, seq_length=65_536,
+            framework_options={"mlp_tile_tokens": 16_384.0, "attention_kernel": "flash2"},
+        ),
+        options=SearchOptions(top_k=1),
+        launcher="axolotl",
+    )  # fmt: skip
+    (plan,) = ask(problem, default_profile(problem.cluster, "axolotl")).plans
+    bundle = export(plan, problem, "axolotl")
+    count = 4 // plan.config.context_parallel_size
+    assert f"tiled_mlp_num_shards: {count}" in bundle.files["axolotl.yaml"]
+    assert not any("mlp_tile_tokens" in warning for warning in bundle.warnings)
+    own = f"{bundle.files['axolotl.yaml']}base_model: NousResearch/Llama-3.2-1B\n"
+    found = read(own, Overrides(num_gpus=8), "axolotl.yaml")
+    assert found.configuration == plan.config
+    assert found.workload.framework_options["mlp_tile_tokens"] == 16_384
