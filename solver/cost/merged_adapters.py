@@ -6,7 +6,7 @@ sum as the merged checkpoint stores it; its gradient passes straight through. By
 kernel.
 
 Experts have the backward pass of adapters that are added to outputs: it makes the inner product once more,
-and no part of the input's gradient, which has the same size (``_lora_backward_per_group``). Of a linear
+and no part of the input's gradient, of the same size (nvfp4_lora.py ``_lora_backward_per_group``). Of a linear
 layer autograd makes the whole weight's gradient.
 """
 
