@@ -6,8 +6,8 @@ sum as the merged checkpoint stores it; its gradient passes straight through. By
 kernel.
 
 Experts have the backward pass of adapters that are added to outputs: it makes the inner product once more,
-and no part of the input's gradient, of the same size (nvfp4_lora.py ``_lora_backward_per_group``). Of a linear
-layer autograd makes the whole weight's gradient.
+and no part of the input's gradient, which is as large. Of a linear layer autograd makes the whole weight's
+gradient.
 """
 
 from __future__ import annotations
