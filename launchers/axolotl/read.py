@@ -625,6 +625,7 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
     if fields.raw(_COMPILES) == "auto" or fields.flag(_COMPILES):  # auto: on since torch 2.5.1
         found |= accelerate.COMPILED
+        ranks.note_mode(fields)
     if cut:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_kernel": "cut"}
     return found
