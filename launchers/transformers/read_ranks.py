@@ -733,10 +733,8 @@ def compiles(fields: Fields) -> bool:
 def note_mode(fields: Fields) -> None:
     """Note a mode of torch.compile that times several products, or replays graphs (torch/_inductor)."""
     mode = str(fields.raw("torch_compile_mode") or "default").lower()
-    if mode != "default":
-        fields.note(
-            f"torch_compile_mode {mode}: priced as default, without timed choices or graphs"
-        )
+    if mode not in ("default", "auto"):
+        fields.note(f"torch_compile_mode {mode}: priced as default, without timed choices or graphs")
 
 
 def compiled_of(fields: Fields, launcher: str) -> Options:
