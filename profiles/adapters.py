@@ -457,7 +457,13 @@ def quantized_layers(model: ModelSpec, kind: LayerKind, *, experts: bool = False
     yield from single_layers(model, kind).values()
     if has_linear_experts(model):
         yield from _experts(model, kind).values()
-    elif experts and kind == "moe":
+    elif experts:
+        yield from stacked_experts(model, kind)
+
+
+def stacked_experts(model: ModelSpec, kind: LayerKind) -> Iterator[Matrix]:
+    """Yield the matrices of one layer's experts that lie in one tensor."""
+    if kind == "moe" and not has_linear_experts(model):
         yield from (one for one in model.layer(kind).matrices if one.experts)
 
 

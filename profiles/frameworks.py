@@ -47,10 +47,13 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
     "grouped_gemm": ("grouped", "multi_stream", "loop", "batched"),
     # inputs and weights of linear layers, rounded as they are to be served (quantisation-aware training)
-    "fake_quantization": ("none", "bf16-int4", "int8-int4", "fp8-int4", "fp8-fp8", "mxfp4", "int8-ternary"),
+    "fake_quantization": (
+        "none", "bf16-int4", "int8-int4", "fp8-int4", "fp8-fp8", "mxfp4", "int8-ternary", "nvfp4-merged",
+    ),
 }  # fmt: skip
 FOREACH = "foreach"  # of optimizer_kernel
 TERNARY = "int8-ternary"  # of fake_quantization
+MERGED = "nvfp4-merged"  # of fake_quantization: sums of frozen weights and adapters
 FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
 # Options about experts alone: a model without them does nothing of the kind.
 EXPERT_OPTIONS = (

@@ -1,6 +1,7 @@
 """How frozen weights of few bits lie in memory, and what a product does to read them in 16 bits.
 
-Linear layers alone are stored so. Every format is one row of ``STORAGE``, with its source.
+Linear layers alone are stored so, or experts in one tensor alone. Every format is one row of ``STORAGE``,
+with its source.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 BasePrecision = Literal[
-    "bf16", "fp32", "int8", "nf4", "nf4-double", "gptq", "gptq-8bit", "awq", "aqlm"
+    "bf16", "fp32", "int8", "nf4", "nf4-double", "gptq", "gptq-8bit", "awq", "aqlm", "nvfp4"
 ]  # fmt: skip
 WHOLE_PRECISIONS = ("bf16", "fp32")  # of all weights; others are of linear layers alone
 
@@ -35,6 +36,7 @@ class Storage:
         cut: whether FSDP can cut its elements over ranks, and gather them as they lie; scales stay whole.
         stacked_bytes: moved for one weight of experts in one tensor, forward and backward, where that is
             not as for a layer's: a parametrisation makes all of them 16-bit, which the product saves.
+        of_experts: whether experts in one tensor alone are so, and linear layers are 16-bit.
     """
 
     bits: int
@@ -51,6 +53,7 @@ class Storage:
     checkpoint: bool = False
     cut: bool = False
     stacked_bytes: tuple[float, float] | None = None
+    of_experts: bool = False
 
     @property
     def cut_bytes(self) -> float:
@@ -116,6 +119,15 @@ STORAGE: Mapping[BasePrecision, Storage] = {
         bits=2, group=0, scale_bytes=2, table_bytes=2**16 * 8 * 2, moved_bytes=(2.25, 2.25), kernels=1,
         saves_input=True, checkpoint=True,
     ),
+    # ModelOpt's NVFP4 under Axolotl 0.19: torchao's ``NVFP4Tensor``, a scale of a byte for each 16 weights
+    # and one in fp32 for each expert. Linear layers that a checkpoint has so are loaded in bf16
+    # (integrations/kernels/libs/scattermoe_lora/nvfp4_weight_converter.py:318). SonicMoE makes all experts
+    # 16-bit before the grouped products, which save them (libs/sonicmoe/nvfp4_lora.py
+    # ``grouped_moe_reference_forward``; triton_nvfp4.py ``_dequant_kernel``: 9 bits read, 16 written).
+    "nvfp4": Storage(
+        bits=4, group=16, scale_bytes=1, table_bytes=4, moved_bytes=(2.5 + 1.0 / 16.0, 0.0), kernels=1,
+        keeps_whole=True, checkpoint=True, of_experts=True,
+    ),
 }  # fmt: skip
 
 
@@ -128,6 +140,12 @@ def is_checkpoints(precision: BasePrecision) -> bool:
     """Return whether only a published checkpoint has weights of a precision."""
     storage = STORAGE.get(precision)
     return storage is not None and storage.checkpoint
+
+
+def is_of_experts(precision: BasePrecision) -> bool:
+    """Return whether experts in one tensor alone are of few bits, and linear layers are not."""
+    storage = STORAGE.get(precision)
+    return storage is not None and storage.of_experts
 
 
 def is_cut(precision: BasePrecision) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from meshwright.profiles.storage import STORAGE, BasePrecision
+from meshwright.profiles.storage import STORAGE, BasePrecision, is_of_experts
 
 StoredAs = Literal[
     "", "fp8", "mxfp4", "nvfp4", "compressed-tensors", "bnb-4bit", "bnb-8bit", "gptq", "gptq-8bit", "awq",
@@ -31,11 +31,11 @@ class StoredKind:
 
 
 # GPTQ, AWQ and others have no ``_dequantize`` (quantizers/base.py:253); pre-quantised NVFP4 is not loaded
-# at all (quantizers/quantizer_nvfp4.py), nor is ModelOpt's own form.
+# at all (quantizers/quantizer_nvfp4.py), nor is ModelOpt's own form, which Axolotl reads itself.
 STORED: Mapping[StoredAs, StoredKind] = {
     "fp8": StoredKind(words="fp8", dequantize="FineGrainedFP8Config(dequantize=True)"),
     "mxfp4": StoredKind(words="mxfp4", dequantize="Mxfp4Config(dequantize=True)"),
-    "nvfp4": StoredKind(words="nvfp4"),
+    "nvfp4": StoredKind(words="nvfp4", base=("nvfp4",)),  # experts alone, under Axolotl's kernels
     "compressed-tensors": StoredKind(
         words="compressed tensors", dequantize="CompressedTensorsConfig(dequantize=True)"
     ),
@@ -125,6 +125,7 @@ def _states(stated: Mapping[str, object], sizes: Mapping[str, int]) -> bool:
 
 
 def checkpoint_base(stored: StoredAs) -> BasePrecision | None:
-    """Return the precision of frozen weights that only a checkpoint has: as loaded, not quantised then."""
+    """Return the precision of frozen weights that only a checkpoint has: as transformers loads them."""
     kind = STORED.get(stored)
-    return next((one for one in kind.base if STORAGE[one].checkpoint), None) if kind else None
+    its = (one for one in kind.base if STORAGE[one].checkpoint and not is_of_experts(one)) if kind else ()
+    return next(iter(its), None)

@@ -19,7 +19,7 @@ from meshwright.launchers.templates import filled
 from meshwright.profiles.adapters import class_targets, names_every, parted
 from meshwright.profiles.attention import AUTO, HYBRID, implementation, runnable
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.frameworks import FOREACH
+from meshwright.profiles.frameworks import FOREACH, MERGED
 from meshwright.profiles.optimizers import optimizer_named
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import STORAGE, WHOLE_PRECISIONS, is_checkpoints
@@ -305,6 +305,7 @@ _LOADED = {  # transformers' names for the types of a frozen model
         "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True)"
     ),
     **{base: f"a checkpoint that is stored in {base}" for base in STORAGE if is_checkpoints(base)},
+    "nvfp4": "a checkpoint that is stored in nvfp4, by Axolotl 0.19 (KernelsPlugin, use_sonicmoe: true)",
 }  # fmt: skip
 
 
@@ -325,6 +326,8 @@ def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
         f"target_modules={targets}{apart}{whole}) on the model, frozen and loaded with "
         f"{_LOADED[workload.base_precision]}"
     )
+    if workload.framework_options.get("fake_quantization") == MERGED:
+        yield "the script must train adapters as they will be merged: Axolotl's nvfp4_merge_aware: true"
 
 
 def ddp_bucket(target: Target) -> dict[str, object]:

@@ -17,6 +17,8 @@ from meshwright.launchers.axolotl.read_experts import (
     SIZE,
     expert_ranks,
     experts_options,
+    merged_options,
+    packed_base,
     require_ranks_of_experts,
 )
 from meshwright.launchers.export import bucket_option
@@ -130,6 +132,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             **_kernels(fields, known.model()),
             **_of_adapters(fields, tuned),
             **_fake_quantisers(fields, tuned),
+            **merged_options(fields, tuned),
             **ranks.evaluation_of(fields),
         },
         **tuned,
@@ -150,7 +153,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
 
 def _take_model(fields: Fields, known: Known) -> None:
     """Take the named model as Axolotl loads it."""
-    take_model(fields, known, _MODEL, frozen=True)
+    take_model(fields, known, _MODEL, frozen=True, packed=True)
     if fields.raw(_PROCESSOR):  # before adapters, which may be of the tower's layers
         require_tower(known.model(), _PROCESSOR)
     model = with_layers_apart(fields, _with_listed_experts(fields, known.model()))
@@ -440,7 +443,7 @@ def _stored(fields: Fields, model: ModelSpec, kind: str) -> dict[str, Any]:
 
     ``gptq`` has to agree with the checkpoint (loaders/utils.py:116), which is loaded as it is without it.
     """
-    base = stored_base(fields, model, int(kind in _ADAPTERS))
+    base = packed_base(fields, model, kind) or stored_base(fields, model, int(kind in _ADAPTERS))
     if fields.flag(_GPTQ) and not str(base).startswith(_GPTQ):
         fields.fault(_GPTQ, f"its trainer refuses it: {model.title} is not stored in GPTQ", allowed="false")
     if base is None:
@@ -682,6 +685,7 @@ def _kernels(fields: Fields, model: ModelSpec) -> Options:
     found |= {option: True for name, option in _PATCHES.items() if fields.flag(name)}
     if fields.raw(_COMPILES) == "auto" or fields.flag(_COMPILES):  # auto: on since torch 2.5.1
         found |= accelerate.COMPILED
+        ranks.note_mode(fields)
     found |= _tiles(fields, model)
     if cut:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_kernel": "cut"}

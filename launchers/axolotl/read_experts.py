@@ -1,6 +1,7 @@
-"""Axolotl's expert ranks: DeepEP carries tokens, and FSDP2 shards experts over the other ranks of the mesh.
+"""Axolotl's experts: ranks that share them, and checkpoints that have them in 4 bits.
 
-Axolotl 0.19.0, integrations/expert_parallel (plugin.py, shard.py, experts_fn.py, buffer.py),
+DeepEP carries tokens, and FSDP2 shards experts over the other ranks of the mesh. Axolotl 0.19.0,
+integrations/expert_parallel (plugin.py, shard.py, experts_fn.py, buffer.py),
 monkeypatch/accelerate (parallelism_config.py:56, fsdp2.py:702) and utils/distributed.py:332.
 """
 
@@ -11,9 +12,9 @@ from typing import Any
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
-from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.frameworks import MERGED, framework_facts
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.storage import is_packed
+from meshwright.profiles.storage import BasePrecision, is_of_experts, is_packed
 from meshwright.solver.configuration import Configuration
 
 SIZE = "expert_parallel_size"
@@ -88,3 +89,63 @@ def experts_options(fields: Fields, found: Configuration, tuned: Mapping[str, An
         options["grouped_gemm"] = "grouped"
     fields.stop()
     return options
+
+
+_SONIC, _MERGES, _STARTS = "use_sonicmoe", "nvfp4_merge_aware", "nvfp4_merge_aware_start_step"
+_KERNELS = "kernelsplugin"
+# integrations/kernels/args.py:113: they multiply without the layers that round sums
+_FUSED = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+
+
+def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | None:
+    """Return the type of frozen experts that ModelOpt stored in NVFP4; None: the checkpoint is none of its.
+
+    0.19 integrations/kernels/adapters/nvfp4_moe.py; other layers of it are loaded in bf16.
+    """
+    if model.stored_as != "nvfp4":
+        return None
+    moe = model.moe
+    sonic = fields.flag(_SONIC) and _KERNELS in str(fields.raw("plugins") or "").lower()
+    faults = {
+        "is stored in NVFP4, of which experts in one tensor of a model without a tower are priced": (
+            moe is None or not moe.dispatched or model.tower is not None, "another model"
+        ),
+        "is stored in NVFP4, whose experts are priced under SonicMoE": (
+            not sonic, f"{_SONIC}: true with KernelsPlugin, not use_scattermoe"
+        ),
+        "is stored in NVFP4, whose weights are frozen": (kind != "lora", "adapter: lora"),
+    }  # fmt: skip
+    for why, (holds, allowed) in faults.items():
+        if holds:
+            fields.fault("base_model", why, allowed=allowed)
+            break
+    if not fields.flag(_MERGES):
+        fields.note("experts in NVFP4 are priced in 16 bits; Blackwell with HBM multiplies them in 4")
+    return "nvfp4"
+
+
+def merged_options(fields: Fields, tuned: Mapping[str, Any]) -> Options:
+    """Return whether adapters are trained as they will be merged into weights in NVFP4.
+
+    0.19 integrations/kernels/args.py:98; docs/nvfp4_lora.qmd: under FSDP a rank has no grid to round to.
+    """
+    if not fields.flag(_MERGES):
+        return {}
+    fused = next((name for name in _FUSED if fields.flag(name)), "")
+    if not fields.flag(_SONIC) or fused:
+        fields.fault(
+            _MERGES,
+            f"its trainer refuses it {f'next to {fused}' if fused else f'without {_SONIC}'}",
+            allowed="false",
+            nearest="false",
+        )
+    if not is_of_experts(tuned.get("base_precision", "bf16")):
+        fields.note(f"{_MERGES} does nothing: the checkpoint's experts are not in NVFP4")
+        return {}
+    if fields.raw(_STARTS):
+        fields.note(f"steps before {_STARTS} round nothing, and are shorter than predicted")
+    fields.note(
+        f"{_MERGES}: assuming that the checkpoint has all adapted linear layers in NVFP4, too, as "
+        "Qwen3-30B-A3B-NVFP4 has those of attention; sums of others are not rounded"
+    )
+    return {"fake_quantization": MERGED}

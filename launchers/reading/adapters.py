@@ -479,13 +479,15 @@ def stored_as_qlora(fields: Fields) -> str:
     return next(stored, "")
 
 
-def refuse_stored(fields: Fields, name: str, *, frozen: bool = False) -> None:
+def refuse_stored(fields: Fields, name: str, *, frozen: bool = False, packed: bool = False) -> None:
     """Record a fault for a model with a name that states a quantised checkpoint.
 
-    ``frozen``: the trainer loads GPTQ, AWQ and AQLM as the base of adapters (``stored_base``).
+    ``frozen``: the trainer loads GPTQ, AWQ and AQLM as the base of adapters (``stored_base``). ``packed``:
+    it loads experts in NVFP4 so, too.
     """
     text = str(fields.raw(name) or "")
-    if frozen and checkpoint_base(stored_in_name(text)):
+    stored = stored_in_name(text)
+    if (frozen and checkpoint_base(stored)) or (packed and stored == "nvfp4"):
         return
     if _STORED.search(_STORED_AS_QLORA.sub("", text)):
         fields.fault(name, f"{shown(text)} is stored quantised: such a model {_WHY}")

@@ -744,8 +744,16 @@ def compiles(fields: Fields) -> bool:
     return fields.flag("torch_compile") or any(named)
 
 
+def note_mode(fields: Fields) -> None:
+    """Note a mode of torch.compile that times several products, or replays graphs (torch/_inductor)."""
+    mode = str(fields.raw("torch_compile_mode") or "default").lower()
+    if mode not in ("default", "auto"):
+        fields.note(f"torch_compile_mode {mode}: priced as default, without timed choices or graphs")
+
+
 def compiled_of(fields: Fields, launcher: str) -> Options:
     """Return the options of operators that torch.compile fuses, where the launcher's run one by one."""
+    note_mode(fields)
     own = framework_facts(framework_of(launcher)).elementwise_fused
     return dict(accelerate.COMPILED) if compiles(fields) and not own else {}
 

@@ -307,9 +307,11 @@ def _unread_preferences() -> tuple[str, ...]:
     return tuple(name for name in preferences() if name not in flags_of("trl"))
 
 
-def take_model(fields: Fields, known: Known, name: str, *, frozen: bool = False) -> None:
-    """Take the model that the file names if none is supplied; ``frozen``: as ``refuse_stored``."""
-    refuse_stored(fields, name, frozen=frozen)
+def take_model(
+    fields: Fields, known: Known, name: str, *, frozen: bool = False, packed: bool = False
+) -> None:
+    """Take the model that the file names if none is supplied; arguments as ``refuse_stored``."""
+    refuse_stored(fields, name, frozen=frozen, packed=packed)
     if fields.has(name):
         named = Word(str(fields.raw(name)), fields.place(name)[1])
         known.overrides = replace(known.overrides, model=known.model(named))

@@ -378,11 +378,12 @@ FIELDS = (
         sparse=True,
         about="storage of the frozen weights, if lora_rank > 0: bf16 or fp32 for all, or int8 or nf4 "
         "for linear layers as in bitsandbytes (LLM.int8, QLoRA). nf4-double also quantizes nf4's "
-        "scales. gptq, gptq-8bit, awq and aqlm are those of a checkpoint that is stored so",
+        "scales. gptq, gptq-8bit, awq and aqlm are those of a checkpoint that is stored so, and nvfp4 "
+        "that of its experts alone (Axolotl's SonicMoE)",
         option=Option(
             group=MODEL,
             help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA), or as a "
-            "checkpoint is stored: gptq, gptq-8bit, awq, aqlm.",
+            "checkpoint is stored: gptq, gptq-8bit, awq, aqlm, nvfp4.",
         ),
         question=FormQuestion(
             part="first",

@@ -17,6 +17,7 @@ from meshwright.profiles.model import LayerKind
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
+from meshwright.profiles.storage import is_of_experts
 from meshwright.solver.configuration import FloatArray, distinct
 from meshwright.solver.cost.context import Context, PassSeconds
 from meshwright.solver.cost.scan import scan
@@ -320,7 +321,9 @@ def wraps_experts(ctx: Context, kind: LayerKind) -> bool:
     pass: the gradient of that sum is one of all their weights (peft 0.21 ``tuners/lora/layer.py``,
     ``ParamWrapper``).
     """
-    if not (ctx.frozen and kind == "moe" and ctx.facts.separate_projections and ctx.facts.wraps_experts):
+    packed = is_of_experts(ctx.held_precision)  # no operator of torchao's adds to them
+    wraps = ctx.facts.separate_projections and ctx.facts.wraps_experts and not packed
+    if not (ctx.frozen and kind == "moe" and wraps):
         return False
     return any(one.experts for one in adapted_layers(ctx.model, kind, ctx.workload.lora_targets))
 

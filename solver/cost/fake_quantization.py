@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.profiles.frameworks import MERGED
 from meshwright.profiles.model import LayerKind
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import products
@@ -88,6 +89,7 @@ _SCHEMES: Mapping[str, tuple[_Quantizer | None, _Quantizer | None]] = {
     "fp8-fp8": (_FP8, _FP8),
     "mxfp4": (_MXFP4, _MXFP4),
     "int8-ternary": (_TRITON, _TERNARY),
+    MERGED: (None, None),  # of adapters alone (``merged_adapters``)
 }
 
 

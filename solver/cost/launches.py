@@ -102,6 +102,7 @@ _GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``in
 # What else the host does for them, sorting above all: few tokens take 1.78 ms on an H100's host, as 99
 # calls do (benchmarks/data/experts.jsonl: 32 experts of 4,096 tokens, grouped or copied for each token).
 _GROUPED_VIEWS = 99.0 - _GROUPED_EXPERTS
+_STACKED = 2.0  # tensors of all experts: gate and up, and down
 _LOOP, _LOOPED_EXPERT = 18.0, 17.0  # router and masks; each expert finds, reads, multiplies and adds tokens
 _SINGLE_BACKWARD, _FROZEN_BACKWARD = 1.85, 1.54  # of the forward pass's calls; without weight gradients
 # Issuing a checkpointed layer's forward pass again over issuing it first: hooks of every saved tensor
@@ -181,7 +182,10 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
         each = (_ROTATION, _ROTATION_CASTS) if ctx.facts.oft else (_ADAPTER, _ADAPTER_CASTS)
         number = number + adapters * (each[0] + each[1] * ctx.facts.autocasts + normed)
         storage = storage_of(ctx.held_precision)
-        number = number + matrices * (0.0 if storage is None else storage.kernels)
+        if storage is not None:
+            number = number + storage.kernels * (
+                _STACKED * (kind == "moe") if storage.of_experts else matrices
+            )
     if model.mixes_tokens:
         rotary = _ROTARY + single * (_SINGLE_ROTARY - _ROTARY)
         number = number + _core_kernels(ctx) + (rotary + _ROTATED * wide) * model.has_rotary_positions

@@ -33,6 +33,7 @@ from meshwright.solver.cost.fake_quantization import (
 )
 from meshwright.solver.cost.losses import loss_bytes
 from meshwright.solver.cost.low_rank import low_rank
+from meshwright.solver.cost.merged_adapters import merged_kept_bytes, merged_workspace_bytes
 from meshwright.solver.cost.paging import trained_tensors
 from meshwright.solver.cost.parameters import (
     Weights,
@@ -407,7 +408,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if ctx.adapts:
         kept = kept + adapter_kept_bytes(ctx, kind)
     if ctx.facts.fake_quantization != "none":
-        kept = kept + fake_kept_bytes(ctx, kind)
+        kept = kept + fake_kept_bytes(ctx, kind) + merged_kept_bytes(ctx, kind)
     if ctx.selective.any():
         freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
         left = np.maximum(kept - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
@@ -923,7 +924,11 @@ def _begun_bytes(
         norms = [norm_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
         begun = begun + np.maximum.reduce(norms)
     if ctx.facts.fake_quantization != "none":
-        rounded = [fake_workspace_bytes(ctx.of(one), one.kind) for one in layout.kinds]
+        rounded = [
+            made(ctx.of(one), one.kind)
+            for one in layout.kinds
+            for made in (fake_workspace_bytes, merged_workspace_bytes)
+        ]
         begun = begun + np.maximum.reduce(rounded)
     return np.where(ctx.facts.mlp_tile_tokens > 0.0, 1.0, ctx.full) * into, begun
 

@@ -24,10 +24,11 @@ from meshwright.profiles.adapters import (
     quantized_layers,
     scale_bytes,
     single_layers,
+    stacked_experts,
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
-from meshwright.profiles.storage import WHOLE_PRECISIONS, is_cut, is_packed, storage_of
+from meshwright.profiles.storage import WHOLE_PRECISIONS, is_cut, is_of_experts, is_packed, storage_of
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.profiles.trained_layers import TRAINED
 from meshwright.solver.configuration import FloatArray
@@ -244,7 +245,8 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
 # backward pass, their input gradient. Adapters are split over tp as their layers are.
 
 
-def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
+def adapted_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """Return the frozen product of each adapted layer, in the order of ``adapted_layers``."""
     gemms, moe = [], ctx.model.moe
     for layer in adapted_layers(ctx.model, kind, ctx.workload.lora_targets):
         tensor = ctx.et if layer.experts else ctx.t
@@ -277,6 +279,8 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def _quantized(ctx: Context, kind: LayerKind) -> list[Matrix]:
+    if is_of_experts(ctx.held_precision):
+        return list(stacked_experts(ctx.model, kind))
     return list(quantized_layers(ctx.model, kind, experts=ctx.facts.quantizes_experts))
 
 
@@ -456,11 +460,11 @@ def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     if ctx.facts.oft:
         return [
             Gemm(m=g.m, n=g.k, k=float(size), count=g.count)
-            for g, size in zip(_adapted(ctx, kind), _block_sizes(ctx, kind), strict=True)
+            for g, size in zip(adapted_gemms(ctx, kind), _block_sizes(ctx, kind), strict=True)
         ]
     return [
         product
-        for g in _adapted(ctx, kind)
+        for g in adapted_gemms(ctx, kind)
         for product in (
             [Gemm(m=np.asarray(g.n + ctx.nothing.forward), n=g.k, k=rank, count=g.count, grouped=True)]
             if wraps and g.grouped
@@ -508,7 +512,7 @@ def _rotated(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray, Flo
     held = 2.0 * (storage is not None and storage.saves_input)
     forward, backward, kept = np.zeros_like(ctx.t), np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     wide, narrow = _ROTATED["fp32"], _ROTATED["bf16"]
-    for g, size in zip(_adapted(ctx, kind), _block_sizes(ctx, kind), strict=True):
+    for g, size in zip(adapted_gemms(ctx, kind), _block_sizes(ctx, kind), strict=True):
         read, numbers = g.m * g.k * g.count, g.k * size * g.count
         into, back = (
             np.where(ctx.wide_adapters, wide.moved[way], narrow.moved[way]) * read
@@ -522,7 +526,7 @@ def _rotated(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray, Flo
 
 def again_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """Return the frozen products of dropped inputs, which DoRA makes next to those of whole ones."""
-    return _adapted(ctx, kind) * (ctx.facts.dora and ctx.facts.adapter_dropout)
+    return adapted_gemms(ctx, kind) * (ctx.facts.dora and ctx.facts.adapter_dropout)
 
 
 # What DoRA adds to LoRA (Liu et al. 2024, arXiv:2402.09353): each forward pass multiplies the unit matrix
@@ -569,7 +573,7 @@ def norm_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     rank, fused = float(ctx.workload.lora_rank), _adapts_fused(ctx)
     return [
         thin
-        for g in _adapted(ctx, kind) * ctx.facts.dora
+        for g in adapted_gemms(ctx, kind) * ctx.facts.dora
         for thin in (
             *(
                 []
@@ -584,7 +588,7 @@ def norm_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
 def norm_workspace_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     """Return what the norm of the largest adapted matrix of a layer needs while it is made, shape (n,)."""
     peak, unit = _decomposed(ctx, "peak"), 2.0 * (not _adapts_fused(ctx))
-    each = [peak * g.n * g.k + unit * g.k * g.k for g in _adapted(ctx, kind) * ctx.facts.dora]
+    each = [peak * g.n * g.k + unit * g.k * g.k for g in adapted_gemms(ctx, kind) * ctx.facts.dora]
     return np.asarray(np.maximum.reduce([np.zeros_like(ctx.t), *each]))
 
 
@@ -599,7 +603,7 @@ def adapter_kept_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     own = np.maximum(ctx.wide_adapters.astype(np.float64), dropped)
     read = set[str]()
     for layer, g in zip(
-        adapted_layers(ctx.model, kind, ctx.workload.lora_targets), _adapted(ctx, kind), strict=True
+        adapted_layers(ctx.model, kind, ctx.workload.lora_targets), adapted_gemms(ctx, kind), strict=True
     ):
         rows = g.m * g.count
         alike = next((one for one in (ATTENTION_INPUT, MLP_INPUT, MLP_INNER) if layer.name in one), None)
@@ -630,7 +634,7 @@ def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray
         return _rotated(ctx, kind)[:2]
     dropped = _DROPPED * ctx.facts.adapter_dropout + _CAST * ctx.facts.autocasts
     forward, backward, wraps = np.zeros_like(ctx.t), np.zeros_like(ctx.t), wraps_experts(ctx, kind)
-    for g in _adapted(ctx, kind):
+    for g in adapted_gemms(ctx, kind):
         if wraps and g.grouped:  # each weight of B A, and of its sum with W
             weights = g.n * g.k * g.count
             forward, backward = forward + (_SCALED + _ADDED) * weights, backward + _SCALED * weights
@@ -678,7 +682,7 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
     kind: LayerKind = "moe" if part == "moe" else "dense"
     copies, rank = np.full_like(ctx.t, float(model.layer(kind).norms * norms)), ctx.workload.lora_rank
     dense = copies
-    for g, size in zip(_adapted(ctx, kind), _block_sizes(ctx, kind), strict=True):
+    for g, size in zip(adapted_gemms(ctx, kind), _block_sizes(ctx, kind), strict=True):
         low_rank = rank * (g.k + g.n) + g.n * ctx.facts.dora
         elements = (g.k * (size - 1) / 2.0 if ctx.facts.oft else low_rank) * g.count
         if g.grouped:

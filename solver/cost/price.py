@@ -86,11 +86,10 @@ from meshwright.solver.cost.memory import (
     spilled_s,
     state_bytes,
 )
+from meshwright.solver.cost.merged_adapters import adapter_moved_bytes, adapter_seconds
 from meshwright.solver.cost.parameters import (
     Part,
     Weights,
-    adapter_bytes,
-    adapter_gemms,
     again_gemms,
     converted_bytes,
     embedding_weights,
@@ -187,11 +186,11 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     pieces = [linear_seconds(ctx, kind), attention, memory_bound(ctx, kind)]
     pieces.append(_moved_s(ctx, cast_bytes(ctx, kind)))
     if ctx.frozen:
-        pieces.append(gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16"))
+        pieces.append(adapter_seconds(ctx, kind))
         pieces.append(gemm_seconds(ctx, again_gemms(ctx, kind), "bf16", trained=False))
         made = gemm_seconds(ctx, norm_gemms(ctx, kind), "bf16")
         pieces.append(replace(made, backward=np.zeros_like(made.backward)))
-        pieces.append(_moved_s(ctx, adapter_bytes(ctx, kind)))
+        pieces.append(_moved_s(ctx, adapter_moved_bytes(ctx, kind)))
     if ctx.facts.fake_quantization != "none":
         pieces.append(fake_quantized(ctx, kind))
     if ctx.held_precision != "bf16":

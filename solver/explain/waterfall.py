@@ -21,7 +21,7 @@ from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import core_attention, gemm_seconds, linear_seconds, products
 from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, Context, PassSeconds, is_offloaded
 from meshwright.solver.cost.evaluation import Evaluation, StageTable
-from meshwright.solver.cost.parameters import adapter_gemms
+from meshwright.solver.cost.merged_adapters import adapter_seconds
 from meshwright.solver.cost.pipelines import PricedPipelines
 from meshwright.solver.cost.price import (
     REFERENCE,
@@ -88,7 +88,7 @@ def _layer(ctx: Context, kind: LayerKind) -> tuple[PassSeconds, PassSeconds]:
     """Return products and attention of one layer, as ``cost.price`` adds them up."""
     gemm = linear_seconds(ctx, kind)
     if ctx.frozen:
-        gemm = gemm + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
+        gemm = gemm + adapter_seconds(ctx, kind)
     gemm, core = as_far(ctx, gemm, core_attention(ctx))
     return gemm, core
 

@@ -38,11 +38,18 @@ from meshwright.profiles.capabilities import (
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.frameworks import FORMATS, TERNARY, FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.frameworks import (
+    FORMATS,
+    MERGED,
+    TERNARY,
+    FrameworkFacts,
+    framework_facts,
+    with_options,
+)
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.profile import framework_of
-from meshwright.profiles.storage import WHOLE_PRECISIONS, is_checkpoints
+from meshwright.profiles.storage import WHOLE_PRECISIONS, BasePrecision, is_checkpoints, is_of_experts
 from meshwright.profiles.stored import STORED
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
@@ -236,6 +243,13 @@ def _beyond_checkpoints(model: ModelSpec) -> str:
     return "experts" if model.moe else "images" if model.tower else ""
 
 
+def _is_predicted(model: ModelSpec, base: BasePrecision) -> bool:
+    """Return whether frozen weights of a precision are predicted of a model."""
+    if is_of_experts(base):
+        return model.moe is not None and model.moe.dispatched and model.tower is None
+    return not (is_checkpoints(base) and _beyond_checkpoints(model))
+
+
 def _checkpoint_faults(problem: Problem) -> Iterator[FieldError]:
     """Yield what does not go with a base that only a quantised checkpoint has.
 
@@ -245,9 +259,11 @@ def _checkpoint_faults(problem: Problem) -> Iterator[FieldError]:
     base, model = problem.workload.base_precision, problem.model
     if not (problem.workload.lora_rank and is_checkpoints(base)):
         return
+    if is_of_experts(base):
+        yield from _packed_experts_faults(problem)
     lacking = {
         "/workload/framework_options/dora": problem.workload.framework_options.get("dora") and "DoRA",
-        "/workload/base_precision": _beyond_checkpoints(model),
+        "/workload/base_precision": "" if is_of_experts(base) else _beyond_checkpoints(model),
     }
     for path, what in lacking.items():
         if what:
@@ -257,6 +273,42 @@ def _checkpoint_faults(problem: Problem) -> Iterator[FieldError]:
                 allowed="false" if what == "DoRA" else "bf16",
                 nearest="false" if what == "DoRA" else "bf16",
             )
+
+
+def _packed_experts_faults(problem: Problem) -> Iterator[FieldError]:
+    """Yield models and GPUs on which experts in NVFP4 are not multiplied, or not as priced: in 16 bits.
+
+    Axolotl 0.19, integrations/kernels: plugin.py:29 (SonicMoE), libs/sonicmoe/fp4_cute.py:57 (Blackwell
+    with HBM), nvfp4_lora.py ``grouped_moe_reference_forward`` (in 16 bits for adapters that are merged).
+    """
+    work, model = problem.workload, problem.model
+    merged = work.framework_options.get("fake_quantization") == MERGED
+    if not _is_predicted(model, work.base_precision):
+        yield FieldError(
+            pointer="/workload/base_precision",
+            message=f"{work.base_precision} is of experts in one tensor, in models without a vision tower; "
+            f"{model.title} is no such model",
+            allowed="bf16, or a model like qwen3-30b-a3b",
+            nearest="bf16",
+        )
+    for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values():
+        if gpu.architecture not in _SONIC:
+            yield FieldError(
+                pointer="/cluster",
+                message=f"SonicMoE, which multiplies experts in {work.base_precision}, doesn't run on "
+                f"{gpu.display_name}",
+                allowed="GPUs of Hopper or Blackwell, or --base-precision bf16",
+            )
+        elif gpu.generation == "blackwell" and not merged:
+            yield FieldError(
+                pointer="/workload/base_precision",
+                message=f"on {gpu.display_name} SonicMoE multiplies experts in 4 bits, which is not priced",
+                allowed=f"bf16, or framework_options.fake_quantization: {MERGED}, which multiplies in 16",
+                nearest="bf16",
+            )
+
+
+_SONIC = ("hopper", "blackwell")
 
 
 def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -566,7 +618,7 @@ def stored_notes(problem: Problem) -> tuple[str, ...]:
         return (f"The plan freezes {named}: name it in the launch files",)
     if kind is None:
         return ()
-    own = next((one for one in kind.base if not (is_checkpoints(one) and _beyond_checkpoints(model))), "")
+    own = next((one for one in kind.base if _is_predicted(model, one)), "")
     start = "16-bit weights"
     start += f" (transformers: {kind.dequantize})" if kind.dequantize else " of the unquantized model"
     said = f"the weights of {model.title} are stored in {kind.words}"
@@ -575,7 +627,7 @@ def stored_notes(problem: Problem) -> tuple[str, ...]:
         few = f"--lora-rank 16 --base-precision {own or 'nf4'}"
         return (f"{said}{cannot}. The plan trains {start}. For QLoRA, add {few}",)
     if base in WHOLE_PRECISIONS:
-        lacking = f" with {_beyond_checkpoints(model)}" if kind.base else ""
+        lacking = f" with {_beyond_checkpoints(model)}" if kind.base and _beyond_checkpoints(model) else ""
         few = f". To freeze them as they are stored, add --base-precision {own}"
         few = few if own else f": adapters on {kind.words} can't be predicted{lacking}"
         return (f"{said}. The plan freezes {start}{few}",)
@@ -875,6 +927,15 @@ def fake_quantization_faults(problem: Problem) -> Iterator[FieldError]:
     word, group = options.get("fake_quantization", "none"), int(options.get("fake_quantized_group", 32))
     if word == "none":
         return
+    if word == MERGED:
+        if not (work.lora_rank and is_of_experts(work.base_precision)):
+            yield FieldError(
+                pointer=option,
+                message=f"{word} is of adapters on frozen weights in nvfp4",
+                allowed="none, or lora_rank and base_precision nvfp4",
+                nearest="none",
+            )
+        return
     widths = {
         matrix.inputs
         for shape in model.layer_shapes()
@@ -1110,6 +1171,8 @@ def constraints_of(problem: Problem, able: Capabilities) -> dict[str, str]:
             ("tensor_parallel_size == 1", "zero_stage <= 2")[: 1 if cuts_base(problem, able) else 2]
             * (base not in WHOLE_PRECISIONS),
         ),
+        # libs/sonicmoe/experts.py:205
+        (f"with {base} experts", ("expert_parallel_size == 1",) * is_of_experts(base)),
         *((f"with {fact}", texts) for fact, texts in constraints_of_model(model, able)),
         ("with biases of experts", ("expert_tensor_parallel_size == 1",) * biased),
         ("with inner outputs of the tower", list(_room_for_inner_outputs(problem, able))),

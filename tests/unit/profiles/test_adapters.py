@@ -142,6 +142,8 @@ def test_a_matrix_of_a_checkpoint_has_its_codes_scales_and_tables() -> None:
     assert base_bytes(layer, "awq") == weights // 2 + groups * 2 + groups // 2
     # 16 bits for 8 weights, 2 bytes for each output, and a codebook of 65536 vectors of 8
     assert base_bytes(layer, "aqlm") == weights // 4 + 2 * 1024 + 65536 * 8 * 2
+    # half a byte a weight, a byte for each 16, and one scale of 4 bytes
+    assert base_bytes(layer, "nvfp4") == weights // 2 + weights // 16 + 4
 
 
 def test_peft_adapts_every_linear_layer_but_mambas_output_and_routers_that_return_several_tensors() -> None:

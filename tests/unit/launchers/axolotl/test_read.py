@@ -335,11 +335,12 @@ def test_stages_of_a_recipe_mask_no_weight_so_that_the_plugin_costs_nothing() ->
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
-def test_modes_of_torchs_compiler_are_priced_as_its_default_which_others_list(mode: str) -> None:
+def test_modes_of_torchs_compiler_are_priced_as_its_default_with_a_note(mode: str) -> None:
     text = f"{AXOLOTL}flash_attention: true\ntorch_compile: true\ntorch_compile_mode: {mode}\n"
     found = read(text, Overrides(num_gpus=4), "a.yml")
     assert found.workload.framework_options["elementwise_fused"]
-    assert ("torch_compile_mode" in found.unread) is (mode != "default")
+    noted = any(note.startswith(f"torch_compile_mode {mode}: ") for note in found.notes)
+    assert (noted, found.unread) == (mode != "default", ())
 
 
 @pytest.mark.parametrize(
@@ -350,6 +351,7 @@ def test_modes_of_torchs_compiler_are_priced_as_its_default_which_others_list(mo
             "plugins: .*may change training",
         ),
         ("layer_offloading: true\n", "layer_offloading: .*weights on the host"),
+        ("torch_compile: true\ntorch_compile_mode: fast\n", "torch_compile_mode: .* default, reduce-ov"),
         (f"{MASKED}  recipe: recipe.yaml\n", "llmcompressor.recipe: .*its trainer refuses it"),
         (f"{MASKED}  save_compressed: true\n", "llmcompressor.recipe: .*its trainer refuses it"),
         (f"{MASKED}  recipe: {{modifiers: [a]}}\n", "llmcompressor.recipe: .*its trainer refuses it"),

@@ -729,6 +729,12 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
         ("Qwen/Qwen3-8B-AWQ", {"lora_rank": 16}, r"The plan freezes 16-bit .* add --base-precision awq$"),
         ("Qwen/Qwen3-8B-NVFP4", {"lora_rank": 16}, r"freezes 16-bit .* on nvfp4 can't be predicted"),
         (
+            "nvidia/Qwen3-30B-A3B-NVFP4",
+            {"lora_rank": 16},
+            r"stored in nvfp4. The plan freezes 16-bit .* add --base-precision nvfp4$",
+        ),
+        ("nvidia/Qwen3-30B-A3B-NVFP4", {"lora_rank": 16, "base_precision": "nvfp4"}, None),
+        (
             "Qwen/Qwen3-8B-FP8",
             {"lora_rank": 16, "base_precision": "nf4"},
             r"can't quantize a checkpoint twice",
