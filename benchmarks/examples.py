@@ -43,7 +43,7 @@ _GPUS = 8  # where neither the file nor the script that starts it states a numbe
 _RANKS = re.compile(
     rf"(\d+) does not divide {_GPUS}$|is (\d+) ranks; {_GPUS} start|starts (\d+) process(?:es)?;"
 )
-_ALONE = re.compile(r"refuses several (?:GPUs|ranks)")  # a file whose optimizer runs on one GPU
+_ALONE = re.compile(r"(?:refuses|supported with) several (?:GPUs|ranks)")  # a file for one GPU
 _SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".slurm", ".sbatch")
 _MOST_FILES = 8
 _NAMED = re.compile(r"[\w.\-]+\.(?:json|ya?ml|sh|py)\b")

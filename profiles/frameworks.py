@@ -291,6 +291,7 @@ class FrameworkFacts:
     fake_quantized_group: float  # weights with one scale, where those are of 4 bits
     pipeline_batch: float  # micro-batches after which a pipeline drains; 0: all of a step
     fp32_ends: bool  # without ZeRO embedding, head and norms are fp32 next to matrices of bf16 alone
+    redraws_layers: bool  # the trained layers are drawn anew now and then, and moments of all stay (LISA)
     casts_copies: bool  # modules trained in full with adapters are fp32; else, below ZeRO-3, unchanged
     reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are stored
     replicated_gradient_dtype: str = ""  # the same without ZeRO; empty: as with it

@@ -90,11 +90,17 @@ _FROZEN: Mapping[BasePrecision, Values] = {
 }
 
 
+_LISA_STEPS = 20  # between two drawings (examples/llama-2/lisa.yml)
+
+
 def _layers(target: Target) -> Values:
     """Return patterns of the weights that are trained, if some layers are frozen (utils/freeze.py:52)."""
     work, names = target.workload, target.model.layer_names
     if not work.trained_layers:
         return {}
+    if work.framework_options.get("redraws_layers"):
+        drawn = len(layers_named(work.trained_layers))
+        return {"lisa_n_layers": drawn, "lisa_step_interval": _LISA_STEPS}
     path = layers_path(names, in_tower=target.model.tower is not None)
     numbers = "|".join(map(str, layers_named(work.trained_layers)))
     named = end_names(names, path)
@@ -288,8 +294,9 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         cut = ("loss_kernel",) if _cuts_logits(target) or _predicts_masked(target) else ()
         ways = ("moe_dispatcher", *(("grouped_gemm",) if experts(target) else ()))
         rounds = ("fake_quantization", "fake_quantized_group") if _rounds(target) else ()
+        always = ("quantizes_experts", "mlp_tile_tokens", "redraws_layers")
         fused = compiled_facts(target) if compiles(target) else ()
-        written = (*WRITTEN_FACTS, "quantizes_experts", *cut, *ways, *rounds, *fused, "mlp_tile_tokens")
+        written = (*WRITTEN_FACTS, *always, *cut, *ways, *rounds, *fused)
         yield from accelerate_warnings(target, written)
         yield model_is_in_the_script(target)
         if target.config.zero_stage:

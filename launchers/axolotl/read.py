@@ -67,6 +67,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.storage import is_cut
 from meshwright.profiles.towers import TOWER_PARTS
+from meshwright.profiles.trained_layers import ranges_of
 from meshwright.shell.values import Word
 from meshwright.solver.configuration import OFFLOAD, Configuration
 from meshwright.solver.problem import Workload
@@ -125,6 +126,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
         framework_options={
             **eight_bits,
             **_ends(fields, known.model(), tuned["optimizer"]),
+            **_redrawn(fields, configuration),
             **ranks.kernel_of(fields, "axolotl", configuration),
             **ranks.products_of(fields, "axolotl", _PRODUCTS),
             **experts_options(fields, configuration, tuned),
@@ -508,9 +510,49 @@ def _starts(patterns: Sequence[str]) -> list[str]:
     return [one.removeprefix("^").removesuffix("$").removesuffix(".*") for one in patterns]
 
 
+def _redrawn(fields: Fields, configuration: Configuration) -> Options:
+    """Return the option of layers that are drawn anew: DDP stops at weights that lose their gradients."""
+    if not _draws_layers(fields):
+        return {}
+    if configuration.num_gpus > 1:
+        fields.fault(_LISA, "is not supported with several GPUs", allowed="one GPU, or no lisa_n_layers")
+        fields.stop()
+    return {"redraws_layers": True}
+
+
+_LISA, _LISA_STEPS = "lisa_n_layers", "lisa_step_interval"
+
+
+def _draws_layers(fields: Fields) -> bool:
+    """Return whether the trained layers are drawn anew now and then (core/builders/causal.py:133)."""
+    return bool(fields.optional(_LISA)) and bool(fields.optional(_LISA_STEPS))
+
+
+def _drawn(fields: Fields, model: ModelSpec, *, apart: bool) -> dict[str, Any]:
+    """Return as many trained layers as LISA draws, with both ends, which it leaves trained.
+
+    Which ones they are changes no price: gradients go through all layers to the embedding.
+    """
+    drawn, path = fields.integer(_LISA, low=1), fields.word("lisa_layers_attribute", "model.layers")
+    whys = {
+        "next to adapters, unfrozen_parameters or a tower it": not apart,
+        f"lisa_layers_attribute {path}": path != "model.layers",
+        f"{drawn} of {model.num_layers} layers": drawn > model.num_layers,
+        "DeepSpeed": fields.has("deepspeed"),
+        "a run with FSDP": _is_cut(fields),
+    }
+    for why in (why for why, holds in whys.items() if holds):
+        fields.fault(_LISA, f"{why} is not supported", allowed=f"1 to {model.num_layers} layers alone")
+    fields.stop()
+    fields.note(f"{_LISA}: moments of all layers are counted, which stay when others are drawn")
+    return {"trained_layers": ranges_of(range(drawn)), "trained_modules": (EMBEDDING, HEAD)}
+
+
 def _partly_trained(fields: Fields, model: ModelSpec, *, adapts: bool) -> dict[str, Any]:
     """Return the trained layers and ends where patterns leave out weights of the language model."""
     listed, towers = _patterns(fields), model.tower is not None
+    if _draws_layers(fields):
+        return _drawn(fields, model, apart=not (adapts or listed or towers))
     if not listed or adapts:
         return {}
     names = (LANGUAGES[towers:], *(() if model.tied_embeddings else (HEADS,)))

@@ -1072,6 +1072,9 @@ def _held_bytes(
         f"{term.name}_bytes": np.stack([getattr(state, term.name) for state in states], axis=1)
         for term in fields(StateBytes)
     }
+    if ctx.facts.redraws_layers:  # in the end each layer has been trained
+        moments = [state_bytes(ctx, own, own, matrices=True).optimizer for own in weights[:last]]
+        held["optimizer_bytes"][:, :last] = np.stack(moments, axis=1)
     if ctx.training or ctx.frozen or ctx.held_precision == "fp32" or ctx.wide_ends.any():
         held["weights_bytes"] += np.stack(base_bytes_beyond(ctx, layout.kinds, weights), axis=1)
     if ctx.workload.reference == "frozen":

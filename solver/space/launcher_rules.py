@@ -12,8 +12,10 @@ import numpy as np
 
 from meshwright.profiles.adapters import (
     CLASS_TARGETS,
+    EMBEDDING,
     EXPERT_TARGETS,
     FUSED_TARGETS,
+    HEAD,
     PARAMETER_TARGETS,
     SHARED_TARGETS,
     SINGLE_TARGETS,
@@ -97,6 +99,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     """Yield parts of a workload that the launcher cannot train with any model."""
     yield from _word_faults(problem.workload, able)
     yield from _ends_faults(problem.workload)
+    yield from _redrawn_faults(problem, able)
     yield from _adapter_faults(problem, able)
     yield from _layer_faults(problem, able)
     yield from _sample_faults(problem.workload, able)
@@ -533,6 +536,21 @@ def _ends_faults(workload: Workload) -> Iterator[FieldError]:
             pointer="/workload/framework_options/fp32_ends",
             message=f"true changes nothing next to {beside}",
             allowed="false, or an optimizer of bf16 weights alone, such as adamw-pure-bf16",
+            nearest="false",
+        )
+
+
+def _redrawn_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Yield layers that are drawn anew where none are, or where embedding and head are frozen (LISA)."""
+    work = problem.workload
+    if not work.framework_options.get("redraws_layers"):
+        return
+    ends = {EMBEDDING, HEAD} <= {*work.trained_modules}
+    if able.freezes_layers != "any" or not work.trained_layers or not ends:
+        yield FieldError(
+            pointer="/workload/framework_options/redraws_layers",
+            message="true is of Axolotl's LISA, whose layers change next to a trained embedding and head",
+            allowed=f"false, or launcher axolotl with trained_layers and {EMBEDDING}, {HEAD} trained too",
             nearest="false",
         )
 

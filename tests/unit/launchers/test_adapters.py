@@ -517,6 +517,25 @@ def test_llama_factory_is_told_how_many_layers_it_trains_and_they_are_read_back(
     assert (work.trained_layers, work.trained_modules) == (layers, modules)
 
 
+def test_axolotl_is_told_how_many_layers_lisa_draws_and_they_are_read_back() -> None:
+    alone = replace(NODE, data_parallel_size=1, num_microbatches=128)
+    ends = ("embed_tokens", "lm_head")
+    own: dict[str, Any] = {
+        "trained_layers": "0-3",
+        "trained_modules": ends,
+        "optimizer": "adamw-8bit-paged-bf16",
+    }
+    found = tuned("axolotl", alone, lora_rank=0, framework_options={"redraws_layers": True}, **own)
+    texts = files(found)
+    values = yaml.safe_load(texts["axolotl.yaml"])
+    assert (values["lisa_n_layers"], values["lisa_step_interval"]) == (4, 20)
+    assert "unfrozen_parameters" not in values
+    source = Source(name="axolotl.yaml", text=texts["axolotl.yaml"], files=texts)
+    work = read_launch_files(source, Overrides(num_gpus=1)).workload
+    assert (work.trained_layers, work.trained_modules) == ("0-3", ends)
+    assert work.framework_options["redraws_layers"] is True
+
+
 def test_llama_factory_is_told_to_train_each_layer_in_turn_and_it_is_read_back() -> None:
     alone = replace(NODE, data_parallel_size=1, num_microbatches=128)
     found = tuned("llama-factory-accelerate", alone, lora_rank=0, trained_layers="0", optimizer="badam")

@@ -125,6 +125,39 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
     assert (second.configuration.zero_stage, second.configuration.zero_shard_size) == (3, 4)
 
 
+LISA = (
+    "base_model: meta-llama/Llama-2-7b-hf\nsequence_len: 1024\nsample_packing: true\nbf16: true\n"
+    "micro_batch_size: 2\nflash_attention: true\nlisa_n_layers: 4\noptimizer: adamw_bnb_8bit\n"
+)
+
+
+def test_lisa_is_read_as_so_many_trained_layers_next_to_both_ends() -> None:
+    found = read(f"{LISA}lisa_step_interval: 20\n", Overrides(num_gpus=1), "l.yml")
+    work = found.workload
+    assert (work.trained_layers, work.trained_modules) == ("0-3", ("embed_tokens", "lm_head"))
+    assert work.framework_options["redraws_layers"] is True
+    assert any("moments of all layers" in one for one in found.notes)
+    # without the steps no layer is frozen (core/builders/causal.py:133)
+    never = read(LISA, Overrides(num_gpus=1), "l.yml").workload
+    assert (never.trained_layers, "redraws_layers" in never.framework_options) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "more", "why"),
+    [
+        (2, "", "several GPUs"),
+        (1, "lisa_layers_attribute: model.decoder.layers\n", "model.decoder.layers is not supported"),
+        (1, "adapter: lora\nlora_r: 8\nlora_target_linear: true\n", "next to adapters"),
+        (1, "unfrozen_parameters: [lm_head.*]\n", "next to adapters, unfrozen_parameters"),
+        (1, "lisa_n_layers: 33\n", "33 of 32 layers is not supported.*Allowed: 1 to 32"),
+    ],
+)
+def test_lisa_that_is_not_priced_is_refused(gpus: int, more: str, why: str) -> None:
+    text = LISA.replace("lisa_n_layers: 4\n", "") if "lisa_n" in more else LISA
+    with pytest.raises(InvalidProblemError, match=f"lisa_n_layers: .*{why}"):
+        read(f"{text}lisa_step_interval: 20\n{more}", Overrides(num_gpus=gpus), "l.yml")
+
+
 PROJECTED = (
     "base_model: meta-llama/Llama-2-7b-hf\nsequence_len: 1024\nsample_packing: true\nbf16: true\n"
     "micro_batch_size: 2\nflash_attention: true\noptim_target_modules: all_linear\n"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.solver.configuration import Columns
@@ -14,6 +15,7 @@ from meshwright.solver.cost.memory import outside_bytes
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem
+from meshwright.solver.space.launcher_rules import workload_faults
 from tests.problems.pricing import a_layout, a_problem, a_profile
 
 LLAMA = find_model("llama-3.1-8b")
@@ -52,6 +54,40 @@ def test_badam_keeps_an_fp32_copy_and_moments_of_its_layer_and_gradients_in_bf16
     assert found.gradients_bytes[0, first] == pytest.approx(2 * of_layer)
     assert found.weights_bytes[0, : len(kinds)] == pytest.approx([2 * of_layer] * 2)
     assert found.optimizer_bytes[0].sum() == found.optimizer_bytes[0, first]
+
+
+ENDS = ("embed_tokens", "lm_head")
+
+
+def test_layers_that_are_drawn_anew_leave_moments_of_all_and_gradients_of_those_drawn() -> None:
+    # Axolotl's LISA: two of 32 layers have gradients; each of them ends with 4 bytes of two moments in bf16
+    workload = {"trained_modules": ENDS, "optimizer": "adamw-pure-bf16"}
+    _, fixed, kinds = priced("0-1", "axolotl", **workload)
+    _, drawn, _ = priced("0-1", "axolotl", framework_options={"redraws_layers": True}, **workload)
+    frozen, trained = kinds.index("frozen"), kinds.index("trained")
+    of_layer = LLAMA.layer_parameters("dense")
+    assert drawn.optimizer_bytes[0, [frozen, trained]] == pytest.approx(4 * of_layer)
+    assert fixed.optimizer_bytes[0, frozen] == drawn.gradients_bytes[0, frozen] == 0.0
+    for name in ("gradients_bytes", "weights_bytes", "activation_bytes", "backward_s", "tail_s"):
+        assert (getattr(drawn, name) == getattr(fixed, name)).all(), name
+
+
+@pytest.mark.parametrize(
+    ("launcher", "layers", "modules"),
+    [
+        ("trl", "", ()),
+        ("axolotl", "", ()),
+        ("axolotl", "0-1", ()),
+        ("llama-factory-accelerate", "0-1", ENDS),
+    ],
+)
+def test_layers_are_drawn_anew_under_axolotl_next_to_trained_ends(
+    launcher: str, layers: str, modules: tuple[str, ...]
+) -> None:
+    options = {"redraws_layers": True}
+    problem = a_problem(LLAMA, trained_layers=layers, trained_modules=modules, framework_options=options)
+    faults = workload_faults(replace(problem, launcher=launcher), launcher_capabilities(launcher))
+    assert "/workload/framework_options/redraws_layers" in [one.pointer for one in faults]
 
 
 def test_below_the_first_trained_layer_there_is_no_backward_pass_and_nothing_is_kept() -> None:
