@@ -530,8 +530,8 @@ def trainers_low_rank(fields: Fields, model: ModelSpec, key: str = "optim") -> d
         key, _, value = part.partition("=")
         found |= {key: value} if key else {}
     numbers = {"rank": _TRAINERS_RANK, "update_proj_gap": USUAL_INTERVAL}
-    for key, usual in numbers.items():
-        text = found.get(key, str(usual))
+    for key, number in numbers.items():
+        text = found.get(key, str(number))
         if text.isdecimal() and len(text) < _DIGITS and int(text) > 0:
             numbers[key] = int(text)
         else:

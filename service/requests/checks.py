@@ -336,7 +336,7 @@ def _whole_losses(problem: Problem) -> Iterator[FieldError]:
             message=f"{kernel}: {why}",
             allowed=allowed,
             nearest="whole",
-            tip=tip or None,
+            tip=tip,
         )
 
 

@@ -138,8 +138,8 @@ def loss_bytes(ctx: Context) -> tuple[FloatArray, FloatArray]:
     if kernel is None:
         logits = ctx.tokens * ctx.padded_outputs / ctx.logits_ranks
         if own := _whole(ctx):
-            forward, backward = own.held_bytes(ctx)
-            return logits * forward + 4.0 * rows, logits * backward + 4.0 * rows
+            per_logit_of = own.held_bytes(ctx)
+            return logits * per_logit_of[0] + 4.0 * rows, logits * per_logit_of[1] + 4.0 * rows
         per_logit = min(facts.logit_bytes, _FUSED_LOGIT_BYTES if facts.loss_fused else np.inf)
         return logits * min(per_logit, _FORWARD_LOGIT_BYTES) + 4.0 * rows, logits * per_logit + 4.0 * rows
     weights = ctx.padded_outputs / ctx.vocabulary_ranks * ctx.model.hidden_size

@@ -949,7 +949,10 @@ def _tile_bytes(
     """
     share = 1.0 / mlp_tiles(ctx)
     layers = [ctx.of(one) for one in layout.kinds]
-    inner = [_of_tiles(own, one.kind) for own, one in zip(layers, layout.kinds, strict=True)]
+    inner = [
+        np.zeros_like(ctx.t) + _freed_bytes(own, one.kind, "mlp")
+        for own, one in zip(layers, layout.kinds, strict=True)
+    ]
     sums = 2.0 * np.maximum.reduce([mlp_weights(own) for own in layers]) * adds_apart(ctx)
     joined = 2.0 * ctx.tokens * ctx.model.hidden_size
     return into * share + joined, (back + np.maximum.reduce(inner)) * share + sums

@@ -402,10 +402,10 @@ def _bounded(
     fits. Of a space that is too large to be written down only a sample is.
     """
     first, found = watch.at_least(_FIRST_S), _nothing_found(problem, profile, others, rivals)
-    has_plans, outer_rows = rivals.last_s < np.inf, math.inf  # where the time ends before they are counted
+    has_plans, num_outer = rivals.last_s < np.inf, math.inf  # where the time ends before they are counted
     with first.cut():
-        outer_rows = estimated_outer(problem, wide=wide)
-    is_large, is_too_large = outer_rows > LARGE_OUTER, outer_rows > MOST_OUTER
+        num_outer = estimated_outer(problem, wide=wide)
+    is_large, is_too_large = num_outer > LARGE_OUTER, num_outer > MOST_OUTER
     if is_too_large:
         with first.cut():
             return _of_sample(found, watch, wide=wide)
@@ -424,8 +424,8 @@ def _bounded(
     enumerated = _enumeration(problem, wide=wide, beyond=beyond, outer_rows=outer_rows)
     with (watch if is_large else first).cut():
         space = enumerated(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
-        others = _enumeration(problem, wide=wide, few=space.every, beyond=beyond, outer_rows=outer_rows)
-        return _of_whole(found, space, watch, first, known=known, enumerated=others, beyond=beyond)
+        again = _enumeration(problem, wide=wide, few=space.every, beyond=beyond, outer_rows=outer_rows)
+        return _of_whole(found, space, watch, first, known=known, enumerated=again, beyond=beyond)
     return found
 
 

@@ -36,7 +36,8 @@ readonly PLAN_DECIDES=(
     gradient-checkpointing load-in-4bit load-in-8bit lora-modules-to-save lora-r lora-target-linear
     lora-target-modules micro-batch-size optimizer pad-to-sequence-len precompute-ref-log-probs qat
     reward-model rl rl-adapter-ref-model sample-packing sdp-attention sequence-len
-    sequence-parallel-degree tensor-parallel-size torch-compile unfrozen-parameters use-onebitllms
+    sequence-parallel-degree tensor-parallel-size tiled-mlp tiled-mlp-num-shards torch-compile
+    unfrozen-parameters use-onebitllms
 )
 plain_name() {
     REPLY="${1%%[= ]*}"
@@ -66,7 +67,7 @@ for key in \
     deepspeed expert_parallel_size flash_attention float16 fp8 fsdp load_in_4bit load_in_8bit lora_r \
     lora_target_linear lora_target_modules lora_modules_to_save sdp_attention sequence_parallel_degree \
     torch_compile rl rl_adapter_ref_model reward_model precompute_ref_log_probs qat use_onebitllms \
-    gemma4_hybrid_attn_impl unfrozen_parameters; do
+    gemma4_hybrid_attn_impl unfrozen_parameters tiled_mlp tiled_mlp_num_shards; do
     if grep -q "^${key}:" "${RUN_CONFIG}"; then
         echo "error: ${key} in ${RUN_CONFIG} belongs to the plan; change the plan instead" >&2
         exit 2

@@ -62,7 +62,8 @@ def test_an_update_of_one_tensor_after_another_takes_at_least_its_launches() -> 
 
     def update_s(optimizer: str) -> list[float]:
         problem = replace(small, workload=replace(small.workload, optimizer=optimizer))
-        return price(problem, Columns.of([a_layout()]), a_profile(problem, "trl")).tail_s[0].tolist()
+        prices = price(problem, Columns.of([a_layout()]), a_profile(problem, "trl"))
+        return [float(one) for one in prices.tail_s[0]]
 
     mini, adamw = update_s("adam-mini"), update_s("adamw")
     launch_s = 14 * 6e-6 * 0.79

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ ENDS = ("embed_tokens", "lm_head")
 
 def test_layers_that_are_drawn_anew_leave_moments_of_all_and_gradients_of_those_drawn() -> None:
     # Axolotl's LISA: two of 32 layers have gradients; each of them ends with 4 bytes of two moments in bf16
-    workload = {"trained_modules": ENDS, "optimizer": "adamw-pure-bf16"}
+    workload: dict[str, Any] = {"trained_modules": ENDS, "optimizer": "adamw-pure-bf16"}
     _, fixed, kinds = priced("0-1", "axolotl", **workload)
     _, drawn, _ = priced("0-1", "axolotl", framework_options={"redraws_layers": True}, **workload)
     frozen, trained = kinds.index("frozen"), kinds.index("trained")
