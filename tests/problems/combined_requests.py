@@ -66,12 +66,18 @@ def accepted(request: dict[str, Any]) -> dict[str, Any]:
             return request
 
 
+# Fields of a workload that others require: a tower that takes images of any size, an optimizer that trains
+# one layer after another, and layers that are frozen with a tower's.
+_REQUIRED = {"image_tokens": 256, "trained_layers": "0", "frozen": ["vision", "projector"]}
+
+
 def _take_out(request: dict[str, Any], faults: Sequence[FieldError]) -> None:
     """Leave out what is refused; no launcher's limits hold where one cannot train the model."""
     if _settled(request, faults[0]):
         return
-    if faults[0].pointer == "/workload/image_tokens" and "image_tokens" not in request["workload"]:
-        request["workload"]["image_tokens"] = 256  # a tower that takes images of any size
+    missing = faults[0].pointer.removeprefix("/workload/")
+    if missing in _REQUIRED and missing not in request["workload"]:
+        request["workload"][missing] = _REQUIRED[missing]
         return
     part, _, rest = faults[0].pointer.strip("/").partition("/")
     name, *inner = rest.split("/")

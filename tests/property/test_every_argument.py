@@ -338,6 +338,8 @@ def parts(found: LaunchFile | str) -> dict[str, object]:
         if part.name not in ("name", "framework_options")
     }
     options = found.workload.framework_options
+    rule, _, dtypes = str(found_parts.pop("Workload.optimizer")).partition("-")  # galore, pure-bf16
+    found_parts |= {"optimizer's rule": rule, "optimizer's dtypes": dtypes}
     return found_parts | {f"option.{name}": options.get(name) for name in option_names()}
 
 
