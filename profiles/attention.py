@@ -54,7 +54,7 @@ def implementation(model: ModelSpec, release: str) -> Attention:
 
 
 def runnable(kernel: str, model: ModelSpec) -> str:
-    """Return the kernel that transformers' modules run: torch's choice or eager if FlashAttention has none.
+    """Return the kernel that transformers' modules run: another where FlashAttention can't.
 
     FlashAttention's heads are at most 256 wide (flash-attention ``csrc/flash_attn/flash_api.cpp:416``,
     ``:868``), those of Gemma 4's global layers 512. No class has it with ALiBi: BLOOM, MPT and remote code

@@ -54,9 +54,14 @@ class Optimizer:
     source: str
 
     @property
+    def element_bytes(self) -> float:
+        """Return the bytes of a weight that is updated."""
+        return 4.0 if self.fp32_copy else 2.0
+
+    @property
     def temporary_bytes(self) -> float:
         """Bytes that a loop's update makes for each weight of the tensor that it is at."""
-        return self.temporaries * (4.0 if self.fp32_copy else 2.0)
+        return self.temporaries * self.element_bytes
 
     def paged_bytes(self, moments: float) -> float:
         """Return the bytes of a weight's moments that can leave the GPU: not the scales of their blocks."""
@@ -64,8 +69,7 @@ class Optimizer:
 
     def states_in(self, element: float, moments: float) -> float:
         """Return what ``moments`` bytes of a weight's states are if the weight itself has ``element``."""
-        own = 4.0 if self.fp32_copy else 2.0
-        return moments * (element / own if self.typed_states else 1.0)
+        return moments * (element / self.element_bytes if self.typed_states else 1.0)
 
     def matrix_states(self, rows: int, columns: int, rank: int) -> float:
         """Return the state bytes of one matrix.
@@ -147,7 +151,7 @@ _GALORE = tuple(
         low_rank=True,
         projector_bytes=element,
         by_layer=name.endswith("-layerwise"),
-        fp32_copy=element > 2.0,  # noqa: PLR2004 - bytes of bf16
+        fp32_copy="bf16" not in name,
         typed_states="8bit" not in name,
         source=_GALORE_SOURCE,
     )
@@ -174,7 +178,7 @@ _APOLLO = tuple(
         projector_bytes=element,
         scales_gradients=True,
         by_layer=name.endswith("-layerwise"),
-        fp32_copy=element > 2.0,  # noqa: PLR2004 - bytes of bf16
+        fp32_copy="bf16" not in name,
         operators=23,
         temporaries=2.0,
         source="Zhu et al. 2024 (arXiv:2412.05270), table 1; apollo_torch 1.0.3: projector and moments in "
@@ -194,7 +198,7 @@ _ADAM_MINI = tuple(
         state_bytes=element,
         end_state_bytes=element,
         moved_bytes=15.0 * element,
-        fp32_copy=element > 2.0,  # noqa: PLR2004 - bytes of bf16
+        fp32_copy="bf16" not in name,
         operators=14,
         temporaries=2.0,
         source="Zhang et al. 2024 (arXiv:2406.16793), algorithm 1; adam_mini 1.1.1: a momentum in the "

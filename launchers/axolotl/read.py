@@ -840,8 +840,8 @@ _PATCHES = {
     "lora_mlp_kernel": "elementwise_fused",
     "unsloth_lora_mlp": "elementwise_fused",
 }
-# Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
 _MASKS = "llmcompressor"
+# Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
 _PLUGINS = (
     "liger", "cutcrossentropy", "lm_eval", "swanlab", "kernelsplugin", "expertparallel", _DENOISER, _MASKS,
 )  # fmt: skip

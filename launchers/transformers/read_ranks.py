@@ -23,7 +23,7 @@ from meshwright.launchers.reading.fields import Fields, divided
 from meshwright.launchers.reading.known import Known, known_of
 from meshwright.launchers.table import command_names
 from meshwright.launchers.transformers.export import EXPERTS
-from meshwright.profiles.attention import AUTO, HYBRID, SDPA, implementation, runnable
+from meshwright.profiles.attention import AUTO, EAGER, HYBRID, SDPA, implementation, runnable
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
@@ -570,8 +570,9 @@ def note_attention(
             return
     elif (named := facts.attention_kernel) != SDPA:
         _require_positions(fields, model, named)
-        if runnable(named, model) != named:
-            fields.note(f"{ATTENTION[named]} runs no heads of {model.head_dim}, so sdpa is priced")
+        if (run := runnable(named, model)) != named:
+            why = "positions by ALiBi" if run == EAGER else f"heads of {model.head_dim}"
+            fields.note(f"{ATTENTION[named]} doesn't run {why}, so {ATTENTION[run]} is priced")
         return
     if facts.joins_packed_rows and packed:
         fields.note(
@@ -596,7 +597,7 @@ def _require_positions(fields: Fields, model: ModelSpec, kernel: str) -> None:
             name,
             f"the class of {model.title} has no FlashAttention, for its positions are ALiBi's: "
             "transformers stops at it",
-            allowed="eager, or none",
+            allowed="eager, or no attention named",
         )
         fields.stop()
 

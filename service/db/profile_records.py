@@ -146,7 +146,7 @@ def find_measurement(connection: Connection, tenant: str, key: str) -> Measureme
 def newest_measurements(
     connection: Connection, tenant: str, scope: str, *, limit: int, until_s: float = inf
 ) -> list[MeasurementRecord]:
-    """Return up to ``limit`` measurements of one cluster and framework, newest first."""
+    """Return up to ``limit`` measurements of a cluster and framework until a time, newest first."""
     query = select(*_MEASUREMENT).where(
         measurements.c.tenant == tenant,
         measurements.c.scope == scope,
@@ -157,17 +157,17 @@ def newest_measurements(
 
 
 def runs_behind(connection: Connection, profile_id: str, *, limit: int) -> list[MeasurementRecord]:
-    """Return up to ``limit`` measurements that a calibration learnt from, newest first; none: of no run."""
+    """Return up to ``limit`` measurements that a calibration learnt from, newest first; or none."""
     query = select(profiles.c.tenant, *_MEASUREMENT).where(
         profiles.c.id == profile_id,
         measurements.c.tenant == profiles.c.tenant,
         measurements.c.scope == profiles.c.scope,
         measurements.c.profile_id == profile_id,
     )
-    last = connection.execute(query.limit(1)).one_or_none()
-    if last is None:
+    own = connection.execute(query.limit(1)).one_or_none()
+    if own is None:
         return []
-    return newest_measurements(connection, last.tenant, last.scope, limit=limit, until_s=last.created_at_s)
+    return newest_measurements(connection, own.tenant, own.scope, limit=limit, until_s=own.created_at_s)
 
 
 def insert_measurement(connection: Connection, tenant: str, measurement_id: str, **values: object) -> None:

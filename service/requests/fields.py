@@ -960,7 +960,8 @@ FIELDS = (
         default=list,
         limits={"max_length": MAX_NAMES},
         about="options to search beyond a stock installation: offload, fp8, other optimizers, or a "
-        "switch including settings that need a package. switches allows every such setting. none "
+        "switch including settings that need a package. switches allows every such setting, "
+        "except of switches that need their own name (torch_compile, loss_kernel). none "
         "allows only the switches that you name",
         option=Option(
             group=SIZES,

@@ -129,8 +129,8 @@ class Stage:
     def workspaces(self) -> dict[str, float]:
         """Return the bytes on top of what the stage's parts keep, by moment.
 
-        A row has one number for all its stages. At an update it takes off the activations of every layer;
-        of a pipeline's stage, what that stage keeps is gone, and nothing is made.
+        These are one number for all stages of a row, and at an update subtract the activations of all
+        layers. For a stage of a pipeline, subtract what that stage keeps.
         """
         has_head = self.stage == int(self.on.chunks.head_rank[self.row])
         found = {

@@ -20,7 +20,7 @@ from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 from meshwright.solver.cost.fake_quantization import fake_kernels
 from meshwright.solver.cost.losses import loss_is_read
-from meshwright.solver.cost.parameters import Part
+from meshwright.solver.cost.parameters import STACKED_TENSORS, Part
 from meshwright.solver.cost.scores import eager_scores
 
 # Operators of a dense layer's forward pass: norm, one product for queries, keys and values, two rotations,
@@ -102,7 +102,6 @@ _GROUPED_EXPERTS = 29.0  # router, sorting, two grouped products, and back (``in
 # What else the host does for them, sorting above all: few tokens take 1.78 ms on an H100's host, as 99
 # calls do (benchmarks/data/experts.jsonl: 32 experts of 4,096 tokens, grouped or copied for each token).
 _GROUPED_VIEWS = 99.0 - _GROUPED_EXPERTS
-_STACKED = 2.0  # tensors of all experts: gate and up, and down
 _LOOP, _LOOPED_EXPERT = 18.0, 17.0  # router and masks; each expert finds, reads, multiplies and adds tokens
 _SINGLE_BACKWARD, _FROZEN_BACKWARD = 1.85, 1.54  # of the forward pass's calls; without weight gradients
 # Issuing a checkpointed layer's forward pass again over issuing it first: hooks of every saved tensor
@@ -184,7 +183,7 @@ def kernels_of_modules(ctx: Context, kind: LayerKind) -> FloatArray:
         storage = storage_of(ctx.held_precision)
         if storage is not None:
             number = number + storage.kernels * (
-                _STACKED * (kind == "moe") if storage.of_experts else matrices
+                STACKED_TENSORS * (kind == "moe") if storage.of_experts else matrices
             )
     if model.mixes_tokens:
         rotary = _ROTARY + single * (_SINGLE_ROTARY - _ROTARY)

@@ -186,16 +186,21 @@ def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
     ]
 
 
+STACKED_TENSORS = 2.0  # of all experts: gate and up, and down (transformers 5, ``MixtralExperts``)
+
+
 def weight_tensors(ctx: Context, kinds: Sequence[LayerShape], *, apart: bool) -> list[float]:
     """Count tensors of every part in order: a layer's matrices and norms; of the head the final norm, too.
 
     q, k and v are one, and so are gates with what they gate, and each expert has its own. ``apart``, as in
-    transformers' classes: each matrix is one, and a layer's experts are two (5, ``MixtralExperts``).
+    transformers' classes: each matrix is one tensor, and a layer's experts are two.
     """
     norms = [ctx.of(one).model.norms_of(one.kind) for one in kinds]
     if apart:
         shaped = [(ctx.of(one).model, one.kind) for one in kinds]
-        matrices = [len(single_layers(own, kind)) + 2.0 * (kind == "moe") for own, kind in shaped]
+        matrices = [
+            len(single_layers(own, kind)) + STACKED_TENSORS * (kind == "moe") for own, kind in shaped
+        ]
     else:
         gemms = [layer_gemms(ctx.of(one), one.kind) for one in kinds]
         matrices = [sum(float(np.max(gemm.count, initial=0)) for gemm in each) for each in gemms]

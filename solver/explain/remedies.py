@@ -178,8 +178,8 @@ _LIGHTER: Mapping[BasePrecision, tuple[BasePrecision, ...]] = {"fp32": ("bf16", 
 def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     """Train adapters of frozen weights, LoRA and then QLoRA, under the first launcher that fits them.
 
-    Of a request with adapters the frozen weights get fewer bits, and all else stays as it is: 16 bits under
-    its own launcher are enough.
+    A request with adapters keeps them, and its frozen weights get fewer bits. Nothing further is tried if
+    16 bits fit under its own launcher.
     """
     work, own = problem.workload, problem.launcher
     if (work.language_frozen and not work.lora_rank) or problem.model.diffusion is not None:
@@ -205,7 +205,7 @@ def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
 
 
 def _with_adapters(problem: Problem, launcher: str, base: BasePrecision) -> Problem:
-    """Return the problem with its adapters, or those of the launcher's usual layers, of lighter weights."""
+    """Return the problem with frozen weights in ``base``, and usual adapters where it has none."""
     work, able = problem.workload, launcher_capabilities(launcher)
     known = able.adapter_optimizers or able.optimizers
     optimizer = work.optimizer if work.optimizer in known else "adamw"

@@ -281,7 +281,7 @@ def _precisions(problem: Problem) -> Iterator[Change]:
 
 
 def _bases(problem: Problem) -> Iterator[Change]:
-    """Yield frozen weights of 16 bits where a request has them in more, which move, or in fewer."""
+    """Yield frozen weights in bf16, which may be faster than a request's fp32, int8 or NF4."""
     work, able = problem.workload, launcher_capabilities(problem.launcher)
     storage = storage_of(work.base_precision)
     is_choice = work.base_precision != "bf16" and not (storage and storage.checkpoint)

@@ -342,7 +342,7 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
 
 
 def _of_outer_rows(problem: Problem, rules: Sequence[Rule]) -> Hashable:
-    """Return what problems under several switches agree in that have the same legal outer rows."""
+    """Return a key that is equal for problems with equal legal outer rows."""
     is_open = "offload" in problem.options.allow or "offload" in problem.options.named
     return (
         tuple((rule.name, rule.reason) for rule in rules if rule.reads != ("recompute",)),
