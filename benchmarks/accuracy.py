@@ -100,6 +100,9 @@ DOCS = Path(__file__).parent.parent / "docs" / "accuracy.md"
 GATES = ("Korthikanti 2022 Table 5", "Megatron-LM SC21 Table 1 (Narayanan 2021)")
 GATE_PERCENT = 12.0
 LEAST_COVERAGE, MOST_COVERAGE = 0.75, 0.88  # of the 80 % interval; calibrated, a cluster as 60 runs at most
+# Uncalibrated intervals alone are wider than the open clusters need: half of the evidence for them are runs
+# that were predicted at first sight (benchmarks/fit/spreads.py, spread_between).
+MOST_UNCALIBRATED = 0.95
 CALIBRATION_RUNS = 16
 LEAST_OF_A_PAIR = 5
 CURVE_RUNS = (2, 4, 8, 16, 32)
@@ -720,11 +723,15 @@ def missed_gates(ways: Ways) -> list[str]:
     """What is not as good as promised: known tables, and intervals that hold too few or too many."""
     missed = [source for source in GATES if gate_error(ways.fitted, source) > GATE_PERCENT]
     uncalibrated = fmean(vote.inside for vote in both_samples(ways.harsh, ways.runs))
-    shares = {"nothing shared and first sight": uncalibrated, "calibrated": coverage(scored(ways.paired))}
+    shares = {
+        "nothing shared and first sight": (uncalibrated, MOST_COVERAGE),
+        "left out": (coverage(scored(ways.pairs)), MOST_UNCALIBRATED),
+        "calibrated": (coverage(scored(ways.paired)), MOST_COVERAGE),
+    }
     missed += [
         f"80 % intervals hold {share:.1%} of the runs, {name}"
-        for name, share in shares.items()
-        if not LEAST_COVERAGE <= share <= MOST_COVERAGE
+        for name, (share, most) in shares.items()
+        if not LEAST_COVERAGE <= share <= most
     ]
     for count in (1, 2):
         orders = orders_of(ways.harsh, ways.first[count])

@@ -100,11 +100,6 @@ def numbers_in_words(numbers: Sequence[int]) -> str:
     return " ".join(map(str, numbers))
 
 
-def compiles(target: Target) -> bool:
-    """Return whether torch compiles the layers: their operators are fused, and not by Liger's kernels."""
-    return target.facts.elementwise_fused and target.facts.loss_kernel != "liger"
-
-
 def compiled_facts(target: Target) -> tuple[str, ...]:
     """Return the facts that torch's compiler sets if they agree; files only set whether blocks compile."""
     facts = target.facts

@@ -113,6 +113,7 @@ class Capabilities:
     diffusion: bool = False  # where "any": the script may train a class of diffusers, or one with labels
     # Model types with a vision tower that it trains, each with its source; or "any"
     towers: tuple[str, ...] = ()
+    except_towers: tuple[str, ...] = ()  # model types that "any" doesn't mean
     # Tensor- and context-parallel ranks have the whole tower each, and pass every image through it
     whole_towers: bool = False
     # But where a micro-batch has an image for each of these ranks, the images are shared out
@@ -344,8 +345,9 @@ APART = "experts that are not in one tensor"  # with a gate, of a class that dis
 
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     """Return the facts that a launcher cannot state (of its models the one that lacks fewest), in order."""
-    known = (model.tower.model_type, "any") if model.tower else ()
-    lacks_tower = model.tower is not None and not set(known) & set(able.towers)
+    named = model.tower.model_type if model.tower else ""
+    known = {named} if named in able.except_towers else {named, "any"}
+    lacks_tower = model.tower is not None and known.isdisjoint(able.towers)
     if "any" in able.model_facts:
         others = {DIFFUSION: model.diffusion is not None, LABELS: model.num_labels > 0}
         lacks = tuple(fact for fact, there in others.items() if there and not able.diffusion)

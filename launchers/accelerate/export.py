@@ -72,7 +72,7 @@ def mesh(target: Target) -> dict[str, int]:
     }
 
 
-def accelerate_file(head: str, target: Target) -> str:
+def accelerate_file(head: str, target: Target, *, compiles: bool) -> str:
     """Return the file of FSDP2 for ZeRO 2 and 3, or plain data parallelism for 0; header as comments."""
     config = target.config
     values = _machines(target)
@@ -93,7 +93,7 @@ def accelerate_file(head: str, target: Target) -> str:
         if config.context_parallel_size > 1:
             sizes[_PREFIX + "cp_comm_strategy"] = "alltoall"  # slices go round, as was priced
         values["parallelism_config"] = sizes
-    if common.compiles(target):  # accelerate 1.15.0 accelerator.py:1701: blocks FSDP2 wraps
+    if compiles:  # accelerate 1.15.0 accelerator.py:1701: blocks FSDP2 wraps
         values["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
     return head + yaml.safe_dump(values, sort_keys=True)
 
@@ -192,7 +192,11 @@ class AccelerateFiles:
 
     def files(self, head: str, target: Target) -> dict[str, str]:
         """Return the launcher's own files by name."""
-        return {CONFIG_FILE: accelerate_file(head, target)}
+        return {CONFIG_FILE: accelerate_file(head, target, compiles=self.compiles(target))}
+
+    def compiles(self, target: Target) -> bool:
+        """Return whether torch's compiler fuses operators, and no kernels of the trainer's own file do."""
+        return target.facts.elementwise_fused
 
     def program(self, target: Target) -> str:
         """Return the command of a node."""

@@ -17,7 +17,7 @@ from meshwright.launchers.accelerate.export import (
     optimizer_packages,
     tensor_packages,
 )
-from meshwright.launchers.export import compiled_facts, compiles, model_is_in_the_script
+from meshwright.launchers.export import compiled_facts, model_is_in_the_script
 from meshwright.launchers.images import (
     has_images,
     images_are_not_packed,
@@ -241,9 +241,14 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
             **_tiles(target),
             **experts(target),
             **self.patched(target),
-            **({"torch_compile": True} if compiles(target) else {}),
+            **({"torch_compile": True} if self.compiles(target) else {}),
             **(_shards(target) if target.config.zero_stage else {}),
         }
+
+    def compiles(self, target: Target) -> bool:
+        """Return whether torch's compiler fuses operators, norms too, and Liger's loss does not."""
+        fuses = super().compiles(target) and bool(compiled_facts(target))
+        return fuses and target.facts.loss_kernel != "liger"
 
     def attention(self, target: Target) -> Values:
         """Return the attention kernel, and that layers with wider heads have torch's."""
@@ -295,7 +300,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         ways = ("moe_dispatcher", *(("grouped_gemm",) if experts(target) else ()))
         rounds = ("fake_quantization", "fake_quantized_group") if _rounds(target) else ()
         always = ("quantizes_experts", "mlp_tile_tokens", "redraws_layers")
-        fused = compiled_facts(target) if compiles(target) else ()
+        fused = compiled_facts(target) if self.compiles(target) else ()
         written = (*WRITTEN_FACTS, *always, *cut, *ways, *rounds, *fused)
         yield from accelerate_warnings(target, written)
         yield model_is_in_the_script(target)

@@ -196,6 +196,10 @@ class LlamaFactoryFiles(TrainerFiles):
             "double_quantization": base == "nf4-double",
         }
 
+    def compiles(self, target: Target) -> bool:
+        """Return whether torch's compiler fuses operators, and not Liger's kernels."""
+        return super().compiles(target) and not _is_ligers(target)
+
     def stated(self, target: Target) -> tuple[str, ...]:
         """Return OFT, and ASFT's loss or Liger's."""
         has_loss = _compares_logits(target.workload) or _is_ligers(target)

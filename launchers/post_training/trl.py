@@ -78,7 +78,7 @@ def export(asked: PostTraining, plan: RolePlan) -> ExportBundle:
     text = text.replace("@CONFIG@", CONFIG_FILE).replace("@TRAINER@", TRAINER_FILE)
     training = _of_training(target)
     files = {
-        CONFIG_FILE: accelerate_file(head, training),
+        CONFIG_FILE: accelerate_file(head, training, compiles=training.facts.elementwise_fused),
         TRAINER_FILE: head + yaml.safe_dump(values_of(target, training), sort_keys=True),
         START_FILE: text,
         **({} if target.is_colocated else {SERVER_FILE: _served(target, head)}),

@@ -410,7 +410,9 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if ctx.facts.fake_quantization != "none":
         kept = kept + fake_kept_bytes(ctx, kind) + merged_kept_bytes(ctx, kind)
     if ctx.selective.any():
-        freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
+        # an MLP in tiles has saved nothing that selective recomputation could free
+        freeing = [name for name in ctx.facts.recomputed if name != "mlp" or not ctx.facts.mlp_tile_tokens]
+        freed = sum((_freed_bytes(ctx, kind, name) for name in freeing), np.zeros_like(outer))
         left = np.maximum(kept - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
         kept = np.where(ctx.selective, left, kept)
     return kept * ctx.constants.activation

@@ -45,7 +45,10 @@ def test_the_80_percent_interval_of_an_unseen_cluster_holds_72_to_88_percent(
     # clusters in view, which therefore speak too well of the next one, and runs at first sight do not
     unseen, sight = both_samples(validate(runs, profile_of=blind), read_runs(CATALOG_RUNS))
     assert 0.72 <= (unseen.inside + sight.inside) / 2 <= 0.88
-    assert unseen.inside <= 0.95
+    assert 0.75 <= unseen.inside <= 0.95
+    assert (
+        sight.inside >= 0.6
+    )  # of the 96 runs of five clusters, whose spread is half of what fits the width
     assert unseen.width <= 30.0
 
 

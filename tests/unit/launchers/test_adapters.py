@@ -534,6 +534,9 @@ def test_axolotl_is_told_how_many_layers_lisa_draws_and_they_are_read_back() -> 
     work = read_launch_files(source, Overrides(num_gpus=1)).workload
     assert (work.trained_layers, work.trained_modules) == ("0-3", ends)
     assert work.framework_options["redraws_layers"] is True
+    several = tuned("axolotl", NODE, lora_rank=0, framework_options={"redraws_layers": True}, **own)
+    with pytest.raises(RefusedExportError, match="data_parallel_size == 1"):  # each draws its own
+        files(several)
 
 
 def test_llama_factory_is_told_to_train_each_layer_in_turn_and_it_is_read_back() -> None:

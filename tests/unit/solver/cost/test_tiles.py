@@ -21,8 +21,11 @@ TOKENS, HIDDEN, WIDTH = 65_536, 4096, 14_336
 WEIGHTS = 3 * HIDDEN * WIDTH
 
 
-def run(tile: int, framework: str = "axolotl", **layout: object) -> tuple[Context, RowPrices]:
-    problem = a_problem(LLAMA, seq_length=TOKENS, framework_options={"mlp_tile_tokens": float(tile)})
+def run(
+    tile: int, framework: str = "axolotl", replays: str = "", **layout: object
+) -> tuple[Context, RowPrices]:
+    options = {"mlp_tile_tokens": float(tile), **({"recompute_modules": replays} if replays else {})}
+    problem = a_problem(LLAMA, seq_length=TOKENS, framework_options=options)
     usual = {
         "tensor_parallel_size": 1,
         "stage_layers": (32,),
@@ -44,6 +47,14 @@ def test_an_mlp_in_tiles_keeps_its_input_alone() -> None:
     more = layer_activation_bytes(whole, "dense") - layer_activation_bytes(tiled, "dense")
     # gate before and behind its activation, the other half and the product that is projected back
     assert more[0] == pytest.approx(TOKENS * WIDTH * 8)
+
+
+def test_selective_recomputation_frees_nothing_more_of_an_mlp_in_tiles() -> None:
+    tiled = run(32_768, "megatron-core")[0]
+    both = run(32_768, "megatron-core", "mlp", recompute_granularity="selective", recompute_layers=32)[0]
+    assert bool(both.selective.all())
+    kept, of_both = (layer_activation_bytes(one, "dense")[0] for one in (tiled, both))
+    assert of_both == pytest.approx(kept)
 
 
 def test_more_tiles_hold_less_in_a_backward_pass() -> None:
