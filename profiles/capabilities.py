@@ -146,6 +146,11 @@ class Capabilities:
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
 
+    def trains_tower(self, model_type: str) -> bool:
+        """Return whether it trains models of this type, which have a tower."""
+        named = {model_type} if model_type in self.except_towers else {model_type, "any"}
+        return not named.isdisjoint(self.towers)
+
     def default_targets(self, model: ModelSpec) -> tuple[str, ...]:
         """Return the layers that it adapts where a request names none.
 
@@ -345,9 +350,7 @@ APART = "experts that are not in one tensor"  # with a gate, of a class that dis
 
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     """Return the facts that a launcher cannot state (of its models the one that lacks fewest), in order."""
-    named = model.tower.model_type if model.tower else ""
-    known = {named} if named in able.except_towers else {named, "any"}
-    lacks_tower = model.tower is not None and known.isdisjoint(able.towers)
+    lacks_tower = model.tower is not None and not able.trains_tower(model.tower.model_type)
     if "any" in able.model_facts:
         others = {DIFFUSION: model.diffusion is not None, LABELS: model.num_labels > 0}
         lacks = tuple(fact for fact, there in others.items() if there and not able.diffusion)

@@ -117,10 +117,10 @@ plan all of them with `--launcher none`, and each with the launchers in its row.
 
 def _towers() -> str:
     """Types with a vision tower, and the launchers that train them."""
-    able = {name: launcher_capabilities(name).towers for name in launchers_of("any")}
+    able = {name: launcher_capabilities(name) for name in launchers_of("any")}
     rows = (
         f"| `{name}` | {f'`{one.text}`' if one.text else 'any planned one'} | "
-        f"{', '.join(launcher for launcher, types in able.items() if {name, 'any'} & {*types}) or '–'} |\n"
+        f"{', '.join(launcher for launcher, own in able.items() if own.trains_tower(name)) or '–'} |\n"
         for name, one in sorted(whole_types().items())
     )
     return _TOWERS + "".join(rows) + "\n"
