@@ -348,10 +348,18 @@ def _sample_faults(workload: Workload, able: Capabilities) -> Iterator[FieldErro
     others = [one for one in names if workload.sample_word in launcher_capabilities(one).samples]
     yield FieldError(
         pointer=f"/workload/{'reference' if known else 'sample'}",
-        message=f"{able.launcher} can't train {what}{beside}",
-        allowed=f"the launchers {', '.join(others)}",
-        tip=f"--launcher {others[0]}",
+        message=(f"{able.launcher} can't" if others else "no launcher can") + f" train {what}{beside}",
+        allowed=f"the launchers {', '.join(others)}" if others else _other_references(workload),
+        tip=f"--launcher {others[0]}" if others else "",
     )
+
+
+def _other_references(workload: Workload) -> str:
+    """Return the references with which some launcher trains the samples."""
+    words = [one.partition("/") for one in launcher_capabilities("any").samples]
+    found = [reference or "none" for sample, _, reference in words if sample == workload.sample]
+    without = {"frozen": "frozen with lora_rank 0"} if workload.lora_rank else {}
+    return f"reference {', or '.join(without.get(one, one) for one in found if '+' not in one)}"
 
 
 _REFERENCES = {
