@@ -99,6 +99,7 @@ class Capabilities:
         False  # it has DoRA of fused layers; peft's, of single ones, all launchers have
     )
     fake_quantizations: tuple[str, ...] = ("none",)  # of full training; empty: not limited by the launcher
+    own_options: tuple[str, ...] = ()  # that not every launcher has: an option's name, or it and a word
     mixes_attention: bool = False  # FlashAttention and torch's choice, each in the layers that it takes
     sequence_parallel: bool = True  # with tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: Limit = False  # tensor_parallel_size divides the key/value heads too
@@ -310,6 +311,7 @@ def _require_known_words(able: Capabilities) -> None:
             (one.partition(" ")[0] for one, _ in able.option_constraints),
             option_names(),
         ),
+        "own_options": ((one.partition(" ")[0] for one in able.own_options), option_names()),
         "optimizer_constraints": (dict(able.optimizer_constraints), able.optimizers or OPTIMIZERS),
         "batching_constraints": (dict(able.batching_constraints), able.batchings),
     }

@@ -130,7 +130,7 @@ def _require_logits(fields: Fields) -> None:
         fields.fault(
             _ASFT,
             "its trainer makes no second model next to LoRA, and fails (trainer_utils.py create_ref_model)",
-            allowed="false, a ref_model, or finetuning_type full",
+            allowed="false, or finetuning_type full",
             nearest="false",
         )
     if fields.flag("enable_liger_kernel"):

@@ -457,6 +457,8 @@ def _own_optimizer(fields: Fields) -> dict[str, Any]:
     replaced = _OWN_OPTIMIZERS[switch]
     if switch in _LOW_RANK:
         return _projected(fields, switch, replaced)
+    if None in replaced and fields.has("optim"):  # train/trainer_utils.py:473 and :498 don't look at it
+        fields.note(f"optim: {shown(fields.word('optim', ''))} is not used: {switch} replaces it")
     return _by_block(fields, replaced) if switch == _BADAM else {"optimizer": replaced[None]}
 
 

@@ -36,10 +36,8 @@ from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions, Worklo
 from meshwright.solver.space.expressions import ExpressionError, term_of, written_term
 from meshwright.solver.space.launcher_choice import LauncherChoice, launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import (
-    dynamic_faults,
-    fake_quantization_faults,
     pin_faults,
-    selection_faults,
+    stated_faults,
     workload_faults,
 )
 from meshwright.solver.space.request_rules import constraint_of, names_of
@@ -191,7 +189,6 @@ def check_limits(problem: Problem) -> None:
         _lengths,
         _images,
         _samples,
-        _tiles,
         _diffusion,
         _switches,
         _ranks,
@@ -295,7 +292,6 @@ def _samples(problem: Problem) -> Iterator[FieldError]:
             nearest="frozen",
             tip="--lora-rank 16",
         )
-    yield from _whole_losses(problem)
     if work.sample == "unpaired" and work.reference == "none":
         yield FieldError(
             pointer="/workload/sample",
@@ -309,47 +305,6 @@ def _samples(problem: Problem) -> Iterator[FieldError]:
             message=f"{work.sample_kind.words} are not packed: each answer is a sequence of its own",
             allowed="padding, padding_to_longest",
             nearest="padding_to_longest",
-        )
-
-
-def _whole_losses(problem: Problem) -> Iterator[FieldError]:
-    """Check that a loss of whole logits has what it reads: a reference's logits, or masked tokens."""
-    work, kernel = problem.workload, problem.workload.framework_options.get("loss_kernel")
-    lacks = {
-        "compared": (
-            work.sample != "sequence" or work.reference == "none",
-            "it compares the logits of sequences to a reference's",
-            "sample sequence and a reference, or whole",
-            f"--reference {'adapters-off' if work.lora_rank else 'frozen'}",
-        ),
-        "masked": (
-            problem.model.causal,
-            "it predicts masked tokens from all others, and the model attends to earlier ones alone",
-            "a model with causal: false, or whole",
-            "",
-        ),
-    }
-    lacking, why, allowed, tip = lacks.get(str(kernel), (False, "", "", ""))
-    if lacking:
-        yield FieldError(
-            pointer="/workload/framework_options/loss_kernel",
-            message=f"{kernel}: {why}",
-            allowed=allowed,
-            nearest="whole",
-            tip=tip,
-        )
-
-
-def _tiles(problem: Problem) -> Iterator[FieldError]:
-    """Check that MLPs in tiles are those of dense layers, whose whole weights are trained."""
-    work, model = problem.workload, problem.model
-    unlike = model.moe or model.tower or model.layer_pattern or work.language_frozen
-    if unlike and work.framework_options.get("mlp_tile_tokens"):
-        yield FieldError(
-            pointer="/workload/framework_options/mlp_tile_tokens",
-            message="MLPs in tiles are priced of whole weights of dense language models",
-            allowed="0",
-            nearest="0",
         )
 
 
@@ -734,9 +689,7 @@ def _trainable(problem: Problem) -> Iterator[FieldError]:
     if problem.launcher != "any":
         yield from workload_faults(problem, launcher_capabilities(problem.launcher))
     else:
-        yield from dynamic_faults(problem)
-        yield from selection_faults(problem)
-        yield from fake_quantization_faults(problem)
+        yield from stated_faults(problem)
     work = problem.workload
     if work.lora_rank and (why := target_fault(problem.model, work.lora_targets)):
         yield FieldError(

@@ -18,7 +18,12 @@ from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.switches import switches
 from meshwright.profiles.vendors import vendor_of
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.launcher_rules import pin_faults, problem_faults, with_recipe
+from meshwright.solver.space.launcher_rules import (
+    own_options_stated,
+    pin_faults,
+    problem_faults,
+    with_recipe,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +62,21 @@ def _compares(problem: Problem) -> bool:
     return problem.workload.sample_word != "sequence"
 
 
+def _states_own_options(problem: Problem) -> bool:
+    return next(own_options_stated(problem.workload), None) is not None
+
+
 # In order: the first kind that a question is of decides.
 PREFERENCES = (
     Preference(
         why="different node types: it places stages on them",
         asked=_places,
         launchers=("flagscale",),
+    ),
+    Preference(
+        why="options that few launchers have: its files state them",
+        asked=_states_own_options,
+        launchers=("axolotl", "llama-factory-accelerate"),
     ),
     Preference(
         why="training on preferences: it has trainers for pairs of answers",

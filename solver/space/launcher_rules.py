@@ -348,10 +348,18 @@ def _sample_faults(workload: Workload, able: Capabilities) -> Iterator[FieldErro
     others = [one for one in names if workload.sample_word in launcher_capabilities(one).samples]
     yield FieldError(
         pointer=f"/workload/{'reference' if known else 'sample'}",
-        message=f"{able.launcher} can't train {what}{beside}",
-        allowed=f"the launchers {', '.join(others)}",
-        tip=f"--launcher {others[0]}",
+        message=(f"{able.launcher} can't" if others else "no launcher can") + f" train {what}{beside}",
+        allowed=f"the launchers {', '.join(others)}" if others else _other_references(workload),
+        tip=f"--launcher {others[0]}" if others else "",
     )
+
+
+def _other_references(workload: Workload) -> str:
+    """Return the references with which some launcher trains the samples."""
+    words = [one.partition("/") for one in launcher_capabilities("any").samples]
+    found = [reference or "none" for sample, _, reference in words if sample == workload.sample]
+    without = {"frozen": "frozen with lora_rank 0"} if workload.lora_rank else {}
+    return f"reference {', or '.join(without.get(one, one) for one in found if '+' not in one)}"
 
 
 _REFERENCES = {
@@ -444,9 +452,8 @@ def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
 
 def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """Reject framework options that the launcher does not start with, whatever the configuration."""
-    yield from dynamic_faults(problem)
-    yield from selection_faults(problem)
-    yield from fake_quantization_faults(problem)
+    yield from stated_faults(problem)
+    yield from _own_option_faults(problem, able)
     yield from _mixed_attention_faults(problem, able)
     if facts := _facts(problem, able):
         yield from switch_faults(
@@ -454,6 +461,36 @@ def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
             precision=problem.workload.precision, gpus=[group.gpu for group in problem.cluster.groups],
             pinned=problem.options.pin.get("recompute_granularity"),
         )  # fmt: skip
+
+
+def stated_faults(problem: Problem) -> Iterator[FieldError]:
+    """Reject framework options that contradict the request under every launcher."""
+    yield from dynamic_faults(problem)
+    yield from selection_faults(problem)
+    yield from fake_quantization_faults(problem)
+    yield from _whole_loss_faults(problem)
+    yield from _tile_faults(problem)
+
+
+def _own_option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Reject options, or words of them, that some launchers have and this one lacks."""
+    for named in own_options_stated(problem.workload):
+        if named not in able.own_options:
+            others = [one for one in launchers_of("any") if named in launcher_capabilities(one).own_options]
+            yield FieldError(
+                pointer=f"/workload/framework_options/{named.partition(' ')[0]}",
+                message=f"{able.launcher} has no setting for {named}",
+                allowed=f"the launchers {', '.join(others)}",
+            )
+
+
+def own_options_stated(workload: Workload) -> Iterator[str]:
+    """Yield what a workload states of the options that not every launcher has."""
+    for named in launcher_capabilities("any").own_options:
+        option, _, word = named.partition(" ")
+        value = workload.framework_options.get(option)
+        if value == word if word else value:
+            yield named
 
 
 def _mixed_attention_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -935,6 +972,47 @@ def selection_faults(problem: Problem) -> Iterator[FieldError]:
             pointer=f"/workload/framework_options/{name}",
             message=f"{work.framework_options[name]}: it does nothing without {every}",
             allowed=f"absent, or with {every} stated or in search.allow",
+        )
+
+
+def _whole_loss_faults(problem: Problem) -> Iterator[FieldError]:
+    """Refuse a loss of whole logits without what it reads: a reference's logits, or masked tokens."""
+    work, kernel = problem.workload, problem.workload.framework_options.get("loss_kernel")
+    lacks = {
+        "compared": (
+            work.sample != "sequence" or work.reference == "none",
+            "it compares the logits of sequences to a reference's",
+            "sample sequence and a reference, or whole",
+            f"--reference {'adapters-off' if work.lora_rank else 'frozen'}",
+        ),
+        "masked": (
+            problem.model.causal,
+            "it predicts masked tokens from all others, and the model attends to earlier ones alone",
+            "a model with causal: false, or whole",
+            "",
+        ),
+    }
+    lacking, why, allowed, tip = lacks.get(str(kernel), (False, "", "", ""))
+    if lacking:
+        yield FieldError(
+            pointer="/workload/framework_options/loss_kernel",
+            message=f"{kernel}: {why}",
+            allowed=allowed,
+            nearest="whole",
+            tip=tip,
+        )
+
+
+def _tile_faults(problem: Problem) -> Iterator[FieldError]:
+    """Refuse MLPs in tiles but those of dense layers, whose whole weights are trained."""
+    work, model = problem.workload, problem.model
+    unlike = model.moe or model.tower or model.layer_pattern or work.language_frozen
+    if unlike and work.framework_options.get("mlp_tile_tokens"):
+        yield FieldError(
+            pointer="/workload/framework_options/mlp_tile_tokens",
+            message="MLPs in tiles are priced of whole weights of dense language models",
+            allowed="0",
+            nearest="0",
         )
 
 

@@ -45,6 +45,7 @@ def test_every_launcher_of_the_catalog_names_its_source() -> None:
         ("model_facts", "latent atention", "latent attention"),
         ("model_families", "tied embedings", "tied embeddings"),
         ("option_constraints", "overlap_transfers False", "overlap_transfer"),
+        ("own_options", "mlp_tile_token", "mlp_tile_tokens"),
         ("optimizer_constraints", "adamw-bf", "adamw-bf16"),
         ("batching_constraints", "pack", "packing"),
     ],

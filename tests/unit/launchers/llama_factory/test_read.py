@@ -436,6 +436,14 @@ def test_muon_of_llama_factory_is_read_on_replicas_in_fp32() -> None:
         read(f"CUDA_VISIBLE_DEVICES=0 {MUON} --pure_bf16\n")
 
 
+@pytest.mark.parametrize(("run", "optimizer"), [(MINI, "adam-mini"), (MUON, "muon")])
+def test_an_optimizer_that_replaces_every_other_is_read_next_to_optim(run: str, optimizer: str) -> None:
+    """LLaMA-Factory 0.9.5, train/trainer_utils.py:473 and :498, look at no ``optim``."""
+    found = read(f"CUDA_VISIBLE_DEVICES=0 {run} --bf16 --optim adamw_torch\n")
+    assert found.workload.optimizer == optimizer
+    assert any("optim: adamw_torch is not used" in note for note in found.notes)
+
+
 @pytest.mark.parametrize("targets", ["all", "mlp,self_attn", "self_attn, mlp"])
 def test_galore_of_both_parts_of_a_layer_is_that_of_all_linear_layers(targets: str) -> None:
     words = f"CUDA_VISIBLE_DEVICES=0 {GALORE} --bf16 --galore_target '{targets}'\n"

@@ -97,7 +97,10 @@ def test_training_that_generates_is_refused(name: str, text: str) -> None:
     [
         ("enable_liger_kernel: true\n", "use_asft_loss: .* Liger's loss returns no logits"),
         ("use_dft_loss: true\n", "use_dft_loss: .* next to use_asft_loss: one loss is computed"),
-        ("finetuning_type: lora\n", "use_asft_loss: .* makes no second model next to LoRA"),
+        (
+            "finetuning_type: lora\n",
+            "use_asft_loss: .* next to LoRA.*Allowed: false, or finetuning_type full",
+        ),
     ],
 )
 def test_a_loss_of_two_models_logits_needs_both(more: str, why: str) -> None:
@@ -116,9 +119,9 @@ def test_only_fine_tuning_compares_logits() -> None:
     assert "loss_kernel" not in found.workload.framework_options
 
 
-def _problem(launcher: str = "trl", **workload: object) -> Problem:
+def _problem(launcher: str = "trl", *, gpus: int = 8, **workload: object) -> Problem:
     work = {"global_batch_size": 16, "seq_length": 1024, **workload}
-    cluster = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8}]}
+    cluster = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": gpus}]}
     return parse_problem(
         {"model": "qwen3-8b", "cluster": cluster, "workload": work, "launcher": launcher,
          "search": {"top_k": 1, "certify": "none"}}
@@ -225,3 +228,28 @@ def test_what_contradicts_is_refused(workload: dict[str, object], field: str) ->
     with pytest.raises(InvalidProblemError) as fault:
         _problem("none", **workload)
     assert f"/workload/{field}" in [one.pointer for one in fault.value.errors]
+
+
+@pytest.mark.parametrize(
+    ("workload", "allowed"),
+    [
+        (
+            {"reference": "frozen", "lora_rank": 8},
+            "reference none, or frozen with lora_rank 0, or adapters-off",
+        ),
+        ({"sample": "triple", "reference": "frozen"}, "reference none"),
+    ],
+)
+def test_a_reference_that_no_launcher_has_is_refused(workload: dict[str, object], allowed: str) -> None:
+    with pytest.raises(InvalidProblemError, match="no launcher can train") as fault:
+        _problem("deepspeed", **workload)
+    first = next(one for one in fault.value.errors if one.message.startswith("no launcher"))
+    assert (first.pointer, first.allowed, first.tip) == ("/workload/reference", allowed, "")
+
+
+def test_what_has_no_plan_is_answered_where_no_launcher_has_its_reference_next_to_adapters() -> None:
+    """One GPU holds no training of 8 billion weights, and adapters next to a frozen copy are no remedy."""
+    problem = _problem("deepspeed", gpus=1, reference="frozen")
+    answer = ask(problem, default_profile(problem.cluster, problem.priced_as))
+    assert answer.infeasible is not None
+    assert not any("LoRA" in str(one) for one in answer.infeasible.remedies)

@@ -221,6 +221,26 @@ def test_a_switch_that_contradicts_what_is_stated_is_no_change() -> None:
         with_options(profile.framework, one.workload.framework_options)
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"mlp_tile_tokens": 1024.0},  # priced of whole weights that are trained
+        {"loss_kernel": "compared"},  # of two models' logits, and no reference is stated
+    ],
+)
+def test_a_change_that_no_request_may_state_is_no_change(stated: dict[str, str | float]) -> None:
+    problem = replace(a_problem(model=SMALL, cluster=a_cluster(num_nodes=1), batch=64), launcher="none")
+    plain = replace(problem, workload=replace(problem.workload, lora_rank=16, lora_targets=("q_proj",)))
+    profile = default_profile(problem.cluster, problem.launcher)
+
+    def has_a_plan(one: Problem) -> bool:
+        change = ProblemChange(kind="lora", words="adapters", problem=one, profile=profile)
+        return judge_of_changes()(change) is not None
+
+    assert has_a_plan(plain)
+    assert not has_a_plan(replace(plain, workload=replace(plain.workload, framework_options=stated)))
+
+
 def test_nodes_in_use_are_round_where_some_stay_spare() -> None:
     # 17 nodes, one spare, use 16, a number of four binary digits; 18 would use 17: 19, 24 would use 23: 25
     assert [remedies._round(nodes, 1) for nodes in (9, 17, 18, 24, 33)] == [9, 17, 19, 25, 33]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,28 @@ def test_a_wish_that_a_launcher_lacks_names_those_that_have_it(asked: dict[str, 
     assert fault.allowed.startswith(allowed)
     assert fault.tip == "--launcher trl"
     parse_problem({**request(**asked), "launcher": "trl"})
+
+
+@pytest.mark.parametrize(
+    ("stated", "options", "able"),
+    [
+        ({}, {"mlp_tile_tokens": 16_384}, ("axolotl", "deepspeed")),
+        ({"reference": "frozen"}, {"loss_kernel": "compared"}, ("llama-factory-accelerate", "deepspeed")),
+        ({}, {"loss_kernel": "masked"}, ("axolotl", "deepspeed")),
+    ],
+)
+def test_options_that_few_launchers_have_choose_one_of_these(
+    stated: dict[str, Any], options: dict[str, Any], able: tuple[str, ...]
+) -> None:
+    """Axolotl 0.19 tiled_mlp, integrations/diffusion; LLaMA-Factory 0.9.5 use_asft_loss."""
+    problem = parse_problem({**request(**stated), "launcher": "none"})
+    work = replace(problem.workload, framework_options=options)
+    causal = options.get("loss_kernel") != "masked"
+    problem = replace(problem, workload=work, model=replace(problem.model, causal=causal))
+    assert (chosen_launcher(problem).launcher, launchers_able(problem)) == (able[0], able)
+    for launcher in ("megatron-lm", "accelerate", "trl"):
+        messages = [one.message for one in launcher_faults(problem, launcher)]
+        assert any(one.startswith(f"{launcher} has no setting for ") for one in messages)
 
 
 def test_where_fsdp_has_no_room_deepspeed_may_have() -> None:
