@@ -464,7 +464,7 @@ def main() -> None:
     call = json.loads(sys.stdin.read(MOST_BYTES))
     try:
         answer = answered(call["name"], call["arguments"])
-    except MemoryError:
+    except (MemoryError, SystemError):  # of a C function that can't build even its MemoryError
         sys.exit(OUT_OF_MEMORY)
     sys.stdout.write(json.dumps(answer))
 

@@ -255,7 +255,7 @@ class Problem:
     def __post_init__(self) -> None:
         """Let pages of an optimizer leave the GPU; leave out prediction layers that its launcher lacks."""
         if self.workload.optimizer in UNPAGED and "offload" not in self.options.allow:
-            paged = replace(self.options, allow=(*self.options.allow, "offload"))
+            paged = replace(self.options, allow=("offload", *self.options.allow))
             object.__setattr__(self, "options", paged)
         if not self.model.num_mtp_layers:
             return

@@ -288,6 +288,7 @@ def use_stores(database: Database, jobs: Jobs) -> None:
         values = {"request": {}, "config": {}, "body": {}, "profile_id": "own", "scope": "scope-1"}
         profile_records.insert_measurement(connection, TENANT, "own", plan_id=run.plan_id, **values)
         plan_records.note_measured(connection, TENANT, [run.plan_id])
+        profile_records.runs_behind(connection, "own", limit=64)
         profile_records.is_full(connection, TENANT, 10_000)
     for num_nodes in (2, 3):  # the second is a new version
         raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": num_nodes}]}
