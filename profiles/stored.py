@@ -124,8 +124,11 @@ def _states(stated: Mapping[str, object], sizes: Mapping[str, int]) -> bool:
     return all(stated.get(name, size) == size for name, size in sizes.items())
 
 
-def checkpoint_base(stored: StoredAs) -> BasePrecision | None:
-    """Return the precision of frozen weights that only a checkpoint has: as transformers loads them."""
+def checkpoint_base(stored: StoredAs, *, of_experts: bool = False) -> BasePrecision | None:
+    """Return the precision of frozen weights that only a checkpoint has: as transformers loads them.
+
+    ``of_experts``: also one of experts alone, which other kernels load.
+    """
     kind = STORED.get(stored)
-    its = (one for one in kind.base if STORAGE[one].checkpoint and not is_of_experts(one)) if kind else ()
-    return next(iter(its), None)
+    its = [one for one in kind.base if STORAGE[one].checkpoint] if kind else []
+    return next((one for one in its if of_experts or not is_of_experts(one)), None)

@@ -62,7 +62,7 @@ def methods_of(optimizer: str | None, lora_rank: int, stored: StoredAs = "") -> 
     adapters = f"--lora-rank {lora_rank}"
     yield Method(title="LoRA", option=adapters, workload={"lora_rank": lora_rank})
     bases: dict[str, str] = {"nf4": "QLoRA"}
-    if (own := checkpoint_base(stored)) is not None:
+    if (own := checkpoint_base(stored, of_experts=True)) is not None:
         bases[own] = f"on {STORED[stored].words}"
     for base, title in bases.items():
         yield Method(

@@ -63,6 +63,8 @@ _DOCUMENTS = (".yaml", ".yml", ".json")
 _KIND = re.compile(r'^\s*"?kind"?:\s*"?post_training\b', re.MULTILINE)
 _ALIKE = 0.75  # of difflib, at which an option's name is a slip of another: --modle, --prot
 _FIELD = re.compile(r"\w+")
+# A whole value of JSON or YAML, up to what ends it, of letters that sed takes as they are (and dots).
+_VALUE = r'("[\w. +-]*"|[\w.+-]+)(?=[ \t]*(?:[\r\n,}\]]|\Z)|[ \t]+#)'
 _PLAIN = re.compile(r"\d+|true|false|null")  # values of JSON without quotes
 _ASSIGNED = re.compile(r"[\w-]+=[^,=]+(,[\w-]+=[^,=]+)+")  # tp=8,pp=4: assignments in one word
 
@@ -546,7 +548,7 @@ def _edited(fault: FieldError, line: Line) -> str:
     if not (_FIELD.fullmatch(name) and _FIELD.fullmatch(right)):
         return ""
     key = rf'(?<![\w-])({name})"?\s*:'
-    sought = key if fault.message == UNKNOWN_FIELD else rf'(?<![\w-]){name}"?[ \t]*:[ \t]*("?[\w.]+"?)'
+    sought = key if fault.message == UNKNOWN_FIELD else rf'(?<![\w-]){name}"?[ \t]*:[ \t]*{_VALUE}'
     found = []
     for path in _documents(line):
         with suppress(OSError, UnicodeDecodeError):

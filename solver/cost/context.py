@@ -959,6 +959,15 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
     return changed, own
 
 
+def facts_as_run(problem: Problem, profile: Profile) -> FrameworkFacts:
+    """Return what really runs of a workload's options: a kernel that a model can't have is another.
+
+    Raises:
+        InvalidProblemError: a framework option is unknown or has a wrong value.
+    """
+    return _as_run(problem, profile)[1]
+
+
 def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts]:
     """Return a profile and its framework's facts under the options and the precision of a workload."""
     workload = problem.workload
@@ -975,6 +984,8 @@ def _as_run(problem: Problem, profile: Profile) -> tuple[Profile, FrameworkFacts
     if not optimizer_named(workload.optimizer).fp32_copy:
         # DistributedDataParallel reduces what the weights' dtype makes them
         facts = replace(facts, replicated_gradient_dtype="bf16")
+    if problem.model.compression and facts.separate_projections and facts.flash:
+        facts = replace(facts, attention_kernel="torch")  # DeepseekV4PreTrainedModel: ``_supports_sdpa``
     return profile, facts
 
 
@@ -1016,8 +1027,6 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     workload, lengths = problem.workload, problem.workload.lengths
     optimizer, able = optimizer_named(workload.optimizer), launcher_capabilities(problem.launcher)
     profile, facts = _as_run(problem, profile)
-    if problem.model.compression and facts.separate_projections and facts.flash:
-        facts = replace(facts, attention_kernel="torch")  # DeepseekV4PreTrainedModel: ``_supports_sdpa``
     in_32_bits, gpu = workload.precision == "fp32", profile.group.gpu
     precision = "bf16" if in_32_bits else linear_precision(problem, facts, gpu)
     low_precision = precision in ("fp8", "fp4")

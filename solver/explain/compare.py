@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, pairwise
 
-from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Comparison, Prediction, Step
 from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Configuration
+from meshwright.solver.cost.context import facts_as_run
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain.alternatives import RuleJudge, settle
 from meshwright.solver.explain.waterfall import waterfalls
@@ -257,7 +257,7 @@ def compared(profile: Profile, first: ComparedConfiguration, second: ComparedCon
         InvalidProblemError: a framework option of a side is unknown or wrong.
     """
     stops = [first]
-    for name, problem in _option_changes(first.problem, second.problem, profile.framework):
+    for name, problem in _option_changes(first.problem, second.problem, profile):
         stops.append(replace(first, problem=problem, change=name))
     stops += _path(second.problem, profile, first.configuration, second.configuration)
     found = [_Judged.of(stop, profile) for stop in stops]
@@ -280,7 +280,8 @@ def compared(profile: Profile, first: ComparedConfiguration, second: ComparedCon
     )
 
 
-def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> list[tuple[str, Problem]]:
+def _option_changes(first: Problem, second: Problem, profile: Profile) -> list[tuple[str, Problem]]:
+    """Return what else runs, one after the other; an option under which the same runs is no change."""
     now, then = first.workload.framework_options, second.workload.framework_options
     problem, found = first, []
     for name in ("precision", "optimizer"):
@@ -296,8 +297,11 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
         options.pop(name, None)
         if name in then:
             options[name] = then[name]
-        problem = replace(problem, workload=replace(problem.workload, framework_options=options))
-        value = then.get(name, getattr(facts, name, "the framework's default"))
+        before = problem
+        problem = replace(before, workload=replace(before.workload, framework_options=options))
+        if facts_as_run(before, profile) == facts_as_run(problem, profile):
+            continue
+        value = then.get(name, getattr(profile.framework, name, "the framework's default"))
         word = ("off", "on")[value] if isinstance(value, bool) else str(value)
         found.append((f"{name.replace('_', ' ')} {word}", problem))
     return found

@@ -179,10 +179,11 @@ def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     """Train adapters of frozen weights, LoRA and then QLoRA, under the first launcher that fits them.
 
     A request with adapters keeps them, and its frozen weights get fewer bits. Nothing further is tried if
-    16 bits fit under its own launcher.
+    16 bits fit under its own launcher. Trained layers go with no adapters, and no option takes them back.
     """
     work, own = problem.workload, problem.launcher
-    if (work.language_frozen and not work.lora_rank) or problem.model.diffusion is not None:
+    frozen = (work.language_frozen and not work.lora_rank) or work.trained_layers
+    if frozen or problem.model.diffusion is not None:
         return
     others = [name for name in launchers_of("any") if name not in (own, "none")]
     named = others if own == "any" else [own, *others]
@@ -192,7 +193,9 @@ def adapted(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
         for name in names:
             one = _with_adapters(problem, name, base)
             kind = "qlora" if base != "bf16" else "lora"
-            method = f"{'QLoRA' if base != 'bf16' else 'LoRA'} of rank {one.workload.lora_rank}"
+            rotates = work.framework_options.get("oft")
+            size = f"{'OFT with blocks of' if rotates else 'LoRA of rank'} {one.workload.lora_rank}"
+            method = f"{'Q' * (kind == 'qlora')}{size}"
             stays = bool(work.lora_rank) and base == "bf16"
             yield ProblemChange(
                 kind,

@@ -52,7 +52,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.storage import WHOLE_PRECISIONS, BasePrecision, is_checkpoints, is_of_experts
-from meshwright.profiles.stored import STORED
+from meshwright.profiles.stored import STORED, StoredKind
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
 from meshwright.profiles.trained_layers import FIRST, count_of
@@ -673,7 +673,7 @@ def stored_notes(problem: Problem) -> tuple[str, ...]:
         return (f"The plan freezes {named}: name it in the launch files",)
     if kind is None:
         return ()
-    own = next((one for one in kind.base if _is_predicted(model, one)), "")
+    own, obstacle = _base_as_stored(problem, kind)
     start = "16-bit weights"
     start += f" (transformers: {kind.dequantize})" if kind.dequantize else " of the unquantized model"
     said = f"the weights of {model.title} are stored in {kind.words}"
@@ -682,12 +682,26 @@ def stored_notes(problem: Problem) -> tuple[str, ...]:
         few = f"--lora-rank 16 --base-precision {own or 'nf4'}"
         return (f"{said}{cannot}. The plan trains {start}. For QLoRA, add {few}",)
     if base in WHOLE_PRECISIONS:
-        lacking = f" with {_beyond_checkpoints(model)}" if kind.base and _beyond_checkpoints(model) else ""
-        few = f". To freeze them as they are stored, add --base-precision {own}"
-        few = few if own else f": adapters on {kind.words} can't be predicted{lacking}"
+        few = f". To freeze them as they are stored, add --base-precision {own}" if own else f": {obstacle}"
         return (f"{said}. The plan freezes {start}{few}",)
     again = "" if kind.base else ": transformers can't quantize a checkpoint twice"
     return (f"{said}. The plan quantizes {start} to {base}{again}",)
+
+
+def _base_as_stored(problem: Problem, kind: StoredKind) -> tuple[BasePrecision | None, str]:
+    """Return the base that a request may add to freeze a checkpoint as it is stored, else why none."""
+    ables = [launcher_capabilities(name) for name in launchers_of(problem.launcher)]
+    obstacle = f"adapters on {kind.words} can't be predicted"
+    for base in kind.base:
+        work = replace(problem.workload, lora_rank=problem.workload.lora_rank or 1, base_precision=base)
+        fault = next(_checkpoint_faults(replace(problem, workload=work)), None)
+        if fault is not None:
+            obstacle = fault.message
+        elif any(base in able.base_precisions for able in ables):
+            return base, ""
+        else:
+            obstacle = f"{problem.launcher} doesn't support frozen weights in {base}"
+    return None, obstacle
 
 
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:

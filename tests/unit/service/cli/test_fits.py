@@ -96,6 +96,16 @@ def test_experts_have_few_bits_where_they_do_not_fit_otherwise() -> None:
     assert (row["fits"], row["allow"]) == ("yes", ["quantizes_experts"])
 
 
+@pytest.mark.parametrize(("gpu", "launchers"), [("H100", {"accelerate"}), ("A100", set())])
+def test_experts_in_nvfp4_are_a_base_of_adapters_where_they_are_multiplied(
+    gpu: str, launchers: set[str]
+) -> None:
+    found = rows("nvidia/Qwen3-30B-A3B-NVFP4", "--gpus", f"1x{gpu}")
+    stored = [one for one in found if one["method"] == "on nvfp4"]
+    assert {one["launcher"] for one in stored if one["fits"] != "no"} == launchers
+    assert all("--base-precision nvfp4" in one["command"] for one in stored)
+
+
 def test_a_stored_checkpoint_is_one_more_base_of_adapters() -> None:
     found = rows("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "--gpus", "1xRTX-4090")
     stored = [one for one in found if one["method"] == "on GPTQ"]

@@ -427,6 +427,9 @@ def test_a_misspelt_field_of_a_file_is_renamed_there(
         ),  # which of the two?
         ("1", '{"hidden_size": -5, "text_config": {"hidden_size": 64}}', ""),  # the other is right
         ("silu", '{"hidden_size": "sillu"}', '{"hidden_size": "silu"}'),  # a word keeps its quotes
+        ("none", '{"hidden_size": "nvfp4-merged"}', '{"hidden_size": "none"}'),  # all of the word
+        ("none", '{"hidden_size": "two words", "b": 1}', '{"hidden_size": "none", "b": 1}'),
+        ("none", '{"hidden_size": "a/b"}', ""),  # which sed would take for its end
     ],
 )
 def test_a_wrong_value_of_a_models_file_is_corrected_there(

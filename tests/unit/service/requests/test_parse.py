@@ -727,7 +727,11 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
         ),
         ("Qwen/Qwen3-8B-AWQ", {}, r"can't be trained in full. .* For QLoRA, add .* --base-precision awq$"),
         ("Qwen/Qwen3-8B-AWQ", {"lora_rank": 16}, r"The plan freezes 16-bit .* add --base-precision awq$"),
-        ("Qwen/Qwen3-8B-NVFP4", {"lora_rank": 16}, r"freezes 16-bit .* on nvfp4 can't be predicted"),
+        (
+            "Qwen/Qwen3-8B-NVFP4",
+            {"lora_rank": 16},
+            r"freezes 16-bit .*: nvfp4 is of experts .*; Qwen3 8B is no",
+        ),
         (
             "nvidia/Qwen3-30B-A3B-NVFP4",
             {"lora_rank": 16},
@@ -743,7 +747,7 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
         (
             "Qwen/Qwen3-30B-A3B-GPTQ-Int4",
             {"lora_rank": 16},
-            r"adapters on GPTQ can't be predicted with experts$",
+            r"freezes 16-bit .*: experts with frozen weights in gptq can't be predicted$",
         ),
         (  # no trainer quantises to AWQ
             "Qwen/Qwen3-8B-GPTQ-Int4",
@@ -763,6 +767,31 @@ def test_an_answer_states_what_is_trained_where_the_published_weights_are_quanti
     raw["workload"] = {"global_batch_size": 8, "seq_length": 1024, **workload}
     notes = stored_notes(parse_problem(raw))
     assert (re.search(words, notes[0]) is not None) if words else notes == ()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "gpu", "added"),
+    [
+        ("accelerate", "h100-sxm-80gb", "add --base-precision nvfp4"),
+        ("accelerate", "a100-sxm-80gb", "SonicMoE, .*, doesn't run on A100"),  # fp4_cute.py:57
+        ("accelerate", "b200-sxm-180gb", "on B200 .* in 4 bits, which is not priced"),
+        ("trl", "h100-sxm-80gb", "trl doesn't support frozen weights in nvfp4"),
+    ],
+)
+def test_a_base_of_the_checkpoint_is_named_where_the_request_may_add_it(
+    launcher: str, gpu: str, added: str
+) -> None:
+    raw = request(model={"name": "nvidia/Qwen3-30B-A3B-NVFP4"}, launcher=launcher)
+    raw["cluster"] = {"gpu": gpu, "gpus_per_node": 8, "num_nodes": 1}
+    work = {"global_batch_size": 8, "seq_length": 1024, "lora_rank": 8}
+    (note,) = stored_notes(parse_problem({**raw, "workload": work}))
+    assert re.search(f"The plan freezes 16-bit weights of the unquantized model.*{added}", note), note
+    stored = {**raw, "workload": {**work, "base_precision": "nvfp4"}}
+    if "--base-precision" in note:
+        assert stored_notes(parse_problem(stored)) == ()
+    else:
+        with pytest.raises(InvalidProblemError, match=re.escape(note.rpartition(": ")[2])):
+            parse_problem(stored)
 
 
 _TOWER = {

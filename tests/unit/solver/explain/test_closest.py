@@ -113,9 +113,14 @@ def test_a_7b_model_trains_on_24_gb_as_galores_paper_has_it() -> None:
     [
         request("qwen3-8b", "a100-sxm-40gb", 4, "trl"),
         request("llama-3.1-8b", "h100-sxm-80gb", 1, "megatron-lm"),
+        request("qwen3-32b", "h100-sxm-80gb", 1, "any", optimizer="badam", trained_layers="0"),
+        request(
+            "llama-3.1-70b", "h100-sxm-80gb", 1, "axolotl", trained_layers="78-79",
+            trained_modules=["embed_tokens", "lm_head"], framework_options={"redraws_layers": True},
+        ),
     ],
-    ids=["a small risk", "another launcher"],
-)
+    ids=["a small risk", "another launcher", "one layer after another", "layers drawn anew"],
+)  # fmt: skip
 def test_the_request_with_the_options_of_a_change_gets_a_plan_no_slower_than_shown(
     body: dict[str, Any],
 ) -> None:
@@ -159,6 +164,20 @@ def test_frozen_weights_that_leave_no_room_are_offered_in_fewer_bits(
     assert left_out not in [one.get("workload.base_precision") for one in changes]
     (plan,) = answered(parse_problem(changed(body, offered))).plans
     assert plan.prediction.out_of_memory_probability <= 0.05
+
+
+def test_frozen_weights_in_4_bits_under_oft_are_named_by_their_blocks() -> None:
+    # 14.8e9 weights of 2 bytes are 27.5 of 24 GiB; in 4 bits the blocks stay as they are (QOFT)
+    body = request(
+        "qwen3-14b", "rtx-4090", 1, "llama-factory-accelerate", lora_rank=32, seq_length=1024,
+        framework_options={"oft": True},
+    )  # fmt: skip
+    found = answered(parse_problem(body)).infeasible
+    assert found is not None
+    (fewer,) = [one for one in found.remedies if one.kind == "qlora"]
+    assert fewer.change == "QOFT with blocks of 32 under llama-factory-accelerate"
+    (plan,) = answered(parse_problem(changed(body, fewer.settings))).plans
+    assert plan.prediction.step_time_s <= fewer.step_time_s * (1.0 + 1e-9)
 
 
 def test_changes_that_the_request_already_has_are_not_offered() -> None:

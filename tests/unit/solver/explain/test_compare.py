@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.alternatives import moves_of, settle
@@ -75,6 +76,30 @@ def test_options_of_the_framework_are_differences_too() -> None:
     )
     assert found.steps[0].change == "overlap tensor on"
     assert found.steps[0].terms_s["tensor_parallel"] < 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        # no class of transformers has FlashAttention with ALiBi: both sides make scores in plain operators
+        ("bloom-7b1", []),
+        ("llama-3.1-8b", ["attention kernel flash2"]),
+    ],
+)
+def test_an_option_under_which_the_same_runs_is_no_difference(model: str, changes: list[str]) -> None:
+    plain = a_problem(model=find_model(model), batch=32).under("axolotl")
+    eager = replace(
+        plain, workload=replace(plain.workload, framework_options={"attention_kernel": "torch"})
+    )
+    profile = default_profile(plain.cluster, plain.launcher)
+    own = Configuration(
+        data_parallel_size=128, zero_stage=3, zero_shard_size=128, micro_batch_size=1, num_microbatches=1,
+        stage_layers=(plain.model.num_layers,),
+    )  # fmt: skip
+    sides = [ComparedConfiguration(problem=one, configuration=own) for one in (eager, plain)]
+    found = compared(profile, *sides)
+    assert [step.change for step in found.steps] == changes
+    assert found.second.step_time_s == predict(plain, profile, own).step_time_s
 
 
 @st.composite
