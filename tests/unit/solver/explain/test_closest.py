@@ -117,6 +117,7 @@ def test_a_7b_model_trains_on_24_gb_as_galores_paper_has_it() -> None:
         request(
             "llama-3.1-70b", "h100-sxm-80gb", 1, "axolotl", trained_layers="78-79",
             trained_modules=["embed_tokens", "lm_head"], framework_options={"redraws_layers": True},
+            optimizer="adamw-8bit-paged-bf16",
         ),
     ],
     ids=["a small risk", "another launcher", "one layer after another", "layers drawn anew"],
