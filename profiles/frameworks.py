@@ -17,7 +17,7 @@ from functools import cache, cached_property, lru_cache
 from math import nan
 from typing import Any
 
-from meshwright.profiles.attention import HYBRID, transformers_releases
+from meshwright.profiles.attention import EAGER, HYBRID, SDPA, transformers_releases
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError, UnknownNameError
 
@@ -154,6 +154,7 @@ MASKING_KERNELS = ("efficient", "sdpa", "auto")
 FLASH_KERNELS = (
     "flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "flex", HYBRID, *MASKING_KERNELS,
 )  # fmt: skip
+_WITHOUT_MASKS = frozenset(FLASH_KERNELS) - {*MASKING_KERNELS}  # they take no mask of pairs of tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -555,6 +556,9 @@ def _changed(facts: FrameworkFacts, options: Mapping[str, Any]) -> FrameworkFact
             raise UnknownNameError.among("/workload/framework_options", name, {*_OPTIONS, "cuda_graphs"})
         else:
             changed[name] = _checked(name, value, getattr(facts, name))
+    if changed.get("loss_kernel") == "masked" and "attention_kernel" not in changed:
+        kernel = facts.attention_kernel  # which tokens attend to which is a mask of pairs
+        changed["attention_kernel"] = SDPA if kernel in _WITHOUT_MASKS else kernel
     # ``dataclasses.replace`` would set each field of a frozen class by a call: ten times the time of this
     found = object.__new__(FrameworkFacts)
     found.__dict__.update({name: getattr(facts, name) for name in _FIELDS}, **changed)
@@ -566,7 +570,22 @@ _Contradiction = tuple[str, bool, str, str]
 
 
 def _contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
-    return [*_exchange_contradictions(facts), *_module_contradictions(facts)]
+    return [
+        *_exchange_contradictions(facts), *_mask_contradictions(facts), *_module_contradictions(facts),
+    ]  # fmt: skip
+
+
+def _mask_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
+    """Return kernels that take no mask of pairs, which a loss of masked tokens gives.
+
+    Axolotl 0.18 ``integrations/diffusion/utils.py create_bidirectional_attention_mask``.
+    """
+    unlike = facts.loss_kernel == "masked" and facts.attention_kernel in _WITHOUT_MASKS
+    instead = f"attention_kernel = {SDPA} or {EAGER}"
+    return [
+        (name, unlike, "loss_kernel = masked, which masks pairs of tokens", instead)
+        for name in ("attention_kernel", "flash_attention")
+    ]
 
 
 def _exchange_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:

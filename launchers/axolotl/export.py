@@ -164,17 +164,6 @@ def _predicts_masked(target: Target) -> bool:
     return target.workload.framework_options.get("loss_kernel") == "masked"
 
 
-def masks_reach_attention(target: Target) -> Iterator[FieldError]:
-    """Require attention that takes a mask of pairs, where masked tokens attend to later ones."""
-    if _predicts_masked(target) and attention(target) not in ("sdpa", "eager"):
-        yield FieldError(
-            pointer="/workload/framework_options/attention_kernel",
-            message="Axolotl's diffusion plugin masks pairs of tokens, which this attention does not take",
-            allowed="sdpa, torch",
-            nearest="sdpa",
-        )
-
-
 class AxolotlFiles(TrainerFiles):
     """Axolotl, which torchrun starts: a mesh under keys of its own in the trainer's file."""
 
@@ -192,7 +181,6 @@ class AxolotlFiles(TrainerFiles):
     is_command = False
     rules = (
         replicas_need_flash_attention, images_are_not_packed, tower_is_left_out, experts_are_of_one_node,
-        masks_reach_attention,
     )  # fmt: skip
     batch = ("micro_batch_size", "gradient_accumulation_steps", "sequence_len")
     optimizer, dora = "optimizer", "peft_use_dora"

@@ -299,9 +299,9 @@ def _option_changes(first: Problem, second: Problem, profile: Profile) -> list[t
             options[name] = then[name]
         before = problem
         problem = replace(before, workload=replace(before.workload, framework_options=options))
-        if facts_as_run(before, profile) == facts_as_run(problem, profile):
+        if (run := facts_as_run(problem, profile)) == facts_as_run(before, profile):
             continue
-        value = then.get(name, getattr(profile.framework, name, "the framework's default"))
+        value = then.get(name, getattr(run, name, "the framework's default"))
         word = ("off", "on")[value] if isinstance(value, bool) else str(value)
         found.append((f"{name.replace('_', ' ')} {word}", problem))
     return found

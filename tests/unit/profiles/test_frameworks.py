@@ -129,6 +129,8 @@ def test_gradients_quantised_to_8_bits_carry_a_scale_for_each_256() -> None:
         ({"recompute_modules": "core_attn+attn_proj"}, "recompute_modules", "full recomputation"),
         ({"low_precision_dispatch": True}, "low_precision_dispatch", "deepep or hybridep"),
         ({"fp8_attention": True, "attention_kernel": "flash2"}, "fp8_attention", "cudnn or flash3"),
+        ({"loss_kernel": "masked", "attention_kernel": "flash2"}, "attention_kernel", "sdpa or torch"),
+        ({"loss_kernel": "masked", "flash_attention": True}, "flash_attention", "sdpa or torch"),
         ({"cuda_graphs": False, "cuda_graph": "layer"}, "cuda_graphs", "one of the two"),
     ],
 )

@@ -1139,13 +1139,15 @@ def test_what_masked_tokens_do_not_go_with_is_refused(more: str, why: str) -> No
         )
 
 
-def test_a_plan_of_masked_tokens_is_written_and_read_again() -> None:
+@pytest.mark.parametrize("kernel", [{}, {"attention_kernel": "sdpa"}, {"attention_kernel": "torch"}])
+def test_a_plan_of_masked_tokens_is_written_and_read_again(kernel: dict[str, str]) -> None:
+    """Without a kernel it is torch's, as FlashAttention takes no mask of pairs of tokens."""
     problem = Problem(
         model=replace(find_model("llama-3.2-1b"), causal=False),
         cluster=find_cluster("dgx-h100", num_nodes=1),
         workload=Workload(
             global_batch_size=256, seq_length=512,
-            framework_options={"loss_kernel": "masked", "attention_kernel": "sdpa"},
+            framework_options={"loss_kernel": "masked", **kernel},
         ),
         options=SearchOptions(top_k=1),
         launcher="axolotl",
@@ -1157,6 +1159,7 @@ def test_a_plan_of_masked_tokens_is_written_and_read_again() -> None:
     found = read(own, Overrides(num_gpus=8), "axolotl.yaml")
     assert (found.configuration, found.model.causal) == (plan.config, False)
     assert found.workload.framework_options["loss_kernel"] == "masked"
+    assert found.workload.framework_options["attention_kernel"] == kernel.get("attention_kernel", "sdpa")
 
 
 TILED = (
