@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -160,7 +161,8 @@ def test_a_loss_of_two_models_logits_is_written_and_read_again() -> None:
 
 def _prices(zero: int, **workload: object) -> tuple[float, float, float]:
     """Return forward seconds of a layer, seconds of the reference, and bytes of a layer's weights."""
-    problem = _problem("none", seq_length=8192, **workload)  # longer than what launches take
+    work: dict[str, Any] = {"seq_length": 8192, **workload}  # longer than what launches take
+    problem = _problem("none", **work)
     config = Configuration(
         data_parallel_size=8, micro_batch_size=1, num_microbatches=2, zero_stage=zero,
         zero_shard_size=8 if zero else 1, stage_layers=(36,),
@@ -224,7 +226,7 @@ def test_a_reference_is_cut_as_the_model_is() -> None:
         ({"framework_options": {"loss_kernel": "masked"}}, "framework_options/loss_kernel"),
     ],
 )
-def test_what_contradicts_is_refused(workload: dict[str, object], field: str) -> None:
+def test_what_contradicts_is_refused(workload: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidProblemError) as fault:
         _problem("none", **workload)
     assert f"/workload/{field}" in [one.pointer for one in fault.value.errors]
@@ -240,7 +242,7 @@ def test_what_contradicts_is_refused(workload: dict[str, object], field: str) ->
         ({"sample": "triple", "reference": "frozen"}, "reference none"),
     ],
 )
-def test_a_reference_that_no_launcher_has_is_refused(workload: dict[str, object], allowed: str) -> None:
+def test_a_reference_that_no_launcher_has_is_refused(workload: dict[str, Any], allowed: str) -> None:
     with pytest.raises(InvalidProblemError, match="no launcher can train") as fault:
         _problem("deepspeed", **workload)
     first = next(one for one in fault.value.errors if one.message.startswith("no launcher"))
