@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, pairwise
 
-from meshwright.profiles.frameworks import FrameworkFacts, with_options
+from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Comparison, Prediction, Step
 from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Configuration
@@ -297,10 +297,7 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
         if name in then:
             options[name] = then[name]
         problem = replace(problem, workload=replace(problem.workload, framework_options=options))
-        usual = getattr(with_options(facts, options), name, "the framework's default")
-        value = then.get(name, usual)
-        if value == now.get(name):  # it follows from another option, stated or not
-            continue
+        value = then.get(name, getattr(facts, name, "the framework's default"))
         word = ("off", "on")[value] if isinstance(value, bool) else str(value)
         found.append((f"{name.replace('_', ' ')} {word}", problem))
     return found

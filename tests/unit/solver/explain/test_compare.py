@@ -77,27 +77,6 @@ def test_options_of_the_framework_are_differences_too() -> None:
     assert found.steps[0].terms_s["tensor_parallel"] < 0.0
 
 
-@pytest.mark.parametrize(
-    ("named", "anyway"),
-    [
-        ({"overlap_tensor": True}, {}),
-        ({"loss_kernel": "masked", "attention_kernel": "sdpa"}, {"loss_kernel": "masked"}),
-    ],
-)
-def test_an_option_that_the_other_side_has_without_stating_it_is_no_difference(
-    named: dict[str, str | bool], anyway: dict[str, str | bool]
-) -> None:
-    problem = a_problem()
-    first, second = (
-        ComparedConfiguration(
-            problem=replace(problem, workload=replace(problem.workload, framework_options={**options})),
-            configuration=BEST,
-        )
-        for options in (named, anyway)
-    )
-    assert compared(default_profile(problem.cluster, problem.launcher), first, second).steps == ()
-
-
 @st.composite
 def pairs(draw: st.DrawFn) -> tuple[Problem, Configuration, Configuration]:
     """Two configurations of one problem, up to five moves apart."""
