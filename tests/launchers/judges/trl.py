@@ -78,6 +78,8 @@ def judge(case: Case) -> Seen:
     }
     if sft.gradient_checkpointing:
         seen["recompute_granularity"] = "full"
+    if sft.ddp_bucket_cap_mb:
+        seen["facts.bucket_bytes"] = sft.ddp_bucket_cap_mb * 2**20
     return seen | {
         "seq_length": sft.max_length,
         "micro_batch_size": sft.per_device_train_batch_size,
