@@ -7,6 +7,7 @@ the moments and the 2-byte weight, ``4 (1 + 3 + 3) + 2 = 30`` bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ from functools import cache
 from meshwright.profiles.errors import UnknownNameError
 
 ADAMW_MOVED_BYTES = 30.0
+_VARIANT = re.compile(r"(?:-(?:8bit|pure|bf16|paged|layerwise))+$")  # of a rule, at the end of its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,11 @@ class Optimizer:
     short_states: bool = False  # dtypes of their own, with which a framework may keep a copy's remainders
     paged: bool = False  # moments lie in unified memory, and leave the GPU where it is full
     source: str
+
+    @property
+    def family(self) -> str:
+        """Return the name of the rule without its variant: ``apollo`` of ``apollo-pure-bf16-layerwise``."""
+        return _VARIANT.sub("", self.name)
 
     @property
     def element_bytes(self) -> float:

@@ -241,7 +241,9 @@ def optimizer(target: Target) -> str:
     name = target.workload.optimizer
     if optimizer_named(name).paged:
         return "paged_adamw_8bit" if "8bit" in name else "paged_adamw_32bit"
-    own = name == "muon" or name.startswith("adam-mini")  # which replace it: train/trainer_utils.py:527
+    own = (
+        name == "muon" or optimizer_named(name).family == "adam-mini"
+    )  # which replace it: train/trainer_utils.py:527
     if own or name in ("adamw", "adamw-pure-bf16", "badam"):
         return "adamw_torch" if target.facts.optimizer_kernel == FOREACH else "adamw_torch_fused"
     if optimizer_named(name).newton_schulz:
@@ -253,8 +255,8 @@ def optimizer(target: Target) -> str:
 
 def optimizer_packages(target: Target) -> dict[str, bool]:
     """Return the names of packages of optimizers, and whether a plan needs them."""
-    optimizer = target.workload.optimizer
-    return {name: optimizer.startswith(name.lower()) for name in ("GaLore", "APOLLO", "Adam-mini", "BAdam")}
+    family = optimizer_named(target.workload.optimizer).family
+    return {name: family == name.lower() for name in ("GaLore", "APOLLO", "Adam-mini", "BAdam")}
 
 
 def trainer_packages(target: Target) -> tuple[Requirement, ...]:

@@ -99,10 +99,7 @@ def _layers(target: Target) -> Values:
     }
 
 
-_OWN_OPTIMIZERS = {  # by the names that optimizers here start with (train/trainer_utils.py:527)
-    "galore": "use_galore", "apollo": "use_apollo", "adam-mini": "use_adam_mini", "badam": "use_badam",
-    "muon": "use_muon",
-}  # fmt: skip
+_OWN_OPTIMIZERS = ("galore", "apollo", "adam-mini", "badam", "muon")  # train/trainer_utils.py:527
 
 
 class LlamaFactoryFiles(TrainerFiles):
@@ -155,11 +152,14 @@ class LlamaFactoryFiles(TrainerFiles):
         """Return the switches of its own optimizers; they project every linear layer but the head."""
         workload = target.workload
         found = optimizer_named(workload.optimizer)
-        own = next((one for one in _OWN_OPTIMIZERS if workload.optimizer.startswith(one)), "")
-        if not own or not found.low_rank:
-            return {_OWN_OPTIMIZERS[own]: True} if own else {}
+        own = found.family
+        if own not in _OWN_OPTIMIZERS:
+            return {}
+        switch: Values = {f"use_{own.replace('-', '_')}": True}
+        if not found.low_rank:
+            return switch
         return {
-            _OWN_OPTIMIZERS[own]: True,
+            **switch,
             f"{own}_target": "all",
             f"{own}_rank": workload.optimizer_rank or usual_rank(target.problem.model.hidden_size),
             f"{own}_update_interval": workload.optimizer_interval or USUAL_INTERVAL,

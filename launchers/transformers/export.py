@@ -161,7 +161,7 @@ def trainers_low_rank(target: Target, key: str) -> Values:
     rank = workload.optimizer_rank or usual_rank(target.problem.model.hidden_size)
     interval = workload.optimizer_interval or USUAL_INTERVAL
     eighth, by_layer = "_8bit" * ("8bit" in workload.optimizer), "_layerwise" * found.by_layer
-    kind = workload.optimizer.partition("-")[0]
+    kind = found.family
     scale = "" if found.scales_gradients else ", scale=0.25"
     return {
         key: f"{kind}_adamw{eighth}{by_layer}",

@@ -38,7 +38,14 @@ from meshwright.profiles.adapters import linear_names
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, USUAL_INTERVAL, WITHOUT_COPY, usual_rank
+from meshwright.profiles.optimizers import (
+    OPTIMIZERS,
+    UNPAGED,
+    USUAL_INTERVAL,
+    WITHOUT_COPY,
+    optimizer_named,
+    usual_rank,
+)
 from meshwright.profiles.storage import is_checkpoints
 from meshwright.profiles.trained_layers import FIRST
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
@@ -432,8 +439,8 @@ _OWN_OPTIMIZERS: Mapping[str, Mapping[str | None, str]] = {
     "use_muon": {None: "muon"},
 }  # fmt: skip
 _BADAM = "use_badam"
-_LOW_RANK = {"use_galore": "galore", "use_apollo": "apollo"}
-# Words of their kinds of projections, and the one that is priced: random rows, on the shorter side.
+_LOW_RANK = ("use_galore", "use_apollo")
+# Arguments of projections, each with its only value that is priced.
 _PROJECTIONS = {"galore_proj_type": "std", "apollo_proj_type": "std", "apollo_proj": "random"}
 
 
@@ -484,7 +491,7 @@ def _by_block(fields: Fields, wrapped: Mapping[str | None, str]) -> dict[str, An
 
 def _projected(fields: Fields, switch: str, replaced: Mapping[str | None, str]) -> dict[str, Any]:
     """Return the workload fields of LLaMA-Factory's GaLore or APOLLO, which replace some optimizers."""
-    name, own = fields.word("optim", "adamw_torch"), _LOW_RANK[switch]
+    name, own = fields.word("optim", "adamw_torch"), switch.removeprefix("use_")
     if name not in replaced:
         allowed = ", ".join(map(str, replaced))
         fields.fault("optim", f"{shown(name)} is not supported with {switch}", allowed=allowed)
@@ -577,7 +584,7 @@ def layerwise(fields: Fields, found: LaunchFile, optimizer: str, named: str = "o
     It is the Trainer's own where ``named`` names it, else LLaMA-Factory's.
     """
     own = TRAINERS_LOW_RANK.get(str(fields.raw(named)))
-    kind = optimizer.partition("-")[0]
+    kind = optimizer_named(optimizer).family
     by_layer = fields.flag(f"{kind}_layerwise") if own is None else own[1]
     switch, layers = (f"use_{kind}", f"{kind}_layerwise") if own is None else (named, named)
     nearest = "false" if own is None else None
