@@ -54,17 +54,9 @@ def _compares_logits(workload: Workload) -> bool:
 
 
 def reference_has_a_loss(target: Target) -> Iterator[FieldError]:
-    """Require ASFT's loss where sequences have a reference, and there alone: no other loss reads one."""
+    """Require ASFT's loss where sequences have a reference: no other loss of its trainer reads one."""
     workload = target.workload
-    compares, has_reference = _compares_logits(workload), workload.sample_word == "sequence/frozen"
-    if compares and not has_reference:
-        yield FieldError(
-            pointer="/workload/framework_options/loss_kernel",
-            message="ASFT's loss compares the logits of sequences to those of a reference",
-            allowed="whole, or reference frozen",
-            nearest="whole",
-        )
-    if has_reference and not compares:
+    if workload.sample_word == "sequence/frozen" and not _compares_logits(workload):
         yield FieldError(
             pointer="/workload/framework_options/loss_kernel",
             message="LLaMA-Factory compares sequences to a reference by their whole logits alone (ASFT)",
