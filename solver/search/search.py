@@ -111,7 +111,6 @@ from meshwright.solver.space.factored import Crossing, rows_of
 
 
 _SAMPLE = 1024  # rows looked at
-_TRIED = 16  # likely rows that are solved for a first plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,7 +442,7 @@ def _nothing_found(
 
 
 def _of_likely(found: AnswerInputs, watch: Watch) -> AnswerInputs:
-    """Return a good plan of the likely rows, under all switches together, if one of them fits."""
+    """Return the best plan of the likely rows, under all switches together, if one of them fits."""
     watch.report("enumerating", now=True)
     problem, spaces = found.problem, dict[Hashable, Space]()
     ways = [(same_rows(way), way) for way in (problem, *found.others)]
@@ -457,8 +456,8 @@ def _of_likely(found: AnswerInputs, watch: Watch) -> AnswerInputs:
     masks = np.broadcast_to(np.int64(0), len(priced))
     space = replace(next(iter(spaces.values())), rows=priced.columns, masks=masks)
     frontier = Frontier.of(priced, 1)
-    frontier.covers_all, is_over = False, partial(_interrupt, problem, watch, space)
-    frontier.run(lambda state: is_over(state) or bool(state.ranked and len(state.solved) >= _TRIED))
+    frontier.covers_all = False
+    frontier.run(partial(_interrupt, problem, watch, space))
     if not frontier.ranked:
         return found
     with watch.cut():  # what is ranked stays, whenever the time ends

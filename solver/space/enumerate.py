@@ -31,6 +31,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
     ALL_LAYERS,
+    MAX_SIZE,
     PER_STAGE,
     RECOMPUTE,
     SCHEDULES,
@@ -687,8 +688,8 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
 def likely_space(problem: Problem) -> Space:
     """Return the legal rows of the meshes that rules of thumb name; they prove nothing about others.
 
-    The smallest micro-batch and fewest slices, all ZeRO that the launcher has, experts over a node or more,
-    and nothing that ``widening`` adds, on the most GPUs with a legal row.
+    The smallest micro-batch or twice that, fewest slices, all ZeRO that the launcher has, experts over a
+    node or more, and nothing that ``widening`` adds, on the most GPUs with a legal row.
     """
     rules, found = rules_of(problem), Crossing.nothing()
     for num_gpus in _tried_in_turn(problem, gpu_counts(problem), legal=()):
@@ -712,8 +713,8 @@ def _likely(problem: Problem, plain: Columns) -> Columns:
     experts = plain.expert_parallel_size
     kept = experts >= min(per_node_of(problem), experts.max(initial=1))
     kept &= plain.zero_stage == plain.zero_stage.max(initial=0)
-    for values in (plain.micro_batch_size, plain.context_parallel_size):
-        kept &= values == values.min(initial=np.iinfo(np.int64).max)
+    for values, most in ((plain.micro_batch_size, 2), (plain.context_parallel_size, 1)):
+        kept &= values <= most * values.min(initial=MAX_SIZE)
     few = plain.take(np.flatnonzero(kept))
     return few.take(np.argsort(few.pipeline_parallel_size, kind="stable"))
 
