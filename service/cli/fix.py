@@ -7,7 +7,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -92,6 +92,12 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
             "--verify", help="Let the launcher's own code build each set (needs verify --install)."
         ),
     ] = False,
+    base_precision: Annotated[
+        Literal["bf16", "fp32"] | None,
+        typer.Option(
+            help="Numerics: edits may load frozen weights in this type, where a file sets another."
+        ),
+    ] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="All sets as JSON on stdout.")] = False,
 ) -> None:
@@ -105,7 +111,9 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
     if compare is not None:
         from meshwright.service.cli.fix_compare import compare_changes  # noqa: PLC0415 - in pull requests alone
 
-        _refuse_beside("--compare", script=script, edits=edits, in_place=in_place)
+        _refuse_beside(
+            "--compare", script=script, edits=edits, in_place=in_place, base_precision=base_precision
+        )
         raise typer.Exit(
             compare_changes(
                 request, compare, stated, profile=profile, fail_above=fail_above, as_json=json_output
@@ -134,6 +142,7 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
             **stated,
             costs=lambda problem: profile_for(problem, profile),
             searched=search,
+            base_precision=base_precision,
             on_progress=line.show,
             should_stop=should_stop,
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from functools import partial
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -23,11 +24,11 @@ from meshwright.launchers.megatron_lm.read import arguments_of
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.captured import is_capture
 from meshwright.launchers.registry import export, launcher_names
-from meshwright.launchers.table import tables_of
+from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.torchtitan.read import configuration_of
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
-from meshwright.service.fixing.moves import Change
+from meshwright.service.fixing.moves import LOADED, Change
 from meshwright.service.fixing.search import Bench, Levels, Trial, search, with_texts
 from meshwright.service.library import recommended
 from meshwright.service.requests.costs import costs_of
@@ -76,6 +77,7 @@ class Fixes:
     possible_s: float  # the shortest step that is known: of the best plan, or of the best set
     possible_is_searched: bool
     unchangeable: tuple[str, ...]  # values that no edit of a literal changes, each with its line
+    in_bf16: Prediction | None = None  # with frozen weights in bf16 instead, which needs your permission
 
     @property
     def fits(self) -> bool:
@@ -140,6 +142,7 @@ def fixes_of(
     costs: Callable[[Problem], Profile] = lambda problem: costs_of(problem, None)[0],
     most: int = MOST,
     searched: bool = True,
+    base_precision: str | None = None,
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
 ) -> Fixes:
@@ -155,11 +158,13 @@ def fixes_of(
         costs: what a problem is priced with; absent: the catalog's.
         most: the largest number of edits.
         searched: whether a search finds out what is possible; else it is the best set.
+        base_precision: bf16 or fp32: what frozen weights may be loaded in instead.
         on_progress: called while that search runs.
         should_stop: whether to end early, with the sets so far.
 
     Raises:
-        InvalidProblemError: the files cannot be read; it names the line.
+        InvalidProblemError: the files cannot be read; it names the line. Or no argument of theirs loads
+            frozen weights in ``base_precision``.
     """
     if is_capture(source.text):
         raise InvalidProblemError.of(
@@ -172,14 +177,22 @@ def fixes_of(
     texts = Texts({name: text for name, text in read.items() if len(text) <= _LONGEST})
     overrides = Overrides(variables=variables or {}, ignored=tuple(ignored), run=run)
     tried = partial(reading, explained=False)
-    bench = Bench(source, texts, own=own, read=tried, profile=profile, overrides=overrides)
-    answer = _searched(own, profile, on_progress, should_stop) if searched else None
+    made = partial(Bench, source, texts, own=own, read=tried, profile=profile, overrides=overrides)
+    loaded = _loaded(own, made, base_precision or "bf16")
+    if base_precision is not None and loaded is None:
+        raise _cannot_load(own, base_precision)
+    bench, aim = made(base=base_precision), loaded if base_precision and loaded else own
+    answer = _searched(aim, profile, on_progress, should_stop) if searched else None
     (start,) = evaluate(own.problem, profile, [own.configuration])
     stop = should_stop or (lambda: False)
     levels = search(
-        bench, start.objective_s, _wanted(own, answer), most=most, worth=WORTH, should_stop=stop
+        bench, start.objective_s, _wanted(aim, answer), most=most, worth=WORTH, should_stop=stop
     )
-    return _fixes(bench, profile, levels, answer)
+    found = _fixes(bench, profile, levels, answer)
+    if base_precision is not None or loaded is None:
+        return found
+    (seen,) = predict_all(loaded.problem, profile, [loaded.configuration])
+    return replace(found, in_bf16=seen)
 
 
 def verified(found: Fixes, overrides: Overrides | None = None) -> Fixes:
@@ -271,6 +284,43 @@ def _recording(source: Source) -> tuple[Source, dict[str, str]]:
         return text
 
     return replace(source, include=include), read
+
+
+def _loaded(own: Own, made: Callable[..., Bench], base: str) -> Own | None:
+    """Return the run with frozen weights in another type; None: no edit loads them so."""
+    work = own.problem.workload
+    if not work.lora_rank or work.base_precision == base:
+        return None
+    bench = made(base=base)
+    moves = chain.from_iterable(map(bench.arguments.moves, bench.arguments.loadings()))
+    trials = (bench.attempt([move]) for move in moves)
+    found = (one.own for one in trials if one is not None)
+    return next((one for one in found if one.problem.workload.base_precision == base), None)
+
+
+# What starts a person's own program, which may set any type where it loads the model.
+_OF_PROGRAMS = ("accelerate", "deepspeed", "transformers")
+
+
+def _cannot_load(own: Own, base: str) -> InvalidProblemError:
+    """Return why no edit loads frozen weights in a type, and what does.
+
+    Axolotl and LLaMA-Factory load them in the type of their products (axolotl 0.18,
+    utils/config/__init__.py:191; LLaMA-Factory 0.9.6, hparams/parser.py:640).
+    """
+    work = own.problem.workload
+    if not work.lora_rank:
+        why, instead = "no weights are frozen", "files that train adapters"
+    elif work.base_precision == base:
+        why, instead = "frozen weights are loaded in it already", "no --base-precision"
+    elif own.launcher in _OF_PROGRAMS:
+        why = "no argument in your files sets the type of frozen weights, so your program does"
+        instead = f"dtype=torch.{LOADED[base]} in from_pretrained, or in SFTConfig's model_init_kwargs"
+    else:
+        title = launchers()[str(own.launcher)].title
+        why = f"{title} has no setting for it: frozen weights have the type of its products"
+        instead = "no --base-precision"
+    return InvalidProblemError.of("--base-precision", f"{base}: {why}", allowed=instead)
 
 
 def _searched(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from meshwright.profiles.units import GIB
-from meshwright.service.fixing.fixes import Fixes, FixSet
+from meshwright.service.fixing.fixes import WORTH, Fixes, FixSet
 from meshwright.service.fixing.moves import Change
 from meshwright.service.report.formatting import risk, seconds, stage_memory
 
@@ -97,7 +97,21 @@ def _other_uses(found: Fixes, chosen: FixSet) -> Iterator[str]:
 _ASSIGNED = re.compile(r"\s*(?:(?:export\s+|local\s+)?([A-Za-z_]\w*)=|.*:\s+&([^\s,\[\]{}]+)\s)")
 
 
+def _in_bf16(found: Fixes) -> Iterator[str]:
+    """Yield what frozen weights in bf16 would save, with the option that lets edits load them so."""
+    seen, before = found.in_bf16, found.prediction
+    if seen is None or not (seen.step_time_s < (1 - WORTH) * before.step_time_s or not found.fits):
+        return
+    wide = found.own.problem.workload.base_precision
+    less = _less(seen.step_time_s, before.step_time_s)
+    yield (
+        f"With frozen weights in bf16 instead of {wide} (numerics), the run takes "
+        f"{seconds(seen.step_time_s)} ({less}) and {stage_memory(seen)}. To have that edit, add --base-precision bf16"
+    )
+
+
 def _remarks(found: Fixes, width: int) -> Iterator[str]:
+    yield from (_line(text, width) for text in _in_bf16(found))
     if not found.fits:
         over = found.prediction.peak_memory_bytes / GIB
         yield _line(f"As it stands, the run needs {over:.1f} GiB and may run out of memory.", width)

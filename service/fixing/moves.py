@@ -59,6 +59,8 @@ _OF_COMMANDS: Mapping[str, Flag] = {
         of="the command",
     )
 }
+# Transformers' words for the types that frozen weights are loaded in, by those of ``base_precision``.
+LOADED: Mapping[str, str] = {"bf16": "bfloat16", "fp32": "float32"}
 # What an argument needs beside it where its parser would refuse it alone (Megatron-LM arguments.py,
 # validate_args: full recomputation with a method and a number of layers).
 _BESIDE: Mapping[Setting, tuple[Setting, ...]] = {
@@ -92,8 +94,18 @@ class Move:
 class Arguments:
     """The arguments of some launch files: what is given, and how each can be changed."""
 
-    def __init__(self, launchers: Sequence[str], texts: Texts) -> None:
-        self.texts = texts
+    def __init__(
+        self, launchers: Sequence[str], texts: Texts, *, base: str | None = None, takes_base: bool = True
+    ) -> None:
+        """Take the arguments of the launchers in the texts.
+
+        Args:
+            launchers: that read the texts.
+            texts: of the files.
+            base: a word of ``LOADED``: what frozen weights may be loaded in; None: what the files say.
+            takes_base: whether the started program has an argument for it where none is given.
+        """
+        self.texts, self._base, self._takes_base = texts, base, takes_base
         self._programs = tuple(dict.fromkeys(one for name in launchers for one in tables_of(name)))
         self.rows: dict[str, Flag] = {**_OF_COMMANDS, **flag_names(*self._programs).rows}
         self.given: dict[str, tuple[str, Site]] = {}
@@ -127,11 +139,11 @@ class Arguments:
         Args:
             wanted: further values by name, those of a plan's own files.
         """
+        yield from self.loadings()
         for name in dict.fromkeys(chain(self.given, self.rows)):
-            row = self._row(name)
+            row, place = self._row(name), self.given.get(name)
             if not _is_decided(row):
                 continue
-            place = self.given.get(name)
             is_addition = place is None and (row is not self.rows[name] or _is_seldom_added(name, row))
             if is_addition or name.rpartition(".")[2] in _ENGINES:
                 continue
@@ -140,6 +152,22 @@ class Arguments:
                 others = [one for one in self.texts.named(name) if self._value(name, one) != value]
                 if others if place else not (value is None or row.is_usual(value)):
                     yield name, value
+
+    def loadings(self) -> Iterator[Setting]:
+        """Yield every single setting that loads frozen weights in the type that they may have.
+
+        A ``dtype`` within ``model_init_kwargs`` is one of them.
+        """
+        word = LOADED.get(self._base or "")
+        for name in dict.fromkeys(chain(self.given, self.rows)) if word else ():
+            row, old = self._row(name), self._value(name)
+            if row.sets != "workload.base_precision" or (old is None and not self._may_add(name, row)):
+                continue
+            if word in row.choices or (old or "").removeprefix("torch.") in LOADED.values():
+                yield name, word
+
+    def _may_add(self, name: str, row: Flag) -> bool:
+        return self._takes_base and not _is_seldom_added(name, row)
 
     def _value(self, name: str, at: tuple[str, Site] | None = None) -> str | None:
         """Return the given value (at a place), with its variable resolved; None: not given."""

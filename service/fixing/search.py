@@ -15,8 +15,15 @@ from typing import Any
 
 from meshwright.launchers.editing.edits import TextEdit, Texts
 from meshwright.launchers.reading.base import Overrides, Source
-from meshwright.launchers.reading.commands import readable_script, world_of
+from meshwright.launchers.reading.commands import (
+    commands_beside,
+    program_of,
+    readable_script,
+    world_of,
+)
+from meshwright.launchers.reading.preferences import trls_kind
 from meshwright.launchers.reading.registry import launcher_of
+from meshwright.launchers.table import over_trl
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.fixing.moves import SAME_RESULTS, Arguments, Move
@@ -64,19 +71,37 @@ State = tuple[Configuration, tuple[tuple[str, object], ...]]
 
 def state_of(own: Own) -> State:
     """Return all that edits may change of a run."""
-    return own.configuration, tuple(sorted(own.problem.workload.framework_options.items()))
+    return own.configuration, tuple(sorted(_of_workload(own).items()))
+
+
+_BASE = "base_precision"
+
+
+def _of_workload(own: Own) -> dict[str, object]:
+    """Return what edits may change of a workload: its options, and what frozen weights are loaded in."""
+    return {**own.problem.workload.framework_options, _BASE: own.problem.workload.base_precision}
 
 
 class Bench:
     """Launch files whose edited texts are read and priced."""
 
     def __init__(
-        self, source: Source, texts: Texts, *, own: Own, read: Read, profile: Profile, overrides: Overrides
+        self,
+        source: Source,
+        texts: Texts,
+        *,
+        own: Own,
+        read: Read,
+        profile: Profile,
+        overrides: Overrides,
+        base: str | None = None,
     ) -> None:
-        self.source, self.texts, self.own = source, texts, own
+        """Take launch files; ``base``: what frozen weights may be loaded in instead (``LOADED``)."""
+        self.source, self.texts, self.own, self.base = source, texts, own, base
         self._overrides = replace(overrides, num_gpus=own.configuration.num_gpus)
         self._started = _started(source, self._overrides)
-        self.arguments = Arguments(_launchers(source, texts, own), texts)
+        launchers = [*_launchers(source, texts, own), *(["trl"] if base else [])]  # has the argument for it
+        self.arguments = Arguments(launchers, texts, base=base, takes_base=_starts_trl(source))
         self._read, self._profile = read, profile
         self._broken: tuple[str, ...] | None = None
 
@@ -85,7 +110,7 @@ class Bench:
         edits = [edit for move in moves for edit in move.edits]
         for follow in self._followers(moves):
             found = self._reread([*edits, *(edit for move in follow for edit in move.edits)])
-            if found is not None and _is_same_training(self.own, found[1]):
+            if found is not None and _is_same_training(self.own, found[1], self.base):
                 changes = tuple(change for move in follow for change in move.changes)
                 more = tuple(edit for move in follow for edit in move.edits)
                 last = moves[-1]
@@ -159,6 +184,16 @@ def _launchers(source: Source, texts: Texts, own: Own) -> list[str]:
     return list(dict.fromkeys((*found, *([own.launcher] if own.launcher else []))))
 
 
+def _starts_trl(source: Source) -> bool:
+    """Return whether all programs that the scripts start have TRL's arguments; a person's own may not."""
+    found = [program_of(words) for _, words in commands_beside(source)]
+    return all(
+        trls_kind(one.program) or any(row.kind_of(one.program) for row in over_trl())
+        for one in found
+        if one is not None
+    )
+
+
 def with_texts(source: Source, texts: Mapping[str, str]) -> Source:
     """Return the source with other texts of some of its files."""
     return replace(
@@ -175,9 +210,14 @@ def _started(source: Source, overrides: Overrides) -> list[tuple[int | None, int
     return [(one.num_nodes, one.gpus_per_node, one.processes) for one in worlds]
 
 
-def _is_same_training(before: Own, now: Own) -> bool:
-    """Return whether only the plan and options with the same results differ, and no more is unread."""
+def _is_same_training(before: Own, now: Own, base: str | None) -> bool:
+    """Return whether only the plan and options with the same results differ, and no more is unread.
+
+    Frozen weights may be loaded in ``base`` instead.
+    """
     old, new = before.problem.workload, now.problem.workload
+    if new.base_precision == base:
+        old = replace(old, base_precision=new.base_precision)
     options = {**old.framework_options}, {**new.framework_options}
     changed = {
         name
@@ -320,7 +360,7 @@ def _foreseen(start: Own, base: Own, move: Own) -> Own | None:
     config = _together(
         *({one.name: getattr(own.configuration, one.name) for one in _FIELDS} for own in owns)
     )
-    options = _together(*(own.problem.workload.framework_options for own in owns))
+    options = _together(*map(_of_workload, owns))
     stages = {own.configuration.zero_stage for own in owns}
     if config is None or options is None or len(stages) > 1:  # how many share a shard follows from it
         return None
@@ -328,9 +368,8 @@ def _foreseen(start: Own, base: Own, move: Own) -> Own | None:
         config[name] = (
             config[name] * getattr(move.configuration, name) // getattr(start.configuration, name)
         )
-    problem = base.problem
-    if options != problem.workload.framework_options:
-        problem = replace(problem, workload=replace(problem.workload, framework_options=options))
+    loaded, work = options.pop(_BASE), replace(base.problem.workload, framework_options=options)
+    problem = replace(base.problem, workload=replace(work, base_precision=loaded))
     return replace(base, configuration=Configuration(**config), problem=problem)
 
 

@@ -300,6 +300,7 @@ COMMANDS = {
         "--run": Case("2", base=f"two.sh {FIXED}"),
         "--search": Case("--no-search", base="train.sh --gpus 2xh100 --json"),
         "--verify": Case(refused="--install megatron-lm"),
+        "--base-precision": Case("bf16", refused="no weights are frozen"),
         "--profile": "mine.json",
         "--json": Case(base="train.sh --gpus 2xh100 --no-search"),
     }),

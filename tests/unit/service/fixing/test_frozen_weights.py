@@ -1,0 +1,154 @@
+"""``meshwright fix --base-precision``: the edit that loads frozen weights in another type."""
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.launch_files import source_of
+from meshwright.service.fixing.fixes import Fixes, fixes_of
+from meshwright.service.fixing.lines import fix_lines
+from meshwright.service.requests.launch_files import own_of_files
+
+CLUSTER = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8}]}
+STARTED = "accelerate launch --num_processes 8 --mixed_precision bf16"
+MODEL = "--model_name_or_path meta-llama/Llama-3.1-8B --max_length 2048 --per_device_train_batch_size 2"
+LORA = f"{MODEL} --use_peft --lora_r 16 --lora_target_modules all-linear --bf16 true"
+COMMAND = f"{STARTED} -m trl.scripts.sft {LORA}"
+YAML = """\
+model_name_or_path: meta-llama/Llama-3.1-8B  # the base
+max_length: 2048
+per_device_train_batch_size: 2
+use_peft: true
+lora_r: 16
+bf16: true
+"""
+PROGRAM = """\
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+trainer = SFTTrainer(
+    model="meta-llama/Llama-3.1-8B",
+    args=SFTConfig(
+        max_length=2048, per_device_train_batch_size=2, bf16=True, model_init_kwargs={"dtype": "float32"}
+    ),
+    peft_config=LoraConfig(r=16, target_modules="all-linear"),
+)
+trainer.train()
+"""
+AXOLOTL = """\
+base_model: meta-llama/Llama-3.1-8B
+adapter: lora
+lora_r: 16
+lora_target_linear: true
+bf16: true
+sequence_len: 2048
+micro_batch_size: 2
+gradient_accumulation_steps: 1
+optimizer: adamw_torch
+"""
+FACTORY = """\
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 16
+cutoff_len: 2048
+per_device_train_batch_size: 2
+bf16: true
+"""
+
+
+def fixed(folder: Path, files: dict[str, str], base: str | None) -> Fixes:
+    """What ``fix`` makes of some files, the first of which is given."""
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    first = folder / next(iter(files))
+    return fixes_of(source_of([first]), {"cluster": CLUSTER}, searched=False, most=1, base_precision=base)
+
+
+@pytest.mark.parametrize(
+    ("files", "old", "new"),
+    [
+        ({"a.sh": COMMAND}, f"{COMMAND}", "--dtype bfloat16"),
+        ({"a.sh": f"{COMMAND} --dtype float32"}, "--dtype float32", "--dtype bfloat16"),
+        ({"a.sh": f"{COMMAND} --torch_dtype float32"}, "--torch_dtype float32", "--torch_dtype bfloat16"),
+        (
+            {"a.sh": f"""{COMMAND} --model_init_kwargs '{{"dtype": "float32"}}'"""},
+            '{"dtype": "float32"}',
+            '{"dtype": "bfloat16"}',
+        ),
+        ({"a.sh": f"{STARTED} mine.py {LORA} --torch_dtype float32"}, "float32", "--torch_dtype bfloat16"),
+        (
+            {"a.sh": f"{STARTED} -m trl.scripts.sft --config b.yaml", "b.yaml": YAML},
+            YAML,
+            "\ndtype: bfloat16\n",
+        ),
+        ({"b.yaml": f"{YAML}dtype: float32\n"}, "dtype: float32", "dtype: bfloat16"),
+        (
+            {"b.yaml": f"{YAML}model_init_kwargs:\n  dtype: float32\n"},
+            "dtype: float32",
+            "\n  dtype: bfloat16\n",
+        ),
+        (
+            {"a.sh": f"{STARTED} train.py", "train.py": PROGRAM},
+            '{"dtype": "float32"}',
+            '{"dtype": "bfloat16"}',
+        ),
+    ],
+)
+def test_an_edit_loads_frozen_weights_in_bf16_where_you_ask_for_it(
+    files: dict[str, str], old: str, new: str, tmp_path: Path
+) -> None:
+    found = fixed(tmp_path, files, "bf16")
+    assert found.own.problem.workload.base_precision == "fp32"
+    (one,) = found.sets
+    ((change,),) = one.edits
+    assert change.new == "bfloat16"
+    ((name, text),) = one.files.items()
+    assert new in text
+    assert old not in text.replace(new, "")
+    (tmp_path / name).write_text(text)
+    own = own_of_files({"cluster": CLUSTER}, source_of([tmp_path / next(iter(files))]))
+    assert own.problem.workload.base_precision == "bf16"
+    assert own.problem.workload == one.own.problem.workload
+    # 8.03 billion weights of 2 bytes in place of 4, and what layers keep is in 16 bits, too
+    assert found.prediction.peak_memory_bytes - one.prediction.peak_memory_bytes > 2 * 8.03e9
+
+
+def test_unasked_no_edit_changes_the_type_and_its_gain_is_named(tmp_path: Path) -> None:
+    found = fixed(tmp_path, {"b.yaml": YAML}, None)
+    assert not any("dtype" in text for one in found.sets for text in one.files.values())
+    text = " ".join("\n".join(fix_lines(found, None, 100)).split())
+    assert "With frozen weights in bf16 instead of fp32 (numerics)" in text
+    assert "To have that edit, add --base-precision bf16" in text
+    asked = fixed(tmp_path, {"b.yaml": YAML}, "bf16")
+    assert found.in_bf16 == asked.sets[0].prediction
+    assert "numerics" not in "\n".join(fix_lines(asked, None, 100))
+
+
+@pytest.mark.parametrize(
+    ("files", "base", "said"),
+    [
+        ({"a.yaml": AXOLOTL}, "bf16", "bf16: frozen weights are loaded in it already"),
+        (
+            {"a.yaml": AXOLOTL},
+            "fp32",
+            "Axolotl has no setting for it: frozen weights have the type",
+        ),
+        ({"a.yaml": FACTORY}, "bf16", "bf16: frozen weights are loaded in it already"),
+        ({"a.yaml": FACTORY}, "fp32", "LLaMA-Factory with Accelerate has no setting for it"),
+        (
+            {"a.sh": f"{STARTED} mine.py {LORA}"},
+            "bf16",
+            "no argument in your files sets the type",
+        ),
+        ({"a.sh": f"{STARTED} -m trl.scripts.sft {MODEL}"}, "bf16", "bf16: no weights are frozen"),
+    ],
+)
+def test_where_no_argument_sets_it_the_error_says_why(
+    files: dict[str, str], base: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidProblemError, match="--base-precision") as fault:
+        fixed(tmp_path, files, base)
+    assert said in str(fault.value)
