@@ -188,6 +188,7 @@ def _explain(arguments: Json) -> Result:
         problem_of,
         recommended,
     )
+    from meshwright.service.requests.costs import costs_of  # noqa: PLC0415 - the same
 
     file = arguments.pop("launch_file", None)
     if file is None:
@@ -201,8 +202,9 @@ def _explain(arguments: Json) -> Result:
     from meshwright.service.cli.launch_files import ConfigurationOptions, own_of  # noqa: PLC0415 - the same
 
     own = own_of(_asked(arguments), ConfigurationOptions(from_args=[Path(file)]))
-    best = plan(recommended(own.problem), should_stop=_time(own.problem.options.time_limit_s).interrupted)
-    found = compared_with_best(best, own.problem, own.configuration)
+    best = plan(recommended(own.question), should_stop=_time(own.problem.options.time_limit_s).interrupted)
+    own_costs = None if own.planned is None else costs_of(own.problem, None)[0]
+    found = compared_with_best(best, own.problem, own.configuration, own_costs)
     notes = [*own.notes, *(f"not read: {one}" for one in own.unread)]
     return "\n".join([str(found), *notes]), {**found.to_json(), "notes": list(own.notes)}
 

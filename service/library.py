@@ -397,9 +397,22 @@ def explain(
     )
 
 
-def compared_with_best(found: PlanResult, problem: Problem, own: Configuration) -> ExplainResult:
-    """Compare a configuration under its own problem with the best plan; errors as ``PlanResult.best``."""
-    sides = ComparedConfiguration(problem=problem, configuration=own), side_of(found.best, found.problem)
+def compared_with_best(
+    found: PlanResult, problem: Problem, own: Configuration, costs: Profile | None = None
+) -> ExplainResult:
+    """Compare a configuration under its own problem with the best plan.
+
+    Args:
+        found: the best plan.
+        problem: of the configuration.
+        own: the configuration.
+        costs: of its problem; None: those of the plan.
+
+    Raises:
+        InvalidProblemError: as ``PlanResult.best``.
+    """
+    yours = ComparedConfiguration(problem=problem, configuration=own, profile=costs)
+    sides = yours, side_of(found.best, found.problem)
     comparison = compared(found.profile, *sides)
     return ExplainResult(
         result=found,

@@ -298,6 +298,12 @@ class Problem:
         """Return whether stages are placed on unlike node groups."""
         return not self.cluster.is_homogeneous and launcher_capabilities(self.launcher).places_stages
 
+    @cached_property
+    def places_ends_alike(self) -> bool:
+        """Return whether the first and the last placed stage have one tensor size: they share a matrix."""
+        shares = self.model.tied_embeddings or self.model.num_mtp_layers > 0
+        return self.places_stages and shares and launcher_capabilities(self.launcher).placed_ends_alike
+
     @property
     def power_limit_w(self) -> float:
         """Return the watts that each GPU may draw; 0: as many as its type."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +31,7 @@ def compare(
     first, second = (plan_of_file(source, one) if source else find_plan(one) for one in (plan_a, plan_b))
     _require_same_question(first, second)
     sides = [side_of(one.plan, one.problem) for one in (first, second)]
+    sides = [replace(one, profile=profile_for(one.problem, None)) for one in sides]
     found = compared(profile_for(sides[1].problem, None), *sides)
     if json_output:
         print_json({"plans": [first.plan.plan_id, second.plan.plan_id], **asdict(found)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,8 +26,8 @@ from meshwright.service.cli.options import (
 )
 from meshwright.service.cli.post_training import explain_roles, starts_post_training
 from meshwright.service.cli.progress import ProgressLine, cancellable
-from meshwright.service.cli.saved_plans import SavedPlan, find_plan, keep
-from meshwright.service.cli.terminal import code_of, print_json, screen
+from meshwright.service.cli.saved_plans import SavedPlan, find_plan, keep, path_of
+from meshwright.service.cli.terminal import code_of, print_json, say_warnings, screen
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.library import PlanResult, compared_with_best, recommended
 from meshwright.service.report.comparison import reading_lines
@@ -34,6 +35,7 @@ from meshwright.service.report.levers import render_levers
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import profile_words, render_own, render_plan, render_summary
 from meshwright.service.requests.assignments import asked_values
+from meshwright.service.requests.launch_files import Own
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.parts import is_post_training
 from meshwright.solver.answer import Answer, Plan
@@ -142,25 +144,43 @@ def _explain_configuration(
         typer.Exit: the search found no plan.
     """
     own = own_of(request, stated)
-    problem = recommended(own.problem)
+    problem = recommended(own.question)
     costs = profile_for(problem, calibration)
     with cancellable() as should_stop:
         answer = _answered(problem, costs, should_stop)
+    unkept = keep(answer_document(answer, problem), problem)
+    say_warnings(unkept)
     console = screen()
     if not answer.plans:
-        console.print(render_summary(answer, problem, width=console.width))
-        seen = predict(own.problem, profile_for(own.problem, calibration), own.configuration)
-        console.print(render_own(own.configuration, seen, width=console.width))
-        console.print(reading_lines(own.notes, own.unread, width=console.width))
+        _say_no_plan(problem, answer, own, calibration, is_kept=not unkept, as_json=as_json)
         raise typer.Exit(code_of(answer, cancelled=should_stop()))
-    keep(answer_document(answer, problem), problem)
     ranking = PlanResult(problem=problem, answer=answer, profile=costs)
-    comparison = compared_with_best(ranking, own.problem, own.configuration)
+    own_costs = None if own.planned is None else profile_for(own.problem, calibration)
+    comparison = compared_with_best(ranking, own.problem, own.configuration, own_costs)
     if as_json:
         print_json({**comparison.to_json(), "notes": list(own.notes), "unread": list(own.unread)})
         return
     console.print(header(problem, console.width))
     console.print(comparison.render(console.width, notes=own.notes, unread=own.unread))
+
+
+def _say_no_plan(
+    problem: Problem, answer: Answer, own: Own, calibration: list[Path] | None, *,
+    is_kept: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Print what would help the user's configuration, with the command that asks its question."""
+    document = answer_document(answer, problem)
+    seen = predict(own.problem, profile_for(own.problem, calibration), own.configuration)
+    if as_json:
+        found = {"yours": asdict(own.configuration), "prediction": asdict(seen), "status": answer.status}
+        read = {"notes": list(own.notes), "unread": list(own.unread)}
+        print_json({**found, "answer": document, **read})
+        return
+    console = screen()
+    question = shlex.join(["meshwright", "plan", str(path_of(document, problem))]) if is_kept else ""
+    console.print(render_summary(answer, problem, width=console.width, question=question))
+    console.print(render_own(own.configuration, seen, width=console.width))
+    console.print(reading_lines(own.notes, own.unread, width=console.width))
 
 
 _PLAN_ALONE = "--plan already contains the question and its answer: remove the other options"

@@ -67,7 +67,7 @@ def request_of(
     for options that neither states.
     """
     file, given = _problem_or_model(problem, given, stored=stored)
-    raw = read_problem_file(file) if file else {}
+    raw = _question_of(read_problem_file(file)) if file else {}
     if file is not None:
         _refuse_launch_file(file, raw)
     if is_post_training(raw):
@@ -93,6 +93,12 @@ def request_of(
         )
         raise InvalidProblemError([fault])
     return dict(with_usual_words(request))
+
+
+def _question_of(raw: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the problem that a file holds: itself, or what its plans answer (``plan --json``)."""
+    asked = raw.get("problem")
+    return asked if isinstance(asked, Mapping) and "plans" in raw else raw
 
 
 def _without_options(raw: Mapping[str, object], given: Mapping[str, Any]) -> Request:
@@ -441,8 +447,14 @@ def _put_in(request: Request, path: str, value: object) -> None:
 
 
 def _put_gpu(request: Request, path: str, value: object) -> None:
+    """Put another type into the cluster; a file's only group keeps its numbers of nodes and GPUs."""
     del path
-    request["cluster"] = {"groups": value}
+    groups = cast("list[Mapping[str, object]]", value)
+    known = _object(request, "cluster").get("groups")
+    if isinstance(known, list) and len(known) == 1 and isinstance(known[0], dict):
+        counts = {name: known[0][name] for name in ("num_nodes", "gpus_per_node") if name in known[0]}
+        groups = [{**counts, **groups[0]}]
+    request["cluster"] = {"groups": groups}
 
 
 def _put_cluster(request: Request, path: str, value: object) -> None:
@@ -471,7 +483,10 @@ def _put_nodes(request: Request, path: str, value: object) -> None:
     if isinstance(groups, list):
         if len(groups) != 1 or not isinstance(groups[0], dict):
             raise InvalidProblemError.of("/cluster/groups", "several groups: give their sizes in the file")
-        request["cluster"] = {**part, "groups": [{**groups[0], name: value}]}
+        group = dict(groups[0])
+        if name == "gpus_per_node" and group.get("island_gpus") == group.get(name):
+            group.pop("island_gpus", None)  # the fast link joins the whole node
+        request["cluster"] = {**part, "groups": [{**group, name: value}]}
     else:
         _put(request, path, value)
 

@@ -116,13 +116,18 @@ def keep(document: Mapping[str, Any], problem: Problem, *, whole: bool = False) 
     ``whole``: the answer has all that ``plan`` shows and no limit cut it, so that it may be shown again.
     """
     try:
-        ids = "".join(str(plan["plan_id"]) for plan in (*document["plans"], *closest_of(document)))
-        name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}"
-        name += f"-{_shown_again(problem)}" if whole and is_complete(document) else ""
-        _keep(state_folder() / f"{name}.json", document, MAX_KEPT)
+        _keep(path_of(document, problem, whole=whole), document, MAX_KEPT)
     except OSError as fault:
         return [f"the answer can't be saved ({fault.strerror}): use --save-dir, or keep --json"]
     return []
+
+
+def path_of(document: Mapping[str, Any], problem: Problem, *, whole: bool = False) -> Path:
+    """Return where ``keep`` keeps an answer; errors as ``state_folder``."""
+    ids = "".join(str(plan["plan_id"]) for plan in (*document["plans"], *closest_of(document)))
+    name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}"
+    name += f"-{_shown_again(problem)}" if whole and is_complete(document) else ""
+    return state_folder() / f"{name}.json"
 
 
 def known_answer(problem: Problem, profile: Profile) -> Answer | None:

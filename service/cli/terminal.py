@@ -33,10 +33,17 @@ _PLAIN = str.maketrans("·×–−±…│─└←→≤≥█", "*x--~.|-+<><>
 _UNSPELLABLE = "meshwright-plain"
 
 
+class _Screen(Console):
+    """A console that lets a line without blanks to break at run on: a command to paste stays whole."""
+
+    def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - Rich's own types
+        super().print(*objects, **{"crop": False, **options})
+
+
 def screen() -> Console:
     """stdout: as wide as the terminal or COLUMNS, else PIPE_WIDTH; colour only in a terminal."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(
+    return _Screen(
         file=sys.stdout, width=None if known else PIPE_WIDTH, highlight=False, emoji=False, markup=False
     )
 

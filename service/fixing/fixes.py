@@ -327,7 +327,7 @@ def _searched(
     own: Own, profile: Profile, on_progress: OnProgress | None, should_stop: ShouldStop | None
 ) -> Answer | None:
     try:
-        return ask(recommended(own.problem), profile, on_progress=on_progress, should_stop=should_stop)
+        return ask(recommended(own.question), profile, on_progress=on_progress, should_stop=should_stop)
     except PlannerError:  # what runs, though no plan has it
         return None
 
@@ -339,7 +339,7 @@ def _wanted(own: Own, answer: Answer | None) -> dict[str, list[str]]:
     found = dict[str, list[str]]()
     for plan in answer.plans[:_PLANS]:
         try:
-            texts = Texts(export(plan, recommended(own.problem), own.launcher).files)
+            texts = Texts(export(plan, recommended(own.question), own.launcher).files)
         except PlannerError:
             continue
         for name, row in flag_names(*tables_of(own.launcher)).rows.items():

@@ -97,9 +97,13 @@ _GAP = 3  # blanks before a command
 
 
 def render_summary(
-    answer: Answer, problem: Problem, *, width: int, measured: Sequence[TimedPrediction] = ()
-) -> RenderableType:
-    """Lay out the facts of an answer and its first plans for ``width`` columns, in some twelve lines."""
+    answer: Answer, problem: Problem, *, width: int, measured: Sequence[TimedPrediction] = (),
+    question: str = "",
+) -> RenderableType:  # fmt: skip
+    """Lay out the facts of an answer and its first plans for ``width`` columns, in some twelve lines.
+
+    ``question``: the command that takes the options of its offers, where what was typed takes none.
+    """
     export = "" if problem.launcher == "none" else "meshwright export 1 --save-dir run/"
     found = summary_of(answer, problem, export=export)
     style = "bold" if found.fits else "bold red"
@@ -113,6 +117,8 @@ def render_summary(
         command = "" if offer.option == "--full" else offer.option
         words = f"{offer.words}: --full" if offer.option == "--full" else offer.words
         parts += _fact(label, words, width, command=command, pieces=False)
+    if question and found.offers:
+        parts += _fact("", "Add one of these to the same question:", width, command=question, pieces=False)
     for at, note in enumerate(found.notes):
         parts += _fact("" if at else "note", _cut(note, width), width, pieces=False, style="yellow")
     parts += [*_first_plans(answer, width), *measured_lines(measured, answer.plans, width)]

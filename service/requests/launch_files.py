@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
+from typing import cast
 
 from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
-from meshwright.launchers.reading.registry import read_launch_files, reader_names, renamed
-from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.launchers.reading.registry import launcher_of, read_launch_files, reader_names, renamed
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError, faults_as
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
@@ -36,12 +37,18 @@ class Own:
 
     problem: Problem
     configuration: Configuration
+    planned: Problem | None = None  # with another launcher, where that of the files has no plan for it
     launcher: str | None = None  # the launcher of the files
     stated_gpus: int | None = None  # of the files' own sizes, before a cluster's number counts
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
     assumed: Mapping[str, object] = field(default_factory=dict)  # values that nothing states, by name
+
+    @property
+    def question(self) -> Problem:
+        """Return what a search for a faster configuration answers, so that the user can run its plans."""
+        return self.problem if self.planned is None else self.planned
 
 
 def own_of_files(
@@ -79,11 +86,12 @@ def own_of_files(
     with _fewer_ranks_named(request, source, overrides, launcher) if explained else nullcontext():
         found = renamed(read_launch_files(source, overrides, launcher), _name_of(source))
         raw, workload, notes = _overridden(found, overrides)
-        problem, why = _priced(_request_of(request, found, workload), found.launcher)
+        problem, planned, why = _priced(_request_of(request, found, workload), found.launcher, source)
         configuration = where_pages_lie(problem, completed(raw, problem))
     return Own(
         problem=problem,
         configuration=configuration,
+        planned=planned,
         launcher=found.launcher,
         stated_gpus=found.configuration.num_gpus,
         notes=(*found.notes, *notes, *why, *_packed_notes(found, problem)),
@@ -164,16 +172,39 @@ _BEYOND_PLANS = (
 )  # fmt: skip
 
 
-def _priced(request: Request, launcher: str) -> tuple[Problem, list[str]]:
-    """Return the problem of a run that files start, and why no plan has it: no launcher, same stack."""
+def _priced(request: Request, launcher: str, source: Source) -> tuple[Problem, Problem | None, list[str]]:
+    """Return the problem of a run that files start; if no plan has it, what to search instead, and why.
+
+    It is priced without a launcher on the same stack.
+    """
     try:
-        return parse_problem(request), []
+        return parse_problem(request), None, []
     except InvalidProblemError as fault:
         if any(not one.pointer.startswith(_BEYOND_PLANS) for one in fault.errors):
             raise
         why = [f"{one.message}: priced as the files run it" for one in fault.errors]
+        adapts = all(one.pointer.startswith(_OF_ADAPTERS) for one in fault.errors)
     stack = request.get("stack") or framework_of(launcher)
-    return parse_problem({**request, "launcher": "none", "stack": stack}), why
+    problem = parse_problem({**request, "launcher": "none", "stack": stack})
+    planned = _planned(request, source) if launcher == _ENGINE and adapts else None
+    if planned is not None:
+        why.append(f"the best plan is one under {planned.launcher}, without {launcher}")
+    return problem, planned, why
+
+
+_OF_ADAPTERS = ("/workload/lora_", "/workload/base_precision", "/workload/reference")
+_ENGINE = "deepspeed"  # of trainers that shard without it, too
+_TRAINERS = "accelerate"  # which starts all of them
+
+
+def _planned(request: Request, source: Source) -> Problem | None:
+    """Return the question under the launcher of the files' trainer, without what DeepSpeed alone has."""
+    workload = {**cast("Mapping[str, object]", request["workload"]), "framework_options": {}}
+    for launcher in (launcher_of(source), _TRAINERS):
+        with suppress(InvalidProblemError):
+            if launcher in launcher_names():
+                return parse_problem({**request, "launcher": launcher, "workload": workload})
+    return None
 
 
 # Values that follow from changed sizes: how many replicas, and the contents of each of them.
@@ -380,8 +411,10 @@ def _allowing_offload(search: object) -> dict[str, object]:
 
 
 def _sized(cluster: dict[str, object], num_nodes: int, gpus_per_node: int) -> dict[str, object]:
-    """Return the cluster with as many nodes as the files start on, unless it has a number of nodes."""
+    """Return the cluster with as many nodes as the files start on, unless it states nodes itself."""
     groups = cluster.get("groups")
+    if isinstance(groups, list) and len(groups) > 1:
+        return cluster  # which states the nodes of each group
     if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict):
         given = {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node}
         return {**cluster, "groups": [{**given, **groups[0]}]}

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from meshwright.profiles.capabilities import (
-    launcher_capabilities,
     launchers_placing_stages,
 )
 from meshwright.profiles.cluster import LEAST_POWER_SHARE, MAX_NODES, Reliability, power_of
@@ -450,23 +449,6 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
         what = named.get(path[-1], path[-1])
         yield FieldError(pointer=pointer(*path), message=f"{what} {NOT_PLACED}")
     yield from placed_limit_faults(problem)
-    yield from _unlike_ends_faults(problem)
-
-
-def _unlike_ends_faults(problem: Problem) -> Iterator[FieldError]:
-    """Ask for one tensor-parallel size where the launcher splits both ends of such a model alike."""
-    name, model = problem.launcher, problem.model
-    shared = "tied embeddings" if model.tied_embeddings else "prediction layers"
-    ends = model.tied_embeddings or model.num_mtp_layers > 0
-    asked = "tensor_parallel_size" in problem.options.pin
-    if ends and launcher_capabilities(name).placed_ends_alike and not asked:
-        yield FieldError(
-            pointer=pointer("search", "pin", "tensor_parallel_size"),
-            message=f"{name} splits the first and the last stage of a model with {shared} alike: "
-            "pin one size for all node groups",
-            allowed="1 or more",
-            nearest="1",
-        )
 
 
 def _node_faults(problem: Problem) -> Iterator[FieldError]:

@@ -229,6 +229,7 @@ class ComparedConfiguration:
     problem: Problem
     configuration: Configuration
     change: str = ""  # that leads to it, on the way from one side to the other
+    profile: Profile | None = None  # what it costs; None: as the second side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +241,7 @@ class _Judged:
 
     @classmethod
     def of(cls, stop: ComparedConfiguration, profile: Profile) -> _Judged:
-        found = evaluate(stop.problem, profile, [stop.configuration], with_spread=True)
+        found = evaluate(stop.problem, stop.profile or profile, [stop.configuration], with_spread=True)
         prediction = predicted(stop.problem, found[0])
         return cls(
             prediction=prediction,
@@ -251,14 +252,18 @@ class _Judged:
 
 
 def compared(profile: Profile, first: ComparedConfiguration, second: ComparedConfiguration) -> Comparison:
-    """Return both sides and the path between them.
+    """Return both sides and the path between them, which begins with the launcher where they differ in it.
 
     Raises:
         InvalidProblemError: a framework option of a side is unknown or wrong.
     """
     stops = [first]
-    for name, problem in _option_changes(first.problem, second.problem, profile):
-        stops.append(replace(first, problem=problem, change=name))
+    if first.problem.priced_as != second.problem.priced_as:
+        change = f"launcher {first.problem.priced_as} → {second.problem.priced_as}"
+        stops.append(replace(first, problem=second.problem, profile=second.profile, change=change))
+    else:
+        for name, problem in _option_changes(first.problem, second.problem, profile):
+            stops.append(replace(first, problem=problem, change=name))
     stops += _path(second.problem, profile, first.configuration, second.configuration)
     found = [_Judged.of(stop, profile) for stop in stops]
     steps = [

@@ -18,7 +18,8 @@ Constraints
   (7) (on request) groups stand one after another    (5) within each group's run, behind the stages of the
       groups that stand nearer to the end, with its entry in front
   (8) a prescribed split                             as many stages of l layers as the request names
-  (9) a constraint on all GPUs                       all stages have one tensor-parallel size
+  (9) a constraint on all GPUs                       all stages have one tensor-parallel size;
+      ends share a matrix, and are split alike       the first and the last have one
   (10) a request for full recomputation              some stage recomputes a layer
   (11) constraints on node groups                    in terms of n[p], as ``limits`` writes them
   (12) (with (7), entry patterns by size) what a stage receives   the run before an entry ends with a
@@ -262,13 +263,17 @@ class _Model:
 
     def have_one_size(self) -> None:
         """(9)."""
-        if not self.rows.is_of_one_size:
+        if self.rows.is_of_one_size:
+            alike = np.arange(len(self.patterns.option))
+        elif self.rows.fleet.problem.places_ends_alike:
+            alike = self.patterns.has_role("first", *ENDS)
+        else:
             return
         tensor = np.array([one.tensor_parallel_size for one in self.rows.options])[self.patterns.option]
-        chosen = {size: self.of.new_bool_var("") for size in np.unique(tensor).tolist()}
+        chosen = {size: self.of.new_bool_var("") for size in np.unique(tensor[alike]).tolist()}
         self.of.add(sum(chosen.values()) == 1)
-        for at, size in enumerate(tensor.tolist()):
-            self.of.add(self.count[at] <= int(self.most[at]) * chosen[size])
+        for at in alike.tolist():
+            self.of.add(self.count[at] <= int(self.most[at]) * chosen[int(tensor[at])])
 
     def recompute_some(self) -> None:
         """(10)."""

@@ -430,8 +430,10 @@ class MixedRows:
         return "num_gpus" in names_of(self.fleet.problem.options.constraints)
 
     def are_alike(self, line: Sequence[int]) -> bool:
-        """Return whether options have one tensor size, where that is asked."""
-        return not self.is_of_one_size or len({self.options[at].tensor_parallel_size for at in line}) == 1
+        """Return whether options have one tensor size, where that is asked of all or of both ends."""
+        ends = (line[0], line[-1]) if self.fleet.problem.places_ends_alike else ()
+        alike = line if self.is_of_one_size else ends
+        return len({self.options[at].tensor_parallel_size for at in alike}) <= 1
 
     @cached_property
     def layout(self) -> LayerLayout:

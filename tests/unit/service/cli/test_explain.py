@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.service.report.sentences import option_words
 from tests.served.requests import run_here
 from tests.unit.launchers.megatron_lm.test_read import SCRIPT
 
@@ -109,6 +110,24 @@ def test_what_is_missing_or_too_much_is_said(
     assert [kind in line for kind, line in zip(kinds, error.splitlines(), strict=True)] == [True] * 3
 
 
+def test_files_that_count_their_processes_run_on_cards_of_two_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\n"
+        "num_machines: 1\nnum_processes: 2\n"
+    )
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "accelerate launch --config_file two.yaml run_clm.py --do_train"
+        " --model_name_or_path Qwen/Qwen2.5-0.5B --block_size 1024 --bf16"
+        " --per_device_train_batch_size 1 --gradient_accumulation_steps 2\n"
+    )
+    words = ("predict", "--from-args", str(script), "--gpus", "1xrtx-4090,1xrtx-3090", "--json")
+    code, text, _ = run_here(monkeypatch, capsys, *words)
+    assert (code, json.loads(text)["config"]["data_parallel_size"]) == (0, 2)
+
+
 def test_the_users_own_configuration_is_explained_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +167,99 @@ def test_an_explanation_by_energy_says_what_plans_are_ranked_by(
     assert "ranked by energy per token: yours" in text.replace("\xa0", " ")
     _, text, _ = run_here(monkeypatch, capsys, "explain", *QUESTION, "--set", "tp=4", "--json")
     assert json.loads(text)["ranked_by"] is None
+
+
+# The DPO example of LLaMA-Factory's documentation, of 4 bits: too large for a card of 12 GB.
+PREFERENCES = """\
+model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
+quantization_bit: 4
+quantization_method: bnb
+stage: dpo
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+lora_target: all
+dataset: dpo_en_demo
+template: llama3
+cutoff_len: 2048
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+bf16: true
+"""
+
+
+def test_each_option_of_an_explanation_without_a_plan_works_on_the_command_that_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "dpo.yaml").write_text(PREFERENCES)
+    words = ("explain", "--from-args", str(tmp_path / "dpo.yaml"), "--gpus", "1xrtx-3060")
+    code, text, _ = run_here(monkeypatch, capsys, *words)
+    question = next(
+        line.split() for line in text.splitlines() if line.strip().startswith("meshwright plan ")
+    )
+    assert code == 3
+    code, text, _ = run_here(monkeypatch, capsys, *words, "--json")
+    found = json.loads(text)
+    assert (code, found["status"], found["yours"]["micro_batch_size"]) == (3, "infeasible", 1)
+    remedies = found["answer"]["infeasible"]["remedies"]
+    assert len(remedies) > 3
+    for remedy in remedies:
+        options = option_words(remedy["settings"]).split()
+        _, text, error = run_here(monkeypatch, capsys, *question[1:], *options, "--json")
+        assert error.startswith("error") is False, (options, error)
+        best = json.loads(text)["plans"][0]["prediction"]
+        assert best["step_time_s"] == pytest.approx(remedy["step_time_s"], rel=0.01), options
+    code, text, _ = run_here(monkeypatch, capsys, *question[1:], "--full")
+    assert (code, "What would fit" in text) == (3, True)
+
+
+def test_a_command_to_paste_is_not_cut_at_the_edge_of_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "40")
+    words = ("plan", "gemma-2-9b", "--gpus", "1xa100-40gb", "--global-batch-size", "1",
+             "--seq-length", "4096", "--launcher", "llama-factory",
+             "--optimizer", "galore-pure-bf16-layerwise")  # fmt: skip
+    _, text, _ = run_here(monkeypatch, capsys, *words)
+    offered = [line for line in text.splitlines() if " --launcher llama" in line]
+    assert offered
+    assert all(line.endswith(" --launcher llama-factory-accelerate") for line in offered)
+
+
+ADAPTERS = {
+    "axolotl": "base_model: Qwen/Qwen2.5-0.5B\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"
+    "sequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\noptimizer: adamw_torch\n"
+    "bf16: true\nflash_attention: true\ndatasets: [{path: tatsu-lab/alpaca, type: alpaca}]\n"
+    "deepspeed: deepspeed_configs/zero2.json\n",
+    "llama-factory-accelerate": "model_name_or_path: Qwen/Qwen2.5-0.5B\nstage: sft\ndo_train: true\n"
+    "finetuning_type: lora\nlora_rank: 16\ncutoff_len: 2048\nper_device_train_batch_size: 1\n"
+    "gradient_accumulation_steps: 4\nbf16: true\ndeepspeed: examples/deepspeed/ds_z2_config.json\n",
+}
+
+
+@pytest.mark.parametrize("launcher", ADAPTERS)
+def test_adapters_on_deepspeed_are_compared_with_a_plan_that_their_trainer_starts(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "run.yaml").write_text(ADAPTERS[launcher])
+    own = ("--from-args", str(tmp_path / "run.yaml"), "--gpus", "2xrtx-3090", "--json")
+    _, text, _ = run_here(monkeypatch, capsys, "predict", *own)
+    priced = json.loads(text)
+    code, text, _ = run_here(monkeypatch, capsys, "explain", *own)
+    found = json.loads(text)
+    assert code == 0
+    assert f"the best plan is one under {launcher}, without deepspeed" in found["notes"]
+    assert found["best"]["config"]["pipeline_parallel_size"] == 1  # which these trainers don't have
+    # yours costs the same alone as next to a plan of another stack
+    assert found["comparison"]["first"]["step_time_s"] == priced["prediction"]["step_time_s"]
+    changes = [step["change"] for step in found["comparison"]["steps"]]
+    assert changes[0] == f"launcher deepspeed → {launcher}"
+    code, text, _ = run_here(monkeypatch, capsys, "export", found["best"]["plan_id"][:8])
+    assert code == 0, text
 
 
 MIXED = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.launchers.registry import export
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
@@ -47,6 +48,33 @@ def test_on_unlike_nodes_the_launcher_is_one_that_places_stages() -> None:
     assert lever.settings == {"launcher": "flagscale"}
     assert lever.config.is_placed
     assert lever.saves > 0.05
+
+
+@pytest.mark.parametrize("launcher", [None, "any", "flagscale"])
+def test_ends_that_share_a_matrix_are_split_alike_on_unlike_cards(launcher: str | None) -> None:
+    """FlagScale asserts one tensor-parallel size at the ends of tied embeddings (train/arguments.py:127)."""
+    raw: dict[str, Any] = {
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": 2} for gpu in CARDS]},
+        "workload": {"global_batch_size": 24, "seq_length": 4096},
+        "search": {"top_k": 4, "certify": "none", "time_limit_s": 10.0},
+    }
+    problem = parse_problem(raw if launcher is None else {**raw, "launcher": launcher})
+    assert problem.launcher == (launcher or "flagscale")
+    answer = answered(problem)
+    placed = [plan for plan in answer.plans if plan.config.is_placed]
+    assert placed
+    for plan in placed:
+        first, last = plan.config.stage_groups[0], plan.config.stage_groups[-1]
+        assert first.tensor_parallel_size == last.tensor_parallel_size
+        assert export(plan, problem.under("flagscale"), "flagscale").files
+    for lever in answer.levers:
+        assert parse_problem(
+            {**raw, **{name: one for name, one in lever.settings.items() if "." not in name}}
+        )
+
+
+CARDS = ("rtx-3060", "rtx-3090")
 
 
 def test_nothing_is_said_of_launchers_that_are_hardly_faster() -> None:
