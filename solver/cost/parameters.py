@@ -18,6 +18,7 @@ from meshwright.profiles.adapters import (
     MLP_INPUT,
     NORMS,
     adapted_layers,
+    adapter_parameters,
     base_bytes,
     block_of,
     copied_parameters,
@@ -29,12 +30,14 @@ from meshwright.profiles.adapters import (
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.storage import WHOLE_PRECISIONS, is_cut, is_of_experts, is_packed, storage_of
+from meshwright.profiles.tower_modules import PROJECTOR
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.profiles.trained_layers import TRAINED
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows, wraps_experts
 from meshwright.solver.cost.context import Context
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
+from meshwright.solver.cost.towers import tower_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +121,27 @@ def tower_weights(ctx: Context, parts: Sequence[FrozenPart] = TOWER_PARTS) -> We
 
 
 def trained_first(ctx: Context) -> Weights:
-    """Count the trained weights that precede the first layer: nothing of a tower next to adapters."""
+    """Count the trained weights that precede the first layer: of a tower next to adapters its own ones."""
     embedding = trained_weights(ctx, embedding_weights(ctx), "embedding")
     trained = [part for part in TOWER_PARTS if part not in ctx.workload.frozen_parts]
-    return embedding + tower_weights(ctx, trained) if ctx.model.tower else embedding
+    if ctx.model.tower is None:
+        return embedding
+    return embedding + tower_weights(ctx, trained) + _tower_adapters(ctx)
+
+
+def _tower_adapters(ctx: Context) -> Weights:
+    """Count the weights of adapters in a tower, split over tp as its layers are, and in its projector."""
+    none, work = np.zeros_like(ctx.t), ctx.workload
+    if not work.adapted_parts or (tower := ctx.model.tower) is None:
+        return Weights(dense=none, routed=none)
+    own = tower_context(ctx)
+    layer = trained_weights(own, Weights(dense=none, routed=none), "dense").dense * own.frozen
+    ends = adapter_parameters(
+        ctx.model, work.lora_rank, (PROJECTOR,) if "projector" in work.adapted_parts else (),
+        norms=ctx.facts.dora, rotates=ctx.facts.oft,
+    )  # fmt: skip
+    dense = tower.num_layers * layer + ends
+    return Weights(dense=dense, routed=none, whole=dense)
 
 
 def copied_embedding(ctx: Context) -> FloatArray:

@@ -54,6 +54,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.storage import WHOLE_PRECISIONS, BasePrecision, is_checkpoints, is_of_experts
 from meshwright.profiles.stored import STORED, StoredKind
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
+from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
 from meshwright.profiles.trained_layers import FIRST, count_of
 from meshwright.profiles.units import GIB
@@ -154,7 +155,8 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             nearest="0",
         )
     parameters = PARAMETER_TARGETS if able.adapts_parameters else ()
-    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *SHARED_TARGETS, *parameters)
+    towers = TOWER_TARGETS if able.adapts_towers else ()
+    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *SHARED_TARGETS, *parameters, *towers)
     targets_of = {"fused": FUSED_TARGETS, "single": single}
     targets = [target for kind in able.adapters for target in targets_of[kind]]
     modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
@@ -1303,7 +1305,8 @@ def _room_for_inner_outputs(problem: Problem, able: Capabilities) -> Iterator[st
     tower, model = problem.model.tower, problem.model
     if tower is None or not tower.inner_outputs or tower.model_type not in able.towers:
         return
-    images = model.image_flops(problem.workload.images(tower), problem.workload.frozen_parts)
+    work = problem.workload
+    images = model.image_flops(work.images(tower), work.frozen_parts, work.adapted_parts)
     whole = problem.model_flops_per_token * problem.workload.tokens_per_sequence
     as_layers = ceil(2.0 * images / ((whole - images) / model.num_layers))
     ranks = "tensor_parallel_size * context_parallel_size" if able.whole_towers else "1"
