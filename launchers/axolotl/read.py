@@ -20,6 +20,7 @@ from meshwright.launchers.axolotl.read_experts import (
     merged_options,
     packed_base,
     require_ranks_of_experts,
+    scatters_experts,
 )
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of, is_off
@@ -624,7 +625,7 @@ def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     if not tuned.get("lora_rank"):
         return {}
     found = options_of(fields)
-    if _scatters(fields) and parted(tuned["lora_targets"])[1]:
+    if scatters_experts(fields) and parted(tuned["lora_targets"])[1]:
         found["wraps_experts"] = False
     if fields.flag(_EXPERTS):
         if is_cut(tuned.get("base_precision", "bf16")):
@@ -730,12 +731,7 @@ def _recomputes(fields: Fields) -> bool:
 
 # ScatterMoE's grouped products (integrations/kernels), which add adapters of experts to their outputs
 # (libs/scattermoe_lora/experts_lora_fastpath.py).
-_SCATTERED, _SCATTERS = "use_scattermoe", "scattermoe"
-_PRODUCTS = {**EXPERTS, _SCATTERS: "grouped"}
-
-
-def _scatters(fields: Fields) -> bool:
-    return fields.flag(_SCATTERED) or fields.peek("experts_implementation") == _SCATTERS
+_PRODUCTS = {**EXPERTS, "scattermoe": "grouped"}
 
 
 def _kernels(fields: Fields, model: ModelSpec) -> Options:

@@ -29,7 +29,14 @@ from meshwright.profiles.adapters import (
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
-from meshwright.profiles.storage import WHOLE_PRECISIONS, is_cut, is_of_experts, is_packed, storage_of
+from meshwright.profiles.storage import (
+    STREAMED_EXPERTS,
+    WHOLE_PRECISIONS,
+    is_cut,
+    is_of_experts,
+    is_packed,
+    storage_of,
+)
 from meshwright.profiles.tower_modules import PROJECTOR
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.profiles.trained_layers import TRAINED
@@ -330,11 +337,29 @@ def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArr
     weights, storage = _converted_weights(ctx, kind), storage_of(ctx.held_precision)
     forward, backward = _moved_bytes(ctx)
     moved = forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
+    if streams_experts(ctx):
+        forward, backward = storage.streamed_bytes if storage else (0.0, 0.0)
+        return forward * weights, backward * weights
     if storage is None or storage.stacked_bytes is None:
         return moved
     stacked = np.where(ctx.converts, _stacked(ctx, kind), 0.0)
     own, again = storage.stacked_bytes
     return moved[0] + (own - forward) * stacked, moved[1] + (again - backward) * stacked
+
+
+def streams_experts(ctx: Context) -> bool:
+    """Return whether experts of few bits are read as they lie: by ScatterMoE, which wraps none.
+
+    Axolotl 0.18, integrations/kernels/libs/scattermoe_lora/grouped_train.py.
+    """
+    return is_of_experts(ctx.held_precision) and not ctx.facts.wraps_experts
+
+
+def _streamed(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Return the bytes of the few experts that are 16-bit at once for the gradient of their input."""
+    if (moe := ctx.model.moe) is None or kind == "dense" or not streams_experts(ctx):
+        return np.zeros_like(ctx.t)
+    return 2.0 * min(1.0, STREAMED_EXPERTS / moe.num_experts) * _converted_weights(ctx, kind)
 
 
 def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) -> list[FloatArray]:
@@ -347,9 +372,9 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) ->
     if ctx.facts.quantizes_experts and is_cut(ctx.held_precision):
         return [*(2.0 * _stacked(ctx.of(one), one.kind) for one in kinds), zero, zero]
     storage = storage_of(ctx.held_precision)
-    if storage is not None and storage.keeps_whole:
+    if storage is not None and storage.keeps_whole and not streams_experts(ctx):
         return [*(2.0 * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, zero]
-    if ctx.held_precision != "fp32" and not ctx.wide_ends.any():
+    if streams_experts(ctx) or (ctx.held_precision != "fp32" and not ctx.wide_ends.any()):
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (ctx.converts & (ctx.frozen | first | (ctx.columns.num_microbatches > 1)))
     head = weigh * ctx.padded_outputs * ctx.model.embedding_width / ctx.vocabulary_ranks
@@ -457,7 +482,8 @@ def casts_bytes(
     casts = _casts(ctx, kinds)[:-2]  # of layers
     cached = sum((number * cast for number, cast in zip(numbers, casts, strict=True)), np.zeros_like(ctx.t))
     rows = normalized_head_weights(ctx) * (4.0 if (HEAD in ctx.trained_modules) else 2.0)
-    return np.asarray(cached * ctx.full * (not ctx.frozen)), rows, np.maximum.reduce(casts)
+    at_once = np.maximum.reduce([*casts, *(_streamed(ctx.of(one), one.kind) for one in kinds)])
+    return np.asarray(cached * ctx.full * (not ctx.frozen)), rows, at_once
 
 
 def saved_casts_bytes(

@@ -21,6 +21,7 @@ from meshwright.profiles.adapters import (
     SINGLE_TARGETS,
     TRAINED_MODULES,
     adapted_layers,
+    has_linear_experts,
     matrix_rows,
     unadaptable,
 )
@@ -248,8 +249,10 @@ def _beyond_checkpoints(model: ModelSpec) -> str:
     return "experts" if model.moe else "images" if model.tower else ""
 
 
-def _is_predicted(model: ModelSpec, base: BasePrecision) -> bool:
-    """Return whether frozen weights of a precision are predicted of a model."""
+def _is_predicted(model: ModelSpec, base: BasePrecision, *, scatters: bool = False) -> bool:
+    """Return whether frozen weights of a precision are predicted of a model; ``scatters``: ScatterMoE's."""
+    if is_of_experts(base) and scatters:
+        return model.moe is not None and not has_linear_experts(model)
     if is_of_experts(base):
         return model.moe is not None and model.moe.dispatched and model.tower is None
     return not (is_checkpoints(base) and _beyond_checkpoints(model))
@@ -288,16 +291,27 @@ def _packed_experts_faults(problem: Problem) -> Iterator[FieldError]:
     """
     work, model = problem.workload, problem.model
     merged = work.framework_options.get("fake_quantization") == MERGED
-    if not _is_predicted(model, work.base_precision):
+    scatters = work.framework_options.get("wraps_experts") is False
+    if not _is_predicted(model, work.base_precision, scatters=scatters):
+        where = "" if scatters else ", in models without a vision tower"
         yield FieldError(
             pointer="/workload/base_precision",
-            message=f"{work.base_precision} is of experts in one tensor, in models without a vision tower; "
+            message=f"{work.base_precision} is of experts in one tensor{where}; "
             f"{model.title} is no such model",
             allowed="bf16, or a model like qwen3-30b-a3b",
             nearest="bf16",
         )
     for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values():
-        if gpu.architecture not in _SONIC:
+        if scatters and (gpu.architecture not in _MARLIN or gpu.generation == "blackwell"):
+            yield FieldError(
+                pointer="/cluster",
+                message=f"on {gpu.display_name} ScatterMoE doesn't multiply experts in "
+                f"{work.base_precision} by Marlin, in 16 bits, which alone is priced",
+                allowed="GPUs of Ampere, Ada or Hopper, GeForce and RTX PRO of Blackwell",
+            )
+        elif scatters:
+            continue
+        elif gpu.architecture not in _SONIC:
             yield FieldError(
                 pointer="/cluster",
                 message=f"SonicMoE, which multiplies experts in {work.base_precision}, doesn't run on "
@@ -314,6 +328,8 @@ def _packed_experts_faults(problem: Problem) -> Iterator[FieldError]:
 
 
 _SONIC = ("hopper", "blackwell")
+# libs/scattermoe_lora/grouped_train.py:65 _auto_backend: on B200 DeepGEMM's products in 8 bits come first
+_MARLIN = ("ampere", "ada", "hopper", "blackwell")
 
 
 def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
