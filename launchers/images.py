@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.launchers.target import Target, pads
-from meshwright.profiles.adapters import language_names, names_every
+from meshwright.profiles.adapters import class_targets, language_names, names_every
 from meshwright.profiles.errors import FieldError
+from meshwright.profiles.tower_modules import TOWER_TARGETS, tower_modules
 from meshwright.profiles.towers import FrozenPart
 
 # Arguments of LLaMA-Factory 0.9.5 (hparams/finetuning_args.py), both with Megatron-Core and without.
@@ -81,13 +83,22 @@ def tower_is_left_out(target: Target) -> Iterator[FieldError]:
         )
 
 
-def language_pattern(targets: Sequence[str]) -> str:
-    """Return peft's pattern of layers in the language model alone: a tower may have the same names.
+def adapted_pattern(target: Target, targets: Sequence[str]) -> str:
+    """Return peft's pattern of layers of the language model, whose names a tower may have, and of a tower.
 
     Where transformers 5 puts the language model (Idefics and SmolVLM: ``text_model``), and its blocks.
     """
     blocks = "self_attn|linear_attn|mlp|mlp\\.shared_expert"
-    return rf"model\.(?:language_model|text_model)\.layers\.\d+\.(?:{blocks})\.(?:{'|'.join(targets)})"
+    tower, named = target.model.tower, {*targets}
+    known = tower_modules().get(tower.model_type) if tower else None
+    words = class_targets(target.model, tuple(name for name in targets if name not in TOWER_TARGETS))
+    language = rf"model\.(?:language_model|text_model)\.layers\.\d+\.(?:{blocks})\.(?:{'|'.join(words)})"
+    paths = [path for name in known.targets if name in named for path in known.paths(name)] if known else []
+    own = [_NUMBER.sub(r"\\d+", path.replace(".", r"\.")) for path in paths]
+    return "|".join([*([language] if words else []), *own])
+
+
+_NUMBER = re.compile(r"(?<=\.)0(?=\\\.)")  # of a layer, any of which is meant; not the last one of a path
 
 
 def image_warnings(target: Target) -> Iterator[str]:

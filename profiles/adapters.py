@@ -18,6 +18,12 @@ from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.layers.operators import Matrix, Operator
 from meshwright.profiles.model import MIXER_LAYER, LayerKind, ModelSpec
 from meshwright.profiles.storage import BasePrecision, storage_of
+from meshwright.profiles.tower_modules import (
+    PROJECTOR,
+    TOWER_TARGETS,
+    tower_layers_of,
+    tower_modules,
+)
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
 # ones, by the names that Llama's have; ``gate`` is the router. All of the latter together are every linear
@@ -54,6 +60,7 @@ TrainedModule = Literal["embed_tokens", "lm_head", "norm"]
 EMBEDDING, HEAD, NORMS = TRAINED_MODULES = get_args(TrainedModule)
 LORA_TARGETS = (
     *FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *SHARED_TARGETS, *PARAMETER_TARGETS,
+    *TOWER_TARGETS,
 )  # fmt: skip
 # Every linear layer, under whatever names a launcher has for them (``bound_targets``).
 ALL_LINEAR = ("all-linear",)
@@ -228,6 +235,45 @@ def layers_outside(
     return tuple(first), tuple(last)
 
 
+def tower_of(model: ModelSpec, targets: Iterable[str]) -> ModelSpec:
+    """Return the tower's layers as a model; targets tell whether queries, keys and values are one layer."""
+    return replace(model.tower_layers, fused_qkv=_QKV in tower_layers_of(targets))
+
+
+def tower_adapters(model: ModelSpec, targets: tuple[str, ...]) -> Iterator[tuple[Matrix, int]]:
+    """Yield the linear layers of a tower and its projector that have adapters, and how many there are."""
+    if (tower := model.tower) is None:
+        return
+    for layer in adapted_layers(tower_of(model, targets), "dense", tower_layers_of(targets)):
+        yield layer, tower.num_layers
+    if PROJECTOR in targets:
+        for layer in projector_layers(model):
+            yield layer, 1 + tower.inner_outputs
+
+
+def projector_layers(model: ModelSpec) -> tuple[Matrix, ...]:
+    """Return the linear layers of a projector: one, or two with an activation between.
+
+    The inner width follows from their weights: ``wide * inner + inner * hidden_size``. Those that project
+    what inner layers yield are alike (Qwen3-VL's ``deepstack_merger_list``).
+    """
+    tower = model.tower
+    known = tower_modules().get(tower.model_type) if tower else None
+    if tower is None or known is None:
+        return ()
+    wide, out = tower.hidden_size * tower.merged_patches, model.hidden_size
+    if len(known.projector) == 1:
+        return (_whole(wide, out),)
+    inner = tower.projector_matrices // (1 + tower.inner_outputs) // (wide + out)
+    return _whole(wide, inner), _whole(inner, out)
+
+
+def tower_targets(model: ModelSpec) -> tuple[str, ...]:
+    """Return the names of the linear layers of a model's tower, which adapters may have; () if unknown."""
+    known = tower_modules().get(model.tower.model_type) if model.tower else None
+    return known.targets if known else ()
+
+
 def _whole(inputs: int, outputs: int) -> Matrix:
     return Matrix(name="", inputs=inputs, outputs=outputs, split="nothing")
 
@@ -260,14 +306,15 @@ def adapter_parameters(
         for shape in model.layer_shapes()
         for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
     )
+    each = [(layer, max(layer.experts, 1)) for layer in (*first, *inside, *last)]
     return sum(
         (
             rotation_weights(layer.inputs, rank)
             if rotates
             else rank * (layer.inputs + layer.outputs) + layer.outputs * norms
         )
-        * max(layer.experts, 1)
-        for layer in (*first, *inside, *last)
+        * count
+        for layer, count in (*each, *tower_adapters(model, targets))
     )
 
 
@@ -297,7 +344,7 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
         return f"only {halves.pop()}: peft adapts the experts' fused gate and up projections together"
     if others and named != "w1_w3":
         return f"{min(others)}: only Mixtral's experts have layers with this name"
-    if why := _parameter_fault(model, targets):
+    if why := _parameter_fault(model, targets) or _tower_fault(model, targets):
         return why
     if not targets:
         return f"is required: the default adapts attention, and {model.title} has none"
@@ -313,6 +360,16 @@ def _parameter_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     if said and any(one.experts for name, one in _experts(model, "moe").items() if name in targets):
         return f"{min(said)}: other names mean the same experts"
     return None
+
+
+def _tower_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
+    said, there = [name for name in TOWER_TARGETS if name in targets], tower_targets(model)
+    lacking = next((name for name in said if name not in there), None)
+    if lacking is None:
+        return None
+    if not there:
+        return f"{lacking}: the linear layers of a tower of {model.title} are not known"
+    return f"{lacking}: the tower of {model.title} has {', '.join(there)}"
 
 
 def parted(targets: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -341,6 +398,7 @@ _NAMES = {
         *CLASS_TARGETS,
         *SHARED_TARGETS,
         *PARAMETER_TARGETS,
+        *TOWER_TARGETS,
     ),
 }
 _ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for

@@ -87,6 +87,7 @@ class Capabilities:
     # What it adapts where a request names nothing: all linear layers, or single ones of some names.
     adapter_targets: tuple[str, ...] = ALL_LINEAR
     adapts_parameters: bool = False  # weights without a layer of their own (``PARAMETER_TARGETS``)
+    adapts_towers: bool = False  # layers of a vision tower and of its projector (``TOWER_TARGETS``)
     lists_linear_layers: bool = False  # all of a class itself, before it calls peft (``linear_names``)
     other_start: str = ""  # the launcher that the same program is where it is started otherwise
     adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained

@@ -668,19 +668,28 @@ class ModelSpec(Checked):
         projector = tower.projector_parameters()
         return whole * ("vision" not in frozen) + projector * ("projector" not in frozen)
 
-    def image_flops(self, images: ImageLoad, frozen: Sequence[FrozenPart] = ()) -> float:
+    def image_flops(
+        self,
+        images: ImageLoad,
+        frozen: Sequence[FrozenPart] = (),
+        adapted: Sequence[FrozenPart] = (),
+    ) -> float:
         """Return the FLOPs of images' forward and backward passes through tower and projector.
 
         ``frozen`` parts have no gradients of their own; behind a frozen tower nothing needs the
-        projector's input gradient, and pixels have none.
+        projector's input gradient, and pixels have none. ``adapted`` ones of them have adapters, for which
+        gradients pass through them: their products run twice, scores three times.
         """
         if (tower := self.tower) is None:
             return 0.0
-        trains = "vision" not in frozen
-        layer = self.tower_layers.forward_flops_of(LayerShape("dense"), round(images.attended))
-        layers = images.rows * tower.num_layers * layer * (3.0 if trains else 1.0)
+        trains, length = "vision" not in frozen, round(images.attended)
+        layer = self.tower_layers.forward_flops_of(LayerShape("dense"), length)
+        passes = 3.0 * layer if trains else layer
+        if "vision" in adapted:
+            passes = 2.0 * layer + self.tower_layers.score_flops_per_token(length)
+        layers = images.rows * tower.num_layers * passes
         first = 2.0 * tower.hidden_size * tower.patch_inputs * (1.0 + trains)
-        products = 1.0 + ("projector" not in frozen) + trains
+        products = 1.0 + ("projector" not in frozen) + (trains or bool(adapted))
         return layers + images.patches * first + images.tokens * 2.0 * tower.projector_work * products
 
     def figures(self) -> dict[str, str | int]:

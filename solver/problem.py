@@ -32,6 +32,7 @@ from meshwright.profiles.samples import SAMPLES, Reference, Sample, SampleKind
 from meshwright.profiles.sequences import Documents, FilledSequences, SequenceLengths, filled, packed_share
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, Switch, allowed_switches, switches
+from meshwright.profiles.tower_modules import parts_of
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart, ImageLoad, TowerSpec
 from meshwright.profiles.trained_layers import BELOW, TRAINED, LayerTraining, layers_named, training_of
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike
@@ -188,6 +189,11 @@ class Workload:
         """Return the parts that are not trained: the whole tower next to adapters."""
         return TOWER_PARTS if self.lora_rank else self.frozen
 
+    @cached_property
+    def adapted_parts(self) -> tuple[FrozenPart, ...]:
+        """Return the parts of a tower that have adapters."""
+        return tuple(parts_of(self.lora_targets)) if self.lora_rank else ()
+
     def images(self, tower: TowerSpec | None) -> ImageLoad:
         """Return the images of one sequence as a tower reads them."""
         if tower is None or self.image_tokens is None:
@@ -335,7 +341,7 @@ class Problem:
             flops += model.head_forward_flops_per_token()
         if model.tower is None:
             return flops
-        images = model.image_flops(work.images(model.tower), work.frozen_parts)
+        images = model.image_flops(work.images(model.tower), work.frozen_parts, work.adapted_parts)
         return flops + images / work.tokens_per_sequence
 
     @cached_property

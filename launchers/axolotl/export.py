@@ -19,9 +19,9 @@ from meshwright.launchers.accelerate.export import (
 )
 from meshwright.launchers.export import compiled_facts, model_is_in_the_script
 from meshwright.launchers.images import (
+    adapted_pattern,
     has_images,
     images_are_not_packed,
-    language_pattern,
     tower_is_left_out,
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
@@ -248,7 +248,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
         targets, parameters = parted(target.workload.lora_targets)
         every = linear_names(target.problem.model) == targets
         words = class_targets(target.model, targets)
-        listed = language_pattern(words) if has_images(target) else list(words)
+        listed = adapted_pattern(target, targets) if has_images(target) else list(words)
         named: Values = {"lora_target_linear": True} if every else {"lora_target_modules": listed}
         apart: Values = {"lora_target_parameters": list(parameters)} if parameters else {}
         return {**(named if targets else {}), **apart, **super().adapted(target)}

@@ -20,12 +20,14 @@ from meshwright.launchers.axolotl.read_experts import (
     merged_options,
     packed_base,
     require_ranks_of_experts,
+    scatters_experts,
 )
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of, is_off
 from meshwright.launchers.reading.adapters import (
     OF_ADAPTERS,
     adapted,
+    adapted_by_name,
     base_of,
     of_trainer,
     options_of,
@@ -58,7 +60,14 @@ from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
 from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
-from meshwright.profiles.adapters import EMBEDDING, HEAD, SINGLE_TARGETS, matrix_rows, parted
+from meshwright.profiles.adapters import (
+    EMBEDDING,
+    HEAD,
+    SINGLE_TARGETS,
+    matrix_rows,
+    parted,
+    tower_targets,
+)
 from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import TERNARY
 from meshwright.profiles.importers.huggingface_keys import harmless_reason
@@ -66,6 +75,7 @@ from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.storage import is_cut
+from meshwright.profiles.tower_modules import tower_modules
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.profiles.trained_layers import ranges_of
 from meshwright.shell.values import Word
@@ -432,9 +442,30 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
         named = adapted(fields, known.model(), pefts=not every)
         found["trained_modules"] = trained_whole(fields)
         layers = of_trainer(fields, SINGLE_TARGETS if every else parted(named)[0], known.model())
-        found["lora_targets"] = (*layers, *parted(named)[1])
+        sees = adapted_by_name(fields, known.model()) if fields.raw(_PROCESSOR) else ()
+        targets = (*layers, *parted(named)[1], *sees)
+        found["lora_targets"] = _without_frozen_adapters(fields, known.model(), targets)
     found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)
     return projected | found
+
+
+_OF_TOWERS = {"vision_tower", "vision_model", "visual", "multi_modal_projector"}
+
+
+def _without_frozen_adapters(fields: Fields, model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the adapters that are trained: a frozen tower's are not (0.18 utils/freeze.py:29).
+
+    It freezes what lies in modules of some names: projectors of other names keep their adapters.
+    """
+    known = tower_modules().get(model.tower.model_type) if model.tower else None
+    if known is None or not fields.flag("freeze_mm_modules"):
+        return targets
+    frozen = [name for name in known.targets if _OF_TOWERS & {*known.paths(name)[0].split(".")}]
+    trained = tuple(name for name in targets if name not in frozen)
+    if trained == targets:
+        return targets
+    fields.note("freeze_mm_modules freezes adapters of the tower, too: their products are not priced")
+    return trained
 
 
 _MODEL, _GPTQ = "base_model", "gptq"
@@ -489,8 +520,8 @@ def _image_settings(fields: Fields, model: ModelSpec, tuned: Mapping[str, Any]) 
     if not fields.raw(_PROCESSOR):
         frozen = TOWER_PARTS if still or adapts else ()
         return ImageSettings(frozen=frozen, none_read=True) if model.tower else None
-    pattern = is_pattern(str(fields.raw("lora_target_modules") or ""))
-    apart = pattern and not fields.flag("lora_target_linear") and adapts
+    apart = adapts and model.tower is not None and bool(tower_targets(model))
+    apart |= adapts and is_pattern(str(fields.raw("lora_target_modules") or ""))
     frozen = TOWER_PARTS if apart or still else ()
     return ImageSettings(frozen=frozen, limit=_PROCESSOR, stated=True)
 
@@ -594,7 +625,7 @@ def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     if not tuned.get("lora_rank"):
         return {}
     found = options_of(fields)
-    if _scatters(fields) and parted(tuned["lora_targets"])[1]:
+    if scatters_experts(fields) and parted(tuned["lora_targets"])[1]:
         found["wraps_experts"] = False
     if fields.flag(_EXPERTS):
         if is_cut(tuned.get("base_precision", "bf16")):
@@ -700,12 +731,7 @@ def _recomputes(fields: Fields) -> bool:
 
 # ScatterMoE's grouped products (integrations/kernels), which add adapters of experts to their outputs
 # (libs/scattermoe_lora/experts_lora_fastpath.py).
-_SCATTERED, _SCATTERS = "use_scattermoe", "scattermoe"
-_PRODUCTS = {**EXPERTS, _SCATTERS: "grouped"}
-
-
-def _scatters(fields: Fields) -> bool:
-    return fields.flag(_SCATTERED) or fields.peek("experts_implementation") == _SCATTERS
+_PRODUCTS = {**EXPERTS, "scattermoe": "grouped"}
 
 
 def _kernels(fields: Fields, model: ModelSpec) -> Options:

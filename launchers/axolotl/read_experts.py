@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
+from meshwright.profiles.adapters import has_linear_experts
 from meshwright.profiles.frameworks import MERGED, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.storage import BasePrecision, is_of_experts, is_packed
@@ -82,10 +83,9 @@ def experts_options(fields: Fields, found: Configuration, tuned: Mapping[str, An
     options, buffer = Options(moe_dispatcher="deepep"), fields.integer(_BUFFER)
     if buffer != framework_facts("axolotl").dispatch_buffer_bytes:
         options["dispatch_buffer_bytes"] = float(buffer)
-    kernel = "scattermoe" if fields.flag("use_scattermoe") else fields.peek("experts_implementation")
-    if kernel == "scattermoe":
+    if scatters_experts(fields):
         options["multiplies_absent"] = False
-    if kernel == "batched_mm":
+    elif fields.peek("experts_implementation") == "batched_mm":
         options["grouped_gemm"] = "grouped"
     fields.stop()
     return options
@@ -93,8 +93,14 @@ def experts_options(fields: Fields, found: Configuration, tuned: Mapping[str, An
 
 _SONIC, _MERGES, _STARTS = "use_sonicmoe", "nvfp4_merge_aware", "nvfp4_merge_aware_start_step"
 _KERNELS = "kernelsplugin"
+_SCATTERS, _GROUPED = "use_scattermoe", "dsv4_fp4_grouped_mode"
 # integrations/kernels/args.py:113: they multiply without the layers that round sums
 _FUSED = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+
+
+def scatters_experts(fields: Fields) -> bool:
+    """Return whether ScatterMoE multiplies experts."""
+    return fields.flag(_SCATTERS) or fields.peek("experts_implementation") == "scattermoe"
 
 
 def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | None:
@@ -104,14 +110,22 @@ def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | 
     """
     if model.stored_as != "nvfp4":
         return None
-    moe = model.moe
-    sonic = fields.flag(_SONIC) and _KERNELS in str(fields.raw("plugins") or "").lower()
+    moe, stacked = model.moe, model.moe is not None and not has_linear_experts(model)
+    patched = _KERNELS in str(fields.raw("plugins") or "").lower()
+    scatters = patched and scatters_experts(fields) and fields.peek(_GROUPED) == "nvfp4"
+    sonic = patched and fields.flag(_SONIC)
+    said = fields.raw("lora_target_parameters")
+    both = isinstance(said, list) and len({str(one).rpartition(".")[2] for one in said}) > 1
     faults = {
-        "is stored in NVFP4, of which experts in one tensor of a model without a tower are priced": (
-            moe is None or not moe.dispatched or model.tower is not None, "another model"
+        "is stored in NVFP4, of which experts in one tensor are priced, under SonicMoE without a tower": (
+            not (stacked and (scatters or (moe and moe.dispatched and not model.tower))), "another model"
         ),
-        "is stored in NVFP4, whose experts are priced under SonicMoE": (
-            not sonic, f"{_SONIC}: true with KernelsPlugin, not use_scattermoe"
+        "is stored in NVFP4, whose experts are priced under SonicMoE, or ScatterMoE's grouped products": (
+            not (sonic or scatters),
+            f"{_SONIC}: true, or {_SCATTERS}: true with {_GROUPED}: nvfp4, with KernelsPlugin",
+        ),
+        "is stored in NVFP4, which grouped products read where both tensors of experts have adapters": (
+            scatters and not both, "lora_target_parameters: [experts.gate_up_proj, experts.down_proj]"
         ),
         "is stored in NVFP4, whose weights are frozen": (kind != "lora", "adapter: lora"),
     }  # fmt: skip
@@ -119,7 +133,7 @@ def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | 
         if holds:
             fields.fault("base_model", why, allowed=allowed)
             break
-    if not fields.flag(_MERGES):
+    if not fields.flag(_MERGES) and not scatters:
         fields.note("experts in NVFP4 are priced in 16 bits; Blackwell with HBM multiplies them in 4")
     return "nvfp4"
 

@@ -37,6 +37,7 @@ from meshwright.profiles.layer_names import CLASS_WORDS, layers_called
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.stored import checkpoint_base, stored_in_name
+from meshwright.profiles.tower_modules import tower_modules
 
 # --------------------------------------------------------------------------------------------------
 # Adapters.
@@ -318,12 +319,16 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
     if isinstance(said, list) and len(said) == 1:  # which TRL hands on as a word (trainer/utils.py)
         said = str(said[0])
     if isinstance(said, str) and is_pattern(said):
-        return _of_pattern(fields, name, said)
+        return _of_pattern(fields, name, said, model)
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
     words = [_plain(word, model) for word in words]
     if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
     known = [_targets_of(str(word), model) for word in words]
+    if model is not None and (own := _tower_paths(model)):  # names that only a tower's layers have
+        seen = [any(f".{path}".endswith(f".{word}") for path in own) for word in words]
+        words = [word for word, of, sees in zip(words, known, seen, strict=True) if of or not sees]
+        known = [_targets_of(str(word), model) for word in words]
     if model is not None and any(known):  # a list for several models
         others = [
             str(word) for word, found in zip(words, known, strict=True) if not found and word in CLASS_WORDS
@@ -384,22 +389,70 @@ def of_peft(fields: Fields, targets: tuple[str, ...], model: ModelSpec) -> tuple
     return ("qkv_proj",) if fused else targets
 
 
-def _of_pattern(fields: Fields, name: str, text: str) -> tuple[str, ...]:
+def _of_pattern(fields: Fields, name: str, text: str, model: ModelSpec | None) -> tuple[str, ...]:
     try:
-        found, others = targets_in(text)
+        found, paths = targets_in(text)
     except ValueError:
-        found, others = (), False
-    if others:
-        fields.fault(
-            name, f"{shown(text)} adapts a tower too, which is not supported", allowed="the layers"
-        )
-    elif not found:
+        found, paths = (), ()
+    if paths:
+        found = (*found, *_of_tower(fields, name, paths, model))
+    if not found:
         fields.fault(
             name,
             f"{shown(text)} names no layer that is priced",
             allowed=f"a list of {', '.join(LORA_TARGETS)}",
         )
     return found or ATTENTION_TARGETS
+
+
+def _of_tower(
+    fields: Fields, name: str, paths: tuple[str, ...], model: ModelSpec | None
+) -> tuple[str, ...]:
+    """Return the targets that paths are in the class of a tower; some of a target's paths are a fault."""
+    known = tower_modules().get(model.tower.model_type) if model and model.tower else None
+    if known is None:
+        fields.fault(
+            name,
+            f"adapts {paths[0]}: the tower's linear layers of such a model are not known",
+            allowed=f"layers of the language model, or the types {', '.join(tower_modules())}",
+        )
+        fields.stop()
+        return ()
+    of = {path: target for target in known.targets for path in known.paths(target)}
+    found = tuple(target for target in known.targets if {*known.paths(target)} <= {*paths})
+    read = {path for target in found for path in known.paths(target)}
+    if others := [path for path in paths if path not in read]:
+        whole = known.paths(of[others[0]]) if others[0] in of else tuple(of)
+        why = "is a part of the projector" if others[0] in of else "is no linear layer of the tower"
+        fields.fault(name, f"{others[0]} {why}", allowed=", ".join(whole))
+    return found
+
+
+def _tower_paths(model: ModelSpec) -> tuple[str, ...]:
+    """Return the paths of the linear layers of a tower's class; () where they are not known."""
+    known = tower_modules().get(model.tower.model_type) if model.tower else None
+    return tuple(path for target in known.targets for path in known.paths(target)) if known else ()
+
+
+def adapted_by_name(fields: Fields, model: ModelSpec) -> tuple[str, ...]:
+    """Return the layers of a tower that names of layers mean, too: peft compares the ends of paths.
+
+    Axolotl's ``lora_target_linear`` is a list of the last names of all linear layers (0.18,
+    loaders/adapter.py:54 ``find_all_linear_names``).
+    """
+    paths, name = _tower_paths(model), next((one for one in _TARGETS if fields.raw(one)), _TARGETS[0])
+    said, every = fields.raw(name), fields.flag("lora_target_linear")
+    if isinstance(said, str) and is_pattern(said) and not every:
+        return ()
+    words = [str(word) for word in said] if isinstance(said, list) else str(said or "").split(",")
+    if every:
+        words = [path.rpartition(".")[2] for path in paths]
+        if any(word.isdigit() for word in words):
+            why = "names the numbers of modules, of which peft adapts none but linear layers: it stops"
+            fields.fault("lora_target_linear", why, allowed="false, with lora_target_modules")
+    ends = tuple(f".{word.strip()}" for word in words if word.strip())
+    hit = tuple(path for path in paths if f".{path}".endswith(ends))
+    return _of_tower(fields, name, hit, model) if hit else ()
 
 
 def trained_whole(fields: Fields) -> tuple[str, ...]:

@@ -23,8 +23,10 @@ def is_pattern(text: str) -> bool:
     return any(letter in text for letter in "(\\[^")
 
 
-def targets_in(text: str) -> tuple[tuple[str, ...], bool]:
-    """Return the targets that a pattern means in the language model, and whether it means others too.
+def targets_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the targets that a pattern means in the language model, and the paths it means in a tower.
+
+    Paths have 0 for every number.
 
     Raises:
         ValueError: the pattern is longer, or has other operators.
@@ -34,13 +36,14 @@ def targets_in(text: str) -> tuple[tuple[str, ...], bool]:
     names, rest = _alternatives(text)
     if rest:
         raise ValueError
-    found, others = set[str](), False
+    found, others = set[str](), dict[str, None]()
     for path in ([part for part in name.split(".") if part] for name in names):
         *parents, last = path
-        others |= any(part.startswith(_SEEING) for part in parents)
-        if last in SINGLE_TARGETS and ("mlp" in parents) == (last in _MLP):
+        if any(part.startswith(_SEEING) for part in parents):
+            others[".".join(path)] = None
+        elif last in SINGLE_TARGETS and ("mlp" in parents) == (last in _MLP):
             found.add(last)
-    return tuple(name for name in SINGLE_TARGETS if name in found), others
+    return tuple(name for name in SINGLE_TARGETS if name in found), tuple(others)
 
 
 def _alternatives(text: str) -> tuple[list[str], str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.launchers.images import (
+    adapted_pattern,
     has_images,
     images_are_not_packed,
-    language_pattern,
     tower_is_left_out,
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
@@ -88,7 +88,7 @@ last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/nu
         targets, parameters = parted(target.workload.lora_targets)
         words = class_targets(target.model, targets)
         listed = list(words) * (2 if len(words) == 1 else 1)
-        listed = [language_pattern(words)] if has_images(target) else listed
+        listed = [adapted_pattern(target, targets)] if has_images(target) else listed
         named = "all-linear" if names_every(targets) else listed
         apart = {"lora_target_parameters": list(parameters)} if parameters else {}
         return {**({"lora_target_modules": named} if targets else {}), **apart, **super().adapted(target)}

@@ -23,6 +23,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.reading import stated_number
 from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
+from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS, TowerSpec
 from meshwright.profiles.trained_layers import NONE, layers_named, nearest_layers
 from meshwright.service.requests.fields import MAX_IMAGES
@@ -188,6 +189,7 @@ def check_limits(problem: Problem) -> None:
         _framework_options,
         _lengths,
         _images,
+        _idle_adapters,
         _samples,
         _diffusion,
         _switches,
@@ -362,6 +364,18 @@ def _images(problem: Problem) -> Iterator[FieldError]:
             message="with adapters all three parts are already frozen",
             allowed="[]",
             nearest="[]",
+        )
+
+
+def _idle_adapters(problem: Problem) -> Iterator[FieldError]:
+    """Refuse adapters in a tower that reads nothing: replicas stop at weights without gradients."""
+    work = problem.workload
+    idle = [name for name in TOWER_TARGETS if name in work.lora_targets]
+    if idle and work.lora_rank and not work.images_per_sample:
+        yield FieldError(
+            pointer="/workload/lora_targets",
+            message=f"{', '.join(idle)}: no sequence has an image (images_per_sample is 0)",
+            allowed="layers of the language model, or images_per_sample above 0",
         )
 
 

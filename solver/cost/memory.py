@@ -60,7 +60,13 @@ from meshwright.solver.cost.stages import (
     LayerLayout,
 )
 from meshwright.solver.cost.tiles import adds_apart, mlp_tiles, mlp_weights
-from meshwright.solver.cost.towers import LAYER, images_of, projector_bytes, tower_context
+from meshwright.solver.cost.towers import (
+    LAYER,
+    images_of,
+    passes_gradients,
+    projector_bytes,
+    tower_context,
+)
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
 
@@ -843,13 +849,15 @@ def tower_bytes(ctx: Context) -> FloatArray:
     if tower is None or not images_of(ctx).rows:
         return np.zeros_like(ctx.t)
     kept = projector_bytes(ctx, tower)
-    if "vision" in ctx.workload.frozen_parts:
+    if not passes_gradients(ctx):
         return kept
     its = tower_context(ctx)
     # rotated queries and keys next to the product that yields them with values; inputs of a sum's scales
     further = its.tokens * 2.0 * (2.0 * tower.rotary * tower.attention_width + tower.layer_vectors) / its.t
     layer = np.where(its.full, checkpoint_bytes(its), layer_activation_bytes(its, LAYER.kind) + further)
-    pixels = 2.0 * ctx.micro_batch * images_of(ctx).patches / ctx.image_ranks * tower.patch_inputs
+    trained = "vision" not in ctx.workload.frozen_parts
+    patches = images_of(ctx).patches * trained  # whose product has a weight gradient
+    pixels = 2.0 * ctx.micro_batch * patches / ctx.image_ranks * tower.patch_inputs
     return np.asarray(kept + pixels + tower.num_layers * layer)
 
 

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from meshwright.profiles.adapters import adapted_layers, copied_parameters, rotation_weights
+from meshwright.profiles.adapters import (
+    adapted_layers,
+    copied_parameters,
+    rotation_weights,
+    tower_adapters,
+)
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import PAGED_ELEMENTS
 
@@ -31,10 +36,15 @@ def trained_tensors(
     """Return the elements of each matrix of adapters, and of modules trained next to them; else none."""
     if not rank:
         return ()
-    adapters = (
-        side * max(layer.experts, 1)
+    layers = [
+        (layer, max(layer.experts, 1))
         for shape in model.layer_shapes()
         for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
+    ]
+    of_tower = [(layer, 1) for layer, count in tower_adapters(model, targets) for _ in range(count)]
+    adapters = (
+        side * count
+        for layer, count in (*layers, *of_tower)
         for side in (
             (rotation_weights(layer.inputs, rank),)
             if rotates

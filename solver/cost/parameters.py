@@ -18,6 +18,7 @@ from meshwright.profiles.adapters import (
     MLP_INPUT,
     NORMS,
     adapted_layers,
+    adapter_parameters,
     base_bytes,
     block_of,
     copied_parameters,
@@ -28,13 +29,22 @@ from meshwright.profiles.adapters import (
 )
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
-from meshwright.profiles.storage import WHOLE_PRECISIONS, is_cut, is_of_experts, is_packed, storage_of
+from meshwright.profiles.storage import (
+    STREAMED_EXPERTS,
+    WHOLE_PRECISIONS,
+    is_cut,
+    is_of_experts,
+    is_packed,
+    storage_of,
+)
+from meshwright.profiles.tower_modules import PROJECTOR
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.profiles.trained_layers import TRAINED
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows, wraps_experts
 from meshwright.solver.cost.context import Context
 from meshwright.solver.cost.sharding import SHARD_WEIGHTS
+from meshwright.solver.cost.towers import tower_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +128,27 @@ def tower_weights(ctx: Context, parts: Sequence[FrozenPart] = TOWER_PARTS) -> We
 
 
 def trained_first(ctx: Context) -> Weights:
-    """Count the trained weights that precede the first layer: nothing of a tower next to adapters."""
+    """Count the trained weights that precede the first layer: of a tower next to adapters its own ones."""
     embedding = trained_weights(ctx, embedding_weights(ctx), "embedding")
     trained = [part for part in TOWER_PARTS if part not in ctx.workload.frozen_parts]
-    return embedding + tower_weights(ctx, trained) if ctx.model.tower else embedding
+    if ctx.model.tower is None:
+        return embedding
+    return embedding + tower_weights(ctx, trained) + _tower_adapters(ctx)
+
+
+def _tower_adapters(ctx: Context) -> Weights:
+    """Count the weights of adapters in a tower, split over tp as its layers are, and in its projector."""
+    none, work = np.zeros_like(ctx.t), ctx.workload
+    if not work.adapted_parts or (tower := ctx.model.tower) is None:
+        return Weights(dense=none, routed=none)
+    own = tower_context(ctx)
+    layer = trained_weights(own, Weights(dense=none, routed=none), "dense").dense * own.frozen
+    ends = adapter_parameters(
+        ctx.model, work.lora_rank, (PROJECTOR,) if "projector" in work.adapted_parts else (),
+        norms=ctx.facts.dora, rotates=ctx.facts.oft,
+    )  # fmt: skip
+    dense = tower.num_layers * layer + ends
+    return Weights(dense=dense, routed=none, whole=dense)
 
 
 def copied_embedding(ctx: Context) -> FloatArray:
@@ -310,11 +337,29 @@ def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArr
     weights, storage = _converted_weights(ctx, kind), storage_of(ctx.held_precision)
     forward, backward = _moved_bytes(ctx)
     moved = forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
+    if streams_experts(ctx):
+        forward, backward = storage.streamed_bytes if storage else (0.0, 0.0)
+        return forward * weights, backward * weights
     if storage is None or storage.stacked_bytes is None:
         return moved
     stacked = np.where(ctx.converts, _stacked(ctx, kind), 0.0)
     own, again = storage.stacked_bytes
     return moved[0] + (own - forward) * stacked, moved[1] + (again - backward) * stacked
+
+
+def streams_experts(ctx: Context) -> bool:
+    """Return whether experts of few bits are read as they lie: by ScatterMoE, which wraps none.
+
+    Axolotl 0.18, integrations/kernels/libs/scattermoe_lora/grouped_train.py.
+    """
+    return is_of_experts(ctx.held_precision) and not ctx.facts.wraps_experts
+
+
+def _streamed(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Return the bytes of the few experts that are 16-bit at once for the gradient of their input."""
+    if (moe := ctx.model.moe) is None or kind == "dense" or not streams_experts(ctx):
+        return np.zeros_like(ctx.t)
+    return 2.0 * min(1.0, STREAMED_EXPERTS / moe.num_experts) * _converted_weights(ctx, kind)
 
 
 def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) -> list[FloatArray]:
@@ -327,9 +372,9 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) ->
     if ctx.facts.quantizes_experts and is_cut(ctx.held_precision):
         return [*(2.0 * _stacked(ctx.of(one), one.kind) for one in kinds), zero, zero]
     storage = storage_of(ctx.held_precision)
-    if storage is not None and storage.keeps_whole:
+    if storage is not None and storage.keeps_whole and not streams_experts(ctx):
         return [*(2.0 * _converted_weights(ctx.of(one), one.kind) for one in kinds), zero, zero]
-    if ctx.held_precision != "fp32" and not ctx.wide_ends.any():
+    if streams_experts(ctx) or (ctx.held_precision != "fp32" and not ctx.wide_ends.any()):
         return [zero] * (len(kinds) + 2)
     weigh = 2.0 * (ctx.converts & (ctx.frozen | first | (ctx.columns.num_microbatches > 1)))
     head = weigh * ctx.padded_outputs * ctx.model.embedding_width / ctx.vocabulary_ranks
@@ -437,7 +482,8 @@ def casts_bytes(
     casts = _casts(ctx, kinds)[:-2]  # of layers
     cached = sum((number * cast for number, cast in zip(numbers, casts, strict=True)), np.zeros_like(ctx.t))
     rows = normalized_head_weights(ctx) * (4.0 if (HEAD in ctx.trained_modules) else 2.0)
-    return np.asarray(cached * ctx.full * (not ctx.frozen)), rows, np.maximum.reduce(casts)
+    at_once = np.maximum.reduce([*casts, *(_streamed(ctx.of(one), one.kind) for one in kinds)])
+    return np.asarray(cached * ctx.full * (not ctx.frozen)), rows, at_once
 
 
 def saved_casts_bytes(

@@ -127,6 +127,7 @@ from meshwright.solver.cost.towers import (
     LAYER,
     end_seconds,
     images_of,
+    passes_gradients,
     tower_context,
 )
 from meshwright.solver.problem import Problem, Workload
@@ -549,7 +550,7 @@ def _tower_prices(ctx: Context) -> list[PartPrice]:
         return []
     none = dict.fromkeys(_causes(ctx), np.zeros_like(ctx.t))
     layer = _layer_price(tower_context(ctx), LAYER.kind)
-    count, trained = float(tower.num_layers), float("vision" not in ctx.workload.frozen_parts)
+    count, trained = float(tower.num_layers), float(passes_gradients(ctx))
     own = (layer.passes.forward, trained * (layer.passes.backward + layer.replay))
     ends = end_seconds(ctx, tower)
     return [

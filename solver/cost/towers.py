@@ -4,7 +4,8 @@ The tower's layers are priced as a model's (``ModelSpec.tower_layers``), over th
 images. Tensor-parallel ranks split them as they split the language model's layers, and context-parallel
 ranks share the images out among each other, unless the launcher gives all of both to each rank
 (``Capabilities.whole_towers``). Frozen parts have a forward pass alone, keep nothing for a backward pass,
-and have neither gradients nor optimizer states.
+and have neither gradients nor optimizer states. Next to adapters of the tower's own layers its frozen
+weights are priced as those of the language model: gradients pass through them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.profiles.adapters import TRAINED_MODULES
+from meshwright.profiles.adapters import TRAINED_MODULES, projector_layers, tower_of
 from meshwright.profiles.collectives.collectives import Group
 from meshwright.profiles.model import LayerShape
-from meshwright.profiles.towers import ImageLoad, TowerSpec
+from meshwright.profiles.tower_modules import tower_layers_of
+from meshwright.profiles.towers import TOWER_PARTS, ImageLoad, TowerSpec
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, gemm_seconds
 from meshwright.solver.cost.context import Context, PassSeconds
@@ -35,22 +37,45 @@ def tower_context(ctx: Context) -> Context:
     tokens = ctx.micro_batch * load.rows / ctx.image_ranks
     group, fused = Group(alone, alone, ctx.fabric), ctx.model.tower_layers.norm_kind == "layernorm"
     facts = replace(ctx.facts, norm_fused=True) if fused else ctx.facts  # torch's LayerNorm is one kernel
+    adapted = "vision" in ctx.workload.adapted_parts
     work = replace(
         ctx.workload,
         lengths=None,
-        lora_rank=0,
+        lora_rank=ctx.workload.lora_rank * adapted,
+        lora_targets=tower_layers_of(ctx.workload.lora_targets),
         trained_modules=(),
         trained_layers="",
         images_per_sample=0.0,
         frozen=(),
     )
     return replace(
-        ctx, model=ctx.model.tower_layers, facts=facts, workload=work, layers=None, frozen=False,
-        trained_modules=TRAINED_MODULES, packs=False, pads_to_longest=False, seq_length=load.attended,
+        ctx, model=tower_of(ctx.model, ctx.workload.lora_targets), facts=facts, workload=work,
+        layers=None, frozen=adapted, trained_modules=TRAINED_MODULES, packs=False, pads_to_longest=False,
+        seq_length=load.attended,
         micro_batch=tokens / load.attended, tokens=tokens, t=ctx.tower_t, c=alone,
         tensor_group=replace(ctx.tensor_group, size=ctx.tower_t), row_share=alone,
         sequence_parallel=np.zeros_like(ctx.full), exchanging=alone, exchange_group=group, ring_group=group,
     )  # fmt: skip
+
+
+def passes_gradients(ctx: Context) -> bool:
+    """Return whether the backward pass goes through the tower: to its weights, or to its adapters."""
+    work = ctx.workload
+    return "vision" not in work.frozen_parts or "vision" in work.adapted_parts
+
+
+def _projector_adapters(ctx: Context, tokens: FloatArray) -> list[Gemm]:
+    if "projector" not in ctx.workload.adapted_parts:
+        return []
+    rank, each = (
+        float(ctx.workload.lora_rank),
+        1.0 + (ctx.model.tower.inner_outputs if ctx.model.tower else 0),
+    )
+    return [
+        Gemm(m=tokens, n=float(n), k=float(k), count=np.full_like(ctx.t, each))
+        for one in projector_layers(ctx.model)
+        for n, k in ((rank, one.inputs), (one.outputs, rank))
+    ]
 
 
 def end_seconds(ctx: Context, tower: TowerSpec) -> PassSeconds:
@@ -63,19 +88,21 @@ def end_seconds(ctx: Context, tower: TowerSpec) -> PassSeconds:
     wide = float(tower.hidden_size * tower.merged_patches)
     products = [Gemm(m=tokens, n=tower.projector_work / wide / ctx.tower_t, k=wide)]
     behind = gemm_seconds(ctx, products, "bf16")
-    trained = "vision" not in ctx.workload.frozen_parts
-    gradients = 0.5 * (
-        ("projector" not in ctx.workload.frozen_parts) + trained
-    )  # of weights, and of the input
+    work = ctx.workload
+    trained = "vision" not in work.frozen_parts
+    passes = trained or bool(work.adapted_parts)
+    gradients = 0.5 * (("projector" not in work.frozen_parts) + passes)  # of weights, and of the input
+    thin = gemm_seconds(ctx, _projector_adapters(ctx, tokens), "bf16")
     return PassSeconds(
-        forward=first.forward + behind.forward,
-        backward=0.5 * trained * first.backward + gradients * behind.backward,
+        forward=first.forward + behind.forward + thin.forward,
+        backward=0.5 * trained * first.backward + gradients * behind.backward + thin.backward,
     )
 
 
 def projector_bytes(ctx: Context, tower: TowerSpec) -> FloatArray:
-    """Return what a trained projector keeps: the norm's input and output, and what its products yield."""
-    if {"projector", "vision"} <= set(ctx.workload.frozen_parts):
+    """Return what a projector keeps that gradients pass: the norm's input and output, and its products'."""
+    work = ctx.workload
+    if not {*TOWER_PARTS} - {*work.frozen_parts} and not work.adapted_parts:
         return np.zeros_like(ctx.t)
     wide = tower.hidden_size * tower.merged_patches
     yielded = tower.projector_work / wide

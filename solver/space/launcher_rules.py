@@ -21,6 +21,7 @@ from meshwright.profiles.adapters import (
     SINGLE_TARGETS,
     TRAINED_MODULES,
     adapted_layers,
+    has_linear_experts,
     matrix_rows,
     unadaptable,
 )
@@ -54,6 +55,7 @@ from meshwright.profiles.profile import framework_of
 from meshwright.profiles.storage import WHOLE_PRECISIONS, BasePrecision, is_checkpoints, is_of_experts
 from meshwright.profiles.stored import STORED, StoredKind
 from meshwright.profiles.switches import NEEDS, clashes, switch_faults, switches
+from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS
 from meshwright.profiles.trained_layers import FIRST, count_of
 from meshwright.profiles.units import GIB
@@ -154,7 +156,8 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             nearest="0",
         )
     parameters = PARAMETER_TARGETS if able.adapts_parameters else ()
-    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *SHARED_TARGETS, *parameters)
+    towers = TOWER_TARGETS if able.adapts_towers else ()
+    single = (*SINGLE_TARGETS, *EXPERT_TARGETS, *CLASS_TARGETS, *SHARED_TARGETS, *parameters, *towers)
     targets_of = {"fused": FUSED_TARGETS, "single": single}
     targets = [target for kind in able.adapters for target in targets_of[kind]]
     modules = TRAINED_MODULES if "single" in able.adapters else ()  # peft's, as single layers are
@@ -246,8 +249,10 @@ def _beyond_checkpoints(model: ModelSpec) -> str:
     return "experts" if model.moe else "images" if model.tower else ""
 
 
-def _is_predicted(model: ModelSpec, base: BasePrecision) -> bool:
-    """Return whether frozen weights of a precision are predicted of a model."""
+def _is_predicted(model: ModelSpec, base: BasePrecision, *, scatters: bool = False) -> bool:
+    """Return whether frozen weights of a precision are predicted of a model; ``scatters``: ScatterMoE's."""
+    if is_of_experts(base) and scatters:
+        return model.moe is not None and not has_linear_experts(model)
     if is_of_experts(base):
         return model.moe is not None and model.moe.dispatched and model.tower is None
     return not (is_checkpoints(base) and _beyond_checkpoints(model))
@@ -286,16 +291,27 @@ def _packed_experts_faults(problem: Problem) -> Iterator[FieldError]:
     """
     work, model = problem.workload, problem.model
     merged = work.framework_options.get("fake_quantization") == MERGED
-    if not _is_predicted(model, work.base_precision):
+    scatters = work.framework_options.get("wraps_experts") is False
+    if not _is_predicted(model, work.base_precision, scatters=scatters):
+        where = "" if scatters else ", in models without a vision tower"
         yield FieldError(
             pointer="/workload/base_precision",
-            message=f"{work.base_precision} is of experts in one tensor, in models without a vision tower; "
+            message=f"{work.base_precision} is of experts in one tensor{where}; "
             f"{model.title} is no such model",
             allowed="bf16, or a model like qwen3-30b-a3b",
             nearest="bf16",
         )
     for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values():
-        if gpu.architecture not in _SONIC:
+        if scatters and (gpu.architecture not in _MARLIN or gpu.generation == "blackwell"):
+            yield FieldError(
+                pointer="/cluster",
+                message=f"on {gpu.display_name} ScatterMoE doesn't multiply experts in "
+                f"{work.base_precision} by Marlin, in 16 bits, which alone is priced",
+                allowed="GPUs of Ampere, Ada or Hopper, GeForce and RTX PRO of Blackwell",
+            )
+        elif scatters:
+            continue
+        elif gpu.architecture not in _SONIC:
             yield FieldError(
                 pointer="/cluster",
                 message=f"SonicMoE, which multiplies experts in {work.base_precision}, doesn't run on "
@@ -312,6 +328,8 @@ def _packed_experts_faults(problem: Problem) -> Iterator[FieldError]:
 
 
 _SONIC = ("hopper", "blackwell")
+# libs/scattermoe_lora/grouped_train.py:65 _auto_backend: on B200 DeepGEMM's products in 8 bits come first
+_MARLIN = ("ampere", "ada", "hopper", "blackwell")
 
 
 def pin_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -1303,7 +1321,8 @@ def _room_for_inner_outputs(problem: Problem, able: Capabilities) -> Iterator[st
     tower, model = problem.model.tower, problem.model
     if tower is None or not tower.inner_outputs or tower.model_type not in able.towers:
         return
-    images = model.image_flops(problem.workload.images(tower), problem.workload.frozen_parts)
+    work = problem.workload
+    images = model.image_flops(work.images(tower), work.frozen_parts, work.adapted_parts)
     whole = problem.model_flops_per_token * problem.workload.tokens_per_sequence
     as_layers = ceil(2.0 * images / ((whole - images) / model.num_layers))
     ranks = "tensor_parallel_size * context_parallel_size" if able.whole_towers else "1"

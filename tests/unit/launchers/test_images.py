@@ -13,7 +13,7 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
-from meshwright.profiles.adapters import SINGLE_TARGETS
+from meshwright.profiles.adapters import SINGLE_TARGETS, target_fault, tower_targets
 from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
@@ -156,6 +156,47 @@ def test_adapters_next_to_images_are_those_of_the_language_model_alone(launcher:
     packed = SequenceLengths(percentiles=((0.0, 64), (100.0, 256)), batching="packing")
     with pytest.raises(RefusedExportError, match=r"batching: .* doesn't pack documents with images"):
         _texts(_frozen(found, lengths=packed))
+
+
+@pytest.mark.parametrize("launcher", ["trl", "axolotl"])
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ("q_proj", "v_proj", "vision.qkv_proj"),
+        ("q_proj", "vision.o_proj", "vision.up_proj", "vision.down_proj", "projector"),
+        ("vision.up_proj",),
+    ],
+)
+def test_adapters_in_a_tower_are_paths_of_its_class(launcher: str, targets: tuple[str, ...]) -> None:
+    found = _frozen(_first(launcher), lora_rank=8, lora_targets=targets)
+    pattern = yaml.safe_load(_texts(found)[FILES[launcher]])["lora_target_modules"]
+    pattern = pattern if isinstance(pattern, str) else pattern[0]
+    paths = {
+        "q_proj": "model.language_model.layers.31.self_attn.q_proj",
+        "vision.qkv_proj": "model.visual.blocks.3.attn.qkv",
+        "vision.down_proj": "model.visual.blocks.26.mlp.linear_fc2",
+        "projector": "model.visual.merger.linear_fc2",
+    }
+    for name, path in paths.items():
+        assert bool(re.fullmatch(pattern, path)) == (name in targets), path
+    read = _read(found).workload
+    assert (read.lora_targets, read.frozen, read.images_per_sample) == (targets, (), 2.0)
+
+
+def test_adapters_in_a_tower_are_refused_where_a_launcher_or_the_class_has_none() -> None:
+    named = ("q_proj", "vision.qkv_proj")
+    with pytest.raises(RefusedExportError, match=r"has no modules called vision\.qkv_proj"):
+        _texts(_frozen(_first("llama-factory-accelerate"), lora_rank=8, lora_targets=named))
+    assert SEEING.tower is not None
+    assert target_fault(SEEING, named) is None
+    others = ", ".join(tower_targets(SEEING))
+    assert target_fault(SEEING, ("vision.gate_proj",)) == (
+        f"vision.gate_proj: the tower of {SEEING.title} has {others}"
+    )
+    unknown = replace(SEEING, tower=replace(SEEING.tower, model_type="mistral3"))
+    assert target_fault(unknown, named) == (
+        f"vision.qkv_proj: the linear layers of a tower of {SEEING.title} are not known"
+    )
 
 
 def test_every_part_and_the_largest_image_are_written() -> None:

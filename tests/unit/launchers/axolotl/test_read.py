@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
-from meshwright.profiles.adapters import adapter_parameters
+from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters, tower_targets
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_cluster, find_model
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict
@@ -1092,6 +1094,81 @@ def test_a_model_with_a_tower_reads_text_alone_without_a_processor() -> None:
     layers = f"{AXOLOTL}adapter: lora\nlora_r: 8\nlora_target_modules: [vision_adapter.mlp.fc1]\n"
     with pytest.raises(InvalidProblemError, match="Mistral 7B has no vision tower"):  # before the layers
         read(f"{layers}processor_type: AutoProcessor\n", Overrides(num_gpus=8), "a.yml")
+
+
+OCR = model_from_config(
+    {"model_type": "paddleocr_vl", "text_config": {}, "vision_config": {}}, name="paddleocr-vl"
+)
+QWEN = find_model("qwen3.5-4b")
+LANGUAGE_ALONE = r"model\.language_model\.layers\.\d+\.self_attn\.(q|v)_proj"
+OF_OCR = r"model\.visual\.vision_model\.encoder\.layers\.\d+\.(self_attn\.(q|out)_proj|mlp\.fc1)"
+
+
+def _seeing(model: ModelSpec, more: str) -> LaunchFile:
+    text = f"{AXOLOTL}adapter: lora\nlora_r: 8\nprocessor_type: AutoProcessor\n{more}\n"
+    return read(text, Overrides(num_gpus=8, model=model), "a.yml")
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "targets"),
+    [
+        (OCR, f"lora_target_modules: '{LANGUAGE_ALONE}'", ("q_proj", "v_proj")),
+        (
+            OCR,
+            f"lora_target_modules: '({LANGUAGE_ALONE}|{OF_OCR})'",
+            ("q_proj", "v_proj", "vision.q_proj", "vision.o_proj", "vision.up_proj"),
+        ),
+        (
+            OCR,
+            rf"lora_target_modules: '({LANGUAGE_ALONE}|model\.projector\.linear_[12])'",
+            ("q_proj", "v_proj", "projector"),
+        ),
+        # peft compares the ends of paths: names of the language model's layers are the tower's, too
+        (
+            OCR,
+            "lora_target_modules: [q_proj, o_proj]",
+            ("q_proj", "o_proj", "vision.q_proj"),
+        ),
+        (
+            OCR,
+            "lora_target_linear: true",
+            (*SINGLE_TARGETS, *tower_targets(OCR)),
+        ),
+        (QWEN, "lora_target_modules: [q_proj, up_proj, qkv]", ("q_proj", "up_proj", "vision.qkv_proj")),
+        # whose names mean weights that are frozen again (0.18 utils/freeze.py:29), but no "projector"
+        (OCR, "lora_target_linear: true\nfreeze_mm_modules: true", (*SINGLE_TARGETS, "projector")),
+    ],
+)
+def test_names_and_patterns_adapt_a_tower_where_they_match_its_layers(
+    model: ModelSpec, more: str, targets: tuple[str, ...]
+) -> None:
+    found = _seeing(model, more).workload
+    assert (found.lora_targets, found.frozen) == (targets, ())
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "why"),
+    [
+        (
+            OCR,
+            rf"lora_target_modules: '({LANGUAGE_ALONE}|model\.projector\.linear_1)'",
+            "1 is a part of the projector. Allowed: model.projector.linear_1, model.projector.linear_2",
+        ),
+        (
+            OCR,
+            r"lora_target_modules: 'model\.visual\.blocks\.\d+\.attn\.qkv'",
+            "model.visual.blocks.0.attn.qkv is no linear layer of the tower",
+        ),
+        (
+            find_model("qwen2-vl-2b"),
+            "lora_target_linear: true",
+            "names the numbers of modules, of which peft adapts none but linear layers: it stops",
+        ),
+    ],
+)
+def test_what_peft_would_adapt_of_a_tower_and_is_not_priced(model: ModelSpec, more: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=re.escape(why)):
+        _seeing(model, more)
 
 
 DENOISES = (

@@ -59,11 +59,27 @@ def test_adapters_on_nvfp4_are_added_to_outputs_where_they_are_not_merged() -> N
     assert any(note.startswith("nvfp4_merge_aware does nothing") for note in found.notes)
 
 
+GROUPED = "use_scattermoe: true\ndsv4_fp4_grouped_mode: nvfp4"
+
+
+def test_scattermoe_reads_experts_in_nvfp4_as_they_lie_of_gemma_too() -> None:
+    """Axolotl 067b021c, examples/gemma4/26b-a4b-moe-nvfp4-lora.yaml."""
+    text = NVFP4.replace("use_sonicmoe: true\nnvfp4_merge_aware: true", GROUPED)
+    for name in ("Qwen3-30B-A3B-NVFP4", "Gemma-4-26B-A4B-NVFP4"):
+        found = read(text.replace("Qwen3-30B-A3B-NVFP4", name), Overrides(num_gpus=1), "nvfp4.yaml")
+        assert found.workload.base_precision == "nvfp4"
+        assert found.workload.framework_options["wraps_experts"] is False
+        assert not any("priced in 16 bits" in note for note in found.notes)
+    one = text.replace("[experts.gate_up_proj, experts.down_proj]", "[experts.down_proj]")
+    with pytest.raises(InvalidProblemError, match=r"base_model: .* both tensors of experts have adapters"):
+        read(one, Overrides(num_gpus=1), "nvfp4.yaml")
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
         (("use_sonicmoe: true\n", ""), "base_model: .* priced under SonicMoE"),
-        (("use_sonicmoe: true", "use_scattermoe: true"), "base_model: .* priced under SonicMoE"),
+        (("use_sonicmoe: true", "use_scattermoe: true"), "base_model: .* or ScatterMoE's grouped products"),
         (("kernels.KernelsPlugin", "liger.LigerPlugin"), "base_model: .* priced under SonicMoE"),
         (("Qwen3-30B-A3B-NVFP4", "Qwen3-8B-NVFP4"), "base_model: .* of which experts in one tensor"),
         (("adapter: lora", "adapter:"), "base_model: .* whose weights are frozen"),

@@ -13,19 +13,19 @@ LAYERS = r"model.language_model.layers.[\d]+."
 @pytest.mark.parametrize(
     ("pattern", "targets", "others"),
     [
-        (LAYERS + "(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj", ALL, False),
-        (LAYERS + "(_checkpoint_wrapped_module.)?self_attn.(q|v)_proj", ("q_proj", "v_proj"), False),
-        (r"model\.layers\.\d+\.self_attn\.[qv]_proj", ("q_proj", "v_proj"), False),
-        (r"^model\.layers\.\d+\.mlp\.(?:up|down)_proj$", ("up_proj", "down_proj"), False),
+        (LAYERS + "(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj", ALL, ()),
+        (LAYERS + "(_checkpoint_wrapped_module.)?self_attn.(q|v)_proj", ("q_proj", "v_proj"), ()),
+        (r"model\.layers\.\d+\.self_attn\.[qv]_proj", ("q_proj", "v_proj"), ()),
+        (r"^model\.layers\.\d+\.mlp\.(?:up|down)_proj$", ("up_proj", "down_proj"), ()),
         (
             r"(model\.layers\.\d+\.self_attn\.q_proj|model\.visual\.blocks\.\d+\.attn\.qkv)",
             ("q_proj",),
-            True,
+            ("model.visual.blocks.0.attn.qkv",),
         ),
     ],
 )
-def test_a_pattern_means_layers_of_the_language_model(
-    pattern: str, targets: tuple[str, ...], others: bool
+def test_a_pattern_means_layers_of_the_language_model_and_paths_of_a_tower(
+    pattern: str, targets: tuple[str, ...], others: tuple[str, ...]
 ) -> None:
     assert is_pattern(pattern)
     assert targets_in(pattern) == (targets, others)

@@ -796,7 +796,7 @@ def test_a_base_of_the_checkpoint_is_named_where_the_request_may_add_it(
 
 _TOWER = {
     "num_layers": 2, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "patch_size": 16,
-    "patch_inputs": 1536, "merged_patches": 4, "projector_matrices": 256 * 512,
+    "patch_inputs": 1536, "merged_patches": 4, "projector_matrices": 256 * 512, "model_type": "qwen3_5",
 }  # fmt: skip
 
 
@@ -830,6 +830,11 @@ def test_images_are_read_back_as_they_were_written(tokens: object) -> None:
         ({"frozen": ["vision", "projector", "language"]}, "frozen", "nothing is trained"),
         ({"frozen": ["vision"], "lora_rank": 8}, "frozen", "all three parts are already frozen"),
         ({"frozen": ["audio"]}, "frozen/0", "is not supported"),
+        (
+            {"images_per_sample": 0, "image_tokens": None, "lora_rank": 8, "lora_targets": ["projector"]},
+            "lora_targets",
+            "projector: no sequence has an image",
+        ),
     ],
 )
 def test_images_that_cannot_be_are_refused_by_field(

@@ -37,6 +37,7 @@ QWEN = find_model("qwen3-30b-a3b")
 EXPERTS, QUERIES, RANK = 128 * 3 * 2048 * 768, 2048 * 4096, 16
 OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 MERGED = {"fake_quantization": "nvfp4-merged"}
+SCATTERS = {"wraps_experts": False}
 
 
 def problem(
@@ -76,6 +77,19 @@ def test_experts_in_nvfp4_are_made_16_bit_once_and_stay_for_the_backward_pass() 
     assert float(casts_bytes(ctx, LayerLayout.of(QWEN).kinds, [48])[2][0]) == 2.0 * EXPERTS
     assert not wraps_experts(ctx, "moe")  # adapters are added to outputs
     assert wraps_experts(context(base_precision="bf16"), "moe")
+
+
+def test_scattermoe_reads_experts_in_nvfp4_and_makes_sixteen_of_them_16_bit_backward() -> None:
+    ctx, kinds = context(framework_options=SCATTERS), LayerLayout.of(QWEN).kinds
+    assert [float(one[0]) for one in converted_bytes(ctx, "moe")] == [0.0, (9 / 16 + 2) * EXPERTS]
+    cached, _, at_once = casts_bytes(ctx, kinds, [48])
+    assert (float(cached[0]), float(at_once[0])) == (0.0, 2.0 * EXPERTS * 16 / 128)
+    packed, whole = ctx, context(base_precision="bf16")
+    beyond, plain = (
+        float(base_bytes_beyond(one, kinds, part_weights(one, kinds))[0][0]) for one in (packed, whole)
+    )
+    assert beyond - plain == EXPERTS * (9 / 16 - 2) + 4 * 3 * 128  # and nothing in 16 bits stays
+    assert not wraps_experts(ctx, "moe")
 
 
 def test_merged_adapters_move_ten_bytes_of_each_weight_of_experts_and_26_of_others() -> None:
@@ -129,6 +143,16 @@ def test_a_merged_linear_layer_has_the_gradient_of_its_whole_weight() -> None:
         ({"gpus": "dgx-b200", "framework_options": MERGED}, None),
         ({"model": "llama-3.1-8b", "lora_targets": ("q_proj",)}, "Llama 3.1 8B is no such model"),
         ({"model": "gemma-4-26b-a4b", "lora_targets": ("q_proj",)}, "Gemma 4 .* is no such model"),
+        ({"gpus": "dgx-a100", "framework_options": SCATTERS}, None),
+        (
+            {"gpus": "dgx-b200", "framework_options": SCATTERS},
+            "on .*B200.* ScatterMoE .* by Marlin, in 16 bits",
+        ),
+        ({"model": "gemma-4-26b-a4b", "lora_targets": ("q_proj",), "framework_options": SCATTERS}, None),
+        (
+            {"model": "llama-3.1-8b", "lora_targets": ("q_proj",), "framework_options": SCATTERS},
+            "is of experts in one tensor; Llama 3.1 8B is no such model",
+        ),
         ({"framework_options": {"dora": True}, "lora_targets": ("q_proj",)}, "DoRA with .* in nvfp4"),
     ],
 )

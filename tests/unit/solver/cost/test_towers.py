@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.profiles.adapters import adapter_parameters
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
@@ -132,3 +133,55 @@ def test_flops_of_images_count_once_where_the_tower_is_frozen() -> None:
     expected = patches * (layers + 2 * 1536 * h) + 2048 * 2 * 4096 * 8192
     assert (forward - language) * 4096 == pytest.approx(expected)
     assert _problem().model_flops_per_token - language > 2.9 * (forward - language)
+
+
+# --------------------------------------------------------------------------------------------------
+# Adapters in the tower, under Qwen3-VL's names.
+
+NAMED = replace(TOWER, model_type="qwen3_5")
+IN_TOWER = ("vision.qkv_proj", "vision.o_proj", "vision.up_proj", "vision.down_proj", "projector")
+
+
+def _adapting(*targets: str) -> Problem:
+    problem = _problem(replace(MODEL, tower=replace(NAMED, projector_matrices=4096 * (4096 + 4096))))
+    work = replace(problem.workload, lora_rank=8, lora_targets=("q_proj", *targets))
+    return replace(problem, workload=work)
+
+
+def test_adapters_of_a_tower_are_pairs_of_its_layers_and_of_its_projectors_products() -> None:
+    def trained(*targets: str) -> float:
+        problem = _adapting(*targets)
+        config = Columns.of([Configuration(data_parallel_size=8, stage_layers=(32,))])
+        return float(
+            trained_first(context_of(problem, config, default_profile(problem.cluster, "none"))).dense[0]
+        )
+
+    assert trained() == 0.0
+    assert trained("vision.qkv_proj") == 24 * 8 * (1024 + 3 * 1024)
+    assert trained("vision.up_proj", "vision.down_proj") == 24 * 8 * 2 * (1024 + 4096)
+    # a merger of 4 patches: 4 x 1,024 to as many, and these to the language model's 4,096
+    assert trained("projector") == 8 * (2 * 4096 + 2 * 4096)
+    whole = trained(*IN_TOWER)
+    assert whole == adapter_parameters(_adapting().model, 8, IN_TOWER)
+    assert whole == 24 * 8 * (4 + 2 + 5 + 5) * 1024 + 8 * 4 * 4096
+
+
+def test_gradients_pass_a_tower_with_adapters_and_keep_what_they_read() -> None:
+    frozen, some, every = (_prices(_adapting(*one)) for one in ((), IN_TOWER[:1], IN_TOWER))
+    for name in ("forward_s", "backward_s", "optimizer_bytes", "activation_bytes"):
+        values = [getattr(prices, name)[0, -2] for prices in (frozen, some, every)]
+        assert values == sorted({*values}), name
+        for prices in (some, every):  # no other part changes
+            np.testing.assert_array_equal(
+                np.delete(getattr(prices, name), -2, axis=1), np.delete(getattr(frozen, name), -2, axis=1)
+            )
+    np.testing.assert_array_equal(frozen.weights_bytes[0, :-2], every.weights_bytes[0, :-2])
+
+
+def test_flops_of_a_tower_with_adapters_are_those_of_two_passes_and_of_three_for_scores() -> None:
+    forward, passed = (_adapting(*one).model_flops_per_token for one in ((), IN_TOWER))
+    # 2 images of 4,096 patches: weights once more for gradients of inputs, scores twice more
+    patches, h = 2 * 4096, 1024
+    scores = 4 * h * 4096
+    more = patches * 24 * (2 * 12 * h * h + 2 * scores) + 2048 * 2 * 4096 * 8192
+    assert (passed - forward) * 4096 == pytest.approx(more)
