@@ -61,7 +61,7 @@ STAND_INS = {
 }
 # What takes the most time is done once for the same question, whichever command asks it, and less of it.
 _ASK = remembering(ask)
-_FEW = ("accelerate", "axolotl", "deepspeed", "llama-factory-accelerate", "trl")  # of the launchers that fit
+_FEW = ("accelerate", "axolotl", "deepspeed", "llama-factory-accelerate", "trl")  # launchers that fit
 SHARED = {
     "meshwright.service.cli.mcp.serve_stdio": print,
     "meshwright.service.here.this_machine": lambda: Machine(
