@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -100,16 +101,21 @@ def _extracted(revision: str, changed: set[str], stack: ExitStack) -> Path:
             side=revision,
         )
         with tarfile.open(fileobj=BytesIO(archive)) as tar:
-            tar.extractall(folder, filter=_within)  # noqa: S202 - its filter keeps all in the folder
+            tar.extraction_filter = _as_it_is  # Python before 3.11.4 has no filters
+            tar.extractall(folder)  # noqa: S202 - nothing in a tree of git lies behind a link or above the tree
+        _unlink_what_leads_out(folder)
     return folder
 
 
-def _within(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
-    """Return a file of an archive; None: a link that leads out of it."""
-    try:
-        return tarfile.data_filter(member, path)
-    except tarfile.FilterError:
-        return None
+def _as_it_is(member: tarfile.TarInfo, _folder: str) -> tarfile.TarInfo:
+    return member
+
+
+def _unlink_what_leads_out(folder: Path) -> None:
+    """Remove links to anything outside of a folder."""
+    for path in folder.rglob("*"):
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            path.unlink()
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import tarfile
 import tempfile
 import threading
 import time
@@ -154,8 +153,7 @@ def release_before(reference: str | None = None) -> Release:
         with tempfile.TemporaryDirectory(dir=RELEASES) as unpacked, tempfile.TemporaryFile() as packed:
             subprocess.run(["git", "archive", commit], cwd=ROOT, stdout=packed, check=True)
             packed.seek(0)
-            with tarfile.open(fileobj=packed) as archive:
-                archive.extractall(unpacked, filter="tar")
+            subprocess.run(["tar", "--extract", "--directory", unpacked], stdin=packed, check=True)
             Path(unpacked).rename(folder)
             Path(unpacked).mkdir()  # what the context removes
     return Release(root=folder)

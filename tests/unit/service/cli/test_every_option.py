@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.db.database import Database
 from meshwright.service.fixing.fixes import fixes_of
+from meshwright.service.fixing.search import _singles
 from meshwright.service.here import Machine
 from meshwright.service.jobs.answers import answer_document
 from meshwright.service.methods import what_fits, with_speeds
@@ -37,6 +39,7 @@ from meshwright.solver.planner.fits import fit_of
 from meshwright.solver.planner.launchers import ask_and_compare
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.runs.table import CATALOG_RUNS
+from meshwright.solver.space.launcher_choice import launchers_able
 from tests.problems.tight import tight_answer, tight_problem
 from tests.served.commands import BAD_INPUT, STATE, Outcome, Outside, Place, leaves, remembering
 from tests.served.migrated import migrated
@@ -56,8 +59,9 @@ STAND_INS = {
     "verify": "launchers' own code, and the environments that it needs",
     "worker": "the process that this one becomes",
 }
-# What takes the most time is done once for the same question, whichever command asks it.
+# What takes the most time is done once for the same question, whichever command asks it, and less of it.
 _ASK = remembering(ask)
+_FEW = ("accelerate", "axolotl", "deepspeed", "llama-factory-accelerate", "trl")  # launchers that fit
 SHARED = {
     "meshwright.service.cli.mcp.serve_stdio": print,
     "meshwright.service.here.this_machine": lambda: Machine(
@@ -72,6 +76,7 @@ SHARED = {
     "meshwright.service.cli.fits.what_fits": remembering(what_fits),
     "meshwright.service.cli.fits.with_speeds": remembering(with_speeds),
     "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),
+    "meshwright.service.fixing.search._singles": lambda *given: islice(_singles(*given), 30),
     "meshwright.service.fixing.search._MOVES_BY_TIME": 3,  # of pairs
     "meshwright.service.fixing.search._MOVES_BY_MEMORY": 1,
     "meshwright.service.fixing.search._FASTEST": 2,
@@ -83,6 +88,9 @@ SHARED = {
     "meshwright.service.replan.finish.first_plans": remembering(first_plans),
     "meshwright.solver.explain.model_shapes.fastest": remembering(fastest),
     "meshwright.solver.planner.fits.fit_of": remembering(fit_of),
+    "meshwright.solver.space.launcher_choice.launchers_able": (
+        lambda problem: tuple(name for name in launchers_able(problem) if name in _FEW)
+    ),
 }
 
 
@@ -240,7 +248,8 @@ LORA = "--model llama-3.1-8b --gpus 1xh100 --lora-rank 16 --global-batch-size 16
 
 FIXED, UNPLACED = "--gpus 2xh100 --no-search --json", "train.sh --no-search --json"
 
-_SEEING = "--gpus 1xH100 --launcher llama-factory-accelerate --json"
+FITS = "smollm-135m --gpus 1xH100 --optimizer adamw"  # which leaves out the methods with other optimizers
+_SEEING = "--gpus 1xH100 --optimizer adamw --launcher llama-factory-accelerate --json"
 COMMANDS = {
     "plan": Command("problem.json --json", {
         **OF_A_PROBLEM, **OF_A_SEARCH, **OF_A_RANKING,
@@ -352,12 +361,10 @@ COMMANDS = {
         "--lora-rank": "64",
         "--json": Case(base="llama-3.1-8b --launcher trl"),
     }),
-    "fits": Command("smollm-135m --gpus 1xH100 --launcher trl --json", {
-        "model": Case(
-            "smollm-360m", base="smollm-135m --gpus 1xH100 --launcher trl --json", instead="smollm-135m"
-        ),
+    "fits": Command(f"{FITS} --launcher trl --json", {
+        "model": Case("smollm-360m", base=f"{FITS} --launcher trl --json", instead="smollm-135m"),
         "--gpus": "1xRTX-4090",
-        "--cluster": Case("dgx-h100", base="smollm-135m --launcher trl --json"),
+        "--cluster": Case("dgx-h100", base="smollm-135m --optimizer adamw --launcher trl --json"),
         "--launcher": "accelerate",
         "--seq-length": "1024",
         "--global-batch-size": "64",
@@ -365,13 +372,13 @@ COMMANDS = {
         "--optimizer": "adamw-bf16",
         "--lora-rank": "64",
         "--sample": "pair",
-        "--reference": Case("frozen", base="smollm-135m --gpus 1xH100 --launcher trl --json --sample pair"),
+        "--reference": Case("frozen", base=f"{FITS} --launcher trl --json --sample pair"),
         "--images-per-sample": Case("1", base=f"internvl3.5-1b {_SEEING}"),
         "--image-tokens": Case("512", base=f"internvl3.5-1b {_SEEING} --images-per-sample 1"),
         "--tokens": "20M",
-        "--commands": Case(base="smollm-135m --gpus 1xH100"),
-        "--full": Case(base="smollm-135m --gpus 1xH100"),
-        "--json": Case(base="smollm-135m --gpus 1xH100 --launcher trl"),
+        "--commands": Case(base=FITS),
+        "--full": Case(base=FITS),
+        "--json": Case(base=f"{FITS} --launcher trl"),
     }),
     "mcp": Command("", {"--server": "http://127.0.0.1:1", "--cpu-seconds": "7", "--memory-gib": "2"}),
     "here": Command("--json", {  # two machines are alike, but for what the options state

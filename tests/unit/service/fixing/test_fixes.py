@@ -185,19 +185,41 @@ def test_files_are_replaced_all_or_none(tmp_path: Path, monkeypatch: pytest.Monk
     assert link.is_symlink()
 
 
-def test_a_change_is_stated_as_markdown_and_may_fail(
-    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def committed(script: Path, *links: tuple[str, str]) -> None:
+    """Commit the script with tp 2, and then with tp 8 and links beside it."""
+
     def git(*words: str) -> None:
         asked = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
         subprocess.run(asked, check=True, capture_output=True, cwd=script.parent)
 
     git("init", "-q")
     script.write_text(SCRIPT.replace("TP=8", "TP=2"))
-    git("add", "train.sh")
+    git("add", ".")
     git("commit", "-qm", "one")
     script.write_text(SCRIPT)
-    git("commit", "-qam", "two")
+    for name, target in links:
+        (script.parent / name).symlink_to(target)
+    git("add", ".")
+    git("commit", "-qm", "two")
+
+
+def test_a_link_of_a_revision_is_followed_to_its_files_and_no_further(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    outside = tmp_path_factory.mktemp("outside") / "theirs.sh"
+    outside.write_text(SCRIPT)
+    theirs = f"up/{outside.parent.name}/{outside.name}"
+    within = [("same.sh", script.name), ("loop.sh", "loop.sh")]
+    committed(script, *within, ("outside.sh", str(outside)), ("up", ".."), ("through.sh", theirs))
+    _, out, _ = run_here(monkeypatch, capsys, "fix", "--compare", "HEAD~1", "HEAD", *ON_ONE_NODE, "--json")
+    assert [one["name"] for one in json.loads(out)["files"]] == ["same.sh", "train.sh"]
+
+
+def test_a_change_is_stated_as_markdown_and_may_fail(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    committed(script)
     words = ["fix", "--compare", "HEAD~1", "HEAD", *ON_ONE_NODE]
     code, out, _ = run_here(monkeypatch, capsys, *words)
     assert code == 0
