@@ -33,7 +33,8 @@ def frozen_values(target: Target, names: Mapping[FrozenPart, str]) -> dict[str, 
     """Return by the launcher's names whether parts of a model with a tower are frozen; {} without one."""
     if target.model.tower is None:
         return {}
-    return {name: part in target.workload.frozen_parts for part, name in names.items()}
+    frozen = {*target.workload.frozen_parts} - {*target.workload.adapted_parts}
+    return {name: part in frozen for part, name in names.items()}
 
 
 def most_pixels(target: Target) -> int | None:

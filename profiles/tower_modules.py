@@ -45,9 +45,13 @@ class TowerModules:
 def tower_modules() -> Mapping[str, TowerModules]:
     """Return the towers with linear layers that are all known, by the type of the whole config."""
     raw = yaml.load((CATALOG / "tower_modules.yaml").read_text("utf-8"), Loader=yaml.CSafeLoader)
-    lists = ("projector", "inner")
     return {
-        name: TowerModules(**{key: tuple(one) if key in lists else one for key, one in row.items()})
+        name: TowerModules(
+            layers=row["layers"],
+            names=row["names"],
+            projector=tuple(row["projector"]),
+            inner=tuple(row.get("inner", ())),
+        )
         for name, row in raw["types"].items()
     }
 

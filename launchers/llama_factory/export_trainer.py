@@ -15,6 +15,7 @@ from meshwright.launchers.accelerate.export import (
     trainer_packages,
 )
 from meshwright.launchers.llama_factory import export_v1 as v1
+from meshwright.launchers.llama_factory.towers import tower_is_adapted_as_it_is_named
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
 from meshwright.profiles.adapters import class_targets, linear_names
@@ -22,6 +23,7 @@ from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 from meshwright.profiles.requirements import Requirement, packages
 from meshwright.profiles.storage import is_checkpoints
+from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.trained_layers import count_of
 from meshwright.solver.problem import Workload
 
@@ -102,7 +104,7 @@ class LlamaFactoryFiles(TrainerFiles):
     file = "llama_factory_train.yaml"
     command = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{file}" "$@"'
     needs, follows, assignments = NEEDS, FOLLOWS, True
-    rules = (kernel_has_a_name, reference_has_a_loss)
+    rules = (kernel_has_a_name, reference_has_a_loss, tower_is_adapted_as_it_is_named)
     batch = (*TrainerFiles.batch, "cutoff_len")
     rank = "lora_rank"
     others = (
@@ -168,8 +170,9 @@ class LlamaFactoryFiles(TrainerFiles):
     def adapted(self, target: Target) -> Values:
         """Return the layers with adapters; all of them have a word."""
         workload = target.workload
-        every = linear_names(target.problem.model) == workload.lora_targets
-        words = class_targets(target.model, workload.lora_targets)
+        language = tuple(name for name in workload.lora_targets if name not in TOWER_TARGETS)
+        every = linear_names(target.problem.model) == language
+        words = class_targets(target.model, language)
         values: Values = {"lora_target": "all" if every else ",".join(words)}
         whole = class_targets(target.model, workload.trained_modules)
         return values | ({"additional_target": ",".join(whole)} if whole else {})

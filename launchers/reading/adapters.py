@@ -395,7 +395,7 @@ def _of_pattern(fields: Fields, name: str, text: str, model: ModelSpec | None) -
     except ValueError:
         found, paths = (), ()
     if paths:
-        found = (*found, *_of_tower(fields, name, paths, model))
+        found = (*found, *of_tower_paths(fields, name, paths, model))
     if not found:
         fields.fault(
             name,
@@ -405,7 +405,7 @@ def _of_pattern(fields: Fields, name: str, text: str, model: ModelSpec | None) -
     return found or ATTENTION_TARGETS
 
 
-def _of_tower(
+def of_tower_paths(
     fields: Fields, name: str, paths: tuple[str, ...], model: ModelSpec | None
 ) -> tuple[str, ...]:
     """Return the targets that paths are in the class of a tower; some of a target's paths are a fault."""
@@ -452,7 +452,7 @@ def adapted_by_name(fields: Fields, model: ModelSpec) -> tuple[str, ...]:
             fields.fault("lora_target_linear", why, allowed="false, with lora_target_modules")
     ends = tuple(f".{word.strip()}" for word in words if word.strip())
     hit = tuple(path for path in paths if f".{path}".endswith(ends))
-    return _of_tower(fields, name, hit, model) if hit else ()
+    return of_tower_paths(fields, name, hit, model) if hit else ()
 
 
 def trained_whole(fields: Fields) -> tuple[str, ...]:

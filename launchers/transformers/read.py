@@ -19,6 +19,7 @@ from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of, update_of
 from meshwright.launchers.accelerate.read_command import Shares, shares_of, shares_of_environment
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import Flag, FlagNames, flag_names, flags_of, plain_name
+from meshwright.launchers.llama_factory.towers import adapted_paths, freezes_parts
 from meshwright.launchers.reading import adapters, commands
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
@@ -47,6 +48,7 @@ from meshwright.profiles.optimizers import (
     usual_rank,
 )
 from meshwright.profiles.storage import is_checkpoints
+from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.profiles.trained_layers import FIRST
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
 
@@ -283,6 +285,7 @@ def trainer_run(
     precision = _precision(fields, known, tool, mesh, lora=tuned["lora_rank"] > 0)
     recompute = _recomputes(fields, tool)
     settings = _image_settings(fields, tool)
+    settings, tuned = _with_tower(fields, tool, model, settings, tuned)
     fields.stop()
     overrides = replace(
         known.overrides,
@@ -381,6 +384,20 @@ def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: floa
         **ranks.evaluation_of(fields),
         **({} if own_optimizer(fields) not in ("", _BADAM) else update_of(fields, key)),
     }
+
+
+def _with_tower(
+    fields: Fields, tool: Tool, model: ModelSpec, settings: ImageSettings | None, tuned: dict[str, Any]
+) -> tuple[ImageSettings | None, dict[str, Any]]:
+    """Return the settings and adapters with those that LLaMA-Factory trains in a tower."""
+    if tool is not LLAMA_FACTORY or settings is None or not (tuned["lora_rank"] and freezes_parts(model)):
+        return settings, tuned
+    said = str(fields.raw("lora_target") or "all")
+    named = () if said == "all" else (word.strip() for word in said.split(","))
+    paths = adapted_paths(model, tuned["lora_targets"], settings.frozen, named)
+    more = adapters.of_tower_paths(fields, "lora_target", paths, model) if paths else ()
+    tuned = {**tuned, "lora_targets": (*tuned["lora_targets"], *more)}
+    return replace(settings, frozen=TOWER_PARTS), tuned
 
 
 def _image_settings(fields: Fields, tool: Tool) -> ImageSettings | None:

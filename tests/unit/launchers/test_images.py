@@ -183,10 +183,53 @@ def test_adapters_in_a_tower_are_paths_of_its_class(launcher: str, targets: tupl
     assert (read.lora_targets, read.frozen, read.images_per_sample) == (targets, (), 2.0)
 
 
+OF_TOWER = ("vision.qkv_proj", "vision.o_proj", "vision.up_proj", "vision.down_proj")
+
+
+@pytest.mark.parametrize(
+    ("more", "targets"),
+    [
+        ({}, ()),  # both parts are frozen by default (0.9.5 hparams/finetuning_args.py)
+        ({"freeze_vision_tower": False, "freeze_multi_modal_projector": False}, (*OF_TOWER, "projector")),
+        # names of all linear layers are looked for in every path: of "qkv" in the tower's alone
+        ({"freeze_vision_tower": False, "freeze_multi_modal_projector": False, "lora_target": "qkv,q_proj"},
+         ("vision.qkv_proj",)),
+        ({"freeze_multi_modal_projector": False}, ()),
+    ],
+)  # fmt: skip
+def test_llama_factory_adapts_a_tower_that_it_does_not_freeze(
+    more: dict[str, object], targets: tuple[str, ...]
+) -> None:
+    given: dict[str, object] = {
+        "model_name_or_path": "m", "stage": "sft", "do_train": True, "finetuning_type": "lora",
+        "lora_target": "all", "cutoff_len": 2048, "per_device_train_batch_size": 1, "bf16": True,
+        "gradient_accumulation_steps": 8,
+    }  # fmt: skip
+    text = yaml.safe_dump({**given, **more})
+    found = read_launch_files(Source(name="a.yaml", text=text), Overrides(model=SEEING, num_gpus=8))
+    language = ("q_proj",) if "lora_target" in more else SINGLE_TARGETS
+    assert found.workload.lora_targets == (*language, *targets)
+    assert found.workload.frozen == ()
+
+
+def test_llama_factory_is_asked_for_adapters_of_a_tower_by_its_switches() -> None:
+    every = (*SINGLE_TARGETS, *OF_TOWER, "projector")
+    found = _frozen(_first("llama-factory-accelerate"), lora_rank=8, lora_targets=every)
+    written = yaml.safe_load(_texts(found)["llama_factory_train.yaml"])
+    assert written["lora_target"] == "all"
+    assert [written[name] for name in OF_LLAMA_FACTORY] == [False, False, False]
+    assert _read(found).workload.lora_targets == every
+    # its inner layers' projectors have the names of the tower's layers, and count as the tower's
+    with pytest.raises(RefusedExportError, match=r"LLaMA-Factory would adapt .*deepstack_merger_list"):
+        _texts(_frozen(found, lora_targets=(*SINGLE_TARGETS, *OF_TOWER)))
+
+
 def test_adapters_in_a_tower_are_refused_where_a_launcher_or_the_class_has_none() -> None:
     named = ("q_proj", "vision.qkv_proj")
-    with pytest.raises(RefusedExportError, match=r"has no modules called vision\.qkv_proj"):
+    with pytest.raises(RefusedExportError, match=r"LLaMA-Factory would adapt nothing of the tower"):
         _texts(_frozen(_first("llama-factory-accelerate"), lora_rank=8, lora_targets=named))
+    with pytest.raises(RefusedExportError, match=r"has no modules called q_proj or vision\.qkv_proj"):
+        _texts(_frozen(_first("ms-swift"), lora_rank=8, lora_targets=named))
     assert SEEING.tower is not None
     assert target_fault(SEEING, named) is None
     others = ", ".join(tower_targets(SEEING))
