@@ -185,7 +185,7 @@ class FixCommand(StrictCommand):
 # What files state themselves, and what limits a search.
 _OF_FILES = (
     "freeze", "lora_rank", "lora_target", "base_precision", "trained_layers", "trained_module",
-    "reserve_nodes", "sample", "reference",
+    "reserve_nodes", "sample", "reference", "framework_options",
 )  # fmt: skip
 fix_options = with_request(fix_command, left_out={*OF_A_SEARCH, *_OF_FILES}, problem=False)
 fix_options.command_class = FixCommand  # type: ignore[attr-defined]

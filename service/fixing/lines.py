@@ -106,7 +106,8 @@ def _in_bf16(found: Fixes) -> Iterator[str]:
     less = _less(seen.step_time_s, before.step_time_s)
     yield (
         f"With frozen weights in bf16 instead of {wide} (numerics), the run takes "
-        f"{seconds(seen.step_time_s)} ({less}) and {stage_memory(seen)}. To have that edit, add --base-precision bf16"
+        f"{seconds(seen.step_time_s)} ({less}) and {stage_memory(seen)}. "
+        "To have that edit, add --base-precision bf16"
     )
 
 

@@ -200,18 +200,14 @@ _OPTIONS = {"search.max_out_of_memory_probability": "max-oom-probability", "clus
 
 
 def option_words(settings: Mapping[str, Any]) -> str:
-    """Return the options of the command line that state some fields of a request, by their paths.
-
-    Fields without an option are named as a problem file states them.
-    """
+    """Return the options of the command line that state some fields of a request, by their paths."""
     words = list[str]()
     for path, value in settings.items():
-        if isinstance(value, Mapping):
-            stated = ", ".join(f"{name}: {str(one).lower()}" for name, one in value.items())
-            words.append(f"{path}: {{{stated}}}")
-            continue
         name = _OPTIONS.get(path) or path.rpartition(".")[2].replace("_", "-")
-        values = value if isinstance(value, list | tuple) else [value]
+        if isinstance(value, Mapping):
+            values: Sequence[Any] = [f"{key}={str(one).lower()}" for key, one in value.items()]
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
         words += [f"--{name} {one:g}" if isinstance(one, float) else f"--{name} {one}" for one in values]
     return " ".join(words)
 

@@ -19,6 +19,7 @@ Value = int | str
 _NAME = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]\w*")
 _NEXT_PAIR = re.compile(r",(?=\s*[A-Za-z_][\w-]*\s*=)")  # tp=8,pp=4 is two; stage_layers=4,3 is one
 _ENDS = 2  # of a range
+_DECIMAL = re.compile(r"-?\d{0,18}\.?\d{1,18}(?:e[+-]?\d{1,2})?", re.IGNORECASE)
 _LONGEST_SLIP = 4  # characters: what is longer is compared with the long names, where it is checked
 MAX_DIGITS = 18  # what fits 64 bits
 _LENGTH = "length"  # of the numbers in which k is 1024
@@ -44,6 +45,19 @@ def values_by_own_names(option: str, texts: Iterable[str]) -> dict[str, Value]:
         InvalidProblemError: a text is not NAME=VALUE, or a name is given twice.
     """
     return {name: _value(value) for name, value in _pairs(option, texts, "NAME=VALUE", glossary=False)}
+
+
+def facts_of(option: str, texts: Iterable[str]) -> dict[str, Value | float]:
+    """``fp32_ends=1`` and ``moe_dispatcher=deepep`` as facts of a framework, by their own names.
+
+    Raises:
+        InvalidProblemError: a text is not NAME=VALUE, or a name is given twice.
+    """
+    found = values_by_own_names(option, texts)
+    return {
+        name: float(one) if isinstance(one, str) and _DECIMAL.fullmatch(one) else one
+        for name, one in found.items()
+    }
 
 
 def asked_values(option: str, texts: Iterable[str]) -> dict[str, Value]:

@@ -613,6 +613,13 @@ FIELDS = (
         default=dict,
         limits={"max_length": MAX_NAMES},
         about="overrides of the framework's facts, e.g. gradient_dtype",
+        option=Option(
+            group=SIZES,
+            help="State a fact of the framework: moe_dispatcher=deepep.",
+            default="the framework's own",
+            repeats=True,
+            metavar="NAME=VALUE",
+        ),
     ),
     RequestField(
         path="workload.total_tokens",

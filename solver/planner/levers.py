@@ -41,7 +41,13 @@ from meshwright.solver.planner.recipes import (
 )
 from meshwright.solver.planner.variants import Variant, found_by, searchable, searched_together, variants_of
 from meshwright.solver.predict import predict_all, profile_of_variant
-from meshwright.solver.problem import Problem, SearchOptions, usable_gpus, with_changes
+from meshwright.solver.problem import (
+    Problem,
+    SearchOptions,
+    searched_switches,
+    usable_gpus,
+    with_changes,
+)
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import is_too_large, same_rows
@@ -62,8 +68,8 @@ _WORTH_OF = {
 class Change:
     """A change of a request that the user may decide."""
 
-    # gradients, optimizer, precision, compile, launcher, batch, neighbour, packing, offload, package, or
-    # recipe
+    # gradients, optimizer, states (both), precision, compile, launcher, batch, neighbour, packing, offload,
+    # package, or recipe
     kind: str
     words: str
     effect: str
@@ -238,7 +244,7 @@ def _of_fewer_bits(problem: Problem) -> Iterator[Change]:
         for second in _states(first.problem):
             allow = [*first.settings.get("search.allow", ())]
             yield Change(
-                kind="optimizer",
+                kind="states",
                 words=f"{first.words} and {second.words}",
                 effect="gradients and Adam's moments are kept in fewer bits: numerics",
                 problem=second.problem,
@@ -525,6 +531,10 @@ def _ways(problem: Problem, answer: Answer, like: _Best | None) -> list[Problem]
     """Return the changed request under the switches of plans, and under the launcher's own."""
     work, found = problem.workload, list[Problem]()
     theirs = {} if like is None else like.way.workload.framework_options
+    left_open = {name for one in searched_switches(problem) for name in switches()[one].options}
+    theirs = {
+        name: value for name, value in theirs.items() if name in left_open
+    }  # not what a change states
     for one in (with_changes(work, switches_of(answer.ranking[0])).framework_options, {}, theirs):
         options = {**one, **work.framework_options}
         way = replace(problem, workload=replace(work, framework_options=options))

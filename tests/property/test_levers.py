@@ -1,4 +1,4 @@
-"""A lever holds what it says: whoever pastes its options gets a plan that saves as much, or more.
+"""A lever holds what it says: who pastes its options as printed gets a plan that saves as much, or more.
 
 And nothing that one would run today is faster than a proved first plan. ``MESHWRIGHT_TEST_DRAWS=20`` asks
 40 requests.
@@ -7,7 +7,10 @@ And nothing that one would run today is faster than a proved first plan. ``MESHW
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,6 +18,9 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
+from meshwright.service.cli.problem_options import request_of
+from meshwright.service.report.sentences import option_words
+from meshwright.service.requests.fields import OPTIONS
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.planner.launchers import ask_and_compare
@@ -43,6 +49,8 @@ LAUNCHERS = (
     "maxtext",
     "nanotron",
 )
+FINE_TUNERS = ("trl", "axolotl", "llama-factory-accelerate", "llama-factory", "ms-swift", "accelerate")
+BATCHINGS = ("packing", "padding", "padding_to_longest")
 ROUNDING = 1e-9
 
 
@@ -72,6 +80,26 @@ def drawn(seed: int) -> dict[str, Any]:
     }
 
 
+def tuned(seed: int) -> dict[str, Any]:
+    """A small request that a launcher for fine-tuning takes: all weights, or LoRA on frozen ones."""
+    random = Random(f"tuned-{seed}")
+    while True:
+        raw = drawn(random.randrange(10**6)) | {"launcher": random.choice(FINE_TUNERS)}
+        work = raw["workload"]
+        if random.random() < 0.7:
+            work |= {"lora_rank": 16, "base_precision": random.choice(("bf16", "fp32", "nf4", "int8"))}
+        if random.random() < 0.3:
+            percentiles = {"p50": 300, "p100": work["seq_length"]}
+            work["lengths"] = {"percentiles": percentiles, "batching": random.choice(BATCHINGS)}
+        if random.random() < 0.2:
+            work["precision"] = "fp16"
+        try:
+            parse_problem(raw)
+        except InvalidProblemError:
+            continue
+        return raw
+
+
 def pasted(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The request with some options: lists add to what is there, as an option does that is given again."""
     found: dict[str, Any] = copy.deepcopy(dict(raw))
@@ -84,6 +112,19 @@ def pasted(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
     return found
 
 
+def typed(raw: Mapping[str, Any], options: str, folder: Path) -> dict[str, Any]:
+    """The request of ``meshwright plan problem.json`` with the printed options behind it."""
+    file, given = folder / "problem.json", dict[str, Any]()
+    file.write_text(json.dumps(raw))
+    words = shlex.split(options)
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        name = option.removeprefix("--").replace("-", "_")
+        row = OPTIONS[name].option
+        assert row is not None, option
+        given[name] = [*given.get(name, []), value] if row.repeats else row.kind(value)
+    return dict(request_of(str(file), given))
+
+
 def compared(raw: Mapping[str, Any]) -> tuple[Problem, Answer]:
     problem = parse_problem(raw)
     return problem, ask_and_compare(problem, default_profile(problem.cluster, problem.priced_as))
@@ -93,9 +134,12 @@ def per_token(problem: Problem, plan: Plan) -> float:
     return plan.prediction.step_time_s / problem.tokens_of(plan.config)
 
 
+@pytest.mark.parametrize("draw", [drawn, tuned])
 @pytest.mark.parametrize("seed", range(draws(2)))
-def test_who_pastes_a_lever_saves_as_much(seed: int) -> None:
-    raw = drawn(seed)
+def test_who_pastes_a_lever_saves_as_much(
+    seed: int, draw: Callable[[int], dict[str, Any]], tmp_path: Path
+) -> None:
+    raw = draw(seed)
     try:
         problem, answer = compared(raw)
     except InvalidProblemError:  # pins and launchers that contradict each other
@@ -106,7 +150,7 @@ def test_who_pastes_a_lever_saves_as_much(seed: int) -> None:
     now = per_token(problem, answer.ranking[0])
     for lever in answer.levers:
         assert lever.saves > worth_of(lever.kind)
-        changed = parse_problem(pasted(raw, lever.settings))
+        changed = parse_problem(typed(raw, option_words(lever.settings), tmp_path))
         found = ask(changed, default_profile(changed.cluster, changed.priced_as))
         saved = 1.0 - per_token(changed, found.ranking[0]) / now
         assert saved >= lever.saves - ROUNDING, lever
@@ -150,7 +194,8 @@ def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(see
     problem, answer = compared(raw)
     now = per_token(problem, answer.ranking[0])
     named = {one.kind: one.saves for one in reversed(answer.levers)}
-    kinds = {("gradients", "optimizer"): _numerics, ("neighbour",): _batches, ("recipe",): _recipe}
+    fewer_bits = ("gradients", "optimizer", "states")
+    kinds = {fewer_bits: _numerics, ("neighbour",): _batches, ("recipe",): _recipe}
     for names, others in kinds.items():
         for other in others(raw):
             changed = parse_problem(other)

@@ -79,7 +79,7 @@ def test_the_command_line_finds_the_closest_plan_and_names_the_flag(
         "search.deadline_days",
         "workload.optimizer", "workload.lora_rank", "workload.base_precision", "workload.seq_length",
         "workload.global_batch_size", "cluster.num_nodes", "cluster.gpus_per_node", "cluster.groups",
-        "launcher",
+        "launcher", "workload.framework_options",
     ],
 )  # fmt: skip
 def test_a_change_names_the_options_of_the_command_line(path: str) -> None:
@@ -90,3 +90,7 @@ def test_a_change_names_the_options_of_the_command_line(path: str) -> None:
 def test_options_that_repeat_are_stated_once_for_each_value() -> None:
     both = {"search.allow": ["gradient_dtype", "offload"], "launcher": "trl"}
     assert option_words(both) == "--allow gradient_dtype --allow offload --launcher trl"
+    facts = {"search.allow": ["switches"], "workload.framework_options": {"dora": True, "fp32_ends": 1}}
+    assert option_words(facts) == (
+        "--allow switches --framework-options dora=true --framework-options fp32_ends=1"
+    )

@@ -51,6 +51,20 @@ def test_prohibitions_and_bounds_are_lists() -> None:
     assert bounds_of("--bound", ["mbs=1:4"]) == {"micro_batch_size": [1, 4]}
 
 
+def test_facts_of_the_framework_stand_over_those_of_the_file(tmp_path: Path) -> None:
+    """Numbers are numbers and switches are switches: what an answer prints is what it was priced with."""
+    file = tmp_path / "problem.json"
+    file.write_text(json.dumps({"workload": {"framework_options": {"dora": False, "fp32_ends": 2}}}))
+    stated = ["dora=true", "optimizer_offload_fraction=0.25,bucket_bytes=4e7", "moe_routing_groups=4/8"]
+    request: dict[str, Any] = read_request(str(file), framework_options=stated)
+    assert request["workload"]["framework_options"] == {
+        "dora": True, "fp32_ends": 2, "optimizer_offload_fraction": 0.25, "bucket_bytes": 4e7,
+        "moe_routing_groups": "4/8",
+    }  # fmt: skip
+    with pytest.raises(InvalidProblemError, match="--framework-options: dora is given more than once"):
+        read_request(framework_options=["dora=true", "dora=false"])
+
+
 @pytest.mark.parametrize("text", ["tp", "=8", "tp=", ""])
 def test_what_is_no_assignment_is_refused(text: str) -> None:
     with pytest.raises(InvalidProblemError, match="NAME=VALUE"):

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,25 @@ def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_pla
     assert lever.config.zero_stage == 2
 
 
+def test_a_change_and_two_together_are_named_each_with_its_own_gain() -> None:
+    """The plan of both frees memory with bf16 gradients, which no request for 16-bit states alone has."""
+    body: dict[str, Any] = {
+        "model": {"name": "gpt-oss-20b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 1},
+        "workload": {"global_batch_size": 64, "seq_length": 1024},
+        "launcher": "ms-swift",
+        "search": {"top_k": 1, "certify": "none"},
+    }
+    answer = compared(parse_problem(body))
+    found = {one.kind: one for one in answer.levers}
+    both, alone = found["states"], found["optimizer"]
+    assert both.settings == {"search.allow": ["gradient_dtype"], "workload.optimizer": "adamw-bf16"}
+    assert alone.settings == {"workload.optimizer": "adamw-bf16"}
+    asked = parse_problem({**body, "workload": {**body["workload"], "optimizer": "adamw-bf16"}})
+    (plan,) = compared(asked).ranking
+    assert both.step_time_s < plan.prediction.step_time_s <= alone.step_time_s
+
+
 def test_a_lever_does_not_depend_on_how_many_plans_are_listed(slow: tuple[Problem, Answer]) -> None:
     problem, answer = slow
     more = replace(problem, options=replace(problem.options, top_k=4))
@@ -114,7 +134,7 @@ def test_levers_wait_for_the_rest_of_the_time_limit_and_not_for_a_share_of_it(
     profile = default_profile(problem.cluster, problem.priced_as)
     found = levers_of(problem, profile, answer, Watch(time_limit_s=1e6), looks=0)
     assert {one.kind for one in found} == {one.kind for one in answer.levers}
-    searched = ("gradients", "optimizer")  # near to the first plan alone
+    searched = ("gradients", "optimizer", "states")  # near to the first plan alone
     assert [one for one in found if one.kind not in searched] == [
         one for one in answer.levers if one.kind not in searched
     ]
