@@ -31,6 +31,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.fixing.moves import LOADED, Change
 from meshwright.service.fixing.search import Bench, Levels, Trial, search, with_texts
 from meshwright.service.library import recommended
+from meshwright.service.report.sentences import HOPELESS
 from meshwright.service.requests.costs import costs_of
 from meshwright.service.requests.launch_files import Own, own_of_files
 from meshwright.solver.answer import Answer, Plan, Prediction
@@ -78,6 +79,7 @@ class Fixes:
     possible_is_searched: bool
     unchangeable: tuple[str, ...]  # values that no edit of a literal changes, each with its line
     in_bf16: Prediction | None = None  # with frozen weights in bf16 instead, which needs your permission
+    closest: FixSet | None = None  # where none fits: the one of least memory that is likely to run
 
     @property
     def fits(self) -> bool:
@@ -105,24 +107,25 @@ class Fixes:
             "possible_s": self.possible_s,
             "max_out_of_memory_probability": self.own.problem.options.max_out_of_memory_probability,
             "recommended": self.recommended.number if self.recommended else None,
-            "sets": [
-                {
-                    "edits": [[asdict(change) for change in edit] for edit in one.edits],
-                    "step_time_s": one.prediction.step_time_s,
-                    "gain": one.gain,
-                    "peak_memory_bytes": one.prediction.peak_memory_bytes,
-                    "memory_limit_bytes": one.prediction.memory_limit_bytes,
-                    "out_of_memory_probability": one.prediction.out_of_memory_probability,
-                    "verdict": one.verdict,
-                    "configuration": asdict(one.own.configuration),
-                    "diff": self.diff(one),
-                }
-                for one in self.sets
-            ],
+            "sets": [self._plain(one) for one in self.sets],
+            "closest": None if self.closest is None else self._plain(self.closest),
             "broken": list(self.faults),
             "unchangeable": list(self.unchangeable),
             "notes": list(self.own.notes),
             "unread": list(self.own.unread),
+        }
+
+    def _plain(self, one: FixSet) -> dict[str, Any]:
+        return {
+            "edits": [[asdict(change) for change in edit] for edit in one.edits],
+            "step_time_s": one.prediction.step_time_s,
+            "gain": one.gain,
+            "peak_memory_bytes": one.prediction.peak_memory_bytes,
+            "memory_limit_bytes": one.prediction.memory_limit_bytes,
+            "out_of_memory_probability": one.prediction.out_of_memory_probability,
+            "verdict": one.verdict,
+            "configuration": asdict(one.own.configuration),
+            "diff": self.diff(one),
         }
 
 
@@ -384,7 +387,21 @@ def _fixes(bench: Bench, profile: Profile, levels: Levels, answer: Answer | None
         possible_s=min(possible_s, before.step_time_s) if sets or not plans else possible_s,
         possible_is_searched=bool(plans),
         unchangeable=tuple(_unchangeable(bench)),
+        closest=None if sets or fits else _closest(levels, profile, before, faults),
     )
+
+
+def _closest(levels: Levels, profile: Profile, before: Prediction, faults: Sequence[str]) -> FixSet | None:
+    """Return the set of least risk, judged as if that were accepted; None: it is not worth a run."""
+    accepted = list[Trial]()
+    for one in levels.lightest:
+        problem = one.own.problem
+        (seen,) = predict_all(problem, profile, [one.own.configuration])
+        if seen.out_of_memory_probability <= HOPELESS:
+            options = replace(problem.options, max_out_of_memory_probability=HOPELESS)
+            accepted.append(replace(one, own=replace(one.own, problem=replace(problem, options=options))))
+    judged = _judged(accepted, profile, before, faults)
+    return min(judged, key=lambda one: one.prediction.out_of_memory_probability, default=None)
 
 
 def _judged(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import ceil
 from textwrap import wrap
 
 from meshwright.profiles.units import GIB
@@ -32,6 +33,11 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
     if not found.sets:
         what = "saves 2 % of the step or more" if found.fits else "lets the run fit into memory"
         yield _line(f"No edit that we can make {what}.", width)
+    if found.closest is not None:
+        seen = found.closest.prediction
+        accepted = ceil(seen.out_of_memory_probability * 100) / 100
+        yield _line(f"The closest takes a higher risk: --max-oom-probability {accepted:g}", width)
+        yield from _set_lines(found.closest, found, is_chosen=False, width=width)
     for one in found.sets:
         yield from _set_lines(one, found, is_chosen=one is chosen, width=width)
     if chosen is not None:

@@ -243,6 +243,7 @@ class Levels:
 
     best: dict[int, list[Trial]] = field(default_factory=dict)  # fastest first
     moves: list[Trial] = field(default_factory=list)
+    lightest: list[Trial] = field(default_factory=list)  # of each number, the one that lacks least memory
 
 
 def search(
@@ -268,12 +269,14 @@ def search(
     singles = _distinct(bench.priced(list(_until(should_stop, _singles(bench, wanted)))))
     found.moves = _promising(singles)
     found.best[1] = _feasible(singles)
+    found.lightest += _lightest(singles)
     level, before_s, idle = _kept(singles), min(_best_s(found, 1), start_s), 0
     known = {state_of(bench.own)} | {state_of(one.own) for one in singles}
     for number in range(2, most + 1):
         tried = list(_until(should_stop, _joined(bench, level, found.moves, known)))
         priced = _distinct(bench.priced(tried))
         found.best[number] = _feasible(priced)
+        found.lightest += _lightest(priced)
         if not priced:
             break
         best_s = _best_s(found, number)
@@ -405,6 +408,11 @@ def _feasible(trials: Iterable[Trial]) -> list[Trial]:
     return sorted(
         (one for one in trials if one.is_feasible), key=lambda one: (one.step_s, one.number_of_changes)
     )
+
+
+def _lightest(trials: Iterable[Trial]) -> list[Trial]:
+    legal = [one for one in trials if not one.broken]
+    return sorted(legal, key=lambda one: (one.short_bytes, one.step_s))[:1]
 
 
 def _best_s(found: Levels, number: int) -> float:

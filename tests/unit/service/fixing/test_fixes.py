@@ -165,6 +165,33 @@ def test_a_run_that_no_edit_makes_fit_says_so(
     assert "No edit that we can make lets the run fit into memory." in errors
 
 
+TRAINER = (
+    "accelerate launch --num_processes 2 trl/scripts/dpo.py --model_name_or_path Qwen/Qwen3-1.7B"
+    " --max_length 2048 --per_device_train_batch_size 2 --gradient_accumulation_steps 4"
+    " --gradient_checkpointing false --bf16 --use_liger_kernel --optim adamw_8bit --dtype bfloat16\n"
+)
+
+
+def test_the_closest_edits_of_a_run_that_does_not_fit_come_with_the_risk_that_they_take(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Full DPO of 1.7 B on 24 GiB: 37 GiB, and 21.5 GiB with recomputation and one pair a pass."""
+    script.write_text(TRAINER)
+    words = ("fix", "train.sh", "--gpus", "2xrtx-4090", "--no-search")
+    code, out, errors = run_here(monkeypatch, capsys, *words)
+    assert (code, out) == (3, "")
+    assert "No edit that we can make lets the run fit into memory." in errors
+    option, risk = errors.partition("--max-oom-probability")[1:]
+    accepted = risk.split()[0]
+    assert 0.05 < float(accepted) <= 0.5
+    shown = [line.split("OOM risk")[0] for line in errors.splitlines() if " edits " in line]
+    code, out, errors = run_here(monkeypatch, capsys, *words, option, accepted)
+    assert code == 0
+    assert "+" in out
+    assert len(shown) == 1
+    assert shown[0].strip() in errors
+
+
 def test_files_are_replaced_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "a.sh", tmp_path / "b.yaml"
     first.write_bytes(b"\xef\xbb\xbfone\r\n")

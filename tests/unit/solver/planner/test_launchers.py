@@ -52,7 +52,7 @@ def test_on_unlike_nodes_the_launcher_is_one_that_places_stages() -> None:
 
 @pytest.mark.parametrize("launcher", [None, "any", "flagscale"])
 def test_ends_that_share_a_matrix_are_split_alike_on_unlike_cards(launcher: str | None) -> None:
-    """FlagScale asserts one tensor-parallel size at the ends of tied embeddings (train/arguments.py:127)."""
+    """FlagScale asserts one tensor-parallel size at both ends of tied weights (train/arguments.py:127)"""
     raw: dict[str, Any] = {
         "model": {"name": "qwen3-0.6b"},
         "cluster": {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": 2} for gpu in CARDS]},
