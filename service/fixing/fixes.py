@@ -330,7 +330,10 @@ def _searched(
     own: Own, profile: Profile, on_progress: OnProgress | None, should_stop: ShouldStop | None
 ) -> Answer | None:
     try:
-        return ask(recommended(own.question), profile, on_progress=on_progress, should_stop=should_stop)
+        return ask(
+            recommended(own.question), profile, on_progress=on_progress, should_stop=should_stop,
+            explains_none=False,
+        )  # fmt: skip
     except PlannerError:  # what runs, though no plan has it
         return None
 

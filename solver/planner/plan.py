@@ -166,11 +166,13 @@ def ask(
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
     explains_none: bool = True,
+    offers_changes: bool = True,
 ) -> Answer:
     """Return the answer to a request.
 
     ``known``: configurations that an interrupted search had found; placed stages begin anew.
-    ``explains_none``: whether reasons and changes are sought where no plan is found.
+    ``explains_none``: whether reasons are sought where no plan is found, and, if it ``offers_changes``,
+    changes of the request that would give it one.
     """
     if problem.options.objective == "robust":
         from meshwright.solver.planner.robust import robust_answer  # noqa: PLC0415 - asked for by few
@@ -181,7 +183,10 @@ def ask(
         return with_baseline(problem, profile, robust_answer(problem, profile, by_step))
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     with kept_child():
-        answer = _asked(problem, profile, watch, on_progress, known, explains_none=explains_none)
+        answer = _asked(
+            problem, profile, watch, on_progress, known, explains_none=explains_none,
+            offers_changes=offers_changes,
+        )  # fmt: skip
         if not problem.options.differ:
             return answer
         from meshwright.solver.planner.different import with_different  # noqa: PLC0415 - asked for by few
@@ -192,7 +197,7 @@ def ask(
 
 def _asked(
     problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
-    known: Sequence[Configuration], *, explains_none: bool,
+    known: Sequence[Configuration], *, explains_none: bool, offers_changes: bool,
 ) -> Answer:  # fmt: skip
     if problem.cluster.differs:
         return _ask_ordered(problem, profile, watch, on_progress, known)
@@ -201,8 +206,9 @@ def _asked(
     lazy = not asks_cp_sat(problem)
     with Judge(problem.options, lazy=lazy) as judge:
         return _of_variants(
-            problem, profile, watch, on_progress, known=known, cp_sat=judge, explains_none=explains_none
-        )
+            problem, profile, watch, on_progress, known=known, cp_sat=judge, explains_none=explains_none,
+            offers_changes=offers_changes,
+        )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------
@@ -309,7 +315,7 @@ def _while_time(switched: Iterable[Switched], watch: Watch) -> Iterator[Switched
 
 def _of_variants(
     problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None, *,
-    known: Sequence[Configuration], cp_sat: Judge, explains_none: bool,
+    known: Sequence[Configuration], cp_sat: Judge, explains_none: bool, offers_changes: bool,
 ) -> Answer:  # fmt: skip
     """Search what a request leaves open (launcher, precision, switches), and explain the plans of all."""
     switched = list(_while_time(switched_of(problem, profile), watch))
@@ -324,7 +330,8 @@ def _of_variants(
     if explains_none:
         answered = _with_reasons_of_none(problem, answered, watch, settle)
     if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
-        answered = _with_changes(problem, answered, watch) if explains_none else answered
+        if explains_none and offers_changes:
+            answered = _with_changes(problem, answered, watch)
         left = _with_room(left, watch)
     answer = merged(problem, answered, unasked=len(left), skipped=skipped)
     answer = decided(problem, answer, cp_sat, watch)

@@ -60,7 +60,8 @@ def why_not(problem: Problem, profile: Profile, values: Values, answer: Answer, 
     """
     first = answer.ranking[0] if answer.ranking else None
     launcher = first.launchers[0] if first is not None and first.launchers else problem.launcher
-    found = ask(_with_values(problem, values, watch), profile, should_stop=watch.should_stop)
+    asked = _with_values(problem, values, watch)
+    found = ask(asked, profile, should_stop=watch.should_stop, offers_changes=False)
     if found.ranking:
         own = found.ranking[0]
         return WhyNot(

@@ -51,6 +51,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def _few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the search go on from the best set of each level with three moves, where commands are judged."""
+    for name, most in {"_FASTEST": 1, "_SMALLEST": 0, "_MOVES_BY_TIME": 3, "_MOVES_BY_MEMORY": 0}.items():
+        monkeypatch.setattr(f"meshwright.service.fixing.search.{name}", most)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Fixes:
     path = tmp_path_factory.mktemp("fix") / "train.sh"
@@ -95,6 +102,7 @@ def test_every_set_reads_back_as_it_was_priced_and_keeps_the_rest(found: Fixes, 
     assert sizes == {4}  # the assignment, not the comment nor the argument
 
 
+@pytest.mark.usefixtures("_few_sets")
 def test_the_diff_is_alone_on_stdout_and_applies(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +122,7 @@ def test_the_diff_is_alone_on_stdout_and_applies(
     assert script.with_name("train.sh.bak").read_text() == SCRIPT
 
 
+@pytest.mark.usefixtures("_few_sets")
 def test_a_number_of_edits_can_be_chosen(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,9 +69,7 @@ def test_ends_that_share_a_matrix_are_split_alike_on_unlike_cards(launcher: str 
         assert first.tensor_parallel_size == last.tensor_parallel_size
         assert export(plan, problem.under("flagscale"), "flagscale").files
     for lever in answer.levers:
-        assert parse_problem(
-            {**raw, **{name: one for name, one in lever.settings.items() if "." not in name}}
-        )
+        parse_problem({**raw, **{name: one for name, one in lever.settings.items() if "." not in name}})
 
 
 CARDS = ("rtx-3060", "rtx-3090")
