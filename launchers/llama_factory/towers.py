@@ -1,8 +1,8 @@
 """Adapters that LLaMA-Factory trains in a vision tower that it does not freeze.
 
 It adapts each linear layer whose path contains one of the names (0.9.5, model/model_utils/visual.py:196
-``patch_target_modules``); ``all`` are the last names of linear layers outside the projector (misc.py:28
-``find_all_linear_modules``). Projectors of inner layers count as the tower's (visual.py:391).
+patch_target_modules); ``all`` are the last names of linear layers outside the projector (misc.py:28
+find_all_linear_modules). Projectors of inner layers count as the tower's (visual.py:391).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from meshwright.profiles.adapters import (
     base_bytes,
     block_of,
     copied_parameters,
+    projector_layers,
     quantized_layers,
     scale_bytes,
     single_layers,
@@ -32,6 +33,8 @@ from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.storage import (
     STREAMED_EXPERTS,
     WHOLE_PRECISIONS,
+    BasePrecision,
+    is_checkpoints,
     is_cut,
     is_of_experts,
     is_packed,
@@ -431,6 +434,7 @@ def base_bytes_beyond(
                 )
                 + casts[part]
             )
+        whole[len(kinds)] = zero - _narrow_tower_bytes(ctx, precision)
     shares = (ctx.dense_replicas.sharing, ctx.expert_replicas.sharing)
     packed = _packed_bytes(ctx, kinds, here) if ctx.packed else []
     return [
@@ -442,6 +446,24 @@ def base_bytes_beyond(
         )
         for part, (own, beyond) in enumerate(zip(weights, whole, strict=True))
     ]
+
+
+def _narrow_tower_bytes(ctx: Context, precision: BasePrecision) -> FloatArray:
+    """Return the bytes that few bits save of a tower's linear layers, and of a projector's that are known.
+
+    bitsandbytes replaces every linear layer but the output head (transformers 5.23,
+    ``quantizers/base.py get_keys_to_not_convert``).
+    """
+    tower = ctx.model.tower
+    if tower is None or is_of_experts(precision) or is_checkpoints(precision):
+        return np.zeros_like(ctx.t)
+    layers = [(one, tower.num_layers) for one in quantized_layers(ctx.model.tower_layers, "dense")]
+    behind = [(one, 1 + tower.inner_outputs) for one in projector_layers(ctx.model)]
+    saved = sum(
+        number * (base_bytes(one, "bf16") - base_bytes(one, precision))
+        for one, number in (*layers, *behind)
+    )
+    return np.asarray(saved / ctx.tower_t)
 
 
 def _partly_beyond(

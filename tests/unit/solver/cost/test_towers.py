@@ -12,6 +12,7 @@ from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import SequenceLengths
+from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.towers import FrozenPart, TowerSpec
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
@@ -185,3 +186,17 @@ def test_flops_of_a_tower_with_adapters_are_those_of_two_passes_and_of_three_for
     scores = 4 * h * 4096
     more = patches * 24 * (2 * 12 * h * h + 2 * scores) + 2048 * 2 * 4096 * 8192
     assert (passed - forward) * 4096 == pytest.approx(more)
+
+
+def test_a_tower_under_adapters_is_stored_in_few_bits_with_all_of_its_linear_layers() -> None:
+    """24 layers of 12 h^2 weights and two products of 4,096 x 4,096, half a byte and scales each."""
+
+    def held(base: BasePrecision) -> float:
+        problem = _adapting()
+        problem = replace(problem, workload=replace(problem.workload, base_precision=base))
+        return float(_prices(problem).weights_bytes[0, -2])
+
+    weights = 24 * 12 * 1024**2 + 2 * 4096**2
+    # a scale in fp32 for each 64 weights; the table of 16 code points of each matrix is 64 bytes
+    narrow = weights * (0.5 + 4 / 64) + (24 * 6 + 2) * 64
+    assert held("bf16") - held("nf4") == pytest.approx(2 * weights - narrow, rel=1e-6)
