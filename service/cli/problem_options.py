@@ -82,7 +82,7 @@ def request_of(
         given = {"num_nodes": "1", **given}
     for name, row in OPTIONS.items():
         if name in given:
-            read = _READERS.get(row.path)
+            read = _READERS.get(row.path, _names_of if row.option and row.option.repeats else None)
             value = given[name] if read is None else read(f"--{name.replace('_', '-')}", given[name])
             _PUT.get(row.path, _put)(request, row.path, value)
     if given.get("lora_target") and not _object(request, "workload").get("lora_rank"):
@@ -636,6 +636,11 @@ def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 # How the words of an option become the value of its field, and where it is not put in place of the file's.
+def _names_of(_option: str, given: Sequence[str]) -> list[str]:
+    """``--allow offload,fp8`` as ``--allow offload --allow fp8``: no name has a comma."""
+    return [name.strip() for text in given for name in text.split(",")]
+
+
 _READERS: Mapping[str, Callable[[str, Any], object]] = {
     "model": lambda _, given: model_part(given),
     "cluster": _cluster_of,

@@ -346,6 +346,22 @@ def test_adapters_are_asked_for_by_their_rank_layers_and_what_they_stand_beside(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("allow", ["offload", "fp8"]),
+        ("freeze", ["vision", "projector"]),
+        ("trained_module", ["embed_tokens", "lm_head"]),
+        ("lora_target", ["q_proj", "v_proj"]),
+    ],
+)
+def test_names_are_given_one_by_one_or_with_commas(option: str, names: list[str]) -> None:
+    own: dict[str, Any] = {"lora_rank": 16} if option == "lora_target" else {}
+    joined: dict[str, Any] = {**own, option: [",".join(names)]}
+    apart: dict[str, Any] = {**own, option: names}
+    assert read_request(**joined) == read_request(**apart)
+
+
 def test_a_search_of_a_launch_file_is_told_what_the_file_leaves_open(tmp_path: Path) -> None:
     file = tmp_path / "train.sh"
     file.write_text(
