@@ -209,7 +209,7 @@ def tight(memory_gib: float, **options: object) -> Problem:
 
 
 @cache
-def answered(memory_gib: float, pins: tuple[tuple[str, int], ...] = ()) -> tuple[Problem, Answer]:
+def answered(memory_gib: float, pins: tuple[tuple[str, int], ...]) -> tuple[Problem, Answer]:
     problem = tight(memory_gib, pin=dict(pins))
     return problem, ask(problem, default_profile(problem.cluster, "none"))
 
@@ -235,7 +235,7 @@ def test_the_stage_that_lacks_memory_is_named_with_its_group_and_by_how_much() -
 
 
 def test_the_closest_on_unlike_nodes_is_the_placed_plan_that_lacks_least() -> None:
-    problem, answer = answered(2.6)
+    problem, answer = answered(2.6, ())
     found = answer.infeasible
     assert found is not None
     assert found.closest is not None
