@@ -52,6 +52,7 @@ from meshwright.profiles.reading import MAX_TEXT, FieldReader, shown
 __all__ = ["cluster_from_mapping", "cluster_to_mapping", "model_from_mapping", "model_to_mapping"]
 
 MAX_GROUPS = 64
+UNNAMED = "custom"  # a cluster without a name of its own
 
 
 def model_from_mapping(raw: object) -> ModelSpec:
@@ -346,7 +347,7 @@ def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
     reader.refuse_unknown()
     reader.finish()
     return ClusterSpec(
-        name=texts["name"] or "custom",
+        name=texts["name"] or UNNAMED,
         groups=tuple(group for group in groups if group is not None),
         between_groups=between,
         display_name=texts["display_name"] or ("" if texts["name"] else _display_name(groups)),

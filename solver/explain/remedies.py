@@ -17,6 +17,7 @@ from typing import Any, Literal
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.cluster import MAX_GPUS, ClusterSpec, NodeGroup, power_of
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.inline import UNNAMED, cluster_from_mapping
 from meshwright.profiles.library import larger_gpus, with_gpu
 from meshwright.profiles.optimizers import UNPAGED
 from meshwright.profiles.profile import Profile, default_profile
@@ -330,6 +331,23 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
         seq //= 2
 
 
+def _hardware(cluster: ClusterSpec, changed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of other hardware; none where no option states unlike groups.
+
+    GPUs that were counted by their type alone are stated in full: what is left of the count that was typed
+    would mean other numbers (``--gpus 2xh100 --num-nodes 2`` are two GPUs).
+    """
+    if not cluster.is_homogeneous:
+        return {}
+    group = cluster.groups[0]
+    sizes = {"num_nodes": cluster.num_nodes, "gpus_per_node": group.gpus_per_node}
+    (plain,) = cluster_from_mapping({"groups": [{"gpu": group.gpu.slug, **sizes}]}).groups
+    links = (group.intra_node, group.inter_node, group.island_gpus)
+    if cluster.name != UNNAMED or links != (plain.intra_node, plain.inter_node, plain.island_gpus):
+        return changed
+    return {"cluster.groups": group.gpu.slug, **{f"cluster.{name}": one for name, one in sizes.items()}}
+
+
 def on_nodes(problem: Problem, profile: Profile, nodes: int) -> ProblemChange:
     """Return the problem on so many nodes, all of which may be used; several groups grow alike."""
     now = problem.cluster.num_nodes
@@ -339,7 +357,7 @@ def on_nodes(problem: Problem, profile: Profile, nodes: int) -> ProblemChange:
 
     cluster = replace(problem.cluster, groups=tuple(map(grown_group, problem.cluster.groups)))
     larger, wider = _on(problem, cluster), replace(profile, group=grown_group(profile.group))
-    settings = {"cluster.num_nodes": cluster.num_nodes} if cluster.is_homogeneous else {}
+    settings = _hardware(cluster, {"cluster.num_nodes": cluster.num_nodes})
     return ProblemChange("nodes", f"{cluster.num_nodes} nodes", larger, wider, settings=settings)
 
 
@@ -356,7 +374,8 @@ def wider_nodes(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
         wide = replace(group, gpus_per_node=each, island_gpus=each, measured=None)
         changed = _on(problem, replace(problem.cluster, groups=(wide,)))
         words = f"{each} GPUs in {'the' if group.num_nodes == 1 else 'each'} node"
-        settings, own = {"cluster.gpus_per_node": each}, replace(profile, group=wide)
+        settings = _hardware(changed.cluster, {"cluster.gpus_per_node": each})
+        own = replace(profile, group=wide)
         yield ProblemChange("gpus_per_node", words, changed, own, settings=settings)
         for name in launchers_of("any"):
             if name != problem.launcher:
@@ -401,13 +420,8 @@ def other_gpus(problem: Problem) -> Iterator[ProblemChange]:
         changed = _on(problem, replace(problem.cluster, groups=groups))
         words, first = f"{gpu.display_name} instead", groups[0]
         settings = {"cluster.groups": gpu.slug, "cluster.gpus_per_node": first.gpus_per_node}
-        yield ProblemChange(
-            "gpus",
-            words,
-            changed,
-            default_profile(changed.cluster, changed.priced_as),
-            settings=settings if changed.cluster.is_homogeneous else {},
-        )
+        costs = default_profile(changed.cluster, changed.priced_as)
+        yield ProblemChange("gpus", words, changed, costs, settings=_hardware(changed.cluster, settings))
 
 
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:

@@ -586,10 +586,10 @@ def _infeasibility(nearest: Answered, asked: Problem) -> Infeasibility | None:
 
 
 def _named(remedy: Remedy, launcher: str) -> Remedy:
-    """Return a remedy with the launcher that it is for, unless it names one."""
+    """Return a remedy with the launcher that it is for, unless it names one or no options state it."""
     if "launcher" in remedy.settings:
         return remedy
-    settings = {**remedy.settings, "launcher": launcher}
+    settings = {**remedy.settings, "launcher": launcher} if remedy.settings else {}
     return replace(remedy, change=f"{remedy.change} under {launcher}", settings=settings)
 
 

@@ -1,6 +1,7 @@
 """``compare``, ``explain`` and ``predict --from-args`` through the command line."""
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,33 @@ def test_each_option_of_an_explanation_without_a_plan_works_on_the_command_that_
         assert best["step_time_s"] == pytest.approx(remedy["step_time_s"], rel=0.01), options
     code, text, _ = run_here(monkeypatch, capsys, *question[1:], "--full")
     assert (code, "What would fit" in text) == (3, True)
+
+
+@pytest.mark.parametrize("gpus", ["1xrtx-3090", "1xrtx-4090,1xrtx-3090"])
+def test_hardware_that_is_offered_next_to_counted_gpus_is_what_the_options_buy(
+    gpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--gpus 1x… --num-nodes 2`` would be one GPU: an offer states all numbers, or has no option."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    asked = ("plan", "llama-3.1-8b", "--gpus", gpus, "--global-batch-size", "8", "--seq-length", "4096",
+             "--launcher", "megatron-lm", "--certify", "none")  # fmt: skip
+    _, text, _ = run_here(monkeypatch, capsys, *asked, "--json")
+    remedies = json.loads(text)["infeasible"]["remedies"]
+    offered = [one for one in remedies if {"cluster.num_nodes", "cluster.groups"} & one["settings"].keys()]
+    assert offered
+    for remedy in offered:
+        options = option_words(remedy["settings"]).split()
+        code, _, error = run_here(monkeypatch, capsys, *asked, *options)
+        tip = error.partition("tip: meshwright ")[2].split()
+        assert (code, "both describe the cluster" in error) == (2, True)
+        code, text, _ = run_here(monkeypatch, capsys, *tip, "--json")
+        assert code == 0, remedy
+        best = json.loads(text)["plans"][0]
+        sizes = [
+            best["config"][f"{name}_parallel_size"] for name in ("tensor", "pipeline", "context", "data")
+        ]
+        assert prod(sizes) == remedy["num_gpus"]
+        assert best["prediction"]["step_time_s"] == pytest.approx(remedy["step_time_s"], rel=0.01)
 
 
 def test_a_command_to_paste_is_not_cut_at_the_edge_of_a_terminal(
