@@ -20,7 +20,7 @@ from math import inf
 from typing import Any
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.storage import storage_of
 from meshwright.profiles.switches import EVERY_SWITCH, switches
@@ -68,8 +68,8 @@ _WORTH_OF = {
 class Change:
     """A change of a request that the user may decide."""
 
-    # gradients, optimizer, states for both, precision, compile, launcher, batch, neighbour, packing,
-    # offload, package, or recipe
+    # gradients, optimizer, states (gradients and optimizer), precision, compile, launcher, batch, neighbour,
+    # packing, offload, package, or recipe
     kind: str
     words: str
     effect: str
@@ -528,19 +528,35 @@ def _nearby(
 
 
 def _ways(problem: Problem, answer: Answer, like: _Best | None) -> list[Problem]:
-    """Return the changed request under the switches of plans, and under the launcher's own."""
+    """Return the changed request under the switches of plans, and under the launcher's own.
+
+    ``like`` is a plan of another change, which may free memory: its switches count as far as the request
+    leaves them open, and with each that recomputes more instead.
+    """
     work, found = problem.workload, list[Problem]()
-    theirs = {} if like is None else like.way.workload.framework_options
-    left_open = {name for one in searched_switches(problem) for name in switches()[one].options}
-    theirs = {
-        name: value for name, value in theirs.items() if name in left_open
-    }  # not what a change states
-    for one in (with_changes(work, switches_of(answer.ranking[0])).framework_options, {}, theirs):
+    tried: list[Mapping[str, Any]] = [
+        with_changes(work, switches_of(answer.ranking[0])).framework_options, {}
+    ]  # fmt: skip
+    if like is not None:
+        searched, stated = searched_switches(problem), like.way.workload.framework_options
+        left_open = {name for one in searched for name in switches()[one].options}
+        theirs = {name: value for name, value in stated.items() if name in left_open}
+        gpus = [group.gpu for group in problem.cluster.groups]
+        recomputing = switches()[_RECOMPUTED] if _RECOMPUTED in searched else None
+        able = recomputing.settings_of(problem.launcher, problem.model, gpus) if recomputing else ()
+        tried += [theirs, *({**theirs, **one.options} for one in able)]
+    own = framework_facts(framework_of(problem.priced_as))
+    for one in tried:
         options = {**one, **work.framework_options}
         way = replace(problem, workload=replace(work, framework_options=options))
+        if with_options_if_legal(own, options) is None:
+            continue
         if way not in found and not any(workload_faults(way, launcher_capabilities(way.launcher))):
             found.append(way)
     return found
+
+
+_RECOMPUTED = "recompute_modules"
 
 
 def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
