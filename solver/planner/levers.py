@@ -68,8 +68,8 @@ _WORTH_OF = {
 class Change:
     """A change of a request that the user may decide."""
 
-    # gradients, optimizer, states (gradients and optimizer), precision, compile, launcher, batch, neighbour,
-    # packing, offload, package, or recipe
+    # gradients, optimizer, states for both, precision, compile, launcher, batch, neighbour, packing,
+    # offload, package, or recipe
     kind: str
     words: str
     effect: str
