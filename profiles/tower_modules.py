@@ -1,7 +1,7 @@
 """Linear layers of vision towers: their module paths in transformers, and their ``lora_targets``.
 
-``vision.NAME`` selects a layer in every layer of the tower, by Llama's names. ``projector`` selects all
-linear layers of the projector.
+``vision.`` in front of one of Llama's names selects this layer in every layer of the tower. ``projector``
+selects all linear layers of the projector.
 """
 
 from __future__ import annotations

@@ -1152,7 +1152,10 @@ def test_names_and_patterns_adapt_a_tower_where_they_match_its_layers(
         (
             OCR,
             rf"lora_target_modules: '({LANGUAGE_ALONE}|model\.projector\.linear_1)'",
-            "a part of the projector. Allowed: model.projector.linear_1 and model.projector.linear_2 together",
+            (
+                "only a part of the projector. "
+                "Allowed: model.projector.linear_1 and model.projector.linear_2 together"
+            ),
         ),
         (
             OCR,
