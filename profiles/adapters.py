@@ -367,9 +367,11 @@ def _tower_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     lacking = next((name for name in said if name not in there), None)
     if lacking is None:
         return None
+    if model.tower is None:
+        return f"{lacking}: {model.title} has no vision tower"
     if not there:
-        return f"{lacking}: the linear layers of a tower of {model.title} are not known"
-    return f"{lacking}: the tower of {model.title} has {', '.join(there)}"
+        return f"{lacking}: Meshwright doesn't know the linear layers of {model.title}'s tower"
+    return f"{lacking}: the targets in {model.title}'s tower are {', '.join(there)}"
 
 
 def parted(targets: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,7 +1,7 @@
-"""What transformers' classes call the linear layers of vision towers, and how adapters name them.
+"""Linear layers of vision towers: their module paths in transformers, and their ``lora_targets``.
 
-``TOWER_TARGETS`` are names of ``lora_targets``: layers of the tower as Llama's are called, behind
-``vision.``, and all products of the projector together.
+``vision.`` in front of one of Llama's names selects this layer in every layer of the tower. ``projector``
+selects all linear layers of the projector.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ TOWER_TARGETS = (*(f"{IN_TOWER}{name}" for name in _LAYERS), PROJECTOR)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerModules:
-    """The linear layers of one type's tower; paths of modules in the class, with 0 for every number."""
+    """The module paths of one model type's tower and projector; 0 stands for every number."""
 
-    layers: str  # of the tower's layers
-    names: Mapping[str, str]  # our name of a layer's linear layer: its path there
-    projector: tuple[str, ...]  # of the products of the projector, in order
-    inner: tuple[str, ...] = ()  # of those that project what inner layers yield
+    layers: str  # path of the list of the tower's layers
+    names: Mapping[str, str]  # path within a layer, by the target's name without ``vision.``
+    projector: tuple[str, ...]  # paths of its linear layers, in order
+    inner: tuple[str, ...] = ()  # paths of the projector of inner layers (Qwen3-VL's deepstack)
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Return the names that adapters have for them."""
+        """Return the ``lora_targets`` of the tower and its projector."""
         return (*(f"{IN_TOWER}{name}" for name in _LAYERS if name in self.names), PROJECTOR)
 
     def paths(self, target: str) -> tuple[str, ...]:

@@ -412,7 +412,10 @@ def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     ends = {one.tensor_parallel_size for one in (*config.stage_groups[:1], *config.stage_groups[-1:])}
     shares = problem.model.tied_embeddings or problem.model.num_mtp_layers > 0
     if able.placed_ends_alike and shares and len(ends) > 1:
-        yield "the first and the last stage share a matrix, but have different tensor_parallel_size"
+        yield (
+            f"{problem.launcher} gives the first and the last stage one tensor_parallel_size, "
+            f"not {sorted(ends)}"
+        )
     if config.data_parallel_size != sum(one.data_parallel_size for one in config.classes):
         yield "data_parallel_size is not the number of replicas"
 

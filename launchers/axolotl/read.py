@@ -464,7 +464,7 @@ def _without_frozen_adapters(fields: Fields, model: ModelSpec, targets: tuple[st
     trained = tuple(name for name in targets if name not in frozen)
     if trained == targets:
         return targets
-    fields.note("freeze_mm_modules freezes adapters of the tower, too: their products are not priced")
+    fields.note("freeze_mm_modules freezes the tower's adapters, too: they are not priced")
     return trained
 
 

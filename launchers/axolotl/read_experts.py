@@ -117,14 +117,15 @@ def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | 
     said = fields.raw("lora_target_parameters")
     both = isinstance(said, list) and len({str(one).rpartition(".")[2] for one in said}) > 1
     faults = {
-        "is stored in NVFP4, of which experts in one tensor are priced, under SonicMoE without a tower": (
+        "is stored in NVFP4, of which experts in one tensor are priced: under SonicMoE, if the model has "
+        "no tower": (
             not (stacked and (scatters or (moe and moe.dispatched and not model.tower))), "another model"
         ),
-        "is stored in NVFP4, whose experts are priced under SonicMoE, or ScatterMoE's grouped products": (
+        "is stored in NVFP4: its experts are priced under SonicMoE or ScatterMoE's grouped products": (
             not (sonic or scatters),
-            f"{_SONIC}: true, or {_SCATTERS}: true with {_GROUPED}: nvfp4, with KernelsPlugin",
+            f"{_SONIC}: true, or {_SCATTERS}: true and {_GROUPED}: nvfp4. Both need KernelsPlugin",
         ),
-        "is stored in NVFP4, which grouped products read where both tensors of experts have adapters": (
+        "is stored in NVFP4: ScatterMoE's grouped products need adapters on both tensors of experts": (
             scatters and not both, "lora_target_parameters: [experts.gate_up_proj, experts.down_proj]"
         ),
         "is stored in NVFP4, whose weights are frozen": (kind != "lora", "adapter: lora"),

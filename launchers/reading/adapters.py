@@ -396,7 +396,7 @@ def _of_pattern(fields: Fields, name: str, text: str, model: ModelSpec | None) -
         found, paths = (), ()
     if paths:
         found = (*found, *of_tower_paths(fields, name, paths, model))
-    if not found:
+    elif not found:
         fields.fault(
             name,
             f"{shown(text)} names no layer that is priced",
@@ -413,8 +413,8 @@ def of_tower_paths(
     if known is None:
         fields.fault(
             name,
-            f"adapts {paths[0]}: the tower's linear layers of such a model are not known",
-            allowed=f"layers of the language model, or the types {', '.join(tower_modules())}",
+            f"adapts {paths[0]}: Meshwright doesn't know the linear layers of this model's tower",
+            allowed=f"layers of the language model, or a model of type {', '.join(tower_modules())}",
         )
         fields.stop()
         return ()
@@ -422,9 +422,10 @@ def of_tower_paths(
     found = tuple(target for target in known.targets if {*known.paths(target)} <= {*paths})
     read = {path for target in found for path in known.paths(target)}
     if others := [path for path in paths if path not in read]:
-        whole = known.paths(of[others[0]]) if others[0] in of else tuple(of)
-        why = "is a part of the projector" if others[0] in of else "is no linear layer of the tower"
-        fields.fault(name, f"{others[0]} {why}", allowed=", ".join(whole))
+        is_part = others[0] in of
+        whole = " and ".join(known.paths(of[others[0]])) + " together" if is_part else ", ".join(of)
+        why = "is only a part of the projector" if is_part else "is no linear layer of the tower"
+        fields.fault(name, f"{others[0]} {why}", allowed=whole)
     return found
 
 
@@ -447,9 +448,10 @@ def adapted_by_name(fields: Fields, model: ModelSpec) -> tuple[str, ...]:
     words = [str(word) for word in said] if isinstance(said, list) else str(said or "").split(",")
     if every:
         words = [path.rpartition(".")[2] for path in paths]
-        if any(word.isdigit() for word in words):
-            why = "names the numbers of modules, of which peft adapts none but linear layers: it stops"
-            fields.fault("lora_target_linear", why, allowed="false, with lora_target_modules")
+        if numbers := ", ".join(dict.fromkeys(word for word in words if word.isdigit())):
+            why = f"selects modules called {numbers}, and peft stops at those that aren't linear layers"
+            allowed = "false, with lora_target_modules: [q_proj, v_proj]"
+            fields.fault("lora_target_linear", why, allowed=allowed)
     ends = tuple(f".{word.strip()}" for word in words if word.strip())
     hit = tuple(path for path in paths if f".{path}".endswith(ends))
     return of_tower_paths(fields, name, hit, model) if hit else ()

@@ -95,7 +95,7 @@ def fix_command(  # noqa: PLR0913 - one parameter for each option
     base_precision: Annotated[
         Literal["bf16", "fp32"] | None,
         typer.Option(
-            help="Numerics: edits may load frozen weights in this type, where a file sets another."
+            help="Let edits load LoRA's frozen weights in this type instead of the file's (numerics)."
         ),
     ] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,

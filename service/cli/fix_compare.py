@@ -101,17 +101,17 @@ def _extracted(revision: str, changed: set[str], stack: ExitStack) -> Path:
             side=revision,
         )
         with tarfile.open(fileobj=BytesIO(archive)) as tar:
-            tar.extraction_filter = _as_it_is  # Python before 3.11.4 has no filters
+            tar.extraction_filter = _unfiltered  # Python before 3.11.4 has no filters
             tar.extractall(folder)  # noqa: S202 - nothing in a tree of git lies behind a link or above the tree
-        _unlink_what_leads_out(folder)
+        _remove_links_to_outside(folder)
     return folder
 
 
-def _as_it_is(member: tarfile.TarInfo, _folder: str) -> tarfile.TarInfo:
+def _unfiltered(member: tarfile.TarInfo, _folder: str) -> tarfile.TarInfo:
     return member
 
 
-def _unlink_what_leads_out(folder: Path) -> None:
+def _remove_links_to_outside(folder: Path) -> None:
     """Remove links to anything outside of a folder."""
     for path in folder.rglob("*"):
         if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):

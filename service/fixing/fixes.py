@@ -26,7 +26,7 @@ from meshwright.launchers.reading.captured import is_capture
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.torchtitan.read import configuration_of
-from meshwright.profiles.errors import InvalidProblemError, PlannerError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.fixing.moves import LOADED, Change
 from meshwright.service.fixing.search import Bench, Levels, Trial, search, with_texts
@@ -79,7 +79,7 @@ class Fixes:
     possible_is_searched: bool
     unchangeable: tuple[str, ...]  # values that no edit of a literal changes, each with its line
     in_bf16: Prediction | None = None  # with frozen weights in bf16 instead, which needs your permission
-    closest: FixSet | None = None  # where none fits: the one of least memory that is likely to run
+    closest: FixSet | None = None  # if no set fits: the set of least risk, below HOPELESS
 
     @property
     def fits(self) -> bool:
@@ -313,17 +313,19 @@ def _cannot_load(own: Own, base: str) -> InvalidProblemError:
     """
     work = own.problem.workload
     if not work.lora_rank:
-        why, instead = "no weights are frozen", "files that train adapters"
+        why, instead = "your files train no LoRA adapters", "launch files that train LoRA adapters"
     elif work.base_precision == base:
-        why, instead = "frozen weights are loaded in it already", "no --base-precision"
+        why, instead = f"your files load frozen weights in {base} already", "no --base-precision"
     elif own.launcher in _OF_PROGRAMS:
-        why = "no argument in your files sets the type of frozen weights, so your program does"
+        why = "no argument in your files sets the type of frozen weights: set it in your program"
         instead = f"dtype=torch.{LOADED[base]} in from_pretrained, or in SFTConfig's model_init_kwargs"
     else:
         title = launchers()[str(own.launcher)].title
-        why = f"{title} has no setting for it: frozen weights have the type of its products"
+        why = f"{title} has no setting for it: frozen weights have the type that it computes in"
         instead = "no --base-precision"
-    return InvalidProblemError.of("--base-precision", f"{base}: {why}", allowed=instead)
+    option, message = "--base-precision", f"{base}: {why}"
+    fault = FieldError(pointer=option, message=message, allowed=instead, tip=f"without {option}")
+    return InvalidProblemError([fault])
 
 
 def _searched(
@@ -395,7 +397,7 @@ def _fixes(bench: Bench, profile: Profile, levels: Levels, answer: Answer | None
 
 
 def _closest(levels: Levels, profile: Profile, before: Prediction, faults: Sequence[str]) -> FixSet | None:
-    """Return the set of least risk, judged as if that were accepted; None: it is not worth a run."""
+    """Return the set with the lowest out-of-memory risk of at most ``HOPELESS``; None: no set has that."""
     accepted = list[Trial]()
     for one in levels.lightest:
         problem = one.own.problem

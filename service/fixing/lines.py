@@ -36,7 +36,8 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
     if found.closest is not None:
         seen = found.closest.prediction
         accepted = ceil(seen.out_of_memory_probability * 100) / 100
-        yield _line(f"The closest takes a higher risk: --max-oom-probability {accepted:g}", width)
+        accepts = f"To accept the risk of the closest edits, add --max-oom-probability {accepted:g}"
+        yield _line(accepts, width)
         yield from _set_lines(found.closest, found, is_chosen=False, width=width)
     for one in found.sets:
         yield from _set_lines(one, found, is_chosen=one is chosen, width=width)
@@ -111,9 +112,8 @@ def _in_bf16(found: Fixes) -> Iterator[str]:
     wide = found.own.problem.workload.base_precision
     less = _less(seen.step_time_s, before.step_time_s)
     yield (
-        f"With frozen weights in bf16 instead of {wide} (numerics), the run takes "
-        f"{seconds(seen.step_time_s)} ({less}) and {stage_memory(seen)}. "
-        "To have that edit, add --base-precision bf16"
+        f"To load frozen weights in bf16 instead of {wide} (numerics), add --base-precision bf16: "
+        f"{seconds(seen.step_time_s)} a step ({less}), {stage_memory(seen)}"
     )
 
 

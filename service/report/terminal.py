@@ -102,7 +102,8 @@ def render_summary(
 ) -> RenderableType:  # fmt: skip
     """Lay out the facts of an answer and its first plans for ``width`` columns, in some twelve lines.
 
-    ``question``: the command that takes the options of its offers, where what was typed takes none.
+    ``question``: the command that the offered options can be added to, if the user's own command takes
+    none of them.
     """
     export = "" if problem.launcher == "none" else "meshwright export 1 --save-dir run/"
     found = summary_of(answer, problem, export=export)
@@ -118,7 +119,8 @@ def render_summary(
         words = f"{offer.words}: --full" if offer.option == "--full" else offer.words
         parts += _fact(label, words, width, command=command, pieces=False)
     if question and found.offers:
-        parts += _fact("", "Add one of these to the same question:", width, command=question, pieces=False)
+        asks = "To ask again, add one of these options to:"
+        parts += _fact("", asks, width, command=question, pieces=False)
     for at, note in enumerate(found.notes):
         parts += _fact("" if at else "note", _cut(note, width), width, pieces=False, style="yellow")
     parts += [*_first_plans(answer, width), *measured_lines(measured, answer.plans, width)]

@@ -374,8 +374,9 @@ def _idle_adapters(problem: Problem) -> Iterator[FieldError]:
     if idle and work.lora_rank and not work.images_per_sample:
         yield FieldError(
             pointer="/workload/lora_targets",
-            message=f"{', '.join(idle)}: no sequence has an image (images_per_sample is 0)",
+            message=f"{', '.join(idle)}: no sequence has an image, so the tower trains nothing",
             allowed="layers of the language model, or images_per_sample above 0",
+            tip="--images-per-sample 1",
         )
 
 

@@ -353,12 +353,14 @@ FIELDS = (
         type="LoraTargets",
         default=None,
         about="linear layers with adapters, if lora_rank > 0: Megatron-Core's fused layers (including "
-        "routed experts) or transformers' single layers. all-linear selects every layer by the "
-        "launcher's names. null selects the launcher's default, and all-linear for launcher any",
+        "routed experts) or transformers' single layers. vision.qkv_proj and the like select layers of "
+        "a vision tower, projector all of its projector. all-linear selects every layer of the language "
+        "model by the launcher's names. null selects the launcher's default, and all-linear for launcher "
+        "any",
         option=Option(
             group=MODEL,
             name="lora_target",
-            help="Modules that LoRA adapts, e.g. q_proj, or all-linear.",
+            help="Modules that LoRA adapts, e.g. q_proj, vision.qkv_proj, projector, or all-linear.",
             default="the launcher's own",
             repeats=True,
             metavar="NAME",
@@ -379,7 +381,7 @@ FIELDS = (
         about="storage of the frozen weights, if lora_rank > 0: bf16 or fp32 for all, or int8 or nf4 "
         "for linear layers as in bitsandbytes (LLM.int8, QLoRA). nf4-double also quantizes nf4's "
         "scales. gptq, gptq-8bit, awq and aqlm are those of a checkpoint that is stored so, and nvfp4 "
-        "that of its experts alone (Axolotl's SonicMoE)",
+        "that of its experts alone (Axolotl's SonicMoE or ScatterMoE)",
         option=Option(
             group=MODEL,
             help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA), or as a "
@@ -615,7 +617,8 @@ FIELDS = (
         about="overrides of the framework's facts, e.g. gradient_dtype",
         option=Option(
             group=SIZES,
-            help="State a fact of the framework: moe_dispatcher=deepep.",
+            help="Override a fact of the framework: gradient_dtype=bf16 (meshwright values "
+            "framework-options).",
             default="the framework's own",
             repeats=True,
             metavar="NAME=VALUE",

@@ -188,7 +188,8 @@ def _priced(request: Request, launcher: str, source: Source) -> tuple[Problem, P
     problem = parse_problem({**request, "launcher": "none", "stack": stack})
     planned = _planned(request, source) if launcher == _ENGINE and adapts else None
     if planned is not None:
-        why.append(f"the best plan is one under {planned.launcher}, without {launcher}")
+        what = f"Meshwright plans no adapters under {launcher}: your run is priced as the files start it"
+        why = [f"{what}. The best plan runs under {planned.launcher} without DeepSpeed"]
     return problem, planned, why
 
 

@@ -293,11 +293,11 @@ def _packed_experts_faults(problem: Problem) -> Iterator[FieldError]:
     merged = work.framework_options.get("fake_quantization") == MERGED
     scatters = work.framework_options.get("wraps_experts") is False
     if not _is_predicted(model, work.base_precision, scatters=scatters):
-        where = "" if scatters else ", in models without a vision tower"
+        where = "" if scatters else " and no vision tower"
         yield FieldError(
             pointer="/workload/base_precision",
-            message=f"{work.base_precision} is of experts in one tensor{where}; "
-            f"{model.title} is no such model",
+            message=f"{work.base_precision} is for models with experts in one tensor{where}, "
+            f"unlike {model.title}",
             allowed="bf16, or a model like qwen3-30b-a3b",
             nearest="bf16",
         )
@@ -305,9 +305,9 @@ def _packed_experts_faults(problem: Problem) -> Iterator[FieldError]:
         if scatters and (gpu.architecture not in _MARLIN or gpu.generation == "blackwell"):
             yield FieldError(
                 pointer="/cluster",
-                message=f"on {gpu.display_name} ScatterMoE doesn't multiply experts in "
-                f"{work.base_precision} by Marlin, in 16 bits, which alone is priced",
-                allowed="GPUs of Ampere, Ada or Hopper, GeForce and RTX PRO of Blackwell",
+                message=f"ScatterMoE's experts in {work.base_precision} are priced only where Marlin "
+                f"multiplies them in 16 bits, not on {gpu.display_name}",
+                allowed="GPUs of Ampere, Ada or Hopper, or GeForce and RTX PRO cards of Blackwell",
             )
         elif scatters:
             continue

@@ -212,7 +212,7 @@ def test_llama_factory_adapts_a_tower_that_it_does_not_freeze(
     assert found.workload.frozen == ()
 
 
-def test_llama_factory_is_asked_for_adapters_of_a_tower_by_its_switches() -> None:
+def test_llama_factorys_freeze_switches_select_adapters_in_a_tower() -> None:
     every = (*SINGLE_TARGETS, *OF_TOWER, "projector")
     found = _frozen(_first("llama-factory-accelerate"), lora_rank=8, lora_targets=every)
     written = yaml.safe_load(_texts(found)["llama_factory_train.yaml"])
@@ -234,12 +234,14 @@ def test_adapters_in_a_tower_are_refused_where_a_launcher_or_the_class_has_none(
     assert target_fault(SEEING, named) is None
     others = ", ".join(tower_targets(SEEING))
     assert target_fault(SEEING, ("vision.gate_proj",)) == (
-        f"vision.gate_proj: the tower of {SEEING.title} has {others}"
+        f"vision.gate_proj: the targets in {SEEING.title}'s tower are {others}"
     )
     unknown = replace(SEEING, tower=replace(SEEING.tower, model_type="mistral3"))
     assert target_fault(unknown, named) == (
-        f"vision.qkv_proj: the linear layers of a tower of {SEEING.title} are not known"
+        f"vision.qkv_proj: Meshwright doesn't know the linear layers of {SEEING.title}'s tower"
     )
+    blind = replace(SEEING, tower=None)
+    assert target_fault(blind, named) == f"vision.qkv_proj: {SEEING.title} has no vision tower"
 
 
 def test_every_part_and_the_largest_image_are_written() -> None:

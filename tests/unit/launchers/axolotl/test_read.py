@@ -1152,7 +1152,10 @@ def test_names_and_patterns_adapt_a_tower_where_they_match_its_layers(
         (
             OCR,
             rf"lora_target_modules: '({LANGUAGE_ALONE}|model\.projector\.linear_1)'",
-            "1 is a part of the projector. Allowed: model.projector.linear_1, model.projector.linear_2",
+            (
+                "only a part of the projector. "
+                "Allowed: model.projector.linear_1 and model.projector.linear_2 together"
+            ),
         ),
         (
             OCR,
@@ -1162,11 +1165,13 @@ def test_names_and_patterns_adapt_a_tower_where_they_match_its_layers(
         (
             find_model("qwen2-vl-2b"),
             "lora_target_linear: true",
-            "names the numbers of modules, of which peft adapts none but linear layers: it stops",
+            "and peft stops at those that aren't linear layers",
         ),
     ],
 )
-def test_what_peft_would_adapt_of_a_tower_and_is_not_priced(model: ModelSpec, more: str, why: str) -> None:
+def test_adapters_on_part_of_a_projector_or_on_no_linear_layer_are_refused(
+    model: ModelSpec, more: str, why: str
+) -> None:
     with pytest.raises(InvalidProblemError, match=re.escape(why)):
         _seeing(model, more)
 

@@ -62,7 +62,7 @@ def test_adapters_on_nvfp4_are_added_to_outputs_where_they_are_not_merged() -> N
 GROUPED = "use_scattermoe: true\ndsv4_fp4_grouped_mode: nvfp4"
 
 
-def test_scattermoe_reads_experts_in_nvfp4_as_they_lie_of_gemma_too() -> None:
+def test_scattermoe_reads_the_nvfp4_experts_of_qwen_and_gemma() -> None:
     """Axolotl 067b021c, examples/gemma4/26b-a4b-moe-nvfp4-lora.yaml."""
     text = NVFP4.replace("use_sonicmoe: true\nnvfp4_merge_aware: true", GROUPED)
     for name in ("Qwen3-30B-A3B-NVFP4", "Gemma-4-26B-A4B-NVFP4"):
@@ -71,7 +71,7 @@ def test_scattermoe_reads_experts_in_nvfp4_as_they_lie_of_gemma_too() -> None:
         assert found.workload.framework_options["wraps_experts"] is False
         assert not any("priced in 16 bits" in note for note in found.notes)
     one = text.replace("[experts.gate_up_proj, experts.down_proj]", "[experts.down_proj]")
-    with pytest.raises(InvalidProblemError, match=r"base_model: .* both tensors of experts have adapters"):
+    with pytest.raises(InvalidProblemError, match=r"base_model: .* adapters on both tensors of experts"):
         read(one, Overrides(num_gpus=1), "nvfp4.yaml")
 
 

@@ -310,7 +310,7 @@ COMMANDS = {
         "--run": Case("2", base=f"two.sh {FIXED}"),
         "--search": Case("--no-search", base="train.sh --gpus 2xh100 --json"),
         "--verify": Case(refused="--install megatron-lm"),
-        "--base-precision": Case("bf16", refused="no weights are frozen"),
+        "--base-precision": Case("bf16", refused="your files train no LoRA adapters"),
         "--profile": "mine.json",
         "--json": Case(base="train.sh --gpus 2xh100 --no-search"),
     }),

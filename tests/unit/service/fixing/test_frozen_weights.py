@@ -116,12 +116,12 @@ def test_an_edit_loads_frozen_weights_in_bf16_where_you_ask_for_it(
     assert found.prediction.peak_memory_bytes - one.prediction.peak_memory_bytes > 2 * 8.03e9
 
 
-def test_unasked_no_edit_changes_the_type_and_its_gain_is_named(tmp_path: Path) -> None:
+def test_without_the_option_no_edit_changes_the_type_but_its_gain_is_named(tmp_path: Path) -> None:
     found = fixed(tmp_path, {"b.yaml": YAML}, None)
     assert not any("dtype" in text for one in found.sets for text in one.files.values())
     text = " ".join("\n".join(fix_lines(found, None, 100)).split())
-    assert "With frozen weights in bf16 instead of fp32 (numerics)" in text
-    assert "To have that edit, add --base-precision bf16" in text
+    assert "To load frozen weights in bf16 instead of fp32 (numerics), add --base-precision bf16: " in text
+    assert " a step (" in text
     asked = fixed(tmp_path, {"b.yaml": YAML}, "bf16")
     assert found.in_bf16 == asked.sets[0].prediction
     assert "numerics" not in "\n".join(fix_lines(asked, None, 100))
@@ -130,25 +130,30 @@ def test_unasked_no_edit_changes_the_type_and_its_gain_is_named(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("files", "base", "said"),
     [
-        ({"a.yaml": AXOLOTL}, "bf16", "bf16: frozen weights are loaded in it already"),
+        ({"a.yaml": AXOLOTL}, "bf16", "bf16: your files load frozen weights in bf16 already"),
         (
             {"a.yaml": AXOLOTL},
             "fp32",
-            "Axolotl has no setting for it: frozen weights have the type",
+            "Axolotl has no setting for it: frozen weights have the type that it computes in",
         ),
-        ({"a.yaml": FACTORY}, "bf16", "bf16: frozen weights are loaded in it already"),
+        ({"a.yaml": FACTORY}, "bf16", "bf16: your files load frozen weights in bf16 already"),
         ({"a.yaml": FACTORY}, "fp32", "LLaMA-Factory with Accelerate has no setting for it"),
         (
             {"a.sh": f"{STARTED} mine.py {LORA}"},
             "bf16",
-            "no argument in your files sets the type",
+            "no argument in your files sets the type of frozen weights: set it in your program",
         ),
-        ({"a.sh": f"{STARTED} -m trl.scripts.sft {MODEL}"}, "bf16", "bf16: no weights are frozen"),
+        (
+            {"a.sh": f"{STARTED} -m trl.scripts.sft {MODEL}"},
+            "bf16",
+            "bf16: your files train no LoRA adapters. Allowed: launch files that train LoRA adapters",
+        ),
     ],
 )
-def test_where_no_argument_sets_it_the_error_says_why(
+def test_a_base_precision_that_no_edit_can_set_is_refused_with_the_reason(
     files: dict[str, str], base: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InvalidProblemError, match="--base-precision") as fault:
         fixed(tmp_path, files, base)
     assert said in str(fault.value)
+    assert [one.tip for one in fault.value.errors] == ["without --base-precision"]

@@ -730,7 +730,7 @@ def test_the_web_pages_and_files_may_search_no_switch() -> None:
         (
             "Qwen/Qwen3-8B-NVFP4",
             {"lora_rank": 16},
-            r"freezes 16-bit .*: nvfp4 is of experts .*; Qwen3 8B is no",
+            r"freezes 16-bit .*: nvfp4 is for models with experts .*, unlike Qwen3 8B",
         ),
         (
             "nvidia/Qwen3-30B-A3B-NVFP4",
