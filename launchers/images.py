@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.launchers.target import Target, pads
-from meshwright.profiles.adapters import class_targets, language_names, names_every
+from meshwright.profiles.adapters import class_targets
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.tower_modules import TOWER_TARGETS, tower_modules
 from meshwright.profiles.towers import FrozenPart
@@ -69,18 +68,6 @@ def images_are_not_packed(target: Target) -> Iterator[FieldError]:
             message=f"{target.problem.launcher} doesn't pack documents with images",
             allowed="padding, padding_to_longest",
             nearest="padding_to_longest",
-        )
-
-
-def tower_is_left_out(target: Target) -> Iterator[FieldError]:
-    """Require names of the adapted layers next to images: all linear layers are the tower's, too."""
-    targets = target.workload.lora_targets
-    if has_images(target) and target.workload.lora_rank and names_every(targets):
-        yield FieldError(
-            pointer="/workload/lora_targets",
-            message=f"{target.problem.launcher} also adapts the tower if you adapt all linear layers",
-            allowed="a list of layers, or the launchers llama-factory-accelerate, ms-swift",
-            nearest=json.dumps(language_names(target.model)),
         )
 
 

@@ -177,7 +177,7 @@ def _parameters(model: ModelSpec, kind: LayerKind) -> dict[str, Matrix]:
 
 def names_every(targets: tuple[str, ...]) -> bool:
     """Return whether targets are every linear layer of the class."""
-    return targets == ALL_LINEAR or set(SINGLE_TARGETS) <= set(targets)
+    return {*ALL_LINEAR} <= {*targets} or {*SINGLE_TARGETS} <= {*targets}
 
 
 def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) -> Iterator[Matrix]:
@@ -427,6 +427,9 @@ def bound_targets(
         adapters: the kinds of layers that the launcher adapts, of "fused" and "single".
         listed: it lists the class's linear layers itself (``linear_names``).
     """
+    if {*ALL_LINEAR} < {*targets}:  # next to layers of a tower, which it does not mean
+        every = bound_targets(model, ALL_LINEAR, adapters, listed=listed)
+        return (*every, *(name for name in TOWER_TARGETS if name in targets))
     fused = {"fused", "single"} <= {*adapters} and adapter_parameters(model, 1, FUSED_TARGETS) > 0
     named, alike = {name for kind in adapters for name in _NAMES[kind]}, _alike(model)
     if targets != ALL_LINEAR and {*targets} <= named:
@@ -484,6 +487,16 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
         return SINGLE_TARGETS
     there = single_names(model)
     return tuple(name for name in _LAYERS if name in there)
+
+
+def adapts_every(model: ModelSpec, targets: tuple[str, ...]) -> bool:
+    """Return whether targets adapt as many layers as ``linear_names``, some of which a model may lack."""
+    every = linear_names(model)
+    return layers_outside(model, targets) == layers_outside(model, every) and all(
+        [*adapted_layers(shaped, shape.kind, targets)] == [*adapted_layers(shaped, shape.kind, every)]
+        for shape in model.shapes()
+        for shaped in (model.shaped(shape),)
+    )
 
 
 def language_names(model: ModelSpec) -> tuple[str, ...]:

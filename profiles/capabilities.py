@@ -9,7 +9,13 @@ from itertools import chain
 from math import lcm
 from typing import Any, Literal, get_args
 
-from meshwright.profiles.adapters import ALL_LINEAR, bound_targets, language_names, usual_targets
+from meshwright.profiles.adapters import (
+    ALL_LINEAR,
+    adapts_every,
+    bound_targets,
+    language_names,
+    usual_targets,
+)
 from meshwright.profiles.catalog import CATALOG, catalog_file
 from meshwright.profiles.errors import ProfileError, UnknownNameError
 from meshwright.profiles.frameworks import framework_names, option_names
@@ -17,6 +23,7 @@ from meshwright.profiles.mixers import MIXER_KINDS
 from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import MoeSpec, RotaryScalingKind
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.vendors import vendor_names
 
 _FILE = CATALOG / "frameworks" / "capabilities.yaml"
@@ -87,7 +94,9 @@ class Capabilities:
     # What it adapts where a request names nothing: all linear layers, or single ones of some names.
     adapter_targets: tuple[str, ...] = ALL_LINEAR
     adapts_parameters: bool = False  # weights without a layer of their own (``PARAMETER_TARGETS``)
-    adapts_towers: bool = False  # layers of a vision tower and of its projector (``TOWER_TARGETS``)
+    # How it selects layers of a vision tower and its projector (``TOWER_TARGETS``): by paths of modules, or
+    # by words in them and switches that freeze parts
+    adapts_towers: Literal["", "paths", "words"] = ""
     lists_linear_layers: bool = False  # all of a class itself, before it calls peft (``linear_names``)
     other_start: str = ""  # the launcher that the same program is where it is started otherwise
     adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained
@@ -160,13 +169,20 @@ class Capabilities:
         """
         if self.launcher == "any":
             return ALL_LINEAR
-        if model.tower is not None and "any" not in self.frozen_sets:  # whose layers "all" means, too
+        if self.all_is_towers(model):
             return language_names(model)
         return usual_targets(model, self.adapter_targets, self.adapters, listed=self.lists_linear_layers)
 
     def targets_of(self, model: ModelSpec, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Return targets by this launcher's names for the same layers; as they are where it lacks one."""
+        every, language = {*ALL_LINEAR} <= {*targets}, language_names(model)
+        if every and self.all_is_towers(model) and adapts_every(model, language):
+            return (*language, *(name for name in TOWER_TARGETS if name in targets))
         return bound_targets(model, targets, self.adapters, listed=self.lists_linear_layers)
+
+    def all_is_towers(self, model: ModelSpec) -> bool:
+        """Return whether its word for all linear layers means those of a model's tower, too."""
+        return model.tower is not None and "any" not in self.frozen_sets
 
     def alone(self, model: ModelSpec) -> tuple[int, int]:
         """Return the most stages without a layer at the beginning and end of a model's pipeline."""

@@ -22,7 +22,6 @@ from meshwright.launchers.images import (
     adapted_pattern,
     has_images,
     images_are_not_packed,
-    tower_is_left_out,
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import WRITTEN_FACTS, TrainerFiles, Values, experts
@@ -180,7 +179,7 @@ class AxolotlFiles(TrainerFiles):
     )
     is_command = False
     rules = (
-        replicas_need_flash_attention, images_are_not_packed, tower_is_left_out, experts_are_of_one_node,
+        replicas_need_flash_attention, images_are_not_packed, experts_are_of_one_node,
     )  # fmt: skip
     batch = ("micro_batch_size", "gradient_accumulation_steps", "sequence_len")
     optimizer, dora = "optimizer", "peft_use_dora"

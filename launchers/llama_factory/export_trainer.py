@@ -15,10 +15,9 @@ from meshwright.launchers.accelerate.export import (
     trainer_packages,
 )
 from meshwright.launchers.llama_factory import export_v1 as v1
-from meshwright.launchers.llama_factory.towers import tower_is_adapted_as_it_is_named
 from meshwright.launchers.target import ExportBundle, Target, pads
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
-from meshwright.profiles.adapters import class_targets, linear_names
+from meshwright.profiles.adapters import adapts_every, class_targets
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.optimizers import USUAL_INTERVAL, optimizer_named, usual_rank
 from meshwright.profiles.requirements import Requirement, packages
@@ -104,7 +103,7 @@ class LlamaFactoryFiles(TrainerFiles):
     file = "llama_factory_train.yaml"
     command = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{file}" "$@"'
     needs, follows, assignments = NEEDS, FOLLOWS, True
-    rules = (kernel_has_a_name, reference_has_a_loss, tower_is_adapted_as_it_is_named)
+    rules = (kernel_has_a_name, reference_has_a_loss)
     batch = (*TrainerFiles.batch, "cutoff_len")
     rank = "lora_rank"
     others = (
@@ -171,7 +170,7 @@ class LlamaFactoryFiles(TrainerFiles):
         """Return the layers with adapters; all of them have a word."""
         workload = target.workload
         language = tuple(name for name in workload.lora_targets if name not in TOWER_TARGETS)
-        every = linear_names(target.problem.model) == language
+        every = adapts_every(target.model, language)
         words = class_targets(target.model, language)
         values: Values = {"lora_target": "all" if every else ",".join(words)}
         whole = class_targets(target.model, workload.trained_modules)

@@ -19,7 +19,6 @@ from meshwright.launchers.accelerate.read import DDP_BUCKET, ranks_of, update_of
 from meshwright.launchers.accelerate.read_command import Shares, shares_of, shares_of_environment
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import Flag, FlagNames, flag_names, flags_of, plain_name
-from meshwright.launchers.llama_factory.towers import adapted_paths, freezes_parts
 from meshwright.launchers.reading import adapters, commands
 from meshwright.launchers.reading.base import LaunchFile, Options, Overrides, Reader, Source, refused
 from meshwright.launchers.reading.documents import LocatedValue, document_of, looks_like_document
@@ -51,6 +50,7 @@ from meshwright.profiles.storage import is_checkpoints
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.profiles.trained_layers import FIRST
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
+from meshwright.solver.space.tower_rules import adapted_paths, freezes_parts
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
 _MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
@@ -394,7 +394,7 @@ def _with_tower(
         return settings, tuned
     said = str(fields.raw("lora_target") or "all")
     named = () if said == "all" else (word.strip() for word in said.split(","))
-    paths = adapted_paths(model, tuned["lora_targets"], settings.frozen, named)
+    paths = adapted_paths(model, tuned["lora_targets"], settings.frozen, named, every=said == "all")
     more = adapters.of_tower_paths(fields, "lora_target", paths, model) if paths else ()
     tuned = {**tuned, "lora_targets": (*tuned["lora_targets"], *more)}
     return replace(settings, frozen=TOWER_PARTS), tuned

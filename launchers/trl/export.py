@@ -12,7 +12,6 @@ from meshwright.launchers.images import (
     adapted_pattern,
     has_images,
     images_are_not_packed,
-    tower_is_left_out,
 )
 from meshwright.launchers.target import Target, pads, pads_to_longest
 from meshwright.launchers.transformers.export import TrainerFiles, Values, keeps_fp32
@@ -40,7 +39,7 @@ class TrlFiles(TrainerFiles):
         ("LR", "the learning rate"),
     )
     batch = (*TrainerFiles.batch, "max_length")
-    rules = (images_are_not_packed, tower_is_left_out)
+    rules = (images_are_not_packed,)
     before = """\
 # A run that is started again goes on from the last checkpoint that is whole.
 last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/null |

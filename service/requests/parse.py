@@ -27,6 +27,7 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
+from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.towers import FROZEN_PARTS
 from meshwright.service.requests.checks import (
     check_launcher,
@@ -365,10 +366,10 @@ def _lora_targets(named: Sequence[str] | None, asked: Asked) -> dict[str, object
         return {"lora_targets": ATTENTION_TARGETS}  # of no meaning
     if named is None:
         return {"lora_targets": asked.able.default_targets(asked.model)}
-    if {*ALL_LINEAR} & {*named}:  # as peft takes it next to further names
+    if {*ALL_LINEAR} & {*named}:  # of the language model; peft takes it next to further names
+        every = (*ALL_LINEAR, *(name for name in TOWER_TARGETS if name in named))
         any_launcher = asked.able.launcher == "any"
-        every = ALL_LINEAR if any_launcher else asked.able.targets_of(asked.model, ALL_LINEAR)
-        return {"lora_targets": every}
+        return {"lora_targets": every if any_launcher else asked.able.targets_of(asked.model, every)}
     return {"lora_targets": tuple(name for name in LORA_TARGETS if name in named)}
 
 

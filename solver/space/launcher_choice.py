@@ -135,7 +135,7 @@ class LauncherChoice:
 
 def bound(problem: Problem, launcher: str) -> Problem:
     """Return a question under a launcher with the names that are asked for, and its recipe of 8 bits."""
-    every = problem.workload.lora_targets == ALL_LINEAR
+    every = {*ALL_LINEAR} <= {*problem.workload.lora_targets}
     under = problem.under(launcher) if every else replace(problem, launcher=launcher)
     work = with_recipe(under.workload, under.workload.precision, launcher_capabilities(launcher))
     return replace(under, workload=work)

@@ -81,6 +81,7 @@ from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
 from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, with_changes
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule, among
+from meshwright.solver.space.tower_rules import tower_adapter_faults
 from meshwright.solver.splits import Prescribed, launcher_split
 
 # --------------------------------------------------------------------------------------------------
@@ -185,6 +186,7 @@ def _adapter_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             allowed=", ".join(able.base_precisions),
             nearest=able.base_precisions[0],
         )
+    yield from tower_adapter_faults(problem, able)
     yield from _parameter_faults(workload)
     yield from _rotation_faults(problem, able, name)
     yield from _checkpoint_faults(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -13,18 +14,21 @@ from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
 from meshwright.launchers.target import Target
-from meshwright.profiles.adapters import SINGLE_TARGETS, target_fault, tower_targets
+from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters, target_fault, tower_targets
 from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import SequenceLengths
+from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.towers import FrozenPart
 from meshwright.service.requests.launch_files import own_of_files
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.price import price
 from meshwright.solver.problem import Workload
+from meshwright.solver.space.launcher_choice import launchers_able
 from tests.launchers.cases import plan
 from tests.launchers.plans import FROZEN, SEEING, with_towers
 
@@ -212,8 +216,9 @@ def test_llama_factory_adapts_a_tower_that_it_does_not_freeze(
     assert found.workload.frozen == ()
 
 
-def test_llama_factorys_freeze_switches_select_adapters_in_a_tower() -> None:
-    every = (*SINGLE_TARGETS, *OF_TOWER, "projector")
+@pytest.mark.parametrize("language", [SINGLE_TARGETS, SINGLE_TARGETS[:7]])  # with layers it lacks, and not
+def test_llama_factorys_freeze_switches_select_adapters_in_a_tower(language: tuple[str, ...]) -> None:
+    every = (*language, *OF_TOWER, "projector")
     found = _frozen(_first("llama-factory-accelerate"), lora_rank=8, lora_targets=every)
     written = yaml.safe_load(_texts(found)["llama_factory_train.yaml"])
     assert written["lora_target"] == "all"
@@ -224,9 +229,73 @@ def test_llama_factorys_freeze_switches_select_adapters_in_a_tower() -> None:
         _texts(_frozen(found, lora_targets=(*SINGLE_TARGETS, *OF_TOWER)))
 
 
+def test_names_that_are_all_linear_layers_do_not_mean_a_tower_to_llama_factory() -> None:
+    """``lora_target`` lists what the language model has; the tower's qkv is in no path of these words."""
+    text = yaml.safe_dump({
+        "model_name_or_path": "m", "stage": "sft", "do_train": True, "finetuning_type": "lora",
+        "lora_target": ",".join(SINGLE_TARGETS), "cutoff_len": 2048, "per_device_train_batch_size": 1,
+        "bf16": True, "freeze_vision_tower": False, "freeze_multi_modal_projector": False,
+    })  # fmt: skip
+    found = read_launch_files(Source(name="a.yaml", text=text), Overrides(model=SEEING, num_gpus=8))
+    assert not {*found.workload.lora_targets} & {*TOWER_TARGETS}
+
+
+WITH_A_TOWER = [
+    ("qwen3-vl-8b", (*OF_TOWER, "projector")),
+    ("qwen2-vl-7b", OF_TOWER),  # the last names of its projector are numbers, which no word means
+    ("internvl3.5-8b", ("vision.q_proj", "vision.k_proj", "vision.v_proj", "vision.o_proj",
+                        "vision.up_proj", "vision.down_proj")),
+]  # fmt: skip
+
+
+def _requested(name: str, launcher: str, *targets: str) -> dict[str, object]:
+    images = {} if "internvl" in name else {"image_tokens": 1024}
+    workload = {
+        "global_batch_size": 8, "seq_length": 4096, "lora_rank": 8, "lora_targets": list(targets),
+        "images_per_sample": 1, **images,
+    }  # fmt: skip
+    cluster = {"num_nodes": 1, "gpus_per_node": 2, "gpu": "h100-sxm"}
+    return {"model": name, "cluster": cluster, "workload": workload, "launcher": launcher}
+
+
+@pytest.mark.parametrize(("name", "reached"), WITH_A_TOWER)
+def test_a_refusal_of_words_for_a_tower_names_layers_that_llama_factory_reaches(
+    name: str, reached: tuple[str, ...]
+) -> None:
+    """What a request's files cannot say is refused before planning, and what stands in its place plans."""
+    launcher = "llama-factory-accelerate"
+    with pytest.raises(InvalidProblemError) as caught:
+        parse_problem(_requested(name, launcher, "o_proj", "vision.down_proj"))
+    (fault,) = caught.value.errors
+    assert fault.message.endswith("LLaMA-Factory would adapt nothing of the tower instead")
+    assert json.loads(fault.nearest or "") == ["all-linear", *reached]
+    found = parse_problem(_requested(name, launcher, "all-linear", *reached))
+    assert found.workload.lora_targets == (*SINGLE_TARGETS, *reached)
+    skipped = parse_problem(_requested(name, "any", "o_proj", "vision.down_proj"))
+    assert {*launchers_able(skipped)} & {*FILES} == {"trl", "axolotl"}
+
+
+@pytest.mark.parametrize("launcher", ["trl", "axolotl", "llama-factory-accelerate", "any"])
+def test_layers_of_a_tower_next_to_all_linear_layers_have_adapters_too(launcher: str) -> None:
+    """Weights of rank 8: those of all linear layers, and those of the tower with its projector."""
+    tower = (*OF_TOWER, "projector")
+    found = parse_problem(_requested("qwen3-vl-8b", launcher, *tower, "all-linear"))
+    both, language, own = (
+        adapter_parameters(found.model, 8, named)
+        for named in (found.workload.lora_targets, ("all-linear",), tower)
+    )
+    assert both == language + own
+    assert parse_problem(problem_to_mapping(found)) == found
+
+
+def test_a_launcher_that_has_no_layers_of_a_tower_refuses_them_next_to_all_linear_layers() -> None:
+    with pytest.raises(InvalidProblemError, match=r"ms-swift has no modules called vision\.qkv_proj"):
+        parse_problem(_requested("qwen3-vl-8b", "ms-swift", "all-linear", "vision.qkv_proj"))
+
+
 def test_adapters_in_a_tower_are_refused_where_a_launcher_or_the_class_has_none() -> None:
     named = ("q_proj", "vision.qkv_proj")
-    with pytest.raises(RefusedExportError, match=r"LLaMA-Factory would adapt nothing of the tower"):
+    with pytest.raises(RefusedExportError, match=r"LLaMA-Factory would adapt nothing of the tower instead"):
         _texts(_frozen(_first("llama-factory-accelerate"), lora_rank=8, lora_targets=named))
     with pytest.raises(RefusedExportError, match=r"has no modules called q_proj or vision\.qkv_proj"):
         _texts(_frozen(_first("ms-swift"), lora_rank=8, lora_targets=named))
