@@ -149,7 +149,8 @@ def test_what_a_launcher_runs_and_no_plan_has_is_priced_on_its_stack() -> None:
     )
     own = own_of_files(request, Source(name="a.sh", text=swift))
     assert (own.problem.workload.lora_rank, own.problem.stack) == (8, "deepspeed")
-    assert any("can't train LoRA adapters" in note for note in own.notes)
+    assert any("Meshwright plans no adapters under deepspeed" in note for note in own.notes)
+    assert any("The best plan runs under accelerate without DeepSpeed" in note for note in own.notes)
 
 
 def test_a_vocabulary_that_is_told_is_the_models() -> None:
