@@ -17,6 +17,7 @@ from meshwright.launchers.reading.base import Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export, launcher_names
 from meshwright.launchers.target import Target
+from meshwright.profiles.adapters import SINGLE_TARGETS, tower_targets
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.frameworks import (
@@ -36,11 +37,13 @@ from tests.draws import draws
 from tests.launchers.cases import CASES as MEGATRON
 from tests.launchers.plans import (
     CASES,
+    SEEING,
     legal_targets,
     pairs_of,
     problem_of,
     problem_under,
     random_targets,
+    with_towers,
 )
 from tests.property.test_reading_every_launcher import MAIN, priced
 
@@ -217,3 +220,27 @@ def refuses(problem: Problem, launcher: str) -> None:
     for found in legal_targets(plain):
         with pytest.raises((PlannerError, InvalidProblemError)):
             export(found.plan, problem, launcher)
+
+
+# --------------------------------------------------------------------------------------------------
+# Every choice of adapted layers of a model with a tower: refused before planning, or written and read back.
+
+
+def adapted_choices(rng: Random) -> Iterator[tuple[str, ...]]:
+    """All linear layers of the language model, those it has by name, or one of them; and any of a tower."""
+    tower = tower_targets(SEEING)
+    for language in (SINGLE_TARGETS, SINGLE_TARGETS[:7], ("q_proj",), ()):
+        some = tuple(name for name in tower if rng.random() < 1 / 2)
+        yield from ((*language, *named) for named in (tower, tower[:-1], some) if language or named)
+
+
+@pytest.mark.parametrize("launcher", ["trl", "axolotl", "llama-factory-accelerate"])
+def test_adapters_in_a_tower_are_refused_before_planning_or_written_and_read_back(launcher: str) -> None:
+    found, outcomes = next(iter(with_towers(launcher))), dict[tuple[str, ...], bool]()
+    for targets in adapted_choices(Random(launcher)):
+        work = replace(found.workload, frozen=(), lora_rank=8, lora_targets=targets)
+        asked = replace(found, problem=replace(found.problem, workload=work))
+        outcomes[targets] = not list(problem_faults(asked.problem, launcher_capabilities(launcher)))
+        if outcomes[targets]:
+            priced_as_written(asked)
+    assert {*outcomes.values()} == {True, False}, outcomes
