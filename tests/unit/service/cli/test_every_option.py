@@ -187,7 +187,7 @@ OF_A_PROBLEM: dict[str, Case | str] = {
     "--launcher": "torchtitan",
     "--stack": "megatron-lm-2021",
     "--reserve-nodes": Case("1", beside="--num-nodes 2"),
-    "--framework-options": "overlap_gradients=false",
+    "--framework-options": "gradient_dtype=bf16",
     "--max-oom-probability": Case("0.4", beside=TIGHT),
 }
 OF_A_SHAPE: dict[str, Case | str] = {  # of what a search looks for
