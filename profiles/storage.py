@@ -37,8 +37,6 @@ class Storage:
         stacked_bytes: moved for one weight of experts in one tensor, forward and backward, where that is
             not as for a layer's: a parametrisation makes all of them 16-bit, which the product saves.
         of_experts: whether experts in one tensor alone are so, and linear layers are 16-bit.
-        streamed_bytes: moved for one weight, forward and backward, where grouped products read few bits as
-            they lie, and only the input's gradient makes weights 16-bit, ``STREAMED_EXPERTS`` at a time.
     """
 
     bits: int
@@ -56,7 +54,6 @@ class Storage:
     cut: bool = False
     stacked_bytes: tuple[float, float] | None = None
     of_experts: bool = False
-    streamed_bytes: tuple[float, float] = (0.0, 0.0)
 
     @property
     def cut_bytes(self) -> float:
@@ -127,11 +124,11 @@ STORAGE: Mapping[BasePrecision, Storage] = {
     # (integrations/kernels/libs/scattermoe_lora/nvfp4_weight_converter.py:318). SonicMoE makes all experts
     # 16-bit before the grouped products, which save them (libs/sonicmoe/nvfp4_lora.py
     # ``grouped_moe_reference_forward``; triton_nvfp4.py ``_dequant_kernel``: 9 bits read, 16 written).
-    # ScatterMoE reads them as they lie (libs/scattermoe_lora/grouped_train.py:65: Marlin), and
-    # makes 16 experts 16-bit for the gradient of their input (:83 ``CHUNK_E``, ``_base_dx``).
+    # ScatterMoE reads them as they lie (libs/scattermoe_lora/grouped_train.py:65: Marlin), and makes 16
+    # experts wider for the gradient of their input (:83 ``CHUNK_E``, ``_base_dx``).
     "nvfp4": Storage(
         bits=4, group=16, scale_bytes=1, table_bytes=4, moved_bytes=(2.5 + 1.0 / 16.0, 0.0), kernels=1,
-        keeps_whole=True, checkpoint=True, of_experts=True, streamed_bytes=(0.0, 2.5 + 1.0 / 16.0),
+        keeps_whole=True, checkpoint=True, of_experts=True,
     ),
 }  # fmt: skip
 STREAMED_EXPERTS = 16

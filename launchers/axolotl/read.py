@@ -14,13 +14,15 @@ from typing import Any
 from meshwright.launchers.accelerate import read as accelerate
 from meshwright.launchers.accelerate.read_command import ADDRESS, shares_of
 from meshwright.launchers.axolotl.read_experts import (
+    SCATTERS,
     SIZE,
+    expert_backend,
     expert_ranks,
     experts_options,
     merged_options,
     packed_base,
+    products_options,
     require_ranks_of_experts,
-    scatters_experts,
 )
 from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of, is_off
@@ -58,7 +60,6 @@ from meshwright.launchers.reading.preferences import (
 from meshwright.launchers.reading.trained_layers import HEADS, LANGUAGES, of_patterns
 from meshwright.launchers.transformers import read as trainer
 from meshwright.launchers.transformers import read_ranks as ranks
-from meshwright.launchers.transformers.export import EXPERTS
 from meshwright.launchers.trl.read import take_model
 from meshwright.profiles.adapters import (
     EMBEDDING,
@@ -138,7 +139,7 @@ def _read(source: Source, overrides: Overrides) -> LaunchFile:
             **_ends(fields, known.model(), tuned["optimizer"]),
             **_redrawn(fields, configuration),
             **ranks.kernel_of(fields, "axolotl", configuration),
-            **ranks.products_of(fields, "axolotl", _PRODUCTS),
+            **products_options(fields, known.model(), "axolotl"),
             **experts_options(fields, configuration, tuned),
             **bucket_option(fields.optional(accelerate.DDP_BUCKET), "axolotl", configuration),
             **_kernels(fields, known.model()),
@@ -309,7 +310,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
     world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
     (recompute, inputs_away), micro = _activations(fields), fields.integer("micro_batch_size")
     count = _count(fields, micro)
-    products = ranks.products_of(fields, "deepspeed", _PRODUCTS)
+    products = products_options(fields, known.model(), "deepspeed")
     if _rounds(fields):
         name = _ONE_BIT if fields.flag(_ONE_BIT) else _QAT
         fields.fault(name, "next to DeepSpeed is not read", allowed=f"no {name}, or an fsdp_config")
@@ -625,7 +626,7 @@ def _of_adapters(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     if not tuned.get("lora_rank"):
         return {}
     found = options_of(fields)
-    if scatters_experts(fields) and parted(tuned["lora_targets"])[1]:
+    if expert_backend(fields) == SCATTERS and parted(tuned["lora_targets"])[1]:
         found["wraps_experts"] = False
     if fields.flag(_EXPERTS):
         if is_cut(tuned.get("base_precision", "bf16")):
@@ -727,11 +728,6 @@ def _recomputes(fields: Fields) -> bool:
             nearest=_OLDER_AWAY,
         )
     return said != "false"
-
-
-# ScatterMoE's grouped products (integrations/kernels), which add adapters of experts to their outputs
-# (libs/scattermoe_lora/experts_lora_fastpath.py).
-_PRODUCTS = {**EXPERTS, "scattermoe": "grouped"}
 
 
 def _kernels(fields: Fields, model: ModelSpec) -> Options:

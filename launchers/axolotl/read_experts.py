@@ -12,6 +12,8 @@ from typing import Any
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
+from meshwright.launchers.transformers.export import EXPERTS
+from meshwright.launchers.transformers.read_ranks import products_of
 from meshwright.profiles.adapters import has_linear_experts
 from meshwright.profiles.frameworks import MERGED, framework_facts
 from meshwright.profiles.model import ModelSpec
@@ -83,7 +85,7 @@ def experts_options(fields: Fields, found: Configuration, tuned: Mapping[str, An
     options, buffer = Options(moe_dispatcher="deepep"), fields.integer(_BUFFER)
     if buffer != framework_facts("axolotl").dispatch_buffer_bytes:
         options["dispatch_buffer_bytes"] = float(buffer)
-    if scatters_experts(fields):
+    if expert_backend(fields) == SCATTERS:
         options["multiplies_absent"] = False
     elif fields.peek("experts_implementation") == "batched_mm":
         options["grouped_gemm"] = "grouped"
@@ -91,16 +93,56 @@ def experts_options(fields: Fields, found: Configuration, tuned: Mapping[str, An
     return options
 
 
-_SONIC, _MERGES, _STARTS = "use_sonicmoe", "nvfp4_merge_aware", "nvfp4_merge_aware_start_step"
-_KERNELS = "kernelsplugin"
-_SCATTERS, _GROUPED = "use_scattermoe", "dsv4_fp4_grouped_mode"
+_MERGES, _STARTS = "nvfp4_merge_aware", "nvfp4_merge_aware_start_step"
+_GROUPED, _PRODUCTS = "dsv4_fp4_grouped_mode", "moe_grouped_backend"
+_IMPLEMENTATION, _BACKEND = "experts_implementation", "expert_backend"
+SCATTERS, SONIC = "scattermoe", "sonicmoe"
+_FLAGS = {SCATTERS: "use_scattermoe", SONIC: "use_sonicmoe"}
 # integrations/kernels/args.py:113: they multiply without the layers that round sums
 _FUSED = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 
 
-def scatters_experts(fields: Fields) -> bool:
-    """Return whether ScatterMoE multiplies experts."""
-    return fields.flag(_SCATTERS) or fields.peek("experts_implementation") == "scattermoe"
+def _has_kernels(fields: Fields) -> bool:
+    return "kernelsplugin" in str(fields.raw("plugins") or "").lower()
+
+
+def expert_backend(fields: Fields) -> str:
+    """Return the kernels of a plugin that multiply experts, ``SCATTERS`` or ``SONIC``; empty: none of them.
+
+    A flag and a word mean the same (integrations/kernels/args.py _canonicalize_expert_backend).
+    """
+    named = str(fields.raw(_BACKEND) or "").lower()
+    asked = [one for one, flag in _FLAGS.items() if fields.flag(flag) or named == one]
+    return asked[0] if asked and _has_kernels(fields) else ""
+
+
+def products_options(fields: Fields, model: ModelSpec, launcher: str) -> Options:
+    """Return how experts and fp32 multiply, or record a fault for kernels that exclude each other.
+
+    With KernelsPlugin, experts are multiplied one by one unless the file says otherwise, and also where
+    experts_implementation names kernels that no flag turns on (args.py check_experts_implementation).
+    Kernels that are on replace what experts_implementation says (plugin.py:149 and :179).
+    """
+    kernels, said = expert_backend(fields), fields.peek(_IMPLEMENTATION)
+    if not _has_kernels(fields):
+        for name in (*_FLAGS.values(), _BACKEND):
+            if fields.raw(name):
+                fields.note(f"{name} does nothing: plugins doesn't list KernelsPlugin")
+        return products_of(fields, launcher)
+    named = fields.word(_BACKEND, allowed=(*_FLAGS, "eager", "builtin"))
+    on = [one for one, flag in _FLAGS.items() if fields.flag(flag)]
+    for one in on:
+        if one != (named or on[0]):
+            other = f"{_BACKEND}: {named}" if named else f"{_FLAGS[on[0]]}: true"
+            fields.fault(_FLAGS[one], f"its trainer refuses it next to {other}", allowed="false")
+    if kernels and said not in (None, kernels):
+        fields.note(f"{_IMPLEMENTATION} does nothing: {kernels} is on, and replaces it")
+    elif said in _FLAGS:
+        fields.note(f"{_IMPLEMENTATION} needs {_FLAGS[str(said)]}: true; experts are multiplied one by one")
+    words = {**EXPERTS, **dict.fromkeys(_FLAGS, "loop")}
+    if kernels:
+        words = dict.fromkeys(words, "grouped")
+    return products_of(fields, launcher, words, default="eager" if model.moe else "")
 
 
 def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | None:
@@ -111,9 +153,10 @@ def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | 
     if model.stored_as != "nvfp4":
         return None
     moe, stacked = model.moe, model.moe is not None and not has_linear_experts(model)
-    patched = _KERNELS in str(fields.raw("plugins") or "").lower()
-    scatters = patched and scatters_experts(fields) and fields.peek(_GROUPED) == "nvfp4"
-    sonic = patched and fields.flag(_SONIC)
+    # runtime.py:77 takes the word as it is written, and other cases of it stop the first step
+    scatters = expert_backend(fields) == SCATTERS and fields.raw(_GROUPED) == "nvfp4"
+    sonic = expert_backend(fields) == SONIC
+    products = str(fields.raw(_PRODUCTS) or "auto").lower() if scatters else "auto"
     said = fields.raw("lora_target_parameters")
     both = isinstance(said, list) and len({str(one).rpartition(".")[2] for one in said}) > 1
     faults = {
@@ -123,7 +166,10 @@ def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | 
         ),
         "is stored in NVFP4: its experts are priced under SonicMoE or ScatterMoE's grouped products": (
             not (sonic or scatters),
-            f"{_SONIC}: true, or {_SCATTERS}: true and {_GROUPED}: nvfp4. Both need KernelsPlugin",
+            f"{_BACKEND}: {SONIC}, or {SCATTERS} and {_GROUPED}: nvfp4. Both need KernelsPlugin",
+        ),
+        f"is stored in NVFP4: its experts are not priced under {_PRODUCTS}: {products}": (
+            products not in ("auto", "marlin"), f"{_PRODUCTS}: marlin"
         ),
         "is stored in NVFP4: ScatterMoE's grouped products need adapters on both tensors of experts": (
             scatters and not both, "lora_target_parameters: [experts.gate_up_proj, experts.down_proj]"
@@ -134,7 +180,9 @@ def packed_base(fields: Fields, model: ModelSpec, kind: str) -> BasePrecision | 
         if holds:
             fields.fault("base_model", why, allowed=allowed)
             break
-    if not fields.flag(_MERGES) and not scatters:
+    if scatters:
+        fields.note("rows that Marlin pads to 64 for each expert are not priced")
+    elif not fields.flag(_MERGES):
         fields.note("experts in NVFP4 are priced in 16 bits; Blackwell with HBM multiplies them in 4")
     return "nvfp4"
 
@@ -147,10 +195,11 @@ def merged_options(fields: Fields, tuned: Mapping[str, Any]) -> Options:
     if not fields.flag(_MERGES):
         return {}
     fused = next((name for name in _FUSED if fields.flag(name)), "")
-    if not fields.flag(_SONIC) or fused:
+    without = f"without {_FLAGS[SONIC]} of KernelsPlugin"
+    if expert_backend(fields) != SONIC or fused:
         fields.fault(
             _MERGES,
-            f"its trainer refuses it {f'next to {fused}' if fused else f'without {_SONIC}'}",
+            f"its trainer refuses it {f'next to {fused}' if fused else without}",
             allowed="false",
             nearest="false",
         )

@@ -605,16 +605,19 @@ def _require_positions(fields: Fields, model: ModelSpec, kernel: str) -> None:
 _EXPERT_NAMES = ("experts_implementation", "experts_impl")
 
 
-def products_of(fields: Fields, launcher: str, own: Mapping[str, str] = EXPERTS) -> Options:
+def products_of(
+    fields: Fields, launcher: str, own: Mapping[str, str] = EXPERTS, *, default: str = ""
+) -> Options:
     """Return how experts and fp32 multiply if they differ from the default of the price.
 
-    Other kernels of experts are a fault; ``own``: words of the launcher for those that it has.
+    Other kernels of experts are a fault; ``own``: words of the launcher for those that it has; ``default``:
+    the word of a file that states none.
     """
     usual, options = framework_facts(framework_of(launcher)), Options()
     name = next((name for name in _EXPERT_NAMES if fields.has(name)), None)
-    if name is not None and not fields.is_null(name):
-        found = own.get(fields.word(name, allowed=tuple(own)))
-        options |= {} if found in (None, usual.grouped_gemm) else {"grouped_gemm": found}
+    stated = name is not None and not fields.is_null(name)
+    found = own.get(fields.word(name, allowed=tuple(own)) if stated and name else default)
+    options |= {} if found in (None, usual.grouped_gemm) else {"grouped_gemm": found}
     single = fields.raw("tf32")
     if single not in (None, "auto") and fields.flag("tf32") != usual.tf32_products:
         options["tf32_products"] = not usual.tf32_products

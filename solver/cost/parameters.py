@@ -28,6 +28,7 @@ from meshwright.profiles.adapters import (
     single_layers,
     stacked_experts,
 )
+from meshwright.profiles.cluster import BLACKWELL_12
 from meshwright.profiles.layers.operators import Matrix
 from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.storage import (
@@ -341,8 +342,7 @@ def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArr
     forward, backward = _moved_bytes(ctx)
     moved = forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
     if streams_experts(ctx):
-        forward, backward = storage.streamed_bytes if storage else (0.0, 0.0)
-        return forward * weights, backward * weights
+        return 0.0 * weights, (forward - 2.0 + _streamed_width(ctx)) * weights
     if storage is None or storage.stacked_bytes is None:
         return moved
     stacked = np.where(ctx.converts, _stacked(ctx, kind), 0.0)
@@ -353,16 +353,39 @@ def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArr
 def streams_experts(ctx: Context) -> bool:
     """Return whether experts of few bits are read as they lie: by ScatterMoE, which wraps none.
 
-    Axolotl 0.18, integrations/kernels/libs/scattermoe_lora/grouped_train.py.
+    Axolotl 0.18, integrations/kernels/libs/scattermoe_lora/grouped_train.py. It pads each expert's
+    rows to a multiple of 64 (marlin_w4a16/backend.py MARLIN_TILE), which is not priced: grouped products
+    here have the rows that are routed.
     """
     return is_of_experts(ctx.held_precision) and not ctx.facts.wraps_experts
 
 
+def _streamed_width(ctx: Context) -> float:
+    """Return the bytes of a weight from which its input's gradient is made.
+
+    8 bits on compute capability 12, else 16: grouped_train.py _fp8_read_dx_ok, runtime.py
+    fp4_dx_prefer_fp8.
+    """
+    return 1.0 if ctx.gpu.generation == BLACKWELL_12 else 2.0
+
+
+def _frozen_bytes(ctx: Context, layer: Matrix) -> float:
+    """Return the bytes of a frozen matrix; where experts are streamed, with scales of two layouts.
+
+    Marlin's lie next to the checkpoint's, which the backward pass reads; weights lie in Marlin's layout
+    alone (marlin_w4a16/backend.py _cached_prep).
+    """
+    precision = ctx.workload.base_precision
+    further = scale_bytes(layer, precision) if streams_experts(ctx) else 0.0
+    return base_bytes(layer, precision) + further
+
+
 def _streamed(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Return the bytes of the few experts that are 16-bit at once for the gradient of their input."""
+    """Return the bytes of the few experts that are wider at once for the gradient of their input."""
     if (moe := ctx.model.moe) is None or kind == "dense" or not streams_experts(ctx):
         return np.zeros_like(ctx.t)
-    return 2.0 * min(1.0, STREAMED_EXPERTS / moe.num_experts) * _converted_weights(ctx, kind)
+    share = min(1.0, STREAMED_EXPERTS / moe.num_experts)
+    return _streamed_width(ctx) * share * _converted_weights(ctx, kind)
 
 
 def _casts(ctx: Context, kinds: Sequence[LayerShape], *, first: bool = False) -> list[FloatArray]:
@@ -429,7 +452,7 @@ def base_bytes_beyond(
             whole[part] = (
                 zero
                 - sum(
-                    (base_bytes(layer, "bf16") - base_bytes(layer, precision)) * _on_rank(ctx, layer)
+                    (base_bytes(layer, "bf16") - _frozen_bytes(ctx, layer)) * _on_rank(ctx, layer)
                     for layer in _quantized(ctx.of(one), one.kind)
                 )
                 + casts[part]

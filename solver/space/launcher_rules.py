@@ -303,6 +303,13 @@ def _packed_experts_faults(problem: Problem) -> Iterator[FieldError]:
             allowed="bf16, or a model like qwen3-30b-a3b",
             nearest="bf16",
         )
+    if scatters and problem.cluster.num_gpus > 1:  # marlin_w4a16/backend.py _cached_prep
+        yield FieldError(
+            pointer="/cluster",
+            message=f"ScatterMoE's experts in {work.base_precision} are priced on one GPU: on "
+            f"{problem.cluster.num_gpus} Axolotl converts all of them in every pass, which is not priced",
+            allowed="1 GPU, or framework_options.wraps_experts: true, which stands for SonicMoE",
+        )
     for gpu in {group.gpu.slug: group.gpu for group in problem.cluster.groups}.values():
         if scatters and (gpu.architecture not in _MARLIN or gpu.generation == "blackwell"):
             yield FieldError(

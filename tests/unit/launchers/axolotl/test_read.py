@@ -1004,7 +1004,8 @@ def test_adapters_of_experts_in_one_tensor_are_added_to_weights_or_to_outputs() 
     """By peft to the weights, which takes a pass over all of them; by ScatterMoE to the outputs."""
     seconds, cluster = dict[str, float](), find_cluster("dgx-h100")
     cluster = replace(cluster, groups=(replace(cluster.groups[0], num_nodes=4),))
-    for more, options in (("", {}), ("use_scattermoe: true\n", {"wraps_experts": False})):
+    scatters = "plugins: [axolotl.integrations.kernels.KernelsPlugin]\nuse_scattermoe: true\n"
+    for more, options in (("", {}), (scatters, {"wraps_experts": False})):
         found = read(f"{PARAMETERS}{more}", Overrides(num_gpus=32), "m2.yaml")
         assert found.workload.lora_targets == ("experts.gate_up_proj", "experts.down_proj")
         assert {
@@ -1013,7 +1014,7 @@ def test_adapters_of_experts_in_one_tensor_are_added_to_weights_or_to_outputs() 
         problem = Problem(model=found.model, cluster=cluster, workload=found.workload, launcher="axolotl")
         outcome = predict(problem, default_profile(cluster, "axolotl"), found.configuration)
         seconds[more] = outcome.step_time_s
-    assert seconds[""] > 1.2 * seconds["use_scattermoe: true\n"]
+    assert seconds[""] > 1.2 * seconds[scatters]
     with pytest.raises(InvalidProblemError, match="q_proj is not a weight that is priced"):
         read(PARAMETERS.replace("mlp.experts.down_proj", "q_proj"), Overrides(num_gpus=32), "m2.yaml")
 

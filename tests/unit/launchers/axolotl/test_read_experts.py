@@ -20,6 +20,8 @@ PURE = (
     "micro_batch_size: 1\ngradient_accumulation_steps: 1\noptimizer: adamw_torch_8bit\nbf16: true\n"
     "gradient_checkpointing: true\nflash_attention: true\n"
 )
+KERNELS = PURE.replace("plugins:\n", "plugins:\n  - axolotl.integrations.kernels.KernelsPlugin\n")
+SCATTERED = f"{KERNELS}use_scattermoe: true\n"
 SHARDED = PURE.replace("expert_parallel_size: 4", "expert_parallel_size: 2\ndp_shard_size: 2") + (
     "fsdp_version: 2\nfsdp_config:\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
     "  reshard_after_forward: true\n"
@@ -41,19 +43,42 @@ def test_expert_ranks_are_shards_of_all_other_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "options"),
+    ("text", "options"),
     [
-        ("experts_implementation: grouped_mm\n", {}),
-        ("experts_implementation: batched_mm\n", {"grouped_gemm": "grouped"}),
-        ("experts_implementation: eager\n", {"grouped_gemm": "loop"}),
-        ("use_scattermoe: true\n", {"multiplies_absent": False}),
-        ("expert_parallel_num_nvl_bytes: 4294967296\n", {"dispatch_buffer_bytes": 2.0**32}),
-        ("expert_parallel_backend: deep_ep\nexpert_parallel_token_capacity: 1024\n", {}),
+        (f"{PURE}experts_implementation: grouped_mm\n", {}),
+        (f"{PURE}experts_implementation: batched_mm\n", {"grouped_gemm": "grouped"}),
+        (f"{PURE}experts_implementation: eager\n", {"grouped_gemm": "loop"}),
+        (SCATTERED, {"multiplies_absent": False}),
+        (f"{KERNELS}expert_backend: ScatterMoE\n", {"multiplies_absent": False}),
+        # plugin.py:139 takes the flag for the kernel, whatever experts_implementation says
+        (f"{SCATTERED}experts_implementation: grouped_mm\n", {"multiplies_absent": False}),
+        # args.py check_experts_implementation: without a flag experts are eager
+        (f"{KERNELS}experts_implementation: scattermoe\n", {"grouped_gemm": "loop"}),
+        (f"{KERNELS}experts_implementation: grouped_mm\n", {}),
+        (KERNELS, {"grouped_gemm": "loop"}),
+        (f"{PURE}use_scattermoe: true\n", {}),  # a flag of a plugin that is not listed
+        (f"{PURE}expert_parallel_num_nvl_bytes: 4294967296\n", {"dispatch_buffer_bytes": 2.0**32}),
+        (f"{PURE}expert_parallel_backend: deep_ep\nexpert_parallel_token_capacity: 1024\n", {}),
     ],
 )
-def test_kernels_of_experts_and_the_buffer_are_read(more: str, options: Options) -> None:
-    usual = read(PURE).workload.framework_options
-    assert read(PURE + more).workload.framework_options == {**usual, **options}
+def test_kernels_of_experts_and_the_buffer_are_read(text: str, options: Options) -> None:
+    usual, found = read(PURE).workload.framework_options, read(text)
+    assert found.workload.framework_options == {**usual, **options}
+    assert found.unread == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("use_sonicmoe: true\n", "use_sonicmoe: .* refuses it next to use_scattermoe: true"),
+        ("expert_backend: sonicmoe\n", "use_scattermoe: .* refuses it next to expert_backend: sonicmoe"),
+        ("expert_backend: builtin\n", "use_scattermoe: .* refuses it next to expert_backend: builtin"),
+        ("expert_backend: megablocks\n", "expert_backend: .*megablocks.* unknown"),
+    ],
+)
+def test_kernels_of_experts_that_exclude_each_other_are_refused(more: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        read(SCATTERED + more)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +138,8 @@ def test_grouped_products_have_rows_for_experts_of_other_ranks() -> None:
     ScatterMoE multiplies 8 / 4 = 2 rows on each of the 4 ranks, 3.6 times fewer.
     """
     cluster, seconds = find_cluster("dgx-h100", num_nodes=1), list[float]()
-    for more in ("use_scattermoe: true\n", ""):
-        found = read(PURE.replace("sequence_len: 2048", "sequence_len: 32768") + more)
+    for text in (SCATTERED, PURE):
+        found = read(text.replace("sequence_len: 2048", "sequence_len: 32768"))
         problem = Problem(model=found.model, cluster=cluster, workload=found.workload, launcher="axolotl")
         seconds.append(
             predict(problem, default_profile(cluster, "axolotl"), found.configuration).step_time_s

@@ -70,6 +70,11 @@ def test_scattermoe_reads_the_nvfp4_experts_of_qwen_and_gemma() -> None:
         assert found.workload.base_precision == "nvfp4"
         assert found.workload.framework_options["wraps_experts"] is False
         assert not any("priced in 16 bits" in note for note in found.notes)
+        assert any(note.startswith("rows that Marlin pads to 64") for note in found.notes)
+        assert found.unread == ()
+    named = text.replace("use_scattermoe: true", "expert_backend: scattermoe\nmoe_grouped_backend: marlin")
+    flagged, worded = (read(one, Overrides(num_gpus=1), "nvfp4.yaml") for one in (text, named))
+    assert worded.workload == flagged.workload
     one = text.replace("[experts.gate_up_proj, experts.down_proj]", "[experts.down_proj]")
     with pytest.raises(InvalidProblemError, match=r"base_model: .* adapters on both tensors of experts"):
         read(one, Overrides(num_gpus=1), "nvfp4.yaml")
@@ -80,6 +85,12 @@ def test_scattermoe_reads_the_nvfp4_experts_of_qwen_and_gemma() -> None:
     [
         (("use_sonicmoe: true\n", ""), "base_model: .* priced under SonicMoE"),
         (("use_sonicmoe: true", "use_scattermoe: true"), "base_model: .* or ScatterMoE's grouped products"),
+        # args.py lets capitals pass, and runtime.py:77 hands them to grouped_fp4_available, which has none
+        (("use_sonicmoe: true", GROUPED.replace(": nvfp4", ": NVFP4")), "base_model: .* or ScatterMoE's"),
+        (
+            ("use_sonicmoe: true", f"{GROUPED}\nmoe_grouped_backend: cutlass"),
+            "under moe_grouped_backend: cutl",
+        ),
         (("kernels.KernelsPlugin", "liger.LigerPlugin"), "base_model: .* priced under SonicMoE"),
         (("Qwen3-30B-A3B-NVFP4", "Qwen3-8B-NVFP4"), "base_model: .* of which experts in one tensor"),
         (("adapter: lora", "adapter:"), "base_model: .* whose weights are frozen"),
