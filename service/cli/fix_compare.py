@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -81,41 +79,66 @@ def _roots(compared: tuple[str, str], stack: ExitStack) -> list[Path]:
 
 
 def _extracted(revision: str, changed: set[str], stack: ExitStack) -> Path:
+    """Return a folder with copies of the launch files of a revision; a link becomes a copy of its file."""
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="meshwright-compare-")))
-    listed = _git(
-        "ls-tree", "-r", "-z", "--name-only", "--full-tree", f"{revision}^{{tree}}", side=revision
-    )
-    names = [name for name in listed.decode().split("\0") if name and Path(name).suffix in KINDS]
+    asked = partial(_git, side=revision)
+    tree = asked("rev-parse", "--verify", f"{revision}^{{tree}}").decode().strip()
+    modes = dict(_entries(asked("ls-tree", "-r", "-z", "--full-tree", tree)))
+    names = [name for name, mode in modes.items() if mode in _COPIED and Path(name).suffix in KINDS]
+    names = [name for name in names if "\n" not in name]  # a line of cat-file
     names = _looked_through(sorted(names, key=lambda name: (name not in changed, _order(name))))
-    if names:
-        top = _git("rev-parse", "--show-toplevel", side=revision).decode().strip()
-        archive = _git(
-            "-C",
-            top,
-            "--literal-pathspecs",
-            "archive",
-            "--format=tar",
-            revision,
-            "--",
-            *names,
-            side=revision,
-        )
-        with tarfile.open(fileobj=BytesIO(archive)) as tar:
-            tar.extraction_filter = _unfiltered  # Python before 3.11.4 has no filters
-            tar.extractall(folder)  # noqa: S202 - nothing in a tree of git lies behind a link or above the tree
-        _remove_links_to_outside(folder)
+    paths = [folder / _below(name, modes, revision) for name in names]
+    lines = "".join(f"{tree}:{name}\n" for name in names).encode(errors="surrogateescape")
+    said = BytesIO(asked("cat-file", "--batch", "--follow-symlinks", given=lines))
+    for path in paths:
+        blob = _blob(said)
+        if blob is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(blob)
     return folder
 
 
-def _unfiltered(member: tarfile.TarInfo, _folder: str) -> tarfile.TarInfo:
-    return member
+_COPIED = ("100644", "100755", "120000")  # files and links, no submodules
 
 
-def _remove_links_to_outside(folder: Path) -> None:
-    """Remove links to anything outside of a folder."""
-    for path in folder.rglob("*"):
-        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-            path.unlink()
+def _entries(listed: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the path and mode of each entry that ``git ls-tree -z`` lists."""
+    for line in listed.decode(errors="surrogateescape").split("\0"):
+        facts, _, name = line.partition("\t")
+        if name:
+            yield name, facts.split()[0]
+
+
+def _blob(said: BytesIO) -> bytes | None:
+    """Return the next file of ``git cat-file --batch``; None: a folder, or a link to none in the tree.
+
+    Git follows links within the tree alone (git-cat-file(1), --follow-symlinks).
+    """
+    head = said.readline().split()
+    if not head or not head[-1].isdigit():  # missing, ambiguous
+        return None
+    content = said.read(int(head[-1]))
+    said.readline()
+    return content if b"blob" in head[1:-1] else None
+
+
+def _below(name: str, modes: Mapping[str, str], revision: str) -> Path:
+    """Return the path of an entry below a folder.
+
+    Raises:
+        InvalidProblemError: it is none. ``git mktree`` makes such trees, though nothing checks them out.
+    """
+    path = Path(name)
+    parts = name.split("/")
+    behind = any("/".join(parts[:at]) in modes for at in range(1, len(parts)))
+    if path.is_absolute() or {"", ".", ".."} & {*parts} or behind:
+        why = "lies behind a link or file of the same tree" if behind else "leaves its tree"
+        raise InvalidProblemError.of(
+            "--compare",
+            f"{revision} has an entry that {why}: {name!r}",
+            allowed="a tree that git checks out",
+        )
+    return path
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -130,13 +153,14 @@ def _looked_through(names: list[str]) -> list[str]:
     return names[:_MOST_FILES]
 
 
-def _git(*words: str, side: str) -> bytes:
+def _git(*words: str, side: str, given: bytes | None = None) -> bytes:
     if side.startswith("-"):
         raise InvalidProblemError.of("--compare", f"{side} is neither a path nor a revision of git")
     try:
         return subprocess.run(  # noqa: S603 - git, with words of ours and a revision
             ["git", *words],  # noqa: S607 - the person's own git
             check=True,
+            input=given,
             capture_output=True,
             timeout=60,
         ).stdout

@@ -28,6 +28,7 @@ from meshwright.launchers.table import launchers, tables_of
 from meshwright.launchers.torchtitan.read import configuration_of
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
+from meshwright.profiles.storage import WHOLE_PRECISIONS
 from meshwright.service.fixing.moves import LOADED, Change
 from meshwright.service.fixing.search import Bench, Levels, Trial, search, with_texts
 from meshwright.service.library import recommended
@@ -108,6 +109,7 @@ class Fixes:
             "max_out_of_memory_probability": self.own.problem.options.max_out_of_memory_probability,
             "recommended": self.recommended.number if self.recommended else None,
             "sets": [self._plain(one) for one in self.sets],
+            "in_bf16": None if self.in_bf16 is None else self._predicted(self.in_bf16),
             "closest": None if self.closest is None else self._plain(self.closest),
             "broken": list(self.faults),
             "unchangeable": list(self.unchangeable),
@@ -115,18 +117,27 @@ class Fixes:
             "unread": list(self.own.unread),
         }
 
+    def _predicted(self, seen: Prediction) -> dict[str, Any]:
+        return {
+            "step_time_s": seen.step_time_s,
+            "gain": _gain(seen, self.prediction),
+            "peak_memory_bytes": seen.peak_memory_bytes,
+            "memory_limit_bytes": seen.memory_limit_bytes,
+            "out_of_memory_probability": seen.out_of_memory_probability,
+        }
+
     def _plain(self, one: FixSet) -> dict[str, Any]:
         return {
             "edits": [[asdict(change) for change in edit] for edit in one.edits],
-            "step_time_s": one.prediction.step_time_s,
-            "gain": one.gain,
-            "peak_memory_bytes": one.prediction.peak_memory_bytes,
-            "memory_limit_bytes": one.prediction.memory_limit_bytes,
-            "out_of_memory_probability": one.prediction.out_of_memory_probability,
+            **self._predicted(one.prediction),
             "verdict": one.verdict,
             "configuration": asdict(one.own.configuration),
             "diff": self.diff(one),
         }
+
+
+def _gain(seen: Prediction, before: Prediction) -> float:
+    return 1 - seen.step_time_s / before.step_time_s
 
 
 def _unified(old: str, new: str, path: str) -> list[str]:
@@ -183,7 +194,7 @@ def fixes_of(
     made = partial(Bench, source, texts, own=own, read=tried, profile=profile, overrides=overrides)
     loaded = _loaded(own, made, base_precision or "bf16")
     if base_precision is not None and loaded is None:
-        raise _cannot_load(own, base_precision)
+        raise _cannot_load(made(base=base_precision), base_precision)
     bench, aim = made(base=base_precision), loaded if base_precision and loaded else own
     answer = _searched(aim, profile, on_progress, should_stop) if searched else None
     (start,) = evaluate(own.problem, profile, [own.configuration])
@@ -302,30 +313,52 @@ def _loaded(own: Own, made: Callable[..., Bench], base: str) -> Own | None:
 
 
 # What starts a person's own program, which may set any type where it loads the model.
-_OF_PROGRAMS = ("accelerate", "deepspeed", "transformers")
+_OF_PROGRAMS = ("accelerate", "deepspeed", "transformers", "trl")
+_BASE = "workload.base_precision"
+_OFF = ("false", "False", "0")
 
 
-def _cannot_load(own: Own, base: str) -> InvalidProblemError:
+def _cannot_load(bench: Bench, base: str) -> InvalidProblemError:
     """Return why no edit loads frozen weights in a type, and what does.
 
     Axolotl and LLaMA-Factory load them in the type of their products (axolotl 0.18,
     utils/config/__init__.py:191; LLaMA-Factory 0.9.6, hparams/parser.py:640).
     """
-    work = own.problem.workload
+    work = bench.own.problem.workload
+    trainer = next((name for name in bench.launchers if name not in _OF_PROGRAMS), None)
     if not work.lora_rank:
         why, instead = "your files train no LoRA adapters", "launch files that train LoRA adapters"
     elif work.base_precision == base:
         why, instead = f"your files load frozen weights in {base} already", "no --base-precision"
-    elif own.launcher in _OF_PROGRAMS:
+    elif work.base_precision not in WHOLE_PRECISIONS:
+        why = f"your files load frozen weights in {work.base_precision}"
+        instead = _instead_of_few_bits(bench, None if trainer else base)
+    elif trainer is None:
         why = "no argument in your files sets the type of frozen weights: set it in your program"
         instead = f"dtype=torch.{LOADED[base]} in from_pretrained, or in SFTConfig's model_init_kwargs"
     else:
-        title = launchers()[str(own.launcher)].title
+        title = launchers()[trainer].title.partition(" with ")[0]  # whatever engine it is given
         why = f"{title} has no setting for it: frozen weights have the type that it computes in"
         instead = "no --base-precision"
     option, message = "--base-precision", f"{base}: {why}"
     fault = FieldError(pointer=option, message=message, allowed=instead, tip=f"without {option}")
     return InvalidProblemError([fault])
+
+
+def _instead_of_few_bits(bench: Bench, base: str | None) -> str:
+    """Return the arguments that load frozen weights in a type of 16 or 32 bits; None: the trainer's own."""
+    given, rows = bench.arguments.given, bench.arguments.rows
+    stated = [name for name in given if rows[name].sets == _BASE]
+    cuts = [name for name in stated if "dtype" not in name and given[name][1].value not in _OFF]
+    if not cuts:
+        return "a model whose checkpoint has 16 bits"
+    dashes = "--" if given[cuts[0]][1].is_flag else ""
+    removed = f"remove {dashes}{f' and {dashes}'.join(cuts)}"
+    if base is not None:
+        name = next((name for name in stated if "dtype" in name), "dtype")
+        return f"{removed}, set {dashes}{name} {LOADED[base]}"
+    quantised = any(site.value == "qlora" for _, site in bench.texts.named("adapter"))
+    return f"{removed}, set adapter: lora" if quantised else removed
 
 
 def _searched(
@@ -426,7 +459,7 @@ def _judged(
                 files=one.texts,
                 own=one.own,
                 prediction=seen,
-                gain=1 - seen.step_time_s / before.step_time_s,
+                gain=_gain(seen, before),
                 verdict=f"accepted by the rules and the reader of {one.own.launcher}",
             )
         )

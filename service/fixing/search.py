@@ -100,7 +100,8 @@ class Bench:
         self.source, self.texts, self.own, self.base = source, texts, own, base
         self._overrides = replace(overrides, num_gpus=own.configuration.num_gpus)
         self._started = _started(source, self._overrides)
-        launchers = [*_launchers(source, texts, own), *(["trl"] if base else [])]  # has the argument for it
+        self.launchers = _launchers(source, texts, own)
+        launchers = [*self.launchers, *(["trl"] if base else [])]  # has the argument for it
         self.arguments = Arguments(launchers, texts, base=base, takes_base=_starts_trl(source))
         self._read, self._profile = read, profile
         self._broken: tuple[str, ...] | None = None

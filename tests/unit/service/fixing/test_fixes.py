@@ -252,6 +252,43 @@ def test_a_link_of_a_revision_is_followed_to_its_files_and_no_further(
     assert [one["name"] for one in json.loads(out)["files"]] == ["same.sh", "train.sh"]
 
 
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ("120000 blob {link}\tevil\n040000 tree {tree}\tevil\n", "behind a link or file of the same tree"),
+        ("100644 blob {file}\tevil\n040000 tree {tree}\tevil\n", "behind a link or file of the same tree"),
+        ("040000 tree {tree}\t..\n", "leaves its tree"),
+    ],
+)
+def test_no_entry_of_a_revision_is_written_outside_of_its_folder(
+    entries: str, said: str, script: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Git makes such trees and checks out none of them."""
+    committed(script)
+    outside, temporary = script.parent / "outside", script.parent / "temporary"
+    for folder in (outside, temporary):
+        folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+
+    def made(*words: str, of: str) -> str:
+        asked = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        seen = subprocess.run(
+            asked, input=of.encode(), check=True, capture_output=True, cwd=script.parent
+        )  # fmt: skip
+        return seen.stdout.decode().strip()
+
+    file, link = (made("hash-object", "-w", "--stdin", of=text) for text in (SCRIPT, str(outside)))
+    tree = made("mktree", of=f"100755 blob {file}\tx.sh\n")
+    root = made("mktree", of=entries.format(file=file, link=link, tree=tree))
+    head = made("commit-tree", root, "-p", "HEAD", of="two")
+    code, out, errors = run_here(monkeypatch, capsys, "fix", "--compare", "HEAD", head, *ON_ONE_NODE)
+    assert [*script.parent.rglob("x.sh")] == []
+    assert (code, out) == (2, "")
+    assert said in errors
+    assert "/x.sh" in errors
+
+
 def test_a_change_is_stated_as_markdown_and_may_fail(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ use_peft: true
 lora_r: 16
 bf16: true
 """
+OTHER_EDIT = YAML.replace("train_batch_size: 2", "train_batch_size: 1\ngradient_accumulation_steps: 8")
 PROGRAM = """\
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
@@ -47,6 +48,7 @@ micro_batch_size: 2
 gradient_accumulation_steps: 1
 optimizer: adamw_torch
 """
+QLORA = AXOLOTL.replace("adapter: lora", "adapter: qlora\nload_in_4bit: true")
 FACTORY = """\
 model_name_or_path: meta-llama/Llama-3.1-8B
 stage: sft
@@ -57,6 +59,9 @@ cutoff_len: 2048
 per_device_train_batch_size: 2
 bf16: true
 """
+
+
+ENGINE = {"ds.json": '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'}
 
 
 def fixed(folder: Path, files: dict[str, str], base: str | None) -> Fixes:
@@ -117,13 +122,19 @@ def test_an_edit_loads_frozen_weights_in_bf16_where_you_ask_for_it(
 
 
 def test_without_the_option_no_edit_changes_the_type_but_its_gain_is_named(tmp_path: Path) -> None:
-    found = fixed(tmp_path, {"b.yaml": YAML}, None)
+    found = fixed(tmp_path, {"b.yaml": OTHER_EDIT}, None)
+    assert found.sets  # one without recomputation saves 2 %
     assert not any("dtype" in text for one in found.sets for text in one.files.values())
+    found = fixed(tmp_path, {"b.yaml": YAML}, None)
     text = " ".join("\n".join(fix_lines(found, None, 100)).split())
     assert "To load frozen weights in bf16 instead of fp32 (numerics), add --base-precision bf16: " in text
     assert " a step (" in text
     asked = fixed(tmp_path, {"b.yaml": YAML}, "bf16")
     assert found.in_bf16 == asked.sets[0].prediction
+    named, chosen = found.to_json()["in_bf16"], asked.to_json()["sets"][0]
+    assert named.items() <= chosen.items()
+    assert named["step_time_s"] == found.in_bf16.step_time_s
+    assert asked.to_json()["in_bf16"] is None
     assert "numerics" not in "\n".join(fix_lines(asked, None, 100))
 
 
@@ -137,7 +148,33 @@ def test_without_the_option_no_edit_changes_the_type_but_its_gain_is_named(tmp_p
             "Axolotl has no setting for it: frozen weights have the type that it computes in",
         ),
         ({"a.yaml": FACTORY}, "bf16", "bf16: your files load frozen weights in bf16 already"),
-        ({"a.yaml": FACTORY}, "fp32", "LLaMA-Factory with Accelerate has no setting for it"),
+        ({"a.yaml": FACTORY}, "fp32", "LLaMA-Factory has no setting for it"),
+        ({"a.yaml": f"{AXOLOTL}deepspeed: ds.json\n", **ENGINE}, "fp32", "Axolotl has no setting for it"),
+        (
+            {"a.yaml": f"{FACTORY}deepspeed: ds.json\n", **ENGINE},
+            "fp32",
+            "LLaMA-Factory has no setting for it",
+        ),
+        (
+            {"a.sh": f"{COMMAND} --load_in_4bit"},
+            "bf16",
+            "your files load frozen weights in nf4. Allowed: remove --load_in_4bit, set --dtype bfloat16",
+        ),
+        (
+            {"a.sh": f"{COMMAND} --load_in_8bit true --load_in_4bit false --torch_dtype float32"},
+            "bf16",
+            "frozen weights in int8. Allowed: remove --load_in_8bit, set --torch_dtype bfloat16",
+        ),
+        (
+            {"a.yaml": QLORA},
+            "bf16",
+            "frozen weights in nf4-double. Allowed: remove load_in_4bit, set adapter: lora",
+        ),
+        (
+            {"a.yaml": f"{FACTORY}quantization_bit: 4\n"},
+            "bf16",
+            "frozen weights in nf4-double. Allowed: remove quantization_bit",
+        ),
         (
             {"a.sh": f"{STARTED} mine.py {LORA}"},
             "bf16",
@@ -157,3 +194,21 @@ def test_a_base_precision_that_no_edit_can_set_is_refused_with_the_reason(
         fixed(tmp_path, files, base)
     assert said in str(fault.value)
     assert [one.tip for one in fault.value.errors] == ["without --base-precision"]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.sh": f"{COMMAND} --dtype bfloat16"},  # without --load_in_4bit
+        {"a.sh": f"{COMMAND} --load_in_4bit false --torch_dtype bfloat16"},
+        {"a.yaml": AXOLOTL},  # without load_in_4bit, with adapter: lora
+        {"a.yaml": FACTORY},  # without quantization_bit
+    ],
+)
+def test_who_writes_what_a_refusal_of_few_bits_allows_loads_bf16(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    own = own_of_files({"cluster": CLUSTER}, source_of([tmp_path / next(iter(files))]))
+    assert own.problem.workload.base_precision == "bf16"
