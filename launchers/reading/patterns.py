@@ -11,7 +11,7 @@ from itertools import product
 
 from meshwright.profiles.adapters import SINGLE_TARGETS
 
-_MOST_LETTERS, _MOST_NAMES = 500, 1024
+_MOST_LETTERS, _MOST_NAMES = 2000, 1024
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _NUMBERS = ("[\\d]", "\\d", "[0-9]")  # of a layer: one stands for all
 _LETTERS = re.compile(r"\[([\w.]+)\]")  # one of those that are listed
