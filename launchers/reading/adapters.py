@@ -387,8 +387,7 @@ def names_in_tower(words: Sequence[object], model: ModelSpec, *, shared: bool) -
 
     Megatron-Core's are no layers of transformers' classes, so a tower's alone.
     """
-    ends = tuple(f".{path}" for path in _tower_paths(model))
-    seen = [str(word) for word in words if any(path.endswith(f".{word}") for path in ends)]
+    seen = [str(word) for word in words if any(_has(path, str(word)) for path in _tower_paths(model))]
     return [word for word in seen if shared != ({*_targets_of(word, model)} <= {*FUSED_TARGETS})]
 
 
@@ -481,6 +480,14 @@ def _tower_paths(model: ModelSpec) -> tuple[str, ...]:
     return tuple(path for target in known.targets for path in known.paths(target)) if known else ()
 
 
+_ANY_LAYER = re.compile(r"\.0(?=\.)")  # which stands for every number
+
+
+def _has(path: str, word: str) -> bool:
+    """Return whether a name is the end of a path of a tower in every layer, as peft compares them."""
+    return _ANY_LAYER.sub(".*", f".{path}").endswith(f".{word}")
+
+
 def adapted_by_name(fields: Fields, model: ModelSpec) -> tuple[str, ...]:
     """Return the layers of a tower that names of layers mean, too: peft compares the ends of paths.
 
@@ -498,8 +505,7 @@ def adapted_by_name(fields: Fields, model: ModelSpec) -> tuple[str, ...]:
             why = f"selects modules called {numbers}, and peft stops at those that aren't linear layers"
             allowed = "false, with lora_target_modules: [q_proj, v_proj]"
             fields.fault("lora_target_linear", why, allowed=allowed)
-    ends = tuple(f".{word}" for word in words)
-    hit = tuple(path for path in paths if f".{path}".endswith(ends))
+    hit = tuple(path for path in paths if any(_has(path, word) for word in words))
     return of_tower_paths(fields, name, hit, model) if hit else ()
 
 

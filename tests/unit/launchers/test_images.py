@@ -233,6 +233,11 @@ def test_peft_finds_names_in_the_tower_that_a_trainer_loads(
         *((text, "internvl3.5-8b", "q_proj, qkv", '"qkv" is not a layer') for text in BY_ENDS.values()),
         (OF_AXOLOTL, "qwen3.5-4b", "q_proj, qkv", '"qkv" is not a layer'),  # without a processor
         (OF_AXOLOTL, "qwen3.5-4b", "qkv", '"qkv" is not a layer'),
+        # of one layer of the tower, which was read as all of them
+        *(
+            (text, "qwen3.5-4b", "q_proj, blocks.0.attn.qkv", '"blocks.0.attn.qkv" is not a layer')
+            for text in BY_ENDS.values()
+        ),
         # Meshwright's own names of a tower's layers, which no class has
         *(
             (text, "qwen3.5-4b", f"q_proj, {own}", f'"{own}" is not a layer')
