@@ -28,8 +28,8 @@ from meshwright.launchers.export import bucket_option
 from meshwright.launchers.flags import flags_of, is_off
 from meshwright.launchers.reading.adapters import (
     OF_ADAPTERS,
+    TowerNames,
     adapted,
-    adapted_by_name,
     base_of,
     of_trainer,
     options_of,
@@ -76,7 +76,7 @@ from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.storage import is_cut
-from meshwright.profiles.tower_modules import tower_modules
+from meshwright.profiles.tower_modules import TOWER_TARGETS, tower_modules
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.profiles.trained_layers import ranges_of
 from meshwright.shell.values import Word
@@ -438,16 +438,21 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     _require_restarts(fields, kind, name)
     if kind in _ADAPTERS:
         refuse_uncounted(fields)
-        every = fields.flag("lora_target_linear")
         found["lora_rank"] = fields.integer("lora_r", 8)
-        named = adapted(fields, known.model(), pefts=not every)
+        found["lora_targets"] = _adapted(fields, known.model())
         found["trained_modules"] = trained_whole(fields)
-        layers = of_trainer(fields, SINGLE_TARGETS if every else parted(named)[0], known.model())
-        sees = adapted_by_name(fields, known.model()) if fields.raw(_PROCESSOR) else ()
-        targets = (*layers, *parted(named)[1], *sees)
-        found["lora_targets"] = _without_frozen_adapters(fields, known.model(), targets)
     found |= samples_of(fields, _preferences(fields), adapts="lora_rank" in found)
     return projected | found
+
+
+def _adapted(fields: Fields, model: ModelSpec) -> tuple[str, ...]:
+    """Return the adapted layers, a tower's among them where a processor of images is named."""
+    every = fields.flag("lora_target_linear")
+    tower: TowerNames = "ends" if fields.raw(_PROCESSOR) else ""
+    layers, parameters = parted(adapted(fields, model, pefts=not every, tower=tower))
+    if every:
+        layers = (*SINGLE_TARGETS, *(name for name in layers if name in TOWER_TARGETS))
+    return _without_frozen_adapters(fields, model, (*of_trainer(fields, layers, model), *parameters))
 
 
 _OF_TOWERS = {"vision_tower", "vision_model", "visual", "multi_modal_projector"}

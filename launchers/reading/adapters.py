@@ -7,7 +7,9 @@ Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
@@ -16,6 +18,7 @@ from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
     CLASS_TARGETS,
     EMBEDDING,
+    FUSED_TARGETS,
     HEAD,
     LEAST_BLOCK,
     LORA_TARGETS,
@@ -37,12 +40,15 @@ from meshwright.profiles.layer_names import CLASS_WORDS, layers_called
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.stored import checkpoint_base, stored_in_name
-from meshwright.profiles.tower_modules import tower_modules
+from meshwright.profiles.tower_modules import TOWER_TARGETS, tower_modules
 
 # --------------------------------------------------------------------------------------------------
 # Adapters.
 
 
+# How names select layers of a vision tower: not at all, by the ends of paths in the whole model (peft
+# 0.21.2, tuners/tuners_utils.py check_target_module_exists), or as the trainer's own switches have it.
+TowerNames = Literal["", "ends", "switches"]
 FREEZE = "freeze"
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
 # What arguments of adapters set, which do nothing where none train
@@ -68,6 +74,7 @@ def adapters_of(
     program: str = "",
     supplied: object = None,
     freezes: bool = False,
+    tower: TowerNames = "",
 ) -> tuple[int, tuple[str, ...]]:
     """Return rank and targets of LoRA, if the run trains it.
 
@@ -81,11 +88,12 @@ def adapters_of(
         program: the started program; its name may show that it trains adapters.
         supplied: a rank that the user supplies; it overrides the arguments.
         freezes: whether it can train some layers in full, and freeze the others.
+        tower: how names select layers of a vision tower.
     """
     whole = any(fields.flag(name) for name in _WHOLE_SWITCHES)
     kind = _kind_of(fields, usual, program, pefts=pefts and not whole)
     if kind == _OFT and rotates:
-        return _rotations(fields), adapted(fields, model, pefts=pefts)
+        return _rotations(fields), adapted(fields, model, pefts=pefts, tower=tower)
     if kind not in ("full", "lora", FREEZE if freezes else ""):
         fields.fault(
             next(name for name in _KINDS if fields.has(name)),
@@ -122,7 +130,7 @@ def adapters_of(
         )
         fields.fault("lora_target_modules", why, allowed="it next to lora_r")
     _note_continued(fields)
-    return rank, adapted(fields, model, pefts=pefts)
+    return rank, adapted(fields, model, pefts=pefts, tower=tower)
 
 
 def _kind_of(fields: Fields, usual: str, program: str, *, pefts: bool) -> str:
@@ -284,13 +292,23 @@ def _plain(word: object, model: ModelSpec | None) -> object:
     return name if alone.get(parent) else word
 
 
-def adapted(fields: Fields, model: ModelSpec | None, *, pefts: bool = True) -> tuple[str, ...]:
-    """Return LoRA's targets; by default peft's own, or all linear layers; None: the model is unknown."""
+def adapted(
+    fields: Fields, model: ModelSpec | None, *, pefts: bool = True, tower: TowerNames = ""
+) -> tuple[str, ...]:
+    """Return LoRA's targets, those of a vision tower too; by default peft's own, or all linear layers.
+
+    Args:
+        fields: the trainer's arguments.
+        model: what has the layers; None: unknown.
+        pefts: whether its adapters default to peft's own.
+        tower: how names select layers of the model's tower.
+    """
     name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
-    if parameters := _adapted_parameters(fields):
-        named = _adapted_layers(fields, name, model, pefts=pefts) if fields.raw(name) or not pefts else ()
-        return (*named, *parameters)
-    return _adapted_layers(fields, name, model, pefts=pefts)
+    parameters = _adapted_parameters(fields)
+    alone = bool(parameters) and pefts and not fields.raw(name)
+    layers = () if alone else _adapted_layers(fields, name, model, pefts=pefts, tower=tower)
+    seen = adapted_by_name(fields, model) if model is not None and tower == "ends" else ()
+    return (*layers, *seen, *parameters)
 
 
 def _adapted_parameters(fields: Fields) -> tuple[str, ...]:
@@ -311,7 +329,9 @@ def _adapted_parameters(fields: Fields) -> tuple[str, ...]:
     return tuple(one for one in PARAMETER_TARGETS if one in found)
 
 
-def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts: bool) -> tuple[str, ...]:
+def _adapted_layers(
+    fields: Fields, name: str, model: ModelSpec | None, *, pefts: bool, tower: TowerNames
+) -> tuple[str, ...]:
     if pefts and not fields.raw(name):
         fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
         return _PEFTS_OWN
@@ -320,15 +340,11 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
         said = str(said[0])
     if isinstance(said, str) and is_pattern(said):
         return _of_pattern(fields, name, said, model)
-    words = said if isinstance(said, list) else str(said).replace(",", " ").split()
-    words = [_plain(word, model) for word in words]
+    words = [_plain(word, model) for word in words_of(said)]
     if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
+    words = _of_language(fields, words, model, tower)
     known = [_targets_of(str(word), model) for word in words]
-    if model is not None and (own := _tower_paths(model)):  # names that only a tower's layers have
-        seen = [any(f".{path}".endswith(f".{word}") for path in own) for word in words]
-        words = [word for word, of, sees in zip(words, known, seen, strict=True) if of or not sees]
-        known = [_targets_of(str(word), model) for word in words]
     if model is not None and any(known):  # a list for several models
         others = [
             str(word) for word, found in zip(words, known, strict=True) if not found and word in CLASS_WORDS
@@ -339,19 +355,48 @@ def _adapted_layers(fields: Fields, name: str, model: ModelSpec | None, *, pefts
         known = [_targets_of(str(word), model) for word in words]
     if not all(known):
         word = words[known.index(())]
-        fields.fault(
-            name, f'"{str(word)[:40]}" is not a layer that is priced', allowed=", ".join(LORA_TARGETS)
-        )
+        fields.fault(name, f'"{str(word)[:40]}" is not a layer that is priced', allowed=", ".join(_NAMES))
         return ATTENTION_TARGETS
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
+
+
+_NAMES = tuple(name for name in LORA_TARGETS if name not in TOWER_TARGETS)  # a tower's are Meshwright's own
+
+
+def words_of(said: object) -> list[str]:
+    """Return the names of a list, or of a text with commas or blanks between them."""
+    return [str(one) for one in said] if isinstance(said, list) else str(said).replace(",", " ").split()
+
+
+def _of_language(
+    fields: Fields, words: Sequence[object], model: ModelSpec | None, tower: TowerNames
+) -> list[object]:
+    """Return the names without those that only a tower's layers have, which are looked for there."""
+    if model is None:
+        return list(words)
+    if tower:
+        own = names_in_tower(words, model, shared=False)
+        return [word for word in words if word not in own]
+    if shared := names_in_tower(words, model, shared=True):
+        fields.note(f"{', '.join(shared)}: priced in the language model alone, not in the vision tower")
+    return list(words)
+
+
+def names_in_tower(words: Sequence[object], model: ModelSpec, *, shared: bool) -> list[str]:
+    """Return the names that layers of a tower have, and of the language model, too, or none (``shared``).
+
+    Megatron-Core's are no layers of transformers' classes, so a tower's alone.
+    """
+    seen = [str(word) for word in words if any(_has(path, str(word)) for path in _tower_paths(model))]
+    return [word for word in seen if shared != ({*_targets_of(word, model)} <= {*FUSED_TARGETS})]
 
 
 def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
     """Return the targets that a name means in the class of the model."""
     if model is None:
-        return (word,) if word in LORA_TARGETS else _FUSED.get(word, ())
+        return (word,) if word in _NAMES else _FUSED.get(word, ())
     shared = tuple(one for one in shared_targets(model) if class_targets(model, (one,))[0] == _shared(word))
-    named = (word,) if word in LORA_TARGETS and word not in SHARED_TARGETS else ()
+    named = (word,) if word in _NAMES and word not in SHARED_TARGETS else ()
     return layers_called(model.layer_names, word, single_names(model)) or shared or named
 
 
@@ -400,7 +445,7 @@ def _of_pattern(fields: Fields, name: str, text: str, model: ModelSpec | None) -
         fields.fault(
             name,
             f"{shown(text)} names no layer that is priced",
-            allowed=f"a list of {', '.join(LORA_TARGETS)}",
+            allowed=f"a list of {', '.join(_NAMES)}",
         )
     return found or ATTENTION_TARGETS
 
@@ -435,6 +480,14 @@ def _tower_paths(model: ModelSpec) -> tuple[str, ...]:
     return tuple(path for target in known.targets for path in known.paths(target)) if known else ()
 
 
+_ANY_LAYER = re.compile(r"\.0(?=\.)")  # which stands for every number
+
+
+def _has(path: str, word: str) -> bool:
+    """Return whether a name is the end of a path of a tower in every layer, as peft compares them."""
+    return _ANY_LAYER.sub(".*", f".{path}").endswith(f".{word}")
+
+
 def adapted_by_name(fields: Fields, model: ModelSpec) -> tuple[str, ...]:
     """Return the layers of a tower that names of layers mean, too: peft compares the ends of paths.
 
@@ -445,15 +498,14 @@ def adapted_by_name(fields: Fields, model: ModelSpec) -> tuple[str, ...]:
     said, every = fields.raw(name), fields.flag("lora_target_linear")
     if isinstance(said, str) and is_pattern(said) and not every:
         return ()
-    words = [str(word) for word in said] if isinstance(said, list) else str(said or "").split(",")
+    words = words_of(said or "")
     if every:
         words = [path.rpartition(".")[2] for path in paths]
         if numbers := ", ".join(dict.fromkeys(word for word in words if word.isdigit())):
             why = f"selects modules called {numbers}, and peft stops at those that aren't linear layers"
             allowed = "false, with lora_target_modules: [q_proj, v_proj]"
             fields.fault("lora_target_linear", why, allowed=allowed)
-    ends = tuple(f".{word.strip()}" for word in words if word.strip())
-    hit = tuple(path for path in paths if f".{path}".endswith(ends))
+    hit = tuple(path for path in paths if any(_has(path, word) for word in words))
     return of_tower_paths(fields, name, hit, model) if hit else ()
 
 
@@ -491,7 +543,7 @@ def of_trainer(
             f"transformers 4 adapters stand next to each expert, too: {more} weights more, which are "
             "not supported"
         )
-    return linear_names(model)
+    return (*linear_names(model), *(name for name in targets if name in TOWER_TARGETS))
 
 
 # --------------------------------------------------------------------------------------------------

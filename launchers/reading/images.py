@@ -11,6 +11,7 @@ from meshwright.launchers.reading.known import Known
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.sequences import SequenceLengths
+from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.towers import FROZEN_PARTS, TOWER_PARTS, FrozenPart
 
 
@@ -52,6 +53,18 @@ def require_tower(model: ModelSpec, limit: str) -> None:
         )
 
 
+def of_text_alone(found: LaunchFile) -> LaunchFile:
+    """Return a run without images, whose adapters in a tower train nothing: with a note, not priced."""
+    targets = found.workload.lora_targets
+    language = tuple(name for name in targets if name not in TOWER_TARGETS)
+    if language == targets or not language:
+        return found
+    idle = ", ".join(name for name in targets if name in TOWER_TARGETS)
+    note = f"{idle}: the names of adapted layers mean them too, and without images they train nothing"
+    workload = replace(found.workload, lora_targets=language)
+    return replace(found, workload=workload, notes=(*found.notes, f"{note}: they are not priced"))
+
+
 def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> LaunchFile:
     """Return a run with its images, those of the file's header before others; unchanged without a tower.
 
@@ -72,7 +85,8 @@ def with_images(found: LaunchFile, known: Known, settings: ImageSettings) -> Lau
             )
         frozen = ()
     images, tokens = (0.0, None) if settings.none_read else known.header.images
-    notes = found.notes
+    found = of_text_alone(found) if images == 0 else found
+    workload, notes = found.workload, found.notes
     if images != 0 and tokens is None and settings.most_pixels and not tower.tile_patches:
         size = max(1, settings.most_pixels // tower.pixels_per_token)
         tokens = SequenceLengths(percentiles=((0.0, size), (100.0, size)))

@@ -47,6 +47,7 @@ from meshwright.profiles.optimizers import (
     usual_rank,
 )
 from meshwright.profiles.storage import is_checkpoints
+from meshwright.profiles.tower_modules import tower_modules
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.profiles.trained_layers import FIRST
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
@@ -273,7 +274,7 @@ def trainer_run(
     count = _supplied(fields, known, "num_microbatches", fields.optional(_COUNT))
     count = count or max(-(-tool.batch // (max(micro, 1) * (world or 1))), 1)
     length = _length(fields, known, _with_block(tool, program, model))
-    tuned = _tuned(fields, known, tool, model, program)
+    tuned = _tuned(fields, known, tool, model, program, sees=sees)
     alone = started == 1 and known.world.num_gpus in (None, 0, 1)
     if alone and (world or 1) > 1 and tuned["base_precision"] != "bf16":
         why = f"python starts one process, which lays weights of few bits over {world} GPUs (device_map)"
@@ -386,18 +387,57 @@ def options_of(fields: Fields, found: LaunchFile, *, by_trl: bool, dropout: floa
     }
 
 
+def _tower_names(tool: Tool, model: ModelSpec, *, sees: bool) -> adapters.TowerNames:
+    """Return how names of adapted layers select a tower's: under LLaMA-Factory as its switches have it."""
+    if tool is LLAMA_FACTORY and freezes_parts(model):
+        return "switches"
+    return "ends" if sees and tool.pefts else ""
+
+
 def _with_tower(
     fields: Fields, tool: Tool, model: ModelSpec, settings: ImageSettings | None, tuned: dict[str, Any]
 ) -> tuple[ImageSettings | None, dict[str, Any]]:
     """Return the settings and adapters with those that LLaMA-Factory trains in a tower."""
     if tool is not LLAMA_FACTORY or settings is None or not (tuned["lora_rank"] and freezes_parts(model)):
         return settings, tuned
-    said = str(fields.raw("lora_target") or "all")
-    named = () if said == "all" else (word.strip() for word in said.split(","))
-    paths = adapted_paths(model, tuned["lora_targets"], settings.frozen, named, every=said == "all")
+    words, language = adapters.words_of(fields.raw("lora_target") or "all"), tuned["lora_targets"]
+    every = words == ["all"]
+    named = () if every else words
+    paths = adapted_paths(model, language, settings.frozen, named, every=every)
+    _require_whole_projector(fields, tool, model, settings, paths)
     more = adapters.of_tower_paths(fields, "lora_target", paths, model) if paths else ()
-    tuned = {**tuned, "lora_targets": (*tuned["lora_targets"], *more)}
+    tuned = {**tuned, "lora_targets": (*language, *more)}
+    if not (language or paths):
+        switches = " and ".join(f"{tool.parts[part]}: false" for part in TOWER_PARTS)
+        fields.fault(
+            "lora_target", "names layers of a frozen vision tower alone", allowed=f"it with {switches}"
+        )
+    own = adapters.names_in_tower(words, model, shared=False)
+    idle = [word for word in own if not any(word in path for path in paths)]
+    if idle:
+        fields.note(f"{', '.join(idle)}: only frozen layers of the vision tower are called so")
     return replace(settings, frozen=TOWER_PARTS), tuned
+
+
+def _require_whole_projector(
+    fields: Fields, tool: Tool, model: ModelSpec, settings: ImageSettings, paths: Sequence[str]
+) -> None:
+    """Refuse adapters in the projectors of inner layers or in the other one alone, where a switch decides.
+
+    LLaMA-Factory 0.9.5 counts inner ones as the tower's (model/model_utils/visual.py:391).
+    """
+    known = tower_modules()[model.tower.model_type] if model.tower else None
+    still = [part for part in TOWER_PARTS if part in settings.frozen]
+    if known is None or not known.inner or len(still) != 1:
+        return
+    if not {*known.inner, *known.projector} & {*paths}:
+        return
+    why = f"true freezes {'the projector' if still[0] == 'projector' else 'projectors of inner layers'}"
+    fields.fault(
+        tool.parts[still[0]], f"{why}, and adapters of some projectors alone are not supported",
+        allowed="false", nearest="false",
+    )  # fmt: skip
+    fields.stop()
 
 
 def _image_settings(fields: Fields, tool: Tool) -> ImageSettings | None:
@@ -405,7 +445,9 @@ def _image_settings(fields: Fields, tool: Tool) -> ImageSettings | None:
     return settings_of(fields, tool.parts, tool.pixels, tool.most_pixels) if tool.parts else None
 
 
-def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
+def _tuned(
+    fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str, *, sees: bool
+) -> dict[str, Any]:
     """Return the trained modules, the adapters and the optimizer as fields of a workload."""
     if tool is tools.CHAT:
         return {**chat.adapters_of(fields, model), "optimizer": "adamw", "base_precision": "bf16"}
@@ -422,6 +464,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         program=program,
         supplied=known.overrides.values.get("lora_rank"),
         freezes=tool.freezes_layers,
+        tower=_tower_names(tool, model, sees=sees),
     )
     targets = adapters.of_peft(fields, targets, model) if tool.pefts else targets
     base = adapters.base_of(fields, nested=not tool.pefts)

@@ -45,6 +45,7 @@ from meshwright.launchers.transformers.read_ranks import (
     ranks_run,
 )
 from meshwright.launchers.transformers.tools import TRL
+from meshwright.profiles.adapters import tower_targets
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import WITHOUT_COPY
 from meshwright.profiles.towers import TOWER_PARTS
@@ -169,7 +170,7 @@ def _read(dialect: Dialect, source: Source, overrides: Overrides) -> LaunchFile:
     )
     run = replace(run, workload=workload)
     note_attention(fields, run.model, workload, run.launcher, packed=bool(packed))
-    settings = None if run.model.tower is None else _image_settings(fields, adapts="lora_rank" in adapters)
+    settings = None if run.model.tower is None else _image_settings(fields, run)
     if shares is None:  # no file sets their place on nodes
         run = replace(run, num_nodes=None, gpus_per_node=None)
         if run.configuration.num_gpus > 1:
@@ -185,9 +186,13 @@ def reader_of(launcher: str) -> Reader:
     return Reader(name=launcher, recognises=dialect.recognises, read=partial(_read, dialect))
 
 
-def _image_settings(fields: Fields, *, adapts: bool) -> ImageSettings:
-    """Return the parts that a run with a tower does not train: all of it next to adapters."""
-    if adapts and not is_pattern(str(fields.raw("lora_target_modules") or "")):
+def _image_settings(fields: Fields, run: LaunchFile) -> ImageSettings:
+    """Return the parts that a run with a tower does not train: all of it next to adapters.
+
+    TRL 1.16 loads the class of the whole model (trainer/utils.py:1355), so names are a tower's, too.
+    """
+    adapts, known = run.workload.lora_rank > 0, bool(tower_targets(run.model))
+    if adapts and not known and not is_pattern(str(fields.raw("lora_target_modules") or "")):
         fields.note("adapters are priced in the language model: a tower may have layers of these names")
     return ImageSettings(frozen=TOWER_PARTS if adapts else ())
 
@@ -264,7 +269,8 @@ def _peft(fields: Fields, model: ModelSpec) -> dict[str, Any]:
             fields.take_setting(*OF_ADAPTERS)
         return {}
     refuse_uncounted(fields)
-    rank, targets = fields.integer("lora_r", 16), of_peft(fields, adapted(fields, model), model)
+    rank, targets = fields.integer("lora_r", 16), adapted(fields, model, tower="ends")
+    targets = of_peft(fields, targets, model)
     return {"lora_rank": rank, "lora_targets": targets, "trained_modules": trained_whole(fields)}
 
 

@@ -10,6 +10,7 @@ from typing import cast
 
 from meshwright.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
 from meshwright.launchers.reading.documents import looks_like_document
+from meshwright.launchers.reading.images import of_text_alone
 from meshwright.launchers.reading.registry import launcher_of, read_launch_files, reader_names, renamed
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
 from meshwright.profiles.documents import pointer
@@ -84,7 +85,8 @@ def own_of_files(
     stated = Overrides(variables=variables or {}, values=own, ignored=tuple(ignored), run=run)
     overrides = _overrides_of(request, source, stated, launcher)
     with _fewer_ranks_named(request, source, overrides, launcher) if explained else nullcontext():
-        found = renamed(read_launch_files(source, overrides, launcher), _name_of(source))
+        found = _as_seen(request, read_launch_files(source, overrides, launcher))
+        found = renamed(found, _name_of(source))
         raw, workload, notes = _overridden(found, overrides)
         problem, planned, why = _priced(_request_of(request, found, workload), found.launcher, source)
         configuration = where_pages_lie(problem, completed(raw, problem))
@@ -271,6 +273,7 @@ def request_of_files(
     with _fewer_ranks_named(request, source, overrides):
         found = read_launch_files(source, overrides)
     _require_used(source, overrides, values, found)
+    found = _as_seen(request, found)
     workload = {name: overrides.values[name] for name in OVERRIDABLE if name in values}
     return _completed(request, renamed(found, _name_of(source)), workload), found
 
@@ -376,6 +379,13 @@ def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
             )
         found[str(name)] = value
     return found
+
+
+def _as_seen(request: Request, found: LaunchFile) -> LaunchFile:
+    """Return the files' run without adapters in a tower, where the request states that it sees no image."""
+    given = request.get("workload")
+    blind = isinstance(given, Mapping) and given.get("images_per_sample") == 0
+    return of_text_alone(found) if blind else found
 
 
 def _request_of(request: Request, found: LaunchFile, values: Values | None = None) -> Request:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from meshwright.launchers.images import image_warnings
+from meshwright.launchers.images import adapted_pattern, image_warnings
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
 from meshwright.launchers.registry import export
@@ -21,7 +21,7 @@ from meshwright.profiles.library import find_model
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import SequenceLengths
-from meshwright.profiles.tower_modules import TOWER_TARGETS
+from meshwright.profiles.tower_modules import TOWER_TARGETS, tower_modules
 from meshwright.profiles.towers import FrozenPart
 from meshwright.service.requests.launch_files import own_of_files
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
@@ -187,6 +187,124 @@ def test_adapters_in_a_tower_are_paths_of_its_class(launcher: str, targets: tupl
     assert (read.lora_targets, read.frozen, read.images_per_sample) == (targets, (), 2.0)
 
 
+OF_TRL = (
+    "model_name_or_path: m\nmax_length: 2048\npacking: false\nper_device_train_batch_size: 1\nbf16: true\n"
+    "gradient_accumulation_steps: 8\nuse_peft: true\nlora_r: 8\n"
+)
+OF_AXOLOTL = (
+    "base_model: m\nsequence_len: 2048\nmicro_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n"
+    "adapter: lora\nlora_r: 8\n"
+)
+OF_LLAMA = (
+    "model_name_or_path: m\nstage: sft\ndo_train: true\nfinetuning_type: lora\ncutoff_len: 2048\n"
+    "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n"
+)
+BY_ENDS = {"trl": OF_TRL, "axolotl": f"{OF_AXOLOTL}processor_type: AutoProcessor\n"}
+
+
+def _named(text: str, names: str, model: str) -> LaunchFile:
+    key = "lora_target" if "stage" in text else "lora_target_modules"
+    source = Source(name="a.yaml", text=f"{text}{key}: [{names}]\n")
+    return read_launch_files(source, Overrides(model=find_model(model), num_gpus=8))
+
+
+@pytest.mark.parametrize("launcher", BY_ENDS)
+@pytest.mark.parametrize(
+    ("model", "names", "targets"),
+    [
+        ("qwen3.5-4b", "q_proj, qkv", ("q_proj", "vision.qkv_proj")),
+        ("qwen3.5-4b", "qkv, proj", ("vision.qkv_proj", "vision.o_proj")),
+        ("qwen3.5-4b", "q_proj, v_proj", ("q_proj", "v_proj")),  # its tower has them in one layer
+        ("internvl3.5-8b", "q_proj, v_proj", ("q_proj", "v_proj", "vision.q_proj", "vision.v_proj")),
+        # the tower's names of Megatron-Core's layers, with the projector's two
+        ("qwen3.5-4b", "linear_fc1, linear_fc2", ("vision.up_proj", "vision.down_proj", "projector")),
+    ],
+)
+def test_peft_finds_names_in_the_tower_that_a_trainer_loads(
+    launcher: str, model: str, names: str, targets: tuple[str, ...]
+) -> None:
+    """peft 0.21.2, tuners/tuners_utils.py: a name is the end of a path, in the whole model."""
+    assert _named(BY_ENDS[launcher], names, model).workload.lora_targets == targets
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "names", "why"),
+    [
+        *((text, "internvl3.5-8b", "q_proj, qkv", '"qkv" is not a layer') for text in BY_ENDS.values()),
+        (OF_AXOLOTL, "qwen3.5-4b", "q_proj, qkv", '"qkv" is not a layer'),  # without a processor
+        (OF_AXOLOTL, "qwen3.5-4b", "qkv", '"qkv" is not a layer'),
+        # of one layer of the tower, which was read as all of them
+        *(
+            (text, "qwen3.5-4b", "q_proj, blocks.0.attn.qkv", '"blocks.0.attn.qkv" is not a layer')
+            for text in BY_ENDS.values()
+        ),
+        # Meshwright's own names of a tower's layers, which no class has
+        *(
+            (text, "qwen3.5-4b", f"q_proj, {own}", f'"{own}" is not a layer')
+            for text in (*BY_ENDS.values(), OF_LLAMA)
+            for own in ("vision.qkv_proj", "projector")
+        ),
+        (
+            OF_LLAMA, "qwen3.5-4b", "qkv, proj",
+            "lora_target: line 9: names layers of a frozen vision tower alone",
+        ),
+    ],
+)  # fmt: skip
+def test_names_that_no_layer_has_are_refused_by_name(text: str, model: str, names: str, why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=re.escape(why)) as caught:
+        _named(text, names, model)
+    assert "vision." not in str(caught.value).partition("Allowed")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "names", "note"),
+    [
+        (OF_AXOLOTL, "internvl3.5-8b", "q_proj", "q_proj: priced in the language model alone"),
+        (
+            OF_LLAMA,
+            "qwen3.5-4b",
+            "q_proj, qkv",
+            "qkv: only frozen layers of the vision tower are called so",
+        ),
+    ],
+)
+def test_names_of_a_tower_without_trained_layers_are_noted(
+    text: str, model: str, names: str, note: str
+) -> None:
+    found = _named(text, names, model)
+    assert found.workload.lora_targets == ("q_proj",)
+    assert [one for one in found.notes if one.startswith(note)]
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_adapters_of_a_tower_that_sees_no_image_are_left_out_with_a_note(images: int) -> None:
+    source = Source(name="a.yaml", text=f"{OF_TRL}lora_target_modules: [q_proj, v_proj]\n")
+    request = {
+        "model": {"name": "internvl3.5-8b"},
+        "cluster": {"num_nodes": 1, "gpus_per_node": 8, "gpu": "h100-sxm"},
+        "workload": {"images_per_sample": images},
+    }  # fmt: skip
+    own = own_of_files(request, source)
+    of_tower = ("vision.q_proj", "vision.v_proj")
+    assert own.problem.workload.lora_targets == ("q_proj", "v_proj", *(of_tower if images else ()))
+    noted = [one for one in own.notes if one.startswith("vision.q_proj, vision.v_proj: ")]
+    assert len(noted) == 1 - images
+
+
+@pytest.mark.parametrize("launcher", ["trl", "axolotl"])
+@pytest.mark.parametrize("kind", tower_modules())
+def test_a_pattern_of_a_whole_tower_is_read_back(kind: str, launcher: str) -> None:
+    """Every linear layer of the language model, of the tower and of its projector, for every known type."""
+    assert SEEING.tower is not None
+    model = replace(SEEING, tower=replace(SEEING.tower, model_type=kind))
+    targets = (*SINGLE_TARGETS[:7], *tower_targets(model))
+    found = _frozen(_first(launcher), lora_rank=8, lora_targets=targets)
+    pattern = adapted_pattern(replace(found, problem=replace(found.problem, model=model)), targets)
+    text = f"{BY_ENDS[launcher]}lora_target_modules: ['{pattern}']\n"
+    read = read_launch_files(Source(name="a.yaml", text=text), Overrides(model=model, num_gpus=8))
+    assert read.workload.lora_targets == targets
+
+
 OF_TOWER = ("vision.qkv_proj", "vision.o_proj", "vision.up_proj", "vision.down_proj")
 
 
@@ -198,6 +316,9 @@ OF_TOWER = ("vision.qkv_proj", "vision.o_proj", "vision.up_proj", "vision.down_p
         # names of all linear layers are looked for in every path: of "qkv" in the tower's alone
         ({"freeze_vision_tower": False, "freeze_multi_modal_projector": False, "lora_target": "qkv,q_proj"},
          ("vision.qkv_proj",)),
+        ({"freeze_vision_tower": False, "freeze_multi_modal_projector": False,
+          "lora_target": ["qkv", "q_proj"]}, ("vision.qkv_proj",)),
+        ({"lora_target": "qkv,q_proj"}, ()),  # of the tower's a note says that they are frozen
         ({"freeze_multi_modal_projector": False}, ()),
     ],
 )  # fmt: skip
@@ -238,6 +359,27 @@ def test_names_that_are_all_linear_layers_do_not_mean_a_tower_to_llama_factory()
     })  # fmt: skip
     found = read_launch_files(Source(name="a.yaml", text=text), Overrides(model=SEEING, num_gpus=8))
     assert not {*found.workload.lora_targets} & {*TOWER_TARGETS}
+
+
+@pytest.mark.parametrize(
+    ("frozen", "free", "names"),
+    [
+        ("freeze_multi_modal_projector", "freeze_vision_tower", "all"),
+        ("freeze_vision_tower", "freeze_multi_modal_projector", "[linear_fc1, linear_fc2]"),
+    ],
+)
+def test_some_projectors_alone_name_the_switch_that_freezes_the_others(
+    frozen: str, free: str, names: str
+) -> None:
+    """LLaMA-Factory 0.9.5, model/model_utils/visual.py: Qwen3-VL's inner projectors are the tower's."""
+    text = f"{OF_LLAMA}lora_target: {names}\n{free}: false\n"
+    with pytest.raises(InvalidProblemError) as caught:
+        read_launch_files(Source(name="a.yaml", text=text), Overrides(model=SEEING, num_gpus=8))
+    (fault,) = caught.value.errors
+    assert (fault.pointer, fault.nearest) == (frozen, "false")
+    mended = Source(name="a.yaml", text=f"{text}{frozen}: false\n")
+    read = read_launch_files(mended, Overrides(model=SEEING, num_gpus=8))
+    assert {"vision.up_proj", "projector"} <= {*read.workload.lora_targets}
 
 
 WITH_A_TOWER = [
