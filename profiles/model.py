@@ -688,13 +688,14 @@ class ModelSpec(Checked):
     def projector_gradients(self, frozen: Sequence[FrozenPart], adapted: Sequence[FrozenPart]) -> float:
         """Return the share of a projector's multiply-adds whose input needs a gradient.
 
-        All, if gradients pass the tower. Behind a frozen one, adapters of a projector need it for every
-        product but the first. For a projector that is trained whole there, none is counted.
+        All, if gradients pass the tower. Behind a frozen one, what a projector trains needs it for every
+        product but the first; none is counted where ``projector_layers`` are unknown.
         """
         if "vision" not in frozen or "vision" in adapted:
             return 1.0
         weights = [one.inputs * one.outputs for one in self.projector_layers]
-        return sum(weights[1:]) / sum(weights) if "projector" in adapted else 0.0
+        trains = "projector" in adapted or "projector" not in frozen
+        return sum(weights[1:]) / sum(weights) if weights and trains else 0.0
 
     def image_flops(
         self,

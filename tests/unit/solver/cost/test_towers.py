@@ -200,7 +200,7 @@ IDEFICS = replace(MODEL, tower=replace(TOWER, model_type="idefics3", projector_m
         (IDEFICS, 4096 * 4096, 0),
     ],
 )
-def test_adapters_of_a_projector_alone_need_no_gradient_of_its_first_products_input(
+def test_a_projector_behind_a_frozen_tower_needs_no_gradient_of_its_first_products_input(
     model: ModelSpec, all_weights: int, behind_first: int
 ) -> None:
     """Nothing in front of it is trained: each token multiplies once more the weights of later products."""
@@ -208,6 +208,8 @@ def test_adapters_of_a_projector_alone_need_no_gradient_of_its_first_products_in
     images, frozen = model.tower.load(1.0, TOKENS), ("vision", "projector")
     passes = model.image_flops(images, frozen, ("projector",)) - model.image_flops(images, frozen)
     assert passes == pytest.approx(2.0 * images.tokens * behind_first)
+    whole = model.image_flops(images, ("vision",)) - model.image_flops(images, frozen)
+    assert whole == pytest.approx(2.0 * images.tokens * (all_weights + behind_first))  # of weights, too
 
     def backward_s(*targets: str) -> float:
         problem = _problem(model, frozen=frozen)
