@@ -247,25 +247,8 @@ def tower_adapters(model: ModelSpec, targets: tuple[str, ...]) -> Iterator[tuple
     for layer in adapted_layers(tower_of(model, targets), "dense", tower_layers_of(targets)):
         yield layer, tower.num_layers
     if PROJECTOR in targets:
-        for layer in projector_layers(model):
+        for layer in model.projector_layers:
             yield layer, 1 + tower.inner_outputs
-
-
-def projector_layers(model: ModelSpec) -> tuple[Matrix, ...]:
-    """Return the linear layers of a projector: one, or two with an activation between.
-
-    The inner width follows from their weights: ``wide * inner + inner * hidden_size``. Those that project
-    what inner layers yield are alike (Qwen3-VL's ``deepstack_merger_list``).
-    """
-    tower = model.tower
-    known = tower_modules().get(tower.model_type) if tower else None
-    if tower is None or known is None:
-        return ()
-    wide, out = tower.hidden_size * tower.merged_patches, model.hidden_size
-    if len(known.projector) == 1:
-        return (_whole(wide, out),)
-    inner = tower.projector_matrices // (1 + tower.inner_outputs) // (wide + out)
-    return _whole(wide, inner), _whole(inner, out)
 
 
 def tower_targets(model: ModelSpec) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.layer_names import LayerNames
 from meshwright.profiles.layers.build import layer_of
 from meshwright.profiles.layers.ends import first_of, head_of, prediction_of
-from meshwright.profiles.layers.operators import Layer, Operator
+from meshwright.profiles.layers.operators import Layer, Matrix, Operator
 from meshwright.profiles.mixers import MixerSpec
 from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
@@ -36,6 +36,7 @@ from meshwright.profiles.model_parts import (
 from meshwright.profiles.model_rules import exclusions_of
 from meshwright.profiles.sequences import Documents
 from meshwright.profiles.stored import StoredAs
+from meshwright.profiles.tower_modules import tower_modules
 from meshwright.profiles.towers import FrozenPart, ImageLoad, TowerSpec
 from meshwright.profiles.trained_layers import TRAINED, LayerTraining
 
@@ -668,6 +669,34 @@ class ModelSpec(Checked):
         projector = tower.projector_parameters()
         return whole * ("vision" not in frozen) + projector * ("projector" not in frozen)
 
+    @cached_property
+    def projector_layers(self) -> tuple[Matrix, ...]:
+        """Return the linear layers of a projector: one, or two with an activation between.
+
+        The inner width follows from their weights: ``wide * inner + inner * hidden_size``. Those that
+        project what inner layers yield are alike (Qwen3-VL's ``deepstack_merger_list``).
+        """
+        tower = self.tower
+        known = tower_modules().get(tower.model_type) if tower else None
+        if tower is None or known is None:
+            return ()
+        wide, out = tower.hidden_size * tower.merged_patches, self.hidden_size
+        inner = tower.projector_matrices // (1 + tower.inner_outputs) // (wide + out)
+        sides = ((wide, out),) if len(known.projector) == 1 else ((wide, inner), (inner, out))
+        return tuple(Matrix(name="", inputs=k, outputs=n, split="nothing") for k, n in sides)
+
+    def projector_gradients(self, frozen: Sequence[FrozenPart], adapted: Sequence[FrozenPart]) -> float:
+        """Return the share of a projector's multiply-adds whose input needs a gradient.
+
+        All, if gradients pass the tower. Behind a frozen one, what a projector trains needs it for every
+        product but the first; none is counted where ``projector_layers`` are unknown.
+        """
+        if "vision" not in frozen or "vision" in adapted:
+            return 1.0
+        weights = [one.inputs * one.outputs for one in self.projector_layers]
+        trains = "projector" in adapted or "projector" not in frozen
+        return sum(weights[1:]) / sum(weights) if weights and trains else 0.0
+
     def image_flops(
         self,
         images: ImageLoad,
@@ -676,9 +705,8 @@ class ModelSpec(Checked):
     ) -> float:
         """Return the FLOPs of images' forward and backward passes through tower and projector.
 
-        ``frozen`` parts have no gradients of their own; behind a frozen tower nothing needs the
-        projector's input gradient, and pixels have none. ``adapted`` ones of them have adapters, for which
-        gradients pass through them: their products run twice, scores three times.
+        ``frozen`` parts have no gradients of their own, and pixels have none. ``adapted`` ones of them have
+        adapters, for which gradients pass through them: their products run twice, scores three times.
         """
         if (tower := self.tower) is None:
             return 0.0
@@ -689,7 +717,7 @@ class ModelSpec(Checked):
             passes = 2.0 * layer + self.tower_layers.score_flops_per_token(length)
         layers = images.rows * tower.num_layers * passes
         first = 2.0 * tower.hidden_size * tower.patch_inputs * (1.0 + trains)
-        products = 1.0 + ("projector" not in frozen) + (trains or bool(adapted))
+        products = 1.0 + ("projector" not in frozen) + self.projector_gradients(frozen, adapted)
         return layers + images.patches * first + images.tokens * 2.0 * tower.projector_work * products
 
     def figures(self) -> dict[str, str | int]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.profiles.adapters import TRAINED_MODULES, projector_layers, tower_of
+from meshwright.profiles.adapters import TRAINED_MODULES, tower_of
 from meshwright.profiles.collectives.collectives import Group
 from meshwright.profiles.model import LayerShape
 from meshwright.profiles.tower_modules import tower_layers_of
@@ -73,7 +73,7 @@ def _projector_adapters(ctx: Context, tokens: FloatArray) -> list[Gemm]:
     )
     return [
         Gemm(m=tokens, n=float(n), k=float(k), count=np.full_like(ctx.t, each))
-        for one in projector_layers(ctx.model)
+        for one in ctx.model.projector_layers
         for n, k in ((rank, one.inputs), (one.outputs, rank))
     ]
 
@@ -90,8 +90,8 @@ def end_seconds(ctx: Context, tower: TowerSpec) -> PassSeconds:
     behind = gemm_seconds(ctx, products, "bf16")
     work = ctx.workload
     trained = "vision" not in work.frozen_parts
-    passes = trained or bool(work.adapted_parts)
-    gradients = 0.5 * (("projector" not in work.frozen_parts) + passes)  # of weights, and of the input
+    passed = ctx.model.projector_gradients(work.frozen_parts, work.adapted_parts)
+    gradients = 0.5 * (("projector" not in work.frozen_parts) + passed)  # of weights, and of inputs
     thin = gemm_seconds(ctx, _projector_adapters(ctx, tokens), "bf16")
     return PassSeconds(
         forward=first.forward + behind.forward + thin.forward,

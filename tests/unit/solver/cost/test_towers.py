@@ -19,7 +19,7 @@ from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.parameters import part_weights, trained_first
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import RowPrices
-from meshwright.solver.cost.towers import tower_context
+from meshwright.solver.cost.towers import end_seconds, tower_context
 from meshwright.solver.problem import Problem, Workload
 
 TOWER = TowerSpec(
@@ -186,6 +186,44 @@ def test_flops_of_a_tower_with_adapters_are_those_of_two_passes_and_of_three_for
     scores = 4 * h * 4096
     more = patches * 24 * (2 * 12 * h * h + 2 * scores) + 2048 * 2 * 4096 * 8192
     assert (passed - forward) * 4096 == pytest.approx(more)
+
+
+# one product behind 4 patches of 1,024, as Idefics 3 has
+IDEFICS = replace(MODEL, tower=replace(TOWER, model_type="idefics3", projector_matrices=4096 * 4096))
+
+
+@pytest.mark.parametrize(
+    ("model", "all_weights", "behind_first"),
+    [
+        # 4 patches of 1,280 to as many, and these to the language model's 1,536
+        (find_model("qwen2-vl-2b"), 5120 * 5120 + 5120 * 1536, 5120 * 1536),  # 34.1 M and 7.9 M
+        (IDEFICS, 4096 * 4096, 0),
+    ],
+)
+def test_a_projector_behind_a_frozen_tower_needs_no_gradient_of_its_first_products_input(
+    model: ModelSpec, all_weights: int, behind_first: int
+) -> None:
+    """Nothing in front of it is trained: each token multiplies once more the weights of later products."""
+    assert model.tower is not None
+    images, frozen = model.tower.load(1.0, TOKENS), ("vision", "projector")
+    passes = model.image_flops(images, frozen, ("projector",)) - model.image_flops(images, frozen)
+    assert passes == pytest.approx(2.0 * images.tokens * behind_first)
+    whole = model.image_flops(images, ("vision",)) - model.image_flops(images, frozen)
+    assert whole == pytest.approx(2.0 * images.tokens * (all_weights + behind_first))  # of weights, too
+
+    def backward_s(*targets: str) -> float:
+        problem = _problem(model, frozen=frozen)
+        work = replace(problem.workload, lora_rank=8, lora_targets=("q_proj", *targets))
+        columns = Columns.of([Configuration(data_parallel_size=8, stage_layers=(model.num_layers,))])
+        ctx = context_of(replace(problem, workload=work), columns, default_profile(problem.cluster, "none"))
+        assert model.tower is not None
+        return float(end_seconds(ctx, model.tower).backward[0])
+
+    both, alone, passed = (
+        backward_s(*one) for one in ((*IN_TOWER[:1], "projector"), ("projector",), IN_TOWER[:1])
+    )
+    assert backward_s() == 0.0
+    assert both - alone == pytest.approx(passed * (1 - behind_first / all_weights))
 
 
 def test_a_tower_under_adapters_is_stored_in_few_bits_with_all_of_its_linear_layers() -> None:
