@@ -203,6 +203,10 @@ def _chosen(found: Fixes, number: int | None) -> FixSet | None:
     if number is None:
         return found.recommended
     chosen = found.of_number(number)
+    if chosen is None and not found.sets and not found.fits:
+        raise InvalidProblemError.of(
+            "--edits", f"no set of {number} edits lets the run fit into memory", allowed=_allowed(found)
+        )
     if chosen is None:
         numbers = ", ".join(str(one.number) for one in found.sets)
         raise InvalidProblemError.of(
@@ -211,6 +215,14 @@ def _chosen(found: Fixes, number: int | None) -> FixSet | None:
             allowed=numbers or "none: no edit saves 2 %",
         )
     return chosen
+
+
+def _allowed(found: Fixes) -> str:
+    """Return what to write where no set fits: the risk of the closest one, or another run."""
+    if found.closest is None:
+        return "none: no edits let it fit. Give it more GPUs, or fewer tokens a micro-batch"
+    closest = f"{found.closest.number} edit{'s' * (found.closest.number > 1)}"
+    return f"{closest}, with --max-oom-probability {found.accepted:g}"
 
 
 def _path_of(name: str, given: list[Path], text: str) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from functools import partial
 from itertools import chain
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from meshwright.launchers.editing.edits import Texts
@@ -86,6 +86,13 @@ class Fixes:
     def fits(self) -> bool:
         """Return whether the run as it stands is within the accepted risk of running out of memory."""
         return is_within_risk(self.own.problem, self.prediction)
+
+    @property
+    def accepted(self) -> float | None:
+        """Return the risk that the closest set needs accepted, in whole per cent; None: no such set."""
+        if self.closest is None:
+            return None
+        return ceil(self.closest.prediction.out_of_memory_probability * 100) / 100
 
     def diff(self, chosen: FixSet, paths: Mapping[str, str] | None = None) -> str:
         """Return the unified diff of a set; ``paths``: of files by their base names."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from math import ceil
 from textwrap import wrap
 
 from meshwright.profiles.units import GIB
@@ -34,9 +33,7 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
         what = "saves 2 % of the step or more" if found.fits else "lets the run fit into memory"
         yield _line(f"No edit that we can make {what}.", width)
     if found.closest is not None:
-        seen = found.closest.prediction
-        accepted = ceil(seen.out_of_memory_probability * 100) / 100
-        accepts = f"To accept the risk of the closest edits, add --max-oom-probability {accepted:g}"
+        accepts = f"To accept the risk of the closest edits, add --max-oom-probability {found.accepted:g}"
         yield _line(accepts, width)
         yield from _set_lines(found.closest, found, is_chosen=False, width=width)
     for one in found.sets:

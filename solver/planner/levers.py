@@ -96,7 +96,8 @@ def levers_of(
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
         searches = WorkWatch(looks=looks)
-        found += _published(own, profile, answer)
+        recipes = [*_published(own, profile, answer)]
+        found += [lever for lever, _ in recipes]
         for change in changes_of(own):
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
@@ -108,6 +109,7 @@ def levers_of(
         found += _lighter(own, profile, answer, searches)
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
+        found += _relaid(own, answer, recipes, find)
     return in_order([*found, *_packaged(problem, answer)])
 
 
@@ -157,6 +159,9 @@ class _Best:
     config: Configuration
     prediction: Prediction
     way: Problem  # the changed request under the plan's switches
+
+
+_Find = Callable[[Change], tuple[_Best | None, bool]]
 
 
 def _lever(problem: Problem, answer: Answer, change: Change, best: _Best) -> Lever:
@@ -359,9 +364,7 @@ def rounder(number: int) -> list[int]:
     return sorted(found, key=lambda one: (one != roundest, abs(one - number)))
 
 
-def _neighbours(
-    problem: Problem, profile: Profile, answer: Answer, find: Callable[[Change], tuple[_Best | None, bool]]
-) -> Iterator[Lever]:
+def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find) -> Iterator[Lever]:
     """Yield the nearest batch and the nearest length that train enough faster, each found by a search.
 
     The roundest one is asked first: where it does not, no nearer one does. A nearer one counts where it
@@ -666,8 +669,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
             look()
             best, _ = _searched(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, best)]
-        found += _published(own, profile, answer)
         find = partial(_searched, own, profile=profile, answer=answer)
+        found += _relaid(own, answer, [*_published(own, profile, answer)], find)
         found += _neighbours(own, profile, answer, find)
     every = [one for one in [*found, *_packaged(problem, answer)] if one.saves > worth_of(one.kind)]
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
@@ -717,8 +720,8 @@ def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float) -> tuple[_Bes
     return best, proved
 
 
-def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
-    """Yield the fastest published recipe, if it is faster than the first plan.
+def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[tuple[Lever, Change]]:
+    """Yield the fastest published recipe, if it is faster than the first plan, with what it asks for.
 
     In the request's precision; where none is published in bf16, in 8 bits.
     """
@@ -732,12 +735,22 @@ def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[L
             kind="recipe",
             words=f"{one.name}{f' ({in_words(one.needs)})' if one.needs else ''}",
             effect=one.effect,
-            problem=one.problem,
+            problem=one.asked(problem),
             settings=one.settings,
         )
         lever = _lever(problem, answer, change, _Best(one.config, one.prediction, one.problem))
         if lever.saves > WORTH_OF_A_RECIPE:
-            yield lever
+            yield lever, change
+
+
+def _relaid(
+    problem: Problem, answer: Answer, recipes: Sequence[tuple[Lever, Change]], find: _Find
+) -> Iterator[Lever]:
+    """Yield recipes with the plan of a search, which their settings give; else with their own layout."""
+    for lever, change in recipes:
+        look()
+        best, _ = find(change)
+        yield lever if best is None else _lever(problem, answer, change, best)
 
 
 def _packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:

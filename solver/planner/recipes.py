@@ -83,6 +83,20 @@ class Candidate:
             return "other kernels"
         return "a higher risk" if self.settings else "its own layout"
 
+    def asked(self, problem: Problem) -> Problem:
+        """Return the request with the settings, which leave open what they allow."""
+        stated = {*problem.workload.framework_options, *self.settings.get("workload.framework_options", ())}
+        options = {
+            name: value for name, value in self.problem.workload.framework_options.items()
+            if name in stated or name == "precision_recipe"
+        }  # fmt: skip
+        work = replace(
+            self.problem.workload, framework_options=options, optimizer=problem.workload.optimizer
+        )
+        allow = dict.fromkeys((*problem.options.allow, *self.settings.get("search.allow", ())))
+        limits = replace(self.problem.options, allow=tuple(allow))
+        return replace(self.problem, workload=work, options=limits)
+
 
 def whose(source: str) -> str:
     """Return the publisher of ``repository@release:file``: of MLPerf's results the submitter."""

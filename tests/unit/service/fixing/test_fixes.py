@@ -172,6 +172,9 @@ def test_a_run_that_no_edit_makes_fit_says_so(
     code, out, errors = run_here(monkeypatch, capsys, "fix", "train.sh", *ON_ONE_NODE)
     assert (code, out) == (3, "")
     assert "No edit that we can make lets the run fit into memory." in errors
+    code, out, errors = run_here(monkeypatch, capsys, "fix", "train.sh", *ON_ONE_NODE, "--edits", "1")
+    assert (code, out) == (2, "")
+    assert "no set of 1 edits lets the run fit into memory. Allowed: none: no edits let it fit." in errors
 
 
 TRAINER = (
@@ -194,6 +197,11 @@ def test_the_closest_edits_of_a_run_that_does_not_fit_come_with_the_risk_that_th
     accepted = risk.split()[0]
     assert 0.05 < float(accepted) <= 0.5
     shown = [line.split("OOM risk")[0] for line in errors.splitlines() if " edits " in line]
+    for number in ("2", "5"):
+        code, out, refusal = run_here(monkeypatch, capsys, *words, "--edits", number)
+        assert (code, out) == (2, "")
+        assert f"--edits: no set of {number} edits lets the run fit into memory" in refusal
+        assert f"Allowed: {shown[0].split()[0]} edits, with --max-oom-probability {accepted}" in refusal
     code, out, errors = run_here(monkeypatch, capsys, *words, option, accepted)
     assert code == 0
     assert "+" in out
