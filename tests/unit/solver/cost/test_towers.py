@@ -205,7 +205,8 @@ def test_a_projector_behind_a_frozen_tower_needs_no_gradient_of_its_first_produc
 ) -> None:
     """Nothing in front of it is trained: each token multiplies once more the weights of later products."""
     assert model.tower is not None
-    images, frozen = model.tower.load(1.0, TOKENS), ("vision", "projector")
+    images = model.tower.load(1.0, TOKENS)
+    frozen: tuple[FrozenPart, ...] = ("vision", "projector")
     passes = model.image_flops(images, frozen, ("projector",)) - model.image_flops(images, frozen)
     assert passes == pytest.approx(2.0 * images.tokens * behind_first)
     whole = model.image_flops(images, ("vision",)) - model.image_flops(images, frozen)
