@@ -33,11 +33,11 @@ MAX_GRID_CO2 = 2000.0  # g/kWh; coal plants emit 740 to 910 (IPCC AR5, WG III, a
 
 Choices = tuple[tuple[str, str], ...]
 # How a form takes a value. "numbers": 2,4 or 2:8; "names": q_proj, v_proj; "named": p50=900, p100=8192;
-# "sized": such percentiles, or one number; "pins", "bounds", "values", "labels": NAME=VALUE on each line;
-# "added": one more word of a list.
+# "sized": such percentiles, or one number; "pins", "bounds", "values", "facts", "labels": NAME=VALUE
+# on each line; "added": one more word of a list.
 Kind = Literal[
     "text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json", "names", "named",
-    "sized", "pins", "bounds", "values", "labels", "added",
+    "sized", "pins", "bounds", "values", "facts", "labels", "added",
 ]  # fmt: skip
 
 
@@ -622,6 +622,13 @@ FIELDS = (
             default="the framework's own",
             repeats=True,
             metavar="NAME=VALUE",
+        ),
+        question=FormQuestion(
+            part="sizes",
+            label="Facts of the framework",
+            kind="facts",
+            placeholder="gradient_dtype=bf16",
+            hint="one on each line, instead of the framework's own",
         ),
     ),
     RequestField(

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.profiles.documents import DOCUMENT, pointer, read_config
 from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as
-from meshwright.service.requests.assignments import bounds_of, prohibitions_of, values_of
+from meshwright.service.requests.assignments import (
+    bounds_of,
+    facts_of,
+    prohibitions_of,
+    values_of,
+)
 from meshwright.service.requests.fields import Kind
 from meshwright.service.requests.numbers import written_out
 
@@ -46,7 +51,7 @@ class FormField:
     @property
     def is_listed(self) -> bool:
         """Return whether it takes one entry on each line."""
-        return self.kind in ("lines", "pins", "bounds", "values", "labels")
+        return self.kind in ("lines", "pins", "bounds", "values", "facts", "labels")
 
     def values(self, values: Values | None) -> Sequence[str]:
         """Return the values in the field; its default if no form was sent."""
@@ -226,6 +231,7 @@ _READERS: Mapping[Kind, Callable[[str, FormField], object]] = {
     "pins": lambda text, _: values_of("", _lines(text)),
     "bounds": lambda text, _: bounds_of("", _lines(text)),
     "values": lambda text, _: prohibitions_of("", _lines(text)),
+    "facts": lambda text, _: facts_of("", _lines(text)),
     "labels": lambda text, _: _labels(text),
     "check": lambda text, _: bool(text),
     "added": lambda text, _: [text],

@@ -125,6 +125,7 @@ TEXTS: Mapping[str, st.SearchStrategy[str]] = {
     "pins": st.just("offload=optimizer\nstage_layers=4,3"),
     "bounds": st.just("mbs=1:4\ntp=2:8"),
     "values": st.just("mbs=3,5\ntp=8"),
+    "facts": st.just("gradient_dtype=bf16\nmoe_permute_fusion=true\nfp32_ends=1"),
     "labels": st.just("team=nlp\nrun=7"),
     "check": st.just("yes"),
 }
@@ -185,6 +186,7 @@ TYPED: Mapping[str, Callable[[Any], str]] = {
     "numbers": numbers,
     "named": in_lines,
     "values": in_lines,
+    "facts": lambda value: in_lines({name: str(one).lower() for name, one in value.items()}),
     "labels": in_lines,
     "sized": lambda value: in_lines(value) if isinstance(value, dict) else str(value),
 }
