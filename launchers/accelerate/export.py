@@ -241,9 +241,8 @@ def optimizer(target: Target) -> str:
     name = target.workload.optimizer
     if optimizer_named(name).paged:
         return "paged_adamw_8bit" if "8bit" in name else "paged_adamw_32bit"
-    own = (
-        name == "muon" or optimizer_named(name).family == "adam-mini"
-    )  # which replace it: train/trainer_utils.py:527
+    # LLaMA-Factory replaces these (train/trainer_utils.py:527)
+    own = name == "muon" or optimizer_named(name).family == "adam-mini"
     if own or name in ("adamw", "adamw-pure-bf16", "badam"):
         return "adamw_torch" if target.facts.optimizer_kernel == FOREACH else "adamw_torch_fused"
     if optimizer_named(name).newton_schulz:
