@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from meshwright.launchers.target import Target, pads
 from meshwright.profiles.adapters import class_targets
 from meshwright.profiles.errors import FieldError
-from meshwright.profiles.tower_modules import TOWER_TARGETS, tower_modules
+from meshwright.profiles.tower_modules import TOWER_TARGETS, modules_of
 from meshwright.profiles.towers import FrozenPart
 
 # Arguments of LLaMA-Factory 0.9.5 (hparams/finetuning_args.py), both with Megatron-Core and without.
@@ -77,8 +77,7 @@ def adapted_pattern(target: Target, targets: Sequence[str]) -> str:
     Where transformers 5 puts the language model (Idefics and SmolVLM: ``text_model``), and its blocks.
     """
     blocks = "self_attn|linear_attn|mlp|mlp\\.shared_expert"
-    tower, named = target.model.tower, {*targets}
-    known = tower_modules().get(tower.model_type) if tower else None
+    known, named = modules_of(target.model.tower), {*targets}
     words = class_targets(target.model, tuple(name for name in targets if name not in TOWER_TARGETS))
     language = rf"model\.(?:language_model|text_model)\.layers\.\d+\.(?:{blocks})\.(?:{'|'.join(words)})"
     paths = [path for name in known.targets if name in named for path in known.paths(name)] if known else []

@@ -21,8 +21,8 @@ from meshwright.profiles.storage import BasePrecision, storage_of
 from meshwright.profiles.tower_modules import (
     PROJECTOR,
     TOWER_TARGETS,
+    modules_of,
     tower_layers_of,
-    tower_modules,
 )
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
@@ -248,12 +248,12 @@ def tower_adapters(model: ModelSpec, targets: tuple[str, ...]) -> Iterator[tuple
         yield layer, tower.num_layers
     if PROJECTOR in targets:
         for layer in model.projector_layers:
-            yield layer, 1 + tower.inner_outputs
+            yield layer, tower.num_projectors
 
 
 def tower_targets(model: ModelSpec) -> tuple[str, ...]:
     """Return the names of the linear layers of a model's tower, which adapters may have; () if unknown."""
-    known = tower_modules().get(model.tower.model_type) if model.tower else None
+    known = modules_of(model.tower)
     return known.targets if known else ()
 
 

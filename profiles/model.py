@@ -36,7 +36,7 @@ from meshwright.profiles.model_parts import (
 from meshwright.profiles.model_rules import exclusions_of
 from meshwright.profiles.sequences import Documents
 from meshwright.profiles.stored import StoredAs
-from meshwright.profiles.tower_modules import tower_modules
+from meshwright.profiles.tower_modules import modules_of
 from meshwright.profiles.towers import FrozenPart, ImageLoad, TowerSpec
 from meshwright.profiles.trained_layers import TRAINED, LayerTraining
 
@@ -677,11 +677,11 @@ class ModelSpec(Checked):
         project what inner layers yield are alike (Qwen3-VL's ``deepstack_merger_list``).
         """
         tower = self.tower
-        known = tower_modules().get(tower.model_type) if tower else None
+        known = modules_of(tower)
         if tower is None or known is None:
             return ()
         wide, out = tower.hidden_size * tower.merged_patches, self.hidden_size
-        inner = tower.projector_matrices // (1 + tower.inner_outputs) // (wide + out)
+        inner = tower.projector_matrices // tower.num_projectors // (wide + out)
         sides = ((wide, out),) if len(known.projector) == 1 else ((wide, inner), (inner, out))
         return tuple(Matrix(name="", inputs=k, outputs=n, split="nothing") for k, n in sides)
 

@@ -13,7 +13,7 @@ from functools import cache
 import yaml
 
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.towers import FrozenPart
+from meshwright.profiles.towers import FrozenPart, TowerSpec
 
 IN_TOWER, PROJECTOR = "vision.", "projector"
 _LAYERS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -54,6 +54,11 @@ def tower_modules() -> Mapping[str, TowerModules]:
         )
         for name, row in raw["types"].items()
     }
+
+
+def modules_of(tower: TowerSpec | None) -> TowerModules | None:
+    """Return where the linear layers of a tower lie; None: there is no tower, or they are not known."""
+    return None if tower is None else tower_modules().get(tower.model_type)
 
 
 def tower_layers_of(targets: Iterable[str]) -> tuple[str, ...]:

@@ -95,6 +95,11 @@ class TowerSpec(Checked):
     attention_output_bias: bool = True
     mlp_bias: bool = True
 
+    @property
+    def num_projectors(self) -> int:
+        """Count the projectors: one behind the last layer, and one for each inner output."""
+        return 1 + self.inner_outputs
+
     def exclusions(self) -> Iterable[Exclusion]:
         """Yield heads that do not divide the hidden size, and layers that the tower does not have."""
         whole, heads, layers = self.attention_width, self.num_attention_heads, self.num_layers

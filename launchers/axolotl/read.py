@@ -76,7 +76,7 @@ from meshwright.profiles.layer_names import class_name
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import OPTIMIZERS, UNPAGED, WITHOUT_COPY, optimizer_named
 from meshwright.profiles.storage import is_cut
-from meshwright.profiles.tower_modules import TOWER_TARGETS, tower_modules
+from meshwright.profiles.tower_modules import TOWER_TARGETS, modules_of
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.profiles.trained_layers import ranges_of
 from meshwright.shell.values import Word
@@ -463,7 +463,7 @@ def _without_frozen_adapters(fields: Fields, model: ModelSpec, targets: tuple[st
 
     It freezes what lies in modules of some names: projectors of other names keep their adapters.
     """
-    known = tower_modules().get(model.tower.model_type) if model.tower else None
+    known = modules_of(model.tower)
     if known is None or not fields.flag("freeze_mm_modules"):
         return targets
     frozen = [name for name in known.targets if _OF_TOWERS & {*known.paths(name)[0].split(".")}]

@@ -40,7 +40,7 @@ from meshwright.profiles.layer_names import CLASS_WORDS, layers_called
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.storage import BasePrecision
 from meshwright.profiles.stored import checkpoint_base, stored_in_name
-from meshwright.profiles.tower_modules import TOWER_TARGETS, tower_modules
+from meshwright.profiles.tower_modules import TOWER_TARGETS, modules_of, tower_modules
 
 # --------------------------------------------------------------------------------------------------
 # Adapters.
@@ -454,7 +454,7 @@ def of_tower_paths(
     fields: Fields, name: str, paths: tuple[str, ...], model: ModelSpec | None
 ) -> tuple[str, ...]:
     """Return the targets that paths are in the class of a tower; some of a target's paths are a fault."""
-    known = tower_modules().get(model.tower.model_type) if model and model.tower else None
+    known = modules_of(model.tower) if model else None
     if known is None:
         fields.fault(
             name,
@@ -476,7 +476,7 @@ def of_tower_paths(
 
 def _tower_paths(model: ModelSpec) -> tuple[str, ...]:
     """Return the paths of the linear layers of a tower's class; () where they are not known."""
-    known = tower_modules().get(model.tower.model_type) if model.tower else None
+    known = modules_of(model.tower)
     return tuple(path for target in known.targets for path in known.paths(target)) if known else ()
 
 

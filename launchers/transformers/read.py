@@ -47,7 +47,7 @@ from meshwright.profiles.optimizers import (
     usual_rank,
 )
 from meshwright.profiles.storage import is_checkpoints
-from meshwright.profiles.tower_modules import tower_modules
+from meshwright.profiles.tower_modules import modules_of
 from meshwright.profiles.towers import TOWER_PARTS
 from meshwright.profiles.trained_layers import FIRST
 from meshwright.shell.values import Script, Word, unknown_arguments, unknown_fault, unknown_in
@@ -426,7 +426,7 @@ def _require_whole_projector(
 
     LLaMA-Factory 0.9.5 counts inner ones as the tower's (model/model_utils/visual.py:391).
     """
-    known = tower_modules()[model.tower.model_type] if model.tower else None
+    known = modules_of(model.tower)
     still = [part for part in TOWER_PARTS if part in settings.frozen]
     if known is None or not known.inner or len(still) != 1:
         return

@@ -480,7 +480,7 @@ def _narrow_tower_bytes(ctx: Context, precision: BasePrecision) -> FloatArray:
     if tower is None or is_of_experts(precision) or is_checkpoints(precision):
         return np.zeros_like(ctx.t)
     layers = [(one, tower.num_layers) for one in quantized_layers(ctx.model.tower_layers, "dense")]
-    behind = [(one, 1 + tower.inner_outputs) for one in ctx.model.projector_layers]
+    behind = [(one, tower.num_projectors) for one in ctx.model.projector_layers]
     saved = sum(
         number * (base_bytes(one, "bf16") - base_bytes(one, precision))
         for one, number in (*layers, *behind)

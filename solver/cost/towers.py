@@ -64,15 +64,12 @@ def passes_gradients(ctx: Context) -> bool:
     return "vision" not in work.frozen_parts or "vision" in work.adapted_parts
 
 
-def _projector_adapters(ctx: Context, tokens: FloatArray) -> list[Gemm]:
+def _projector_adapters(ctx: Context, tower: TowerSpec, tokens: FloatArray) -> list[Gemm]:
     if "projector" not in ctx.workload.adapted_parts:
         return []
-    rank, each = (
-        float(ctx.workload.lora_rank),
-        1.0 + (ctx.model.tower.inner_outputs if ctx.model.tower else 0),
-    )
+    rank, count = float(ctx.workload.lora_rank), np.full_like(ctx.t, tower.num_projectors)
     return [
-        Gemm(m=tokens, n=float(n), k=float(k), count=np.full_like(ctx.t, each))
+        Gemm(m=tokens, n=float(n), k=float(k), count=count)
         for one in ctx.model.projector_layers
         for n, k in ((rank, one.inputs), (one.outputs, rank))
     ]
@@ -92,7 +89,7 @@ def end_seconds(ctx: Context, tower: TowerSpec) -> PassSeconds:
     trained = "vision" not in work.frozen_parts
     passed = ctx.model.projector_gradients(work.frozen_parts, work.adapted_parts)
     gradients = 0.5 * (("projector" not in work.frozen_parts) + passed)  # of weights, and of inputs
-    thin = gemm_seconds(ctx, _projector_adapters(ctx, tokens), "bf16")
+    thin = gemm_seconds(ctx, _projector_adapters(ctx, tower, tokens), "bf16")
     return PassSeconds(
         forward=first.forward + behind.forward + thin.forward,
         backward=0.5 * trained * first.backward + gradients * behind.backward + thin.backward,

@@ -22,7 +22,7 @@ from meshwright.profiles.adapters import (
 from meshwright.profiles.capabilities import Capabilities
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.tower_modules import PROJECTOR, TOWER_TARGETS, tower_modules
+from meshwright.profiles.tower_modules import PROJECTOR, TOWER_TARGETS, modules_of
 from meshwright.profiles.towers import TOWER_PARTS, FrozenPart
 from meshwright.solver.problem import Problem
 
@@ -53,7 +53,7 @@ def adapted_paths(
         named: further names, which no layer of the language model has.
         every: all linear layers are asked for by one word, the tower's with the language model's.
     """
-    known = tower_modules().get(model.tower.model_type) if model.tower else None
+    known = modules_of(model.tower)
     if known is None or not freezes_parts(model):
         return ()
     words = {*class_targets(model, targets), *named}
@@ -88,7 +88,7 @@ def tower_adapter_faults(problem: Problem, able: Capabilities) -> Iterator[Field
 def _named_faults(problem: Problem) -> Iterator[FieldError]:
     """Refuse adapters in a tower that LLaMA-Factory's names and freeze switches can't select."""
     work, model = problem.workload, problem.model
-    known = tower_modules().get(model.tower.model_type) if model.tower else None
+    known = modules_of(model.tower)
     if known is None:
         return
     language = tuple(name for name in work.lora_targets if name not in TOWER_TARGETS)
