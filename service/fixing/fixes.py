@@ -29,7 +29,7 @@ from meshwright.launchers.torchtitan.read import configuration_of
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.storage import WHOLE_PRECISIONS
-from meshwright.service.fixing.moves import LOADED, Change
+from meshwright.service.fixing.moves import BASE_FIELD, LOADED, Change
 from meshwright.service.fixing.search import Bench, Levels, Trial, search, with_texts
 from meshwright.service.library import recommended
 from meshwright.service.report.sentences import HOPELESS
@@ -321,7 +321,6 @@ def _loaded(own: Own, made: Callable[..., Bench], base: str) -> Own | None:
 
 # What starts a person's own program, which may set any type where it loads the model.
 _OF_PROGRAMS = ("accelerate", "deepspeed", "transformers", "trl")
-_BASE = "workload.base_precision"
 _OFF = ("false", "False", "0")
 
 
@@ -355,7 +354,7 @@ def _cannot_load(bench: Bench, base: str) -> InvalidProblemError:
 def _instead_of_few_bits(bench: Bench, base: str | None) -> str:
     """Return the arguments that load frozen weights in a type of 16 or 32 bits; None: the trainer's own."""
     given, rows = bench.arguments.given, bench.arguments.rows
-    stated = [name for name in given if rows[name].sets == _BASE]
+    stated = [name for name in given if rows[name].sets == BASE_FIELD]
     cuts = [name for name in stated if "dtype" not in name and given[name][1].value not in _OFF]
     if not cuts:
         return "a model whose checkpoint has 16 bits"

@@ -61,6 +61,7 @@ _OF_COMMANDS: Mapping[str, Flag] = {
 }
 # Transformers' words for the types that frozen weights are loaded in, by those of ``base_precision``.
 LOADED: Mapping[str, str] = {"bf16": "bfloat16", "fp32": "float32"}
+BASE_FIELD = "workload.base_precision"  # what an argument of that type sets
 # What an argument needs beside it where its parser would refuse it alone (Megatron-LM arguments.py,
 # validate_args: full recomputation with a method and a number of layers).
 _BESIDE: Mapping[Setting, tuple[Setting, ...]] = {
@@ -161,7 +162,7 @@ class Arguments:
         word = LOADED.get(self._base or "")
         for name in dict.fromkeys(chain(self.given, self.rows)) if word else ():
             row, old = self._row(name), self._value(name)
-            if row.sets != "workload.base_precision" or (old is None and not self._may_add(name, row)):
+            if row.sets != BASE_FIELD or (old is None and not self._may_add(name, row)):
                 continue
             if word in row.choices or (old or "").removeprefix("torch.") in LOADED.values():
                 yield name, word
