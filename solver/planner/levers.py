@@ -44,6 +44,7 @@ from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import (
     Problem,
     SearchOptions,
+    Workload,
     searched_switches,
     usable_gpus,
     with_changes,
@@ -101,10 +102,10 @@ def levers_of(
         for change in changes_of(own):
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
-                best, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
+                plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
             else:
-                best = _nearby(own, change, profile, answer)
-            found += [] if best is None else [_lever(own, answer, change, best)]
+                plans = _nearby(own, change, profile, answer)
+            found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _of_launcher(own, profile, answer, searches, found)
         found += _lighter(own, profile, answer, searches)
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
@@ -161,7 +162,8 @@ class _Best:
     way: Problem  # the changed request under the plan's switches
 
 
-_Find = Callable[[Change], tuple[_Best | None, bool]]
+_Found = tuple[list[_Best], bool]  # the best first, and whether no plan is better
+_Find = Callable[[Change], _Found]
 
 
 def _lever(problem: Problem, answer: Answer, change: Change, best: _Best) -> Lever:
@@ -373,9 +375,9 @@ def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find)
     """
 
     def lever_of(change: Change) -> Lever | None:
-        best, proved = find(change)
-        best = best if proved else _nearby(problem, change, profile, answer)
-        return None if best is None else _lever(problem, answer, change, best)
+        plans, proved = find(change)
+        plans = plans if proved else _nearby(problem, change, profile, answer)
+        return _lever(problem, answer, change, plans[0]) if plans else None
 
     for changes in (_near_batches(problem), _near_lengths(problem)):
         chosen = lever_of(changes[0]) if changes else None
@@ -472,9 +474,9 @@ def _of_launcher(
     if first is None or any(one.kind == first.kind for one in found) or problem.places_stages:
         return
     look()
-    best, _ = _proved(problem, first, profile, answer, searches)
-    if best is not None:
-        yield _lever(problem, answer, first, best)
+    plans, _ = _proved(problem, first, profile, answer, searches)
+    if plans:
+        yield _lever(problem, answer, first, plans[0])
 
 
 def _reduced_in(problem: Problem) -> str:
@@ -512,44 +514,23 @@ _HOPELESS = 1.15  # times as slow at first as what is to be beaten: nothing near
 _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, or take off it
 
 
-def _nearby(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, *, like: _Best | None = None
-) -> _Best | None:
-    """Return the best plan near to the first one, and near to ``like`` under its switches."""
-    most_s, found = _worth_s(problem, change, answer), list[_Best]()
-    for way in _ways(change.problem, answer, like):
+def _nearby(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[_Best]:
+    """Return plans near to the first one, the best first."""
+    descents, most_s = list[_Descent](), _worth_s(problem, change, answer)
+    for way in _ways(change.problem, answer):
         starts = _starts(problem, way, answer)
-        if like is not None and (own := settle(way, like.config)) is not None:
-            starts = list(dict.fromkeys((own, *starts)))
-        plans = descend(way, profile_of_variant(way, profile), starts, most_s)
-        found += [_Best(config, seen, way) for config, seen in plans]
-    return min(
-        found,
+        descents.append(_Descent.begun(way, profile_of_variant(way, profile), starts))
+    return sorted(
+        (plan for descent in _leading(descents) for plan in descent.plans(most_s)),
         key=lambda one: _time_per_token(change.problem, one.config, one.prediction),
-        default=None,
     )
 
 
-def _ways(problem: Problem, answer: Answer, like: _Best | None) -> list[Problem]:
-    """Return the changed request under the switches of plans, and under the launcher's own.
-
-    ``like`` is a plan of another change, which may free memory: its switches count as far as the request
-    leaves them open, and with each that recomputes more instead.
-    """
+def _ways(problem: Problem, answer: Answer) -> list[Problem]:
+    """Return the changed request under the switches of the first plan, and under the launcher's own."""
     work, found = problem.workload, list[Problem]()
-    tried: list[Mapping[str, Any]] = [
-        with_changes(work, switches_of(answer.ranking[0])).framework_options, {}
-    ]  # fmt: skip
-    if like is not None:
-        searched, stated = searched_switches(problem), like.way.workload.framework_options
-        left_open = {name for one in searched for name in switches()[one].options}
-        theirs = {name: value for name, value in stated.items() if name in left_open}
-        gpus = [group.gpu for group in problem.cluster.groups]
-        recomputing = switches()[_RECOMPUTED] if _RECOMPUTED in searched else None
-        able = recomputing.settings_of(problem.launcher, problem.model, gpus) if recomputing else ()
-        tried += [theirs, *({**theirs, **one.options} for one in able)]
     own = framework_facts(framework_of(problem.priced_as))
-    for one in tried:
+    for one in (with_changes(work, switches_of(answer.ranking[0])).framework_options, {}):
         options = {**one, **work.framework_options}
         way = replace(problem, workload=replace(work, framework_options=options))
         if with_options_if_legal(own, options) is None:
@@ -559,58 +540,27 @@ def _ways(problem: Problem, answer: Answer, like: _Best | None) -> list[Problem]
     return found
 
 
-_RECOMPUTED = "recompute_modules"
-
-
 def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuration]:
-    """Return configurations to begin with: the first plan, and the meshes that a person would try.
+    """Return configurations to begin with: the first plan, its other chunks, and what a person would try.
 
     Not the other plans, for levers do not depend on how many are asked for.
     """
     able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
-    own = settle(way, first)
-    configs = [*([] if own is None else [own]), *usual_meshes(way, first.num_gpus)]
+    own = [settle(way, one) for one in (first, *_chunked(first, way.model.num_layers))]
+    configs = [*(one for one in own if one is not None), *usual_meshes(way, first.num_gpus)]
     if "offload" in way.options.allow and "offload" not in problem.options.allow:
         configs = [replace(one, offload=place) for place in able.offload for one in configs]
     return list(dict.fromkeys(configs))
 
 
-def descend(
-    problem: Problem, profile: Profile, starts: Sequence[Configuration], most_s: float
-) -> list[tuple[Configuration, Prediction]]:
-    """Return legal plans that fit and step within ``most_s``, reached by single moves.
-
-    Each round moves on from the best of all before: from those that fit, and from faster ones that do not,
-    since a move may free the memory. Where all are far too slow at first nothing near them is sought.
-    """
-    judge, known, opened = RuleJudge(problem), dict[Configuration, _Seen](), set[Configuration]()
-    beam, fresh = list(starts[:1]), dict.fromkeys(starts)
-    for _ in range(_ROUNDS):
-        look()
-        opened.update(beam)
-        fresh |= dict.fromkeys(each for one in beam for each in moves_of(problem, one))
-        evaluated = evaluate(problem, profile, [one for one in fresh if one not in known])
-        for one in evaluated:
-            legal = not judge.broken(one)
-            known[one.config] = _Seen(one.objective_s if legal else inf, max(one.short_bytes()) <= 0.0)
-        beam = [one for fits in (True, False) for one in _fastest(known, fits=fits, most=_BEAM)]
-        if min((known[one].step_s for one in beam), default=inf) > _HOPELESS * most_s:
-            return []
-        beam, fresh = [one for one in beam if one not in opened], {}
-        if not beam or not evaluated:
-            break
-    last = [
-        one
-        for one in _fastest(known, fits=True, most=_LAST)
-        if known[one].step_s <= (1.0 + _UNCERTAIN) * most_s
-    ]
-    found = evaluate(problem, profile, last) if last else []
-    last = [one.config for one in found if one.step_s() <= most_s]
-    faults = violations_of_all(problem, profile, last) if last else []
-    right = [one for one, broken in zip(last, faults, strict=True) if not broken]
-    return list(zip(right, predict_all(problem, profile, right) if right else [], strict=True))
+def _chunked(config: Configuration, layers: int) -> Iterator[Configuration]:
+    """Yield a pipeline with fewer and more chunks: for each largest size of a chunk the least number."""
+    stages = config.pipeline_parallel_size
+    each = range(1, -(-layers // stages) + 1) if stages > 1 and not config.stage_groups else ()
+    for chunks in sorted({-(-layers // (stages * size)) for size in each}):
+        yield replace(config, virtual_pipeline_size=chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,9 +569,75 @@ class _Seen:
     fits: bool
 
 
-def _fastest(known: Mapping[Configuration, _Seen], *, fits: bool, most: int) -> list[Configuration]:
-    able = [one for one, seen in known.items() if seen.fits == fits and seen.step_s < inf]
-    return sorted(able, key=lambda one: known[one].step_s)[:most]
+@dataclass(slots=True, kw_only=True)
+class _Descent:
+    """A descent by single moves under one way of the switches, and what it has seen.
+
+    Each round moves on from the best of all before: from those that fit, and from faster ones that do not,
+    since a move may free the memory.
+    """
+
+    way: Problem
+    profile: Profile
+    judge: RuleJudge
+    known: dict[Configuration, _Seen] = field(default_factory=dict)
+    opened: set[Configuration] = field(default_factory=set)
+
+    @classmethod
+    def begun(cls, way: Problem, profile: Profile, starts: Sequence[Configuration]) -> _Descent:
+        """Return a descent after its first round, from the first of some configurations."""
+        found = cls(way=way, profile=profile, judge=RuleJudge(way))
+        found._move_on(starts[:1], starts)
+        return found
+
+    def _move_on(self, beam: Sequence[Configuration], fresh: Iterable[Configuration] = ()) -> None:
+        look()
+        self.opened.update(beam)
+        moved = (each for one in beam for each in moves_of(self.way, one))
+        new = [one for one in dict.fromkeys((*fresh, *moved)) if one not in self.known]
+        for one in evaluate(self.way, self.profile, new):
+            legal = not self.judge.broken(one)
+            self.known[one.config] = _Seen(one.objective_s if legal else inf, max(one.short_bytes()) <= 0.0)
+
+    def fastest(self, *, fits: bool, most: int) -> list[Configuration]:
+        """Return legal configurations, the fastest first."""
+        able = [one for one, seen in self.known.items() if seen.fits == fits and seen.step_s < inf]
+        return sorted(able, key=lambda one: self.known[one].step_s)[:most]
+
+    def least_s(self, *, fits: bool) -> float:
+        """Return the step of the fastest configuration that was seen."""
+        return min((self.known[one].step_s for one in self.fastest(fits=fits, most=1)), default=inf)
+
+    def plans(self, most_s: float) -> Iterator[_Best]:
+        """Yield legal plans that fit and step within ``most_s``, after all rounds.
+
+        Where all are far too slow at first nothing near them is sought.
+        """
+        for _ in range(1, _ROUNDS):
+            if min(self.least_s(fits=fits) for fits in (True, False)) > _HOPELESS * most_s:
+                return
+            beam = [one for fits in (True, False) for one in self.fastest(fits=fits, most=_BEAM)]
+            if not (beam := [one for one in beam if one not in self.opened]):
+                break
+            self._move_on(beam)
+        near_s, best = (1.0 + _UNCERTAIN) * most_s, self.fastest(fits=True, most=_LAST)
+        last = [one for one in best if self.known[one].step_s <= near_s]
+        found = evaluate(self.way, self.profile, last) if last else []
+        last = [one.config for one in found if one.step_s() <= most_s]
+        faults = violations_of_all(self.way, self.profile, last) if last else []
+        right = [one for one, broken in zip(last, faults, strict=True) if not broken]
+        seen = predict_all(self.way, self.profile, right) if right else []
+        for config, prediction in zip(right, seen, strict=True):
+            yield _Best(config, prediction, self.way)
+
+
+def _leading(descents: Sequence[_Descent]) -> list[_Descent]:
+    """Return the descents but those behind another, both where memory holds plans and where it does not."""
+    ahead = list[_Descent]()
+    for one in sorted(descents, key=lambda one: (one.least_s(fits=True), one.least_s(fits=False))):
+        if not ahead or one.least_s(fits=False) < min(other.least_s(fits=False) for other in ahead):
+            ahead.append(one)
+    return ahead
 
 
 def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch) -> Iterator[Lever]:
@@ -636,23 +652,57 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
         return
     lightest, saved = changes[-1], 0.0
     rows = same_rows(lightest.problem)
-    best, proved = _proved(problem, lightest, profile, answer, searches)
-    refutes = best is None and proved
+    plans, proved = _proved(problem, lightest, profile, answer, searches)
     if not proved:
-        best = _nearby(problem, lightest, profile, answer)
+        plans = _nearby(problem, lightest, profile, answer)
     for change in changes[:-1]:
         look()
-        near = None if refutes else _nearby(problem, change, profile, answer, like=best)
-        if near is None and same_rows(change.problem) != rows:
-            near, _ = _proved(problem, change, profile, answer, searches)
-        if near is not None:
-            lever = _lever(problem, answer, change, near)
+        refuted = proved and not plans and same_rows(change.problem) == rows
+        near = [] if refuted else _around(problem, change, profile, answer, plans[:1])
+        for best in near[:1]:
+            lever = _lever(problem, answer, change, best)
             saved = max(saved, lever.saves)
             yield lever
-    if best is not None:
+    for best in plans[:1]:
         lever = _lever(problem, answer, lightest, best)
         if lever.saves > saved + WORTH:
             yield lever
+
+
+_RECOMPUTED = "recompute_modules"
+_SIZES = (
+    "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size",
+    "micro_batch_size",
+)  # fmt: skip
+
+
+def _around(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, plans: Sequence[_Best]
+) -> list[_Best]:
+    """Return the fastest plans of a changed request whose sizes are at most twice, at least half as large.
+
+    As those of the first plan and of some plans of another change; under their switches, with any
+    recomputation, as the other change may free more memory.
+    """
+    own, options = with_changes(problem.workload, switches_of(answer.ranking[0])), change.problem.options
+    ways = [own, *(one.way.workload for one in plans)]
+    open_ = {name for one in searched_switches(change.problem) for name in switches()[one].options}
+
+    def chosen(work: Workload) -> dict[str, Any]:
+        return {name: work.framework_options.get(name) for name in open_ - {_RECOMPUTED}}
+
+    configs, box = [answer.ranking[0].config, *(one.config for one in plans)], list[str]()
+    for name in _SIZES:
+        sizes = [getattr(one, name) for one in configs]
+        box.append(f"{min(sizes)} <= 2 * {name} and {name} <= {2 * max(sizes)}")
+    constraints = (*options.constraints, " and ".join(box))
+    boxed = replace(change.problem, options=replace(options, constraints=constraints, usual=True))
+    known = [chosen(one) for one in ways]
+    groups = [
+        [one for one in group if chosen(one.problem.workload) in known]
+        for group in _groups_of(replace(change, problem=boxed), profile)
+    ]
+    return _first_of([one for one in groups if one], _worth_s(problem, change, answer))[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -667,8 +717,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
     with watch.cut():
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
-            best, _ = _searched(own, change, profile, answer)
-            found += [] if best is None else [_lever(own, answer, change, best)]
+            plans, _ = _searched(own, change, profile, answer)
+            found += [_lever(own, answer, change, best) for best in plans[:1]]
         find = partial(_searched, own, profile=profile, answer=answer)
         found += _relaid(own, answer, [*_published(own, profile, answer)], find)
         found += _neighbours(own, profile, answer, find)
@@ -676,26 +726,24 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
     return tuple(sorted(every, key=lambda one: (-one.saves, one.change)))
 
 
-def _searched(
-    problem: Problem, change: Change, profile: Profile, answer: Answer
-) -> tuple[_Best | None, bool]:
-    """Return the first plan of a changed request, if it saves enough to be named, and if it is proved."""
+def _searched(problem: Problem, change: Change, profile: Profile, answer: Answer) -> _Found:
+    """Return the first plans of a changed request that save enough to be named."""
     return _first_of(_groups_of(change, profile), _worth_s(problem, change, answer))
 
 
 def _proved(
     problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
-) -> tuple[_Best | None, bool]:
+) -> _Found:
     """Return the same within limited work, and no plan where it is not proved.
 
     How soon such a plan is found depends on the machine.
     """
-    best, proved = None, False
+    plans, proved = list[_Best](), False
     with searches.cut():
         groups = _groups_of(change, profile)
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
-            best, proved = _first_of(groups, _worth_s(problem, change, answer))
-    return (best, True) if proved and not searches.interrupted() else (None, False)
+            plans, proved = _first_of(groups, _worth_s(problem, change, answer))
+    return (plans, True) if proved and not searches.interrupted() else ([], False)
 
 
 def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
@@ -704,9 +752,9 @@ def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
     return searched_together(variants)
 
 
-def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float) -> tuple[_Best | None, bool]:
-    """Return the fastest plan of all groups within a limit, and whether it is proved."""
-    best, proved = None, True
+def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float) -> _Found:
+    """Return the fastest plans within a limit, of the group with the fastest; and whether it is proved."""
+    plans, proved = list[_Best](), True
     for group in groups:
         first, *others = group
         found = search(
@@ -714,10 +762,11 @@ def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float) -> tuple[_Bes
             rivals=Rivals(limit_s, limit_s), proved=False,
         )  # fmt: skip
         proved = proved and found.status in ("optimal", "infeasible")
-        for plan in found.plans[:1]:
-            limit_s = plan.prediction.step_time_s
-            best = _Best(plan.config, plan.prediction, found_by(group)(plan).problem)
-    return best, proved
+        if found.plans:
+            limit_s = found.plans[0].prediction.step_time_s
+            by = found_by(group)
+            plans = [_Best(one.config, one.prediction, by(one).problem) for one in found.plans]
+    return plans, proved
 
 
 def _published(problem: Problem, profile: Profile, answer: Answer) -> Iterator[tuple[Lever, Change]]:
@@ -749,8 +798,8 @@ def _relaid(
     """Yield recipes with the plan of a search, which their settings give; else with their own layout."""
     for lever, change in recipes:
         look()
-        best, _ = find(change)
-        yield lever if best is None else _lever(problem, answer, change, best)
+        plans, _ = find(change)
+        yield _lever(problem, answer, change, plans[0]) if plans else lever
 
 
 def _packaged(problem: Problem, answer: Answer) -> Iterator[Lever]:
