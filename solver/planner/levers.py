@@ -653,13 +653,15 @@ def _lighter(problem: Problem, profile: Profile, answer: Answer, searches: WorkW
     lightest, saved = changes[-1], 0.0
     rows = same_rows(lightest.problem)
     plans, proved = _proved(problem, lightest, profile, answer, searches)
+    refuted = proved and not plans
     if not proved:
         plans = _nearby(problem, lightest, profile, answer)
     for change in changes[:-1]:
         look()
-        refuted = proved and not plans and same_rows(change.problem) == rows
-        near = [] if refuted else _around(problem, change, profile, answer, plans[:1])
-        for best in near[:1]:
+        if refuted and same_rows(change.problem) == rows:
+            continue
+        near, known = _around(problem, change, profile, answer, searches, plans=plans[:1])
+        for best in (near if known else _nearby(problem, change, profile, answer))[:1]:
             lever = _lever(problem, answer, change, best)
             saved = max(saved, lever.saves)
             yield lever
@@ -677,12 +679,18 @@ _SIZES = (
 
 
 def _around(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, plans: Sequence[_Best]
-) -> list[_Best]:
-    """Return the fastest plans of a changed request whose sizes are at most twice, at least half as large.
+    problem: Problem,
+    change: Change,
+    profile: Profile,
+    answer: Answer,
+    searches: WorkWatch,
+    *,
+    plans: Sequence[_Best],
+) -> _Found:
+    """Return, as ``_proved``, the fastest plan with sizes near those of the first plan and of ``plans``.
 
-    As those of the first plan and of some plans of another change; under their switches, with any
-    recomputation, as the other change may free more memory.
+    They are at most twice and at least half as large. The switches are those of these plans, which another
+    change has, but for recomputation, as that one may free more memory.
     """
     own, options = with_changes(problem.workload, switches_of(answer.ranking[0])), change.problem.options
     ways = [own, *(one.way.workload for one in plans)]
@@ -694,15 +702,15 @@ def _around(
     configs, box = [answer.ranking[0].config, *(one.config for one in plans)], list[str]()
     for name in _SIZES:
         sizes = [getattr(one, name) for one in configs]
-        box.append(f"{min(sizes)} <= 2 * {name} and {name} <= {2 * max(sizes)}")
-    constraints = (*options.constraints, " and ".join(box))
-    boxed = replace(change.problem, options=replace(options, constraints=constraints, usual=True))
+        box += (f"{min(sizes)} <= 2 * {name}", f"{name} <= {2 * max(sizes)}")
+    options = replace(options, constraints=(*options.constraints, *box), usual=True)
+    boxed = replace(change, problem=replace(change.problem, options=options))
     known = [chosen(one) for one in ways]
-    groups = [
-        [one for one in group if chosen(one.problem.workload) in known]
-        for group in _groups_of(replace(change, problem=boxed), profile)
-    ]
-    return _first_of([one for one in groups if one], _worth_s(problem, change, answer))[0]
+
+    def is_known(variant: Variant) -> bool:
+        return chosen(variant.problem.workload) in known
+
+    return _proved(problem, boxed, profile, answer, searches, of=is_known)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -732,15 +740,22 @@ def _searched(problem: Problem, change: Change, profile: Profile, answer: Answer
 
 
 def _proved(
-    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
+    problem: Problem,
+    change: Change,
+    profile: Profile,
+    answer: Answer,
+    searches: WorkWatch,
+    *,
+    of: Callable[[Variant], bool] = lambda _: True,
 ) -> _Found:
-    """Return the same within limited work, and no plan where it is not proved.
+    """Return the same within limited work, under some variants, and no plan where it is not proved.
 
     How soon such a plan is found depends on the machine.
     """
     plans, proved = list[_Best](), False
     with searches.cut():
-        groups = _groups_of(change, profile)
+        every = _groups_of(change, profile)
+        groups = [some for group in every if (some := [one for one in group if of(one)])]
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
             plans, proved = _first_of(groups, _worth_s(problem, change, answer))
     return (plans, True) if proved and not searches.interrupted() else ([], False)

@@ -133,8 +133,7 @@ def test_levers_wait_for_the_rest_of_the_time_limit_and_not_for_a_share_of_it(
     problem, answer = slow
     profile = default_profile(problem.cluster, problem.priced_as)
     found = levers_of(problem, profile, answer, Watch(time_limit_s=1e6), looks=0)
-    kinds = {one.kind for one in answer.levers}
-    assert {one.kind for one in found} == kinds - {"states"}  # near the first plan both save as much as one
+    assert {one.kind for one in found} == {one.kind for one in answer.levers}
     searched = ("gradients", "optimizer", "states")  # near to the first plan alone
     assert [one for one in found if one.kind not in searched] == [
         one for one in answer.levers if one.kind not in searched
