@@ -878,8 +878,12 @@ def _commands(script: Script) -> list[commands.Command]:
 
 
 def _is_known(command: commands.Command, count: int) -> bool:
-    """Return whether enough names are known; one suffices for ms-swift's own program."""
-    return count >= (1 if command.program in ("swift sft", "swift pt", "swift rlhf") else _LEAST_NAMES)
+    """Return whether enough names are known: of a program with a trainer none, of a trainer's own one."""
+    program = command.program
+    own = program in ("swift sft", "swift pt", "swift rlhf")
+    if not any(word.text.partition("=")[0] == "--config" for word in command.words):  # TRL's reader has it
+        own = own or bool(trls_kind(program)) or any(word in program for word in tools.TRL.starts)
+    return count >= (0 if command.known_as else 1 if own else _LEAST_NAMES)
 
 
 @lru_cache(maxsize=1024)
