@@ -323,7 +323,7 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     named = model.moe.expert_adapters if model.moe is not None else "none"
     first = {"gate_up": ("gate_proj", "up_proj"), "w1_w3": ("w1", "w3")}.get(named, ())
     halves, others = set(first) & set(targets), set(EXPERT_TARGETS) & set(targets)
-    if model.gated_mlp and len(halves) == 1:
+    if model.gated_mlp and len(halves) == 1 and not names_every(targets):
         return f"only {halves.pop()}: peft adapts the experts' fused gate and up projections together"
     if others and named != "w1_w3":
         return f"{min(others)}: only Mixtral's experts have layers with this name"
@@ -340,7 +340,10 @@ def _parameter_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     there, said = _parameters(model, "moe"), {*PARAMETER_TARGETS} & {*targets}
     if lacking := [name for name in PARAMETER_TARGETS if name in targets and name not in there]:
         return f"{lacking[0]}: {model.title} has no experts in one tensor of this name"
-    if said and any(one.experts for name, one in _experts(model, "moe").items() if name in targets):
+    every = names_every(targets)
+    if said and any(
+        one.experts for name, one in _experts(model, "moe").items() if every or name in targets
+    ):
         return f"{min(said)}: other names mean the same experts"
     return None
 
@@ -386,7 +389,7 @@ _NAMES = {
         *TOWER_TARGETS,
     ),
 }
-_ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
+ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
     "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",),
 }  # fmt: skip
@@ -395,8 +398,12 @@ _ALIKE = {  # a fused layer, and the single ones of a Llama that it stands for
 def _alike(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     """Return the single layers that each fused one stands for in the model's class."""
     qkv = ("qkv_proj",) if model.fused_qkv else ("q_proj", "kv_proj") if model.fused_kv else None
-    found = _ALIKE | ({"linear_qkv": qkv} if qkv else {})
+    found = ALIKE | ({"linear_qkv": qkv} if qkv else {})
     return found | ({"linear_fc1": ("gate_up_proj",)} if model.fused_gate_up else {})
+
+
+# What all linear layers of the language model don't mean: a tower's, tensors of experts, others' names.
+BESIDE_LINEAR = (*FUSED_TARGETS, *EXPERT_TARGETS, *PARAMETER_TARGETS, *TOWER_TARGETS)
 
 
 def bound_targets(
@@ -410,9 +417,9 @@ def bound_targets(
         adapters: the kinds of layers that the launcher adapts, of "fused" and "single".
         listed: it lists the class's linear layers itself (``linear_names``).
     """
-    if {*ALL_LINEAR} < {*targets}:  # next to layers of a tower, which it does not mean
+    if {*ALL_LINEAR} < {*targets}:
         every = bound_targets(model, ALL_LINEAR, adapters, listed=listed)
-        return (*every, *(name for name in TOWER_TARGETS if name in targets))
+        return (*every, *(name for name in BESIDE_LINEAR if name in targets and name not in every))
     fused = {"fused", "single"} <= {*adapters} and adapter_parameters(model, 1, FUSED_TARGETS) > 0
     named, alike = {name for kind in adapters for name in _NAMES[kind]}, _alike(model)
     if targets != ALL_LINEAR and {*targets} <= named:

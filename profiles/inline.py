@@ -22,7 +22,7 @@ from meshwright.profiles.cluster import (
     node_words,
 )
 from meshwright.profiles.collectives.measured import measured_from, measured_to_mapping
-from meshwright.profiles.errors import InvalidProblemError, faults_as, shown_name
+from meshwright.profiles.errors import FieldError, InvalidProblemError, faults_as, shown_name
 from meshwright.profiles.gpus import (
     MAX_BYTES_PER_S,
     gpu_from_mapping,
@@ -247,12 +247,11 @@ def _cloud_cluster(instance: CloudInstance, others: Mapping[str, object]) -> Clu
     each = instance.network_bytes_per_s / instance.gpus_per_node
     group = {
         "gpu": instance.gpu,
-        "gpus_per_node": instance.gpus_per_node,
         "inter_node": {"kind": instance.network, "bytes_per_s": each, "source": instance.source},
         **others,
     }
     with faults_as(lambda one: replace(one, pointer=one.pointer.replace("/groups/0", "", 1))):
-        cluster = _inline_cluster({"groups": [_one_node(group)]})
+        cluster = _inline_cluster({"groups": [_one_node(group)]}, usual_gpus=instance.gpus_per_node)
     return replace(
         cluster,
         name=instance.name,
@@ -300,26 +299,27 @@ def _nodes_of(
     """Return nodes and GPUs of each for a number of GPUs: at most a usual node is one node.
 
     Raises:
-        InvalidProblemError: they are no whole nodes.
+        InvalidProblemError: they are no whole nodes, or not the nodes that are stated.
     """
-    if num_nodes is not None and num_gpus % num_nodes:
-        raise InvalidProblemError.of(
-            f"{pointer}/num_gpus",
-            f"{num_gpus} GPUs can't be split evenly over {num_nodes} nodes",
-            allowed=f"a multiple of {num_nodes}",
-            nearest=_multiples(num_gpus, num_nodes),
+    each = gpus_per_node or (min(usual, num_gpus) if num_nodes is None else max(num_gpus // num_nodes, 1))
+    if num_gpus == each * (num_nodes or num_gpus // each):
+        return num_gpus // each, each
+    if num_nodes is not None and gpus_per_node is not None:
+        filled = num_nodes * each
+        message = (
+            f"num_nodes × gpus_per_node = {num_nodes} × {each} = {filled}, but there are {num_gpus} GPUs"
         )
-    if num_nodes is not None:
-        return num_nodes, num_gpus // num_nodes
-    each = min(gpus_per_node or usual, num_gpus)
-    if num_gpus % each:
-        raise InvalidProblemError.of(
-            f"{pointer}/num_gpus",
-            f"{num_gpus} GPUs don't fill nodes of {each}",
-            allowed=f"a multiple of {each}, or gpus_per_node",
-            nearest=_multiples(num_gpus, each),
-        )
-    return num_gpus // each, each
+        allowed, nearest = f"{filled}, or num_gpus alone", str(filled)
+    elif num_nodes is not None:
+        message = f"{num_gpus} GPUs can't be split evenly over {num_nodes} nodes"
+        allowed, nearest = f"a multiple of {num_nodes}", _multiples(num_gpus, num_nodes)
+    else:
+        message = f"{num_gpus} GPUs don't fill nodes of {each}"
+        allowed, nearest = f"a multiple of {each}, or gpus_per_node", _multiples(num_gpus, each)
+    fault = FieldError(
+        pointer=f"{pointer}/num_gpus", message=message, allowed=allowed, nearest=nearest, value=num_gpus
+    )
+    raise InvalidProblemError([fault])
 
 
 def _multiples(number: int, of: int) -> str:
@@ -334,11 +334,13 @@ def _require_as_many(links: NodeLinks | None, num_nodes: int, pointer: str) -> N
         raise InvalidProblemError.of(f"{pointer}/links", message, allowed=f"{num_nodes} nodes")
 
 
-def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
+def _inline_cluster(raw: Mapping[str, object], usual_gpus: int | None = None) -> ClusterSpec:
+    """Return the cluster of inline groups; ``usual_gpus``: of each node, instead of their type's."""
     reader = FieldReader(raw, "/cluster")
     warnings, usual = reader.texts("warnings") if reader.has("warnings") else [], dict[str, list[str]]()
     children = reader.children("groups", high=MAX_GROUPS)
-    groups = [_group(child, warnings, usual, alone=len(children) == 1) for child in children]
+    alone = len(children) == 1
+    groups = [_group(child, warnings, usual, alone=alone, usual_gpus=usual_gpus) for child in children]
     if usual:
         each = "; ".join(f"{', '.join(words)} for {name}" for name, words in usual.items())
         warnings.append(f"assuming {each} (per GPU, each way). Set yours in a cluster file")
@@ -368,7 +370,12 @@ def _display_name(groups: list[NodeGroup | None]) -> str:
 
 
 def _group(
-    reader: FieldReader, warnings: list[str], usual: dict[str, list[str]], *, alone: bool
+    reader: FieldReader,
+    warnings: list[str],
+    usual: dict[str, list[str]],
+    *,
+    alone: bool,
+    usual_gpus: int | None,
 ) -> NodeGroup | None:
     stated = reader.value("gpu")
     slug = ""
@@ -394,11 +401,10 @@ def _group(
     at = f"{reader.pointer}/gpu"
     described = isinstance(stated, Mapping)
     gpu = gpu_from_mapping(stated, at, warnings) if described else find_gpu(slug, pointer=at)
-    num_nodes, per_node = stated_nodes or 1, gpus_per_node or gpu.gpus_per_node
+    usual_gpus = usual_gpus or gpu.gpus_per_node
+    num_nodes, per_node = stated_nodes or 1, gpus_per_node or usual_gpus
     if num_gpus is not None:
-        num_nodes, per_node = _nodes_of(
-            num_gpus, stated_nodes, gpus_per_node, gpu.gpus_per_node, reader.pointer
-        )
+        num_nodes, per_node = _nodes_of(num_gpus, stated_nodes, gpus_per_node, usual_gpus, reader.pointer)
     _require_as_many(between, num_nodes, reader.pointer)
     if not described:
         if note := gpu_alias_note(slug):

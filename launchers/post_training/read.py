@@ -259,7 +259,7 @@ def _nemo_adapters(values: Mapping[str, Any], model: str, *, is_megatron: bool) 
         "exclude_modules": _at(values, f"{at}.exclude_modules") or None,
     }
     base = "bf16" if is_megatron else "fp32"
-    return {"adapters": adapters_part(given, model, base, ALL_LINEAR)}
+    return {"adapters": adapters_part(given, model, base, ALL_LINEAR, fused=is_megatron)}
 
 
 _COUNTS = ("num_prompts_per_step", "num_generations_per_prompt")

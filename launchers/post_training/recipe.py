@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from meshwright.launchers.reading.adapters import adapted, of_peft, refuse_uncounted
+from meshwright.launchers.reading.adapters import adapted, of_megatron, of_peft, refuse_uncounted
 from meshwright.launchers.reading.base import Overrides, Source
 from meshwright.launchers.reading.commands import script_of
 from meshwright.launchers.reading.documents import LocatedValue
@@ -129,7 +129,9 @@ _MENDED = {
 _UNPRICED = {"use_dora": "DoRA", "lora_modules_to_save": "modules trained in full next to adapters"}
 
 
-def adapters_part(values: Values, model: str, base: str, default: tuple[str, ...] | None) -> dict[str, Any]:
+def adapters_part(
+    values: Values, model: str, base: str, default: tuple[str, ...] | None, *, fused: bool = False
+) -> dict[str, Any]:
     """Return the part ``adapters`` of a recipe.
 
     Args:
@@ -137,6 +139,7 @@ def adapters_part(values: Values, model: str, base: str, default: tuple[str, ...
         model: of the catalog; empty: unknown.
         base: precision of the frozen weights.
         default: the layers where none are named; None: peft's own.
+        fused: layers have the names of Megatron-Core.
 
     Raises:
         InvalidProblemError: adapters that are not priced; the field, its value and the reason.
@@ -150,7 +153,8 @@ def adapters_part(values: Values, model: str, base: str, default: tuple[str, ...
     refuse_uncounted(fields)
     spec = find_model(model) if model else None
     named = fields.raw("lora_target_modules")
-    targets = default if default and not named else adapted(fields, spec)
+    of_names = of_megatron if fused else adapted
+    targets = default if default and not named else of_names(fields, spec)
     for at, one in enumerate(fields.faults):
         name = one.pointer
         tip = f"--set {name}={_MENDED.get(name, 'false')}"

@@ -7,7 +7,7 @@ Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -15,8 +15,10 @@ from meshwright.launchers.reading.base import Options
 from meshwright.launchers.reading.fields import Fields
 from meshwright.launchers.reading.patterns import is_pattern, targets_in
 from meshwright.profiles.adapters import (
+    ALIKE,
     ATTENTION_TARGETS,
     CLASS_TARGETS,
+    DOWN_PARAMETER,
     EMBEDDING,
     FUSED_TARGETS,
     HEAD,
@@ -311,6 +313,18 @@ def adapted(
     return (*layers, *seen, *parameters)
 
 
+def of_megatron(fields: Fields, model: ModelSpec | None = None) -> tuple[str, ...]:
+    """Return LoRA's targets by Megatron-Core's names, which are those of any ``model``."""
+    del model
+    name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
+    words = words_of(fields.raw(name) or [*FUSED_TARGETS])
+    if others := [word for word in words if word not in FUSED_TARGETS]:
+        fields.fault(
+            name, f"{shown(others[0])} is no layer that is priced", allowed=", ".join(FUSED_TARGETS)
+        )
+    return tuple(one for one in FUSED_TARGETS if one in words)
+
+
 def _adapted_parameters(fields: Fields) -> tuple[str, ...]:
     """Return the experts' weights that peft adapts by the ends of their names."""
     name = next((name for name in _ADAPTED_AS_THEY_ARE if fields.raw(name)), None)
@@ -341,9 +355,17 @@ def _adapted_layers(
     if isinstance(said, str) and is_pattern(said):
         return _of_pattern(fields, name, said, model)
     words = [_plain(word, model) for word in words_of(said)]
-    if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
+    every = [str(word) for word in words if str(word).lower() in ("all", "all-linear")]  # ms-swift 2: ALL
+    if every and len(words) > 1:  # a name as any other in a list (peft's _maybe_include_all_linear_layers)
+        others = ", ".join(str(word) for word in words if word not in every)
+        allowed = f"{every[0]} alone, or names of layers without it"
+        fields.fault(name, f"{every[0]} next to {shown(others)} selects no further layers", allowed=allowed)
+    if every:
         return SINGLE_TARGETS
     words = _of_language(fields, words, model, tower)
+    for word, instead in _unmatched(words, model):
+        fields.fault(name, f"{word} matches no module of transformers' classes", allowed=instead)
+        return ATTENTION_TARGETS
     known = [_targets_of(str(word), model) for word in words]
     if model is not None and any(known):  # a list for several models
         others = [
@@ -360,7 +382,25 @@ def _adapted_layers(
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
 
 
-_NAMES = tuple(name for name in LORA_TARGETS if name not in TOWER_TARGETS)  # a tower's are Meshwright's own
+# A tower's are Meshwright's own, fused ones Megatron-Core's, and parameters no modules.
+_NAMES = tuple(
+    name for name in LORA_TARGETS if name not in {*TOWER_TARGETS, *FUSED_TARGETS, *PARAMETER_TARGETS}
+)
+
+
+def _unmatched(words: Sequence[object], model: ModelSpec | None) -> Iterator[tuple[str, str]]:
+    """Yield the names of other launchers' layers and of weights, and what peft has instead of each."""
+    for word in map(str, words):
+        if word in FUSED_TARGETS:
+            yield word, f"{', '.join(ALIKE[word])}: {word} is Megatron-Core's name"
+        elif word in PARAMETER_TARGETS and not _is_converted(word, model):
+            yield word, f"{word} in {_ADAPTED_AS_THEY_ARE[0]}: it is a weight of experts in one tensor"
+
+
+def _is_converted(word: str, model: ModelSpec | None) -> bool:
+    """Return whether peft takes a name for a parameter's: one that experts of transformers 4 had, too."""
+    moe = model.moe if model else None
+    return moe is not None and moe.expert_adapters == "gate_up" and word == DOWN_PARAMETER
 
 
 def words_of(said: object) -> list[str]:
@@ -395,6 +435,8 @@ def _targets_of(word: str, model: ModelSpec | None) -> tuple[str, ...]:
     """Return the targets that a name means in the class of the model."""
     if model is None:
         return (word,) if word in _NAMES else _FUSED.get(word, ())
+    if _is_converted(word, model):
+        return (word,)
     shared = tuple(one for one in shared_targets(model) if class_targets(model, (one,))[0] == _shared(word))
     named = (word,) if word in _NAMES and word not in SHARED_TARGETS else ()
     return layers_called(model.layer_names, word, single_names(model)) or shared or named

@@ -19,6 +19,7 @@ from meshwright.launchers.reading.own_defaults import (
     beyond_arguments,
     may_start,
     trained_by,
+    trains,
     with_defaults,
 )
 from meshwright.launchers.table import command_names, launchers
@@ -179,7 +180,7 @@ def _with_defaults(script: Script, other: Include) -> Script:
         programs = [word.text for word in words if word.text.endswith(".py")]
         names = {program.rsplit("/", 1)[-1] for program in programs}
         texts = {name: text for name in names if may_start(words) and (text := other(name)) is not None}
-        script.known_as |= {one: trained_by(texts.get(one.rsplit("/", 1)[-1], "")) for one in programs}
+        script.known_as |= {one: _known_as(one, texts) for one in programs}
         script.commands[at] = with_defaults(words, texts)
         for name, (beyond, line) in ((name, beyond_arguments(text)) for name, text in texts.items()):
             if beyond:
@@ -191,6 +192,12 @@ def _with_defaults(script: Script, other: Include) -> Script:
         ]:
             script.note(f"{', '.join(sorted(names))} itself sets {', '.join(added[:12])}")
     return script
+
+
+def _known_as(program: str, texts: Mapping[str, str]) -> str:
+    """Return TRL's program that trains as one does, or itself if it has transformers' trainer; or empty."""
+    text = texts.get(program.rsplit("/", 1)[-1], "")
+    return trained_by(text) or (program if trains(text) else "")
 
 
 def _slurm_variables(text: str, overrides: Overrides) -> dict[str, str]:

@@ -730,7 +730,7 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
         adapters.require_replicas(fields, base, shards=sharded)
     elif base != "bf16":
         adapters.require_whole_weights(fields, found.configuration.zero_stage, rank, packs=tool.packs)
-    elif rank and tool.pefts and not in_bf16 and found.launcher != "deepspeed":
+    elif rank and (tool.pefts or tool.loads == "own") and not in_bf16 and found.launcher != "deepspeed":
         base = adapters.whole_base(fields, found.workload.precision)
     return {**tuned, "optimizer": optimizer, "base_precision": base}
 
@@ -878,8 +878,12 @@ def _commands(script: Script) -> list[commands.Command]:
 
 
 def _is_known(command: commands.Command, count: int) -> bool:
-    """Return whether enough names are known; one suffices for ms-swift's own program."""
-    return count >= (1 if command.program in ("swift sft", "swift pt", "swift rlhf") else _LEAST_NAMES)
+    """Return whether enough names are known: of a program with a trainer none, of a trainer's own one."""
+    program = command.program
+    own = program in ("swift sft", "swift pt", "swift rlhf")
+    if not any(word.text.partition("=")[0] == "--config" for word in command.words):  # TRL's reader has it
+        own = own or bool(trls_kind(program)) or any(word in program for word in tools.TRL.starts)
+    return count >= (0 if command.known_as else 1 if own else _LEAST_NAMES)
 
 
 @lru_cache(maxsize=1024)
@@ -1052,6 +1056,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
     if tool is tools.CHAT:
         return fields.word("dtype", "fp16", allowed=("fp16", "bf16"))
     on = next((name for name in ("bf16", "fp16") if fields.has(name) and fields.flag(name)), "")
+    on = _swifts_precision(fields, on) if tool is MS_SWIFT else on
     if found := on or ranks.engines_precision(fields, known.source):
         return found
     said = "no" if mesh is None else mesh.choice("mixed_precision", "no")
@@ -1075,6 +1080,26 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
         "script sets another type: --set precision=bf16"
     )
     return _WIDE
+
+
+def _swifts_precision(fields: Fields, on: str) -> str:
+    """Return the type that is on, or fp16 where ms-swift loads fp32 (4.6, model_args.py:130-143).
+
+    It turns fp16 on there unless it is stated. Next to bf16 transformers then stops (training_args.py).
+    """
+    wide = str(fields.raw("torch_dtype")).removeprefix("torch.") in ("float32", "fp32")
+    if not wide or fields.has("fp16"):
+        return on
+    if on:
+        fields.fault(
+            "fp16",
+            "is ms-swift's default next to torch_dtype float32, and transformers stops at both types",
+            allowed="false",
+            nearest="false",
+        )
+        return on
+    fields.note("neither bf16 nor fp16 is given: fp16, ms-swift's default next to torch_dtype float32")
+    return "fp16"
 
 
 def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch") -> str:

@@ -274,10 +274,12 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
     if limit in _LIMITS:
         found["gpus"] = limit
     words = {name: str(found.pop(name)).strip() for name in ("gpus", "gpu", "nodes") if name in found}
+    if (cluster := str(found.get("cluster", ""))) and not _is_file(cluster) and is_counted(cluster):
+        words["cluster"] = found.pop("cluster")
     if limit in _LIMITS:
         found["gpus"] = words.pop("gpus")
     sizes = {name for name in ("gpus", "nodes") if _COUNTS.fullmatch(words.get(name, ""))}
-    ways = [name for name in ("cluster", *words) if name in words.keys() - sizes or name in found]
+    ways = [one for one in {"cluster": 0, **words} if one in words.keys() - sizes or one in found]
     if len(ways) > 1:
         names = " and ".join(f"--{name}" for name in ways)
         fault = FieldError(
@@ -293,7 +295,36 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
             tip = f"without --{twice.replace('_', '-')}"
             raise InvalidProblemError([FieldError(pointer=f"--{name}", message=message, tip=tip)])
         found |= stated
+    for name, text in words.items():
+        if name not in sizes and "nodes" in found:
+            found |= _agreed(f"--{name} {text}", found["nodes"], found)
     return found
+
+
+_COUNTS_OF_GPUS = {"num_gpus": "GPUs", "num_nodes": "nodes", "gpus_per_node": "GPUs a node"}
+
+
+def _agreed(words: str, counted: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers that words state (``--gpus 2x4xH100``), if other options state some as well.
+
+    Raises:
+        InvalidProblemError: another option states another number, or one of several groups.
+    """
+    others = [name for name in _COUNTS_OF_GPUS if given.get(name) is not None]
+    for name in others:
+        option = f"--{name.replace('_', '-')}"
+        several = "groups" in counted
+        own = counted.get(name, given[name])
+        if several or str(own) != str(given[name]):
+            what = "several groups, each with its numbers" if several else f"{own} {_COUNTS_OF_GPUS[name]}"
+            fault = FieldError(
+                pointer=option,
+                message=f"{given[name]} contradicts {shown(words)}, which states {what}",
+                tip=f"without {option}",
+            )
+            raise InvalidProblemError([fault])
+    stated = {name: counted[name] for name in _COUNTS_OF_GPUS if others and name in counted}
+    return {name: str(count) if name == "num_nodes" else count for name, count in stated.items()}
 
 
 def one_of(gpus: str | None) -> str | None:
@@ -310,7 +341,7 @@ def _stated(name: str, text: str) -> dict[str, Any]:
     if name == "gpu" and _is_file(text):
         return {"gpu": text}
     if name == "nodes" or is_counted(text):
-        count = "nodes" if name == "nodes" else "gpus"
+        count = {"nodes": "nodes", "cluster": ""}.get(name, "gpus")
         return {"nodes": cluster_of_words(text, count=count, pointer=f"--{name}")}
     if name == "gpus":
         raise _without_number(text)
@@ -355,8 +386,6 @@ def _cluster_of(_option: str, given: str) -> object:
         return cluster_of(this_machine())
     if _is_file(given):
         return dict(read_problem_file(Path(given)))
-    if is_counted(given):
-        return cluster_of_words(given, pointer="--cluster")
     is_gpu = is_gpu_name(given) and not is_cluster(given)
     return {"gpu": given, "num_nodes": 1} if is_gpu else {"name": given}
 
@@ -469,6 +498,9 @@ def _put_gpus(request: Request, path: str, value: object) -> None:
     part: dict[str, Any] = _object(request, "cluster")
     inner = part.get("groups", [part])[0]
     inner.pop("num_nodes", None)
+    each = inner.get("gpus_per_node")
+    if type(each) is int and type(value) is int and value < each:  # a part of a node
+        inner.pop("gpus_per_node")
 
 
 def _put_nodes(request: Request, path: str, value: object) -> None:

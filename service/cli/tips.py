@@ -146,7 +146,10 @@ class Line:
 
     def with_value(self, wrong: str, right: str, names: Sequence[str]) -> Line | None:
         """Return it with another value where a wrong one was typed; None if it was not."""
-        sought = re.compile(rf"(?<![\w.-])((?:\d+x)?){re.escape(wrong)}(?![\w.-])")
+        ends = (
+            r"(?=[x×*]|(?![\w.-]))" if names and wrong.isdecimal() else r"(?![\w.-])"
+        )  # a number: 64xH100
+        sought = re.compile(rf"(?<![\w.-])((?:\d+x)?){re.escape(wrong)}{ends}")
         for at, word in enumerate(self.words):
             if (not names or word.name in names) and word.value and sought.search(word.value):
                 value = sought.sub(lambda match: f"{match[1]}{right}", word.value, count=1)
@@ -433,6 +436,7 @@ def _with_nearest(fault: FieldError, line: Line) -> Line | None:
     if name == "argument":
         return line.with_value(fault.wrong, right, (_ARGUMENT,))
     names = _HARDWARE if name in _HARDWARE else (name, _ARGUMENT) if name in _ARGUED else (name,)
+    names = (name, *_HARDWARE) if name == "--num-gpus" else names  # --gpus 64xH100 states it
     replaced = line.with_value(fault.wrong, right, () if name == "" else names) if fault.wrong else None
     if replaced is not None or not name or _is_unplaced(fault, name, key, line):
         return replaced

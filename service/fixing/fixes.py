@@ -81,6 +81,12 @@ class Fixes:
     unchangeable: tuple[str, ...]  # values that no edit of a literal changes, each with its line
     in_bf16: Prediction | None = None  # with frozen weights in bf16 instead, which needs your permission
     closest: FixSet | None = None  # if no set fits: the set of least risk, below HOPELESS
+    switched: Prediction | None = None  # of the best plan under the launcher ``switches_to``
+
+    @property
+    def switches_to(self) -> str | None:
+        """Return the launcher that a search plans with, if it has no plans for that of the files."""
+        return None if self.own.planned is None else self.own.planned.launcher
 
     @property
     def fits(self) -> bool:
@@ -118,6 +124,9 @@ class Fixes:
             "sets": [self._plain(one) for one in self.sets],
             "in_bf16": None if self.in_bf16 is None else self._predicted(self.in_bf16),
             "closest": None if self.closest is None else self._plain(self.closest),
+            "switched": None
+            if self.switched is None
+            else {"launcher": self.switches_to, **self._predicted(self.switched)},
             "broken": list(self.faults),
             "unchangeable": list(self.unchangeable),
             "notes": list(self.own.notes),
@@ -415,7 +424,8 @@ def _fixes(bench: Bench, profile: Profile, levels: Levels, answer: Answer | None
         if first.prediction.step_time_s < best_s - WORTH * before.step_time_s:
             sets.append(first)
             best_s = first.prediction.step_time_s
-    plans = answer.plans if answer is not None else ()
+    found = answer.plans[:1] if answer is not None else ()
+    plans = () if own.planned is not None else found  # those of another launcher take more than edits
     steps = [plan.prediction.step_time_s for plan in plans[:1]] + [
         one.prediction.step_time_s for one in sets
     ]
@@ -432,6 +442,7 @@ def _fixes(bench: Bench, profile: Profile, levels: Levels, answer: Answer | None
         possible_is_searched=bool(plans),
         unchangeable=tuple(_unchangeable(bench)),
         closest=None if sets or fits else _closest(levels, profile, before, faults),
+        switched=next((one.prediction for one in found), None) if own.planned is not None else None,
     )
 
 

@@ -28,6 +28,13 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
             f"{what} takes {seconds(found.possible_s)} ({_less(found.possible_s, before.step_time_s)}).",
             width,
         )
+    if found.switched is not None and found.switched.step_time_s < found.possible_s:
+        switched_s = found.switched.step_time_s
+        yield _line(
+            f"A switch to {found.switches_to} without DeepSpeed takes {seconds(switched_s)} "
+            f"({_less(switched_s, before.step_time_s)}): explain --from-args shows that plan.",
+            width,
+        )
     yield ""
     if not found.sets:
         what = "saves 2 % of the step or more" if found.fits else "lets the run fit into memory"

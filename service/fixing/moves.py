@@ -70,6 +70,12 @@ _BESIDE: Mapping[Setting, tuple[Setting, ...]] = {
 }
 
 
+# What ms-swift computes in follows from the type that it loads weights in (4.6, model_args.py:130-143).
+OF_SWIFT: Mapping[Setting, tuple[Setting, ...]] = {
+    ("torch_dtype", "float32"): (("bf16", "true"), ("fp16", "false")),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One argument before and after, with the place where it is set."""
@@ -96,7 +102,13 @@ class Arguments:
     """The arguments of some launch files: what is given, and how each can be changed."""
 
     def __init__(
-        self, launchers: Sequence[str], texts: Texts, *, base: str | None = None, takes_base: bool = True
+        self,
+        launchers: Sequence[str],
+        texts: Texts,
+        *,
+        base: str | None = None,
+        takes_base: bool = True,
+        beside: Mapping[Setting, tuple[Setting, ...]] | None = None,
     ) -> None:
         """Take the arguments of the launchers in the texts.
 
@@ -105,8 +117,10 @@ class Arguments:
             texts: of the files.
             base: a word of ``LOADED``: what frozen weights may be loaded in; None: what the files say.
             takes_base: whether the started program has an argument for it where none is given.
+            beside: what arguments of the started program need beside them.
         """
         self.texts, self._base, self._takes_base = texts, base, takes_base
+        self._beside = {**_BESIDE, **(beside or {})}
         self._programs = tuple(dict.fromkeys(one for name in launchers for one in tables_of(name)))
         self.rows: dict[str, Flag] = {**_OF_COMMANDS, **flag_names(*self._programs).rows}
         self.given: dict[str, tuple[str, Site]] = {}
@@ -164,7 +178,8 @@ class Arguments:
             row, old = self._row(name), self._value(name)
             if row.sets != BASE_FIELD or (old is None and not self._may_add(name, row)):
                 continue
-            if word in row.choices or (old or "").removeprefix("torch.") in LOADED.values():
+            known = word in row.choices or (name, word) in self._beside
+            if known or (old or "").removeprefix("torch.") in LOADED.values():
                 yield name, word
 
     def _may_add(self, name: str, row: Flag) -> bool:
@@ -233,7 +248,7 @@ class Arguments:
         if value is None:
             yield from self._without(name)
             return
-        beside = _BESIDE.get((name, value), ())
+        beside = self._beside.get((name, value), ())
         yield from (one for one in beside if one[0] in self.rows and not self._has(*one))
         for one in row.requires:
             other, _, word = one.partition(" ")
@@ -250,7 +265,7 @@ class Arguments:
         for other in self.given:
             if any(one.split(" ")[0] == name for one in self.rows[other].requires):
                 yield other, None
-        for (one, _), others in _BESIDE.items():
+        for (one, _), others in self._beside.items():
             yield from ((other, None) for other, _ in others if one == name and other in self.given)
 
     def _has(self, name: str, word: str | None = None) -> bool:

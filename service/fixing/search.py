@@ -26,7 +26,7 @@ from meshwright.launchers.reading.registry import launcher_of
 from meshwright.launchers.table import over_trl
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
-from meshwright.service.fixing.moves import SAME_RESULTS, Arguments, Move
+from meshwright.service.fixing.moves import OF_SWIFT, SAME_RESULTS, Arguments, Move
 from meshwright.service.requests.launch_files import Own
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
@@ -101,8 +101,15 @@ class Bench:
         self._overrides = replace(overrides, num_gpus=own.configuration.num_gpus)
         self._started = _started(source, self._overrides)
         self.launchers = _launchers(source, texts, own)
-        launchers = [*self.launchers, *(["trl"] if base else [])]  # has the argument for it
-        self.arguments = Arguments(launchers, texts, base=base, takes_base=_starts_trl(source))
+        swift = base is not None and _starts_swift(source)
+        further = [*["ms-swift"] * swift, "trl"] if base else []  # these have the arguments for it
+        self.arguments = Arguments(
+            [*self.launchers, *further],
+            texts,
+            base=base,
+            takes_base=_starts_trl(source) or swift,
+            beside=OF_SWIFT if swift else None,
+        )
         self._read, self._profile = read, profile
         self._broken: tuple[str, ...] | None = None
 
@@ -193,6 +200,11 @@ def _starts_trl(source: Source) -> bool:
         for one in found
         if one is not None
     )
+
+
+def _starts_swift(source: Source) -> bool:
+    found = [program_of(words) for _, words in commands_beside(source)]
+    return any(one is not None and one.program.startswith("swift ") for one in found)
 
 
 def with_texts(source: Source, texts: Mapping[str, str]) -> Source:

@@ -427,7 +427,9 @@ def _sized(cluster: dict[str, object], num_nodes: int, gpus_per_node: int) -> di
     if isinstance(groups, list) and len(groups) > 1:
         return cluster  # which states the nodes of each group
     if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict):
-        given = {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node}
+        given = {"num_nodes": num_nodes}
+        if "num_gpus" not in groups[0]:  # which says how many GPUs each node has
+            given["gpus_per_node"] = gpus_per_node
         return {**cluster, "groups": [{**given, **groups[0]}]}
     return {"num_nodes": num_nodes, **cluster}
 

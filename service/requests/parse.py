@@ -15,7 +15,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from meshwright.profiles.adapters import ALL_LINEAR, ATTENTION_TARGETS, LORA_TARGETS, TRAINED_MODULES
+from meshwright.profiles.adapters import (
+    ALL_LINEAR,
+    ATTENTION_TARGETS,
+    BESIDE_LINEAR,
+    LORA_TARGETS,
+    TRAINED_MODULES,
+)
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.documents import pointer, require_plain, shown
@@ -27,7 +33,6 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import SequenceLengths, lengths_from_mapping
-from meshwright.profiles.tower_modules import TOWER_TARGETS
 from meshwright.profiles.towers import FROZEN_PARTS
 from meshwright.service.requests.checks import (
     check_launcher,
@@ -366,8 +371,8 @@ def _lora_targets(named: Sequence[str] | None, asked: Asked) -> dict[str, object
         return {"lora_targets": ATTENTION_TARGETS}  # of no meaning
     if named is None:
         return {"lora_targets": asked.able.default_targets(asked.model)}
-    if {*ALL_LINEAR} & {*named}:  # of the language model; peft takes it next to further names
-        every = (*ALL_LINEAR, *(name for name in TOWER_TARGETS if name in named))
+    if {*ALL_LINEAR} & {*named}:  # of the language model; further names are not in it
+        every = (*ALL_LINEAR, *(name for name in BESIDE_LINEAR if name in named))
         any_launcher = asked.able.launcher == "any"
         return {"lora_targets": every if any_launcher else asked.able.targets_of(asked.model, every)}
     return {"lora_targets": tuple(name for name in LORA_TARGETS if name in named)}

@@ -304,6 +304,13 @@ def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
     for part in [cluster, *(group for group in _groups(cluster) if len(_groups(cluster)) == 1)]:
         counts = part.get("num_nodes")
         most = _most(counts)
+        if most is not None and part.get("num_gpus") is not None:
+            raise InvalidProblemError.of(
+                "/cluster/num_nodes",
+                f"{part['num_gpus']} GPUs are one cluster, not several numbers of nodes",
+                allowed="one number of nodes, or the nodes without num_gpus",
+                nearest=str(most),
+            )
         if most is not None:
             smaller = {**part, "num_nodes": most}
             return {

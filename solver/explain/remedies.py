@@ -17,8 +17,8 @@ from typing import Any, Literal
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.cluster import MAX_GPUS, ClusterSpec, NodeGroup, power_of
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.inline import UNNAMED, cluster_from_mapping
-from meshwright.profiles.library import larger_gpus, with_gpu
+from meshwright.profiles.inline import UNNAMED, cluster_from_mapping, cluster_of_words
+from meshwright.profiles.library import is_gpu_name, larger_gpus, with_gpu
 from meshwright.profiles.optimizers import UNPAGED
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.storage import BasePrecision
@@ -86,7 +86,7 @@ class ProblemChange:
     """A changed problem with the profile that prices it."""
 
     # risk, power, limits, switch, precision, optimizer, offload, launcher, lora, qlora, batch, sequence,
-    # nodes, gpus_per_node or gpus
+    # group, nodes, gpus_per_node or gpus
     kind: str
     words: str
     problem: Problem
@@ -385,6 +385,27 @@ def wider_nodes(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
         each *= 2
 
 
+def groups_alone(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
+    """Yield each of unlike node groups alone: a mesh over all goes at the pace of the slowest GPU.
+
+    Nothing where stages are placed on groups, some of which may stay idle.
+    """
+    cluster = problem.cluster
+    for group in () if problem.places_stages or cluster.is_homogeneous else cluster.distinct_groups:
+        changed = _on(problem, ClusterSpec(name=group.gpu.slug, groups=(group,)))
+        counted = f"{group.num_nodes}x{group.gpus_per_node}x{group.gpu.slug}"
+        named = is_gpu_name(group.gpu.slug)  # options state a type of the catalog on its usual links
+        usual = cluster_from_mapping(cluster_of_words(counted)).groups if named else ()
+        own = next((one for one in profile.by_group if one.group == group), None)
+        yield ProblemChange(
+            "group",
+            f"{group.num_gpus} × {group.gpu.display_name} alone",
+            changed,
+            own or default_profile(changed.cluster, changed.priced_as),
+            settings={"cluster.nodes": counted} if usual == (group,) else {},
+        )
+
+
 def more_hardware(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
     """Try more nodes: the fewest that were found to fit, then more of them.
 
@@ -450,6 +471,7 @@ def changes_of_kinds(
         (chain(asked_less(problem, profile, nearest), done_otherwise(problem, profile, plain)), _MOST),
         (adapted(plain, profile), _ENOUGH),
         (less_work(problem, profile), _ENOUGH),
+        (groups_alone(plain, profile), _ENOUGH),
         (wider_nodes(plain, profile), 1),
         (more_hardware(problem, profile), 1),
         (other_gpus(problem), 1),
@@ -524,6 +546,8 @@ def problem_of_remedy(
         changes = chain(*several, other_gpus(problem))
     elif remedy.kind in ("batch", "sequence"):
         changes = less_work(problem, profile)
+    elif remedy.kind == "group":
+        changes = groups_alone(problem, profile)
     elif remedy.kind == "gpus_per_node":
         changes = wider_nodes(problem, profile)
     elif remedy.kind in ("lora", "qlora"):

@@ -32,6 +32,7 @@ from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
+from meshwright.solver.explain.remedies import groups_alone
 from meshwright.solver.planner.recipes import (
     STATES,
     WORTH_OF_A_RECIPE,
@@ -70,7 +71,7 @@ class Change:
     """A change of a request that the user may decide."""
 
     # gradients, optimizer, states for both, precision, compile, launcher, batch, neighbour, packing,
-    # offload, package, or recipe
+    # offload, package, recipe, or group
     kind: str
     words: str
     effect: str
@@ -106,6 +107,7 @@ def levers_of(
             else:
                 plans = _nearby(own, change, profile, answer)
             found += [_lever(own, answer, change, best) for best in plans[:1]]
+        found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
         found += _of_launcher(own, profile, answer, searches, found)
         found += _lighter(own, profile, answer, searches)
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
@@ -466,6 +468,18 @@ def _launchers(problem: Problem) -> Iterator[Change]:
         )
 
 
+def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float) -> Iterator[Lever]:
+    """Yield what one of unlike node groups saves alone, each by a search of at most so many seconds."""
+    for one in groups_alone(problem, profile):
+        look()
+        change = Change(
+            kind=one.kind, words=one.words, effect="", problem=one.problem, settings=one.settings
+        )
+        plans, _ = _searched(problem, _within(change, seconds), one.profile, answer)
+        if plans:
+            yield _lever(problem, answer, change, plans[0])
+
+
 def _of_launcher(
     problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch, found: Sequence[Lever]
 ) -> Iterator[Lever]:
@@ -727,6 +741,7 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
             look()
             plans, _ = _searched(own, change, profile, answer)
             found += [_lever(own, answer, change, best) for best in plans[:1]]
+        found += _alone(own, profile, answer, seconds=own.options.time_limit_s)
         find = partial(_searched, own, profile=profile, answer=answer)
         found += _relaid(own, answer, [*_published(own, profile, answer)], find)
         found += _neighbours(own, profile, answer, find)

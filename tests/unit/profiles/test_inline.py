@@ -127,6 +127,23 @@ def test_a_cluster_is_a_catalog_name_with_a_number_of_nodes() -> None:
     assert cluster_from_mapping({"name": "dgx-h100"}) is find_cluster("dgx-h100")
 
 
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        (
+            {"num_gpus": 4, "num_nodes": 2, "gpus_per_node": 4},
+            "2 × 4 = 8, but there are 4 GPUs.*Nearest: 8",
+        ),
+        ({"num_gpus": 16, "num_nodes": 1, "gpus_per_node": 8}, "1 × 8 = 8, but there are 16 GPUs"),
+        ({"num_gpus": 4, "gpus_per_node": 8}, "4 GPUs don't fill nodes of 8.*Nearest: 8"),
+        ({"num_gpus": 5, "num_nodes": 2}, "5 GPUs can't be split evenly over 2 nodes.*Nearest: 4 or 6"),
+    ],
+)
+def test_numbers_of_gpus_and_nodes_that_contradict_are_refused(counts: dict[str, int], why: str) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        cluster_from_mapping({"gpu": "h100", **counts})
+
+
 def test_links_left_out_are_the_usual_ones_and_a_warning_says_so() -> None:
     cluster = cluster_from_mapping({"groups": [GROUP]})
     assert cluster.groups[0].intra_node == find_gpu("h100-sxm-80gb").intra_node

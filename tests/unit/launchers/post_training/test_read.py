@@ -212,6 +212,14 @@ def test_adapters_of_verl_and_nemo_rl_count_their_own_defaults() -> None:
     peft = "megatron_cfg: {enabled: true, peft: {enabled: true, target_modules: [linear_qkv]}}"
     found = read_recipe("a.yaml", NEMO[:-2] + f", {peft}}}\n").parts["adapters"]
     assert found == {"rank": 8, "targets": ["linear_qkv"], "base_precision": "bf16"}
+    single = peft.replace("linear_qkv", "linear_qkv, q_proj")
+    with pytest.raises(
+        InvalidProblemError, match=r"q_proj is no layer that is priced\. Allowed: linear_qkv"
+    ):
+        read_recipe("a.yaml", NEMO[:-2] + f", {single}}}\n")
+    fused = verl.replace("MORE", named.replace("v_proj", "linear_fc1"))
+    with pytest.raises(InvalidProblemError, match="linear_fc1 matches no module"):
+        read_recipe("a.sh", fused)
 
 
 def test_processes_with_whole_adapters_are_replicas_and_zero_2_says_so() -> None:

@@ -286,9 +286,48 @@ def test_a_program_alone_is_started_on_all_gpus(num_gpus: int | None, start: str
     assert alone.configuration.data_parallel_size == (num_gpus or 1)
 
 
+TRAINER = """\
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
+trainer = Trainer(model=model, args=TrainingArguments(output_dir="o", bf16=True))
+"""
+SFT_DEFAULTS = SFT.replace("per_device_train_batch_size=4, max_length=512", "output_dir='o'")
+
+
+@pytest.mark.parametrize(
+    ("program", "tool", "seq_length"),
+    [
+        (SFT.replace("per_device_train_batch_size=4, ", ""), "TRL", 512),
+        (SFT_DEFAULTS, "TRL", 1024),  # SFTConfig's
+        (SFT_DEFAULTS.replace(", args=config", ""), "TRL", 1024),
+        (TRAINER, "transformers", 256),
+    ],
+)
+def test_a_program_without_a_micro_batch_trains_with_its_trainers(
+    program: str, tool: str, seq_length: int
+) -> None:
+    """TrainingArguments' default is 8 (transformers, training_args.py), which SFTConfig keeps."""
+    given = Overrides(num_gpus=4, values={"seq_length": 256} if tool == "transformers" else {})
+    alone = read_launch_files(Source(name="train.py", text=program), given)
+    assert (alone.configuration.micro_batch_size, alone.workload.seq_length) == (8, seq_length)
+    assert f"per_device_train_batch_size is not given: 8 is {tool}'s default" in alone.notes
+    script = "accelerate launch --num_processes 4 train.py"
+    started = Source(name="a.sh", text=script, files={"a.sh": script, "train.py": program})
+    assert read_launch_files(started, given).workload == alone.workload
+
+
+def test_trls_own_script_without_a_micro_batch_is_read() -> None:
+    own = "accelerate launch --num_processes 4 trl/scripts/sft.py --model_name_or_path Qwen/Qwen3-8B"
+    assert (
+        own_run("", f"{own} --max_length 512").workload
+        == own_run(SFT.replace("per_device_train_batch_size=4, ", "")).workload
+    )
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
+        (SFT_DEFAULTS.replace('"Qwen/Qwen3-8B"', "load()"), "model: the files name no model"),
         ("print(8)", "is a Python program"),
         (f"import unsloth\n{SFT}", "unsloth sets in code"),
         (SFT.replace("SFT", "GRPO"), "roles are priced together.*meshwright explain --from-args rloo.py"),

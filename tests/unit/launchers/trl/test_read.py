@@ -113,6 +113,34 @@ def test_a_rank_beside_peft_that_is_off_trains_no_adapters() -> None:
         read(rank, Overrides(num_gpus=2), "sft.yaml")
 
 
+@pytest.mark.parametrize(
+    ("model", "targets", "why"),
+    [
+        ("Qwen3-8B", "[q_proj, linear_qkv]", "linear_qkv matches no module .*q_proj, k_proj, v_proj"),
+        ("Qwen3-8B", "[linear_fc2]", "linear_fc2 matches no module .*down_proj: .* Megatron-Core's name"),
+        ("gpt2", "[linear_qkv]", "linear_qkv matches no module"),
+        ("Qwen3-8B", "[all-linear, q_proj]", "all-linear next to q_proj selects no further layers"),
+        ("gpt-oss-20b", "[all-linear, experts.gate_up_proj]", "all-linear next to experts.gate_up_proj"),
+        ("gpt-oss-20b", "[q_proj, experts.gate_up_proj]", "experts.gate_up_proj in target_parameters"),
+        ("gpt-oss-20b", "[q_proj, experts.down_proj]", "experts.down_proj in target_parameters"),
+        ("Qwen3-30B-A3B", "[q_proj, experts.gate_up_proj]", "experts.gate_up_proj in target_parameters"),
+    ],
+)
+def test_names_that_match_no_module_of_the_class_are_refused(model: str, targets: str, why: str) -> None:
+    """peft passes over them without a word where another name matches (check_target_module_exists)."""
+    text = f"{SFT_YAML}model_name_or_path: {model}\nuse_peft: true\nlora_target_modules: {targets}\n"
+    with pytest.raises(InvalidProblemError, match=f"lora_target_modules.*{why}"):
+        read(text, Overrides(num_gpus=2), "sft.yaml")
+
+
+def test_experts_names_of_transformers_4_are_the_tensors_of_today() -> None:
+    text = f"{SFT_YAML}model_name_or_path: Qwen3-30B-A3B\nuse_peft: true\n"
+    found = read(
+        f"{text}lora_target_modules: [q_proj, experts.down_proj]\n", Overrides(num_gpus=2), "sft.yaml"
+    )
+    assert found.workload.lora_targets == ("q_proj", "experts.down_proj")
+
+
 def test_trl_without_a_file_has_its_own_defaults_and_accelerates_built_in_shares() -> None:
     adapters = "--use_peft --lora_r 8 --lora_target_modules all-linear --load_in_8bit"
     found = read(f"trl sft {WORDS} {adapters} --accelerate_config zero2 --num_processes 4\n")

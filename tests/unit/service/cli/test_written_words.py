@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from typer.exceptions import TyperException
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.inline import cluster_from_mapping
 from meshwright.service.cli.main import app
 from meshwright.service.cli.options import read_request
 from meshwright.service.cli.terminal import report_usage
@@ -202,6 +204,18 @@ def test_nodes_of_two_kinds_are_two_groups_with_their_own_links() -> None:
         ({"gpus": "2xdgx-h100"}, "is a node, not a GPU type. Nearest: --nodes 2xdgx-h100"),
         ({"gpu": "h100,a100"}, "--nodes 1xh100,1xa100"),
         ({"gpus": "8xM3 Max"}, "--gpus: .*Apple GPUs are not supported"),
+        (
+            {"gpus": "2x4xh100", "num_nodes": "3"},
+            "--num-nodes: 3 contradicts --gpus 2x4xh100, which states 2 nodes",
+        ),
+        (
+            {"gpus": "2x4xh100", "gpus_per_node": 8},
+            "--gpus-per-node: 8 contradicts .* states 4 GPUs a node",
+        ),
+        ({"nodes": "2xh100", "num_nodes": "2,4"}, "--num-nodes: 2,4 contradicts --nodes 2xh100"),
+        ({"cluster": "2xdgx-h100", "num_nodes": "1"}, "--num-nodes: 1 contradicts --cluster 2xdgx-h100"),
+        ({"cluster": "16xH100", "gpus": "4"}, "--num-gpus: 4 contradicts --cluster 16xH100"),
+        ({"gpus": "8xh100,8xa100", "num_nodes": "2"}, "--num-nodes: 2 contradicts .* several groups"),
     ],
 )
 def test_hardware_that_is_stated_twice_or_wrongly_is_refused(given: Mapping[str, Any], why: str) -> None:
@@ -209,10 +223,62 @@ def test_hardware_that_is_stated_twice_or_wrongly_is_refused(given: Mapping[str,
         read_request(**given)
 
 
+COUNTS_STATED: Mapping[str, tuple[str | None, ...]] = {
+    "hardware": ("gpu h100", "gpus 4xh100", "gpus 16xh100", "gpus 2x4xh100", "nodes 2xh100", "cluster h100",
+                 "cluster dgx-h100", "cluster 2xdgx-h100", "cluster 16xh100", "cluster g6.12xlarge"),
+    "num_gpus": (None, "4", "12", "16"),
+    "num_nodes": (None, "1", "2", "4"),
+    "gpus_per_node": (None, "4", "8"),
+}  # fmt: skip
+WORDS_OF_COUNTS = {
+    "gpus 4xh100": {"num_gpus": 4}, "gpus 16xh100": {"num_gpus": 16}, "cluster 16xh100": {"num_gpus": 16},
+    "gpus 2x4xh100": {"num_nodes": 2, "gpus_per_node": 4}, "nodes 2xh100": {"num_nodes": 2},
+    "cluster 2xdgx-h100": {"num_nodes": 2},
+}  # fmt: skip
+
+
+def test_every_number_of_gpus_or_nodes_is_true_of_the_cluster_or_refused() -> None:
+    answered, refusals = 0, set[str]()
+    for hardware, *numbers in product(*COUNTS_STATED.values()):
+        names = ("num_gpus", "num_nodes", "gpus_per_node")
+        stated = {name: int(text) for name, text in zip(names, numbers, strict=True) if text}
+        option, words = str(hardware).split()
+        given = {option: words, **stated}
+        if "num_nodes" in stated:
+            given["num_nodes"] = str(stated["num_nodes"])
+        try:
+            cluster = cluster_from_mapping(read_request(**given)["cluster"])
+        except InvalidProblemError as refused:
+            refusals.update(
+                one.pointer.rpartition("/")[2].strip("-").replace("-", "_") for one in refused.errors
+            )
+            continue
+        (group,) = cluster.groups
+        found = {
+            "num_gpus": cluster.num_gpus,
+            "num_nodes": group.num_nodes,
+            "gpus_per_node": group.gpus_per_node,
+        }
+        for one in (stated, WORDS_OF_COUNTS.get(str(hardware), {})):
+            assert one.items() <= found.items(), given
+        answered += 1
+    assert refusals == {"num_gpus", "num_nodes", "gpus_per_node"}, "a refusal names what contradicts"
+    assert answered > 60, "most combinations without a contradiction have an answer"
+
+
+def test_several_numbers_of_nodes_are_not_asked_of_a_number_of_gpus() -> None:
+    request = read_request(gpus="16xH100", num_nodes="2,4")
+    with pytest.raises(InvalidProblemError, match="16 GPUs are one cluster, not several numbers of nodes"):
+        parse_problem({"model": "gpt2", "workload": WORKLOAD, **request})
+
+
 def test_a_number_of_gpus_takes_the_place_of_a_files_number_of_nodes(tmp_path: Path) -> None:
     path = tmp_path / "problem.json"
     path.write_text('{"cluster": {"name": "dgx-h100", "num_nodes": 4}}')
     assert read_request(path, num_gpus=16)["cluster"] == {"name": "dgx-h100", "num_gpus": 16}
+    path.write_text('{"cluster": {"gpu": "h100", "num_nodes": 4, "gpus_per_node": 8}}')
+    part_of_a_node = read_request(path, num_gpus=4)["cluster"]
+    assert part_of_a_node == {"gpu": "h100", "num_gpus": 4}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from meshwright.launchers.reading.base import Overrides
 from meshwright.service.cli.launch_files import source_of
 from meshwright.service.files import replace_texts
 from meshwright.service.fixing.fixes import Fixes, edited_files, fixes_of, verified
+from meshwright.service.fixing.lines import fix_lines
 from meshwright.service.requests.launch_files import own_of_files
 from tests.served.requests import run_here
 
@@ -335,3 +336,31 @@ def test_a_launcher_that_builds_nothing_without_a_gpu_is_named(found: Fixes) -> 
     seen = verified(replace(found, sets=(one,), recommended=one)).recommended
     assert seen is not None
     assert seen.verdict == f"{one.verdict}; not verified: trl builds no rank without a GPU"
+
+
+def test_adapters_on_deepspeed_are_compared_with_what_edits_reach_and_a_switch_is_named(
+    tmp_path: Path,
+) -> None:
+    """No plan has adapters under DeepSpeed, so the search plans without it: that takes more than edits."""
+    command = (
+        "deepspeed --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path Qwen/Qwen3-0.6B --bf16 "
+        "true --use_peft --lora_r 16 --max_length 1024 --per_device_train_batch_size 1 "
+        "--gradient_accumulation_steps 8 --gradient_checkpointing true --dtype bfloat16\n"
+    )
+    engine = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    (tmp_path / "a.sh").write_text(command)
+    (tmp_path / "ds.json").write_text(json.dumps(engine))
+    found = fixes_of(source_of([tmp_path / "a.sh"]), {"cluster": CLUSTER}, most=1)
+    assert (found.own.launcher, found.switches_to) == ("deepspeed", "accelerate")
+    (best,) = found.sets
+    assert found.possible_s == best.prediction.step_time_s
+    assert not found.possible_is_searched
+    assert found.recommended is best
+    switched = found.switched
+    assert switched is not None
+    assert switched.step_time_s < found.possible_s
+    _, second, third, *_ = fix_lines(found, found.recommended, 200)
+    assert second.startswith("The best set of edits takes ")
+    assert third.startswith("A switch to accelerate without DeepSpeed takes ")
+    plain = found.to_json()["switched"]
+    assert (plain["launcher"], plain["step_time_s"]) == ("accelerate", switched.step_time_s)

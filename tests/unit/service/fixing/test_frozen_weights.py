@@ -1,13 +1,19 @@
 """``meshwright fix --base-precision``: the edit that loads frozen weights in another type."""
 
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from meshwright.launchers.editing.edits import Texts
+from meshwright.launchers.reading.base import Overrides
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.launch_files import source_of
 from meshwright.service.fixing.fixes import Fixes, fixes_of
 from meshwright.service.fixing.lines import fix_lines
+from meshwright.service.fixing.search import Bench
 from meshwright.service.requests.launch_files import own_of_files
 
 CLUSTER = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8}]}
@@ -70,6 +76,56 @@ def fixed(folder: Path, files: dict[str, str], base: str | None) -> Fixes:
         (folder / name).write_text(text)
     first = folder / next(iter(files))
     return fixes_of(source_of([first]), {"cluster": CLUSTER}, searched=False, most=1, base_precision=base)
+
+
+SWIFT = (
+    "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-0.6B --tuner_type lora --lora_rank 16 --dataset d "
+    "--target_modules all-linear --per_device_train_batch_size 2 --max_length 2048"
+)
+IN_FP32 = "--torch_dtype float32 --bf16 true --fp16 false"  # fp16 is on by default next to float32
+
+
+@pytest.mark.parametrize(
+    ("stated", "base", "wanted"),
+    [
+        ("--torch_dtype bfloat16", "fp32", {"--torch_dtype float32", "--bf16 true", "--fp16 false"}),
+        ("", "fp32", {"--torch_dtype float32", "--bf16 true", "--fp16 false"}),
+        (IN_FP32, "bf16", {"--torch_dtype bfloat16", "--bf16 true", "--fp16 false"}),
+    ],
+)
+def test_ms_swifts_type_of_frozen_weights_is_written_with_what_it_computes_in(
+    stated: str, base: str, wanted: set[str], tmp_path: Path
+) -> None:
+    """Its own defaults follow from torch_dtype (ms-swift 4.6, model_args.py _init_mixed_precision)."""
+    (tmp_path / "a.sh").write_text(f"{SWIFT} {stated}\n")
+    source = source_of([tmp_path / "a.sh"])
+    own = own_of_files({"cluster": CLUSTER}, source)
+    assert own.problem.workload.base_precision != base
+    bench = Bench(
+        source,
+        Texts({"a.sh": source.text}),
+        own=own,
+        read=partial(own_of_files, {"cluster": CLUSTER}),
+        profile=default_profile(own.problem.cluster, own.problem.priced_as),
+        overrides=Overrides(),
+        base=base,
+    )
+    moves = chain.from_iterable(map(bench.arguments.moves, bench.arguments.loadings()))
+    trials = [trial for move in moves if (trial := bench.attempt([move])) is not None]
+    assert trials
+    assert all(one.own.problem.workload.base_precision == base for one in trials)
+    assert all(one.own.problem.workload.precision == "bf16" for one in trials)
+    words = trials[0].texts["a.sh"]
+    assert all(one in words for one in wanted), words
+
+
+def test_ms_swift_without_a_stated_type_of_products_computes_fp32_weights_in_fp16(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text(f"{SWIFT} --torch_dtype float32\n")
+    work = own_of_files({"cluster": CLUSTER}, source_of([tmp_path / "a.sh"])).problem.workload
+    assert (work.precision, work.base_precision) == ("fp16", "fp32")
+    (tmp_path / "a.sh").write_text(f"{SWIFT} --torch_dtype float32 --bf16 true\n")
+    with pytest.raises(InvalidProblemError, match=r"fp16: .*stops at both types\. Allowed: false"):
+        own_of_files({"cluster": CLUSTER}, source_of([tmp_path / "a.sh"]))
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,36 @@ def test_by_default_adapters_are_those_of_the_launcher(launcher: str, names: tup
     assert problem.workload.lora_targets == names
 
 
+GATE_UP = "experts.gate_up_proj"
+
+
+@pytest.mark.parametrize(
+    ("model", "launcher", "named", "answer"),
+    [
+        ("gpt-oss-20b", "trl", GATE_UP, (*SINGLE_TARGETS, GATE_UP)),  # its experts are no linear layers
+        ("gpt-oss-20b", "any", GATE_UP, (*ALL_LINEAR, GATE_UP)),
+        ("qwen3-30b-a3b", "trl", GATE_UP, "other names mean the same experts"),
+        ("qwen3-30b-a3b", "any", GATE_UP, "other names mean the same experts"),
+        ("qwen3-30b-a3b", "megatron-bridge", GATE_UP, f"no modules called {GATE_UP}"),
+        ("qwen3-8b", "trl", "linear_qkv", "trl has no modules called linear_qkv"),
+        ("qwen3-8b", "megatron-bridge", "linear_qkv", FUSED_TARGETS),
+        ("qwen3-8b", "trl", "w1", "w1: only Mixtral's experts have layers with this name"),
+        ("mixtral-8x7b", "trl", "w1", (*SINGLE_TARGETS, "w1")),
+        ("qwen3-8b", "trl", "q_proj", SINGLE_TARGETS),  # one of them
+    ],
+)
+def test_a_name_next_to_all_linear_layers_is_kept_or_refused(
+    model: str, launcher: str, named: str, answer: tuple[str, ...] | str
+) -> None:
+    workload = {**WORKLOAD, "seq_length": 2048, "lora_rank": 8, "lora_targets": ["all-linear", named]}
+    request = {**training(workload), "model": {"name": model}, "launcher": launcher}
+    if isinstance(answer, str):
+        with pytest.raises(InvalidProblemError, match=answer):
+            parse_problem(request)
+    else:
+        assert parse_problem(request).workload.lora_targets == answer
+
+
 @pytest.mark.parametrize(
     ("workload", "words"),
     [

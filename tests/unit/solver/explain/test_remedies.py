@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Infeasibility
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch
@@ -19,6 +20,7 @@ from meshwright.solver.explain.remedies import (
     changes_of_kinds,
     done_otherwise,
     fastest,
+    groups_alone,
     less_work,
     more_hardware,
     on_nodes,
@@ -252,3 +254,26 @@ def test_no_more_nodes_are_offered_than_a_request_may_have() -> None:
     profile = default_profile(problem.cluster, problem.launcher)
     found = [change.problem.cluster.num_gpus for change in more_hardware(problem, profile)]
     assert all(800_000 < gpus <= 1_000_000 for gpus in found)
+
+
+def test_one_of_unlike_groups_that_holds_the_model_alone_is_offered() -> None:
+    """1.7 B weights take 18 bytes each, 29 of 48 GiB of an RTX 6000 Ada, and more than 3 × 12."""
+    problem = parse_problem(
+        {
+            "model": {"name": "qwen3-1.7b"},
+            "cluster": {"name": "2xrtx-3060,1xrtx-6000-ada"},
+            "workload": {"global_batch_size": 16, "seq_length": 1024},
+            "launcher": "megatron-lm",
+        }
+    )
+    profile = default_profile(problem.cluster, problem.launcher)
+    infeasible = ask(problem, profile).infeasible
+    assert infeasible is not None
+    (alone,) = (one for one in infeasible.remedies if one.kind == "group")
+    assert (alone.change, alone.num_gpus) == ("1 × RTX 6000 Ada alone", 1)
+    assert alone.settings == {"cluster.nodes": "1x1xrtx-6000-ada"}
+    found = remedies.problem_of_remedy(problem, profile, alone, infeasible.nearest)
+    assert found is not None
+    assert found.cluster.groups == problem.cluster.groups[1:]
+    placed = replace(problem, launcher="flagscale")  # a group may stay idle there
+    assert [*groups_alone(placed, profile), *groups_alone(a_problem(), profile)] == []

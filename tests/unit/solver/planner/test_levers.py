@@ -57,6 +57,38 @@ def test_where_states_leave_no_room_smaller_ones_are_named(slow: tuple[Problem, 
     )
 
 
+def on_cards(nodes: str, launcher: str) -> Problem:
+    """Qwen3 0.6B with batches of 16 × 1024 tokens on some gaming cards."""
+    return parse_problem(
+        {
+            "model": {"name": "qwen3-0.6b"},
+            "cluster": {"name": nodes},
+            "workload": {"global_batch_size": 16, "seq_length": 1024},
+            "launcher": launcher,
+            "search": {"top_k": 1, "certify": "none"},
+        }
+    )
+
+
+def test_one_of_unlike_groups_is_named_where_it_is_faster_alone() -> None:
+    """An RTX 3090 computes 2.8 times as much as an RTX 3060, whose pace a pipeline over all three has."""
+    together = compared(on_cards("2xrtx-3060,1xrtx-3090", "megatron-lm"))
+    (lever,) = (one for one in together.levers if one.kind == "group")
+    assert lever.change == "1 × RTX 3090 alone"
+    assert lever.settings == {"cluster.nodes": "1x1xrtx-3090"}
+    (alone,) = compared(on_cards("1x1xrtx-3090", "megatron-lm")).ranking
+    assert lever.config == alone.config
+    assert lever.step_time_s == pytest.approx(alone.prediction.step_time_s)
+    saves = 1 - alone.prediction.step_time_s / together.ranking[0].prediction.step_time_s
+    assert lever.saves == pytest.approx(saves)
+    assert saves > 0.3
+
+
+def test_a_group_that_is_slower_alone_is_not_named() -> None:
+    levers = compared(on_cards("8xrtx-4090,8xrtx-3090", "megatron-lm")).levers
+    assert "group" not in {one.kind for one in levers if one.change.startswith("8 × RTX 3090")}
+
+
 @pytest.mark.parametrize("base", ["fp32", "nf4"])
 def test_frozen_weights_of_16_bits_are_named_where_others_take_longer(base: str) -> None:
     """Of 14.8 billion weights, 55 GiB in fp32 leave no room to keep activations; 4 bits are read in 16."""
