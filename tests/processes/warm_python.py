@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-TORCH = (
+RANKS = (  # what trainers load in each
     "torch", "torch.distributed.run", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor",
     "torch.distributed.checkpoint", "torch.distributed.pipelining",
 )  # fmt: skip
@@ -58,7 +58,7 @@ def python(interpreter: str = sys.executable, *modules: str, path: str = "") -> 
 
     Args:
         interpreter: of the environment that it is.
-        modules: that its processes have loaded beside ``TORCH``.
+        modules: that its processes have loaded; without any, ``RANKS``.
         path: ``PYTHONPATH`` by which these are found.
     """
     folder = tempfile.mkdtemp(prefix="mw-python-")
@@ -67,7 +67,7 @@ def python(interpreter: str = sys.executable, *modules: str, path: str = "") -> 
     program.chmod(0o755)
     ours = {**os.environ, "PYTHONPATH": path, **SETTLED}
     forked = subprocess.Popen(
-        [interpreter, __file__, address, str(program), *TORCH, *modules], stdin=subprocess.PIPE, env=ours
+        [interpreter, __file__, address, str(program), *(modules or RANKS)], stdin=subprocess.PIPE, env=ours
     )
     stream = forked.stdin
     assert stream is not None

@@ -50,7 +50,7 @@ def start(
     question = [word for name, value in QUESTION.items() if name not in options for word in (name, value)]
     words = [*launcher, *command, "profile", "--quick", *question, *model, *options]
     return subprocess.Popen(
-        [python(sys.executable, "meshwright.service.cli.profile"), *words],
+        [python(sys.executable, "torch.distributed.run", "meshwright.service.cli.profile"), *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
