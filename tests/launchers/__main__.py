@@ -51,6 +51,7 @@ from tests.launchers.environments import (
     ENVIRONMENTS,
     ROOT,
     TORCH_ENVIRONMENT,
+    interpreter,
     newest,
     ready,
     versions,
@@ -76,7 +77,7 @@ MODELS = (
     "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "glm-4.5-air", "llama-3-8b", "gpt-oss-20b",
 )  # fmt: skip
 JUDGES = Path(__file__).parent / "judges"
-SPLITS = 500  # random models whose split nanotron is asked for
+SPLITS_A_PLAN, LEAST_SPLITS = 5, 50  # random models whose split nanotron is asked for
 LONG = 1000  # characters of a fault: a plan, and what was found
 CONTEXTS = 2  # plans in which one value of one file is changed
 EXPORTER = {"torchtitan-0.3": "torchtitan"}
@@ -170,7 +171,7 @@ def verdicts(environment: Environment, judge: str, cases: list[Case]) -> list[Ve
     """The judge's answers, in order."""
     path = os.pathsep.join(filter(None, [str(environment.path) if environment.unpacked else ""]))
     done = subprocess.run(
-        [str(environment.python), str(JUDGES / f"{judge}.py")],
+        [interpreter(environment), str(JUDGES / f"{judge}.py")],
         input="".join(json.dumps(case) + "\n" for case in cases),
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
@@ -328,10 +329,10 @@ def try_plans(name: str, judge: str, targets: list[Target], count: Count) -> Try
         count.faults += [f"{name}: {found.config}: {text}" for text in differences(found, verdict["seen"])]
 
 
-def try_splits(judge: str, count: Count) -> Try:
-    """Stages of random Llamas, planned or not: light and heavy heads, padded vocabularies, empty stages."""
+def try_splits(judge: str, splits: int, count: Count) -> Try:
+    """Stages of so many random Llamas: light and heavy heads, padded vocabularies, empty stages."""
     rng, drawn = random.Random("nanotron splits"), list[tuple[ModelSpec, int, int]]()
-    for _ in range(SPLITS):
+    for _ in range(splits):
         heads, layers, ffn = rng.choice([8, 24, 32]), rng.randint(1, 80), 128 * rng.randint(8, 256)
         model = replace(
             find_model("llama-3.1-8b"), num_layers=layers, hidden_size=128 * heads, ffn_hidden_size=ffn,
@@ -554,7 +555,7 @@ def legal_and_illegal(
     """Yield plans, mutants, edits and dry runs of one launcher."""
     yield try_plans(name, judge, list(plans(name, options.plans, options.seed)), count)
     if name == "nanotron":  # its judge builds models; its parser does not know what we write
-        yield try_splits(judge, count)
+        yield try_splits(judge, max(LEAST_SPLITS, SPLITS_A_PLAN * options.plans), count)
     else:
         yield try_mutants(name, judge, count)
         if name != "flagscale":  # its judge knows process meshes; what is not of them is Megatron-LM's

@@ -16,6 +16,7 @@ from examples.cpu_training.closed_loop import TINY, problem_of
 from meshwright.service.verify.environments import Environment, make
 from tests.launchers.environments import ENVIRONMENTS, TORCHTITAN_ON_CPU
 from tests.processes.servers import free_port
+from tests.processes.warm_python import python
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "cpu_training" / "launchers"
 LAYERS, BATCH = 4, 8
@@ -39,7 +40,8 @@ class OnCpu:
         make(self.environment)
         torchrun = folder / "bin" / "torchrun"
         torchrun.parent.mkdir(parents=True, exist_ok=True)
-        torchrun.write_text(f'#!/bin/sh\nexec "{self.environment.python}" -m torch.distributed.run "$@"\n')
+        own = python(str(self.environment.python), path=str(self.environment.path))
+        torchrun.write_text(f'#!/bin/sh\nexec "{own}" -m torch.distributed.run "$@"\n')
         torchrun.chmod(0o755)
         return {
             "PATH": f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}",

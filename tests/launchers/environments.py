@@ -23,6 +23,7 @@ from meshwright.service.verify.environments import (
     Environment,
     make,
 )
+from tests.processes.warm_python import RANKS, python
 
 ROOT = Path(__file__).parents[2] / ".venv-launchers"
 TORCH_ENVIRONMENT = Environment("torch", TORCH, root=ROOT)
@@ -123,6 +124,22 @@ ENVIRONMENTS = {
 
 # The release that is made to train on a CPU.
 TORCHTITAN_ON_CPU = Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2"), root=ROOT)
+
+# What several judges of an environment load alike, and none of them changes beforehand.
+LOADED = {
+    "torch": ("torch.distributed.run",),
+    "megatron-lm": RANKS,
+    "deepspeed": ("torch",),
+    "accelerate": ("accelerate.commands.launch", "transformers.training_args_seq2seq"),
+    "trl": ("trl.trainer.sft_config", "trl.trainer.model_config"),
+    "torchtitan-0.3": RANKS,
+}
+
+
+def interpreter(environment: Environment) -> str:
+    """The environment's Python; of several judges one whose processes have loaded what they share."""
+    own = str(environment.python)
+    return python(own, *LOADED[environment.name]) if environment.name in LOADED else own
 
 
 def newest(environment: Environment) -> Environment:

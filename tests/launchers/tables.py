@@ -19,6 +19,7 @@ import yaml
 from benchmarks.catalog import launcher_flags
 from meshwright.launchers.flags import table_path
 from meshwright.service.verify.environments import Environment
+from tests.launchers.environments import interpreter
 
 # Scripts that print a parser, by program.
 PARSERS = {
@@ -37,7 +38,7 @@ Row = dict[str, Any]
 def declared(program: str, environment: Environment) -> dict[str, Row]:
     """Return the arguments that a program's parser declares, by name."""
     done = subprocess.run(
-        [str(environment.python), str(PARSERS[program])],
+        [interpreter(environment), str(PARSERS[program])],
         capture_output=True, text=True, check=True, env={"PYTHONPATH": str(environment.path)},
     )  # fmt: skip
     found: dict[str, Row] = json.loads(done.stdout.splitlines()[-1])

@@ -15,11 +15,12 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import transformers
+from transformers.initialization import no_init_weights
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 Config = dict[str, Any]
@@ -159,6 +160,14 @@ def inner_class(config: type) -> type:
     )
 
 
+def on_meta(build: Callable[[], Any]) -> Any:  # noqa: ANN401 - a model of any class
+    """A model on torch's meta device, with its tied weights tied; none is drawn where none has a value."""
+    with torch.device("meta"), no_init_weights():
+        model = build()
+    model.tie_weights()
+    return model
+
+
 def parameters(model_type: str, config: Config) -> int:
     """The parameters of the type's language model, shared ones counted once.
 
@@ -170,9 +179,7 @@ def parameters(model_type: str, config: Config) -> int:
         head = 0 if config["tie_word_embeddings"] else built.vocab_size * built.hidden_size
     model_class = auto[type(built)] if type(built) in auto else inner_class(type(built))
     model_class = model_class[0] if isinstance(model_class, tuple) else model_class
-    with torch.device("meta"):
-        model = model_class(built)
-    model.tie_weights()
+    model = on_meta(lambda: model_class(built))
     return head + sum({id(one): one.numel() for one in model.parameters()}.values())
 
 

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import transformers
 from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tests.torch.drawn_configs import on_meta
 
 Config = dict[str, Any]
 LAYERS = 4  # of the language model
@@ -89,12 +90,16 @@ def drawn(model_type: str, rng: random.Random) -> Config:
     return config
 
 
+def built(config: Config) -> Any:  # noqa: ANN401 - a model of any class
+    """The model that transformers builds, on torch's meta device."""
+    own = copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})
+    made = CONFIG_MAPPING[config["model_type"]](**own)
+    return on_meta(lambda: AutoModelForImageTextToText.from_config(made))
+
+
 def parameters(config: Config) -> int:
     """The parameters of the model that transformers builds."""
-    own = copy.deepcopy({key: value for key, value in config.items() if key != "model_type"})
-    with torch.device("meta"):
-        model = AutoModelForImageTextToText.from_config(CONFIG_MAPPING[config["model_type"]](**own))
-    return sum(one.numel() for one in model.parameters())
+    return sum(one.numel() for one in built(config).parameters())
 
 
 def cases(model_type: str, draws: int) -> Iterator[tuple[Config, int]]:

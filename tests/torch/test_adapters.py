@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import bitsandbytes
@@ -52,7 +54,7 @@ from meshwright.profiles.storage import BasePrecision
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload
-from tests.torch.drawn_configs import LAYERS, NEEDED_BY_TYPE, needed
+from tests.torch.drawn_configs import LAYERS, NEEDED_BY_TYPE, needed, on_meta
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning"
@@ -94,8 +96,7 @@ def built(config: dict[str, Any]) -> tuple[ModelSpec, Any]:
     ours = model_from_config(whole, name="small")
     options = {name: value for name, value in whole.items() if name != "model_type"}
     made = transformers.AutoConfig.for_model(config["model_type"], **options)
-    with torch.device("meta"):
-        return ours, transformers.AutoModelForCausalLM.from_config(made)
+    return ours, on_meta(lambda: transformers.AutoModelForCausalLM.from_config(made))
 
 
 @pytest.mark.parametrize("model_type", sorted(set(families()) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
@@ -103,9 +104,9 @@ def test_peft_trains_as_many_weights_of_every_type_where_all_linear_layers_or_th
     model_type: str,
 ) -> None:
     mlp = ("gate_proj", "up_proj", "down_proj")
+    config, model = small(model_type)
+    ours = model_from_config({"model_type": model_type, **config}, name="small")
     for named, ours_named in (("all-linear", SINGLE_TARGETS), (["o_proj", *mlp], ("o_proj", *mlp))):
-        config, model = small(model_type)
-        ours = model_from_config({"model_type": model_type, **config}, name="small")
         try:
             theirs = trained(model, named, 6)
         except ValueError:  # other names than Llama's, or mixers that peft leaves as they are
@@ -137,7 +138,7 @@ def test_peft_copies_as_many_weights_of_every_type_whose_embedding_head_and_norm
     names = {*written} & there | ({"norm"} if normed else set())
     options = {"r": 4, "target_modules": targets, "task_type": "CAUSAL_LM"}
     with torch.device("meta"):
-        adapted = get_peft_model(model, LoraConfig(**options, modules_to_save=sorted(names)))
+        adapted = get_peft_model(copy.deepcopy(model), LoraConfig(**options, modules_to_save=sorted(names)))
     copies = dict.fromkeys(names, 0)
     for path, one in adapted.named_parameters(remove_duplicate=False):
         module, copied, _ = path.partition(".modules_to_save.")
@@ -331,21 +332,22 @@ def traced_peak(model: torch.nn.Module, recompute: str, micro_batches: int) -> i
     return max(total for total, one in zip(held, events, strict=True) if one.start_ns() >= third)
 
 
+@cache
 def small(model_type: str) -> tuple[dict[str, Any], torch.nn.Module]:
-    """A config of few layers of a type, and its model on torch's meta device."""
+    """A config of few layers of a type, and its model on torch's meta device, which nobody changes."""
     kind = CONFIG_MAPPING[model_type]
     config = {**needed(kind), **NEEDED_BY_TYPE.get(model_type, {})}
     if model_type != "gpt_neo":  # whose kinds of layers are listed
         layers = [one.name for one in dataclasses.fields(kind) if LAYERS.match(one.name)]
         config |= {name: config.get(name, 4) for name in layers}
-    with torch.device("meta"):
-        return config, transformers.AutoModelForCausalLM.from_config(kind(**config))
+    return config, on_meta(lambda: transformers.AutoModelForCausalLM.from_config(kind(**config)))
 
 
 def trained(model: torch.nn.Module, targets: list[str] | str, rank: int) -> int:
-    """Elements that peft trains."""
+    """Elements that peft trains of a copy of the model."""
+    adapters = LoraConfig(r=rank, target_modules=targets, task_type="CAUSAL_LM")
     with torch.device("meta"):
-        adapted = get_peft_model(model, LoraConfig(r=rank, target_modules=targets, task_type="CAUSAL_LM"))
+        adapted = get_peft_model(copy.deepcopy(model), adapters)
     return sum(one.numel() for one in adapted.parameters() if one.requires_grad)
 
 
@@ -356,7 +358,6 @@ def test_peft_trains_as_many_weights_beside_every_single_layer(name: str) -> Non
     experts = {"gate_proj", "up_proj", "down_proj"} if ours.moe else set()
     each = [target for target in SINGLE_TARGETS if target in there | experts]
     for targets in (each, each[:1], ["o_proj"]):
-        ours, model = built(CONFIGS[name])
         assert adapter_parameters(ours, 6, tuple(targets)) == trained(model, targets, 6), targets
 
 
@@ -368,7 +369,6 @@ def test_peft_trains_as_many_weights_beside_layers_that_only_some_classes_have(m
         path.rsplit(".", 1)[-1] for path, one in model.named_modules() if isinstance(one, torch.nn.Linear)
     }
     for target in sorted(linear & {*CLASS_TARGETS}) if ours.compression is None else ():
-        config, model = small(model_type)
         try:
             theirs = trained(model, [target], 6)
         except ValueError:  # mixers that peft leaves as they are
@@ -396,7 +396,6 @@ def test_peft_finds_each_layer_of_every_type_by_the_name_that_is_written(model_t
     for name in sorted(there - converted):
         if name == unadaptable(ours):
             continue
-        config, model = small(model_type)
         words = list(class_targets(ours, (name,)))
         assert trained(model, words, 6) == adapter_parameters(ours, 6, (name,)), (name, words)
         assert read_targets(ours, words) == (name,)
@@ -420,7 +419,9 @@ def test_layers_that_return_several_tensors_are_those_that_peft_cannot_adapt(mod
 def test_peft_wraps_a_router_that_returns_several_tensors_but_no_step_runs() -> None:
     _, model = small("llama4_text")
     with torch.device("meta"):
-        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["router"], task_type="CAUSAL_LM"))
+        adapted = get_peft_model(
+            copy.deepcopy(model), LoraConfig(r=2, target_modules=["router"], task_type="CAUSAL_LM")
+        )
     with pytest.raises(AttributeError, match="'tuple' object has no attribute 'dtype'"):
         adapted(input_ids=torch.ones((1, 8), dtype=torch.long, device="meta"))
 
@@ -450,20 +451,19 @@ def test_fsdp1_flattens_no_weights_of_8_bits() -> None:
 @pytest.mark.parametrize("name", FUSED)
 def test_peft_trains_as_many_weights_beside_fused_layers(name: str) -> None:
     config, names = FUSED[name]
+    ours, model = built(config)
     for theirs, own in names.items():
-        ours, model = built(config)
         assert own in LORA_TARGETS
         assert adapter_parameters(ours, 6, (own,)) == trained(model, [theirs], 6), theirs
 
 
 def test_peft_adapts_the_experts_of_mixtral_by_its_own_names_and_gate_and_up_together() -> None:
     config = {"model_type": "mixtral", **HEADS, "num_local_experts": 4, "num_experts_per_tok": 2}
+    ours, model = built(config)
     for targets in (EXPERT_TARGETS, ("w2",), ("w1", "w3"), ("q_proj", "v_proj", *EXPERT_TARGETS, "gate")):
-        ours, model = built(config)
         assert target_fault(ours, targets) is None
         assert adapter_parameters(ours, 6, targets) == trained(model, list(targets), 6), targets
     for half in ("w1", "w3"):
-        ours, model = built(config)
         assert "together" in str(target_fault(ours, (half,)))
         with pytest.raises(ValueError, match="without also targeting"):
             trained(model, [half], 6)
@@ -471,8 +471,8 @@ def test_peft_adapts_the_experts_of_mixtral_by_its_own_names_and_gate_and_up_tog
 
 def test_peft_adapts_both_layers_of_gpt_2_that_have_one_name() -> None:
     names = {"c_attn": ["linear_qkv"], "c_fc": ["linear_fc1"], "c_proj": ["linear_proj", "linear_fc2"]}
+    ours, model = built({"model_type": "gpt2", "n_embd": 256, "n_head": 8, "n_layer": 3})
     for theirs, own in names.items():
-        ours, model = built({"model_type": "gpt2", "n_embd": 256, "n_head": 8, "n_layer": 3})
         assert adapter_parameters(ours, 6, tuple(own)) == trained(model, [theirs], 6), theirs
 
 

@@ -15,6 +15,7 @@ from meshwright.profiles.measured.profile import MeasuredProfile
 from meshwright.profiles.measured.read import read_measured_profile
 from meshwright.profiles.model_shapes import model_to_mapping
 from tests.problems.measured_profiles import TINY
+from tests.processes.warm_python import python
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ["-m", "meshwright.service.cli.main"]
@@ -47,8 +48,9 @@ def start(
     launcher = torchrun if ranks > 1 else []
     model = ["--model", str(out.with_name("tiny.json")), "--out", str(out)]
     question = [word for name, value in QUESTION.items() if name not in options for word in (name, value)]
+    words = [*launcher, *command, "profile", "--quick", *question, *model, *options]
     return subprocess.Popen(
-        [sys.executable, *launcher, *command, "profile", "--quick", *question, *model, *options],
+        [python(sys.executable, "torch.distributed.run", "meshwright.service.cli.profile"), *words],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,8 +2,9 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.processes.warm_python import python
 
 ROOT = Path(__file__).parents[2]
 LOOP = "examples/cpu_training/closed_loop.py"
@@ -11,7 +12,7 @@ LOOP = "examples/cpu_training/closed_loop.py"
 
 def test_exported_plans_train_and_what_they_took_teaches(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, LOOP, "--tiny", "--out", str(tmp_path)],
+        [python(), LOOP, "--tiny", "--out", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
     # times of milliseconds on a shared machine are no figures: that calibration helps is not asked here

@@ -20,6 +20,7 @@ from meshwright_client.choosing import CHOICE, Choice, read_choice
 from tests.launchers.cpu_training import SCRIPTS, TORCHTITAN
 from tests.processes.bounded import output_of
 from tests.processes.servers import free_port
+from tests.processes.warm_python import python
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "launchers"
@@ -72,7 +73,7 @@ def test_trainers_start_with_a_plan_and_tell_what_their_steps_take(
     # The examples train a single layer: as many tokens of the whole model would be refused as too fast.
     problem["workload"]["seq_length"] = 4
     (tmp_path / "problem.json").write_text(json.dumps(problem))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     paths = {"PYTHONPATH": PATHS, "MESHWRIGHT_URL": url, "CUDA_VISIBLE_DEVICES": ""}
     printed = output_of(
         [*torchrun, str(EXAMPLES / script), "problem.json", "run"], timeout_s=PATIENCE_S, environment=paths,
@@ -160,7 +161,7 @@ def test_an_elastic_world_that_grows_and_shrinks_gets_a_plan_of_each_of_its_size
 
     def started() -> None:
         words = [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1",
+            python(), "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1",
             "--max-restarts", "3", "--monitor-interval", "0.2", "--rdzv-backend", "c10d",
             "--rdzv-id", "elastic", "--rdzv-endpoint", meeting,
             "--rdzv-conf", f"{limits},is_host={int(not agents)}",

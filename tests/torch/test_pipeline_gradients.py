@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_model
 from tests.problems.pricing import a_layout, a_problem, a_profile
+from tests.processes.warm_python import python
 
 # Two stages on two data-parallel ranks each; a stage of two layers of 16 * 16 weights (pipeline_ranks).
 STAGES, LAYERS, WEIGHTS = 2, 2, 2 * 16 * 16
@@ -35,7 +35,7 @@ LOST = ("InterleavedZeroBubble:4:4:always", "ZBVZeroBubble:2:4:always", "DualPip
 @pytest.fixture(scope="module")
 def steps() -> Steps:
     """What every rank did in one step, by case."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     ran = subprocess.run(
         [*command, "-m", "tests.torch.pipeline_ranks", *CASES, *LOST],
         cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False,

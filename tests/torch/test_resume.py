@@ -1,7 +1,6 @@
 """A run that is killed goes on under another layout with the files of a re-plan: the same losses."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from meshwright.service.replan.checkpoint import read_checkpoint
 from meshwright.service.replan.request import changed_job, read_replan_request
 from tests.builders import a_plan, a_problem
 from tests.processes.bounded import output_of
+from tests.processes.warm_python import python
 
 SCRIPT = Path(__file__).parent / "resumed_training.py"
 WEIGHTS = 2 * (16 * 32 + 32 + 32 * 16 + 16) + 16 * 4 + 4  # two blocks up and down, and the head
@@ -26,7 +26,7 @@ def test_a_killed_run_goes_on_under_other_layouts_with_the_same_losses(
         ExportBundle(files={}), "torchtitan", plan, plan, saved_step=None, checkpoint_format="dcp"
     )
     (tmp_path / "resume.py").write_text(bundle.files["resume.py"])
-    out = output_of([sys.executable, str(SCRIPT), str(tmp_path), str(tmp_path)], timeout_s=120)
+    out = output_of([python(), str(SCRIPT), str(tmp_path), str(tmp_path)], timeout_s=120)
     found = json.loads(out.splitlines()[-1])
     losses = found["undisturbed"]
     for name in ("smaller", "tensor"):  # 2 ranks of data with 4 sequences each; 2 tensor ranks with all 8

@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForImageTextToText
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from meshwright.profiles.adapters import adapter_parameters
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.tower_modules import tower_modules
-from tests.torch.drawn_towers import whole
+from tests.torch.drawn_towers import built, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of transformers
 LANGUAGE = ("language_model", "text_model")
 
 
-def _built(config: dict[str, Any]) -> torch.nn.Module:
-    own = {key: value for key, value in config.items() if key != "model_type"}
-    with torch.device("meta"):
-        return AutoModelForImageTextToText.from_config(CONFIG_MAPPING[config["model_type"]](**own))
-
-
 @pytest.mark.parametrize("model_type", tower_modules())
 def test_the_linear_layers_of_a_tower_are_those_that_transformers_builds(model_type: str) -> None:
     known = tower_modules()[model_type]
-    built = {
+    linear = {
         re.sub(r"\.\d+(?=\.)", ".0", name)
-        for name, module in _built(whole(model_type)).named_modules()
+        for name, module in built(whole(model_type)).named_modules()
         if isinstance(module, torch.nn.Linear) and not any(part in name.split(".") for part in LANGUAGE)
     }
-    assert {path for target in known.targets for path in known.paths(target)} == built - {"lm_head"}
+    assert {path for target in known.targets for path in known.paths(target)} == linear - {"lm_head"}
 
 
 @pytest.mark.parametrize("model_type", tower_modules())
 def test_adapters_of_a_tower_have_as_many_weights_as_peft_trains(model_type: str) -> None:
     """Of each name alone, and of all together; a pattern means any number where a path has 0."""
     config, known, rank = whole(model_type), tower_modules()[model_type], 8
-    model = model_from_config(config, name="x")
+    model, theirs = model_from_config(config, name="x"), built(config)
     for targets in (*((one,) for one in known.targets), known.targets):
         paths = [path for target in targets for path in known.paths(target)]
         escaped = (re.escape(path).replace(r"\.0\.", r"\.\d+\.") for path in paths)
         with torch.device("meta"):
-            adapted = get_peft_model(_built(config), LoraConfig(r=rank, target_modules="|".join(escaped)))
+            adapted = get_peft_model(
+                copy.deepcopy(theirs), LoraConfig(r=rank, target_modules="|".join(escaped))
+            )
         trained = sum(one.numel() for one in adapted.parameters() if one.requires_grad)
         assert adapter_parameters(model, rank, targets) == trained, targets
