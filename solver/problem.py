@@ -542,6 +542,13 @@ def searched_switches(problem: Problem) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def left_closed(problem: Problem) -> list[Switch]:
+    """Return the switches that a request must allow by name, and neither allows nor states."""
+    allow = problem.options.allow
+    named = [one for one in switches().values() if one.beside and one.beside not in allow]
+    return [one for one in named if one.also in ("", *allow) and _leaves_open(problem, one)]
+
+
 def _gpus_of(problem: Problem) -> list[GpuSpec]:
     return [group.gpu for group in problem.cluster.groups]
 

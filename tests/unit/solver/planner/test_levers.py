@@ -78,11 +78,37 @@ def test_compiled_layers_are_named_under_a_launcher_whose_operators_run_one_by_o
     def named(launcher: str, **more: object) -> list[dict[str, object]]:
         body = {"model": {"name": "qwen3-8b"}, "cluster": cluster, "workload": {**work, **more}}
         levers = compared(parse_problem({**body, "launcher": launcher})).levers
-        return [dict(one.settings) for one in levers if one.kind == "compile"]
+        return [dict(one.settings) for one in levers if one.kind == "torch_compile"]
 
     assert named("trl") == [{"search.allow": ["torch_compile"]}]
     assert named("trl", framework_options={"elementwise_fused": True, "norm_fused": True}) == []
     assert named("accelerate") == []  # its files compile layers
+
+
+@pytest.mark.parametrize(
+    ("switch", "launcher", "gpu", "work", "allow"),
+    [
+        ("loss_kernel", "axolotl", "rtx-4090", {"lora_rank": 16}, ()),
+        ("loss_kernel", "llama-factory-accelerate", "rtx-4090", {"lora_rank": 16}, ()),
+        ("quantized_weights", "deepspeed", "a100-sxm-80gb", {}, ()),
+        ("super_offload", "deepspeed", "rtx-4090", {}, ("offload",)),
+    ],
+)
+def test_a_switch_that_needs_its_own_name_is_named_where_it_is_faster(
+    switch: str, launcher: str, gpu: str, work: dict[str, object], allow: tuple[str, ...]
+) -> None:
+    body: dict[str, Any] = {
+        "model": {"name": "qwen3-8b"},
+        "cluster": {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": 3}]},
+        "workload": {"global_batch_size": 15, "seq_length": 2048, **work},
+        "launcher": launcher,
+        "search": {"top_k": 1, "certify": "none", "allow": [*allow]},
+    }
+    (lever,) = (one for one in compared(parse_problem(body)).levers if one.kind == switch)
+    assert lever.settings == {"search.allow": [switch]}
+    asked = parse_problem({**body, "search": {**body["search"], "allow": [*allow, switch]}})
+    (plan,) = compared(asked).ranking
+    assert plan.prediction.step_time_s <= lever.step_time_s
 
 
 def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_plan() -> None:
