@@ -571,11 +571,23 @@ def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuratio
     able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
-    own = settle(way, first)
-    configs = [*([] if own is None else [own]), *usual_meshes(way, first.num_gpus)]
+    numbers = dict.fromkeys((first.num_gpus, usable_gpus(way)))  # a change may need those that are idle
+    own = [settle(way, _with_replicas(first, num_gpus)) for num_gpus in numbers]
+    configs = [one for one in own if one is not None]
+    configs += [one for num_gpus in numbers for one in usual_meshes(way, num_gpus)]
     if "offload" in way.options.allow and "offload" not in problem.options.allow:
         configs = [replace(one, offload=place) for place in able.offload for one in configs]
     return list(dict.fromkeys(configs))
+
+
+def _with_replicas(config: Configuration, num_gpus: int) -> Configuration:
+    """Return a configuration with as many replicas as so many GPUs have room for."""
+    each = config.num_gpus // config.data_parallel_size
+    replicas = num_gpus // each
+    if replicas == config.data_parallel_size:
+        return config
+    shards = replicas * config.context_parallel_size if config.zero_stage else 1
+    return replace(config, data_parallel_size=replicas, zero_shard_size=shards)
 
 
 def descend(

@@ -173,7 +173,7 @@ def test_a_slow_machine_names_what_a_fast_one_names(monkeypatch: pytest.MonkeyPa
         {
             "model": {"name": "llama-3.1-8b"},
             "cluster": {"name": "dgx-h100", "num_nodes": 2},
-            "workload": {"global_batch_size": 13, "seq_length": 8191},
+            "workload": {"global_batch_size": 39, "seq_length": 4095},
             "search": {"top_k": 1, "certify": "none", "time_limit_s": 30.0},
         }
     )
@@ -187,7 +187,7 @@ def test_a_slow_machine_names_what_a_fast_one_names(monkeypatch: pytest.MonkeyPa
         return [(one.change, one.saves) for one in answer.levers]
 
     fast = named(0.0002)
-    assert {"a global batch of 16", "a global batch of 12"} <= {change for change, _ in fast}
+    assert {"a global batch of 32", "a global batch of 40"} <= {change for change, _ in fast}
     assert named(0.001) == fast == named(0.0005)
 
 
