@@ -104,6 +104,8 @@ def levers_of(
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 best, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
+            elif change.kind in _FREE_MEMORY:
+                best = _far(own, change, profile, answer, searches)
             else:
                 best = _nearby(own, change, profile, answer)
             found += [] if best is None else [_lever(own, answer, change, best)]
@@ -113,6 +115,18 @@ def levers_of(
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
     return in_order([*found, *_packaged(problem, answer)])
+
+
+# Switches that free memory, so that a layout far away may fit. Their launchers have small spaces.
+_FREE_MEMORY = ("loss_kernel", "torch_compile", "quantizes_experts")
+
+
+def _far(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
+) -> _Best | None:
+    """Return the best plan of a change; where a search does not prove it, the best one nearby."""
+    best, proved = _proved(problem, change, profile, answer, searches)
+    return best if proved else _nearby(problem, change, profile, answer)
 
 
 def _within(change: Change, seconds: float) -> Change:

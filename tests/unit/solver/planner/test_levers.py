@@ -85,21 +85,27 @@ def test_compiled_layers_are_named_under_a_launcher_whose_operators_run_one_by_o
     assert named("accelerate") == []  # its files compile layers
 
 
+NF4 = {"base_precision": "nf4"}
+
+
 @pytest.mark.parametrize(
-    ("switch", "launcher", "gpu", "work", "allow"),
+    ("switch", "launcher", "gpus", "work", "allow"),
     [
-        ("loss_kernel", "axolotl", "rtx-4090", {"lora_rank": 16}, ()),
-        ("loss_kernel", "llama-factory-accelerate", "rtx-4090", {"lora_rank": 16}, ()),
-        ("quantized_weights", "deepspeed", "a100-sxm-80gb", {}, ()),
-        ("super_offload", "deepspeed", "rtx-4090", {}, ("offload",)),
+        ("loss_kernel", "axolotl", "3x rtx-4090", {"lora_rank": 16}, ()),
+        ("loss_kernel", "llama-factory-accelerate", "3x rtx-4090", {"lora_rank": 16}, ()),
+        ("torch_compile", "llama-factory-accelerate", "1x rtx-4090", {"lora_rank": 16, **NF4}, ()),
+        ("quantized_weights", "deepspeed", "3x a100-sxm-80gb", {}, ()),
+        ("super_offload", "deepspeed", "3x rtx-4090", {}, ("offload",)),
     ],
 )
-def test_a_switch_that_needs_its_own_name_is_named_where_it_is_faster(
-    switch: str, launcher: str, gpu: str, work: dict[str, object], allow: tuple[str, ...]
+def test_a_switch_that_needs_its_own_name_is_named_with_all_that_it_saves(
+    switch: str, launcher: str, gpus: str, work: dict[str, object], allow: tuple[str, ...]
 ) -> None:
+    """Compiled layers keep less, so that FSDP without recomputation fits: 36 %, not 16 % nearby."""
+    each, gpu = gpus.split("x ")
     body: dict[str, Any] = {
         "model": {"name": "qwen3-8b"},
-        "cluster": {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": 3}]},
+        "cluster": {"groups": [{"gpu": gpu, "num_nodes": 1, "gpus_per_node": int(each)}]},
         "workload": {"global_batch_size": 15, "seq_length": 2048, **work},
         "launcher": launcher,
         "search": {"top_k": 1, "certify": "none", "allow": [*allow]},
@@ -108,7 +114,7 @@ def test_a_switch_that_needs_its_own_name_is_named_where_it_is_faster(
     assert lever.settings == {"search.allow": [switch]}
     asked = parse_problem({**body, "search": {**body["search"], "allow": [*allow, switch]}})
     (plan,) = compared(asked).ranking
-    assert plan.prediction.step_time_s <= lever.step_time_s
+    assert 0.99 * lever.step_time_s < plan.prediction.step_time_s <= lever.step_time_s
 
 
 def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_plan() -> None:
