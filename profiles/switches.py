@@ -96,6 +96,9 @@ class Switch:
     meaning: str
     settings: tuple[Setting, ...]
     beside: str = ""  # searched where the request allows this; empty: its own name, or every switch
+    also: str = ""  # what the request must allow too
+    change: str = ""  # what a plan has that is faster with it: "torch.compile"; empty: nothing is
+    effect: str = ""  # of the change, beside the time
     samples: tuple[str, ...] = ()  # kinds of samples for which it is searched; empty: any
     bases: tuple[str, ...] = ()  # precisions of frozen weights for which it is; empty: any
     stated: tuple[str, ...] = ()  # launchers that take it where a request states it, and are not searched
@@ -155,6 +158,9 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
         meaning=entry["meaning"],
         settings=settings,
         beside=entry.get("beside", ""),
+        also=entry.get("also", ""),
+        change=entry.get("change", ""),
+        effect=entry.get("effect", ""),
         stated=launcher_names() if entry.get("stated") == ["any"] else tuple(entry.get("stated", ())),
         samples=tuple(entry.get("samples", ())),
         bases=tuple(entry.get("bases", ())),

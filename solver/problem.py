@@ -87,7 +87,6 @@ class SearchOptions:
     gpus: Literal["all", "fewest"] = "all"  # at most all; fewest: the smallest number of nodes with a plan
     num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
     num_gpus: tuple[int, ...] = ()  # the planner's: all of these; empty: as many as can be used
-    also_gpus: tuple[int, ...] = ()  # the planner's: parts of nodes that are searched next to whole ones
     usual: bool = False  # the planner's: the usual candidates alone, as those on all GPUs were
     reserve_nodes: int = 0  # kept spare
     max_power_kw: float | None = None  # of a plan's GPUs while all of them compute
@@ -540,6 +539,13 @@ def searched_switches(problem: Problem) -> tuple[str, ...]:
         if every[name].settings_of(launcher, problem.model, _gpus_of(problem))
     )
     return tuple(dict.fromkeys(found))
+
+
+def left_closed(problem: Problem) -> list[Switch]:
+    """Return the switches that a request must allow by name, and neither allows nor states."""
+    allow = problem.options.allow
+    named = [one for one in switches().values() if one.beside and one.beside not in allow]
+    return [one for one in named if one.also in ("", *allow) and _leaves_open(problem, one)]
 
 
 def _gpus_of(problem: Problem) -> list[GpuSpec]:

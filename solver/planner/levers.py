@@ -23,7 +23,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.storage import storage_of
-from meshwright.profiles.switches import EVERY_SWITCH, switches
+from meshwright.profiles.switches import EVERY_SWITCH, Switch, switches
 from meshwright.solver.answer import Answer, Lever, Prediction
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
@@ -46,6 +46,7 @@ from meshwright.solver.problem import (
     Problem,
     SearchOptions,
     Workload,
+    left_closed,
     searched_switches,
     usable_gpus,
     with_changes,
@@ -57,6 +58,7 @@ from meshwright.solver.space.launcher_choice import launcher_faults, preferred
 from meshwright.solver.space.launcher_rules import with_recipe, workload_faults
 from meshwright.solver.space.request_rules import limited_by
 
+_GRADIENTS = "gradient_dtype"  # the switch that is a change of the states
 WORTH = 0.01  # of the first plan's time for each token must a change save to be named
 _WORTH_OF = {
     "neighbour": 0.03,  # a batch or length beside the request's own
@@ -70,8 +72,8 @@ _WORTH_OF = {
 class Change:
     """A change of a request that the user may decide."""
 
-    # gradients, optimizer, states for both, precision, compile, launcher, batch, neighbour, packing,
-    # offload, package, recipe, or group
+    # gradients, optimizer, states for both, precision, launcher, batch, neighbour, packing, offload,
+    # package, recipe, group, or the name of a switch
     kind: str
     words: str
     effect: str
@@ -104,6 +106,8 @@ def levers_of(
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
+            elif change.kind in _FREE_MEMORY:
+                plans = _far(own, change, profile, answer, searches)
             else:
                 plans = _nearby(own, change, profile, answer)
             found += [_lever(own, answer, change, best) for best in plans[:1]]
@@ -114,6 +118,18 @@ def levers_of(
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
     return in_order([*found, *_packaged(problem, answer)])
+
+
+# Switches that free memory, so that a layout far away may fit. Their launchers have small spaces.
+_FREE_MEMORY = ("loss_kernel", "torch_compile", "quantizes_experts")
+
+
+def _far(
+    problem: Problem, change: Change, profile: Profile, answer: Answer, searches: WorkWatch
+) -> list[_Best]:
+    """Return the best plan of a change; where a search does not prove it, those nearby."""
+    plans, proved = _proved(problem, change, profile, answer, searches)
+    return plans if proved else _nearby(problem, change, profile, answer)
 
 
 def _within(change: Change, seconds: float) -> Change:
@@ -201,7 +217,7 @@ def changes_of(problem: Problem) -> Iterator[Change]:
     """Yield the changes that a request leaves to the user, under its own launcher and under others."""
     yield from _precisions(problem)
     yield from _bases(problem)
-    yield from _compiled(problem)
+    yield from _switched(problem)
     yield from _batches(problem)
     yield from _packing(problem)
     yield from _offload(problem)
@@ -212,21 +228,31 @@ def _allowing(problem: Problem, word: str) -> SearchOptions:
     return replace(problem.options, allow=(*problem.options.allow, word))
 
 
-def _gradients(problem: Problem) -> Iterator[Change]:
-    work, name = problem.workload, "gradient_dtype"
-    if name in problem.options.allow or name in work.framework_options or work.precision == "fp32":
-        return
-    gpus = [group.gpu for group in problem.cluster.groups]
-    able = switches()[name].settings_of(problem.launcher, problem.model, gpus)
-    if any(one.options == {name: "bf16"} for one in able):
-        options = {**work.framework_options, name: "bf16"}
+def _under(problem: Problem, switch: Switch) -> Iterator[Change]:
+    """Yield the settings of a switch that a launcher does not have anyway."""
+    gpus, work = [group.gpu for group in problem.cluster.groups], problem.workload
+    facts = with_options(framework_facts(framework_of(problem.priced_as)), work.framework_options)
+    for one in switch.settings_of(problem.launcher, problem.model, gpus):
+        if all(getattr(facts, name) == value for name, value in one.options.items()):
+            continue
+        limits = (*problem.options.constraints, *([one.only] if one.only else ()))
         yield Change(
-            kind="gradients",
-            words="bf16 gradients",
-            effect="gradients are kept and summed in bf16: numerics",
-            problem=replace(problem, workload=replace(work, framework_options=options)),
-            settings={"search.allow": [name]},
+            kind=switch.name,
+            words=switch.change,
+            effect=switch.effect,
+            problem=replace(
+                problem,
+                workload=replace(work, framework_options={**work.framework_options, **one.options}),
+                options=replace(problem.options, constraints=limits),
+            ),
+            settings={"search.allow": [switch.name]},
         )
+
+
+def _gradients(problem: Problem) -> Iterator[Change]:
+    if problem.workload.precision != "fp32":
+        for one in (one for one in left_closed(problem) if one.name == _GRADIENTS):
+            yield from (replace(change, kind="gradients") for change in _under(problem, one))
 
 
 def _states(problem: Problem) -> Iterator[Change]:
@@ -310,22 +336,11 @@ def _bases(problem: Problem) -> Iterator[Change]:
         )
 
 
-def _compiled(problem: Problem) -> Iterator[Change]:
-    """Yield compiled layers, where a launcher's operators run one by one and nothing is stated of them."""
-    work, switch = problem.workload, switches()["torch_compile"]
-    if switch.name in problem.options.allow or switch.options & work.framework_options.keys():
-        return
-    gpus = [group.gpu for group in problem.cluster.groups]
-    able = switch.settings_of(problem.launcher, problem.model, gpus)
-    for one in (one for one in able if one.name == "compiled"):
-        options = {**work.framework_options, **one.options}
-        yield Change(
-            kind="compile",
-            words="torch.compile",
-            effect="it compiles for minutes first",
-            problem=replace(problem, workload=replace(work, framework_options=options)),
-            settings={"search.allow": [switch.name]},
-        )
+def _switched(problem: Problem) -> Iterator[Change]:
+    """Yield each setting of the switches that a request must allow by name, and states nothing of."""
+    for switch in left_closed(problem):
+        if switch.change and switch.name != _GRADIENTS:
+            yield from _under(problem, switch)
 
 
 _NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
@@ -562,8 +577,11 @@ def _starts(problem: Problem, way: Problem, answer: Answer) -> list[Configuratio
     able, first = launcher_capabilities(way.launcher), answer.ranking[0].config
     if first.zero_stage not in able.zero_stages:
         first = replace(first, zero_stage=max(able.zero_stages))
-    own = [settle(way, one) for one in (first, *_chunked(first, way.model.num_layers))]
-    configs = [*(one for one in own if one is not None), *usual_meshes(way, first.num_gpus)]
+    numbers = dict.fromkeys((first.num_gpus, usable_gpus(way)))  # a change may need those that are idle
+    replicated = [_with_replicas(first, num_gpus) for num_gpus in numbers]
+    own = [settle(way, one) for one in (*replicated, *_chunked(first, way.model.num_layers))]
+    configs = [one for one in own if one is not None]
+    configs += [one for num_gpus in numbers for one in usual_meshes(way, num_gpus)]
     if "offload" in way.options.allow and "offload" not in problem.options.allow:
         configs = [replace(one, offload=place) for place in able.offload for one in configs]
     return list(dict.fromkeys(configs))
@@ -575,6 +593,16 @@ def _chunked(config: Configuration, layers: int) -> Iterator[Configuration]:
     each = range(1, -(-layers // stages) + 1) if stages > 1 and not config.stage_groups else ()
     for chunks in sorted({-(-layers // (stages * size)) for size in each}):
         yield replace(config, virtual_pipeline_size=chunks)
+
+
+def _with_replicas(config: Configuration, num_gpus: int) -> Configuration:
+    """Return a configuration with as many replicas as so many GPUs have room for."""
+    each = config.num_gpus // config.data_parallel_size
+    replicas = num_gpus // each
+    if replicas == config.data_parallel_size:
+        return config
+    shards = replicas * config.context_parallel_size if config.zero_stage else 1
+    return replace(config, data_parallel_size=replicas, zero_shard_size=shards)
 
 
 @dataclass(frozen=True, slots=True)

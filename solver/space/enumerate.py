@@ -490,19 +490,13 @@ def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) ->
 
 
 def fewer_gpus(problem: Problem, least: float) -> Iterator[int]:
-    """Yield GPU counts below all usable ones on which a row may be legal, largest first, down to ``least``.
-
-    Whole nodes, and where no legal row uses as many nodes as a whole, or another variant uses a part of
-    the last one, parts of it.
-    """
-    per_node, rules = per_node_of(problem), rules_of(problem)
-    part, also = _may_idle_part_of_a_node(problem), problem.options.also_gpus
+    """Yield GPU counts below all usable ones on which a row may be legal: from the largest to ``least``."""
+    rules = rules_of(problem)
     for num_gpus in _fewer_products(problem).tolist():
         if num_gpus < least:
             return
         look()
-        able = num_gpus % per_node == 0 or num_gpus in also or part(num_gpus)
-        if able and _may_be_legal(problem, num_gpus, rules):
+        if _may_be_legal(problem, num_gpus, rules):
             yield num_gpus
 
 

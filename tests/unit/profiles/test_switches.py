@@ -47,6 +47,12 @@ def test_every_setting_names_the_line_of_every_launcher_that_takes_it() -> None:
             assert all(":" in line or ".py" in line for line in one.launchers.values())
 
 
+def test_every_switch_that_needs_its_own_name_is_a_change_unless_it_only_slows_a_gpu() -> None:
+    own = {name: one for name, one in switches().items() if one.beside == name}
+    assert [name for name, one in own.items() if not one.change] == ["power_limit_w"]
+    assert {one.also for one in own.values()} == {"", "offload"}
+
+
 def test_every_setting_holds_together_with_the_facts_of_megatron_core() -> None:
     for switch in switches().values():
         for one in switch.settings:

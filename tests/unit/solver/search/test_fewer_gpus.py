@@ -50,6 +50,19 @@ def test_a_node_that_makes_steps_longer_is_left_idle_and_named() -> None:
     ]
 
 
+def test_a_part_of_a_node_is_left_idle_where_a_pin_of_its_replicas_is_faster() -> None:
+    """35 sequences go to 7 replicas. On all 8 GPUs one replica shares its small layers or sequences."""
+    model = a_model(num_layers=4, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=8)
+    problem = a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=35, certify="none", top_k=1)
+    pinned = replace(problem, options=replace(problem.options, pin={"data_parallel_size": 7}))
+    found, on_all, own = (answer_to(one) for one in (problem, on_gpus(problem, (8,)), pinned))
+    assert (found.status, found.num_gpus_used) == ("optimal", 7)
+    assert found.plans[0].config == own.plans[0].config
+    step_s, all_s = (one.plans[0].prediction.step_time_s for one in (found, on_all))
+    said = f"7 GPUs take {step_s:.4g} s a step with this batch, all 8 take {all_s:.4g} s"
+    assert found.notes[IDLE] == f"1 of 8 GPUs is idle: {said}"
+
+
 def search_id(problem: Problem, found: Answer) -> str:
     """The id of the first plan where its numbers of GPUs are named."""
     named = answer_to(replace(problem, options=replace(problem.options, num_nodes=(16,))))
