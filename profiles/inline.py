@@ -312,7 +312,9 @@ def _nodes_of(
         allowed, nearest = f"{filled}, or num_gpus alone", str(filled)
     elif num_nodes is not None:
         message = f"{num_gpus} GPUs can't be split evenly over {num_nodes} nodes"
-        allowed, nearest = f"a multiple of {num_nodes}", _multiples(num_gpus, num_nodes)
+        allowed = f"a multiple of {num_nodes}"
+        in_each = num_gpus < num_nodes  # then so many of each node were meant
+        nearest = str(num_gpus * num_nodes) if in_each else _multiples(num_gpus, num_nodes)
     else:
         message = f"{num_gpus} GPUs don't fill nodes of {each}"
         allowed, nearest = f"a multiple of {each}, or gpus_per_node", _multiples(num_gpus, each)

@@ -137,6 +137,7 @@ def test_a_cluster_is_a_catalog_name_with_a_number_of_nodes() -> None:
         ({"num_gpus": 16, "num_nodes": 1, "gpus_per_node": 8}, "1 × 8 = 8, but there are 16 GPUs"),
         ({"num_gpus": 4, "gpus_per_node": 8}, "4 GPUs don't fill nodes of 8.*Nearest: 8"),
         ({"num_gpus": 5, "num_nodes": 2}, "5 GPUs can't be split evenly over 2 nodes.*Nearest: 4 or 6"),
+        ({"num_gpus": 4, "num_nodes": 16}, "4 GPUs can't be split evenly over 16 nodes.*Nearest: 64"),
     ],
 )
 def test_numbers_of_gpus_and_nodes_that_contradict_are_refused(counts: dict[str, int], why: str) -> None:
