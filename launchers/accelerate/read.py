@@ -13,6 +13,7 @@ from meshwright.launchers.accelerate.read_command import (
     ADDRESS,
     AT,
     ENGINE,
+    ENGINES,
     FSDP,
     MESH,
     PLUGIN_COUNT,
@@ -165,8 +166,9 @@ def require_own_names(fields: Fields) -> None:
             continue  # by its row
         if row is not None:
             why = "is an option of the command, and accelerate stops at it here"
+            engine = None if fields.has(ENGINE) else ENGINES.get(name)
             other = f"{place} in the file" if place else f"accelerate launch --{name}"
-            fields.fault(name, why, allowed=other, nearest=place)
+            fields.fault(name, why, allowed=other, nearest=f"{ENGINE}: {engine}" if engine else place)
         else:
             near = meant(name, FILE_NAMES)
             why = "is unknown, and accelerate stops there"

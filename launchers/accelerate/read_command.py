@@ -157,8 +157,8 @@ def shares_of(words: Sequence[Word], source: Source, usual: Source | None = None
         return None
     said = _said(words, source.name)
     options = {key: found for name, found in said.items() if (key := _key_of(name)) is not None}
-    if (engine := next((name for name in _ENGINES if name in said), None)) is not None:
-        options[ENGINE] = LocatedValue(_ENGINES[engine], said[engine].line)
+    if (engine := next((name for name in ENGINES if name in said), None)) is not None:
+        options[ENGINE] = LocatedValue(ENGINES[engine], said[engine].line)
     named = said.get("accelerate_config") or said.get("config_file")
     path = "" if named is None else str(named.value)
     file, own = usual, dict[str, LocatedValue]()
@@ -245,7 +245,7 @@ _USED = {"ACCELERATE_USE_DEEPSPEED": "DEEPSPEED", "ACCELERATE_USE_FSDP": "FSDP"}
 _BEGINNINGS = {"DEEPSPEED": "ACCELERATE_DEEPSPEED_", "FSDP": "FSDP_"}
 
 # Options that choose the sharding engine, of which accelerate takes one.
-_ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
+ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
 _OF_FILES = (ENGINE, "compute_environment")  # no options
 _TRLS_OWN = ("gradient_accumulation_steps",)  # in its command they are the trainer's
 
@@ -278,7 +278,7 @@ def _said(words: Sequence[Word], script: str) -> dict[str, LocatedValue]:
             )
         if launch is not None or name not in _TRLS_OWN:
             found[name] = said
-    engines = [name for name in _ENGINES if name in found]
+    engines = [name for name in ENGINES if name in found]
     if len(engines) > 1:
         where = f"line {found[engines[0]].line} of {shown(script)}"
         raise refused(f"{where}: --{engines[0]} contradicts --{engines[1]}", allowed="one of them")
@@ -291,7 +291,7 @@ def _require_mesh_on(said: Values, own: Values, script: str) -> None:
     if switch in said and "use_fsdp" not in said:  # whatever the file's engine is
         raise refused(f"{shown(script)}: --{switch} without --use_fsdp", allowed=f"--use_fsdp --{switch}")
     meshes = [name for name in said if name.startswith("parallelism_config_")]
-    if not any(name in said for name in _ENGINES):
+    if not any(name in said for name in ENGINES):
         in_file = any(name.startswith(MESH) for name in own)
     else:
         in_file, meshes = False, meshes + [name for name in own if name.startswith(MESH)]
@@ -305,7 +305,7 @@ def _require_mesh_on(said: Values, own: Values, script: str) -> None:
 def _key_of(name: str) -> str | None:
     """Return the place of an option in accelerate's file; None if it has no effect."""
     rows = flags_of("accelerate")
-    if name in (*_ENGINES, "use_parallelism_config") or not (
+    if name in (*ENGINES, "use_parallelism_config") or not (
         name == ADDRESS or (name in rows and rows[name].sets)
     ):
         return None

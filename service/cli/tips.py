@@ -62,7 +62,9 @@ _MAX_TIPS = 3
 _DOCUMENTS = (".yaml", ".yml", ".json")
 _KIND = re.compile(r'^\s*"?kind"?:\s*"?post_training\b', re.MULTILINE)
 _ALIKE = 0.75  # of difflib, at which an option's name is a slip of another: --modle, --prot
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _FIELD = re.compile(r"\w+")
+_PAIR = re.compile(r"\w+: \w+")  # a field of YAML with its value
 # A whole value of JSON or YAML, up to what ends it, of letters that sed takes as they are (and dots).
 _VALUE = r'("[\w. +-]*"|[\w.+-]+)(?=[ \t]*(?:[\r\n,}\]]|\Z)|[ \t]+#)'
 _PLAIN = re.compile(r"\d+|true|false|null")  # values of JSON without quotes
@@ -549,6 +551,8 @@ def _edited(fault: FieldError, line: Line) -> str:
     """
     name = fault.pointer.rpartition("/")[2]
     right = re.split(r", | or ", fault.nearest or "")[0]
+    if _FIELD.fullmatch(name) and _PAIR.fullmatch(right):
+        return _line_replaced(name, right, line)
     if not (_FIELD.fullmatch(name) and _FIELD.fullmatch(right)):
         return ""
     key = rf'(?<![\w-])({name})"?\s*:'
@@ -567,6 +571,26 @@ def _edited(fault: FieldError, line: Line) -> str:
     quoted = sought != key and file.suffix.lower() == ".json" and not _PLAIN.fullmatch(right)
     new = match[0][:start] + (f'"{right}"' if quoted else right) + match[0][end:]
     return shlex.join(["sed", "-i.bak", f"s/{match[0].replace('.', '[.]')}/{new}/", str(file)])
+
+
+def _line_replaced(name: str, right: str, line: Line) -> str:
+    """Return the command that writes another field in the place of one; empty where no file has it."""
+    for path in (*_documents(line), *_launch_documents(line)):
+        with suppress(OSError, UnicodeDecodeError):
+            if len(re.findall(rf"(?m)^{name}:", path.read_text("utf-8"))) == 1:
+                return shlex.join(["sed", "-i.bak", f"s/^{name}:.*/{right}/", str(path)])
+    return ""
+
+
+def _launch_documents(line: Line) -> Iterator[Path]:
+    """Yield the YAML that a line gives as a launch file, or that a launch script of it names."""
+    for path in (Path(word.value) for word in line.words if word.value):
+        if path.suffix in _DOCUMENTS[:2]:
+            yield path
+        elif path.suffix in _SCRIPTS and path.is_file():
+            text = path.read_text("utf-8", "replace")
+            names = dict.fromkeys(re.findall(r"[\w./-]+\.ya?ml\b", text))
+            yield from (path.parent / name for name in names if (path.parent / name).is_file())
 
 
 def _documents(line: Line) -> Iterator[Path]:

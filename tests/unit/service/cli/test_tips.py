@@ -370,6 +370,26 @@ def test_the_patch_of_a_tip_gives_the_request_an_answer() -> None:
     assert parse_problem({**request, **(patch or {})}).launcher == "trl"
 
 
+@pytest.mark.parametrize("given", ["a.sh", "fsdp.yaml"])
+def test_an_option_of_accelerates_command_in_its_file_is_replaced_by_the_command_of_the_tip(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """accelerate 1.15 stops at other names in its file (config_args.py:155): use_fsdp is an option."""
+    monkeypatch.chdir(tmp_path)
+    own = "compute_environment: LOCAL_MACHINE\nuse_fsdp: true\nmixed_precision: bf16\nnum_processes: 8\n"
+    Path("fsdp.yaml").write_text(own)
+    Path("a.sh").write_text(
+        "accelerate launch --config_file fsdp.yaml train.py --model_name_or_path Qwen/Qwen3-0.6B "
+        "--max_seq_length 2048 --per_device_train_batch_size 2 --bf16 true\n"
+    )
+    typed = ["explain", "--from-args", given, "--gpus", "8xH100"]
+    *_, last = printed_of(typed, capsys).strip().split("\n")
+    command = shlex.split(last.removeprefix("tip: "))
+    assert command == ["sed", "-i.bak", "s/^use_fsdp:.*/distributed_type: FSDP/", "fsdp.yaml"]
+    subprocess.run(command, check=True)
+    assert Path("fsdp.yaml").read_text() == own.replace("use_fsdp: true", "distributed_type: FSDP")
+
+
 def test_a_command_without_the_option_of_a_tip_gets_its_help() -> None:
     fault = FieldError(pointer="/plan", message="x", tip="--launcher trl")
     assert tips_of([fault], Line.of(["compare", "1", "2"], commands())) == ["meshwright compare --help"]
