@@ -9,7 +9,7 @@ from textwrap import wrap
 from meshwright.profiles.units import GIB
 from meshwright.service.fixing.fixes import WORTH, Fixes, FixSet
 from meshwright.service.fixing.moves import Change
-from meshwright.service.report.formatting import risk, seconds, stage_memory
+from meshwright.service.report.formatting import risk, seconds, stage_memory, wrapped
 
 _LISTED = 8  # notes, each on its line
 
@@ -140,6 +140,4 @@ def _less(now_s: float, before_s: float) -> str:
 
 
 def _line(text: str, width: int) -> str:
-    return "\n".join(
-        wrap(text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-    )
+    return wrapped(text, width).plain

@@ -29,6 +29,7 @@ SAME_RESULTS = frozenset(
 )  # fmt: skip
 _CHOSEN = SAME_RESULTS - {"attention_kernel"}  # this one needs a package that may not be installed
 _FOLLOWS = ("plan.num_microbatches", "plan.data_parallel_size", "plan.offload", "plan.rank_order")
+_OFFLOAD = "plan.offload"  # what is on the host may come back; that it leaves is for the user to allow
 _SIZES = ("1", "2", "4", "8", "16", "32")
 _DEGREES = (
     "plan.tensor_parallel_size", "plan.pipeline_parallel_size", "plan.context_parallel_size",
@@ -157,6 +158,8 @@ class Arguments:
         yield from self.loadings()
         for name in dict.fromkeys(chain(self.given, self.rows)):
             row, place = self._row(name), self.given.get(name)
+            if row.sets == _OFFLOAD and place is not None:
+                yield from ((name, value) for value in _without_offload(row, self._value(name)))
             if not _is_decided(row):
                 continue
             is_addition = place is None and (row is not self.rows[name] or _is_seldom_added(name, row))
@@ -201,7 +204,21 @@ class Arguments:
 
     def moves(self, setting: Setting) -> Iterator[Move]:
         """Yield the ways to make one setting in the texts, with what follows from it."""
-        bundle = self._bundled(setting)
+        yield from self._moves_of(self._bundled(setting))
+        name, value = setting
+        if twins := [(one, value) for one in self._twins(name)]:  # transformers stops where they differ
+            yield from self._moves_of([*self._bundled(setting), *twins])
+
+    def _twins(self, name: str) -> list[str]:
+        """Return the other names under which the files state the same size with the same value."""
+        sets, old = self._row(name).sets, self._value(name)
+        if sets != _MICRO or name not in self.given:
+            return []
+        same = [one for one in self.given if self._row(one).sets == sets and self._value(one) == old]
+        places = {(file, site.begin): one for one in same[::-1] for file, site in [self.given[one]]}
+        return [one for one in places.values() if one != name and self.given[one] != self.given[name]]
+
+    def _moves_of(self, bundle: Sequence[Setting]) -> Iterator[Move]:
         ways = [list(self._ways(*one)) for one in bundle]
         if not all(ways):
             return
@@ -211,7 +228,7 @@ class Arguments:
                     edits: (edits, change) for edits, change in (first, *(some[0] for some in ways[1:]))
                 }.values()
             )
-            ranks, micro = self._factors(setting[0], first[1])
+            ranks, micro = self._factors(bundle[0][0], first[1])
             yield Move(
                 ranks=ranks,
                 micro=micro,
@@ -381,6 +398,21 @@ class Arguments:
                 for edits, change in self._ways(name, str(micro_batches)):
                     yield Move(changes=(change,), edits=edits, names=frozenset({name}))
 
+    def accumulations_everywhere(self, micro_batches: int) -> Iterator[Move]:
+        """Yield the way to state a number of micro-batches in each file that has one.
+
+        transformers stops where its own differs from that of DeepSpeed's file.
+        """
+        names = [name for name in self.given if self.rows[name].sets == "plan.num_microbatches"]
+        names.sort(key=lambda one: "." not in one)  # the plain name of a place counts last
+        ways = [way for name in names for way in self._ways(name, str(micro_batches))]
+        stated = [(edits, change) for edits, change in ways if (change.old or "").isdecimal()]
+        places = {(edits[0].file, edits[0].start): (edits, change) for edits, change in stated}
+        if len({file for file, _ in places}) > 1:
+            edits = tuple(edit for some, _ in places.values() for edit in some)
+            changes = tuple(change for _, change in places.values())
+            yield Move(changes=changes, edits=edits, names=frozenset(names))
+
     def factors(self, factor: Fraction) -> Iterator[Move]:
         """Yield the ways to multiply a number in an expression: ``ACC`` of ``$((MBS * ACC * DP))``."""
         for file, text in self.texts.files.items():
@@ -439,6 +471,14 @@ def _values(row: Flag, old: str | None) -> Iterable[str | None]:
 
 
 _UNSET = ("plan.virtual_pipeline_size", "plan.stage_layers")  # what one may leave to the launcher
+
+
+def _without_offload(row: Flag, old: str | None) -> Iterable[str | None]:
+    """Return the values with which an argument keeps nothing on the host."""
+    if "none" in (row.words or row.choices):
+        return ("none",) if old not in (None, "none") else ()
+    is_on = row.type.startswith("bool") or str(row.default).lower() == "false"
+    return _opposite(row, old) if is_on and old is not None and not is_off(old) else ()
 
 
 def _opposite(row: Flag, old: str | None) -> Iterable[str | None]:

@@ -138,6 +138,7 @@ class Bench:
         if micro == self.own.configuration.num_microbatches or micro.denominator != 1:
             return
         batches = list(self.arguments.accumulations(int(micro)))[:_WAYS]
+        batches += list(self.arguments.accumulations_everywhere(int(micro)))
         batches += list(self.arguments.factors(micro / self.own.configuration.num_microbatches))[:_WAYS]
         yield from ((one,) for one in batches)
         yield from product(replicas, batches)
@@ -226,7 +227,7 @@ def _started(source: Source, overrides: Overrides) -> list[tuple[int | None, int
 def _is_same_training(before: Own, now: Own, base: str | None) -> bool:
     """Return whether only the plan and options with the same results differ, and no more is unread.
 
-    Frozen weights may be loaded in ``base`` instead.
+    Frozen weights may be loaded in ``base`` instead, and what is on the host may stay on the GPUs.
     """
     old, new = before.problem.workload, now.problem.workload
     if new.base_precision == base:
@@ -243,7 +244,7 @@ def _is_same_training(before: Own, now: Own, base: str | None) -> bool:
         and before.problem.model == now.problem.model
         and before.configuration.num_gpus == now.configuration.num_gpus
         and before.stated_gpus == now.stated_gpus
-        and before.configuration.offload == now.configuration.offload
+        and now.configuration.offload in ("none", before.configuration.offload)
         and before.launcher == now.launcher
         and before.problem.launcher == now.problem.launcher
         and set(now.unread) <= set(before.unread)

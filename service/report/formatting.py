@@ -430,6 +430,15 @@ _SIZE = re.compile(
 )
 
 
+# An option with its value, and the first words of a command: what is pasted from two lines is cut there.
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][\w-]*|meshwright) (?=[\w./'\"$])")
+
+
+def with_whole_options(text: str) -> str:
+    """Return a sentence that is not broken within an option that can be pasted: ``--launcher trl``."""
+    return _OPTION.sub(rf"\1{NO_BREAK}", text)
+
+
 def with_ties(text: str) -> str:
     """Return a sentence that is not broken between a figure and its unit, or in a size."""
     return _SIZE.sub(rf"\1{NO_BREAK}", _UNIT.sub(NO_BREAK, text))
@@ -443,11 +452,14 @@ def pieces(text: str, separator: str) -> str:
 def wrapped(text: str, width: int, *, indent: int = 0, hang: int = _HANG, style: str = "") -> Text:
     """Return ``text`` in lines of ``width`` columns; lines after the first are indented by ``hang``.
 
-    Breaks at blanks, never in a ``tied`` piece unless it alone is too long for a line.
+    Breaks at blanks, never in a ``tied`` piece or an option unless it alone is too long for a line.
     """
     after = " " * (indent + min(hang, max(width - indent - _LEAST_ROOM, 0)))
     room = width - len(after)
-    words = (one.replace(NO_BREAK, " ") if len(one) > room else one for one in text.split(" "))
+    words = (
+        one.replace(NO_BREAK, " ") if len(one) > room else one
+        for one in with_whole_options(text).split(" ")
+    )
     lines = textwrap.wrap(
         " ".join(words),
         max(width, 1),

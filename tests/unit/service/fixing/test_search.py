@@ -59,6 +59,12 @@ TRAINER = (
     "--model_name_or_path meta-llama/Llama-3.1-8B --do_train --block_size 2048 --bf16 "
     "--per_device_train_batch_size 1 --gradient_accumulation_steps 8"
 )
+LARGER = TRAINER.replace("batch_size 1", "batch_size 4").replace("steps 8", "steps 2")
+ON_HOST = """{
+ "bf16": {"enabled": true},
+ "zero_optimization": {"stage": 3,
+  "offload_optimizer": {"device": "cpu"}}}
+"""
 NANOTRON = """\
 general: {project: ours, run: one}
 model:
@@ -147,6 +153,21 @@ CASES: dict[str, tuple[dict[str, str], tuple[str, str | None], list[str]]] = {
         ("zero_optimization.stage", "2"),
         ['- "zero_optimization": {"stage": 3},', '+ "zero_optimization": {"stage": 2},'],
     ),
+    "sizes that two files state, which transformers requires to be the same": (
+        {"t.sh": f"deepspeed --num_gpus 8 run_clm.py {TRAINER} --deepspeed ds.json\n",
+         "ds.json": '{\n "zero_optimization": {"stage": 3},\n "bf16": {"enabled": true},\n'
+                    ' "train_micro_batch_size_per_gpu": 1,\n "gradient_accumulation_steps": 8\n}\n'},
+        ("per_device_train_batch_size", "4"),
+        ['- "train_micro_batch_size_per_gpu": 1,', '- "gradient_accumulation_steps": 8',
+         '+ "train_micro_batch_size_per_gpu": 4,', '+ "gradient_accumulation_steps": 2',
+         f"-deepspeed --num_gpus 8 run_clm.py {TRAINER} --deepspeed ds.json",
+         f"+deepspeed --num_gpus 8 run_clm.py {LARGER} --deepspeed ds.json"],
+    ),
+    "what is on the host, in the file that keeps it there": (
+        {"t.sh": f"deepspeed --num_gpus 8 run_clm.py {TRAINER} --deepspeed ds.json\n", "ds.json": ON_HOST},
+        ("zero_optimization.offload_optimizer.device", "none"),
+        ['-  "offload_optimizer": {"device": "cpu"}}}', '+  "offload_optimizer": {"device": "none"}}}'],
+    ),
     "values of two files that go together": (
         {"t.sh": "llamafactory-cli train q.yaml per_device_train_batch_size=1\n",
          "q.yaml": "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ndo_train: true\n"
@@ -193,6 +214,17 @@ def test_a_value_changes_where_it_is_set_and_nothing_else_does(name: str) -> Non
     assert trial.own.configuration.num_gpus == 8
     found = [line for file, text in sorted(trial.texts.items()) for line in changed(files[file], text)]
     assert found == expected
+
+
+def test_edits_take_back_from_the_host_and_put_nothing_there() -> None:
+    """That something leaves the GPUs is for the user to allow (``--allow offload``)."""
+    command = f"deepspeed --num_gpus 8 run_clm.py {TRAINER} --deepspeed ds.json\n"
+    device = "zero_optimization.offload_optimizer.device"
+    for text, wanted in ((ON_HOST, [(device, "none")]), (ON_HOST.replace("cpu", "none"), [])):
+        bench = bench_of({"t.sh": command, "ds.json": text})
+        settings = [one for one in bench.arguments.settings({}) if "offload" in one[0]]
+        assert settings == wanted
+    assert edited(bench, (device, "cpu")) is None
 
 
 def test_two_changes_read_as_what_was_foreseen_of_each() -> None:

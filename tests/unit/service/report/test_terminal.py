@@ -348,3 +348,19 @@ def test_a_piece_that_is_longer_than_a_line_breaks_behind_the_indent() -> None:
     text = figures.wrapped(line, 80, indent=2, hang=7).plain
     assert all(len(line) <= 80 for line in text.splitlines())
     assert [line[:9].strip() for line in text.splitlines()] == ["run", ""]
+
+
+@pytest.mark.parametrize("width", range(40, 121))
+def test_no_line_ends_within_an_option_that_can_be_pasted(width: int) -> None:
+    """Each value starts with its option's name, so that a line without the name is cut within it."""
+    said = [
+        "A global batch of 32 would save 17 % (results): --global-batch-size 32.",
+        "To accept the risk of the closest edits, add --max-oom-probability 0.42 to your own command.",
+        "Placing stages on node groups is faster: use --launcher flagscale --allow gradient_dtype.",
+        "Megatron-Bridge 4 %, 16-bit Adam states 4 % and bf16 gradients 3 %: meshwright explain --levers.",
+    ]
+    for text in said:
+        lines = figures.wrapped(text, width, indent=2).plain.split("\n")
+        assert " ".join(line.strip() for line in lines) == text
+        assert not [line for line in lines if re.search(r"(?:--[a-z-]+[a-z]|\bmeshwright)$", line.rstrip())]
+        assert max(map(len, lines)) <= width
