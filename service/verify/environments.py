@@ -133,11 +133,11 @@ def _make(environment: Environment) -> None:
         _install(environment, *environment.tools)
     if environment.packages:
         _install(environment, "--no-build-isolation", *environment.packages)
-    for wheel in environment.unpacked:
+    if environment.unpacked:
         _pip(
             environment, "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12",
             "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64",
-            "--dest", str(environment.path), wheel,
+            "--dest", str(environment.path), *environment.unpacked,
         )  # fmt: skip
         for file in environment.path.glob("*.whl"):
             zipfile.ZipFile(file).extractall(environment.path)

@@ -40,7 +40,7 @@ float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the 
 
 
 def copied(module: torch.nn.Module, known: dict[int, torch.nn.Module] | None = None) -> torch.nn.Module:
-    """The whole model for a stage, with modules of its own; weights, which it replaces, are shared."""
+    """The model for a rank or a stage, with modules of its own; weights, which it replaces, are shared."""
     known = {} if known is None else known
     if id(module) not in known:
         found = known[id(module)] = copy(module)
@@ -63,7 +63,12 @@ def judge(case: Case) -> Seen:
         try:
             config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
             facts = torchtitan_model.facts_of(config.model_spec.model)
-            ranks = [built(deepcopy(config), case["world_size"], rank) for rank in case["ranks"]]
+            config.parallelism.spmd_backend = "partial_dtensor"
+            config.compile.enable = False
+            config.model_spec.model.update_from_config(config=config)
+            with torch.device("meta"):
+                model = config.model_spec.model.build()  # the same on every rank, before it is split
+            ranks = [built(deepcopy(config), copied(model), case, rank) for rank in case["ranks"]]
             return {"ranks": ranks, "model": facts}
         finally:
             sys.path.remove(folder)
@@ -71,15 +76,14 @@ def judge(case: Case) -> Seen:
             importlib.invalidate_caches()
 
 
-def built(config: Any, world_size: int, rank: int) -> Seen:
-    """One rank: its chunks, each on the meta device."""
-    config.parallelism.spmd_backend = "partial_dtensor"
-    config.compile.enable = False
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+def built(config: Any, model: torch.nn.Module, case: Case, rank: int) -> Seen:
+    """One rank: its chunks of the model, each on the meta device."""
+    size = case["world_size"]
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
-        dims = ParallelDims.from_config(config.parallelism, world_size)
+        dims = ParallelDims.from_config(config.parallelism, size)
         dims.build_mesh()
-        parts = parallelized(config, dims)
+        parts = parallelized(config, model, dims)
         for part in parts:
             if part.enable_weight_tying:  # again, as ``Decoder.init_states`` does
                 part.tok_embeddings.weight = part.lm_head.weight
@@ -115,12 +119,9 @@ def matrices(parts: list[Any]) -> list[list[int]]:
     return sorted([*shape, count] for shape, count in found.items())
 
 
-def parallelized(config: Any, dims: Any) -> list[Any]:
+def parallelized(config: Any, model: torch.nn.Module, dims: Any) -> list[Any]:
     """The chunks of this rank as the trainer makes them."""
     spec = config.model_spec
-    spec.model.update_from_config(config=config)
-    with torch.device("meta"):
-        model = spec.model.build()
     given = {
         "parallel_dims": dims, "training": config.training, "parallelism": config.parallelism,
         "compile_config": config.compile, "ac_config": config.activation_checkpoint, "dump_folder": "",
