@@ -151,7 +151,7 @@ def test_the_table_fits_a_terminal_of_80_columns() -> None:
 
 
 def test_the_table_has_twelve_lines_unless_every_launcher_is_asked_for() -> None:
-    for model, gpus in (("Qwen/Qwen3-8B", "1xRTX-4090"), ("qwen2.5-7b", "8xH200")):
+    for model, gpus in (("Qwen/Qwen3-8B", "1xRTX-4090"), ("gpt2", "2xH200")):
         whole, short = (
             CliRunner().invoke(app, ["fits", model, "--gpus", gpus, *more], env={"COLUMNS": "80"}).output
             for more in (["--full"], [])
