@@ -137,7 +137,7 @@ def test_prices_without_memory_have_the_same_times() -> None:
         objective_s(one, columns, assemble(one, columns, layout, splits, with_memory=False))
         for one in (both, timed)
     ]
-    np.testing.assert_array_equal(*steps)
+    np.testing.assert_array_equal(steps[0], steps[1])
     for name, seconds in both.breakdown_s.items():
         np.testing.assert_array_equal(seconds, timed.breakdown_s[name])
     assert both.weights_bytes.all()
