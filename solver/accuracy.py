@@ -27,10 +27,11 @@ from meshwright.solver.calibration.observations import (
     Observation,
     ProfileOf,
     memory_configuration,
+    predictions_of,
     seen_moments,
 )
 from meshwright.solver.configuration import Configuration, FloatArray
-from meshwright.solver.predict import Z_80_PERCENT, predict_all
+from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import problem_digest
 from meshwright.solver.runs.table import Run, RunShape
 
@@ -341,19 +342,6 @@ def _by_configuration(run: Run) -> tuple[str, str, str]:
         problem, model=replace(problem.model, name=""), cluster=replace(problem.cluster, name="")
     )
     return problem_digest(nameless), repr((run.shape.framework, run.shape.configuration)), run.run_id
-
-
-def predictions_of(observations: Sequence[Observation], profile_of: ProfileOf) -> list[Prediction]:
-    """Predict every run; those of one problem and framework are priced together."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    for at, one in enumerate(observations):
-        groups[repr((one.framework, one.software_known, one.release, one.problem))].append(at)
-    found: dict[int, Prediction] = {}
-    for mine in groups.values():
-        first = observations[mine[0]]
-        asked = [observations[at].configuration for at in mine]
-        found |= zip(mine, predict_all(first.problem, profile_of(first), asked), strict=True)
-    return [found[at] for at in range(len(observations))]
 
 
 def _with_open_switches(

@@ -12,7 +12,6 @@ import numpy as np
 from meshwright.profiles.calibration import bounded
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import Constants, Profile
-from meshwright.solver.accuracy import predictions_of
 from meshwright.solver.calibration.calibrate import default_profile_of, expected_memory, memory_observation
 from meshwright.solver.calibration.fit import MEMORY_WIDTHS, TIME_WIDTHS, Box, least_in_box
 from meshwright.solver.calibration.observations import (
@@ -21,6 +20,7 @@ from meshwright.solver.calibration.observations import (
     batches_of,
     log_peak_bytes,
     log_step_s,
+    steps_s_of,
 )
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.runs.table import Run
@@ -102,8 +102,7 @@ class Evidence:
         observations = [cast(Observation, Observation.of(run)) for run in kept]
         zero = np.zeros((1, len(TIME.names)))
         closed = log_step_s(batches_of(observations, default_profile_of), TIME.names, zero)[0]
-        predicted = predictions_of(observations, default_profile_of)
-        exact = np.log([prediction.step_time_s for prediction in predicted])
+        exact = np.log(steps_s_of(observations, default_profile_of))
         measured = np.log([one.step_time_s or 1.0 for one in observations])
         return cls._of(TIME, kept, observations, measured - (exact - closed))
 
@@ -112,9 +111,10 @@ class Evidence:
         """The runs that teach peak memory: all of them, for no network and no CPU changes it."""
         kept = [run for run in runs if run.shape is not None and run.measured.peak_memory_bytes]
         stated = [cast(Observation, Observation.of(run)) for run in kept]
+        expected = expected_memory(stated, default_profile_of)
         judged = [
-            cast(Observation, memory_observation(one, expected_memory(one, default_profile_of)))
-            for one in stated
+            cast(Observation, memory_observation(one, blind))
+            for one, blind in zip(stated, expected, strict=True)
         ]
         return cls._of(MEMORY, kept, judged, np.log([one.peak_memory_bytes or 1.0 for one in judged]))
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from meshwright.launchers.reading.base import MAX_BYTES, MAX_FILES, LaunchFile, Source
@@ -63,7 +64,9 @@ def source_of(paths: Sequence[Path]) -> Source:
         name=first.name,
         text=files[first.name],
         files=files if len(files) > 1 else {},
-        include=lambda name: _named_by(first, files[first.name], name),
+        include=cache(
+            partial(_named_by, first, files[first.name])
+        ),  # edits are read back hundreds of times
         folder=str(first.resolve().parent),
     )
 

@@ -41,6 +41,7 @@ from meshwright.solver.calibration.observations import (
     log_peak_bytes,
     log_step_s,
     memory_configuration,
+    predictions_of,
     roughness_of,
 )
 from meshwright.solver.configuration import BoolArray, Configuration, FloatArray
@@ -288,7 +289,7 @@ def calibrate(
     possible, reasons = _to_learn_from(observations, profile_of)
     timed = [one for one in possible if one.step_time_s is not None]
     time = _time_part(timed, profile_of) if timed else None
-    expected = [(one, expected_memory(one, profile_of)) for one in possible]
+    expected = list(zip(possible, expected_memory(possible, profile_of), strict=True))
     memory = _memory_part([memory_observation(one, blind) for one, blind in expected], profile_of)
     return Calibration(
         cluster=cluster,
@@ -367,7 +368,7 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
     names = tuple(TIME_WIDTHS)
     batches = batches_of(timed, profile_of)
     closed = log_step_s(batches, names, np.zeros((1, len(names))))[0]
-    blind = [predict(one.problem, profile_of(one), one.configuration) for one in timed]
+    blind = predictions_of(timed, profile_of)
     exact = np.log([prediction.step_time_s for prediction in blind])
 
     def evaluate(offsets: FloatArray) -> FloatArray:
@@ -438,11 +439,12 @@ def _memory_part(observations: Sequence[Observation | None], profile_of: Profile
     )
 
 
-def expected_memory(one: Observation, profile_of: ProfileOf) -> Prediction | None:
-    """Return the uncalibrated prediction of a run with a known peak, or that ran out of memory."""
-    if one.peak_memory_bytes is None and not one.out_of_memory:
-        return None
-    return predict(one.problem, profile_of(one), one.configuration)
+def expected_memory(observations: Sequence[Observation], profile_of: ProfileOf) -> list[Prediction | None]:
+    """Return the uncalibrated predictions of runs with a known peak, or that ran out of memory."""
+    tells = [one.peak_memory_bytes is not None or one.out_of_memory for one in observations]
+    telling = [one for one, does in zip(observations, tells, strict=True) if does]
+    found = iter(predictions_of(telling, profile_of))
+    return [next(found) if does else None for does in tells]
 
 
 def _filled_by_others(one: Observation, blind: Prediction | None) -> str | None:

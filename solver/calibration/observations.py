@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,9 +17,18 @@ from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import Constants, Profile, roughness
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
-from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout, Stages, assemble, objective_s
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.price import price, price_memory
+from meshwright.solver.cost.stages import (
+    FRAGMENTS,
+    LayerLayout,
+    RowPrices,
+    Stages,
+    assemble,
+    objective_s,
+)
 from meshwright.solver.cost.uncertainty import SHARES, SLOWER, catalog_spreads, share_of
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem
 
 if TYPE_CHECKING:  # a plan reads no table of runs
@@ -169,6 +179,39 @@ class Batch:
     ranks: tuple[str, ...]  # the measured rank
 
 
+_Found = TypeVar("_Found")
+
+
+def _together(
+    observations: Sequence[Observation],
+    profile_of: ProfileOf,
+    of: Callable[[Problem, Profile, Sequence[Configuration]], Sequence[_Found]],
+) -> list[_Found]:
+    """Return what is found of every run; those of one problem and framework are priced together."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for at, one in enumerate(observations):
+        groups[repr((one.framework, one.software_known, one.release, one.problem))].append(at)
+    found: dict[int, _Found] = {}
+    for mine in groups.values():
+        first, asked = observations[mine[0]], [observations[at].configuration for at in mine]
+        found |= zip(mine, of(first.problem, profile_of(first), asked), strict=True)
+    return [found[at] for at in range(len(observations))]
+
+
+def predictions_of(observations: Sequence[Observation], profile_of: ProfileOf) -> list[Prediction]:
+    """Predict every run."""
+    return _together(observations, profile_of, predict_all)
+
+
+def steps_s_of(observations: Sequence[Observation], profile_of: ProfileOf) -> list[float]:
+    """Return the predicted step of every run, without its interval."""
+    return _together(
+        observations,
+        profile_of,
+        lambda problem, profile, asked: [one.step_s() for one in evaluate(problem, profile, asked)],
+    )
+
+
 def batches_of(observations: Sequence[Observation], profile_of: ProfileOf) -> list[Batch]:
     """Group observations that can be priced together."""
     groups: dict[str, list[int]] = defaultdict(list)
@@ -205,25 +248,30 @@ def with_offsets(constants: Constants, names: Sequence[str], offsets: FloatArray
     return replace(constants, **columns)
 
 
-def _stages_of(batch: Batch, names: Sequence[str], offsets: FloatArray) -> tuple[FloatArray, Stages]:
-    """Return a batch's closed-form step (v * n,) and stages under every set of offsets."""
+PriceRows = Callable[[Problem, Columns, Profile], RowPrices]
+
+
+def _stages_of(
+    batch: Batch, names: Sequence[str], offsets: FloatArray, price_rows: PriceRows, *, with_memory: bool
+) -> tuple[RowPrices, Columns, Stages]:
+    """Return a batch's prices, rows and stages under every set of offsets, v * n of each."""
     n = len(batch.columns)
     rows = np.tile(np.arange(n), len(offsets))
-    columns = batch.columns.take(rows)
-    prices = price(
-        batch.problem,
-        columns,
-        replace(batch.profile, constants=with_offsets(batch.profile.constants, names, offsets, n)),
-    )
-    stages = assemble(
-        prices, columns, LayerLayout.of(batch.problem.model, batch.problem.training), batch.splits[rows]
-    )
-    return objective_s(prices, columns, stages), stages
+    columns, constants = batch.columns.take(rows), batch.profile.constants
+    profile = replace(batch.profile, constants=with_offsets(constants, names, offsets, n))
+    prices = price_rows(batch.problem, columns, profile)
+    layout = LayerLayout.of(batch.problem.model, batch.problem.training)
+    return prices, columns, assemble(prices, columns, layout, batch.splits[rows], with_memory=with_memory)
 
 
 def log_step_s(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArray) -> FloatArray:
     """Return ``ln`` of the closed-form step of every observation, (v, n) for offsets (v, c)."""
-    return _log_of(lambda batch: _stages_of(batch, names, offsets)[0], batches, len(offsets))
+    timed = partial(price, with_memory=False)
+    return _log_of(
+        lambda batch: objective_s(*_stages_of(batch, names, offsets, timed, with_memory=False)),
+        batches,
+        len(offsets),
+    )
 
 
 def _log_of(of: Callable[[Batch], FloatArray], batches: Sequence[Batch], sets: int) -> FloatArray:
@@ -271,5 +319,9 @@ def log_peak_bytes(batches: Sequence[Batch], names: Sequence[str], offsets: Floa
     """Return ``ln`` of the memory of every observation as it was measured, shape (v, n)."""
     sets = len(offsets)
     return _log_of(
-        lambda batch: _seen_bytes(batch, _stages_of(batch, names, offsets)[1], sets), batches, sets
+        lambda batch: _seen_bytes(
+            batch, _stages_of(batch, names, offsets, price_memory, with_memory=True)[-1], sets
+        ),
+        batches,
+        sets,
     )

@@ -92,7 +92,7 @@ def layer_kinds(layers: MeasuredLayers, *, most: int | None = None) -> list[Time
 def _layer_s(
     problem: Problem, rows: Columns, profile: Profile, _sets: int, *, part: Part, name: str
 ) -> FloatArray:
-    prices = price(problem, rows, profile)
+    prices = price(problem, rows, profile, with_memory=False)
     layers: list[Part] = [one.kind for one in LayerLayout.of(problem.model, problem.training).kinds]
     place = {"embedding": -2, "head": -1}.get(part, 0) or layers.index(part)
     by_part = {

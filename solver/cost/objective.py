@@ -70,7 +70,7 @@ def _busy_parts_of(problem: Problem, profile: Profile, columns: Columns) -> Floa
     for start in range(0, len(first), _CHUNK):
         look()
         some = columns.take(first[start : start + _CHUNK])
-        found.append(busy_parts_s(problem, price(problem, some, profile)))
+        found.append(busy_parts_s(problem, price(problem, some, profile, with_memory=False)))
     return np.asarray(np.concatenate(found, axis=1)[:, of_row])
 
 

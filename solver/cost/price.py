@@ -868,8 +868,10 @@ def priced_alike(columns: Columns, profile: Profile) -> tuple[IntArray, IntArray
     return distinct([*read, chunks if counts_chunks(profile) else np.minimum(chunks, 2)])
 
 
-def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+def price(problem: Problem, columns: Columns, profile: Profile, *, with_memory: bool = True) -> RowPrices:
     """Price every row; prices are linear in the split, so any split's time and memory are their sums.
+
+    ``with_memory`` false leaves all memory 0: times alone are a fifth quicker.
 
     Raises:
         InvalidProblemError: a framework option is unknown or has a wrong value.
@@ -888,8 +890,8 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     tail = tail_of(ctx, trained, passes, tensors, counts)
     tail.data_parallel[-2:] += copies_s(ctx)
     look()
-    memory = memory_prices(ctx, layout, weights, trained)
-    moments = memory.pop("moments")
+    memory = memory_prices(ctx, layout, weights, trained) if with_memory else {}
+    moments = memory.pop("moments", {})
     known = {
         **_pass_prices(parts),
         "tail_s": np.ascontiguousarray((tail.data_parallel + tail.optimizer).T),

@@ -123,10 +123,10 @@ def _moved(on: PricedPipelines) -> PricedPipelines:
     again = np.tile(np.arange(rows), len(names))
     constants = with_offsets(on.profile.constants, names, offsets, rows)
     columns, splits = on.columns.take(again), on.splits[again]
-    prices = price(on.problem, columns, replace(on.profile, constants=constants))
+    prices = price(on.problem, columns, replace(on.profile, constants=constants), with_memory=False)
     replayed = None if on.replayed is None else on.replayed[again]
     chunks = chunks_of(columns, on.layout, splits, replayed)
-    stages = assemble(prices, columns, on.layout, splits, replayed)
+    stages = assemble(prices, columns, on.layout, splits, replayed, with_memory=False)
     return replace(on, columns=columns, splits=splits, prices=prices, chunks=chunks, stages=stages)
 
 

@@ -56,7 +56,7 @@ class _Work:
         attention = sum((share * own for share, (_, own) in each), np.zeros(1))
         if on.profile.layers is not None:
             timed, formula = (
-                price(on.problem, on.columns, profile).breakdown_s["compute"]
+                price(on.problem, on.columns, profile, with_memory=False).breakdown_s["compute"]
                 for profile in (on.profile, replace(on.profile, layers=None))
             )
             ratio = timed / np.maximum(formula, np.finfo(np.float64).tiny)
@@ -237,7 +237,7 @@ def _rest_kept_s(on: PricedPipelines) -> FloatArray:
     if not is_offloaded(c.offload, "activations").any():
         return on.prices.breakdown_s["rest"]
     kept = replace(c, offload=WITHOUT_ACTIVATIONS[c.offload])
-    return price(on.problem, kept, on.profile).breakdown_s["rest"]
+    return price(on.problem, kept, on.profile, with_memory=False).breakdown_s["rest"]
 
 
 def _ideal_of_all(

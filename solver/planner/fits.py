@@ -20,7 +20,7 @@ from meshwright.solver.planner.least_memory import Need, least_memory
 from meshwright.solver.planner.variants import Variant, searchable, searched_together, variants_of
 from meshwright.solver.predict import predict, predict_all
 from meshwright.solver.problem import Problem, problem_digest, usable_gpus
-from meshwright.solver.search.feasible import bound_at_sight_s, fitting, nearest
+from meshwright.solver.search.feasible import bound_at_sight_s, fitting, nearest, some_fits_evenly
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.gpu_seconds import least_pass_gpu_s
 from meshwright.solver.search.memory_limits import may_fit
@@ -167,6 +167,8 @@ def _largest_micro_batch(problem: Problem, known: int) -> int:
     sizes = rows.columns.micro_batch_size
     for size in np.unique(sizes)[::-1].tolist():
         some = rows.take(np.flatnonzero(sizes == size))
+        if some_fits_evenly(some):
+            return int(size)
         if (found := nearest(some)) is not None:
             row, split = found
             (config,) = some.take([row]).configurations([split])

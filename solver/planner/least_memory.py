@@ -14,11 +14,11 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Prediction, accepts_risk
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.feasible import lightest_of, nearest
-from meshwright.solver.search.priced_space import have_room, priced_rows
+from meshwright.solver.search.feasible import lightest_of, nearest, some_fits_evenly
+from meshwright.solver.search.priced_space import have_room, priced_rows, weighed_rows
 from meshwright.solver.space.enumerate import enumerate_space, is_too_large
 from meshwright.solver.space.launcher_choice import (
     LauncherChoice,
@@ -54,9 +54,13 @@ def least_memory(problem: Problem) -> Need | None:
 
     None where there is no row, or too many to write down.
     """
+    light = _light(problem)
+    return None if light is None else _least_of(problem, light)
+
+
+def _light(problem: Problem) -> Columns | None:
     if problem.cluster.num_gpus > _FEW_GPUS and is_too_large(problem):
         return None
-    profile = default_profile(problem.cluster, problem.priced_as)
     space = enumerate_space(problem, legal_only=True)
     if not len(space.rows):
         return None
@@ -65,7 +69,12 @@ def least_memory(problem: Problem) -> Need | None:
         sizes, passes = space.columns.micro_batch_size, space.columns.num_microbatches
         # gradients that several passes add up may lie whole on every rank, as FSDP2 has them
         index = np.flatnonzero((sizes == sizes.min()) | (passes == passes.min()))
-    rows = priced_rows(problem, profile, space.rows.take(index))
+    return space.rows.take(index)
+
+
+def _least_of(problem: Problem, light: Columns) -> Need | None:
+    profile = default_profile(problem.cluster, problem.priced_as)
+    rows = priced_rows(problem, profile, light)
     if (found := nearest(rows)) is None:
         return None
     row, split = found
@@ -123,5 +132,10 @@ def _may_fit(problem: Problem, launcher: str) -> bool:
     here = bound(problem, launcher)
     if is_too_large(here):
         return True
-    need = least_memory(here)
+    light = _light(here)
+    if light is None:
+        return False
+    if some_fits_evenly(weighed_rows(here, default_profile(here.cluster, here.priced_as), light)):
+        return True
+    need = _least_of(here, light)
     return need is not None and need.fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -124,13 +125,12 @@ def recompute_alike(rows: Crossing) -> bool:
     return bool((most[rows.begin + np.diff(rows.first)] > most[rows.begin]).all())
 
 
-def nearest(rows: Rows) -> tuple[int, Split] | None:
-    """Return the row and split with the smallest peak memory, among the rows with the smallest even one.
+def _even_peaks_bytes(rows: Rows) -> Iterator[tuple[list[int], FloatArray]]:
+    """Yield rows that may have their even split, with its peaks, by their number of chunks.
 
     Where the split of a row is prescribed, it takes the place of the even one.
     """
-    peaks, shapes = np.full(len(rows), np.inf), rows.p * rows.v
-    given = rows.only_split.splits(rows.columns)
+    shapes, given = rows.p * rows.v, rows.only_split.splits(rows.columns)
     for shape in np.unique(shapes):
         look()
         index = np.flatnonzero(shapes == shape).tolist()
@@ -139,7 +139,20 @@ def nearest(rows: Rows) -> tuple[int, Split] | None:
         splits = {row: split for row, split in tried if split and rows.smallest_chunk[row] <= min(split)}
         if splits:
             stages = rows.take(list(splits)).stages(list(splits.values()))
-            peaks[list(splits)] = stages.peak_memory_bytes.max(axis=1)
+            yield list(splits), stages.peak_memory_bytes.max(axis=1)
+
+
+def some_fits_evenly(rows: Rows) -> bool:
+    """Return whether some row fits under its even split, which is known long before ``nearest``."""
+    limit_bytes = rows.budget_bytes * (1.0 - _EQUAL)
+    return any((peaks <= limit_bytes).any() for _, peaks in _even_peaks_bytes(rows))
+
+
+def nearest(rows: Rows) -> tuple[int, Split] | None:
+    """Return the row and split with the smallest peak memory, among the rows with the smallest even one."""
+    peaks = np.full(len(rows), np.inf)
+    for index, even in _even_peaks_bytes(rows):
+        peaks[index] = even
     least, found = np.inf, None
     candidates = np.argsort(peaks, kind="stable")[:_CANDIDATES]
     while len(candidates):

@@ -205,6 +205,11 @@ def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
     return _rows(problem, profile, columns, _laid_out(problem, price(problem, columns, profile)))
 
 
+def weighed_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
+    """Return rows as ``priced_rows``, with their memory alone: all times are 0."""
+    return _rows(problem, profile, columns, _laid_out(problem, price_memory(problem, columns, profile)))
+
+
 def _laid_out(problem: Problem, prices: RowPrices) -> RowPrices:
     """Return prices by the units of a problem's splits: layers, or the ends of the model too."""
     prices = prices.with_prediction() if problem.counts_prediction else prices

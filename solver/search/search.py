@@ -153,6 +153,7 @@ _ROUNDING = 1e-9  # relative: scores as near as that count as equal
 _MORE = 4  # known rows that are simulated for a limit, for each plan that is asked for
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
 _SAMPLE_SHARE = 0.3  # of the time, for a first plan and for a sample of a large space
+_FEW_OUTER = 6_000  # outer rows over all ways, of which all are ranked hardly later than the likely ones
 _PLAN_S = 0.01  # kept back of the time limit for each plan: predicting and checking it
 
 
@@ -397,8 +398,8 @@ def _bounded(
 ) -> AnswerInputs:
     """Price and bound all legal rows, with a first plan; return the part that is done at the limit.
 
-    Likely rows are ranked before any other is enumerated, and a sample of a large space where none of them
-    fits. Of a space that is too large to be written down only a sample is.
+    Likely rows are ranked before any other is enumerated, unless all are few, and a sample of a large space
+    where none of them fits. Of a space that is too large to be written down only a sample is.
     """
     first, found = watch.at_least(_FIRST_S), _nothing_found(problem, profile, others, rivals)
     has_plans, num_outer = rivals.last_s < np.inf, math.inf  # where the time ends before they are counted
@@ -409,7 +410,7 @@ def _bounded(
         with first.cut():
             return _of_sample(found, watch, wide=wide)
         return found
-    if not has_plans:
+    if not has_plans and num_outer * (1 + len(others)) > _FEW_OUTER:
         share = Watch(time_limit_s=watch.time_limit_s * _SAMPLE_SHARE, should_stop=first.should_stop)
         with first.cut(), share.cut():
             found = _of_likely(found, watch)

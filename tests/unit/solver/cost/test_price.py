@@ -126,6 +126,24 @@ def test_a_row_costs_the_same_alone_and_in_any_order() -> None:
         np.testing.assert_array_equal(together.activation_bytes[row], alone.activation_bytes[0])
 
 
+def test_prices_without_memory_have_the_same_times() -> None:
+    problem, columns = a_problem(), Columns.of(LAYOUTS)
+    both, timed = (
+        price(problem, columns, a_profile(problem), with_memory=with_memory)
+        for with_memory in (True, False)
+    )
+    layout, splits = LayerLayout.of(GPT), np.array([[1, 1, 1, 1]] * len(LAYOUTS))
+    steps = [
+        objective_s(one, columns, assemble(one, columns, layout, splits, with_memory=False))
+        for one in (both, timed)
+    ]
+    np.testing.assert_array_equal(steps[0], steps[1])
+    for name, seconds in both.breakdown_s.items():
+        np.testing.assert_array_equal(seconds, timed.breakdown_s[name])
+    assert both.weights_bytes.all()
+    assert not timed.weights_bytes.any()
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     configuration=st.sampled_from(LAYOUTS),
