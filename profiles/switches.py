@@ -99,6 +99,7 @@ class Switch:
     also: str = ""  # what the request must allow too
     change: str = ""  # what a plan has that is faster with it: "torch.compile"; empty: nothing is
     effect: str = ""  # of the change, beside the time
+    frees_memory: bool = False  # so much that a layout far away may fit
     samples: tuple[str, ...] = ()  # kinds of samples for which it is searched; empty: any
     bases: tuple[str, ...] = ()  # precisions of frozen weights for which it is; empty: any
     stated: tuple[str, ...] = ()  # launchers that take it where a request states it, and are not searched
@@ -161,6 +162,7 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
         also=entry.get("also", ""),
         change=entry.get("change", ""),
         effect=entry.get("effect", ""),
+        frees_memory=entry.get("frees_memory", False),
         stated=launcher_names() if entry.get("stated") == ["any"] else tuple(entry.get("stated", ())),
         samples=tuple(entry.get("samples", ())),
         bases=tuple(entry.get("bases", ())),

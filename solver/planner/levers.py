@@ -78,7 +78,9 @@ class Change:
     words: str
     effect: str
     problem: Problem  # the request with the change; its switches are still open
+    also: tuple[Problem, ...] = ()  # with other values of what the change opens
     settings: Mapping[str, Any] = field(default_factory=dict)  # values by their paths in the request
+    frees_memory: bool = False  # so much that a layout far away may fit
 
 
 def levers_of(
@@ -106,7 +108,7 @@ def levers_of(
             look()
             if change.problem.places_stages:  # no mesh is near to stages on unlike nodes
                 plans, _ = _searched(own, _within(change, looks / LOOKS_PER_S), profile, answer)
-            elif change.kind in _FREE_MEMORY:
+            elif change.frees_memory:
                 plans = _far(own, change, profile, answer, searches)
             else:
                 plans = _nearby(own, change, profile, answer)
@@ -118,10 +120,6 @@ def levers_of(
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
     return in_order([*found, *_packaged(problem, answer)])
-
-
-# Switches that free memory, so that a layout far away may fit. Their launchers have small spaces.
-_FREE_MEMORY = ("loss_kernel", "torch_compile", "quantizes_experts")
 
 
 def _far(
@@ -229,24 +227,27 @@ def _allowing(problem: Problem, word: str) -> SearchOptions:
 
 
 def _under(problem: Problem, switch: Switch) -> Iterator[Change]:
-    """Yield the settings of a switch that a launcher does not have anyway."""
+    """Yield a switch with the settings that a launcher does not have anyway."""
     gpus, work = [group.gpu for group in problem.cluster.groups], problem.workload
     facts = with_options(framework_facts(framework_of(problem.priced_as)), work.framework_options)
-    for one in switch.settings_of(problem.launcher, problem.model, gpus):
-        if all(getattr(facts, name) == value for name, value in one.options.items()):
-            continue
-        limits = (*problem.options.constraints, *([one.only] if one.only else ()))
-        yield Change(
-            kind=switch.name,
-            words=switch.change,
-            effect=switch.effect,
-            problem=replace(
-                problem,
-                workload=replace(work, framework_options={**work.framework_options, **one.options}),
-                options=replace(problem.options, constraints=limits),
+    ways = [
+        replace(
+            problem,
+            workload=replace(work, framework_options={**work.framework_options, **one.options}),
+            options=replace(
+                problem.options,
+                constraints=(*problem.options.constraints, *([one.only] if one.only else ())),
             ),
-            settings={"search.allow": [switch.name]},
         )
+        for one in switch.settings_of(problem.launcher, problem.model, gpus)
+        if any(getattr(facts, name) != value for name, value in one.options.items())
+    ]
+    if ways:
+        yield Change(
+            kind=switch.name, words=switch.change, effect=switch.effect,
+            problem=ways[0], also=tuple(ways[1:]),
+            settings={"search.allow": [switch.name]}, frees_memory=switch.frees_memory,
+        )  # fmt: skip
 
 
 def _gradients(problem: Problem) -> Iterator[Change]:
@@ -337,7 +338,7 @@ def _bases(problem: Problem) -> Iterator[Change]:
 
 
 def _switched(problem: Problem) -> Iterator[Change]:
-    """Yield each setting of the switches that a request must allow by name, and states nothing of."""
+    """Yield the switches that a request must allow by name, and states nothing of."""
     for switch in left_closed(problem):
         if switch.change and switch.name != _GRADIENTS:
             yield from _under(problem, switch)
@@ -546,7 +547,7 @@ _UNCERTAIN = 0.03  # of a step: what the simulation may add to the closed form, 
 def _nearby(problem: Problem, change: Change, profile: Profile, answer: Answer) -> list[_Best]:
     """Return plans near to the first one, the best first."""
     descents, most_s = list[_Descent](), _worth_s(problem, change, answer)
-    for way in _ways(change.problem, answer):
+    for way in (way for one in (change.problem, *change.also) for way in _ways(one, answer)):
         starts = _starts(problem, way, answer)
         descents.append(_Descent.begun(way, profile_of_variant(way, profile), starts))
     return sorted(
@@ -805,9 +806,11 @@ def _proved(
 
 
 def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
-    changed = change.problem
-    variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
-    return searched_together(variants)
+    groups = list[list[Variant]]()
+    for changed in (change.problem, *change.also):
+        variants, _ = searchable(variants_of(changed, profile_of_variant(changed, profile)))
+        groups += searched_together(variants)
+    return groups
 
 
 def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float) -> _Found:
