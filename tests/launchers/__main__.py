@@ -542,6 +542,8 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
 
 def kinds_of(name: str, options: argparse.Namespace) -> tuple[str, ...]:
     """What is tried of a launcher: plans, or changes of their values, or refusals; or what CI tries."""
+    if options.install:
+        return ()
     if options.quick:
         return ("plans", *QUICKLY.get(name, ()))
     alone = "refusals" if options.refusals else "changes" if options.changes else "plans"
@@ -623,6 +625,7 @@ def main() -> int:
         action="store_true",
         help="for CI: two plans of each launcher, and of some changed values or a refusal of each rule",
     )
+    parser.add_argument("--install", action="store_true", help="make the environments; nothing is tried")
     options = parser.parse_args()
     if options.quick:
         options.plans, options.refusals = 2, 1
@@ -641,7 +644,7 @@ def main() -> int:
         count.launchers += 1
         if (name in PARSERS and "plans" in kinds_of(name, options)) or (options.update and name in SOURCES):
             try_table(name, environment, count, update=options.update)
-        if options.update or name in INSTALLED_IN:
+        if options.install or options.update or name in INSTALLED_IN:
             continue
         if name == "torchrun":
             try_scripts(max(options.plans // 10, 2), count)
