@@ -722,7 +722,10 @@ def _proved(
         groups = _groups_of(change, profile)
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
             best, proved = _first_of(groups, _worth_s(problem, change, answer))
-    return (best, True) if proved and not searches.interrupted() else (None, False)
+    # a search on all GPUs refutes no plan that leaves some idle, as the first one does
+    refutes = answer.ranking[0].config.num_gpus == usable_gpus(problem)
+    known = proved and not searches.interrupted() and (best is not None or refutes)
+    return (best, True) if known else (None, False)
 
 
 def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
