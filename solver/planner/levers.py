@@ -47,6 +47,7 @@ from meshwright.solver.problem import (
     SearchOptions,
     Workload,
     left_closed,
+    on_gpus,
     searched_switches,
     usable_gpus,
     with_changes,
@@ -158,11 +159,12 @@ def worth_of(kind: str) -> float:
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
-    """Return the request under the launcher of the first plan, asked for one plan."""
-    launchers = answer.ranking[0].launchers
-    own = problem.under(launchers[0]) if launchers else problem
+    """Return the request under the launcher of the first plan, on its GPUs and on all, asked for one plan."""
+    first = answer.ranking[0]
+    own = problem.under(first.launchers[0]) if first.launchers else problem
     options = replace(own.options, top_k=1, certify="none", diverse=False)
-    return replace(own, options=options)
+    numbers = () if options.num_nodes else tuple({first.config.num_gpus, usable_gpus(own)})
+    return on_gpus(replace(own, options=options), numbers if len(numbers) > 1 else options.num_gpus)
 
 
 def _time_per_token(problem: Problem, config: Configuration, seen: Prediction) -> float:
@@ -499,14 +501,14 @@ def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float
 def _of_launcher(
     problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch, found: Sequence[Lever]
 ) -> Iterator[Lever]:
-    """Yield what the preferred other launcher saves, by a search, where none saves enough nearby."""
-    first = next(_launchers(problem), None)
-    if first is None or any(one.kind == first.kind for one in found) or problem.places_stages:
-        return
-    look()
-    plans, _ = _proved(problem, first, profile, answer, searches)
-    if plans:
-        yield _lever(problem, answer, first, plans[0])
+    """Yield what another launcher saves, by a search: the one that saves most nearby, else the preferred."""
+    changes = {} if problem.places_stages else {one.words: one for one in _launchers(problem)}
+    named = [one for one in found if one.change in changes]
+    if changes:
+        look()
+        best = max(named, key=lambda one: one.saves).change if named else next(iter(changes))
+        plans, _ = _proved(problem, changes[best], profile, answer, searches)
+        yield from (_lever(problem, answer, changes[best], plan) for plan in plans[:1])
 
 
 def _reduced_in(problem: Problem) -> str:

@@ -190,6 +190,17 @@ def _numerics(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield pasted(raw, {"search.allow": ["gradient_dtype", "adamw-bf16"]})
 
 
+def _replicas(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """As many replicas as the batch has on at most all GPUs, which may leave a part of a node idle."""
+    batch, gpus = raw["workload"]["global_batch_size"], 8 * raw["cluster"]["num_nodes"]
+    most = max(size for size in range(1, gpus + 1) if batch % size == 0)
+    yield pasted(raw, {"search.pin": {"data_parallel_size": most}})
+
+
+def _buckets(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    yield pasted(raw, {"search.allow": ["reduce_bucket"]})
+
+
 def _batches(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for size in rounder(int(raw["workload"]["global_batch_size"]))[:2]:
         yield pasted(raw, {"workload.global_batch_size": size})
@@ -205,10 +216,10 @@ def _recipe(raw: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", range(draws(1)))
 def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(seed: int) -> None:
-    """Each change is asked by itself, to the proof: numerics, batches nearby, and what a recipe needs."""
+    """Each is asked by itself, to the proof: numerics, a pin, batches nearby, and what a recipe needs."""
     random = Random(f"unnamed-{seed}")
     model, nodes, batch = random.choice(
-        (("llama-3.1-8b", 1, 66), ("llama-3.1-8b", 3, 98), ("gpt-oss-20b", 1, 30))
+        (("llama-3.1-8b", 1, 35), ("llama-3.1-8b", 3, 98), ("gpt-oss-20b", 1, 30), ("qwen3-0.6b", 3, 77))
     )
     raw: dict[str, Any] = {
         "model": {"name": model},
@@ -221,7 +232,13 @@ def test_nothing_that_is_asked_instead_beats_an_answer_that_does_not_name_it(see
     now = per_token(problem, answer.ranking[0])
     named = {one.kind: one.saves for one in reversed(answer.levers)}
     fewer_bits = ("gradients", "optimizer", "states")
-    kinds = {fewer_bits: _numerics, ("neighbour",): _batches, ("recipe",): _recipe}
+    kinds = {
+        fewer_bits: _numerics,
+        ("pin",): _replicas,
+        ("reduce_bucket",): _buckets,
+        ("neighbour",): _batches,
+        ("recipe",): _recipe,
+    }
     for names, others in kinds.items():
         for other in others(raw):
             changed = parse_problem(other)
