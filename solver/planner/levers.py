@@ -159,7 +159,7 @@ def worth_of(kind: str) -> float:
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
-    """Return the request under the launcher of the first plan, on its GPUs and on all, asked for one plan."""
+    """Return the request under the first plan's launcher, on as many GPUs or all, asked for one plan."""
     first = answer.ranking[0]
     own = problem.under(first.launchers[0]) if first.launchers else problem
     options = replace(own.options, top_k=1, certify="none", diverse=False)
@@ -501,7 +501,7 @@ def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float
 def _of_launcher(
     problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch, found: Sequence[Lever]
 ) -> Iterator[Lever]:
-    """Yield what another launcher saves, by a search: the one that saves most nearby, else the preferred."""
+    """Yield what another launcher saves, by a search: that which saves most nearby, or the preferred."""
     changes = {} if problem.places_stages else {one.words: one for one in _launchers(problem)}
     named = [one for one in found if one.change in changes]
     if changes:
