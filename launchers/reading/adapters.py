@@ -357,9 +357,9 @@ def _adapted_layers(
     words = [_plain(word, model) for word in words_of(said)]
     every = [str(word) for word in words if str(word).lower() in ("all", "all-linear")]  # ms-swift 2: ALL
     if every and len(words) > 1:  # a name as any other in a list (peft's _maybe_include_all_linear_layers)
-        others = ", ".join(str(word) for word in words if word not in every)
+        beside = ", ".join(str(word) for word in words if word not in every)
         allowed = f"{every[0]} alone, or names of layers without it"
-        fields.fault(name, f"{every[0]} next to {shown(others)} selects no further layers", allowed=allowed)
+        fields.fault(name, f"{every[0]} next to {shown(beside)} selects no further layers", allowed=allowed)
     if every:
         return SINGLE_TARGETS
     words = _of_language(fields, words, model, tower)
@@ -376,8 +376,8 @@ def _adapted_layers(
         words = [word for word in words if word not in others]
         known = [_targets_of(str(word), model) for word in words]
     if not all(known):
-        word = words[known.index(())]
-        fields.fault(name, f'"{str(word)[:40]}" is not a layer that is priced', allowed=", ".join(_NAMES))
+        strange = str(words[known.index(())])
+        fields.fault(name, f'"{strange[:40]}" is not a layer that is priced', allowed=", ".join(_NAMES))
         return ATTENTION_TARGETS
     return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
 

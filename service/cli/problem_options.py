@@ -273,7 +273,8 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
         raise InvalidProblemError.of("--gpus", message, allowed="GPUs by type: --gpus 64xH100")
     if limit in _LIMITS:
         found["gpus"] = limit
-    words = {name: str(found.pop(name)).strip() for name in ("gpus", "gpu", "nodes") if name in found}
+    words = dict[str, str]()
+    words |= {name: str(found.pop(name)).strip() for name in ("gpus", "gpu", "nodes") if name in found}
     if (cluster := str(found.get("cluster", ""))) and not _is_file(cluster) and is_counted(cluster):
         words["cluster"] = found.pop("cluster")
     if limit in _LIMITS:

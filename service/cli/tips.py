@@ -437,8 +437,11 @@ def _with_nearest(fault: FieldError, line: Line) -> Line | None:
         return _with_options(right, line.without(_ARGUMENT if name == "argument" else name, fault.wrong))
     if name == "argument":
         return line.with_value(fault.wrong, right, (_ARGUMENT,))
-    names = _HARDWARE if name in _HARDWARE else (name, _ARGUMENT) if name in _ARGUED else (name,)
-    names = (name, *_HARDWARE) if name == "--num-gpus" else names  # --gpus 64xH100 states it
+    names: tuple[str, ...] = (name, _ARGUMENT) if name in _ARGUED else (name,)
+    if name in _HARDWARE:
+        names = _HARDWARE
+    elif name == "--num-gpus":  # --gpus 64xH100 states it
+        names = (name, *_HARDWARE)
     replaced = line.with_value(fault.wrong, right, () if name == "" else names) if fault.wrong else None
     if replaced is not None or not name or _is_unplaced(fault, name, key, line):
         return replaced

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.accuracy import predictions_of
 from meshwright.solver.calibration.calibrate import default_profile_of
-from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.calibration.observations import Observation, predictions_of
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 FAST = 1e6

@@ -11,10 +11,10 @@ import pytest
 from benchmarks.fit.accuracy_order import lost, orders_of, regret_tables
 from meshwright.profiles.calibration import UPPER_BOUNDS
 from meshwright.profiles.profile import Profile
-from meshwright.solver.accuracy import Report, predictions_of, spearman, validate
+from meshwright.solver.accuracy import Report, spearman, validate
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
 from meshwright.solver.calibration.choose import RunCandidates, measuring_order
-from meshwright.solver.calibration.observations import Observation, ProfileOf
+from meshwright.solver.calibration.observations import Observation, ProfileOf, predictions_of
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 MULTI, JEANZAY = "vtrain-a100-multi", "jeanzay-a100"

@@ -243,7 +243,7 @@ def test_every_number_of_gpus_or_nodes_is_true_of_the_cluster_or_refused() -> No
         names = ("num_gpus", "num_nodes", "gpus_per_node")
         stated = {name: int(text) for name, text in zip(names, numbers, strict=True) if text}
         option, words = str(hardware).split()
-        given = {option: words, **stated}
+        given: dict[str, Any] = {option: words, **stated}
         if "num_nodes" in stated:
             given["num_nodes"] = str(stated["num_nodes"])
         try:

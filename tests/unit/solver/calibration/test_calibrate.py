@@ -10,11 +10,11 @@ from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.gpus import gpu_from_mapping, gpu_to_mapping
 from meshwright.profiles.profile import Profile
-from meshwright.solver.accuracy import peak_as_measured, predictions_of
+from meshwright.solver.accuracy import peak_as_measured
 from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.calibrate import calibrate, constants_at_bounds, default_profile_of
 from meshwright.solver.calibration.fit import TIME_WIDTHS
-from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.calibration.observations import Observation, predictions_of
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
