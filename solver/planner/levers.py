@@ -23,7 +23,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options, with_options_if_legal
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.storage import storage_of
-from meshwright.profiles.switches import EVERY_SWITCH, Switch, switches
+from meshwright.profiles.switches import EVERY_SWITCH, Setting, Switch, switches
 from meshwright.solver.answer import Answer, Lever, Prediction
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
@@ -47,7 +47,7 @@ from meshwright.solver.problem import (
     SearchOptions,
     Workload,
     left_closed,
-    on_gpus,
+    may_use_fewer,
     searched_switches,
     usable_gpus,
     with_changes,
@@ -159,12 +159,16 @@ def worth_of(kind: str) -> float:
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
-    """Return the request under the first plan's launcher, on as many GPUs or all, asked for one plan."""
-    first = answer.ranking[0]
-    own = problem.under(first.launchers[0]) if first.launchers else problem
+    """Return the request under the launcher of the first plan, asked for one plan."""
+    launchers = answer.ranking[0].launchers
+    own = problem.under(launchers[0]) if launchers else problem
     options = replace(own.options, top_k=1, certify="none", diverse=False)
-    numbers = () if options.num_nodes else tuple({first.config.num_gpus, usable_gpus(own)})
-    return on_gpus(replace(own, options=options), numbers if len(numbers) > 1 else options.num_gpus)
+    return replace(own, options=options)
+
+
+def _leaves_idle(problem: Problem, answer: Answer) -> bool:
+    """Return whether the first plan leaves GPUs idle: changes of it may, too, and others than it does."""
+    return answer.ranking[0].config.num_gpus < usable_gpus(problem) and may_use_fewer(problem)
 
 
 def _time_per_token(problem: Problem, config: Configuration, seen: Prediction) -> float:
@@ -229,9 +233,14 @@ def _allowing(problem: Problem, word: str) -> SearchOptions:
 
 
 def _under(problem: Problem, switch: Switch) -> Iterator[Change]:
-    """Yield a switch with the settings that a launcher does not have anyway."""
+    """Yield a switch with the settings that a launcher does not have anyway, and none that those beat."""
     gpus, work = [group.gpu for group in problem.cluster.groups], problem.workload
     facts = with_options(framework_facts(framework_of(problem.priced_as)), work.framework_options)
+    able = switch.settings_of(problem.launcher, problem.model, gpus)
+
+    def holds(setting: Setting) -> bool:
+        return all(getattr(facts, name) == value for name, value in setting.options.items())
+
     ways = [
         replace(
             problem,
@@ -241,8 +250,8 @@ def _under(problem: Problem, switch: Switch) -> Iterator[Change]:
                 constraints=(*problem.options.constraints, *([one.only] if one.only else ())),
             ),
         )
-        for one in switch.settings_of(problem.launcher, problem.model, gpus)
-        if any(getattr(facts, name) != value for name, value in one.options.items())
+        for one in able
+        if not holds(one) and not any(one.name in other.beats for other in able if holds(other))
     ]
     if ways:
         yield Change(
@@ -373,7 +382,7 @@ def rounder(number: int) -> list[int]:
     """Return the numbers near to one that more powers of two divide, the roundest first, then by distance.
 
     Parallel sizes divide a batch and a length, and nothing else of their value matters to a layout: where a
-    number is no rounder, it has no layout that its neighbour lacks.
+    number is no rounder, it has no layout on as many GPUs that its neighbour lacks.
     """
     reach, twos = max(1, number // _REACH), number & -number
     found = dict[int, int]()
@@ -389,27 +398,30 @@ def rounder(number: int) -> list[int]:
 def _neighbours(problem: Problem, profile: Profile, answer: Answer, find: _Find) -> Iterator[Lever]:
     """Yield the nearest batch and the nearest length that train enough faster, each found by a search.
 
-    The roundest one is asked first: where it does not, no nearer one does. A nearer one counts where it
-    saves as much, within what a change is worth naming for. Where ``find`` proves nothing, the best plan
-    nearby counts.
+    One counts where it saves as much as any, within what a change is worth naming for. The roundest one is
+    asked first: where it does not save enough, no nearer one does, unless GPUs are left idle: 14 sequences
+    are 14 replicas. Where ``find`` proves nothing, the best plan nearby counts.
     """
+    work, idle = problem.workload, _leaves_idle(problem, answer)
+    own = {"workload.global_batch_size": work.global_batch_size, "workload.seq_length": work.seq_length}
 
-    def lever_of(change: Change) -> Lever | None:
+    def lever_of(change: Change) -> Iterator[Lever]:
         plans, proved = find(change)
         plans = plans if proved else _nearby(problem, change, profile, answer)
-        return _lever(problem, answer, change, plans[0]) if plans else None
+        yield from (_lever(problem, answer, change, one) for one in plans[:1])
+
+    def distance(lever: Lever) -> int:
+        return sum(abs(int(lever.settings[path]) - own[path]) for path in lever.settings)
 
     for changes in (_near_batches(problem), _near_lengths(problem)):
-        chosen = lever_of(changes[0]) if changes else None
-        if chosen is None:
-            continue
-        for change in changes[1:]:
+        found, most = list[Lever](), 0.0
+        for change in changes:
             look()
-            lever = lever_of(change)
-            if lever is not None and lever.saves >= chosen.saves - WORTH:
-                chosen = lever
+            found += lever_of(change)
+            most = max((one.saves for one in found), default=0.0)
+            if not idle and (not found or (len(found) > 1 and found[-1].saves >= most - WORTH)):
                 break
-        yield chosen
+        yield from sorted((one for one in found if one.saves >= most - WORTH), key=distance)[:1]
 
 
 def _near_batches(problem: Problem) -> list[Change]:
@@ -782,7 +794,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
 
 def _searched(problem: Problem, change: Change, profile: Profile, answer: Answer) -> _Found:
     """Return the first plans of a changed request that save enough to be named."""
-    return _first_of(_groups_of(change, profile), _worth_s(problem, change, answer))
+    groups, idle = _groups_of(change, profile), _leaves_idle(problem, answer)
+    return _first_of(groups, _worth_s(problem, change, answer), with_fewer=idle)
 
 
 def _proved(
@@ -803,7 +816,8 @@ def _proved(
         every = _groups_of(change, profile)
         groups = [some for group in every if (some := [one for one in group if of(one)])]
         if not any(is_too_large(group[0].problem) for group in groups):  # a sample proves nothing
-            plans, proved = _first_of(groups, _worth_s(problem, change, answer))
+            idle = _leaves_idle(problem, answer)
+            plans, proved = _first_of(groups, _worth_s(problem, change, answer), with_fewer=idle)
     return (plans, True) if proved and not searches.interrupted() else ([], False)
 
 
@@ -815,14 +829,17 @@ def _groups_of(change: Change, profile: Profile) -> list[list[Variant]]:
     return groups
 
 
-def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float) -> _Found:
-    """Return the fastest plans within a limit, of the group with the fastest; and whether it is proved."""
-    plans, proved = list[_Best](), True
+def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float, *, with_fewer: bool) -> _Found:
+    """Return the fastest plans within a limit, of the group with the fastest; and whether it is proved.
+
+    On all GPUs, or ``with_fewer`` on fewer as well.
+    """
+    plans, proved = list[_Best](), bool(groups)
     for group in groups:
         first, *others = group
         found = search(
             first.problem, first.profile, ways=[one.problem for one in others],
-            rivals=Rivals(limit_s, limit_s), proved=False,
+            rivals=Rivals(limit_s, limit_s), proved=with_fewer,
         )  # fmt: skip
         proved = proved and found.status in ("optimal", "infeasible")
         if found.plans:
