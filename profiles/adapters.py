@@ -402,7 +402,7 @@ def _alike(model: ModelSpec) -> dict[str, tuple[str, ...]]:
     return found | ({"linear_fc1": ("gate_up_proj",)} if model.fused_gate_up else {})
 
 
-# What all linear layers of the language model don't mean: a tower's, tensors of experts, others' names.
+# Targets that all-linear leaves out: layers of towers, tensors of experts, names of other classes.
 BESIDE_LINEAR = (*FUSED_TARGETS, *EXPERT_TARGETS, *PARAMETER_TARGETS, *TOWER_TARGETS)
 
 

@@ -1093,7 +1093,7 @@ def _swifts_precision(fields: Fields, on: str) -> str:
     if on:
         fields.fault(
             "fp16",
-            "is ms-swift's default next to torch_dtype float32, and transformers stops at both types",
+            "is on in ms-swift next to torch_dtype float32, and transformers refuses it next to bf16",
             allowed="false",
             nearest="false",
         )

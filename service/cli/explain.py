@@ -71,7 +71,7 @@ def explain(
         typer.Option(
             "--levers",
             help="Search every change that may train faster: gradient type, optimizer, precision, batch, "
-            "offload, launcher. Takes a request, or --plan.",
+            "offload, switches, launcher, one of unlike node groups. Takes a request, or --plan.",
         ),
     ] = False,
     why_not: Annotated[

@@ -317,7 +317,7 @@ def _agreed(words: str, counted: Mapping[str, Any], given: Mapping[str, Any]) ->
         several = "groups" in counted
         own = counted.get(name, given[name])
         if several or str(own) != str(given[name]):
-            what = "several groups, each with its numbers" if several else f"{own} {_COUNTS_OF_GPUS[name]}"
+            what = "several groups with their own numbers" if several else f"{own} {_COUNTS_OF_GPUS[name]}"
             fault = FieldError(
                 pointer=option,
                 message=f"{given[name]} contradicts {shown(words)}, which states {what}",

@@ -32,7 +32,8 @@ def fix_lines(found: Fixes, chosen: FixSet | None, width: int) -> Iterator[str]:
         switched_s = found.switched.step_time_s
         yield _line(
             f"A switch to {found.switches_to} without DeepSpeed takes {seconds(switched_s)} "
-            f"({_less(switched_s, before.step_time_s)}): explain --from-args shows that plan.",
+            f"({_less(switched_s, before.step_time_s)}). To see that plan: "
+            f"meshwright explain --from-args {found.source.name} …",
             width,
         )
     yield ""

@@ -29,7 +29,7 @@ SAME_RESULTS = frozenset(
 )  # fmt: skip
 _CHOSEN = SAME_RESULTS - {"attention_kernel"}  # this one needs a package that may not be installed
 _FOLLOWS = ("plan.num_microbatches", "plan.data_parallel_size", "plan.offload", "plan.rank_order")
-_OFFLOAD = "plan.offload"  # what is on the host may come back; that it leaves is for the user to allow
+_OFFLOAD = "plan.offload"  # what is on the host may come back; only the user may move more there
 _SIZES = ("1", "2", "4", "8", "16", "32")
 _DEGREES = (
     "plan.tensor_parallel_size", "plan.pipeline_parallel_size", "plan.context_parallel_size",

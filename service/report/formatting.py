@@ -430,7 +430,7 @@ _SIZE = re.compile(
 )
 
 
-# An option with its value, and the first words of a command: what is pasted from two lines is cut there.
+# An option with its value, and the first words of a command: each stays on one line, to be pasted.
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][\w-]*|meshwright) (?=[\w./'\"$])")
 
 

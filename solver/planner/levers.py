@@ -1,11 +1,11 @@
 """Changes that the user may decide and that train faster: the levers of an answer that has plans.
 
-Each comes with other numerics, another script or another batch, which is why no search makes it unasked.
+Each comes with other numerics, another script, package or batch, so that no search makes it unasked.
 Its plan is found a few moves away from the answer's own plans and from the rule of thumb, priced under the
 changed request, which takes milliseconds. It has passed the independent check, and a search of the changed
-request finds that plan or a better one, so that the gain is a lower bound. Numerics that free memory are
-searched: a layout far away may then fit. ``every_lever`` searches each change instead, as
-``explain --levers`` does.
+request finds that plan or a better one, so that the gain is a lower bound. Changes that free memory are
+searched, since a layout far away may then fit, and so is the launcher that saves most nearby.
+``every_lever`` searches each change instead, as ``explain --levers`` does.
 
 Work is counted, in configurations and in looks at the clock, so that an answer is the same on every machine
 that has the time to try all of them. One that has not leaves levers out, and its answer warns of that.
@@ -48,6 +48,7 @@ from meshwright.solver.problem import (
     Workload,
     left_closed,
     may_use_fewer,
+    on_gpus,
     searched_switches,
     usable_gpus,
     with_changes,
@@ -115,11 +116,11 @@ def levers_of(
                 plans = _nearby(own, change, profile, answer)
             found += [_lever(own, answer, change, best) for best in plans[:1]]
         found += _alone(own, profile, answer, seconds=looks / LOOKS_PER_S)
-        found += _of_launcher(own, profile, answer, searches, found)
         found += _lighter(own, profile, answer, searches)
         find = partial(_proved, own, profile=profile, answer=answer, searches=searches)
         found += _neighbours(own, profile, answer, find)
         found += _relaid(own, answer, recipes, find)
+        found += _of_launcher(own, profile, answer, searches, found)
     return in_order([*found, *_packaged(problem, answer)])
 
 
@@ -159,16 +160,20 @@ def worth_of(kind: str) -> float:
 
 
 def _under_first(problem: Problem, answer: Answer) -> Problem:
-    """Return the request under the launcher of the first plan, asked for one plan."""
-    launchers = answer.ranking[0].launchers
-    own = problem.under(launchers[0]) if launchers else problem
+    """Return the request under the launcher of the first plan, asked for one plan.
+
+    If that plan leaves GPUs idle, on as many GPUs, or on all.
+    """
+    first = answer.ranking[0]
+    own = problem.under(first.launchers[0]) if first.launchers else problem
     options = replace(own.options, top_k=1, certify="none", diverse=False)
-    return replace(own, options=options)
+    own = replace(own, options=options)
+    numbers = (first.config.num_gpus, usable_gpus(own))
+    return on_gpus(own, numbers) if _leaves_idle(own, answer) and may_use_fewer(own) else own
 
 
 def _leaves_idle(problem: Problem, answer: Answer) -> bool:
-    """Return whether the first plan leaves GPUs idle: changes of it may, too, and others than it does."""
-    return answer.ranking[0].config.num_gpus < usable_gpus(problem) and may_use_fewer(problem)
+    return answer.ranking[0].config.num_gpus < usable_gpus(problem)
 
 
 def _time_per_token(problem: Problem, config: Configuration, seen: Prediction) -> float:
@@ -434,7 +439,7 @@ def _near_batches(problem: Problem) -> list[Change]:
             words=f"a global batch of {size}",
             effect=f"{abs(size - work.global_batch_size)} sequences "
             f"{'fewer' if size < work.global_batch_size else 'more'} in each step: results",
-            problem=replace(problem, workload=replace(work, global_batch_size=size)),
+            problem=on_gpus(replace(problem, workload=replace(work, global_batch_size=size)), ()),
             settings={"workload.global_batch_size": size},
         )
         for size in rounder(work.global_batch_size)
@@ -513,7 +518,7 @@ def _alone(problem: Problem, profile: Profile, answer: Answer, *, seconds: float
 def _of_launcher(
     problem: Problem, profile: Profile, answer: Answer, searches: WorkWatch, found: Sequence[Lever]
 ) -> Iterator[Lever]:
-    """Yield what another launcher saves, by a search: that which saves most nearby, or the preferred."""
+    """Yield what a search saves under the other launcher that saves most nearby, or the preferred one."""
     changes = {} if problem.places_stages else {one.words: one for one in _launchers(problem)}
     named = [one for one in found if one.change in changes]
     if changes:
@@ -689,7 +694,7 @@ class _Descent:
 
 
 def _leading(descents: Sequence[_Descent]) -> list[_Descent]:
-    """Return the descents but those behind another, both where memory holds plans and where it does not."""
+    """Return the descents that no other one beats both in what fits and in what does not."""
     ahead = list[_Descent]()
     for one in sorted(descents, key=lambda one: (one.least_s(fits=True), one.least_s(fits=False))):
         if not ahead or one.least_s(fits=False) < min(other.least_s(fits=False) for other in ahead):
@@ -746,8 +751,8 @@ def _around(
 ) -> _Found:
     """Return, as ``_proved``, the fastest plan with sizes near those of the first plan and of ``plans``.
 
-    They are at most twice and at least half as large. The switches are those of these plans, which another
-    change has, but for recomputation, as that one may free more memory.
+    They are at most twice and at least half as large. The switches are those of these plans. Recomputation
+    stays open, since the change behind ``plans`` may free more memory.
     """
     own, options = with_changes(problem.workload, switches_of(answer.ranking[0])), change.problem.options
     ways = [own, *(one.way.workload for one in plans)]
