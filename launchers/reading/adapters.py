@@ -356,13 +356,15 @@ def _adapted_layers(
         return _of_pattern(fields, name, said, model)
     words = [_plain(word, model) for word in words_of(said)]
     every = [str(word) for word in words if str(word).lower() in ("all", "all-linear")]  # ms-swift 2: ALL
-    if every and len(words) > 1:  # a name as any other in a list (peft's _maybe_include_all_linear_layers)
-        beside = ", ".join(str(word) for word in words if word not in every)
-        allowed = f"{every[0]} alone, or names of layers without it"
-        fields.fault(name, f"{every[0]} next to {shown(beside)} selects no further layers", allowed=allowed)
-    if every:
-        return SINGLE_TARGETS
-    words = _of_language(fields, words, model, tower)
+    beside = [word for word in words if str(word) not in every]
+    if every and pefts and beside:  # a name as any other (peft's _maybe_include_all_linear_layers)
+        listed, allowed = ", ".join(map(str, beside)), f"{every[0]} alone, or names of layers without it"
+        fields.fault(name, f"{every[0]} next to {shown(listed)} selects no further layers", allowed=allowed)
+    further = [_targets_of(str(word), model) for word in beside] if every else []
+    if every and all(further):  # ms-swift adds them up (arguments/tuner_args.py, get_target_modules)
+        either = {*SINGLE_TARGETS}.union(*further)
+        return tuple(one for one in LORA_TARGETS if one in either)
+    words = _of_language(fields, beside, model, tower)
     for word, instead in _unmatched(words, model):
         fields.fault(name, f"{word} matches no module of transformers' classes", allowed=instead)
         return ATTENTION_TARGETS

@@ -280,7 +280,8 @@ def _hardware(given: Mapping[str, Any], *, searches: bool) -> dict[str, Any]:
     if limit in _LIMITS:
         found["gpus"] = words.pop("gpus")
     sizes = {name for name in ("gpus", "nodes") if _COUNTS.fullmatch(words.get(name, ""))}
-    ways = [one for one in {"cluster": 0, **words} if one in words.keys() - sizes or one in found]
+    either = dict.fromkeys(("cluster", *words))
+    ways = [one for one in either if one in words.keys() - sizes or one in found]
     if len(ways) > 1:
         names = " and ".join(f"--{name}" for name in ways)
         fault = FieldError(
@@ -501,7 +502,7 @@ def _put_gpus(request: Request, path: str, value: object) -> None:
     inner.pop("num_nodes", None)
     each = inner.get("gpus_per_node")
     if type(each) is int and type(value) is int and value < each:  # a part of a node
-        inner.pop("gpus_per_node")
+        inner["gpus_per_node"] = value
 
 
 def _put_nodes(request: Request, path: str, value: object) -> None:

@@ -667,8 +667,8 @@ class _Descent:
         return sorted(able, key=lambda one: self.known[one].step_s)[:most]
 
     def least_s(self, *, fits: bool) -> float:
-        """Return the step of the fastest configuration that was seen."""
-        return min((self.known[one].step_s for one in self.fastest(fits=fits, most=1)), default=inf)
+        """Return the step of the fastest configuration that was seen; inf: none."""
+        return min((one.step_s for one in self.known.values() if one.fits == fits), default=inf)
 
     def plans(self, most_s: float) -> Iterator[_Best]:
         """Yield legal plans that fit and step within ``most_s``, after all rounds.

@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.launchers.reading.registry import read_launch_files
+from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.errors import InvalidProblemError
 from tests.launchers.read_figures import figures
 
@@ -208,6 +209,11 @@ TRAINS: dict[str, tuple[str, Mapping[str, object]]] = {
     "adapters where peft puts them": (
         f"{PLAIN} --use_lora 1 --lora_r 8",
         {"workload.lora_rank": 8, "workload.lora_targets": ("q_proj", "v_proj")},
+    ),
+    "all linear layers and one of them, which ms-swift adds up": (
+        "swift sft --model meta-llama/Llama-2-7b-hf --tuner_type lora --target_modules all-linear q_proj "
+        "--per_device_train_batch_size 1 --max_length 2048",
+        {"workload.lora_targets": SINGLE_TARGETS},
     ),
     "adapters of Mixtral's experts": (
         f"{PLAIN} --use_lora 1 --lora_r 8 --lora_target_modules w1,w2,w3",

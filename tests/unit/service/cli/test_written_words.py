@@ -276,9 +276,10 @@ def test_a_number_of_gpus_takes_the_place_of_a_files_number_of_nodes(tmp_path: P
     path = tmp_path / "problem.json"
     path.write_text('{"cluster": {"name": "dgx-h100", "num_nodes": 4}}')
     assert read_request(path, num_gpus=16)["cluster"] == {"name": "dgx-h100", "num_gpus": 16}
-    path.write_text('{"cluster": {"gpu": "h100", "num_nodes": 4, "gpus_per_node": 8}}')
-    part_of_a_node = read_request(path, num_gpus=4)["cluster"]
-    assert part_of_a_node == {"gpu": "h100", "num_gpus": 4}
+    path.write_text('{"cluster": {"gpu": "h100", "num_nodes": 4, "gpus_per_node": 16}}')
+    part_of_a_node = read_request(path, num_gpus=12)["cluster"]
+    assert part_of_a_node == {"gpu": "h100", "num_gpus": 12, "gpus_per_node": 12}
+    assert cluster_from_mapping(part_of_a_node).num_nodes == 1
 
 
 # --------------------------------------------------------------------------------------------------
