@@ -195,6 +195,7 @@ def on_an_h100(words: str) -> str:
     return f'A="--report_to none"\nif nvidia-smi | grep -q H100; then A="$A {words}"; fi\n{LAUNCH} $A'
 
 
+SWIFT = "swift sft --model meta-llama/Llama-2-7b-hf --tuner_type lora --per_device_train_batch_size 1 --max_length 2048"
 TRAINS: dict[str, tuple[str, Mapping[str, object]]] = {
     "a batch of evaluations is none of the steps'": (
         f"{PLAIN.replace('--per_device_train_batch_size 2 ', '')} --eval_batch_size 4",
@@ -211,8 +212,7 @@ TRAINS: dict[str, tuple[str, Mapping[str, object]]] = {
         {"workload.lora_rank": 8, "workload.lora_targets": ("q_proj", "v_proj")},
     ),
     "all linear layers and one of them, which ms-swift adds up": (
-        "swift sft --model meta-llama/Llama-2-7b-hf --tuner_type lora --target_modules all-linear q_proj "
-        "--per_device_train_batch_size 1 --max_length 2048",
+        f"{SWIFT} --target_modules all-linear q_proj",
         {"workload.lora_targets": SINGLE_TARGETS},
     ),
     "adapters of Mixtral's experts": (

@@ -124,7 +124,9 @@ def test_ms_swift_without_a_stated_type_of_products_computes_fp32_weights_in_fp1
     work = own_of_files({"cluster": CLUSTER}, source_of([tmp_path / "a.sh"])).problem.workload
     assert (work.precision, work.base_precision) == ("fp16", "fp32")
     (tmp_path / "a.sh").write_text(f"{SWIFT} --torch_dtype float32 --bf16 true\n")
-    with pytest.raises(InvalidProblemError, match=r"fp16: .*transformers refuses it next to bf16\. Allowed: false"):
+    with pytest.raises(
+        InvalidProblemError, match=r"fp16: .*transformers refuses it next to bf16\. Allowed: false"
+    ):
         own_of_files({"cluster": CLUSTER}, source_of([tmp_path / "a.sh"]))
 
 
