@@ -18,6 +18,10 @@ WORDS = (
 )
 PLAIN = f"torchrun --nproc_per_node 8 t.py {WORDS}"
 LAUNCH = f"accelerate launch --num_processes 8 t.py {WORDS}"
+SWIFT = (
+    "swift sft --model meta-llama/Llama-2-7b-hf --tuner_type lora "
+    "--per_device_train_batch_size 1 --max_length 2048"
+)
 SFT = f"accelerate launch --config_file conf/a.yaml -m trl.scripts.sft {WORDS}"
 STEP = 8 * 2 * 4  # processes × micro-batch × accumulation
 BATCH = {
@@ -195,7 +199,6 @@ def on_an_h100(words: str) -> str:
     return f'A="--report_to none"\nif nvidia-smi | grep -q H100; then A="$A {words}"; fi\n{LAUNCH} $A'
 
 
-SWIFT = "swift sft --model meta-llama/Llama-2-7b-hf --tuner_type lora --per_device_train_batch_size 1 --max_length 2048"
 TRAINS: dict[str, tuple[str, Mapping[str, object]]] = {
     "a batch of evaluations is none of the steps'": (
         f"{PLAIN.replace('--per_device_train_batch_size 2 ', '')} --eval_batch_size 4",
