@@ -153,15 +153,14 @@ def _usable(
 ) -> tuple[Problem, tuple[int, ...]]:
     """Return the problem on ``count`` nodes and the numbers of GPUs that legal rows use there; (): unknown.
 
-    It is a cluster of its own if no legal row uses all their GPUs.
+    They are a cluster of their own, on which a plan may leave a part of a node idle.
     """
     if problem.options.num_nodes:
         return here, ()
     alone, differing = _alone_on(here, count), differing_on(count)
     if differing:
         return on_gpus(alone, differing), differing
-    numbers = numbers_of_gpus(alone)
-    return here if numbers == (alone.cluster.num_gpus,) else alone, numbers
+    return alone, numbers_of_gpus(alone)
 
 
 def _alone_on(problem: Problem, count: int) -> Problem:

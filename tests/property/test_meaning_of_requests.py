@@ -178,8 +178,7 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     """Numbers of GPUs that one launcher means: these; where none is legal there, as many as can be used."""
     profile = profile_of(problem)
     each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
-    at_most_all = problem.options.gpus == "all" and problem.options.objective == "step_time"
-    nodes_left_open = at_most_all and not problem.options.num_nodes
+    nodes_left_open = problem.options.objective == "step_time" and not problem.options.num_nodes
 
     def fewer_than(count: int) -> set[int]:
         some = range(1, count) if nodes_left_open else ()

@@ -63,6 +63,16 @@ def test_the_fewest_nodes_are_fewest_among_all_candidates() -> None:
     assert answer.plans[0].config.context_parallel_size == 2
 
 
+def test_the_fewest_nodes_may_leave_a_part_of_one_idle() -> None:
+    """35 sequences are 7 replicas; 8 GPUs share the small layers of one."""
+    model = a_model(num_layers=4, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=8)
+    cluster = a_cluster(num_nodes=2)
+    problem = a_problem(model=model, cluster=cluster, batch=35, certify="none", top_k=1, gpus="fewest")
+    answer = answered(problem)
+    assert (answer.status, answer.plans[0].config.num_gpus) == ("optimal", 7)
+    assert answer.notes["gpus"] == "fewest"
+
+
 def test_tensor_ranks_that_hold_whole_sequences_may_be_fastest() -> None:
     model = a_model(num_layers=5, hidden_size=2048, ffn_hidden_size=8192, num_attention_heads=16)
     problem = a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=8, certify="none", top_k=1,
