@@ -87,6 +87,7 @@ class SearchOptions:
     gpus: Literal["all", "fewest"] = "all"  # at most all; fewest: the smallest number of nodes with a plan
     num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
     num_gpus: tuple[int, ...] = ()  # the planner's: all of these; empty: as many as can be used
+    also_gpus: tuple[int, ...] = ()  # the planner's: parts of nodes that are searched next to whole ones
     usual: bool = False  # the planner's: the usual candidates alone, as those on all GPUs were
     reserve_nodes: int = 0  # kept spare
     max_power_kw: float | None = None  # of a plan's GPUs while all of them compute

@@ -616,10 +616,10 @@ def _chunked(config: Configuration, layers: int) -> Iterator[Configuration]:
 
 
 def _with_replicas(config: Configuration, num_gpus: int) -> Configuration:
-    """Return a configuration with as many replicas as so many GPUs have room for."""
+    """Return a configuration with as many replicas as fill so many GPUs; as it is where none do."""
     each = config.num_gpus // config.data_parallel_size
     replicas = num_gpus // each
-    if replicas == config.data_parallel_size:
+    if replicas == config.data_parallel_size or num_gpus % each:
         return config
     shards = replicas * config.context_parallel_size if config.zero_stage else 1
     return replace(config, data_parallel_size=replicas, zero_shard_size=shards)

@@ -769,14 +769,18 @@ def _run_of(
         if not one.follows
     ]
     several, fewest_nodes_asked = len(problems) > 1, asked.options.gpus == "fewest"
-    if several and not fewest_nodes_asked and not may_use_fewer(asked):  # else every number is searched
+    if several and not fewest_nodes_asked:
         with watch.cut():
             numbers = differing_gpus(problems)
-    settle = partial(on_gpus, numbers=numbers)
+    settle = partial(_also_on if may_use_fewer(asked) else on_gpus, numbers=numbers)
     if fewest_nodes_asked:
         on = cache(lambda nodes: differing_gpus(problems, nodes=nodes) if several else ())
         return partial(fewest, differing_on=on), settle
     return lambda problem, *given, **how: explained_search(settle(problem), *given, **how), settle
+
+
+def _also_on(problem: Problem, numbers: tuple[int, ...]) -> Problem:
+    return replace(problem, options=replace(problem.options, also_gpus=numbers))
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:

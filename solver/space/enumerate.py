@@ -490,13 +490,19 @@ def _is_legal_on(problem: Problem, num_gpus: int, *, rules: tuple[Rule, ...]) ->
 
 
 def fewer_gpus(problem: Problem, least: float) -> Iterator[int]:
-    """Yield GPU counts below all usable ones on which a row may be legal: from the largest to ``least``."""
-    rules = rules_of(problem)
+    """Yield GPU counts below all usable ones on which a row may be legal, largest first, down to ``least``.
+
+    Whole nodes and parts of a single one. Of several nodes launchers start as many ranks on each, so that a
+    part of the last one counts only where no legal row uses as many as a whole, or another variant does.
+    """
+    per_node, rules = per_node_of(problem), rules_of(problem)
+    part, also = _may_idle_part_of_a_node(problem), problem.options.also_gpus
     for num_gpus in _fewer_products(problem).tolist():
         if num_gpus < least:
             return
         look()
-        if _may_be_legal(problem, num_gpus, rules):
+        able = num_gpus % per_node == 0 or num_gpus < per_node or num_gpus in also or part(num_gpus)
+        if able and _may_be_legal(problem, num_gpus, rules):
             yield num_gpus
 
 

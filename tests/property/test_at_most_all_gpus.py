@@ -1,4 +1,4 @@
-"""All GPUs means at most all: the best step over every number of GPUs, against trying each of them."""
+"""All GPUs means at most all: the best step over every number of nodes, or of GPUs of one, against each."""
 
 from dataclasses import replace
 from functools import cache
@@ -61,18 +61,30 @@ def steps_on(problem: Problem, num_gpus: int) -> list[float]:
     return [step_s for _, step_s in candidates_s(rows)]
 
 
+def is_legal_on(problem: Problem, num_gpus: int) -> bool:
+    return searched_space(on_gpus(problem, (num_gpus,))).num_legal > 0
+
+
 @given(few_nodes())
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_the_best_step_is_the_least_over_all_numbers_of_nodes_and_never_rises_with_nodes(
     problem: Problem,
 ) -> None:
-    """A part of a node may be left idle, too."""
+    """Part of one node may be idle, and of several where no legal row uses all GPUs of as many."""
     profile = default_profile(problem.cluster, problem.launcher)
-    steps = cache(lambda gpus: steps_on(problem, gpus))
+    steps, legal = (
+        cache(lambda gpus: steps_on(problem, gpus)),
+        cache(lambda gpus: is_legal_on(problem, gpus)),
+    )
     before_s = np.inf
     for nodes in range(1, problem.cluster.num_nodes + 1):
         answer = search(on_nodes(problem, nodes), profile)
-        every = {gpus: min(steps(gpus), default=np.inf) for gpus in range(1, nodes * EACH + 1)}
+        numbers = [
+            gpus
+            for gpus in range(1, nodes * EACH + 1)
+            if gpus % EACH == 0 or gpus < EACH or not legal(gpus + gpus % EACH)
+        ]
+        every = {gpus: min(steps(gpus), default=np.inf) for gpus in numbers}
         least_s = min(every.values())
         assert answer.status == ("infeasible" if least_s == np.inf else "optimal")
         own_s = answer.plans[0].prediction.step_time_s if answer.plans else np.inf

@@ -181,7 +181,16 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     nodes_left_open = problem.options.objective == "step_time" and not problem.options.num_nodes
 
     def fewer_than(count: int) -> set[int]:
-        some = range(1, count) if nodes_left_open else ()
+        """Whole nodes, parts of one, and of several where nothing is legal on the whole of as many."""
+        if not nodes_left_open:
+            return set()
+        wholes = {-(-one // each) * each for one in range(1, count)}
+        legal = {whole: any_legal(problem, profile, [whole]) for whole in wholes}
+        some = (
+            one
+            for one in range(1, count)
+            if one % each == 0 or one < each or not legal[-(-one // each) * each]
+        )
         return {one for one in some if any_legal(problem, profile, [one])}
 
     if problem.options.num_nodes or any_legal(problem, profile, counts):

@@ -8,7 +8,7 @@ import pytest
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.answer import Answer
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, on_gpus
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.search import search
@@ -61,6 +61,7 @@ LIMITS: dict[str, object] = {
 def tried(request: pytest.FixtureRequest) -> tuple[Answer, Rows, list[Exhaustive]]:
     """The answer, the legal rows, and every split of each that fits."""
     problem: Problem = request.param()
+    problem = on_gpus(problem, (problem.cluster.num_gpus,))
     profile = default_profile(problem.cluster, problem.launcher)
     space = searched_space(problem)
     rows = priced_rows(problem, profile, space.columns.take(space.legal))

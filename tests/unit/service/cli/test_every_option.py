@@ -681,9 +681,10 @@ def _write_answers(folder: Path) -> None:
     kept.mkdir(parents=True)
     for name, nodes, launcher in (("answer.json", 1, "torchtitan"), ("wide.json", 4, "megatron-lm")):
         cluster = {"groups": [{**CLUSTER["groups"][0], "num_nodes": nodes}]}
-        # enough work for every node; a schedule and shards that other launchers and releases have
+        # on all GPUs; a schedule and shards that other launchers and releases have
         search = {
             **PROBLEM["search"],
+            "num_nodes": [nodes],
             "forbid": {"pipeline_schedule": ["gpipe"], **({"zero_stage": [0]} if nodes == 1 else {})},
         }
         work = {**PROBLEM["workload"], "global_batch_size": 8 if nodes == 1 else 64}

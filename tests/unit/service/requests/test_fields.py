@@ -16,7 +16,7 @@ from meshwright.solver.problem import Problem, SearchOptions, Workload
 ROWS = {row.path: row for row in FIELDS}
 # What follows from other fields, or is the planner's own.
 WITHOUT_A_ROW = {
-    "batch_sizes", "stage_layers", "num_gpus", "standalone_stages", "recompute_kinds", "usual",
+    "batch_sizes", "stage_layers", "num_gpus", "standalone_stages", "recompute_kinds", "also_gpus", "usual",
 }  # fmt: skip
 PLAIN = Problem(
     model=find_model("llama-3.1-8b"),

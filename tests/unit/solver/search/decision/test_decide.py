@@ -11,7 +11,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, on_gpus
 from meshwright.solver.search.certify.judge import Judge
 from meshwright.solver.search.decision.choices import Table
 from meshwright.solver.search.decision.decide import DifferentDecisionWarning, decided, left_to_planner
@@ -27,6 +27,11 @@ def small(**options: Any) -> Problem:  # noqa: ANN401 - options of a search
     """Eight layers on eight GPUs."""
     given = {"certify": "cp-sat", "top_k": 3} | options
     return a_problem(model=a_model(num_layers=8), cluster=a_cluster(num_nodes=1), batch=16, **given)
+
+
+def on_eight() -> Problem:
+    """The same on all eight alone: one choice, of which nothing is decided on fewer GPUs."""
+    return on_gpus(small(), (8,))
 
 
 def left_open(problem: Problem) -> Answer:
@@ -92,7 +97,7 @@ def test_if_it_finds_nothing_the_answer_says_so() -> None:
 
 
 def test_of_two_different_plans_the_better_one_is_listed_first_with_a_record_of_both() -> None:
-    problem = small()
+    problem = on_eight()
     right = left_open(problem)
     (choices,) = right.choices
     choices.frontier.ranked = choices.frontier.ranked[1:]  # as if the search had missed its best plan
@@ -107,7 +112,7 @@ def test_of_two_different_plans_the_better_one_is_listed_first_with_a_record_of_
 
 
 def test_a_choice_with_a_bound_for_its_value_is_priced_and_decided_again() -> None:
-    problem = small()
+    problem = on_eight()
     answer = left_open(problem)
     (choices,) = answer.choices
     best, frontier = choices.frontier.ranked[0], choices.frontier
@@ -121,7 +126,7 @@ def test_a_choice_with_a_bound_for_its_value_is_priced_and_decided_again() -> No
 
 @pytest.mark.parametrize("launcher", ["megatron-lm", "torchtitan", "deepspeed"])
 def test_rules_without_a_form_are_kept_by_every_row_that_cp_sat_may_choose(launcher: str) -> None:
-    problem = replace(small(), launcher=launcher)
+    problem = replace(on_eight(), launcher=launcher)
     (choices,) = left_open(problem).choices
     rows, own = choices.frontier.rows.take(choices.index).columns, choices.problems[0]
     rules = [rule for rule in rules_of(own) if not rule.form and not rule.of_request]
