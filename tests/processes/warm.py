@@ -8,28 +8,22 @@ and take their solvers from here as well: loading OR-Tools takes a third of a CP
 standard input is closed.
 """
 
-import atexit
-import gc
 import importlib
 import io
 import json
 import os
 import random
 import runpy
-import selectors
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import FrameType, SimpleNamespace
-from typing import IO, Any, NoReturn, Self
+from types import SimpleNamespace
+from typing import IO, Any, Self
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.main import COMMANDS
@@ -38,6 +32,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.search import cp_sat
 from meshwright.solver.search.certify import judge
 from tests.processes.cpu_clock import count_cpu_seconds
+from tests.processes.forks import ended, serve, start, write_program
 
 ROOT = Path(__file__).parents[2]
 SOLVER = "meshwright.solver.search.certify.child"
@@ -53,23 +48,6 @@ REQUEST = {
     "workload": {"global_batch_size": 64, "seq_length": 4096}, "launcher": "megatron-lm",
     "search": {"certify": "none", "top_k": 1},
 }  # fmt: skip
-MAX_BYTES = 2**20  # of a request for a process
-CLIENT = """\
-import array, json, os, signal, socket, sys
-line = socket.socket(socket.AF_UNIX); line.connect({path!r})
-words = ["-m", "meshwright", *sys.argv[1:]]
-asked = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
-line.sendmsg([len(asked).to_bytes(4, "big")],
-             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
-line.sendall(asked)
-pid = int.from_bytes(line.recv(4), "big")
-for one in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(one, lambda number, _: os.kill(pid, number))
-code = int.from_bytes(line.recv(4), "big", signed=True)
-if code < 0:
-    signal.signal(-code, signal.SIG_DFL); os.kill(os.getpid(), -code)
-os._exit(code)
-"""
 
 
 @cache
@@ -79,25 +57,13 @@ def _socket(root: Path = ROOT) -> str:
     path = f"{folder}/socket"
     command = [sys.executable, "-m", "tests.processes.warm", path]
     ours = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root / 'client'}:{root}"}
-    forked = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=root, env=ours)
-    assert forked.stdin is not None
-    stream = forked.stdin
-
-    def end() -> None:
-        stream.close()
-        forked.wait()
-
-    atexit.register(end)
-    while not Path(path).exists():
-        assert forked.poll() is None, "it did not start"
-        time.sleep(0.02)
+    start(command, path, env=ours, cwd=root)
     return path
 
 
 def program(path: Path) -> None:
     """Write ``meshwright`` as a program that gets a warm process, passes signals on, ends as it does."""
-    path.write_text(f"#!{sys.executable} -IS\n" + CLIENT.format(path=_socket()))
-    path.chmod(0o755)
+    write_program(path, _socket(), "-m", "meshwright")
 
 
 class Warm(subprocess.Popen[str]):
@@ -202,41 +168,7 @@ def main(path: str) -> Callable[[], object]:
     _load()
     _answer()
     vars(sys.modules[__name__])["_socket"] = lambda _root=ROOT: path  # of forks
-    gc.freeze()  # a fork does not look through what was loaded, neither while it runs nor as it ends
-    waker, woken = socket.socketpair()
-    for end in (waker, woken):
-        end.setblocking(False)
-    signal.signal(signal.SIGCHLD, _noted)
-    signal.set_wakeup_fd(woken.fileno())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: for the tests, not for this
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"{path}.new")
-    listener.listen(64)
-    Path(f"{path}.new").rename(path)
-    running: dict[int, socket.socket] = {}
-    chosen = selectors.DefaultSelector()
-    for source in (sys.stdin, listener, waker):
-        chosen.register(source, selectors.EVENT_READ)
-    while sys.stdin not in (ready := {key.fileobj for key, _ in chosen.select()}):
-        with suppress(BlockingIOError):
-            waker.recv(4096)
-        _bury(running)
-        if listener not in ready:
-            continue
-        line, _ = listener.accept()
-        asked, streams = _received(line)
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            chosen.close()
-            for one in (line, listener, waker, woken, *running.values()):
-                one.close()
-            return _begun(asked, streams)
-        for stream in streams:
-            os.close(stream)
-        line.sendall(pid.to_bytes(4, "big"))
-        running[pid] = line
-    return lambda: None
+    return serve(path, _begun, kills=False)
 
 
 def _load() -> None:
@@ -260,39 +192,9 @@ def _answer() -> None:
     ask(problem, default_profile(problem.cluster, problem.launcher))
 
 
-def _noted(_number: int, _frame: FrameType | None) -> None:
-    """Wake the selector: a child has ended."""
-
-
-def _received(line: socket.socket) -> tuple[list[Any], list[int]]:
-    """What is asked for, and the streams of the new process."""
-    head, streams, _, _ = socket.recv_fds(line, 4, 3)
-    left = int.from_bytes(head, "big")
-    assert left <= MAX_BYTES
-    said = b""
-    while len(said) < left:
-        said += line.recv(left - len(said))
-    return json.loads(said), streams
-
-
-def _bury(running: dict[int, socket.socket]) -> None:
-    """Tell who waits for children that have ended."""
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        line = running.pop(pid)
-        with suppress(OSError):  # nobody may wait any more
-            line.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
-        line.close()
-
-
-def _begun(asked: list[Any], streams: list[int]) -> Callable[[], object]:
+def _begun(asked: list[Any]) -> Callable[[], object]:
     """Become the process that is asked for: all but what it runs."""
     words, folder, environment = asked
-    for number, one in enumerate(streams):
-        os.dup2(one, number)
-        os.close(one)
     sys.stdin = _text(0, "r")
     sys.stdout = _text(
         1, "w", line_buffering=os.isatty(1), write_through=bool(environment.get("PYTHONUNBUFFERED"))
@@ -305,8 +207,6 @@ def _begun(asked: list[Any], streams: list[int]) -> Callable[[], object]:
     sys.path += [one for one in paths if one and one not in sys.path]
     time.tzset()
     random.seed()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     kind, what, *arguments = words
     if what == SOLVER:
         os.setsid()
@@ -326,24 +226,5 @@ def _text(number: int, mode: str, **how: Any) -> io.TextIOWrapper:  # noqa: ANN4
     return io.TextIOWrapper(buffered, encoding="utf-8", **how)
 
 
-def _ended(run: Callable[[], object]) -> NoReturn:
-    """Run it, and end as Python ends, but for taking apart every module: that would copy all shared pages.
-
-    What nobody caught ends as it always does.
-    """
-    code: str | int | None = None
-    try:
-        run()
-    except SystemExit as end:
-        code = end.code
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    if isinstance(code, str):
-        sys.exit(code)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit((code or 0) & 0xFF)
-
-
 if __name__ == "__main__":
-    _ended(main(sys.argv[1]))
+    ended(main(sys.argv[1]))
