@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.service.cli.terminal import NO_PLAN
-from meshwright.service.tuning.runs import end_leftovers
+from meshwright.service.tuning.runs import LOG_FILE, end_leftovers
 from tests.launchers.cpu_training import TORCHTITAN, OnCpu
 from tests.processes.bounded import output_of
 
@@ -60,19 +60,31 @@ def state(folder: Path) -> dict[str, Any]:
     return found
 
 
-def begun_and_killed(folder: Path, line: list[str], environment: Mapping[str, str]) -> None:
-    """Start a tuning, and kill it while the ranks of its first run load their launcher."""
+def begun_and_killed(folder: Path, line: list[str], environment: Mapping[str, str]) -> float:
+    """Start a tuning, and kill it when a rank of its first run has said something.
+
+    Returns the seconds from the start of that run until its last line before the kill.
+    """
     with subprocess.Popen(
         [*MESHWRIGHT, *line], cwd=folder, start_new_session=True,
         env={**os.environ, **home(folder), **environment}, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as killed:  # fmt: skip
         until = time.monotonic() + PATIENCE_S
-        while not state(folder)["running"]:
+        while (held_s := _said_after_s(folder)) is None:
             assert time.monotonic() < until
             time.sleep(0.1)
-        time.sleep(2.0)
         killed.send_signal(signal.SIGKILL)
+    return held_s
+
+
+def _said_after_s(folder: Path) -> float | None:
+    """Seconds from the start of the run that goes on until its last line; none before it has said anything."""
+    running = state(folder)["running"]
+    log = folder / "tuning" / running["plan_id"] / LOG_FILE if running else None
+    if log is None or not log.exists() or not log.stat().st_size:
+        return None
+    return log.stat().st_mtime - float(running["at_s"])
 
 
 def test_torchtitan_out_of_memory_is_told_and_a_hung_run_leaves_no_rank_behind(tmp_path: Path) -> None:
