@@ -402,6 +402,14 @@ class RankFloors:
             for at in range(plans)
         ]
 
+    def below(self, score: float) -> RankFloors:
+        """Return the floors of those that may score less."""
+        meshes, layouts = (
+            {key: floor for key, floor in floors.items() if floor < score}
+            for floors in (self.meshes, self.layouts)
+        )
+        return replace(self, meshes=meshes, layouts=layouts)
+
 
 @cache
 def version_of(distribution: str) -> str:

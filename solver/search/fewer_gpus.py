@@ -1,10 +1,11 @@
 """All GPUs means at most all: plans on fewer of them are ranked with those on all.
 
 Where the number of GPUs has no good factors, fewer of them take shorter steps: 80 layers and 128 sequences
-on 17 nodes leave little but 17 stages, and 16 nodes take the usual sizes. All GPUs are searched first. The
-score of the last plan that is listed then refutes most smaller numbers together, before anything of them is
-enumerated: whatever their number, GPUs take so many seconds together (``gpu_seconds``). What is left is
-searched in few waves, each one search over all of its numbers, bounded by the plans that are found.
+on 17 nodes leave little but 17 stages, and 16 nodes take the usual sizes. All GPUs are searched first: a
+plan that leaves some idle is listed where it is faster than every plan on all of them. So their best score
+refutes most smaller numbers together, before anything of them is enumerated: whatever their number, GPUs
+take so many seconds together (``gpu_seconds``). What is left is searched in few waves, each one search over
+all of its numbers, bounded by the plans that are found.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def at_most_all(
 ) -> Answer:
     """Return the best plans on all GPUs or fewer.
 
-    A plan on fewer GPUs is listed where it is faster than the last one on all of them that is listed.
+    A plan on fewer GPUs is listed where it is faster than every plan on all of them.
 
     Args:
         problem: the request.
@@ -69,7 +70,7 @@ def at_most_all(
     answers = [search(problem, rivals)]
     if "sample" in answers[0].notes:  # nothing is proved of all GPUs, and smaller spaces are as large
         return answers[0]
-    known = _best(problem, answers, rivals)
+    known = _to_beat(problem, answers, rivals)
     numbers, counted, each_s = list[int](), False, least_gpu_s(problem, profile, ways)
     least_s: Callable[[Columns, BoolArray], FloatArray] | None = None
     has_rows = bool(answers[0].plans) or answers[0].status == "optimal"  # mere rivals' plans are faster
@@ -90,17 +91,18 @@ def at_most_all(
             break
         rivals_of_wave = replace(known, least_s=least_s)
         answers.append(_searched(problem, wave, rivals_of_wave, search, usual=usual, watch=watch))
-        known = _best(problem, answers, rivals)
+        known = _to_beat(problem, answers, rivals)
         numbers = [n for n in numbers if n * known.last_s >= each_s]
     most = numbers[0] if counted and numbers else usable_gpus(problem)
     unsearched_s = each_s / most if numbers or not counted else inf
     return _joined(problem, profile, answers, watch, unsearched_s)
 
 
-def _best(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Rivals:
+def _to_beat(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Rivals:
     """Return the scores that plans on fewer GPUs must beat."""
     scores = [score_s(problem, plan) for plan in _ranked(problem, answers)]
-    best, last = min([rivals.best_s, *scores[:1]]), min([rivals.last_s, *scores[-1:]])
+    best = min([rivals.best_s, *scores[:1]])
+    last = min([rivals.last_s, _least_s(problem, answers[0]), *scores[-1:]])
     return NO_RIVALS if last == inf else Rivals(best, last * _ROUNDING, rivals.of_meshes)
 
 
@@ -129,11 +131,17 @@ def _searched(
     return replace(answer, warnings=tuple(text for text in answer.warnings if text not in said))
 
 
+def _least_s(problem: Problem, whole: Answer) -> float:
+    return min((score_s(problem, plan) for plan in whole.plans), default=inf)
+
+
 def _ranked(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
-    """Return the best K plans; one on fewer GPUs takes the place of a slower one alone."""
-    every = [plan for one in answers for plan in one.plans]
-    every.sort(key=lambda plan: (score_s(problem, plan), plan.rank))
-    return every[: problem.options.top_k]
+    """Return the best K plans: those on all GPUs, and those on fewer that are faster than all of them."""
+    whole, *fewer = answers
+    least_s = _least_s(problem, whole)
+    faster = [plan for one in fewer for plan in one.plans if score_s(problem, plan) < least_s]
+    faster.sort(key=lambda plan: (score_s(problem, plan), plan.rank))
+    return [*faster, *whole.plans][: problem.options.top_k]
 
 
 def _joined(
@@ -149,7 +157,7 @@ def _joined(
     scores = [score_s(problem, plan) for plan in plans]
     bound_s = _bound_s(feasible, unsearched_s, scores)
     first = next((one for one in answers if plans and plans[0] in one.plans), whole)
-    floors = _floors(feasible) if unsearched_s == inf else RankFloors()
+    floors = _floors(problem, answers) if unsearched_s == inf else RankFloors()
     # scores are of the request's batch, steps of the plan's own
     batch_share = plans[0].config.global_batch_size / problem.workload.global_batch_size if plans else 1.0
     listed = [replace(plan, rank=rank) for rank, plan in enumerate(plans, 1)]
@@ -188,16 +196,19 @@ def _bound_s(answers: Sequence[Answer], unsearched_s: float, scores: Sequence[fl
     return min([least_s, *scores[:1]])
 
 
-def _floors(answers: Sequence[Answer]) -> RankFloors:
-    """Return the floors of all answers together: meshes on unlike numbers of GPUs are unlike."""
-    every = [one.floors for one in answers]
-    if not all(one.known for one in every):
+def _floors(problem: Problem, answers: Sequence[Answer]) -> RankFloors:
+    """Return the floors of what may be listed: meshes on unlike numbers of GPUs are unlike."""
+    feasible = [one.floors for one in answers if one.status != "infeasible"]
+    if not all(one.known for one in feasible):
         return RankFloors()
-    whole = all(one.layouts for one in every if one.meshes)
+    by_layout = all(one.layouts for one in feasible if one.meshes)
+    whole, *fewer = answers
+    least_s = _least_s(problem, whole)
+    every = [whole.floors, *(one.floors.below(least_s) for one in fewer)]
     return RankFloors(
         known=True,
         meshes={mesh: floor for one in every for mesh, floor in one.meshes.items()},
-        layouts={key: floor for one in every for key, floor in one.layouts.items()} if whole else {},
+        layouts={key: floor for one in every for key, floor in one.layouts.items()} if by_layout else {},
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice, pairwise
+from math import inf
 from random import Random
 from typing import Any
 
@@ -148,6 +149,7 @@ def judge(problem: Problem, answer: Answer) -> None:
     if answer.plans:
         assert_named(problem, answer, found)
         assert_bounds(problem, answer, able)
+        able, sure = listed(problem, able, by=sure), listed(problem, sure, by=able)
         assert_ranking(problem, answer.plans, able, sure)
         assert_gaps(problem, answer.plans, able)
     if problem.options.pareto and answer.plans:
@@ -168,6 +170,51 @@ def everything(problem: Problem, answer: Answer) -> list[Tried]:
     return found
 
 
+def listed(problem: Problem, some: list[Tried], by: list[Tried]) -> list[Tried]:
+    """Those that may be listed: what leaves GPUs idle is faster than ``by`` on as many as can be used.
+
+    Of diverse ones it is the best layout of its mesh.
+    """
+    if problem.options.gpus == "fewest" or not leaves_nodes_open(problem):
+        return some
+    on_most = {name: most_used(problem, name) for name in {launcher_and_work(one) for one in some}}
+    least: dict[tuple[str, ...], float] = defaultdict(lambda: inf)
+    for one in by:
+        if one.config.num_gpus == on_most.get(name := launcher_and_work(one)):
+            least[name] = min(least[name], one.score)
+    on_all, idle = list[Tried](), list[Tried]()
+    for one in some:
+        (idle if one.config.num_gpus < on_most[launcher_and_work(one)] else on_all).append(one)
+    best = {mesh(one): one for one in sorted(idle, key=lambda one: -one.score)}
+    faster = (one for one in (best.values() if problem.options.diverse else idle)
+              if one.score < least[launcher_and_work(one)])  # fmt: skip
+    return [*on_all, *faster]
+
+
+def launcher_and_work(one: Tried) -> tuple[str, ...]:
+    """Each has a search of its own, over all its switches."""
+    return (one.launcher.split()[0], *work_of(one.launcher))
+
+
+def most_used(problem: Problem, name: tuple[str, ...]) -> int:
+    """All GPUs, or as many of them as anything is legal on."""
+    each = next(one for one in of_each_launcher(problem) if (one.launcher, *work_of(way_of(one))) == name)
+    counts = numbers_of_gpus(each)
+    return max(counts) if any_legal(each, profile_of(each), counts) else fewer_used(each, max(counts))
+
+
+def fewer_used(problem: Problem, most: int) -> int:
+    """The largest number below that anything is legal on, whole nodes before others; 0: none."""
+    each = problem.cluster.groups[0].gpus_per_node
+    numbers = sorted(range(1, most), key=lambda count: (count % each > 0, -count))
+    return next((count for count in numbers if any_legal(problem, profile_of(problem), [count])), 0)
+
+
+def leaves_nodes_open(problem: Problem) -> bool:
+    """Whether plans on fewer nodes are ranked with those on all."""
+    return problem.options.objective == "step_time" and not problem.options.num_nodes
+
+
 def in_time(problem: Problem, one: Tried) -> bool:
     """Whether it meets the deadline."""
     allowed = problem.options.deadline_days
@@ -178,11 +225,10 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     """Numbers of GPUs that one launcher means: these; where none is legal there, as many as can be used."""
     profile = profile_of(problem)
     each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
-    nodes_left_open = problem.options.objective == "step_time" and not problem.options.num_nodes
 
     def fewer_than(count: int) -> set[int]:
         """Whole nodes, parts of one, and of several where nothing is legal on the whole of as many."""
-        if not nodes_left_open:
+        if not leaves_nodes_open(problem):
             return set()
         wholes = {-(-one // each) * each for one in range(1, count)}
         legal = {whole: any_legal(problem, profile, [whole]) for whole in wholes}
@@ -195,11 +241,8 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
 
     if problem.options.num_nodes or any_legal(problem, profile, counts):
         return {*counts, *fewer_than(most)}
-    fewer = sorted(
-        range(1, most), key=lambda count: (count % each > 0, -count)
-    )  # whole nodes before others
-    first = next((count for count in fewer if any_legal(problem, profile, [count])), None)
-    if first is None:
+    first = fewer_used(problem, most)
+    if not first:
         return set()
     near = {count for count in used if count >= 0.9 * first}  # these may be ranked beside them
     return {first, *fewer_than(first), *(count for count in near if any_legal(problem, profile, [count]))}
