@@ -515,6 +515,13 @@ def per_node_of(problem: Problem) -> int:
     return min(group.gpus_per_node for group in problem.cluster.groups)
 
 
+def fills_nodes(problem: Problem, num_gpus: int) -> bool:
+    """Return whether launch files can start so many ranks: as many on each node, or on a part of one."""
+    each = per_node_of(problem)
+    alike = all(group.gpus_per_node == each for group in problem.cluster.groups)
+    return num_gpus <= each or (alike and num_gpus % each == 0)
+
+
 def usable_gpus(problem: Problem) -> int:
     """Return the GPUs of the cluster without its spare nodes."""
     return problem.cluster.num_gpus - problem.options.reserve_nodes * per_node_of(problem)

@@ -196,7 +196,11 @@ def remedy_words(remedy: Remedy) -> tuple[str, str]:
 
 
 # Options that are not called as their fields; a test holds them against those of the command line.
-_OPTIONS = {"search.max_out_of_memory_probability": "max-oom-probability", "cluster.groups": "gpu"}
+_OPTIONS = {
+    "search.max_out_of_memory_probability": "max-oom-probability",
+    "cluster": "nodes",
+    "cluster.groups": "gpu",
+}
 
 
 def option_words(settings: Mapping[str, Any]) -> str:
@@ -204,8 +208,10 @@ def option_words(settings: Mapping[str, Any]) -> str:
     words = list[str]()
     for path, value in settings.items():
         name = _OPTIONS.get(path) or path.rpartition(".")[2].replace("_", "-")
-        if isinstance(value, Mapping):
-            values: Sequence[Any] = [f"{key}={str(one).lower()}" for key, one in value.items()]
+        if path == "cluster":
+            values: Sequence[Any] = [value["name"]]
+        elif isinstance(value, Mapping):
+            values = [f"{key}={str(one).lower()}" for key, one in value.items()]
         else:
             values = value if isinstance(value, list | tuple) else [value]
         words += [f"--{name} {one:g}" if isinstance(one, float) else f"--{name} {one}" for one in values]

@@ -47,7 +47,7 @@ from meshwright.solver.answer import (
 )
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.sentences import loading_warnings
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, fills_nodes
 
 if TYPE_CHECKING:
     from meshwright.solver.calibration.measured import TimedPrediction
@@ -105,7 +105,7 @@ def render_summary(
     ``question``: the command that the offered options can be added to, if the user's own command takes
     none of them.
     """
-    export = "" if problem.launcher == "none" else "meshwright export 1 --save-dir run/"
+    export = "meshwright export 1 --save-dir run/" if _has_files(answer, problem) else ""
     found = summary_of(answer, problem, export=export)
     style = "bold" if found.fits else "bold red"
     parts: list[RenderableType] = [figures.wrapped(found.title, width, style=style)]
@@ -350,6 +350,12 @@ def profile_words(answer: Answer, problem: Problem) -> str:
     return f"version {version}, not the catalog's: calibrated, or of another release"
 
 
+def _has_files(answer: Answer, problem: Problem) -> bool:
+    """Return whether the first plan has launch files, as far as its number of GPUs goes."""
+    fill = (fills_nodes(problem, plan.config.num_gpus) for plan in answer.plans[:1])
+    return problem.launcher != "none" and all(fill)
+
+
 def _next(answer: Answer, problem: Problem) -> str:
     if not answer.plans:
         return "Next: give the search more time (--time-limit-s)"
@@ -357,7 +363,7 @@ def _next(answer: Answer, problem: Problem) -> str:
         seen = tied(f"meshwright report {short_id(answer.plans)} --open")
         return f"Next: name a --launcher to get launch files   {seen}"
     plan_id = short_id(answer.plans)
-    files = [] if problem.launcher == "none" else [f"export {plan_id} --save-dir run/"]
+    files = [f"export {plan_id} --save-dir run/"] if _has_files(answer, problem) else []
     ways = [*files, f"report {plan_id} --open", f"explain --plan {plan_id}"]
     return f"Next: {'   '.join(tied(f'meshwright {way}') for way in ways)}"
 

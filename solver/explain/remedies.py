@@ -402,7 +402,7 @@ def groups_alone(problem: Problem, profile: Profile) -> Iterator[ProblemChange]:
             f"{group.num_gpus} × {group.gpu.display_name} alone",
             changed,
             own or default_profile(changed.cluster, changed.priced_as),
-            settings={"cluster.nodes": counted} if usual == (group,) else {},
+            settings={"cluster": {"name": counted}} if usual == (group,) else {},
         )
 
 

@@ -81,6 +81,7 @@ from meshwright.solver.space.launcher_rules import (
     overlap_warnings,
     standing_alone,
     stored_notes,
+    unstarted,
     unwritten,
 )
 from meshwright.solver.space.request_rules import limited_by
@@ -352,7 +353,7 @@ def _of_variants(
         *advice_warnings(problem, answer.plans),
         *loading_warnings(answer.plans),
     )
-    warnings = (*idle, *answer.warnings, *of_plans)
+    warnings = (*idle, *unstarted(problem, answer.plans), *answer.warnings, *of_plans)
     return _of_model(problem, replace(answer, warnings=warnings))
 
 

@@ -78,7 +78,7 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
-from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, with_changes
+from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, fills_nodes, with_changes
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule, among
 from meshwright.solver.space.tower_rules import tower_adapter_faults
@@ -686,6 +686,21 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
         f"{why}: you get predictions but no launch files"
         + (f". Launchers that can: {', '.join(others)}" if others else "")
         for why, others in found
+    )
+
+
+def unstarted(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Warn of plans whose ranks launch files cannot start, by their numbers of GPUs."""
+    if problem.launcher == "none" or problem.places_stages:
+        return ()
+    ranks, sizes = dict[int, list[str]](), sorted({one.gpus_per_node for one in problem.cluster.groups})
+    for plan in plans:
+        if not fills_nodes(problem, plan.config.num_gpus):
+            ranks.setdefault(plan.config.num_gpus, []).append(f"#{plan.rank}")
+    nodes = f"nodes of {' and '.join(map(str, sizes))}"
+    why = "you get predictions but no launch files, which start as many ranks on each node"
+    return tuple(
+        f"{', '.join(which)}: {why}: {gpus} GPUs don't fill {nodes}" for gpus, which in ranks.items()
     )
 
 

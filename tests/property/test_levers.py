@@ -137,11 +137,15 @@ def per_token(problem: Problem, plan: Plan) -> float:
 def require_saved(
     raw: Mapping[str, Any], problem: Problem, answer: Answer, folder: Path
 ) -> dict[str, float]:
-    """Paste each lever, which saves as much as it says or more; return what it saves, by kind."""
+    """Paste each lever, which saves as much as it says or more; return what it saves, by kind.
+
+    Its fields ask the same of the API as its options of the command line.
+    """
     now, saved = per_token(problem, answer.ranking[0]), dict[str, float]()
     for lever in answer.levers:
         assert lever.saves > worth_of(lever.kind)
         changed = parse_problem(typed(raw, option_words(lever.settings), folder))
+        assert parse_problem(pasted(raw, lever.settings)) == changed
         found = ask(changed, default_profile(changed.cluster, changed.priced_as))
         saved[lever.kind] = 1.0 - per_token(changed, found.ranking[0]) / now
         assert saved[lever.kind] >= lever.saves - ROUNDING, lever
@@ -166,6 +170,31 @@ def test_who_pastes_a_lever_saves_as_much(
     pinned = bool(raw["search"].get("pin"))  # the usual mesh knows no pins
     if usual is not None and not usual.problems and answer.is_optimal and not pinned:
         assert usual.speedup >= 1.0 - ROUNDING, usual
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {"name": "2xrtx-3060,1xrtx-3090"},
+        {
+            "groups": [
+                {"gpu": "rtx-3060", "num_nodes": 1, "gpus_per_node": 2},
+                {"gpu": "rtx-3090", "num_nodes": 1, "gpus_per_node": 1},
+            ]
+        },
+    ],
+)
+def test_a_group_alone_is_asked_for_by_its_field_however_the_cluster_is_stated(
+    cluster: dict[str, Any], tmp_path: Path
+) -> None:
+    raw: dict[str, Any] = {
+        "model": {"name": "qwen3-0.6b"},
+        "cluster": cluster,
+        "workload": {"global_batch_size": 16, "seq_length": 1024},
+        "launcher": "megatron-lm",
+        "search": {"top_k": 1, "certify": "none"},
+    }
+    assert "group" in require_saved(raw, *compared(raw), tmp_path)
 
 
 def test_a_recipe_that_states_options_saves_what_its_pasted_command_does(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def test_one_of_unlike_groups_that_holds_the_model_alone_is_offered() -> None:
     assert infeasible is not None
     (alone,) = (one for one in infeasible.remedies if one.kind == "group")
     assert (alone.change, alone.num_gpus) == ("1 × RTX 6000 Ada alone", 1)
-    assert alone.settings == {"cluster.nodes": "1x1xrtx-6000-ada"}
+    assert alone.settings == {"cluster": {"name": "1x1xrtx-6000-ada"}}
     found = remedies.problem_of_remedy(problem, profile, alone, infeasible.nearest)
     assert found is not None
     assert found.cluster.groups == problem.cluster.groups[1:]

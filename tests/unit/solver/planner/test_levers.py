@@ -90,7 +90,7 @@ def test_one_of_unlike_groups_is_named_where_it_is_faster_alone() -> None:
     together = compared(on_cards("2xrtx-3060,1xrtx-3090", "megatron-lm"))
     (lever,) = (one for one in together.levers if one.kind == "group")
     assert lever.change == "1 × RTX 3090 alone"
-    assert lever.settings == {"cluster.nodes": "1x1xrtx-3090"}
+    assert lever.settings == {"cluster": {"name": "1x1xrtx-3090"}}
     (alone,) = compared(on_cards("1x1xrtx-3090", "megatron-lm")).ranking
     assert lever.config == alone.config
     assert lever.step_time_s == pytest.approx(alone.prediction.step_time_s)

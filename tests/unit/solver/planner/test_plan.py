@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.launchers.registry import export
+from meshwright.profiles.errors import RefusedExportError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer, Outlook, Plan
@@ -311,3 +313,40 @@ def test_nodes_that_fit_the_model_and_meet_the_deadline_are_offered_where_one_no
     assert remedy.kind == "nodes"
     tokens_per_s = 64 * 8192 / remedy.step_time_s
     assert 2e11 / tokens_per_s < 60 * 86_400
+
+
+@pytest.mark.parametrize(
+    ("groups", "sizes", "words"),
+    [  # 2 replicas of 2 × 5 GPUs are 20 of 24; of 2 × 4, 16
+        ([("h100", 3, 8)], (2, 5), "20 GPUs don't fill nodes of 8"),
+        ([("h100", 3, 8)], (2, 4), None),
+        ([("rtx-3060", 1, 2), ("rtx-3090", 1, 1)], (), "3 GPUs don't fill nodes of 1 and 2"),
+    ],
+)
+def test_plans_whose_ranks_no_launch_file_can_start_say_so(
+    groups: list[tuple[str, int, int]], sizes: tuple[int, ...], words: str | None
+) -> None:
+    pins = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=False))
+    problem = parse_problem(
+        {
+            "model": {"name": "qwen3-0.6b"},
+            "cluster": {
+                "groups": [
+                    {"gpu": gpu, "num_nodes": nodes, "gpus_per_node": each} for gpu, nodes, each in groups
+                ]
+            },
+            "workload": {"global_batch_size": 20 if len(groups) == 1 else 12, "seq_length": 1024},
+            "launcher": "megatron-lm",
+            "search": {"pin": {**pins, "context_parallel_size": 1}, "top_k": 1, "certify": "none"},
+        }
+    )
+    answer = answered(problem)
+    (plan,) = answer.plans
+    said = [one for one in answer.warnings if "no launch files" in one]
+    assert len(said) == (words is not None)
+    if words is None:
+        assert export(plan, problem, "megatron-lm").files
+    else:
+        assert words in said[0]
+        with pytest.raises(RefusedExportError, match="nodes"):
+            export(plan, problem, "megatron-lm")
