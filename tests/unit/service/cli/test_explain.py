@@ -303,8 +303,8 @@ MIXED = {
     "cluster": {
         "name": "two-kinds",
         "groups": [
-            {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4},
-            {"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4},
+            {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2},
+            {"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2},
         ],
     },
     "workload": {"global_batch_size": 16, "seq_length": 4096},
