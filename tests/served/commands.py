@@ -33,6 +33,8 @@ from meshwright.service.tuning.runs import RunOptions, RunResult
 from meshwright.service.verify.verify import Verification
 from meshwright.solver.answer import Plan, Why
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
 from meshwright_client import choosing, launching, nodes
 from meshwright_client.records import Configuration as PlannedSizes
 
@@ -190,6 +192,23 @@ def remembering(work: Callable[..., Any]) -> Callable[..., Any]:
         return known[key]
 
     return done
+
+
+_ANSWER = remembering(ask)
+
+
+def known_answer(
+    problem: Problem, profile: Profile, *, known: Sequence[Configuration] = (), **_watching: object
+) -> Any:  # noqa: ANN401 - an answer
+    """Answer a question once in this process, whichever command asks it and whoever watches the search."""
+    return _ANSWER(problem, profile, known=known)
+
+
+def answer_once(patch: pytest.MonkeyPatch) -> None:
+    """Let commands answer the same question once, and look for nothing that is faster beside it."""
+    for command in ("solver.planner.launchers", "service.cli.explain"):
+        patch.setattr(f"meshwright.{command}.ask", known_answer)
+    patch.setattr("meshwright.solver.planner.launchers.levers_of", lambda *_, **__: ())
 
 
 def _named(value: object) -> str:

@@ -36,12 +36,20 @@ from meshwright.solver.calibration.calibrate import calibrate
 from meshwright.solver.calibration.measured import compared
 from meshwright.solver.explain.remedies import fastest, first_plans
 from meshwright.solver.planner.fits import fit_of
-from meshwright.solver.planner.launchers import ask_and_compare
-from meshwright.solver.planner.plan import ask
 from meshwright.solver.runs.table import CATALOG_RUNS
 from meshwright.solver.space.launcher_choice import launchers_able
 from tests.problems.tight import tight_answer, tight_problem
-from tests.served.commands import BAD_INPUT, STATE, Outcome, Outside, Place, leaves, remembering
+from tests.served.commands import (
+    BAD_INPUT,
+    STATE,
+    Outcome,
+    Outside,
+    Place,
+    answer_once,
+    known_answer,
+    leaves,
+    remembering,
+)
 from tests.served.migrated import migrated
 from tests.unit.service.cli.test_import_file import FILES, PROFILES
 from tests.unit.service.replan.test_replan_command import Entry, saved
@@ -60,7 +68,6 @@ STAND_INS = {
     "worker": "the process that this one becomes",
 }
 # What takes the most time is done once for the same question, whichever command asks it, and less of it.
-_ASK = remembering(ask)
 _FEW = ("accelerate", "axolotl", "deepspeed", "llama-factory-accelerate", "trl")  # launchers that fit
 SHARED = {
     "meshwright.service.cli.mcp.serve_stdio": print,
@@ -71,8 +78,6 @@ SHARED = {
         environment={},
         release=lambda _: None,
     ),
-    "meshwright.service.cli.searching.ask_and_compare": remembering(ask_and_compare),
-    "meshwright.service.cli.explain.ask": _ASK,
     "meshwright.service.cli.fits.what_fits": remembering(what_fits),
     "meshwright.service.cli.fits.with_speeds": remembering(with_speeds),
     "meshwright.service.cli.fix.fixes_of": partial(fixes_of, most=2),
@@ -691,7 +696,7 @@ def _write_answers(folder: Path) -> None:
         problem = parse_problem(
             {**PROBLEM, "cluster": cluster, "launcher": launcher, "search": search, "workload": work}
         )
-        answer = _ASK(problem, default_profile(problem.cluster, problem.launcher))
+        answer = known_answer(problem, default_profile(problem.cluster, problem.launcher))
         for path in (folder / name, kept / name):
             path.write_text(json.dumps(answer_document(answer, problem)))
     (folder / "risky.json").write_text(json.dumps(answer_document(tight_answer(), tight_problem())))
@@ -784,6 +789,7 @@ def place(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plac
     }
     outside = Outside(replies=replies)
     outside.stand_in(monkeypatch)
+    answer_once(monkeypatch)
     for target, shared in SHARED.items():
         monkeypatch.setattr(target, shared)
     monkeypatch.setenv("MESHWRIGHT_DATABASE_URL", "sqlite:///records.db")

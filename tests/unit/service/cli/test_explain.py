@@ -7,12 +7,19 @@ from pathlib import Path
 import pytest
 
 from meshwright.service.report.sentences import option_words
+from tests.served.commands import answer_once
 from tests.served.requests import run_here
 from tests.unit.launchers.megatron_lm.test_read import SCRIPT
 
 QUESTION = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
             "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none"]  # fmt: skip
 PLAN = ["plan", *QUESTION, "--top-k", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _each_question_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words and JSON tell the same answer, and no test here is about its levers."""
+    answer_once(monkeypatch)
 
 
 @pytest.fixture
@@ -296,8 +303,8 @@ MIXED = {
     "cluster": {
         "name": "two-kinds",
         "groups": [
-            {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4},
-            {"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4},
+            {"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2},
+            {"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2},
         ],
     },
     "workload": {"global_batch_size": 16, "seq_length": 4096},

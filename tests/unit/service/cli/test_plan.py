@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.main import app
 from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
+from tests.served.commands import answer_once
 from tests.served.job_records import TINY_PROBLEM
 from tests.served.reports import Page
 
@@ -21,7 +22,9 @@ QUICK = ["--certify", "none", "--top-k", "2"]
 
 @pytest.fixture(autouse=True)
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are kept here; a question that is no sweep is answered once for all tests."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    answer_once(monkeypatch)
 
 
 def plan(*options: str) -> Result:
