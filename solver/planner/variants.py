@@ -62,6 +62,7 @@ from meshwright.solver.problem import (
     searched_switches,
     with_changes,
 )
+from meshwright.solver.search.fewer_gpus import listed
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
 from meshwright.solver.space.enumerate import MOST_OUTER, estimated_outer, is_of_fewer
 from meshwright.solver.space.launcher_rules import (
@@ -303,7 +304,7 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
         return answer
     prediction = predict(problem, profile, config)
     others = [(plan.config, plan.prediction) for plan in answer.plans]
-    score, *scores = _scores_s(problem, profile, [(config, prediction), *others])
+    score, *scores = scores_s(problem, profile, [(config, prediction), *others])
     better = sum(other < score for other in scores)
     problems = tuple(violations(problem, profile, config))
     among = better < len(scores) or any(plan.config == config for plan in answer.plans)
@@ -321,9 +322,10 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
     )
 
 
-def _scores_s(
+def scores_s(
     problem: Problem, profile: Profile, priced: Sequence[tuple[Configuration, Prediction]]
 ) -> list[float]:
+    """Return what a problem ranks some configurations by, s."""
     if is_plain(problem):
         return [prediction.step_time_s for _, prediction in priced]
     if problem.options.objective == "robust":
@@ -667,23 +669,18 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
         # a layout is listed once, under its best switches
         (layout,) = layouts_of(Columns.of([each.plan.config]), [0])
         kept.setdefault((_work(each.of.variant), layout), each)
-    most, best, first = asked.options.top_k, list(kept.values()), dict[tuple[object, ...], int]()
-    if asked.options.diverse:
-        for at, each in enumerate(best):
-            first.setdefault((_work(each.of.variant), mesh_of(each.plan.config)), at)
-        # on fewer GPUs than others a mesh takes the place of a slower plan alone, not of a faster layout
-        gpus = [each.plan.config.num_gpus for each in best]
-        least = max(gpus, default=0) if may_use_fewer(asked) else 0
-        meshes = [at for at in first.values() if gpus[at] >= least]
-        others = [at for at in range(len(best)) if at not in first.values() and gpus[at] >= least]
-        fewer = [at for at in first.values() if gpus[at] < least]
-        best = [best[at] for at in sorted([*[*meshes, *others][:most], *fewer])]
-    return [replace(each, plan=replace(each.plan, rank=rank)) for rank, each in enumerate(best[:most], 1)]
+    best = list(kept.values())
+    meshes = [(_work(each.of.variant), mesh_of(each.plan.config)) for each in best]
+    gpus = [each.plan.config.num_gpus if may_use_fewer(asked) else 0 for each in best]
+    names = meshes if asked.options.diverse else range(len(best))
+    chosen, _ = listed(names, gpus, asked.options.top_k)
+    found = [best[at] for at in chosen]
+    return [replace(each, plan=replace(each.plan, rank=rank)) for rank, each in enumerate(found, 1)]
 
 
 def score_of(variant: Variant, plan: Plan) -> float:
     """Return the plan's objective, by which plans are ranked."""
-    return _scores_s(variant.problem, variant.profile, [(plan.config, plan.prediction)])[0]
+    return scores_s(variant.problem, variant.profile, [(plan.config, plan.prediction)])[0]
 
 
 def _step_bound_s(

@@ -10,14 +10,14 @@ searched in few waves, each one search over all of its numbers, bounded by the p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from math import inf
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, RankFloors, Status, status_of_all, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import BoolArray, Columns, FloatArray
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, mesh_of
 from meshwright.solver.cost.objective import claim_of, is_plain
 from meshwright.solver.problem import Problem, on_gpus, per_node_of, usable_gpus
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals
@@ -56,7 +56,8 @@ def at_most_all(
 ) -> Answer:
     """Return the best plans on all GPUs or fewer.
 
-    A plan on fewer GPUs is listed where it is faster than the last one on all of them that is listed.
+    A plan on fewer GPUs is listed where it is faster than the last one on all of them that is listed, or
+    where those are fewer than K (``listed``).
 
     Args:
         problem: the request.
@@ -97,11 +98,41 @@ def at_most_all(
     return _joined(problem, profile, answers, watch, unsearched_s)
 
 
+def listed(meshes: Sequence[Hashable], gpus: Sequence[int], most: int) -> tuple[list[int], int | None]:
+    """Return which of some plans are the best K, and the one that the best of no other mesh may exceed.
+
+    The best of every mesh, and if those are fewer, the best other layouts. On fewer GPUs than all the best
+    of a mesh takes the place of a slower plan alone, not of a faster layout on all of them.
+
+    Args:
+        meshes: what plans are told apart by first, the best plan first.
+        gpus: how many each plan uses.
+        most: K.
+
+    Returns:
+        Their indexes, best first, and that of the last plan; None: there are fewer than K.
+    """
+    firsts = {meshes[at]: at for at in reversed(range(len(meshes)))}.values()
+    on_all = [at for at, count in enumerate(gpus) if count == max(gpus)]
+    others = [at for at in range(len(meshes)) if at not in firsts]
+    whole = sorted(on_all, key=lambda at: (at in others, at))[:most]
+    every = sorted({*whole, *firsts})[:most]
+    best = [at for at in every if at in firsts]
+    last = every[-1] if len(every) == most else None
+    return sorted([*best, *others[: most - len(best)]]), last
+
+
 def _best(problem: Problem, answers: Sequence[Answer], rivals: Rivals) -> Rivals:
     """Return the scores that plans on fewer GPUs must beat."""
-    scores = [score_s(problem, plan) for plan in _ranked(problem, answers)]
-    best, last = min([rivals.best_s, *scores[:1]]), min([rivals.last_s, *scores[-1:]])
-    return NO_RIVALS if last == inf else Rivals(best, last * _ROUNDING, rivals.of_meshes)
+    every = _by_score(problem, answers)
+    names, most = _meshes(problem, every), problem.options.top_k
+    kept, last = listed(names, [plan.config.num_gpus for plan in every], most)
+    scores = [score_s(problem, plan) for plan in every]
+    last_s = min(rivals.last_s, inf if last is None else scores[last])
+    if last_s == inf:
+        return NO_RIVALS
+    fills = len({names[at] for at in kept}) < most
+    return Rivals(min([rivals.best_s, *scores[:1]]), last_s * _ROUNDING, rivals.of_meshes, fills=fills)
 
 
 def _wave(problem: Problem, profile: Profile, numbers: list[int]) -> tuple[list[int], list[int]]:
@@ -129,11 +160,21 @@ def _searched(
     return replace(answer, warnings=tuple(text for text in answer.warnings if text not in said))
 
 
-def _ranked(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
-    """Return the best K plans; one on fewer GPUs takes the place of a slower one alone."""
+def _by_score(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
     every = [plan for one in answers for plan in one.plans]
-    every.sort(key=lambda plan: (score_s(problem, plan), plan.rank))
-    return every[: problem.options.top_k]
+    return sorted(every, key=lambda plan: (score_s(problem, plan), plan.rank))
+
+
+def _meshes(problem: Problem, plans: Sequence[Plan]) -> Sequence[Hashable]:
+    """Return what plans are told apart by first; unless they are diverse, each by itself."""
+    return [mesh_of(one.config) for one in plans] if problem.options.diverse else range(len(plans))
+
+
+def _ranked(problem: Problem, answers: Sequence[Answer]) -> list[Plan]:
+    every = _by_score(problem, answers)
+    gpus = [plan.config.num_gpus for plan in every]
+    kept, _ = listed(_meshes(problem, every), gpus, problem.options.top_k)
+    return [every[at] for at in kept]
 
 
 def _joined(
@@ -152,12 +193,12 @@ def _joined(
     floors = _floors(feasible) if unsearched_s == inf else RankFloors()
     # scores are of the request's batch, steps of the plan's own
     batch_share = plans[0].config.global_batch_size / problem.workload.global_batch_size if plans else 1.0
-    listed = [replace(plan, rank=rank) for rank, plan in enumerate(plans, 1)]
+    in_order = [replace(plan, rank=rank) for rank, plan in enumerate(plans, 1)]
     counts = sum((Counter(one.counts) for one in answers), Counter[str]())
     return replace(
         first,
         status=status,
-        plans=with_gaps(listed, scores, floors, bound_s, of_steps=is_plain(problem)),
+        plans=with_gaps(in_order, scores, floors, bound_s, of_steps=is_plain(problem)),
         certified_by=first.certified_by if status == "optimal" else (),
         bound_step_time_s=None if bound_s is None else bound_s * batch_share,
         gap=relative_gap(scores[0] if scores else None, bound_s),

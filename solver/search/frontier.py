@@ -139,9 +139,10 @@ class Rivals:
     last_s: float  # of the K-th best: what is slower is not ranked
     of_meshes: Mapping[Layout, float] = field(default_factory=dict)  # the best of each
     least_s: Callable[[Columns, BoolArray], FloatArray] | None = None  # of rows, as ``enumerate.Beyond``
+    fills: bool = False  # whether they are of fewer than K meshes, so that other layouts are ranked as well
 
 
-NO_RIVALS = Rivals(np.inf, np.inf)
+NO_RIVALS = Rivals(np.inf, np.inf, fills=True)
 
 
 @dataclass(slots=True, kw_only=True)

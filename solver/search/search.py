@@ -281,7 +281,7 @@ def _search_on(
     with Judge(options, lazy=True) as judge:
         others = [on_switches(problem, one) for one in ways]
         found = _bounded(problem, profile, watch, known, others=others, wide=wide, rivals=rivals)
-        frontier, sampled = found.frontier, _rank(found, watch)
+        frontier, sampled = found.frontier, _rank(found, watch, fills=rivals.fills)
         # before rows are opened to prove other things of them, with weaker bounds than those of their kinds
         choices = choices_of(problem, profile, frontier) if proved and asks_cp_sat(problem) else None
         proof = _prove(frontier, watch, rivals) if proved else Proof()
@@ -312,14 +312,17 @@ def _search_on(
     return replace(answer, elapsed_s=watch.elapsed_s)
 
 
-def _rank(found: AnswerInputs, watch: Watch) -> bool:
-    """Rank the bounded rows until the time is over; return whether all of a mere sample are ranked."""
+def _rank(found: AnswerInputs, watch: Watch, *, fills: bool) -> bool:
+    """Rank the bounded rows until the time is over; return whether all of a mere sample are ranked.
+
+    ``fills``: whether other layouts are ranked where meshes are fewer than K.
+    """
     frontier, options = found.frontier, found.problem.options
     is_over = partial(_interrupt, found.problem, watch, found.space)
     with watch.cut():
         frontier.run(is_over)
         lacks_plans = frontier.finished and 0 < len(frontier.ranked) < options.top_k
-        if lacks_plans and frontier.apart == MESH and frontier.limit_s == np.inf:
+        if fills and lacks_plans and frontier.apart == MESH:
             frontier.fill(is_over)
     sampled = frontier.finished and not frontier.covers_all and not watch.interrupted()
     frontier.finished &= frontier.covers_all

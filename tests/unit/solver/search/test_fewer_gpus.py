@@ -10,7 +10,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, Progress, on_gpus
 from meshwright.solver.search import fewer_gpus
-from meshwright.solver.search.fewer_gpus import IDLE
+from meshwright.solver.search.fewer_gpus import IDLE, listed
 from meshwright.solver.search.gpu_seconds import least_gpu_s, least_pass_gpu_s
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import numbers_of_gpus
@@ -137,3 +137,29 @@ def test_progress_never_claims_a_bound_above_the_answer() -> None:
     assert [one.stage for one in seen].count("done") == 1
     assert (seen[-1].stage, seen[-1].total) == ("done", found.space_size)
     assert seen[-1].incumbent_step_time_s == found.plans[0].prediction.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("plans", "most", "kept", "last"),
+    [  # each plan is a mesh and its GPUs, the fastest first
+        (["a16", "b16", "a16", "c8"], 2, "01", 1),  # K meshes on all GPUs are ahead of both
+        (["c8", "a16", "b16", "a16"], 2, "01", 1),  # a faster mesh on fewer takes a slower one's place
+        (["a16", "a16", "a16", "c8"], 3, "012", 2),  # a slower one takes no place of a layout on all
+        (["a16", "a16", "c8"], 3, "012", 2),  # where layouts on all are fewer than K, it is listed
+        (["c8", "c8", "c8", "a16", "a16"], 4, "0123", 4),  # faster layouts on 8 GPUs are ahead of one on 16
+        (["c8", "c8"], 3, "01", None),  # fewer than K: any other is listed
+    ],
+)
+def test_meshes_are_listed_first_and_the_fastest_other_layouts_beside_them(
+    plans: list[str], most: int, kept: str, last: int | None
+) -> None:
+    found, bound = listed([one[0] for one in plans], [int(one[1:]) for one in plans], most)
+    assert "".join(map(str, found)) == kept
+    assert bound == last
+
+
+def test_layouts_on_fewer_gpus_fill_a_list_that_has_too_few_on_all() -> None:
+    """17 nodes pinned to 8 tensor ranks and one ZeRO stage have fewer than 10 layouts; 16 nodes more."""
+    found = answer_to(on_17_nodes(top_k=10, pin={**SIZES, "zero_stage": 1}))
+    on_all = answer_to(on_17_nodes(top_k=10, pin={**SIZES, "zero_stage": 1}, num_nodes=(17,)))
+    assert len(on_all.plans) < len(found.plans) == 10
