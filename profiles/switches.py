@@ -99,6 +99,7 @@ class Switch:
     also: str = ""  # what the request must allow too
     change: str = ""  # what a plan has that is faster with it: "torch.compile"; empty: nothing is
     effect: str = ""  # of the change, beside the time
+    objective: str = "step_time"  # of the requests to which the change is offered
     frees_memory: bool = False  # so much that a layout far away may fit
     samples: tuple[str, ...] = ()  # kinds of samples for which it is searched; empty: any
     bases: tuple[str, ...] = ()  # precisions of frozen weights for which it is; empty: any
@@ -162,6 +163,7 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
         also=entry.get("also", ""),
         change=entry.get("change", ""),
         effect=entry.get("effect", ""),
+        objective=entry.get("objective", "step_time"),
         frees_memory=entry.get("frees_memory", False),
         stated=launcher_names() if entry.get("stated") == ["any"] else tuple(entry.get("stated", ())),
         samples=tuple(entry.get("samples", ())),

@@ -331,7 +331,7 @@ def remedies_in_order(*groups: Sequence[Remedy], most: int) -> tuple[Remedy, ...
 class Lever(Remedy):
     """A change of a problem that has plans, which the user may decide and which trains faster."""
 
-    saves: float  # share of the first plan's time for each token, of all GPUs that were asked for
+    saves: float  # share of the first plan's time for each token, or of its energy where that ranks
     effect: str = ""  # what it changes; behind a colon: numerics or results. Empty: neither
 
 

@@ -24,12 +24,12 @@ from meshwright.profiles.frameworks import framework_facts, with_options, with_o
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.profiles.storage import storage_of
 from meshwright.profiles.switches import EVERY_SWITCH, Setting, Switch, switches
-from meshwright.solver.answer import Answer, Lever, Prediction
+from meshwright.solver.answer import Answer, Lever, Plan, Prediction, settled_problem
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import LOOKS_PER_S, Watch, WorkWatch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.evaluation import evaluate
-from meshwright.solver.cost.objective import is_plain
+from meshwright.solver.cost.objective import counts_busy, is_plain
 from meshwright.solver.explain.alternatives import RuleJudge, moves_of, settle
 from meshwright.solver.explain.reference import switches_of, usual_meshes
 from meshwright.solver.explain.remedies import groups_alone
@@ -40,7 +40,15 @@ from meshwright.solver.planner.recipes import (
     has_recipes,
     in_words,
 )
-from meshwright.solver.planner.variants import Variant, found_by, searchable, searched_together, variants_of
+from meshwright.solver.planner.variants import (
+    Variant,
+    found_by,
+    score_of,
+    scores_s,
+    searchable,
+    searched_together,
+    variants_of,
+)
 from meshwright.solver.predict import predict_all, profile_of_variant
 from meshwright.solver.problem import (
     Problem,
@@ -90,7 +98,8 @@ def levers_of(
 ) -> tuple[Lever, ...]:
     """Return the changes that save enough (``worth_of``), the best first; of launchers the fastest alone.
 
-    None where plans are not ranked by their step on all GPUs: other objectives trade time on purpose.
+    Where plans are not ranked by their step on all GPUs these are switches that save what they are ranked
+    by: other objectives trade time on purpose.
 
     Args:
         problem: the request.
@@ -103,6 +112,8 @@ def levers_of(
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
+        if not is_plain(problem):
+            return in_order(_weighed(own, profile, answer))
         searches = WorkWatch(looks=looks)
         recipes = [*_published(own, profile, answer)]
         found += [lever for lever, _ in recipes]
@@ -139,9 +150,11 @@ def _within(change: Change, seconds: float) -> Change:
 
 
 def has_levers(problem: Problem, answer: Answer) -> bool:
-    """Return whether levers are looked for: of one ranking by the step, on all GPUs, in a mesh."""
+    """Return whether levers are looked for: of one ranking by step or energy, on all GPUs, in a mesh."""
     options = problem.options
-    asked = is_plain(problem) and options.gpus == "all" and not options.pareto and options.baseline is None
+    by_energy = counts_busy(problem) and options.deadline_days is None and not options.batch_sizes
+    alone = options.gpus == "all" and not options.pareto and options.baseline is None
+    asked = alone and (is_plain(problem) or by_energy)
     return asked and bool(answer.ranking) and not (problem.cluster.differs or problem.places_stages)
 
 
@@ -355,9 +368,38 @@ def _bases(problem: Problem) -> Iterator[Change]:
 
 def _switched(problem: Problem) -> Iterator[Change]:
     """Yield the switches that a request must allow by name, and states nothing of."""
-    for switch in left_closed(problem):
-        if switch.change and switch.name != _GRADIENTS:
+    for switch in _offered(problem):
+        if switch.name != _GRADIENTS:
             yield from _under(problem, switch)
+
+
+def _offered(problem: Problem) -> list[Switch]:
+    """Return the switches that a request may allow to save what its plans are ranked by."""
+    objective = problem.options.objective
+    return [one for one in left_closed(problem) if one.change and one.objective == objective]
+
+
+def _weighed(problem: Problem, profile: Profile, answer: Answer) -> Iterator[Lever]:
+    """Yield what switches save of another objective than the step, each in one search of its settings."""
+    first = answer.ranking[0]
+    now_s = _score_s(settled_problem(first, problem), profile, first)
+    for switch in _offered(problem):
+        look()
+        change = Change(
+            kind=switch.name, words=switch.change, effect=switch.effect,
+            problem=replace(problem, options=_allowing(problem, switch.name)),
+            settings={"search.allow": [switch.name]},
+        )  # fmt: skip
+        plans, _ = _first_of(_groups_of(change, profile), (1.0 - WORTH) * now_s, with_fewer=False)
+        for best in plans[:1]:
+            lever = _lever(problem, answer, change, best)
+            yield replace(lever, saves=1.0 - _score_s(best.way, profile, best) / now_s)
+
+
+def _score_s(problem: Problem, profile: Profile, plan: Plan | _Best) -> float:
+    """Return what a plan is ranked by, s; the problem has its switches."""
+    priced = [(plan.config, plan.prediction)]
+    return scores_s(problem, profile_of_variant(problem, profile), priced)[0]
 
 
 _NEAR = 0.25  # of the batch: how far a neighbour that divides better may be
@@ -785,6 +827,8 @@ def every_lever(problem: Problem, profile: Profile, answer: Answer, watch: Watch
         return ()
     own, found = _under_first(problem, answer), list[Lever]()
     with watch.cut():
+        if not is_plain(problem):
+            return in_order(_weighed(own, profile, answer))
         for change in (*_of_fewer_bits(own), *changes_of(own)):
             look()
             plans, _ = _searched(own, change, profile, answer)
@@ -848,8 +892,8 @@ def _first_of(groups: Sequence[Sequence[Variant]], limit_s: float, *, with_fewer
         )  # fmt: skip
         proved = proved and found.status in ("optimal", "infeasible")
         if found.plans:
-            limit_s = found.plans[0].prediction.step_time_s
-            by = found_by(group)
+            by, best = found_by(group), found.plans[0]
+            limit_s = score_of(by(best), best)
             plans = [_Best(one.config, one.prediction, by(one).problem) for one in found.plans]
     return plans, proved
 

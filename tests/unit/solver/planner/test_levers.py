@@ -164,6 +164,32 @@ def test_a_switch_that_needs_its_own_name_is_named_with_all_that_it_saves(
     assert 0.99 * lever.step_time_s < plan.prediction.step_time_s <= lever.step_time_s
 
 
+def test_a_power_limit_is_named_where_energy_ranks_and_nowhere_else() -> None:
+    """Half of a GPU's power slows matrix products by less than half; steps alone only take longer."""
+    body: dict[str, Any] = {
+        "model": {"name": "llama-3.2-1b"},
+        "cluster": {"name": "dgx-h100", "num_nodes": 1},
+        "workload": {"global_batch_size": 64, "seq_length": 4096},
+        "launcher": "megatron-lm",
+    }
+
+    def of(objective: str, *allow: str) -> Answer:
+        search = {"top_k": 1, "certify": "none", "objective": objective, "allow": [*allow]}
+        return compared(parse_problem({**body, "search": search}))
+
+    def joules(answer: Answer) -> float:
+        assert answer.ranking[0].outlook is not None
+        return answer.ranking[0].outlook.energy_per_token_j or 0.0
+
+    answer, limited = of("energy_per_token"), of("energy_per_token", "power_limit_w")
+    (lever,) = answer.levers
+    assert lever.settings == {"search.allow": ["power_limit_w"]}
+    assert lever.saves == pytest.approx(1.0 - joules(limited) / joules(answer))
+    assert lever.saves > 0.05
+    assert limited.levers == ()
+    assert "power_limit_w" not in {one.kind for one in of("step_time").levers}
+
+
 def test_gradients_of_fewer_bits_are_named_where_smaller_states_refuse_their_plan() -> None:
     """It has ZeRO stage 2, which Megatron-LM refuses with Adam's moments in 16 bits."""
     problem = parse_problem(
