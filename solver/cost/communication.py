@@ -43,6 +43,7 @@ from meshwright.solver.cost.step_end import (
     all_reduced_s,
     exposed_s,
 )
+from meshwright.solver.cost.ways import each_way
 
 _ACTIVATION_BYTES = 2.0
 _MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4
@@ -85,6 +86,7 @@ def vocabulary_parallel(ctx: Context) -> PassSeconds:
     return _with_sequences(ctx, ctx.vocabulary_group, 0.5, _ACTIVATION_BYTES, _ACTIVATION_BYTES)
 
 
+@each_way
 def _with_sequences(
     ctx: Context, ranks: Group, blocks: float, input_bytes: float, gradient_bytes: float
 ) -> PassSeconds:
@@ -168,6 +170,7 @@ def _ring(ctx: Context, attention: PassSeconds) -> PassSeconds:
     return PassSeconds(forward=forward + merged, backward=backward + 2.0 * merged)
 
 
+@each_way
 def expert_parallel(ctx: Context) -> PassSeconds:
     """Return dispatch and combine of routed tokens; the backward pass repeats both.
 

@@ -23,6 +23,7 @@ from meshwright.solver.cost.context import Context, PassSeconds
 from meshwright.solver.cost.scan import scan
 from meshwright.solver.cost.scores import eager_scores
 from meshwright.solver.cost.tiles import summed_bytes
+from meshwright.solver.cost.ways import each_way
 
 # Operators are priced from the measured tables of the GPU, which show how far each shape misses the roof
 # of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
@@ -640,6 +641,7 @@ def _wide_bytes(ctx: Context, kind: LayerKind) -> FloatArray | float:
     return ctx.wide_rows * ctx.tokens * ctx.row_share * model.hidden_size * each
 
 
+@each_way
 def permuted_bytes(ctx: Context) -> FloatArray | float:
     """Return the bytes that one forward pass moves to permute routed tokens and back.
 
@@ -660,6 +662,7 @@ def permuted_bytes(ctx: Context) -> FloatArray | float:
     return share * ctx.constants.permute_bytes * 0.5 * (sent + arrived)
 
 
+@each_way
 def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: PassSeconds) -> FloatArray:
     """Return the seconds of what selective recomputation replays of a layer, module by module.
 

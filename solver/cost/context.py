@@ -53,6 +53,7 @@ from meshwright.solver.schedules.schedule import splits_backward
 
 if TYPE_CHECKING:
     from meshwright.profiles.measured.layers import MeasuredLayers
+    from meshwright.solver.cost.ways import Ways
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +285,7 @@ class Context:
     expert_data_group: Group  # ranks that reduce the gradients of one expert
     weight_group: Group  # those that share each dense matrix
     expert_weight_group: Group  # those that share each expert
+    ways: Ways | None  # under which rows are; None: all are under one
 
     def of(self, shape: LayerShape) -> Context:
         """Return the context of layers of one shape, in a model that has their attention throughout."""
@@ -356,6 +358,11 @@ class Context:
     def kept_attention(self) -> list[PassSeconds]:
         """Return where attention is kept once it is priced (``compute.core_attention``)."""
         return []
+
+    @cached_property
+    def kept_ways(self) -> dict[str, list[tuple[IntArray, Context]]]:
+        """Return where contexts of the values of a disputed fact are kept (``ways.each_way``)."""
+        return {}
 
     @property
     def nothing(self) -> PassSeconds:
@@ -780,7 +787,7 @@ class Context:
             return 0.0
         if moe.runs_every_expert and self.facts.separate_projections:
             return float(moe.num_experts)
-        arrives = self.facts.deduplicates and self.facts.multiplies_absent
+        arrives = self.facts.multiplies_absent and self.facts.deduplicates
         arrives = arrives and self.facts.grouped_gemm == "grouped"  # a loop looks for each expert's tokens
         return moe.top_k * (distinct_places(self.e, moe.top_k) if arrives else 1.0)
 
@@ -1017,16 +1024,18 @@ def _context_groups(columns: Columns, place: Placement, fabric: Fabric) -> tuple
     return exchange, Group(ranks / near, place.context_stride * near, fabric, place.blocks)
 
 
-def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
-    """Return everything that the formulas read.
+def context_of(problem: Problem, columns: Columns, profile: Profile, ways: Ways | None = None) -> Context:
+    """Return everything that the formulas read; ``ways``: of the problem, that the rows are under.
 
     Raises:
+        DisputedFactError: a fact is read in which the ways differ.
         InvalidProblemError: a framework option is unknown, has a wrong value, or asks for a precision
             that the GPU lacks.
     """
     workload, lengths = problem.workload, problem.workload.lengths
     optimizer, able = optimizer_named(workload.optimizer), launcher_capabilities(problem.launcher)
     profile, facts = _as_run(problem, profile)
+    facts = facts if ways is None else ways.agreed
     in_32_bits, gpu = workload.precision == "fp32", profile.group.gpu
     precision = "bf16" if in_32_bits else linear_precision(problem, facts, gpu)
     low_precision = precision in ("fp8", "fp4")
@@ -1097,6 +1106,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         expert_data_group=Group(expert_data_ranks, e * et * ge, data, place.blocks),
         weight_group=Group(g, t, data, place.blocks),
         expert_weight_group=Group(ge, e * et, data, place.blocks),
+        ways=ways,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from meshwright.solver.cost.fake_quantization import fake_kernels
 from meshwright.solver.cost.losses import loss_is_read
 from meshwright.solver.cost.parameters import STACKED_TENSORS, Part
 from meshwright.solver.cost.scores import eager_scores
+from meshwright.solver.cost.ways import each_way
 
 # Operators of a dense layer's forward pass: norm, one product for queries, keys and values, two rotations,
 # attention, its projection, its sum with the residual; norm, two products, activation and sum of the MLP,
@@ -116,6 +117,7 @@ _REPEATED, _MASK = 2.0, 3.0
 _EAGER_SOFTMAX = 4.0
 
 
+@each_way
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     """Return the seconds that launching one layer's forward pass takes, whatever its tensor-parallel size.
 
@@ -411,6 +413,7 @@ def surplus_s(ctx: Context, forward_s: FloatArray, floor_s: FloatArray) -> Float
     return np.where((ctx.p == 1) & modules, ahead, 0.0)
 
 
+@each_way
 def _joined(ctx: Context, kind: LayerKind, busy_s: FloatArray, floor_s: FloatArray) -> FloatArray:
     padded = (
         ctx.facts.moe_capacity_factor or ctx.facts.moe_dispatcher == "allgather"

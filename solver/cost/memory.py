@@ -67,6 +67,7 @@ from meshwright.solver.cost.towers import (
     projector_bytes,
     tower_context,
 )
+from meshwright.solver.cost.ways import each_way
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight
 
@@ -329,8 +330,12 @@ def _attention_bytes(ctx: Context) -> FloatArray:
     if eager := eager_scores(ctx):
         per_score = eager.kept + 3.0 * ctx.facts.dropout
     scores = tokens * heads * keys * per_score
-    again = ctx.selective & ("core_attn" in ctx.facts.recomputed)
-    return np.where(ctx.c > 1, flash, kept + np.where(again, 0.0, scores))
+    return np.where(ctx.c > 1, flash, kept + np.where(_replays_scores(ctx), 0.0, scores))
+
+
+@each_way
+def _replays_scores(ctx: Context) -> BoolArray:
+    return ctx.selective & ("core_attn" in ctx.facts.recomputed)
 
 
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -355,6 +360,7 @@ _COPIED_WEIGHT_BYTES = (
 )
 
 
+@each_way
 def _expert_bytes(ctx: Context, width: int) -> FloatArray:
     """Return what routed tokens leave: permuted input, inside of experts, output before combining.
 
@@ -416,12 +422,17 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if ctx.facts.fake_quantization != "none":
         kept = kept + fake_kept_bytes(ctx, kind) + merged_kept_bytes(ctx, kind)
     if ctx.selective.any():
-        # an MLP in tiles has saved nothing that selective recomputation could free
-        freeing = [name for name in ctx.facts.recomputed if name != "mlp" or not ctx.facts.mlp_tile_tokens]
-        freed = sum((_freed_bytes(ctx, kind, name) for name in freeing), np.zeros_like(outer))
-        left = np.maximum(kept - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
+        left = np.maximum(kept - _freed(ctx, kind), _LEAST_KEPT * outer) * ctx.facts.selective_keeps
         kept = np.where(ctx.selective, left, kept)
     return kept * ctx.constants.activation
+
+
+@each_way
+def _freed(ctx: Context, kind: LayerKind) -> FloatArray:
+    """Return what selective recomputation frees of a layer; an MLP in tiles has saved nothing."""
+    freeing = [name for name in ctx.facts.recomputed if name != "mlp" or not ctx.facts.mlp_tile_tokens]
+    freed = sum((_freed_bytes(ctx, kind, name) for name in freeing), np.zeros_like(ctx.t))
+    return np.asarray(freed)
 
 
 def _sum_bytes(model: ModelSpec, apart: FloatArray | float) -> FloatArray | float:
@@ -918,7 +929,7 @@ def _begun_bytes(
     single kernels hand on.
     """
     # a second micro-batch computes a layer while the first exchanges tokens
-    overlapping = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
+    overlapping = _overlaps(ctx)
     into = back = np.zeros_like(ctx.t)
     if ctx.facts.separate_projections:
         passing = [passing_bytes(ctx.of(shape), shape.kind) for shape in layout.kinds]
@@ -941,6 +952,11 @@ def _begun_bytes(
         ]
         begun = begun + np.maximum.reduce(rounded)
     return np.where(ctx.facts.mlp_tile_tokens > 0.0, 1.0, ctx.full) * into, begun
+
+
+@each_way
+def _overlaps(ctx: Context) -> BoolArray | bool:
+    return ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
 
 
 def _of_tiles(ctx: Context, kind: LayerKind) -> FloatArray | float:

@@ -130,6 +130,7 @@ from meshwright.solver.cost.towers import (
     passes_gradients,
     tower_context,
 )
+from meshwright.solver.cost.ways import Ways, each_way
 from meshwright.solver.problem import Problem, Workload
 
 # --------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def _layer_price(ctx: Context, kind: LayerKind, ahead_s: FloatArray | float = 0.
     layer = ctx.model.layer(kind)
     tensor = tensor_parallel(ctx, float(layer.closings))
     rings = context_parallel(ctx, attention)
-    experts = _expert_exchange(ctx) if kind == "moe" else ctx.nothing
+    experts = _under_shared_experts(ctx, expert_parallel(ctx)) if kind == "moe" else ctx.nothing
     uneven = unequal_attention(ctx, attention) if ctx.packs else ctx.nothing
     again = np.zeros_like(ctx.t)
     if ctx.selective.any():
@@ -284,10 +285,10 @@ def _moved_s(ctx: Context, moved_bytes: tuple[FloatArray, FloatArray]) -> PassSe
     return PassSeconds(forward=forward * ctx.elementwise_byte_s, backward=backward * ctx.elementwise_byte_s)
 
 
-def _expert_exchange(ctx: Context) -> PassSeconds:
-    exchange = expert_parallel(ctx)
+@each_way
+def _under_shared_experts(ctx: Context, exchange: PassSeconds) -> PassSeconds:
     shared = layer_gemms(ctx, "moe", "shared")
-    if not (ctx.facts.shared_expert_overlap and shared):
+    if not (shared and ctx.facts.shared_expert_overlap):
         return exchange
     under = gemm_seconds(ctx, shared, ctx.linear_precision, trained=not ctx.frozen)
     return PassSeconds(
@@ -341,7 +342,7 @@ def _end_price(
     layers: list[PartPrice],
     part: Part,
     further: Sequence[tuple[PassSeconds, PassSeconds]] = (),
-    floor_s: float = 0.0,
+    floor_s: FloatArray | float = 0.0,
 ) -> PartPrice:
     """Price the embedding or the head, with multi-token-prediction layers if it has them.
 
@@ -401,7 +402,8 @@ def head_seconds(ctx: Context) -> PassSeconds:
     )
 
 
-def head_floor_s(ctx: Context) -> float:
+@each_way
+def head_floor_s(ctx: Context) -> FloatArray | float:
     """Return seconds of launching the head's forward pass: norm, product and loss, in no layer's graph."""
     facts = ctx.facts
     share = _HEAD_LAUNCHES * (_FUSED_LOSS if loss_is_fused(ctx) else 1.0) * launches_left(facts, "head")
@@ -632,14 +634,16 @@ def _drained(ctx: Context, parts: list[PartPrice]) -> list[PartPrice]:
     ]
 
 
-def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+def price_memory(
+    problem: Problem, columns: Columns, profile: Profile, *, ways: Ways | None = None
+) -> RowPrices:
     """Return prices with the memory alone filled in, all times 0: memory refutes most rows by itself.
 
     Raises:
         InvalidProblemError: as ``price``.
     """
     look()
-    ctx = context_of(problem, columns, profile)
+    ctx = context_of(problem, columns, profile, ways)
     layout = LayerLayout.of(problem.model, problem.training)
     weights = part_weights(ctx, layout.kinds)
     memory = memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights))
@@ -661,11 +665,12 @@ class _Passes:
 
     columns: Columns
     groups: dict[str, Any]  # fields of a context, by name
+    ways: Ways | None
     of_row: IntArray  # (n,)
 
     def under(self, problem: Problem, profile: Profile) -> Context:
         """Return these rows' context under a problem with equal passes for equal rows."""
-        return replace(context_of(problem, self.columns, profile), **self.groups)
+        return replace(context_of(problem, self.columns, profile, self.ways), **self.groups)
 
 
 def _passes_of(ctx: Context, *, least: bool = False) -> _Passes:
@@ -703,7 +708,7 @@ def _passes_of(ctx: Context, *, least: bool = False) -> _Passes:
         for one in (group.in_island, group.islands)
     ]
     compared = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
-    first, of_row = distinct(compared)
+    first, of_row = distinct(compared if ctx.ways is None else [*compared, ctx.ways.of_row])
     alone = Group(np.ones(len(first)), np.ones(len(first)), ctx.fabric)
     groups = {
         "exchange_group": ctx.exchange_group.take(first), "ring_group": ctx.ring_group.take(first),
@@ -711,7 +716,8 @@ def _passes_of(ctx: Context, *, least: bool = False) -> _Passes:
         "expert_data_group": alone, "weight_group": ctx.weight_group.take(first),
         "expert_weight_group": ctx.expert_weight_group.take(first),
     }  # fmt: skip
-    return _Passes(columns=c.take(first), groups=groups, of_row=of_row)
+    ways = None if ctx.ways is None else ctx.ways.take(first)
+    return _Passes(columns=c.take(first), groups=groups, ways=ways, of_row=of_row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -814,7 +820,9 @@ def least_busy(problem: Problem, columns: Columns, profile: Profile) -> FloatArr
     return busy_of_passes(layout, causes, _pass_prices(parts)["replay_s"]).take(found.of_row, axis=1)
 
 
-def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+def price_unsharded(
+    problem: Problem, columns: Columns, profile: Profile, *, ways: Ways | None = None
+) -> RowPrices:
     """Return prices with the times alone filled in, none larger than under any size of the shard sets.
 
     Collectives among the ranks that share or replicate weights, copies of their offloaded shards, and what
@@ -825,7 +833,7 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
         InvalidProblemError: as ``price``.
     """
     look()
-    ctx = context_of(problem, columns, profile)
+    ctx = context_of(problem, columns, profile, ways)
     found = _passes_of(ctx)
     few, of_row = found.under(problem, profile), found.of_row
     layout = LayerLayout.of(problem.model, problem.training)
@@ -868,16 +876,21 @@ def priced_alike(columns: Columns, profile: Profile) -> tuple[IntArray, IntArray
     return distinct([*read, chunks if counts_chunks(profile) else np.minimum(chunks, 2)])
 
 
-def price(problem: Problem, columns: Columns, profile: Profile, *, with_memory: bool = True) -> RowPrices:
+def price(
+    problem: Problem, columns: Columns, profile: Profile, *, with_memory: bool = True,
+    ways: Ways | None = None,
+) -> RowPrices:  # fmt: skip
     """Price every row; prices are linear in the split, so any split's time and memory are their sums.
 
-    ``with_memory`` false leaves all memory 0: times alone are a fifth quicker.
+    ``with_memory`` false leaves all memory 0: times alone are a fifth quicker. ``ways``: of the problem,
+    that the rows are under (``ways.priced_together``).
 
     Raises:
+        DisputedFactError: the ways differ in more than terms of the price.
         InvalidProblemError: a framework option is unknown or has a wrong value.
     """
     look()
-    ctx = context_of(problem, columns, profile)
+    ctx = context_of(problem, columns, profile, ways)
     layout = LayerLayout.of(problem.model, problem.training)
     parts = _part_prices(ctx, layout)
     weights = part_weights(ctx, layout.kinds)

@@ -18,6 +18,7 @@ from meshwright.solver.cost.orthogonal import ITERATIONS, dealt_s
 from meshwright.solver.cost.paging import PAGE_COPIES
 from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import SHARD_GRADIENTS, SHARD_WEIGHTS
+from meshwright.solver.cost.ways import each_way
 
 # --------------------------------------------------------------------------------------------------
 # What is seen of collectives that run during computing.
@@ -473,7 +474,8 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     return PassSeconds(forward=np.zeros_like(ctx.t), backward=seconds)
 
 
-def fixed_s(ctx: Context) -> float:
+@each_way
+def fixed_s(ctx: Context) -> FloatArray | float:
     """Return seconds of every step: data loading, logging, launches of the optimizer."""
     graphed = launches_left(ctx.facts, "dense") < _MOSTLY
     return ctx.constants.fixed_s * (_GRAPHED_STEP if graphed else 1.0)

@@ -44,6 +44,7 @@ from meshwright.solver.cost.price import (
     shared_passes,
 )
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
+from meshwright.solver.cost.ways import Ways, priced_together
 from meshwright.solver.problem import Problem, gpu_counts
 from meshwright.solver.search.bounds import SAFETY, PassBounds, least_of_kind_s, objective_bound_s
 from meshwright.solver.search.memory_limits import may_fit
@@ -337,10 +338,12 @@ class _Parts:
 
     def _found(self, some: IntArray) -> RowPrices:
         columns, prices, places = self.kinds.quickest(some), list[RowPrices](), list[IntArray]()
+        if self.weights is None or self.weights.busy_parts is None:
+            ways = _ways_of(self.problems, self.kinds, some, self.profile)
+            return _bare(priced_together(price, ways, columns, self.profile))
         for problem, here in _runs(self.problems, self.kinds, some):
             own = price(problem, columns.take(here), self.profile)
-            if self.weights is not None and self.weights.busy_parts is not None:
-                self.weights.busy_parts[:, some[here]] = busy_parts_s(problem, own)
+            self.weights.busy_parts[:, some[here]] = busy_parts_s(problem, own)
             prices.append(_bare(own))
             places.append(here)
         return RowPrices.concatenate(prices).take(np.argsort(np.concatenate(places)))
@@ -356,8 +359,8 @@ class _Parts:
     def unsharded(self, some: IntArray) -> RowPrices:
         """Return prices with the times of kinds, none larger than under any size of the shard sets."""
         columns, outer = self.kinds.quickest(some), self.kinds.outer_of(some)
-        priced = partial(price_unsharded, profile=self.profile)
-        found = _by_part(self.problems, self.kinds, some, columns, priced)
+        ways = _ways_of(self.problems, self.kinds, some, self.profile)
+        found = priced_together(price_unsharded, ways, columns, self.profile)
         prices = _laid_out(self.problems[0], found)
         if self.weights is None:
             return prices
@@ -426,18 +429,8 @@ def _alike(kinds: Kinds, some: IntArray) -> Iterator[list[tuple[int, IntArray]]]
     yield from groups.values()
 
 
-def _by_part(
-    problems: Sequence[Problem],
-    kinds: Kinds,
-    some: IntArray,
-    columns: Columns,
-    priced: Callable[[Problem, Columns], RowPrices],
-) -> RowPrices:
-    if len(problems) == 1:
-        return priced(problems[0], columns)
-    runs = list(_runs(problems, kinds, some))
-    prices = RowPrices.concatenate([priced(one, columns.take(here)) for one, here in runs])
-    return prices.take(np.argsort(np.concatenate([here for _, here in runs])))
+def _ways_of(problems: Sequence[Problem], kinds: Kinds, some: IntArray, profile: Profile) -> Ways:
+    return Ways.of(problems, kinds.part_of(kinds.outer_of(some)), profile)
 
 
 def _refuted_members(
@@ -457,7 +450,8 @@ def _refuted_members(
             tried = (high[here] - 1, low[here], (low[here] + high[here]) // 2)[min(turn, 2)]
             asked = families.members[families.begin[here] + tried]
             columns = kinds.lightest(asked)
-            prices = _by_part(problems, kinds, asked, columns, partial(price_memory, profile=profile))
+            ways = _ways_of(problems, kinds, asked, profile)
+            prices = priced_together(price_memory, ways, columns, profile)
             able = may_fit(_rows(problems[0], profile, columns, _laid_out(problems[0], prices)))
             high[here[able]], low[here[~able]] = tried[able], tried[~able] + 1
         index, turn = index[low[index] < high[index]], turn + 1

@@ -1,0 +1,206 @@
+"""Rows of one problem under several ways of switches, priced together as far as the ways agree.
+
+A term of the price reads few of the facts that switches change. The context of all rows has the facts in
+which their ways agree; where a term reads another one, it is found for each value of that fact apart
+(``each_way``), and so is the context itself (``priced_together``). Every price is that of its way alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+import numpy as np
+
+from meshwright.profiles.collectives.collectives import Blocks, Group
+from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import Columns, IntArray
+from meshwright.solver.cost.context import Context, PassSeconds, Placement, facts_as_run
+from meshwright.solver.cost.sharding import Sharding
+from meshwright.solver.cost.stages import RowPrices
+from meshwright.solver.problem import Problem
+
+
+class DisputedFactError(Exception):
+    """A fact was read in which the ways of a context differ."""
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(fact)
+        self.fact = fact
+
+
+class AgreedFacts(FrameworkFacts):
+    """The facts in which ways agree; another one raises ``DisputedFactError``."""
+
+    @classmethod
+    def of(cls, ways: Sequence[FrameworkFacts]) -> AgreedFacts:
+        """Return what ways agree in: facts, and what follows from facts in which they do not."""
+        found = object.__new__(cls)
+        for name in (*_FACTS, *_DERIVED):
+            first, *others = (getattr(one, name) for one in ways)
+            if all(one == first for one in others):
+                found.__dict__[name] = first
+            elif name in _DEFAULTS:  # which would be read instead
+                raise DisputedFactError(name)
+        return found
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of any fact
+        raise DisputedFactError(name)
+
+
+_FACTS = tuple(one.name for one in fields(FrameworkFacts))
+_DERIVED = tuple(name for name, one in vars(FrameworkFacts).items() if isinstance(one, cached_property))
+_DEFAULTS = frozenset(_FACTS) & frozenset(vars(FrameworkFacts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """One problem under several switches, and which of them each row is under."""
+
+    problems: tuple[Problem, ...]
+    facts: tuple[FrameworkFacts, ...]  # of each
+    of_row: IntArray  # (n,)
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem], of_row: IntArray, profile: Profile) -> Ways:
+        """Return the ways that some rows are under, of those in ``problems``."""
+        numbers = np.flatnonzero(np.bincount(of_row))
+        under = tuple(problems[number] for number in numbers.tolist())
+        facts = tuple(facts_as_run(one, profile) for one in under)
+        return cls(problems=under, facts=facts, of_row=np.searchsorted(numbers, of_row))
+
+    @property
+    def agreed(self) -> FrameworkFacts:
+        """Return the facts that all ways have.
+
+        Raises:
+            DisputedFactError: a fact with a default differs.
+        """
+        return self.facts[0] if len(self.facts) == 1 else AgreedFacts.of(self.facts)
+
+    def take(self, index: IntArray) -> Ways:
+        """Return the ways of the rows at ``index``, in that order."""
+        return replace(self, of_row=self.of_row.take(index))
+
+    def by(self, fact: str) -> Iterator[tuple[IntArray, Ways]]:
+        """Yield the rows with each value of a fact, and their ways."""
+        return self._split([getattr(one, fact) for one in self.facts])
+
+    def one_by_one(self) -> Iterator[tuple[IntArray, Ways]]:
+        """Yield the rows of each way."""
+        return self._split(range(len(self.facts)))
+
+    def _split(self, values: Sequence[Hashable]) -> Iterator[tuple[IntArray, Ways]]:
+        for value in dict.fromkeys(values):
+            numbers = [at for at, one in enumerate(values) if one == value]
+            rows = np.flatnonzero(np.isin(self.of_row, numbers))
+            problems, facts = (tuple(of[at] for at in numbers) for of in (self.problems, self.facts))
+            of_row = np.searchsorted(numbers, self.of_row[rows])
+            yield rows, Ways(problems=problems, facts=facts, of_row=of_row)
+
+
+class Pricing(Protocol):
+    """Price rows of one problem, or of several ways of it."""
+
+    def __call__(
+        self, problem: Problem, columns: Columns, profile: Profile, *, ways: Ways | None = None
+    ) -> RowPrices:
+        """Return the prices of the rows."""
+
+
+def priced_together(pricing: Pricing, ways: Ways, columns: Columns, profile: Profile) -> RowPrices:
+    """Price rows, each under the problem of its way; without their breakdown.
+
+    Ways are priced one by one in fp32, where facts change the profile, and with a residual, which reads the
+    problem.
+    """
+    problem, calibrated = ways.problems[0], profile.residual or profile.memory_residual
+    if len(ways.problems) == 1:
+        return pricing(problem, columns, profile)
+    if calibrated is not None or problem.workload.precision == "fp32":
+        apart = [*ways.one_by_one()]
+    else:
+        try:
+            return pricing(problem, columns, profile, ways=ways)
+        except DisputedFactError as disputed:
+            apart = [*ways.by(disputed.fact)]
+    parts = [priced_together(pricing, own, columns.take(rows), profile) for rows, own in apart]
+    return RowPrices.concatenate(parts).take(np.argsort(np.concatenate([rows for rows, _ in apart])))
+
+
+Args = ParamSpec("Args")
+Found = TypeVar("Found")
+
+
+def each_way(
+    term: Callable[Concatenate[Context, Args], Found],
+) -> Callable[Concatenate[Context, Args], Found]:
+    """Find a term of the rows of a context for all ways at once, or for each value of a disputed fact.
+
+    Arguments and results are arrays of shape (n,) or (n, P), dataclasses and dictionaries of such, and what
+    rows have in common.
+    """
+
+    @wraps(term)
+    def found(ctx: Context, /, *args: Args.args, **kwargs: Args.kwargs) -> Found:
+        try:
+            return term(ctx, *args, **kwargs)
+        except DisputedFactError as disputed:
+            fact = disputed.fact
+        if fact not in ctx.kept_ways:
+            ctx.kept_ways[fact] = [*_apart(ctx, fact)]
+        number, parts = len(ctx.t), list[tuple[IntArray, Any]]()
+        for rows, own in ctx.kept_ways[fact]:
+            few = [_taken(one, rows, number) for one in args]
+            named = {name: _taken(one, rows, number) for name, one in kwargs.items()}
+            parts.append((rows, found(own, *few, **named)))
+        return cast("Found", _joined(parts, number))
+
+    return found
+
+
+def _apart(ctx: Context, fact: str) -> Iterator[tuple[IntArray, Context]]:
+    """Yield the rows with each value of a fact, and their context."""
+    if ctx.ways is None:
+        raise DisputedFactError(fact)
+    for rows, ways in ctx.ways.by(fact):
+        own = {one.name: _taken(getattr(ctx, one.name), rows, len(ctx.t)) for one in fields(ctx)}
+        facts = ways.agreed
+        sharding = replace(own["sharding"], facts=facts)
+        yield rows, replace(ctx, **own | {"facts": facts, "sharding": sharding, "ways": ways})
+
+
+_OF_ROWS = (PassSeconds, Placement, Blocks, Sharding)  # dataclasses with an entry for each row
+
+
+def _taken(value: Any, rows: IntArray, number: int) -> Any:  # noqa: ANN401 - of any type
+    """Return what some rows have of a value of all rows."""
+    if isinstance(value, np.ndarray):
+        return value.take(rows, 0) if value.shape[:1] == (number,) else value
+    if isinstance(value, Group | Columns):
+        return value.take(rows)
+    if isinstance(value, _OF_ROWS):
+        each = {one.name: getattr(value, one.name) for one in fields(value)}
+        return replace(value, **{name: _taken(one, rows, number) for name, one in each.items()})
+    return value
+
+
+def _joined(parts: Sequence[tuple[IntArray, Any]], number: int) -> Any:  # noqa: ANN401 - of any type
+    """Return the value of all rows from those of some rows each."""
+    first = parts[0][1]
+    if isinstance(first, dict):
+        return {name: _joined([(rows, one[name]) for rows, one in parts], number) for name in first}
+    if isinstance(first, _OF_ROWS):
+        each = {
+            of.name: _joined([(rows, getattr(one, of.name)) for rows, one in parts], number)
+            for of in fields(first)
+        }
+        return replace(first, **each)
+    values = [np.asarray(one) for _, one in parts]
+    found = np.empty((number, *max((one.shape[1:] for one in values), key=len)), np.result_type(*values))
+    for (rows, _), value in zip(parts, values, strict=True):
+        found[rows] = value
+    return found
