@@ -303,7 +303,7 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
         return answer
     prediction = predict(problem, profile, config)
     others = [(plan.config, plan.prediction) for plan in answer.plans]
-    score, *scores = _scores_s(problem, profile, [(config, prediction), *others])
+    score, *scores = scores_s(problem, profile, [(config, prediction), *others])
     better = sum(other < score for other in scores)
     problems = tuple(violations(problem, profile, config))
     among = better < len(scores) or any(plan.config == config for plan in answer.plans)
@@ -321,7 +321,7 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
     )
 
 
-def _scores_s(
+def scores_s(
     problem: Problem, profile: Profile, priced: Sequence[tuple[Configuration, Prediction]]
 ) -> list[float]:
     if is_plain(problem):
@@ -683,7 +683,7 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[_Ranked]:
 
 def score_of(variant: Variant, plan: Plan) -> float:
     """Return the plan's objective, by which plans are ranked."""
-    return _scores_s(variant.problem, variant.profile, [(plan.config, plan.prediction)])[0]
+    return scores_s(variant.problem, variant.profile, [(plan.config, plan.prediction)])[0]
 
 
 def _step_bound_s(
