@@ -41,7 +41,7 @@ from tests.served.job_records import TINY_PROBLEM
 
 ROOT = Path(__file__).parents[1]
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-EXAMPLES, QUICK_EXAMPLES = 390, 12  # drawn for each address
+EXAMPLES, QUICK_EXAMPLES = 390, 4  # drawn for each address
 QUICK_EVERY = 50  # of the cases of pages one is sent
 FOUND = 0.5  # of the names in paths are of something that is there
 # Schemathesis's own limit of 10 s asks how busy the machine is: calibrations may take longer beside others.

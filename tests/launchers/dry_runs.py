@@ -53,7 +53,7 @@ class DryRun:
         if config.rank_order == "tp-cp-pp-dp":
             step = config.tensor_parallel_size * config.context_parallel_size
         stages = (0,) if self.ends else range(config.pipeline_parallel_size)
-        return [*(stage * step for stage in stages), config.num_gpus - 1]
+        return [*dict.fromkeys([*(stage * step for stage in stages), config.num_gpus - 1])]
 
 
 def megatron_lm() -> list[DryRun]:

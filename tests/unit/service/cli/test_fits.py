@@ -26,6 +26,12 @@ def _each_question_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.service.cli.fits.with_speeds", _WITH_SPEEDS)
 
 
+@pytest.fixture
+def only_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out how fast what fits is."""
+    monkeypatch.setattr("meshwright.service.cli.fits.with_speeds", lambda rows, *_: rows)
+
+
 @cache
 def rows(*words: str) -> list[dict[str, Any]]:
     run = CliRunner().invoke(app, ["fits", *words, "--json"])
@@ -96,6 +102,7 @@ def test_experts_have_few_bits_where_they_do_not_fit_otherwise() -> None:
     assert (row["fits"], row["allow"]) == ("yes", ["quantizes_experts"])
 
 
+@pytest.mark.usefixtures("only_what_fits")
 @pytest.mark.parametrize(("gpu", "launchers"), [("H100", {"accelerate"}), ("A100", set())])
 def test_experts_in_nvfp4_are_a_base_of_adapters_where_they_are_multiplied(
     gpu: str, launchers: set[str]
@@ -106,6 +113,7 @@ def test_experts_in_nvfp4_are_a_base_of_adapters_where_they_are_multiplied(
     assert all("--base-precision nvfp4" in one["command"] for one in stored)
 
 
+@pytest.mark.usefixtures("only_what_fits")
 def test_a_stored_checkpoint_is_one_more_base_of_adapters() -> None:
     found = rows("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "--gpus", "1xRTX-4090")
     stored = [one for one in found if one["method"] == "on GPTQ"]
